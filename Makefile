@@ -280,6 +280,10 @@ campaign-long: $(STAMP) ## A prefill of five minutes on real engines is handed o
 campaign-pairs: $(STAMP) ## Memory and file descriptors of an engine by peer that it has met, into bench/results (a minute)
 	@$(BIN)/python tests/campaigns/pairs.py
 
+.PHONY: campaign-files
+campaign-files: $(STAMP) ## 700 streams at once on a service that may open 1,024 files, into bench/results (6 minutes)
+	@$(BIN)/pytest tests/campaigns/test_file_limits.py --timeout 1200
+
 .PHONY: campaign-service campaign-fuzz
 campaign-service: $(STAMP) ## kill -9 of every process of a service of each role, 100 schemathesis requests of each operation (15 minutes)
 	@VICTIMS=all EXAMPLES=100 $(BIN)/pytest -s tests/component/test_service_under_load.py tests/component/test_router_clients.py --timeout 1800

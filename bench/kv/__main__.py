@@ -19,10 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from peer import BLOCKS
+
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 SIZE = 64 << 20
-BLOCKS = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 OURS = ("ours_tcp", "ours_shm", "ours_process_vm", "ours_arena", "ours_nixl")
 THEIRS = ("memcpy", "raw_tcp", "gloo_blocks", "gloo_packed", "nixl_tcp", "nixl_read_tcp", "nixl_host", "mooncake_tcp")
 START_S = 60.0

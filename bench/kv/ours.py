@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from peer import PARTS
+from peer import BLOCKS, PARTS
 
 import xpyd_sidecar.session.receiver as receiver_module
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
@@ -60,7 +60,7 @@ def reading_of(name: str, memory: memoryview) -> NixlReading | None:
     driver, reason = nixl_driver.load()
     if driver is None:
         raise RuntimeError(reason)
-    reading = NixlReading(NixlThread(driver, ReadLimits()), max(4 << 20, PIECE_BYTES), timeout_s=30)  # the largest block
+    reading = NixlReading(NixlThread(driver, ReadLimits()), max(PIECE_BYTES, *BLOCKS), timeout_s=30)
     reading.register(memory)
     return reading
 
@@ -120,7 +120,7 @@ class Prefill:
         self._store = CopyStore(lambda size: Chunk(None, self._memory[:size]), len(self._memory), unit=1)
         self._life = Incarnation(secrets.token_hex(16))
         self._count = 0
-        for block in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20):
+        for block in BLOCKS:
             for cover in (False, True):
                 arrays, _ = layout(len(memory), block)
                 machine = Sending[Kept](keep_s=600, send_s=600, regions=arrays, block_bytes=arrays * block, cover=cover)
@@ -181,6 +181,9 @@ class Decode:
             each = blocks * block
             caches = [CacheArray(view[n * each:(n + 1) * each], base + n * each, block) for n in range(arrays)]
             largest = max(block, FRAME_BYTES)
+            if self._reading is not None:  # pieces as an engine with such blocks has them: the smaller side's are taken
+                self._reading.piece = max(PIECE_BYTES, largest)
+                self._ways = ways_of("ours_nixl", self._reading)
             receiver = Receiver(
                 LocalRank(InstanceName("d"), Incarnation(secrets.token_hex(16)), 0, KEY),
                 Staging(lambda: Chunk(None, memoryview(bytearray(largest))), 64), block_bytes=[block] * arrays,

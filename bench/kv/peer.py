@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 PARTS = 16
+BLOCKS = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 KINDS = {"ours": "ours", "gloo": "gloo", "nixl": "rivals", "mooncake": "rivals"}
 
 

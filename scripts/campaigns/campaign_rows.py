@@ -66,6 +66,8 @@ LONG = (*zero("wrong"), Goal("prefill_s", ">=", 300), Goal("loaded", "=", 1))
 MODELS = (*(Goal(f"*/{order}/{figure}", "=", goal) for order in ("prefill first", "decode first")
             for figure, goal in (("equal", 49), ("apart", 0))),
           Goal("*/1500 tokens/blocks_of_a_window_layer", "<=", 3), Goal("*/prefill killed/equal", "=", 1))
+FILES = (*zero("soft/other", "soft/refused", "hard/other", "hard/other_beside_a_death"), Goal("*/streams", "=", 700),
+         Goal("hard/whole", "shown"), Goal("hard/whole_beside_a_death", "shown"))
 UNEQUAL = (Goal("*/outcome", "=", "equal"),)
 SCENARIOS = (*zero(*(f"summary/{kind}/{what}" for kind in ("scripted", "real") for what in EACH[1:])),
              Goal("summary/scripted/scenarios", ">=", 1000), Goal("summary/real/scenarios", ">=", 1000),
@@ -87,6 +89,7 @@ ROWS: Final = (
     Row("campaign-modes", 4, 20),
     Row("campaign-failures", 5, 20),
     Row("campaign-arm64", 10, 40, AT + "campaign_arm64.json", ARM64, root=True),
+    Row("campaign-files", 6, 20, AT + "campaign_files.json", FILES),
     Row("campaign-long", 7, 25, AT + "campaign_long.json", LONG),
     Row("campaign-ipv6", 10, 40, AT + "campaign_ipv6.json", IPV6, root=True),
     Row("campaign-service", 15, 60),

@@ -54,7 +54,7 @@ class Half:
         if self.way is Way.SEND:
             self.end.tell({"join": self.name, "uid": uid.hex()})
 
-    def opened(self) -> None:
+    def opened(self, number: int) -> None:  # noqa: ARG002  # it has one group
         """Both have joined."""
         self.open = True
 
@@ -72,7 +72,7 @@ class Half:
             self.end.slots.append(piece.slot)
             self.end.pump()
 
-    def lost(self, reason: str, *, busy: bool) -> None:
+    def lost(self, number: int, reason: str, *, busy: bool) -> None:  # noqa: ARG002  # as above
         """It does no more. ``busy``: a piece was under way, which is meant here."""
         self.reason = f"{reason}{', with a piece under way' if busy else ''}"
 

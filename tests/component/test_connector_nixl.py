@@ -22,9 +22,9 @@ from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.messages import NixlMemory, Offer
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.transport import offers
 from xpyd_sidecar.transport.nixl import decode as nixl_decode
 from xpyd_sidecar.transport.nixl.prefill import NixlLink
-from xpyd_sidecar.transport.shm import process_vm
 
 PIECE = 4096
 
@@ -358,7 +358,7 @@ def test_an_offer_outside_of_the_memory_or_too_large_is_a_protocol_error(
     def wrong(address: int, length: int, checksum: int | None, within: object = None) -> Offer:
         return Offer(address + shift, length + size, checksum)
 
-    monkeypatch.setattr(process_vm, "messages", SimpleNamespace(Offer=wrong, body=messages.body))
+    monkeypatch.setattr(offers, "messages", SimpleNamespace(Offer=wrong, body=messages.body))
     p, d = stage.prefill(), stage.decode()
     push(p)
     d.load("a", key(), p, first=0, count=4)

@@ -49,7 +49,7 @@ class Side:
     def begun(self, uid: bytes) -> None:
         self.uid = uid
 
-    def opened(self) -> None:
+    def opened(self, number: int) -> None:
         self.open = True
 
     def posted(self, piece: Piece) -> None:
@@ -58,7 +58,7 @@ class Side:
     def moved(self, piece: Piece) -> None:
         self.done.append(piece)
 
-    def lost(self, reason: str, *, busy: bool) -> None:
+    def lost(self, number: int, reason: str, *, busy: bool) -> None:
         self.reason = reason
 
     def over(self, pieces: tuple[Piece, ...]) -> None:

@@ -8,19 +8,19 @@ from typing import Any
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
 from xpyd_sidecar.router.serving.exchange import Exchange
-from xpyd_sidecar.router.serving.exchange_inputs import Course, RequestLimits
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
     AttemptFailed,
     Begun,
-    Break,
     CancelAttempt,
     Complete,
+    Course,
     Event,
+    Fail,
     Instruction,
     Pass,
-    RefuseClient,
     Relay,
+    RequestLimits,
     RequestOver,
     Resume,
     SendAttempt,
@@ -30,7 +30,7 @@ from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 def word_of(instruction: Instruction) -> str:
     """Its first word."""
-    return type(instruction).__name__.removesuffix("Attempt").removesuffix("Client").lower()
+    return type(instruction).__name__.removesuffix("Attempt").lower()
 
 
 def target(name: str) -> EngineTarget:
@@ -91,8 +91,10 @@ class Drive:
         self.now = 0.0
         self.exchange = Exchange(TransferId("0" * 32), picks or FakePicks(),
                                  RequestLimits(**({"request_s": 100.0, "pair_s": 10.0} | limits)),
-                                 alone=alone, now=0.0, course=course, budget=budget)
+                                 alone=alone, now=0.0, course=course,
+                                 budget=budget or FakeBudget(1 << 30))
         self.sent: list[SendAttempt] = []
+        self.begun = False
         self.said = self._note(self.exchange.start(0.0))
 
     def _note(self, out: list[Instruction]) -> list[str]:
@@ -102,11 +104,12 @@ class Drive:
                 case SendAttempt(leg=leg, target=to, params=params):
                     self.sent.append(i)
                     words.append(f"send {leg} {to.instance}" + (f" a{params.attempt}" if params else " alone"))
-                case RefuseClient(fault=fault) | Break(fault=fault):
-                    words.append(f"{word_of(i)} {fault.status}")
+                case Fail(fault=fault):
+                    words.append(f"{'break' if self.begun else 'refuse'} {fault.status}")
                 case RequestOver(outcome=outcome):
                     words.append(f"over {outcome}")
                 case CancelAttempt(leg=leg) | Relay(leg=leg) | Pass(leg=leg):
+                    self.begun = self.begun or isinstance(i, Relay)
                     words.append(f"{word_of(i)} {leg}")
                 case Complete(tail=tail):
                     words.append("complete" + (f" {tail.decode()}" if tail else ""))

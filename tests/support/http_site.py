@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable
 from router_fleet import Answer, read_answer
 
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server_state import RequestBounds
 
 
 class Later:

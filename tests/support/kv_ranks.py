@@ -34,7 +34,7 @@ from xpyd_sidecar.session.sender import Kept, Sender, SenderReport
 from xpyd_sidecar.transport.gates import CacheArray
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.nccl.interface import Grouping
-from xpyd_sidecar.transport.nixl.interface import Reading
+from xpyd_sidecar.transport.nixl.prefill import NixlReading
 from xpyd_sidecar.transport.shm import mapped
 
 DATA_KEY = bytes(range(32))
@@ -75,7 +75,7 @@ class PrefillRank:
     def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0, cover: bool = True,
                  block: int = BLOCK, ways: LinkOptions = TCP, timeout_s: float = TIMEOUT_S,
                  grouping: Grouping | None = None, marks: Callable[[], CopyMark] = lambda: NOW,
-                 reading: Reading | None = None, store: CopyStore | None = None) -> None:
+                 reading: NixlReading | None = None, store: CopyStore | None = None) -> None:
         """``marks``: when a copy is complete; ``store``: where copies lie, if not in memory of this rank alone."""
         self.block = block
         self.marks = marks
@@ -121,7 +121,8 @@ class DecodeRank:
     def __init__(self, *, data_key: bytes = DATA_KEY, chunks: int = 8, cover: bool = True, load_s: float = 5.0,
                  grace_s: float = 0.1, block: int = BLOCK, ways: LinkOptions = TCP, direct: bool = False,
                  buffer_bytes: int = 0, pool_bytes: int = 0, claim_s: float = 5.0, window: int = 0,
-                 timeout_s: float = TIMEOUT_S, grouping: Grouping | None = None, reading: Reading | None = None) -> None:
+                 timeout_s: float = TIMEOUT_S, grouping: Grouping | None = None,
+                 reading: NixlReading | None = None) -> None:
         """``direct``: blocks are received right into ``memory`` (by region, 256 blocks each)."""
         self.block = block
         self.memory = [bytearray(256 * block) for _ in range(REGIONS)] if direct else []

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from xpyd_sidecar.router.http.connection import ClientConnection
-from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server_state import RequestBounds
 
 
 class Paper:

@@ -25,7 +25,9 @@ from xpyd_sidecar.router.http.wire import Chunks, chunk_of
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.continuation import Going
 from xpyd_sidecar.router.stream.position import Position
-from xpyd_sidecar.router.stream.streams import spliced, stream_of
+from xpyd_sidecar.router.stream.replay_recorder import stream_of
+from xpyd_sidecar.router.stream.splice import Splicer
+from xpyd_sidecar.router.stream.token_recorder import NotedStream
 
 PATH = "/v1/completions"
 MAX_TOKENS = 24
@@ -116,7 +118,7 @@ def _one(body: dict[str, Any], at: int, engines: list[ToyReplay], go_on: GoOn, *
     elif not stream.ended:
         assert continuation.may_go_on(request, position, TERMS, TERMS)
         going = go_on(request, position, TERMS.told)
-        stream = spliced(position, going, framed=True)
+        stream = NotedStream(position, Splicer(position, going), framed=True)
         out.append(stream.feed(_answer(engines[1], going.request)))
         assert stream.ended, stream.failure
     events = b"".join(payload for _, payload in Chunks().feed(b"".join(out))).split(b"\n\n")[:-2]

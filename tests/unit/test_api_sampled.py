@@ -58,7 +58,7 @@ def test_a_field_that_nobody_knows_needs_the_history() -> None:
 
 
 def test_what_a_sampled_stream_may_have_a_greedy_one_may_have_as_well() -> None:
-    always = {name for name, ask in failover_modes.TABLE.items() if ask is failover_modes._CONTINUES}
+    always = {name for name, ask in failover_modes.TABLE.items() if ask is failover_modes._continues}
     assert set(EXACT) - {"prompt", "messages"} == always - {"stop"}
 
 

@@ -267,7 +267,7 @@ async def test_the_log_of_refusals_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     async with listening() as (members, port, _), beater(port) as agent:
         for i in range(10):
             await agent.say(msgspec.msgpack.encode({"t": f"kind{i}"}))
-        assert len(members._refusals._said) <= 3
+        assert len(members._said) <= 3
 
 
 async def test_answers_of_a_batch_leave_at_its_end_each_to_its_sender() -> None:

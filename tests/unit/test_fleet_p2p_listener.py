@@ -21,7 +21,7 @@ from xpyd_sidecar.contract import p2p
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.fleet.p2p_listener import GuestListener
+from xpyd_sidecar.router.fleet.heartbeat_listener import GuestListener
 from xpyd_sidecar.router.workers.owner import OwnerRouter
 
 LOOPS = ("router",)

@@ -166,7 +166,7 @@ def test_a_beats_interval_is_bounded() -> None:
 def test_the_fleet_shows_what_is_known() -> None:
     roster = make()
     roster.on_message(1.0, beat("d0", model="m", drained=True))
-    roster.leg_opened(roster.members()[0])
+    roster.members()[0].in_flight += 1
     roster.on_refused(2.0, D0, I0, "gone")
     [shown] = roster.fleet(3.5)
     assert (shown.instance, shown.in_flight, shown.beat_age_s, shown.suspended, shown.drained) == ("d0", 1, 2.5, "gone",
@@ -294,7 +294,7 @@ def test_a_beat_that_says_nothing_new_keeps_what_was_made_of_it() -> None:
     roster = make()
     roster.on_message(0.0, beat("d0"))
     picks = roster.pickable(Role.DECODE)
-    roster.leg_opened(picks[0])
+    picks[0].in_flight += 1
     assert roster.on_message(3.0, beat("d0", seq=2, load=Load(running=7), interval_s=1.0, drained=True)) == []
     assert roster.pickable(Role.DECODE) is picks
     member = picks[0]
@@ -337,7 +337,7 @@ def test_after_a_switch_was_heard_nothing_is_picked_for_the_old_role_and_its_leg
     roster.on_message(1.0, beat("d1"))
     member = roster.find(D0, I0)
     assert member is not None
-    roster.leg_opened(member)
+    member.in_flight += 1
     [changed] = roster.on_message(2.0, beat("d0", Role.PREFILL, epoch=2, seq=2))
     assert isinstance(changed, Changed)
     assert changed.kind == "role"

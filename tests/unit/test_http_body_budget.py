@@ -17,19 +17,19 @@ RESERVE, REST = 4, 28
 MB = 1_000_000
 
 
-def tiny() -> BodyBudget[str]:
+def tiny() -> BodyBudget:
     """A budget of a few bytes."""
     return BodyBudget(BUDGET, SMALL)
 
 
-def begun(budget: BodyBudget[str], name: str, length: int | None, now: float = 0.0) -> HeldBody[str]:
+def begun(budget: BodyBudget, name: str, length: int | None, now: float = 0.0) -> HeldBody:
     body, ended = budget.begin(name, length, now)
     assert body is not None
     assert not ended
     return body
 
 
-def names(bodies: list[HeldBody[str]]) -> list[str]:
+def names(bodies: list[HeldBody]) -> list[str]:
     return [body.owner for body in bodies]
 
 
@@ -39,10 +39,10 @@ class World:
     def __init__(self) -> None:
         self.budget = tiny()
         self.now = 0.0
-        self.here: dict[HeldBody[str], int] = {}
-        self.is_whole: set[HeldBody[str]] = set()
-        self.gone: set[HeldBody[str]] = set()
-        self.bodies: list[HeldBody[str]] = []
+        self.here: dict[HeldBody, int] = {}
+        self.is_whole: set[HeldBody] = set()
+        self.gone: set[HeldBody] = set()
+        self.bodies: list[HeldBody] = []
         self.once: list[int] = []
         """Sizes of those that came at once."""
 
@@ -78,7 +78,7 @@ class World:
             if size > SMALL:
                 assert self.budget.rest.held + size <= REST, "there is room for what was announced"
 
-    def _to(self, what: str, body: HeldBody[str], size: int) -> None:
+    def _to(self, what: str, body: HeldBody, size: int) -> None:
         if what == "grow" and body not in self.is_whole:
             ended = self.budget.grow(body, size, self.now)
             assert len(set(ended)) == len(ended)
@@ -97,7 +97,7 @@ class World:
             self.here.pop(body, None)
             self.gone.add(body)
 
-    def _ended(self, ended: list[HeldBody[str]], grower: HeldBody[str] | None = None) -> None:
+    def _ended(self, ended: list[HeldBody], grower: HeldBody | None = None) -> None:
         for body in ended:
             assert body not in self.is_whole, "a whole body is never taken away"
             assert body not in self.gone, "ended twice"
@@ -197,7 +197,7 @@ def test_where_all_others_are_whole_the_one_that_grows_goes_itself() -> None:
 
 
 def test_an_announcement_takes_the_room_of_slow_ones_alone() -> None:
-    budget = BodyBudget[str](64 * MB)
+    budget = BodyBudget(64 * MB)
     stalled, fast = begun(budget, "stalled", 30 * MB), begun(budget, "fast", 30 * MB)
     budget.grow(stalled, 20 * MB, 1.0)
     budget.grow(fast, 28 * MB, 1.0)
@@ -209,7 +209,7 @@ def test_an_announcement_takes_the_room_of_slow_ones_alone() -> None:
 
 
 def test_nobody_is_ended_for_one_that_would_not_fit_even_so() -> None:
-    budget = BodyBudget[str](64 * MB)
+    budget = BodyBudget(64 * MB)
     stalled, whole = begun(budget, "stalled", MB), begun(budget, "whole", 50 * MB)
     budget.grow(stalled, MB, 1.0)
     budget.grow(whole, 50 * MB, 1.0)
@@ -219,7 +219,7 @@ def test_nobody_is_ended_for_one_that_would_not_fit_even_so() -> None:
 
 
 def test_after_a_look_in_vain_no_other_is_made_for_a_while() -> None:
-    budget = BodyBudget[str](64 * MB)
+    budget = BodyBudget(64 * MB)
     body = begun(budget, "stalled", None, 0.0)
     budget.grow(body, 50 * MB, 1.0)
     assert budget.begin("a", 20 * MB, 49.98)[0] is None
@@ -238,6 +238,6 @@ def test_what_passes_through_counts_for_the_speed_alone() -> None:
 
 
 def test_the_numbers() -> None:
-    budget = BodyBudget[str](512 << 20)
+    budget = BodyBudget(512 << 20)
     assert (budget.reserve.limit, budget.rest.limit) == (64 << 20, 448 << 20)
     assert (bb.SMALL, budget.small) == (64 << 10, 64 << 10)

@@ -12,8 +12,8 @@ from router_fleet import Answer, read_answer, request_bytes
 
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http import held_bodies
-from xpyd_sidecar.router.http.held_bodies import HeldBodies
+from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server_state import RequestBounds
 from xpyd_sidecar.router.workers.sharing import share
 
 LOOPS = ("router",)
@@ -128,7 +128,7 @@ async def test_where_all_is_taken_the_slowest_is_told_so_and_the_others_come_thr
             before = s.server.bodies.held
             writer.write(b"x" * (size - 10))
             await s.wait(lambda before=before, size=size: s.server.bodies.held == before + size - 10)  # type: ignore[misc]
-        coming = sorted(s.server.bodies._budget._coming, key=lambda body: body.came)
+        coming = sorted(s.server.bodies._coming, key=lambda body: body.came)
         assert [body.came for body in coming] == [150_000, 250_000, 290_000]
         for body, age in zip(coming, (5.0, 60.0, 30.0), strict=True):
             body.began -= age
@@ -147,7 +147,7 @@ async def test_a_new_large_body_takes_the_room_of_one_that_has_stopped_to_come()
     async with full_site() as s:
         stalled = await sent(s, head(400_000) + b"x" * 390_000, 390_000)
         served = await sent(s, request_bytes("/later", b"x" * 300_000), 300_000)
-        [body] = s.server.bodies._budget._coming
+        [body] = s.server.bodies._coming
         body.began -= 10.0
         assert (await s.raw(request_bytes("/echo", b"y" * 200_000))).status == 200
         assert (await answer_of(stalled)).status == 408
@@ -171,7 +171,7 @@ async def test_chunks_without_room_are_refused_where_everybody_else_is_whole() -
 async def test_a_body_that_is_ended_behind_another_request_is_told_in_its_turn() -> None:
     async with full_site() as s:
         reader, writer = await sent(s, request_bytes("/later", b"x" * 10) + head(400_000) + b"x" * 350_000, 350_010)
-        [body] = s.server.bodies._budget._coming
+        [body] = s.server.bodies._coming
         body.began -= 10.0
         other = await sent(s, request_bytes("/later", b"x" * 300_000), 300_000)
         assert (await s.raw(request_bytes("/echo", b"y" * 100_000))).status == 200
@@ -220,10 +220,14 @@ async def test_a_body_that_is_handed_on_counts_for_the_little_that_is_kept_of_it
         writer.transport.abort()
 
 
-def test_two_of_the_largest_bodies_always_fit() -> None:
-    assert HeldBodies(lambda: 0.0, 100, 400).limit == 800
-    assert HeldBodies(lambda: 0.0, 1000, 400).limit == 1000
-    assert HeldBodies(lambda: 0.0).limit == held_bodies.DEFAULT == 512 << 20
+async def test_two_of_the_largest_bodies_always_fit() -> None:
+    def limit(largest: int, **budget: int) -> int:
+        bodies = Server(None, RequestBounds(100, largest, 1.0), **budget).bodies  # type: ignore[arg-type]
+        return bodies.reserve.limit + bodies.rest.limit
+
+    assert limit(400, body_budget=100) == 800
+    assert limit(400, body_budget=1000) == 1000
+    assert limit(400) == 512 << 20
 
 
 def test_each_worker_has_its_part() -> None:

@@ -11,9 +11,9 @@ from paper import Echo, Paper, served
 
 from xpyd_sidecar.router.http import ids
 from xpyd_sidecar.router.http.connection import ClientConnection
-from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server_state import RequestBounds
 
 CASES = int(os.environ.get("XPYD_FUZZ", "3000"))
 BOUNDS = RequestBounds(600, 300, 30.0)

@@ -10,10 +10,10 @@ from paper import Echo, Paper
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http import known_heads as kh
 from xpyd_sidecar.router.http.connection import ClientConnection
-from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.known_heads import KnownHead, KnownHeads, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server_state import RequestBounds
 
 BOUNDS = RequestBounds(600, 300, 30.0)
 LINES = (b"Host: a", b"content-type: application/json", b"Authorization: Bearer k")

@@ -6,9 +6,9 @@ import pytest
 from router_fleet import read_answer, request_bytes
 
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server_state import RequestBounds
 
 LOOPS = ("router",)
 BOUNDS = RequestBounds(4096, 4096, 30.0)

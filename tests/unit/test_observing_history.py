@@ -11,7 +11,7 @@ from records import D1, P1, pair, record
 from xpyd_sidecar.contract.fleet import Quantiles
 from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.router.observing import history as hi
-from xpyd_sidecar.router.observing.batch import of_records
+from xpyd_sidecar.router.observing.batch import MAX_PAIRS, OTHER, of_records
 from xpyd_sidecar.router.observing.record import Record
 
 
@@ -104,14 +104,14 @@ def test_pairs_are_counted_with_their_rate_and_the_busiest_comes_first() -> None
 
 def test_pairs_beyond_the_bound_are_others() -> None:
     history = hi.History(100.0)
-    for number in range(hi.MAX_PAIRS + 50):
+    for number in range(MAX_PAIRS + 50):
         close(history, 100.0, record(*pair("p1", f"d{number}")))
     history.turn(101.0, 0, 0)
     flows = history.seconds[0].flows
-    assert len(flows) == hi.MAX_PAIRS + 1
-    assert flows[hi.OTHER, hi.OTHER].count == 50
-    assert len(history.seconds[0].served) == hi.MAX_PAIRS
-    assert sum(each.count for each in hi.pairs(history.seconds, 1)) >= hi.MAX_PAIRS
+    assert len(flows) == MAX_PAIRS + 1
+    assert flows[OTHER, OTHER].count == 50
+    assert len(history.seconds[0].served) == MAX_PAIRS
+    assert sum(each.count for each in hi.pairs(history.seconds, 1)) >= MAX_PAIRS
 
 
 def test_changes_of_the_roster_are_kept() -> None:

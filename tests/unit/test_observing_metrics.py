@@ -17,7 +17,7 @@ from router_fleet import fleet
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.observing import metrics as me
-from xpyd_sidecar.router.observing.batch import of_records
+from xpyd_sidecar.router.observing.batch import MAX_PAIRS, of_records
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.observing.vitals import Vitals
@@ -84,20 +84,20 @@ def test_requests_that_skip_prefill_are_counted_by_the_reason() -> None:
 def test_pairs_beyond_the_bound_are_counted_as_other() -> None:
     here = [member("p1", Role.PREFILL)]
     metrics = RouterMetrics(lambda: here)
-    for number in range(me.MAX_PAIRS + 7):
+    for number in range(MAX_PAIRS + 7):
         close(metrics, record(*pair("p1", f"d{number}")))
     families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
     cells = families["xpyd_router_pair_handovers"].samples
-    assert len(cells) == me.MAX_PAIRS + 1
+    assert len(cells) == MAX_PAIRS + 1
     assert {s.labels["prefill"]: s.value for s in cells if s.labels["decode"] == "other"} == {"other": 7}
 
 
 def test_pairs_of_instances_that_are_gone_make_room() -> None:
     here = [member("p1", Role.PREFILL), member("d0")]
     metrics = RouterMetrics(lambda: here)
-    for number in range(me.MAX_PAIRS):
+    for number in range(MAX_PAIRS):
         close(metrics, record(*pair("p1", f"d{number}")))
-    assert value(metrics, "xpyd_router_pair_handovers_total") == me.MAX_PAIRS
+    assert value(metrics, "xpyd_router_pair_handovers_total") == MAX_PAIRS
     assert value(metrics, "xpyd_router_pair_handovers_total") == 1, "those of d0 alone, which is still there"
     close(metrics, record(*pair("p1", "new")))
     assert value(metrics, "xpyd_router_pair_handovers_total", decode="new") == 1

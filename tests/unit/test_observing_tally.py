@@ -27,7 +27,7 @@ def test_they_show_what_the_librarys_own_show() -> None:
         seconds = draw.choice([*BOUNDS, 0.0, draw.expovariate(1), 100.0])
         counts.add((x, y))
         counter.labels(x, y).inc()
-        times.add(seconds, (x,))
+        times.add_all([seconds], (x,))
         histogram.labels(x).observe(seconds)
         plain.add(by=2)
         single.inc(2)

@@ -19,7 +19,7 @@ from xpyd_sidecar.router.relay import fast, plain
 from xpyd_sidecar.router.stream import token_recorder
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import Position, split_prompt
-from xpyd_sidecar.router.stream.streams import stream_of
+from xpyd_sidecar.router.stream.replay_recorder import stream_of
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTLETS = [plain.Outlet, fast.Outlet]
@@ -139,7 +139,6 @@ def test_a_stream_read_by_shortcuts_reads_as_without_them(way: FailoverMode | No
         some: list[tuple[bytes, bytes]] = []
         with monkeypatch.context() as without:
             without.setattr(EventStream, "quick", lambda *_: None)
-            without.setattr(token_recorder, "BY_HAND", True)
             for read in reads(raw, dice) if number % 3 else [raw]:
                 if slow.failure or slow.done:
                     break

@@ -12,7 +12,7 @@ from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.relay import whole
 from xpyd_sidecar.router.stream import token_recorder
 from xpyd_sidecar.router.stream.position import Position
-from xpyd_sidecar.router.stream.streams import stream_of
+from xpyd_sidecar.router.stream.replay_recorder import stream_of
 
 TAKE = whole.take
 COMPILED = TAKE.__module__ != whole.__name__

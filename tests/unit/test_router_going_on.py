@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from exchanges import Drive, FakeBudget, FakeCourse, FakePicks, begun, lost
 
+from xpyd_sidecar.router.api.faults import unavailable
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
     AttemptEnded,
     AttemptLeaves,
     Begun,
-    ClientGone,
     DeadlinePassed,
-    RouterStops,
+    GivenUp,
 )
 from xpyd_sidecar.router.stream.failures import FailureKind
 
@@ -78,17 +78,17 @@ def test_prefill_of_a_second_half_is_replaced_while_decode_waits() -> None:
 def test_a_second_half_without_prefill_is_broken_off_where_decode_must_not_prefill() -> None:
     drive = begun(course=FakeCourse(), picks=FakePicks(1, 2), on_no_prefill="reject")
     drive.on(lost(2))
-    assert drive.on(lost(3)) == ["cancel 4", "break 503", "over broken"]
+    assert drive.on(lost(3)) == ["break 503", "cancel 4", "over broken"]
 
 
 def test_a_second_half_ends_in_time_and_with_its_client() -> None:
-    for event, said in ((DeadlinePassed(), "break 504"), (RouterStops("bye"), "break 503")):
+    for event, said in ((DeadlinePassed(), "break 504"), (GivenUp("stopped", unavailable("bye")), "break 503")):
         drive = begun(course=FakeCourse(), pair_s=1000.0)
         drive.on(lost(2))
         assert drive.on(event, 100.0)[:3] == [said, "cancel 3", "cancel 4"]
     drive = begun(course=FakeCourse())
     drive.on(lost(2))
-    assert drive.on(ClientGone()) == ["cancel 3", "cancel 4", "over client_gone"]
+    assert drive.on(GivenUp("client_gone")) == ["cancel 3", "cancel 4", "over client_gone"]
 
 
 def test_the_budget_is_for_engines_that_live() -> None:
@@ -108,8 +108,8 @@ def test_a_stream_moves_from_an_instance_that_leaves_while_its_leg_still_runs() 
     drive = Drive(course=FakeCourse())
     drive.on(Answered(1, 200))
     drive.on(Begun(2))
-    assert drive.on(AttemptLeaves(2, "it ends soon")) == ["cancel 2", "resume", "send 3 p0 a2", "send 4 d1 a2"]
-    assert drive.on(AttemptLeaves(2, "it ends soon")) == [], "the leg is elsewhere"
+    assert drive.on(AttemptLeaves(2)) == ["cancel 2", "resume", "send 3 p0 a2", "send 4 d1 a2"]
+    assert drive.on(AttemptLeaves(2)) == [], "the leg is elsewhere"
     drive.on(Answered(3, 200))
     drive.on(Begun(4))
     assert drive.on(AttemptEnded(4)) == ["complete", "over ok"]
@@ -118,21 +118,21 @@ def test_a_stream_moves_from_an_instance_that_leaves_while_its_leg_still_runs() 
 
 def test_a_request_without_a_byte_moves_as_a_whole_and_prefill_legs_stay() -> None:
     drive = Drive()
-    assert drive.on(AttemptLeaves(1, "it ends soon")) == []
-    assert drive.on(AttemptLeaves(2, "it ends soon")) == ["cancel 1", "cancel 2", "send 3 p0 a2", "send 4 d1 a2"]
+    assert drive.on(AttemptLeaves(1)) == []
+    assert drive.on(AttemptLeaves(2)) == ["cancel 1", "cancel 2", "send 3 p0 a2", "send 4 d1 a2"]
 
 
 def test_what_cannot_go_elsewhere_stays_on_an_instance_that_leaves() -> None:
     course = FakeCourse()
     nobody = Drive(FakePicks(decodes=1), course=course)
     nobody.on(Begun(2))
-    assert nobody.on(AttemptLeaves(2, "it ends soon")) == [], "nobody else decodes"
+    assert nobody.on(AttemptLeaves(2)) == [], "nobody else decodes"
     for drive in (Drive(), Drive(course=course)):
         drive.on(Begun(2))
         course.goes_on = False
-        assert drive.on(AttemptLeaves(2, "it ends soon")) == [], "the stream cannot go on"
+        assert drive.on(AttemptLeaves(2)) == [], "the stream cannot go on"
         assert drive.on(AttemptEnded(2)) == ["complete"]
     course.goes_on, course.rest = True, b"tail"
     drive = Drive(course=course)
     drive.on(Begun(2))
-    assert drive.on(AttemptLeaves(2, "it ends soon")) == [], "the client has its finish reason"
+    assert drive.on(AttemptLeaves(2)) == [], "the client has its finish reason"

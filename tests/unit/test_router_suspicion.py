@@ -115,7 +115,7 @@ def test_a_dead_instance_takes_no_new_request_after_its_first_failure_whatever_i
     """The agent looks once a second: for so long it may call an engine ready that has just died."""
     roster = make()
     roster.on_message(0.0, beat("d0"))
-    roster.leg_opened(roster.members()[0])
+    roster.members()[0].in_flight += 1
     roster.on_refused(1.0, D0, I0, "connection refused")
     roster.on_message(1.05, beat("d0", seq=2))
     assert names(roster) == []

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from exchanges import Drive, FakeCourse, FakePicks, lost
 
+from xpyd_sidecar.router.api.faults import unavailable
 from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
     AttemptEnded,
     Begun,
-    ClientGone,
     DeadlinePassed,
     Event,
-    RouterStops,
+    GivenUp,
 )
 from xpyd_sidecar.router.stream.failures import FailureKind
 
@@ -111,7 +111,7 @@ def test_no_prefill_left_and_decode_goes_on_alone() -> None:
 
 def test_no_prefill_left_and_the_request_is_refused_where_that_was_asked() -> None:
     drive = Drive(FakePicks(prefills=1), on_no_prefill="reject")
-    assert drive.on(lost(1)) == ["cancel 2", "refuse 503", "over failed"]
+    assert drive.on(lost(1)) == ["refuse 503", "cancel 2", "over failed"]
 
 
 def test_no_prefill_at_all() -> None:
@@ -253,14 +253,14 @@ def test_a_failing_prefill_matters_no_more_once_the_stream_has_begun() -> None:
 
 
 def test_the_client_goes_and_both_legs_are_aborted() -> None:
-    assert Drive().on(ClientGone()) == ["cancel 1", "cancel 2", "over client_gone"]
+    assert Drive().on(GivenUp("client_gone")) == ["cancel 1", "cancel 2", "over client_gone"]
     drive = Drive()
     drive.on(Answered(1, 200))
     drive.on(Begun(2))
-    assert drive.on(ClientGone()) == ["cancel 2", "over client_gone"]
+    assert drive.on(GivenUp("client_gone")) == ["cancel 2", "over client_gone"]
     drive = Drive()
     drive.on(Answered(2, 200))
-    assert drive.on(ClientGone()) == ["cancel 1", "over ok"], "the answer was given"
+    assert drive.on(GivenUp("client_gone")) == ["cancel 1", "over ok"], "the answer was given"
 
 
 def test_decode_does_not_wait_for_prefill_for_ever() -> None:
@@ -288,10 +288,10 @@ def test_a_request_ends_in_time() -> None:
 
 
 def test_a_stopping_router_says_so() -> None:
-    assert Drive().on(RouterStops("bye")) == ["refuse 503", "cancel 1", "cancel 2", "over stopped"]
+    assert Drive().on(GivenUp("stopped", unavailable("bye"))) == ["refuse 503", "cancel 1", "cancel 2", "over stopped"]
     drive = Drive()
     drive.on(Begun(2))
-    assert drive.on(RouterStops("bye")) == ["break 503", "cancel 1", "cancel 2", "over stopped"]
+    assert drive.on(GivenUp("stopped", unavailable("bye"))) == ["break 503", "cancel 1", "cancel 2", "over stopped"]
 
 
 def test_events_of_legs_that_are_not_open_change_nothing() -> None:

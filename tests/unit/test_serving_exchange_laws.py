@@ -9,22 +9,21 @@ from exchanges import FakeBudget, FakeCourse, FakePicks, lost
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS, Exchange
-from xpyd_sidecar.router.serving.exchange_inputs import RequestLimits
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
     AttemptEnded,
     AttemptLeaves,
     Begun,
-    Break,
     CancelAttempt,
-    ClientGone,
     Complete,
     DeadlinePassed,
     Event,
+    Fail,
+    GivenUp,
     Instruction,
     Pass,
-    RefuseClient,
     Relay,
+    RequestLimits,
     RequestOver,
     Resume,
     SendAttempt,
@@ -85,15 +84,14 @@ def _simulate(dice: random.Random) -> None:
                     assert open_legs[leg] is Role.DECODE
                     assert not terminal
                     relaying, begun, resumed = leg, True, False
-                case Complete() | Break():
+                case Complete():
                     assert begun
                     terminal += 1
                 case Pass(leg=leg):
                     assert not begun
                     assert leg == ended, "an answer that is not there"
                     terminal += 1
-                case RefuseClient():
-                    assert not begun
+                case Fail():
                     terminal += 1
                 case RequestOver():
                     over += 1
@@ -106,7 +104,7 @@ def _simulate(dice: random.Random) -> None:
         out, ended, now = _random_event(exchange, dice, open_legs, relaying in open_legs, now)
     assert over == 1
     assert exchange.over
-    assert exchange.handle(ClientGone(), now) == []
+    assert exchange.handle(GivenUp("client_gone"), now) == []
     most = limits.prefill_legs + 2 * (limits.decode_legs + limits.stream_legs + MAX_REFUSALS) + 2
     assert sent <= (1 + exchange.continued) * most
 
@@ -116,14 +114,14 @@ def _random_event(exchange: Exchange, dice: random.Random, open_legs: dict[int, 
     now += dice.random() * 3
     roll = dice.random()
     if roll < 0.04:
-        return exchange.handle(ClientGone(), now), None, now
+        return exchange.handle(GivenUp("client_gone"), now), None, now
     if now >= exchange.deadline or roll < 0.1:
         return exchange.handle(DeadlinePassed(), now), None, now
     if roll < 0.15:
         return exchange.handle(Answered(999, 200), now), None, now
     leg = dice.choice(list(open_legs))
     if roll < 0.2:
-        return exchange.handle(AttemptLeaves(leg, "it ends soon"), now), None, now
+        return exchange.handle(AttemptLeaves(leg), now), None, now
     if open_legs[leg] is Role.DECODE and relaying:
         if roll < 0.6:
             return [], None, now

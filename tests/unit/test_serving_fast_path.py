@@ -19,7 +19,7 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.router.endpoints.application import Paths
-from xpyd_sidecar.router.http import connection, ids, incoming
+from xpyd_sidecar.router.http import connection, ids, server_state
 from xpyd_sidecar.router.http.auth import Admin
 from xpyd_sidecar.router.http.server import Server
 from xpyd_sidecar.router.http.wire import chunk_of
@@ -27,7 +27,7 @@ from xpyd_sidecar.router.serving import fast_path
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.fast_path import FastPath
 from xpyd_sidecar.router.stream.failures import FailureReason
-from xpyd_sidecar.router.upstream import engine_connection
+from xpyd_sidecar.router.upstream import call as engine_connection
 
 IDS = b"[11,12,13]"
 SCRIPTS = 300
@@ -125,7 +125,7 @@ class World:
         self.clock = context.loop = context.pool.loop = context.line._loop = context.farewells._loop = Clock()  # type: ignore[assignment]
         paths = Paths(context, Keys(), Admin(ServiceKey(bytes(32)), "r"))  # type: ignore[arg-type]
         paths.entrance.open = paths.entrance.open and lanes
-        self.server = Server(paths, incoming.RequestBounds(1 << 16, 1 << 20, 30.0))
+        self.server = Server(paths, server_state.RequestBounds(1 << 16, 1 << 20, 30.0))
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]
         self.engines: dict[engine_connection.EngineConnection, tuple[str, Paper]] = {}
         self.legs: list[tuple[engine_connection.EngineConnection, bytes]] = []
@@ -330,7 +330,7 @@ class Play:
             world.clock.now += 11.0 if what == "later" else 1.0
             now = world.clock.now
             for serving in list(world.context.servings):
-                serving.sweep(now, 0.0, 10.0)
+                serving.sweep(now, 0.0)
         elif what == "drain":
             world.server.drain()
         await self.settled()

@@ -11,6 +11,7 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.api.sampled import SamplingTerms
 from xpyd_sidecar.router.serving import shapes
 from xpyd_sidecar.router.serving.shapes import MAX_SHAPES, Shapes, params_of
 from xpyd_sidecar.router.stream import continuation
@@ -112,3 +113,58 @@ def test_a_shape_is_known_from_the_third_request_on_and_they_are_bounded() -> No
 def test_parameters_of_a_leg_are_as_the_contract_writes_them() -> None:
     for leg in LEGS:
         assert json.loads(leg.transfer.encode().join(params_of(leg))) == legs.encode(leg)
+
+
+BODIES = [b'{"model":"tiny","prompt":"hi","max_tokens":8,"temperature":0,"stream":true}',
+          b'{"seed":7,"model":"tiny","prompt":"hi","max_tokens":8,"stream":true}',
+          b'{ "max_tokens": 8, "stop": ["max_tokens"],\n "prompt": "hi", "temperature": 0 }',
+          b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":8,"stream":true}']
+TEXTS = [b"\"" + b"x" * 5000 + b"\"", b"\"h\\\"i\"", b"\"h\"i\"", b"\"hi", b"'hi'", b'"a","max_tokens":9,"user":"b"',
+         b'"hi" ', b'"\xff"',
+         b'"a\nb"', b'""', b'"hi","prompt":"ho"', b"[1,2]", b"null", b"", b'"' + b"[" * 70 + b'"', b"[" * 70 + b"]" * 70,
+         b'"a"}],"max_tokens":3,"tools":[{"b":"c"', b'[{"type":"image_url"}]']
+NUMBERS = [b":123456789", b":1234567890", b":08", b":", b":-8", b": 8", b":\xb2", b":0", b':8,"n":2']
+TWISTS = [(b'"hi"', text) for text in TEXTS] + [(b":8", number) for number in NUMBERS] + [
+    (b"tiny", b"other"), (b"}", b"}}"), (b"}", b"} "), (b"{", b"\xef\xbb\xbf{"), (b":7", b":70")]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_what_is_found_by_its_layout_is_what_would_be_read(body: bytes) -> None:
+    api: Api = "chat" if b"messages" in body else "completions"
+    known, found = Shapes(goes_on=True), 0
+    for _ in range(3):
+        known.parse(api, body)
+    assert known.known(api, body) is not None
+    [layout] = known._layouts[api]
+    assert layout.slots(body) == shapes.looked(body)[1]  # type: ignore[index]
+    for first, second in [(one, two) for one in TWISTS for two in TWISTS]:
+        twisted = body.replace(*first).replace(*second)
+        slots, read = layout.slots(twisted), shapes.looked(twisted)
+        if slots is not None:
+            found += 1
+            assert read is not None, twisted
+            assert (slots, layout.shape) == (read[1], known._known[api, read[0]]), twisted
+    assert found > 20
+
+
+def test_layouts_are_bounded_and_go_with_what_engines_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = [SamplingTerms()]
+    known = Shapes(goes_on=True, terms=lambda: terms[0])
+    for number in range(9):
+        for _ in range(4):
+            known.parse("completions", b'{"prompt":"a","top_k":%d}' % number)
+            known.known("completions", b'{"prompt":"a","top_k":%d}' % number)
+    assert len(known._layouts["completions"]) == shapes.MAX_LAYOUTS
+    made = []
+    monkeypatch.setattr(shapes, "layout_of", lambda *args: made.append(args))
+    for number in range(2 * shapes.MISSES):
+        assert known.known("completions", b'{"prompt":"a","top_k":%d}' % (number % 9)) is not None
+    assert len(made) <= 2 * shapes.MAX_LAYOUTS, "many that come in turn are not made again and again"
+    two = b'{"prompt":"a","user":"b"}'
+    for _ in range(3):
+        known.parse("completions", two)
+    assert known.known("completions", two) is not None
+    assert all(one.slots(two) is None for one in known._layouts["completions"]), "where one of two ends is not sure"
+    terms[0] = SamplingTerms(sampled=True)
+    assert known.known("completions", b'{"prompt":"a","top_k":8}') is None
+    assert not known._layouts

@@ -24,8 +24,9 @@ from xpyd_sidecar.router.stream.continuation import Going, first_request, go_on,
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.failures import FailureKind
 from xpyd_sidecar.router.stream.position import Position
+from xpyd_sidecar.router.stream.replay_recorder import stream_of
 from xpyd_sidecar.router.stream.splice import Splicer
-from xpyd_sidecar.router.stream.streams import spliced, stream_of
+from xpyd_sidecar.router.stream.token_recorder import NotedStream
 
 
 class Run:
@@ -60,7 +61,7 @@ class Run:
         if first:
             return stream_of(self.position, framed=self.framed)
         self.goings.append(go_on(self.request, self.position))
-        return spliced(self.position, self.goings[-1], framed=self.framed)
+        return NotedStream(self.position, Splicer(self.position, self.goings[-1]), framed=self.framed)
 
     def run(self, breaks: int) -> list[Any]:
         """The client's events, when the first ``breaks`` engines break off at a random byte."""
@@ -279,7 +280,7 @@ def test_tool_calls_go_on_by_replay_with_the_id_that_the_client_has() -> None:
     stream = stream_of(position, framed=False)
     out = b"".join(stream.feed(chunk_of(chat_event(delta))) for delta in deltas("first", ['{"a"', ": 1"]))
     going = go_on(request, position)
-    stream = spliced(position, going, framed=False)
+    stream = NotedStream(position, Splicer(position, going), framed=False)
     for delta in deltas("second", ['{"a": ', "12", "}"]):
         out += stream.feed(chunk_of(chat_event(delta, created=2)))
     out += stream.feed(chunk_of(chat_event({}, "tool_calls", 2) + b"data: [DONE]\n\n"))

@@ -11,7 +11,7 @@ from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.stream.events import EventStream, only_comments
 from xpyd_sidecar.router.stream.failures import FailureKind
 from xpyd_sidecar.router.stream.position import Position
-from xpyd_sidecar.router.stream.streams import stream_of
+from xpyd_sidecar.router.stream.replay_recorder import stream_of
 
 
 def token(text: str, reason: str | None = None) -> bytes:

@@ -41,8 +41,13 @@ class Kubectl:
         return done.stdout
 
     def command(self, *arguments: str) -> list[str]:
-        """The whole command line, for callers that start it themselves."""
-        return [str(self.program), f"--kubeconfig={self.kubeconfig}", *arguments]
+        """The whole command line, for callers that start it themselves.
+
+        What kubectl remembers of an API server is kept beside the kubeconfig: else it goes, for six hours, by what it has
+        seen of an earlier cluster at the same address.
+        """
+        cache = self.kubeconfig.parent / "kubectl-cache"
+        return [str(self.program), f"--kubeconfig={self.kubeconfig}", f"--cache-dir={cache}", *arguments]
 
     def apply(self, *objects: dict[str, Any], server_side: bool = False) -> None:
         """Apply objects."""

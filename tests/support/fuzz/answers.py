@@ -11,7 +11,7 @@ from fuzz.reads import IDS, UNFRAMED, Given
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.relay import whole
 from xpyd_sidecar.router.stream.position import Position
-from xpyd_sidecar.router.stream.streams import stream_of
+from xpyd_sidecar.router.stream.replay_recorder import stream_of
 
 MODULES = ("xpyd_sidecar.router.relay._answer",)
 TOKENS = reads.TOKENS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 from collections.abc import Callable
@@ -17,14 +18,12 @@ from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.paths import STREAMED
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.endpoints.traces import Tracer
-from xpyd_sidecar.router.fleet.heartbeat_listener import Members
-from xpyd_sidecar.router.fleet.p2p_listener import PORT_AFTER_MEMBERS, GuestListener
+from xpyd_sidecar.router.fleet.heartbeat_listener import PORT_AFTER_MEMBERS, GuestListener, Members
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
-from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.patience import GRACE_S, late, within
 from xpyd_sidecar.router.http.server import Server
-from xpyd_sidecar.router.http.server_state import MAX_CONNECTIONS
+from xpyd_sidecar.router.http.server_state import MAX_CONNECTIONS, RequestBounds
 from xpyd_sidecar.router.http.tls import Certificate
 from xpyd_sidecar.router.observing.vitals import Vitals
 from xpyd_sidecar.router.relay import fast, loop
@@ -35,6 +34,13 @@ logger = logging.getLogger(__name__)
 SWEEP_S = 1.0
 GC_THRESHOLD = (20_000, 20, 20)
 """Objects of a request go by their reference counts; the collector looks for the few cycles, which can wait."""
+
+
+def leave_garbage() -> None:
+    """Objects made at start live for ever: the collector need not look at them again and again, nor often at others."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
 
 
 class RouterProcess:
@@ -62,12 +68,9 @@ class RouterProcess:
         self.members = Members(config.instance, self.context.watch.on_message, self.context.observer.metrics.message)
         self.guests = GuestListener(config.service, self.context.watch.on_message, self.context.observer.metrics.message,
                                     self.context.roster.members) if self._config.compat == "p2p" else None
-        self._certificate: Certificate | None = None
-        if self._config.tls_cert_file is not None and self._config.tls_key_file is not None:
-            self._certificate = Certificate(self._config.tls_cert_file, self._config.tls_key_file)
-        self.port = 0
-        self.members_port = 0
-        self.guests_port = 0
+        cert, key_file = self._config.tls_cert_file, self._config.tls_key_file
+        self._certificate = Certificate(cert, key_file) if cert is not None and key_file is not None else None
+        self.port = self.members_port = self.guests_port = 0
         self.awake = -math.inf
         """When this process last came back from standing still."""
         self._sweeper: asyncio.Task[None] | None = None
@@ -92,21 +95,16 @@ class RouterProcess:
         return Paths(self.context, client_keys, admin)
 
     async def start(self) -> None:
-        """Listen on all ports.
-
-        Raises:
-            ConfigError: names the port that is taken, or the setting that is wrong.
-        """
+        """Listen on all ports. Raises ConfigError: names the port that is taken, or the setting that is wrong."""
         try:
             await self._open()
         except BaseException:
             await self.end()
             raise
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
-        logger.info("router listens", extra={
-            "port": self.port, "members_port": self.members_port, "policy": self._config.policy, "files": self.files,
-            "connections": self.server.most, "in_flight": self._config.max_in_flight,
-            "compiled": fast.COMPILED and loop.COMPILED})
+        logger.info("router listens", extra={"port": self.port, "members_port": self.members_port,
+                    "policy": self._config.policy, "files": self.files, "connections": self.server.most,
+                    "in_flight": self._config.max_in_flight, "compiled": fast.COMPILED and loop.COMPILED})
 
     async def _open(self) -> None:
         self._join()
@@ -141,8 +139,7 @@ class RouterProcess:
                     await asyncio.sleep(0.02)
                     self.server.leave()
         if self.context.servings:
-            logger.warning("cut off requests that outlived the drain", extra={
-                "requests": len(self.context.servings)})
+            logger.warning("cut off requests that outlived the drain", extra={"requests": len(self.context.servings)})
             self.context.abort("the router stopped")
             await asyncio.sleep(0.05)  # for the error events to leave
         await self.end()

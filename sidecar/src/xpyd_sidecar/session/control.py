@@ -113,6 +113,9 @@ class ControlThread:
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
+        self._poller = zmq.Poller()
+        for sock in (self._router, self._monitor, self._wake_out):
+            self._poller.register(sock, zmq.POLLIN)
         self._stop = threading.Event()
         self._polls, self._ticks = Faults("to wait for its sockets"), Faults("its look at deadlines")
         self.thread = Watched("xpyd-control", self._run)
@@ -149,13 +152,10 @@ class ControlThread:
             return  # the pipe is full, so the thread wakes anyway; or it has ended
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        for sock in (self._router, self._monitor, self._wake_out):
-            poller.register(sock, zmq.POLLIN)
         tick_at = 0.0
         while not self._stop.is_set():
             try:
-                ready = dict(poller.poll(POLL_MS))
+                ready = dict(self._poller.poll(POLL_MS))
             except Exception as error:  # noqa: BLE001  # whatever it is
                 self._polls.met(error)
                 continue
@@ -163,33 +163,33 @@ class ControlThread:
             try:
                 if self._wake_out.fileno() in ready:
                     self._wake_out.recv(4096)
-                self._send_posts(poller)
+                self._send_posts()
                 if self._router in ready:
                     self._hear_prefills()
                 if self._monitor in ready:
                     self._hear_monitor()
                 for peer, decode in list(self._decodes.items()):
                     if decode.sock in ready:
-                        self._hear_decode(peer, decode, poller)
-                self._send_posts(poller)
+                        self._hear_decode(peer, decode)
+                self._send_posts()
             except Exception:  # one peer's fault must not end the thread that serves all others
                 logger.exception("xpyd: the control thread met an error")
             now = time.monotonic()
             if now >= tick_at:
                 tick_at = now + POLL_MS / 1000
-                self._tick(now, poller)
+                self._tick(now)
 
-    def _tick(self, now: float, poller: zmq.Poller) -> None:
+    def _tick(self, now: float) -> None:
         try:
-            self._watch(now, poller)
+            self._watch(now)
             self._handler.tick(now)
-            self._send_posts(poller)
+            self._send_posts()
         except Exception as error:  # noqa: BLE001  # whatever it is
             self._ticks.met(error)
         else:
             self._ticks.none()
 
-    def _send_posts(self, poller: zmq.Poller) -> None:
+    def _send_posts(self) -> None:
         for _ in range(len(self._posts)):
             to, message = self._posts.popleft()
             parts = messages.pack(message)
@@ -199,12 +199,12 @@ class ControlThread:
                 except zmq.ZMQError as error:
                     logger.info("xpyd: %s to a prefill engine not sent: %s", type(message).__name__, error)
                 continue
-            decode = self._decodes.get(to) or self._connect(to, poller)
+            decode = self._decodes.get(to) or self._connect(to)
             if decode is not None:
                 decode.used = time.monotonic()
-                self._send(to, decode, parts, poller)
+                self._send(to, decode, parts)
 
-    def _connect(self, peer: Peer, poller: zmq.Poller) -> Decode | None:
+    def _connect(self, peer: Peer) -> Decode | None:
         sock = self._context.socket(zmq.DEALER)
         for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MESSAGE_MAX), (zmq.SNDHWM, 4096), (zmq.RCVHWM, 4096),
                               (zmq.IPV6, 1), (zmq.ROUTING_ID, secrets.token_bytes(16))):  # kept over a reconnect
@@ -216,16 +216,16 @@ class ControlThread:
             sock.close(0)
             self._handler.decode_lost(peer, Outcome.PROTOCOL, f"control address {peer.control!r}: {error}")
             return None
-        poller.register(sock, zmq.POLLIN)
+        self._poller.register(sock, zmq.POLLIN)
         decode = self._decodes[peer] = Decode(sock, time.monotonic())
-        self._send(peer, decode, messages.pack(self._handler.greeting(peer)), poller)
+        self._send(peer, decode, messages.pack(self._handler.greeting(peer)))
         return decode
 
-    def _send(self, peer: Peer, decode: Decode, parts: tuple[bytes, bytes], poller: zmq.Poller) -> None:
+    def _send(self, peer: Peer, decode: Decode, parts: tuple[bytes, bytes]) -> None:
         try:
             decode.sock.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
-            self._lose(peer, Outcome.PEER_LOST, "its queue is full", poller)
+            self._lose(peer, Outcome.PEER_LOST, "its queue is full")
 
     def _hear_prefills(self) -> None:
         for _ in range(256):
@@ -248,7 +248,7 @@ class ControlThread:
         logger.warning("xpyd: refused a control connection to %s: the peer does not hold the service key, or speaks "
                        "something else", event["endpoint"].decode(errors="replace"))
 
-    def _hear_decode(self, peer: Peer, decode: Decode, poller: zmq.Poller) -> None:
+    def _hear_decode(self, peer: Peer, decode: Decode) -> None:
         for _ in range(256):
             try:
                 parts = decode.sock.recv_multipart(zmq.NOBLOCK)
@@ -269,7 +269,7 @@ class ControlThread:
                 decode.welcome = True
             elif isinstance(message, Reject):
                 # The next leg greets anew: decode then fails it fast, or takes it where it had only forgotten this peer.
-                self._lose(peer, message.outcome, message.reason, poller)
+                self._lose(peer, message.outcome, message.reason)
                 return
             elif isinstance(message, Pong):
                 if message.incarnation != peer.incarnation:
@@ -279,32 +279,32 @@ class ControlThread:
             else:
                 self._handler.decode_lost(peer, Outcome.PROTOCOL, f"sent {type(message).__name__} to a prefill engine")
 
-    def _watch(self, now: float, poller: zmq.Poller) -> None:
+    def _watch(self, now: float) -> None:
         wanted = self._handler.wanted()
         for peer, decode in list(self._decodes.items()):
             if peer not in wanted:
                 if decode.welcome:
                     decode.heard = now  # it was asked nothing; silence counts from the next announcement on
                 if now - decode.used > IDLE_S or (not decode.welcome and now - decode.used > self._timeout):
-                    self._forget(peer, poller)
+                    self._forget(peer)
                 continue
             late, decode.late = decode.late, now - decode.heard > self._timeout
             if late and decode.late:
                 why = "it is silent" if decode.welcome else "no answer (not reachable, or it does not hold the service key)"
-                self._lose(peer, Outcome.PEER_LOST, f"{why} for {self._timeout} s", poller)
+                self._lose(peer, Outcome.PEER_LOST, f"{why} for {self._timeout} s")
             elif now - decode.pinged > self._timeout / 4:
                 decode.pinged = now
                 decode.seq += 1
-                self._send(peer, decode, messages.pack(messages.Ping(decode.seq)), poller)
+                self._send(peer, decode, messages.pack(messages.Ping(decode.seq)))
 
-    def _lose(self, peer: Peer, outcome: Outcome, reason: str, poller: zmq.Poller) -> None:
-        self._forget(peer, poller)
+    def _lose(self, peer: Peer, outcome: Outcome, reason: str) -> None:
+        self._forget(peer)
         self._handler.decode_lost(peer, outcome, reason)
 
-    def _forget(self, peer: Peer, poller: zmq.Poller) -> None:
+    def _forget(self, peer: Peer) -> None:
         decode = self._decodes.pop(peer, None)
         if decode is not None:
-            poller.unregister(decode.sock)
+            self._poller.unregister(decode.sock)
             decode.sock.close(0)
 
 

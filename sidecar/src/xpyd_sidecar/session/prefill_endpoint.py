@@ -24,7 +24,7 @@ from xpyd_sidecar.session.prefill_link_choice import Arenas, NoLink, PrefillLink
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.link import LinkContext
 from xpyd_sidecar.transport.nccl.interface import Grouping
-from xpyd_sidecar.transport.nixl.interface import Reading
+from xpyd_sidecar.transport.nixl.prefill import NixlReading
 from xpyd_sidecar.transport.tcp.connection import Connection
 from xpyd_sidecar.transport.tcp.placement import NOWHERE, PayloadPlace
 
@@ -39,7 +39,7 @@ class PrefillSide(Protocol):
     largest_frame: int
     arenas: Arenas
     grouping: Grouping | None
-    reading: Reading | None
+    reading: NixlReading | None
 
     def asked(self, peer: PrefillEndpoint, header: Header, body: memoryview) -> None:
         """A frame of a peer that was let in. May raise PeerError or MessageError, which end the connection."""

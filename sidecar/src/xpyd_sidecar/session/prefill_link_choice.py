@@ -12,7 +12,7 @@ from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport.link import BlockLink, Session
 from xpyd_sidecar.transport.nccl.interface import GroupLink
-from xpyd_sidecar.transport.nixl.interface import ReadLink
+from xpyd_sidecar.transport.nixl.prefill import NixlLink
 from xpyd_sidecar.transport.shm.arena import ArenaLink
 from xpyd_sidecar.transport.shm.process_vm import ProcessLink
 from xpyd_sidecar.transport.tcp.link import TcpLink
@@ -35,40 +35,40 @@ class PrefillLinkChoice:
     """Which link it is. ``link`` is the one to use at any time; ``close`` ends it with the session."""
 
     def __init__(self, ways: LinkOptions, largest: int, arenas: Arenas, grouped: Callable[[int], GroupLink] | None = None,
-                 shown: Callable[[messages.NixlReader], ReadLink | None] | None = None) -> None:
+                 shown: Callable[[messages.NixlReader], NixlLink | None] | None = None) -> None:
         """``grouped``: makes the link of an NCCL group with pieces of so many bytes; ``shown``: one over NIXL."""
         self.link: BlockLink = TcpLink()
-        self.memory: messages.NixlMemory | None = None
-        """What decode is told, where it may read over NIXL."""
-        self._shown = shown
-        self._read: ReadLink | None = None
         self.gpu: messages.Gpu | None = None
         """What decode is told, where a group is possible."""
-        self._grouped = grouped
-        self._group: GroupLink | None = None
-        self._piece = 0
+        self.memory: messages.NixlMemory | None = None
+        """What decode is told, where it may read over NIXL."""
         self._ways = ways
-        self._arenas = arenas
         self._largest = largest
+        self._arenas = arenas
+        self._grouped = grouped
+        self._shown = shown
+        self._choosing = True
+        """Decode has still to choose; again where it cannot read after all, and has been shown an arena."""
+        self._may: dict[str, BlockLink] = {}
+        """What it may choose beside TCP."""
         self._process: ProcessLink | None = None
         self._arena: ArenaLink | None = None
-        self._settled = False
-        self._again = False
-        """Decode cannot read after all, and has been shown an arena."""
+        self._group: GroupLink | None = None
 
     def welcome(self, host: str, gpu: messages.Gpu | None = None,
                 nixl: messages.NixlReader | None = None) -> tuple[messages.Near | None, str]:
         """What a decode on ``host`` with a GPU or NIXL may try, and why nothing better; or why it must use TCP.
 
         Raises:
-            NoWay: transport is shm, nccl or rdma, and there is nothing to try.
+            NoLink: transport is shm, nccl or rdma, and there is nothing to try.
         """
         lead = ""
         if gpu is not None or self._ways.transport == "nccl":
             lead = link_choice.ungrouped(self._ways, gpu)
             ours = self._ways.group
             if not lead and gpu is not None and ours is not None and self._grouped is not None:
-                self.gpu, self._piece = ours, min(gpu.piece, ours.piece)
+                self.gpu = ours
+                self._group = self._may["nccl"] = self._grouped(min(gpu.piece, ours.piece))
                 return None, ""
         reason = lead if lead and not host else link_choice.apart(self._ways, host)
         if self._ways.transport == "nccl":
@@ -77,12 +77,12 @@ class PrefillLinkChoice:
             reason = f"{lead}; {reason}" if lead and lead != reason else reason
             if nixl is not None or self._ways.reads is not None or self._ways.no_nixl:
                 why = self._show(nixl)
-                if self._read is not None:
+                if not why:
                     return None, reason if self._ways.transport == "auto" and host else ""
                 reason = why if self._ways.transport == "rdma" or why == reason else f"{reason}; {why}"
             self._refuse_tcp(reason)
             return None, reason
-        self._process = ProcessLink()
+        self._process = self._may["process_vm"] = ProcessLink()
         return self._process.near(), ""
 
     def _show(self, theirs: messages.NixlReader | None) -> str:
@@ -90,64 +90,54 @@ class PrefillLinkChoice:
         reason = link_choice.unread(self._ways, theirs)
         if reason or theirs is None or self._shown is None:
             return reason or "nixl: not ready at prefill"
-        self._read = self._shown(theirs)
-        if self._read is None:
+        link = self._shown(theirs)
+        if link is None:
             return "nixl: too many sessions are open at prefill"
-        self.memory = self._read.shown()
+        self._may["nixl"], self.memory = link, link.shown()
         return ""
 
     def decided(self, choice: messages.LinkChoice) -> messages.Arena | None:
         """Decode says what it takes; what to answer, if anything.
 
         Raises:
-            NoWay: transport is shm, nccl or rdma, and decode takes TCP.
+            NoLink: transport is shm, nccl or rdma, and decode takes TCP.
             ValueError: decode may not say this now.
         """
-        if self._again:
-            self._decided_again(choice)
-            return None
-        if choice.way == "make_arena" and self._process is not None and self._arena is None and not self._settled:
+        if choice.way == "make_arena" and "process_vm" in self._may and self._arena is None:
             return self._make()
-        if self._settled:
+        if not self._choosing:
             raise ValueError("chose a link twice")
-        self._settled = True
-        if choice.way == "process_vm" and self._process is not None:
-            self.link = self._process
-        elif choice.way == "arena" and self._arena is not None:
-            self._arena.unname()
-            self.link = self._arena
-        elif choice.way == "nccl" and self.gpu is not None and self._grouped is not None:
-            self.link = self._group = self._grouped(self._piece)
-        elif choice.way == "nixl" and self._read is not None:
-            self.link = self._read
-        elif choice.way == "tcp":
-            self._refuse_tcp(choice.reason)
-            if self._read is not None:
-                self._read.close()
-            self._drop_arena()
+        link: BlockLink | None = TcpLink()
+        if choice.way == "tcp":
+            again = self.link is self._process
+            self._refuse_tcp(f"{choice.reason}; {link_choice.OTHERWISE}" if again else choice.reason)
         else:
+            link = self._may.get(choice.way)
+        if link is None:
             raise ValueError(f"chose {choice.way}, which was not offered")
+        self._take(link)
         return None
 
-    def _decided_again(self, choice: messages.LinkChoice) -> None:
-        assert self._process is not None
-        self._again = False
-        if choice.way == "arena" and self._arena is not None:
+    def _take(self, link: BlockLink) -> None:
+        """Use a link. Of those that decode might have chosen, ``_process`` may still owe something."""
+        self._choosing = False
+        if self._arena is not None and link is self._arena:
             self._arena.unname()
-            self.link = self._arena
-        elif choice.way == "tcp":
-            self._refuse_tcp(f"{choice.reason}; {link_choice.OTHERWISE}")
-            self._drop_arena()
-            self.link = TcpLink()
         else:
-            raise ValueError(f"chose {choice.way}, which was not offered")
-        self._process.leave(self.link)
+            self._drop_arena()
+        for one in self._may.values():
+            if one is not link and one is not self._process:
+                one.close()
+        self._may = {}
+        before, self.link = self.link, link
+        if self._process is not None and before is self._process:
+            self._process.leave(link)
 
     def taken(self, session: Session, taken: messages.Taken) -> messages.Arena | None:
         """Decode is done with the oldest offer, or cannot read it: then an arena to show, if it would map one.
 
         Raises:
-            NoWay: it cannot, transport is shm, and it would map no arena.
+            NoLink: it cannot, transport is shm, and it would map no arena.
             ProtocolError: nothing is on offer.
         """
         process = self._process
@@ -155,11 +145,11 @@ class PrefillLinkChoice:
             self.link.taken(session, read=taken.read)
             return None
         process.taken(session, read=taken.read)
-        if taken.read or self._again:
+        if taken.read or self._choosing:
             return None
         if self.link is process:
             if taken.arena:
-                self._again = True
+                self._choosing = True
                 return self._make()
             why = taken.why or "it does not say why"
             self._refuse_tcp(f"decode cannot read prefill's memory ({why}) and maps no arena; {link_choice.OTHERWISE}")
@@ -173,7 +163,7 @@ class PrefillLinkChoice:
         Raises:
             ProtocolError: this session has no groups.
         """
-        if self._group is None:
+        if self._group is None or self.link is not self._group:
             raise ProtocolError(session.peer, f"sent {kind.name} over a link without groups")
         if kind is Kind.POSTED:
             self._group.received(session)
@@ -186,7 +176,7 @@ class PrefillLinkChoice:
         if self._arenas.open >= ARENAS_MAX:
             return messages.Arena("", 0, b"", f"{ARENAS_MAX} arenas are open")
         try:
-            self._arena = ArenaLink(self._ways.folder, self._largest)
+            self._arena = self._may["arena"] = ArenaLink(self._ways.folder, self._largest)
         except OSError as error:
             return messages.Arena("", 0, b"", f"{self._ways.folder}: {error.strerror}")
         self._arenas.open += 1
@@ -198,17 +188,16 @@ class PrefillLinkChoice:
 
     def _drop_arena(self) -> None:
         if self._arena is not None:
+            self._may.pop("arena", None)
             self._arena.close()
             self._arena = None
             self._arenas.open -= 1
 
     def close(self) -> None:
         """The session has ended."""
-        self._settled = True
-        if self._group is not None:
-            self._group.close()
+        self._choosing = False
+        self._drop_arena()
+        for link in (*self._may.values(), self.link):
+            link.close()
         if self._process is not None:
             self._process.close()
-        if self._read is not None:
-            self._read.close()
-        self._drop_arena()

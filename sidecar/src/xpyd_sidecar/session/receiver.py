@@ -33,7 +33,7 @@ from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.threads.watched import Watched
 from xpyd_sidecar.transport.gates import CacheArray, Gate, LoadTarget
 from xpyd_sidecar.transport.nccl.interface import Grouping
-from xpyd_sidecar.transport.nixl.interface import Reading
+from xpyd_sidecar.transport.nixl.prefill import NixlReading
 
 ADDRESSES_MAX: Final = 4096
 
@@ -44,7 +44,7 @@ class Receiver:
     def __init__(self, me: LocalRank, staging: Staging, *, block_bytes: Sequence[int], largest_frame: int, cover: bool,
                  peer_timeout_s: float, ways: LinkOptions, caches: Sequence[CacheArray | None] = (),
                  make: Callable[[int], Chunk] | None = None, buffer_bytes: int = 0, pool_bytes: int = 0,
-                 claim_s: float = 0.0, grouping: Grouping | None = None, reading: Reading | None = None) -> None:
+                 claim_s: float = 0.0, grouping: Grouping | None = None, reading: NixlReading | None = None) -> None:
         """``block_bytes``: bytes of a block, by array of the cache; ``caches``: those that may be written directly.
 
         ``make``, ``buffer_bytes``, ``pool_bytes``, ``claim_s``: of the buffer for what comes before it is asked for.

@@ -15,7 +15,7 @@ from xpyd_sidecar.session.lookup_buffer import LookupBuffer
 from xpyd_sidecar.threads.idle_polling import Inbox
 from xpyd_sidecar.transport.gates import LoadTarget
 from xpyd_sidecar.transport.nccl.interface import Grouping
-from xpyd_sidecar.transport.nixl.interface import Reading
+from xpyd_sidecar.transport.nixl.prefill import NixlReading
 
 
 class Arrived(NamedTuple):
@@ -65,5 +65,5 @@ class ReceiverContext:
     broken: Callable[[Ask, Outcome, str, bool], None]
     grouping: Grouping | None = None
     """Makes links over NCCL, where there is a GPU for it."""
-    reading: Reading | None = None
+    reading: NixlReading | None = None
     """Makes links over NIXL, where it is there."""

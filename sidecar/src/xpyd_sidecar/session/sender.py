@@ -34,7 +34,7 @@ from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.threads.watched import Watched
 from xpyd_sidecar.transport.link import Blocks, Sums
 from xpyd_sidecar.transport.nccl.interface import Grouping
-from xpyd_sidecar.transport.nixl.interface import Reading
+from xpyd_sidecar.transport.nixl.prefill import NixlReading
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Sender:
 
     def __init__(self, me: LocalRank, machine: Sending[Kept], *, host: str, port: int, ways: LinkOptions, store: CopyStore,
                  peer_timeout_s: float, largest_frame: int = frames.FRAME_BYTES,
-                 grouping: Grouping | None = None, reading: Reading | None = None) -> None:
+                 grouping: Grouping | None = None, reading: NixlReading | None = None) -> None:
         """Bind and start. ``store``: where copies are; ``grouping``: makes links over NCCL, where there is a GPU for it;
         ``reading``: over NIXL, where it is there.
 

@@ -47,7 +47,6 @@ class Loop:
         self._posted: deque[Callable[[], None]] = deque()
         self._awake = threading.Event()
         self._stop = threading.Event()
-        self._hurry = False
         self.alone = False
         """Whether nothing else is to be done this round: what is called may then wait a little for more."""
         self._closers: list[Callable[[], None]] = []
@@ -69,10 +68,6 @@ class Loop:
             with self._closing:
                 if not self._closed:
                     os.eventfd_write(self._wake, 1)
-
-    def hurry(self) -> None:
-        """Do not sleep before the next round (from the loop's thread)."""
-        self._hurry = True
 
     def at_end(self, call: Callable[[], None]) -> None:
         """Have ``call`` run on the loop's thread when it ends."""
@@ -113,10 +108,8 @@ class Loop:
     def _serve(self) -> None:
         tick_at = time.monotonic() + TICK_S
         while not self._stop.is_set():
-            timeout = 0.001 if self._hurry else max(0.0, tick_at - time.monotonic())
-            self._hurry = False
             try:
-                ready = self._selector.select(timeout)
+                ready = self._selector.select(max(0.0, tick_at - time.monotonic()))
             except Exception as error:  # noqa: BLE001  # whatever it is
                 self._selects.met(error)
                 continue

@@ -5,7 +5,7 @@
 - ``nccl``: between GPUs.
 - ``nixl``: RDMA between hosts.
 
-    nccl, nixl ─▶ shm ─▶ tcp ─▶ link, gates ─▶ moves ─▶ _moves (C), moves_plain
+    nccl, nixl, shm ─▶ tcp ─▶ offers ─▶ link, gates ─▶ moves ─▶ _moves (C), moves_plain
 
 ``moves`` are the loops that cost: from a socket or another process's memory to where blocks belong, summed up on the way.
 An I/O thread writes into a cache inside of ``gates`` alone. Belongs here: sockets, mappings, libraries that move bytes.

@@ -8,10 +8,13 @@ has left, the receiver counts what is in place.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from xpyd_sidecar.errors import PeerError
+from xpyd_sidecar.errors import PeerError, ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.frames import FRAME_BYTES, NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key
@@ -21,8 +24,6 @@ from xpyd_sidecar.transport import moves
 class Session(Protocol):
     """An authenticated connection to one rank of a peer."""
 
-    number: int
-    """Never used twice in a process."""
     peer: str
     """Name and address, for messages."""
 
@@ -138,21 +139,46 @@ class LinkContext(NamedTuple):
             self.fail(error)
 
 
-class PieceTaker(Protocol):
-    """Decode's side of a link that brings pieces beside the session."""
+@dataclass
+class OfferedPiece:
+    """An offer that is not answered. ``slot``: where it comes to, where that is begun at once; ``come``: it is there."""
 
-    piece: int
-    """Bytes of the largest piece."""
+    header: Header
+    offer: messages.Offer
+    slot: int | None = None
+    come: bool = True
+
+
+class PieceTaker:
+    """Decode's side of a link that brings pieces beside the session. Offers are answered in their order."""
+
+    def __init__(self, context: LinkContext, piece: int, ahead: int) -> None:
+        """``piece``: bytes of the largest piece; ``ahead``: offers that may wait for their answer."""
+        self.piece = piece
+        self._context = context
+        self._ahead = ahead
+        self._offers: deque[OfferedPiece] = deque()
+        self._closed = False
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have a call made on the session's I/O thread."""
+        self._context.post(partial(self._context.run, call))
 
     def group(self, message: messages.Group) -> None:
         """Prefill makes a group.
 
         Raises:
-            ProtocolError: its number is not a new one.
+            ProtocolError: there are none on this link, or its number is not a new one.
         """
+        raise ProtocolError(self._context.session.peer, f"made group {message.number} over a link without groups")
 
     def ungrouped(self, message: messages.Group) -> None:
-        """Prefill has left a group."""
+        """Prefill has left a group.
+
+        Raises:
+            ProtocolError: there are none on this link.
+        """
+        raise ProtocolError(self._context.session.peer, f"left group {message.number} over a link without groups")
 
     def offered(self, header: Header, offer: messages.Offer) -> None:
         """Prefill has a piece.
@@ -160,9 +186,30 @@ class PieceTaker(Protocol):
         Raises:
             ProtocolError: not what was asked for, or more than may be offered at once.
         """
+        before = len(self._offers)
+        if before >= self._ahead or offer.size > self.piece:
+            reason = f"offered {offer.size} bytes and {before} pieces before; bounds {self.piece}, {self._ahead}"
+            raise ProtocolError(self._context.session.peer, reason)
+        one = OfferedPiece(header, offer)
+        self._begin(one)
+        self._offers.append(one)
+        self._pump()
 
     def resume(self) -> None:
-        """A slot is free."""
+        """Memory that was missing may be free."""
+        self._context.run(self._pump)
 
     def close(self) -> None:
         """The session has ended."""
+        raise NotImplementedError
+
+    def _begin(self, one: OfferedPiece) -> None:
+        """What can be done with an offer before it is its turn."""
+
+    def _pump(self) -> None:
+        """Go on with the oldest offers as far as that can be done now. Raises what the session says against them."""
+        raise NotImplementedError
+
+    def _taken(self, *, read: bool) -> None:
+        """Answer the oldest offer."""
+        self._context.say(Kind.TAKEN, messages.Taken(read), self._offers.popleft().header.key)

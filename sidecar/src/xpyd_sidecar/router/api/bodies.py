@@ -1,13 +1,13 @@
 """One request, split into fields that are never decoded, and the two bodies that are derived from it.
 
-Belongs here: parsing a client's body once, and writing the legs' bodies by the table of ``fields``. A prompt of any size is
-skipped over, not read: splitting costs 41 µs for 128 KB. Re-encoding also does away with repeated names, so that router
-and engine can never read two different values of one field. A body's outline is judged before anything is built of it.
+A prompt of any size is skipped over, not read: splitting costs 41 µs for 128 KB. Re-encoding also does away with repeated
+names, so that router and engine can never read two different values of one field. A body's outline is judged before
+anything is built of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +16,7 @@ from msgspec import Raw
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.router.api.faults import HttpFault, bad_request
+from xpyd_sidecar.router.api.faults import bad_request
 from xpyd_sidecar.router.api.fields import FORCED, TABLE, Api, OnPrefill, is_null
 from xpyd_sidecar.router.api.hidden import refuse
 from xpyd_sidecar.router.api.lax import truth, unmarked
@@ -25,13 +25,13 @@ from xpyd_sidecar.router.api.outline import MAX_DEPTH, MAX_NAMES, Outline, judge
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
 PROMPT: dict[Api, str] = {"completions": "prompt", "chat": "messages"}
-"""The field that is it."""
 _T = TypeVar("_T")
+_V = TypeVar("_V")
 _FIRST_TOKEN = ("temperature", "logit_bias", "allowed_token_ids", "repetition_penalty", "ignore_eos", "stop_token_ids",
                 "skip_special_tokens")
 """Fields that choose or show the first token of a greedy answer."""
-_WATCHED = {api: frozenset(name for name, rule in table.items() if rule.skips is not None) for api, table in TABLE.items()}
-"""Fields that may keep a request from being split."""
+_WATCHED = {api: {name: rule.skips for name, rule in table.items() if rule.skips} for api, table in TABLE.items()}
+"""Fields that may keep a request from being split, and what says so."""
 _NOT_KEPT = {api: frozenset(name for name, rule in table.items() if rule.leg is not OnPrefill.KEEP)
              for api, table in TABLE.items()}
 _WHERE_GIVEN = {api: [(name, Raw(rule.value)) for name, rule in table.items()
@@ -40,7 +40,7 @@ _WHERE_GIVEN = {api: [(name, Raw(rule.value)) for name, rule in table.items()
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
-_TYPED: dict[type, Callable[[Raw], Any]] = {str: msgspec.json.Decoder(str | None).decode, bool: truth}
+_model = msgspec.json.Decoder(str | None).decode
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
@@ -62,11 +62,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 
 def parse(api: Api, body: bytes) -> GenerationRequest:
-    """Split a body into its fields.
-
-    Raises:
-        HttpFault: 400; see ``split``, or a field is refused or has the wrong type (``param`` names it).
-    """
+    """Split a body into its fields. Raises HttpFault, as ``split`` and ``checked``."""
     return checked(api, split(body))
 
 
@@ -74,36 +70,27 @@ def split(body: bytes) -> dict[str, Raw]:
     """The fields of a body. Raises HttpFault: 400; it has too many names, goes too deep, or is no JSON object."""
     body = unmarked(body)
     found = judged(body, MAX_NAMES, MAX_DEPTH)
-    if found is not Outline.WITHIN:
-        raise _outside(found)
+    if found is Outline.NAMES:
+        raise bad_request(f"the body has more than {MAX_NAMES} names at its top level, which is the limit",
+                          code="too_many_fields")
+    if found is Outline.DEPTH:
+        raise bad_request(f"the body is nested more than {MAX_DEPTH} deep, which is the limit", code="nested_too_deeply")
     try:
         return _decode_fields(body)
     except BAD_JSON as error:
         raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
 
 
-def _outside(found: Outline) -> HttpFault:
-    if found is Outline.NAMES:
-        return bad_request(f"the body has more than {MAX_NAMES} names at its top level, which is the limit",
-                           code="too_many_fields")
-    return bad_request(f"the body is nested more than {MAX_DEPTH} deep, which is the limit", code="nested_too_deeply")
-
-
 def checked(api: Api, fields: dict[str, Raw]) -> GenerationRequest:
-    """A request of these fields. Raises HttpFault: 400, one is refused or has the wrong type."""
+    """A request of these fields. Raises HttpFault: 400, one is refused or has the wrong type (``param`` names it)."""
     refuse(fields)
-    table = TABLE[api]
-    skips = ""
-    for name, raw in () if _WATCHED[api].isdisjoint(fields) else fields.items():
-        rule = table.get(name)
-        if rule is None or rule.skips is None or is_null(raw):
-            continue
-        if not skips and _asked(rule.skips, name, fields):
-            skips = name
-    model = _typed(fields, "model", str)
+    skips = next((name for name, raw in fields.items()
+                  if (ask := _WATCHED[api].get(name)) is not None and not is_null(raw) and _read(ask, name, fields)), "")
+    model = _read(_model, "model", fields["model"]) if "model" in fields else None
     if model == "":
         raise bad_request("'model' must not be empty", param="model")
-    return GenerationRequest(api, fields, model, bool(_typed(fields, "stream", bool)), skips)
+    stream = "stream" in fields and bool(_read(truth, "stream", fields["stream"]))
+    return GenerationRequest(api, fields, model, stream, skips)
 
 
 def body_of(request: GenerationRequest, role: Role, leg: legs.Leg | None) -> bytes:
@@ -161,18 +148,8 @@ def _params(request: GenerationRequest, leg: legs.Leg | None) -> dict[str, Any]:
     return params
 
 
-def _asked(ask: Callable[[Mapping[str, Raw]], bool], name: str, fields: Mapping[str, Raw]) -> bool:
+def _read(read: Callable[[_T], _V], name: str, given: _T) -> _V:
     try:
-        return ask(fields)
-    except BAD_JSON as error:
-        raise bad_request(f"{name!r}: {error}", param=name) from None
-
-
-def _typed(fields: Mapping[str, Raw], name: str, kind: type[_T]) -> _T | None:
-    raw = fields.get(name)
-    if raw is None:
-        return None
-    try:
-        return _TYPED[kind](raw)  # type: ignore[no-any-return]
-    except ValueError as error:  # msgspec's are such
+        return read(given)
+    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         raise bad_request(f"{name!r}: {error}", param=name) from None

@@ -5,9 +5,6 @@ computes as it does those of ``fields``. So
 
     prefill   the same prompt, one token that nobody sees     what shapes the output alone is dropped, or made cheapest
     decode    what the client sent, and where the KV is
-
-Belongs here: which requests have a prefill leg, and both bodies. Does not belong here: what is read of answers
-(``answers``), who is picked, and what follows when a leg fails (``exchange``).
 """
 
 from __future__ import annotations

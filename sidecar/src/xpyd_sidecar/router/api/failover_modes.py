@@ -1,8 +1,5 @@
 """The table of ways: how a stream that broke off can go on elsewhere, by the fields of its request.
 
-Belongs here: for every field that shapes an answer, whether another engine can go on exactly, and from where. Does not
-belong here: what the fields mean for prefill (``fields``), how a stream goes on (``position``, ``splice``).
-
 Theory: a greedy answer is a function of its prompt. So
   * where the next token depends on the tokens before it alone, an engine that is given prompt and generated tokens as its
     prompt goes on with the very next token (CONTINUE);
@@ -25,7 +22,7 @@ import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.router.api.fields import Api, is_null
-from xpyd_sidecar.router.api.sampled import UNTOLD, EngineDefaults, keeps_distribution
+from xpyd_sidecar.router.api.sampled import EXACT, UNTOLD, EngineDefaults, keeps_distribution
 
 Fields = Mapping[str, Raw]
 _decode_float = msgspec.json.Decoder(float).decode
@@ -39,6 +36,8 @@ class FailoverMode(IntEnum):
     ERROR = 2
 
 
+Continues = Callable[[Raw, Fields], bool]
+"""Whether a field's value, among all fields, lets the stream go on from its ids."""
 _BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _GREEDY_BELOW = 1e-5
 """Temperatures below it are greedy (vLLM ``sampling_params._SAMPLING_EPS``)."""
@@ -58,87 +57,67 @@ def _number(raw: Raw) -> float | None:
         return None
 
 
-def _unless(*plain: bytes) -> Callable[[Raw, Fields], FailoverMode]:
-    """CONTINUE where the value is one of these, as JSON."""
-    return lambda raw, _: FailoverMode.CONTINUE if bytes(raw) in plain else FailoverMode.REPLAY
+def _is(plain: bytes) -> Continues:
+    return lambda raw, _: bytes(raw) == plain
 
 
-def _unless_zero(raw: Raw, _: Fields) -> FailoverMode:
-    return FailoverMode.CONTINUE if _number(raw) == 0 else FailoverMode.REPLAY
+def _zero(raw: Raw, _: Fields) -> bool:
+    return _number(raw) == 0
 
 
-def _always(way: FailoverMode) -> Callable[[Raw, Fields], FailoverMode]:
-    return lambda *_: way
-
-
-def _unless_one_prompt(raw: Raw, _: Fields) -> FailoverMode:
+def _one_prompt(raw: Raw, _: Fields) -> bool:
     # Text, or the token ids of one prompt. Its ids come back with the stream, so a long list is not read.
     head = bytes(memoryview(raw)[:64]).lstrip()
-    one = head.startswith(b'"') or (head.startswith(b"[") and head[1:].lstrip()[:1].isdigit())
-    return FailoverMode.CONTINUE if one else FailoverMode.REPLAY
+    return head.startswith(b'"') or (head.startswith(b"[") and head[1:].lstrip()[:1].isdigit())
 
 
-def _unless_text_format(raw: Raw, _: Fields) -> FailoverMode:
+def _text_format(raw: Raw, _: Fields) -> bool:
     try:
-        kind = _decode_format(raw).type
+        return bytes(_decode_format(raw).type) == b'"text"'
     except _BAD_JSON:
-        return FailoverMode.REPLAY
-    return FailoverMode.CONTINUE if bytes(kind) == b'"text"' else FailoverMode.REPLAY
+        return False
 
 
-def _unless_unused(raw: Raw, fields: Fields) -> FailoverMode:
+def _unused(raw: Raw, fields: Fields) -> bool:
     # With tool_choice "none" the engine reads no tool calls; the tools only shape the prompt.
-    choice = fields.get("tool_choice")
-    unused = bytes(raw) == b"[]" or (choice is not None and bytes(choice) == b'"none"')
-    return FailoverMode.CONTINUE if unused else FailoverMode.REPLAY
-
-
-def _unless_text_parts(raw: Raw, _: Fields) -> FailoverMode:
-    # Engines ignore given prompt ids where a message has a part that is not text. Only such messages have these words as
-    # keys; text that happens to contain them costs a replay, and ids that were ignored are noticed.
-    return FailoverMode.REPLAY if has_parts(raw) else FailoverMode.CONTINUE
+    return bytes(raw) == b"[]" or bytes(fields.get("tool_choice", b"")) == b'"none"'
 
 
 def has_parts(raw: Raw | bytes) -> bool:
-    """Whether messages may have parts that are not text."""
+    """Whether messages may have parts that are not text: engines ignore given prompt ids then.
+
+    Only such messages have these words as keys; text that has them costs a replay, and ids that were ignored are noticed.
+    """
     return _PARTS.search(raw) is not None
 
 
 _PARTS = re.compile(rb'"(?:image_|input_|audio|video|file"|thinking"|refusal")')
-_CONTINUES = _always(FailoverMode.CONTINUE)
 
-TABLE: dict[str, Callable[[Raw, Fields], FailoverMode]] = dict.fromkeys((
-    # the prompt and its text: with token ids, rendered already
-    "model", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "cache_salt", "chat_template",
-    "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "documents", "reasoning_effort",
-    # whose request it is
-    "user", "priority", "session_id", "request_id",
-    # when it ends: counted on, or a matter of single tokens and of text that is held back
-    "max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
-    "include_stop_str_in_output",
-    # what a token is chosen from: each token for itself, or by prompt and output alike
-    "temperature", "seed", "top_p", "top_k", "min_p", "logit_bias", "allowed_token_ids", "repetition_penalty",
-    "length_penalty",
-    # what is shown
-    "stream", "stream_options", "logprobs", "top_logprobs", "logprob_token_ids", "skip_special_tokens",
-    "return_tokens_as_token_ids", "return_token_ids", "tool_choice", "parallel_tool_calls"), _CONTINUES) | {
-    "prompt": _unless_one_prompt,
-    "messages": _unless_text_parts,
-    "tools": _unless_unused,
-    "response_format": _unless_text_format,
-    "presence_penalty": _unless_zero,
-    "frequency_penalty": _unless_zero,
-    "n": _unless(b"1"),
-    "best_of": _unless(b"1"),
-    "echo": _unless(b"false"),
-    "use_beam_search": _unless(b"false"),
-    "include_reasoning": _unless(b"true"),
-    "bad_words": _unless(b"[]"),
-    "spaces_between_special_tokens": _unless(b"true"),
-    "return_prompt_text": _unless(b"false"),
+
+def _continues(*_: object) -> bool:
+    return True
+
+
+TABLE: dict[str, Continues] = dict.fromkeys((EXACT.keys() - {"prompt", "messages"}) | {"stop"}, _continues) | {
+    "prompt": _one_prompt,
+    "messages": lambda raw, _: not has_parts(raw),
+    "tools": _unused,
+    "response_format": _text_format,
+    "presence_penalty": _zero,
+    "frequency_penalty": _zero,
+    "n": _is(b"1"),
+    "best_of": _is(b"1"),
+    "echo": _is(b"false"),
+    "use_beam_search": _is(b"false"),
+    "include_reasoning": _is(b"true"),
+    "bad_words": _is(b"[]"),
+    "spaces_between_special_tokens": _is(b"true"),
+    "return_prompt_text": _is(b"false"),
 }
-"""What each field asks for, given its value and all fields. A value of null is as good as absent."""
-_ALWAYS_CONTINUE = frozenset(name for name, ask in TABLE.items() if ask is _CONTINUES)
+"""What lets a stream go on from its ids: whatever keeps the distribution of sampled ones, stop strings (text is held back
+for them), and others by their values. A value of null is as good as absent.
+"""
+_ALWAYS_CONTINUE = frozenset(name for name, ask in TABLE.items() if ask is _continues)
 
 
 def way_of(api: Api, fields: Fields, told: EngineDefaults = UNTOLD) -> FailoverMode:
@@ -167,7 +146,7 @@ def way_if_greedy(api: Api, fields: Fields) -> FailoverMode:
         if name in _ALWAYS_CONTINUE:
             continue
         ask = TABLE.get(name)
-        if not is_null(raw) and (ask is None or ask(raw, fields) is not FailoverMode.CONTINUE):
+        if not is_null(raw) and (ask is None or not ask(raw, fields)):
             return FailoverMode.REPLAY
     return FailoverMode.CONTINUE
 
@@ -185,5 +164,5 @@ def _sampling(fields: Fields) -> FailoverMode:
 
 def one_choice(fields: Fields) -> bool:
     """Whether the answer has one choice, as far as the request tells."""
-    return all(name not in fields or is_null(fields[name]) or TABLE[name](fields[name], fields) is FailoverMode.CONTINUE
+    return all(name not in fields or is_null(fields[name]) or TABLE[name](fields[name], fields)
                for name in ("n", "best_of", "prompt"))

@@ -1,8 +1,4 @@
-"""Errors as clients see them: OpenAI's form, made in one place.
-
-Belongs here: status, type, code and words of every error that the router itself gives, and whose fault an engine's status
-is. Does not belong here: errors of an engine, which are relayed as they are.
-"""
+"""Errors as clients see them: OpenAI's form, made in one place."""
 
 from __future__ import annotations
 
@@ -50,14 +46,10 @@ class HttpFault(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers that go with it."""
-        found = [(b"content-type", b"application/json")]
-        if self.retry_after_s is not None:
-            found.append((b"retry-after", b"%d" % self.retry_after_s))
-        if self.allow is not None:
-            found.append((b"allow", self.allow.encode()))
-        if self.status == 401:
-            found.append((b"www-authenticate", b"Bearer"))
-        return found
+        return [(b"content-type", b"application/json"),
+                *([] if self.retry_after_s is None else [(b"retry-after", b"%d" % self.retry_after_s)]),
+                *([] if self.allow is None else [(b"allow", self.allow.encode())]),
+                *([(b"www-authenticate", b"Bearer")] if self.status == 401 else [])]
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> HttpFault:

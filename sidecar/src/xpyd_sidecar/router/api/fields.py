@@ -1,8 +1,5 @@
 """The table of request fields: what happens to each of them on the way to prefill.
 
-Belongs here: for every field of /v1/completions and /v1/chat/completions, what the prefill leg does with it and whether it
-keeps the request from being split. Does not belong here: checks that the engine makes anyway.
-
 Theory: a prefill leg computes the KV of the prompt and one token that nobody sees. So
   * what changes the tokens of the PROMPT must be equal on both legs (KEEP);
   * what shapes the output alone is dropped (DROP) or made cheapest (SET): it would cost time, or contradict one token;
@@ -108,62 +105,32 @@ KEEP = FieldRule(OnPrefill.KEEP)
 DROP = FieldRule(OnPrefill.DROP)
 ONLY_ROUTER = "it is set by the router"
 
+
+def _all(rule: FieldRule, *names: str) -> dict[str, FieldRule]:
+    return dict.fromkeys(names, rule)
+
+
 _COMMON: dict[str, FieldRule] = {
-    # what the prompt's tokens and their KV depend on
-    "model": KEEP,
-    "add_special_tokens": KEEP,
+    # what the prompt's tokens and their KV depend on; chat templates can show response_format to the model
+    **_all(KEEP, "model", "add_special_tokens", "truncation_side", "cache_salt", "response_format"),
     # -1 cuts to what the context leaves beside max_tokens, which differs between the legs.
     "truncate_prompt_tokens": FieldRule(OnPrefill.KEEP, skips=_negative("truncate_prompt_tokens")),
-    "truncation_side": KEEP,
-    "cache_salt": KEEP,
-    "response_format": KEEP,  # chat templates can show it to the model; FIM and plain prompts do not care
-    # whose request it is and when it runs
-    "user": KEEP,
-    "priority": KEEP,
-    "session_id": KEEP,
-    "vllm_xargs": KEEP,  # custom extensions may read it on either side
+    # whose request it is and when it runs; custom extensions may read vllm_xargs on either side
+    **_all(KEEP, "user", "priority", "session_id", "vllm_xargs"),
     "request_id": DROP,  # X-Request-Id says it
-    # one token, not streamed
+    # one token, not streamed, and the cheapest one, since it is thrown away
     "max_tokens": FieldRule(OnPrefill.SET, b"1", always=True),
     "stream": FieldRule(OnPrefill.SET, b"false", always=True),
-    "stream_options": DROP,
-    "stream_interval": DROP,
-    "min_tokens": DROP,
-    "ignore_eos": DROP,
-    "stop": DROP,
-    "stop_token_ids": DROP,
-    "include_stop_str_in_output": DROP,
-    # how tokens are chosen: the one token is thrown away, so the cheapest way is right
     "temperature": FieldRule(OnPrefill.SET, b"0", always=True),
-    "top_p": DROP,
-    "top_k": DROP,
-    "min_p": DROP,
-    "seed": DROP,
-    "frequency_penalty": DROP,
-    "presence_penalty": DROP,
-    "repetition_penalty": DROP,
-    "length_penalty": DROP,
-    "logit_bias": DROP,
-    "allowed_token_ids": DROP,
-    "bad_words": DROP,
-    "watermarking": DROP,
-    "structured_outputs": DROP,
-    "repetition_detection": DROP,
-    "thinking_token_budget": DROP,
+    **_all(DROP, "stream_options", "stream_interval", "min_tokens", "ignore_eos", "stop", "stop_token_ids",
+           "include_stop_str_in_output", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
+           "repetition_penalty", "length_penalty", "logit_bias", "allowed_token_ids", "bad_words", "watermarking",
+           "structured_outputs", "repetition_detection", "thinking_token_budget"),
     # what the answer shows
-    "top_logprobs": DROP,
-    "logprobs": DROP,
-    "logprob_token_ids": DROP,
-    "skip_special_tokens": DROP,
-    "spaces_between_special_tokens": DROP,
-    "return_tokens_as_token_ids": DROP,
-    "return_token_ids": DROP,
-    "return_token_offsets": DROP,
-    "mm_payload": DROP,
-    "return_mm_kwargs": DROP,
+    **_all(DROP, "top_logprobs", "logprobs", "logprob_token_ids", "skip_special_tokens", "spaces_between_special_tokens",
+           "return_tokens_as_token_ids", "return_token_ids", "return_token_offsets", "mm_payload", "return_mm_kwargs"),
     # needs the logits, or the experts, of every prompt token where the answer is made
-    "prompt_logprobs": FieldRule(OnPrefill.DROP, skips=_given),
-    "routed_experts_prompt_start": FieldRule(OnPrefill.DROP, skips=_given),
+    **_all(FieldRule(OnPrefill.DROP, skips=_given), "prompt_logprobs", "routed_experts_prompt_start"),
     # several sequences share one prompt
     "n": FieldRule(OnPrefill.DROP, skips=_above_one("n")),
     "best_of": FieldRule(OnPrefill.DROP, skips=_above_one("best_of")),
@@ -181,19 +148,10 @@ TABLE: dict[Api, dict[str, FieldRule]] = {
         "echo": FieldRule(OnPrefill.DROP, skips=_echo_with_logprobs),
     },
     "chat": _COMMON | {
-        "messages": KEEP,
-        "tools": KEEP,
-        "tool_choice": KEEP,  # rendered into the prompt by some templates, and decides whether tools are
-        "parallel_tool_calls": KEEP,
-        "chat_template": KEEP,
-        "chat_template_kwargs": KEEP,
-        "add_generation_prompt": KEEP,
-        "continue_final_message": KEEP,
-        "documents": KEEP,
-        "reasoning_effort": KEEP,
-        "include_reasoning": KEEP,
-        "media_io_kwargs": KEEP,
-        "mm_processor_kwargs": KEEP,
+        # tool_choice is rendered into the prompt by some templates, and decides whether tools are
+        **_all(KEEP, "messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template", "chat_template_kwargs",
+               "add_generation_prompt", "continue_final_message", "documents", "reasoning_effort", "include_reasoning",
+               "media_io_kwargs", "mm_processor_kwargs"),
         "max_completion_tokens": FieldRule(OnPrefill.SET, b"1"),
         "echo": FieldRule(OnPrefill.DROP, skips=_is_true("echo")),  # asks the engine for prompt logprobs
         "return_prompt_text": DROP,

@@ -8,8 +8,6 @@
 A connector obeys ``extra_args["kv_transfer_params"]``: who may send it tells an engine to wait, or whom to connect to. So
 the names are refused at any depth of a body, spelled with escapes or twice, but for fields that hold what a client says
 or what a model is shown (``CONTENT``). A field that vLLM does not have yet is searched.
-
-Belongs here: JSON and forms. Does not belong here: what becomes of fields that may be sent (``fields``).
 """
 
 from __future__ import annotations
@@ -50,30 +48,19 @@ class _Object(list[tuple[str, Any]]):
 
 
 def refuse(fields: Mapping[str, Raw]) -> None:
-    """Refuse fields that only the router may send, at any depth. A name whose value is null says nothing.
-
-    Raises:
-        HttpFault: 400, ``param`` is the path of the field.
+    """Refuse fields that only the router may send, at any depth: HttpFault, 400, ``param`` is the path of the field. A name
+    whose value is null says nothing.
     """
     for name, raw in fields.items():
         if name in REFUSED:
             if not is_null(raw):
                 raise _fault(name, name)
-        elif len(raw) >= _SHORTEST and name not in CONTENT and _may_hold(bytes(raw)):
+        elif len(raw) >= _SHORTEST and name not in CONTENT and may_hold(bytes(raw)):
             _search(name, bytes(raw))
 
 
-def repeats(body: bytes) -> bool:
-    """Whether a body may say one of the names twice, of which a reader sees one."""
-    return _may_hold(body)
-
-
 def refuse_in_form(data: bytes) -> None:
-    """Refuse a field of a form through which the names would reach an engine. ``data``: any part of it.
-
-    Raises:
-        HttpFault: 400.
-    """
+    """Refuse a field of a form through which the names would reach an engine: HttpFault, 400. ``data``: any part of it."""
     for name in ("vllm_xargs", *REFUSED):
         if data.find(name.encode()) >= 0:
             words = f"{name!r} cannot be sent in a form: {ONLY_ROUTER}"
@@ -81,11 +68,7 @@ def refuse_in_form(data: bytes) -> None:
 
 
 def refuse_form_type(content_type: bytes) -> None:
-    """Refuse a form whose names an engine would decode otherwise than they are read here, or that is none.
-
-    Raises:
-        HttpFault: 415.
-    """
+    """Refuse a form whose names an engine would decode otherwise than they are read here, or that is none (415)."""
     kind, *rest = content_type.lower().split(b";")
     charsets = [part.partition(b"=")[2].strip().strip(b'"') for part in rest if part.strip().startswith(b"charset")]
     if kind.strip() == b"application/x-www-form-urlencoded" or any(one not in {b"utf-8", b"us-ascii"} for one in charsets):
@@ -93,7 +76,8 @@ def refuse_form_type(content_type: bytes) -> None:
         raise HttpFault(415, words, code="unsupported_media_type")
 
 
-def _may_hold(raw: bytes) -> bool:
+def may_hold(raw: bytes) -> bool:
+    """Whether one of the names may stand there; twice, perhaps, of which a reader sees one."""
     return raw.find(_NAME) >= 0 or (raw.find(b"\\u00") >= 0 and any(raw.find(escape) >= 0 for escape in _ESCAPES))
 
 

@@ -3,8 +3,6 @@ r"""Values of a request as vLLM takes them: its request classes (pydantic) are l
     "stream": true   1   1.0   "true"   "Yes"   "on"        all are true
     "max_tokens": 16   16.0   "16"                          all are 16
     EF BB BF { … }                                          a byte order mark before the body is no fault
-
-Belongs here: reading such values. Does not belong here: refusing others, which is the engine's to do.
 """
 
 from __future__ import annotations
@@ -26,11 +24,7 @@ def unmarked(body: bytes) -> bytes:
 
 
 def truth(raw: Raw) -> bool | None:
-    """A value as a field for ``bool | None`` takes it.
-
-    Raises:
-        ValueError: it takes none such.
-    """
+    """A value as a field for ``bool | None`` takes it. Raises ValueError: it takes none such."""
     plain = bytes(raw)
     if plain in _USUAL:
         return _USUAL[plain]

@@ -1,7 +1,6 @@
 """What may be in the body of a passed request.
 
-Belongs here: fields that only the router may send, and those that need what one engine alone keeps. The engine checks the
-rest: it alone knows its API.
+The engine checks the rest: it alone knows its API.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from msgspec import Raw
 from xpyd_sidecar.router.api.bodies import split
 from xpyd_sidecar.router.api.faults import bad_request
 from xpyd_sidecar.router.api.fields import is_null
-from xpyd_sidecar.router.api.hidden import refuse, repeats
+from xpyd_sidecar.router.api.hidden import may_hold, refuse
 from xpyd_sidecar.router.api.lax import is_true
 
 _KEPT = "the answer it names is kept by one engine, and requests go to any of them; send the whole conversation"
@@ -32,10 +31,7 @@ class PassedBody(msgspec.Struct, frozen=True):
 def checked(path: str, body: bytes) -> PassedBody:
     """Split a JSON body into its fields, which are not decoded, and check those that are the router's.
 
-    A body that is no object is the engine's to refuse, but for one reason: what the router cannot read it cannot check.
-
-    Raises:
-        HttpFault: 400; see ``bodies.split``, or it holds a field that a client must not send (``param`` names it).
+    Raises HttpFault: 400; see ``bodies.split``, or it holds a field that a client must not send (``param`` names it).
     """
     fields = split(body)
     refuse(fields)
@@ -49,4 +45,4 @@ def checked(path: str, body: bytes) -> PassedBody:
         model = _model(fields["model"]) if "model" in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"'model': {error}", param="model") from None
-    return PassedBody(model, fields, _encode(fields) if repeats(body) else body)
+    return PassedBody(model, fields, _encode(fields) if may_hold(body) else body)

@@ -7,8 +7,7 @@
     REFUSED         404 with a reason: it means one engine alone, or needs what one engine alone keeps. After a 5xx clients
                     ask again, and would get the same answer for ever
 
-Belongs here: the table, and finding a path in it. Does not belong here: carrying it out (``endpoints.application``,
-``serving.passthrough``). A test holds the table against the paths that the installed vLLM registers, so that none is lost.
+A test holds the table against the paths that the installed vLLM registers, so that none is lost.
 """
 
 from __future__ import annotations
@@ -60,10 +59,6 @@ _SOCKET = "WebSockets are not carried"
 _LOAD = "each instance has a load of its own: see xpyd_router_legs_open in /metrics"
 
 
-def _generation(path: str, api: Api) -> Route:
-    return Route(path, ("POST",), RouteKind.DISAGGREGATED, api=api)
-
-
 def _passed(*paths: str, body: BodyKind = BodyKind.JSON) -> tuple[Route, ...]:
     methods = ("GET",) if body is BodyKind.NONE else ("POST",)
     return tuple(Route(path, methods, RouteKind.PASSED, body=body) for path in paths)
@@ -78,8 +73,8 @@ def _refused(reason: str, *paths: str, methods: tuple[str, ...] = ("GET", "POST"
 
 
 TABLE: Final[tuple[Route, ...]] = (
-    _generation("/v1/completions", "completions"),
-    _generation("/v1/chat/completions", "chat"),
+    Route("/v1/completions", ("POST",), RouteKind.DISAGGREGATED, api="completions"),
+    Route("/v1/chat/completions", ("POST",), RouteKind.DISAGGREGATED, api="chat"),
     # Generation in other forms.
     *_passed("/v1/responses", "/v1/messages", "/v1/chat/completions/batch", "/cohere/v2/chat", "/invocations",
              "/inference/v1/generate", "/generative_scoring", "/v1/systemone"),
@@ -108,6 +103,7 @@ TABLE: Final[tuple[Route, ...]] = (
               "/weight_info", "/weight_checker", "/get_world_size", "/kv_event_sources", "/fault_tolerance/apply",
               "/fault_tolerance/status", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
 )
+
 
 def api_of(route: Route) -> str:
     """What metrics and logs call the API of a path: ``completions``, ``chat``, a dialect's name; empty for other paths."""

@@ -1,8 +1,5 @@
 """What a router can tell of a prompt without a tokenizer: keys of its prefixes, and about how many tokens it has.
 
-Belongs here: arithmetic on the prompt's bytes as the client wrote them (a JSON string, token ids, or messages); nothing is
-decoded. Does not belong here: who holds what (``prefix_index``), who is chosen (``policies``).
-
     bytes   0    256   512   768   1024  1280 …  2048  2560 …      at most ``MAX_BYTES`` are read
     cuts         │     │     │     │     │       │     │           four to a doubling: a match is at most a fifth short
 

@@ -1,7 +1,5 @@
 """The hash of a request: equal for all that ask engines for the same work.
 
-Belongs here: which fields make it. Does not belong here: what is done with it (``quarantine``).
-
 It is made of the model, of the prompt and of how tokens are chosen, as the client wrote them. Left out is what differs
 between two tries of one request, or says only how the answer is shown: ids, whose request it is, whether it is streamed.
 Where a table says which fields an API has, others are left out too: the engine ignores them, so they are no way to look
@@ -20,11 +18,9 @@ from xpyd_sidecar.router.api.fields import TABLE, Api, is_null
 
 RequestHash = NewType("RequestHash", bytes)
 SIZE = 16
-"""Bytes."""
 ASIDE = frozenset({
     "request_id", "session_id", "user", "metadata", "safety_identifier", "prompt_cache_key", "cache_salt", "priority",
     "service_tier", "store", "stream", "stream_options", "stream_interval"})
-"""Fields that are no part of it."""
 
 
 def hash_of(kind: str, fields: Mapping[str, Raw]) -> RequestHash:

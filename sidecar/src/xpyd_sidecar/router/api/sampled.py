@@ -7,9 +7,6 @@ A sampled answer without a seed has no second run, so nothing can be compared. W
 An engine that is given ``prompt, t₁ … tₖ`` as its prompt draws tₖ₊₁ … from the right one if P depends on the tokens before
 it alone, wherever prompt ends and output begins (EXACT). What counts, matches or parses the output as such (HISTORY) would
 begin anew behind the cut. A field that stands in neither table is taken for HISTORY.
-
-Belongs here: the fields, each with its reason, and what engines add to them (``EngineDefaults``). Does not belong here:
-answers that are determined (``failover_modes``), which can be run again and compared.
 """
 
 from __future__ import annotations
@@ -93,7 +90,6 @@ class EngineDefaults(msgspec.Struct, frozen=True):
 
 
 UNTOLD = EngineDefaults()
-"""Nothing is known of any engine."""
 
 
 class SamplingTerms(msgspec.Struct, frozen=True):

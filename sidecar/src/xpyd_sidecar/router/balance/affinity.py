@@ -1,8 +1,4 @@
-"""Session affinity: requests that belong together go to the same instances.
-
-Belongs here: the choice by a session's key, laid over any policy. Does not belong here: where the key comes from
-(``serving.context`` reads the header that the configuration names).
-"""
+"""Session affinity: requests that belong together go to the same instances."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -90,16 +90,9 @@ class ConcurrencyLimits:
         left = [member for member in candidates if member.in_flight < self.of(member)]
         return candidates if not left or len(left) == len(candidates) else left
 
-    def room(self, candidates: Iterable[FleetMember]) -> bool:
+    def room(self, candidates: Sequence[FleetMember]) -> bool:
         """Whether one of them has room; also where there are none, since nobody frees a place then."""
-        if self.unlimited:
-            return True
-        none = True
-        for member in candidates:
-            if member.in_flight < self.of(member):
-                return True
-            none = False
-        return none
+        return self.unlimited or not candidates or any(member.in_flight < self.of(member) for member in candidates)
 
     def ended(self, now: float, member: FleetMember) -> None:
         """A leg on it ended."""
@@ -111,10 +104,9 @@ class ConcurrencyLimits:
         """Take note of the beats that came since the last look. True: somebody has more room."""
         if self._fixed:
             return False
-        more, there = False, 0
+        more = False
         known = self._seen.get
         for member in members:
-            there += 1
             seen = known(member.name)
             if seen is None or seen.incarnation != member.incarnation:
                 self._seen[member.name] = _Seen(member.incarnation, Rate(), member.beat_at)
@@ -126,7 +118,7 @@ class ConcurrencyLimits:
                     seen.beats.append(_UNUSED)
                 else:
                     more |= self._heard(now, member, seen)
-        if len(self._seen) > there:
+        if len(self._seen) > len(members):
             for name in self._seen.keys() - {member.name for member in members}:
                 del self._seen[name]
                 more |= self._limited.pop(name, None) is not None

@@ -12,8 +12,6 @@ _MASK = (1 << 64) - 1
 class Draw:
     """A stream of numbers that depends on nothing but its seed."""
 
-    __slots__ = ("_state",)
-
     def __init__(self, seed: int) -> None:
         self._state = seed & _MASK
 

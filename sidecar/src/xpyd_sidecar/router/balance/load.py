@@ -1,7 +1,4 @@
-"""How loaded an instance is, as far as it is known now; and what is usual among several.
-
-Belongs here: arithmetic that policies share. Does not belong here: limits (``concurrency``).
-"""
+"""How loaded an instance is, as far as it is known now; and what is usual among several."""
 
 from __future__ import annotations
 

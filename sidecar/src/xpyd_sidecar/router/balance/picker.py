@@ -1,19 +1,15 @@
-"""Choosing a pair: filters that make every candidate right, and then the policy.
-
-Belongs here: who may serve a request at all (ready, same fingerprint, not tried before, with room). Does not belong here:
-which of the equal ones is best (``policies``), how much room there is (``concurrency``).
-"""
+"""Choosing a pair: filters that make every candidate right, and then the policy."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role
 from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.api.prompt import PromptPrefix
+from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
 from xpyd_sidecar.router.balance.load import Mean, score
 from xpyd_sidecar.router.balance.policies import Policy, Query
 from xpyd_sidecar.router.balance.prefix_index import Holdings
@@ -24,20 +20,6 @@ CACHED_BOUND = 2.0
 """A prompt goes to decode alone for what is cached there only while that has less than this times the mean."""
 CACHED_ALWAYS = 4
 """So many requests are never too many for that."""
-
-
-class HasRoom(Protocol):
-    """Who can take more (``concurrency.ConcurrencyLimits``)."""
-
-    @property
-    def unlimited(self) -> bool:
-        """Whether all can take more."""
-
-    def free(self, candidates: Sequence[FleetMember]) -> Sequence[FleetMember]:
-        """Those with room; the same object where all have, and where none has."""
-
-    def room(self, candidates: Iterable[FleetMember]) -> bool:
-        """Whether one of them has room, or there is none."""
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -62,11 +44,12 @@ class _Known(msgspec.Struct, frozen=True):
 class Picker:
     """Picks from a roster by a policy."""
 
-    def __init__(self, roster: Roster, policy: Policy, *, room: HasRoom | None = None, cached_share: float = 0.0) -> None:
+    def __init__(self, roster: Roster, policy: Policy, *, room: ConcurrencyLimits | None = None,
+                 cached_share: float = 0.0) -> None:
         """``cached_share``: of a prompt that decode must hold to go without prefill; 0: prompts always have one."""
         self._roster = roster
         self._policy = policy
-        self._room = room
+        self._room = room or ConcurrencyLimits()
         self._cached_share = cached_share
         self._known = _Known((), (), {}, 0, (), (), {}, {})
         self._picks: dict[Role, tuple[FleetMember, ...]] | None = None
@@ -78,9 +61,9 @@ class Picker:
         """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
         return Selection(self, prompt, session)
 
-    def unpaired(self, prompt: bytes, session: int = 0) -> Unpaired:
-        """The same of a request whose id is its client's: older engines pair by ids of the router."""
-        return Unpaired(self, prompt, session)
+    def unpaired(self, prompt: bytes, session: int = 0) -> Selection:
+        """The same of a request whose id is its client's, so that no pair of older engines can serve it."""
+        return Selection(self, prompt, session, own_id=True)
 
     def some_prefill_themselves(self) -> bool:
         """Whether a decode instance is there that can do without prefill."""
@@ -89,7 +72,7 @@ class Picker:
     def room(self, *, alone: bool) -> bool:
         """Whether a request could be served now, as far as limits of instances go."""
         room = self._room
-        if room is None or room.unlimited:
+        if room.unlimited:
             return True
         known = self._look()
         return room.room(known.able if alone else known.decodes) and (alone or room.room(known.prefills))
@@ -118,9 +101,8 @@ class Picker:
     def _choose(self, asked: Selection, candidates: Sequence[FleetMember], partners: int) -> FleetMember:
         chosen = candidates[0]
         if len(candidates) > 1:
-            room = self._room
-            if room is not None and not room.unlimited:
-                candidates = room.free(candidates)
+            if not self._room.unlimited:
+                candidates = self._room.free(candidates)
             query = Query(chosen.role, candidates, partners, asked.prefix, self.holdings, asked.session)
             chosen = candidates[self._policy.choose(query)]
         if self.holdings is not None:
@@ -146,23 +128,22 @@ class Picker:
             return known
         one_door = len(member.http) == 1 and len(member.control) > 1
         made = self._known.targets[member.name, rank] = EngineTarget(
-            instance=member.name, incarnation=member.incarnation, fingerprint=member.fingerprint,
-            http=member.http[rank % len(member.http)],
+            member.name, member.incarnation, member.fingerprint, http=member.http[rank % len(member.http)],
             control=member.control[rank % len(member.control)] if member.control else HostPort(""),
-            dp_rank=rank if one_door else None,
-            p2p=member.control[0] if is_p2p(member.fingerprint) else "")
+            dp_rank=rank if one_door else None, p2p=member.control[0] if is_p2p(member.fingerprint) else "")
         if max(len(member.http), len(member.control)) <= 1:
             self._known.only[member.name] = made
         return made
 
 
 class Selection:
-    """The picks of one request (``exchange_inputs.Picks``)."""
+    """The picks of one request."""
 
-    __slots__ = ("_picker", "_stays", "prefix", "session")
+    __slots__ = ("_own_id", "_picker", "_stays", "prefix", "session")
 
-    def __init__(self, picker: Picker, prompt: bytes, session: int) -> None:
+    def __init__(self, picker: Picker, prompt: bytes, session: int, *, own_id: bool = False) -> None:
         self._picker = picker
+        self._own_id = own_id
         self._stays = False
         self.prefix = PromptPrefix(prompt)
         self.session = session
@@ -193,8 +174,9 @@ class Selection:
                 decode = picker._choose(self, paired, sending)
                 prefill = picker._choose(self, partners[decode.fingerprint], len(paired))
                 known_target = known.only.get
-                return Pair(known_target(decode.name) or picker._target(decode),
+                pair = Pair(known_target(decode.name) or picker._target(decode),
                             known_target(prefill.name) or picker._target(prefill))
+                return Pair(pair.decode, None) if self._own_id and pair.decode.p2p else pair
         decodes: Sequence[FleetMember] = _but(known.able, not_decode)
         if not decodes:
             return None
@@ -211,18 +193,6 @@ class Selection:
     def why_not(self, role: Role) -> str:
         """Why nobody of a role can be picked."""
         return self._picker.why_not(role)
-
-
-class Unpaired(Selection):
-    """The picks of a request that no pair of older engines can serve."""
-
-    __slots__ = ()
-
-    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
-             not_decode: Collection[InstanceName] = ()) -> Pair | None:
-        """Decode and prefill; decode alone where it is an older engine."""
-        pair = super().pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
-        return Pair(pair.decode, None) if pair is not None and pair.decode.p2p else pair
 
 
 def _but(candidates: tuple[FleetMember, ...], names: Collection[InstanceName]) -> tuple[FleetMember, ...]:

@@ -22,15 +22,13 @@ import msgspec
 
 from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api import paths
 from xpyd_sidecar.router.api.faults import HttpFault, not_served, unknown_model
 from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
-from xpyd_sidecar.router.endpoints.dashboard import Dashboard
+from xpyd_sidecar.router.endpoints.dashboard import Dashboard, fleet_of
 from xpyd_sidecar.router.endpoints.traces import Tracer
-from xpyd_sidecar.router.http.auth import Admin, ClientKeys, Keys, known, require
-from xpyd_sidecar.router.http.cors import CorsRules, is_preflight
-from xpyd_sidecar.router.http.heads import Hosts, Media
+from xpyd_sidecar.router.http.auth import Admin, ClientKeys, Keys, bearer, unknown
+from xpyd_sidecar.router.http.heads import CorsRules, Hosts, Media, is_preflight
 from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, ReplyConnection, RequestHandler
 from xpyd_sidecar.router.observing.metrics import CONTENT_TYPE
 from xpyd_sidecar.router.serving.admission import admit
@@ -56,15 +54,14 @@ class Paths:
         self._client_keys = client_keys
         self._admin = admin
         config = context.config
-        self._hosts = Hosts(config.host, config.hosts)
-        self._media = Media()
+        self._hosts, self._media = Hosts(config.host, config.hosts), Media()
         self._cors = CorsRules(config.cors_origins) if config.cors_origins else None
         self._created = int(time.time())
         self._knew: tuple[Keys, bytes] = (Keys(), b"")
         """Keys, and a header that brought one of them."""
         self._metrics_page, self._metrics_until = b"", -math.inf
-        self.tracer: Tracer | None = None
-        """Of a router that can ask engines."""
+        self.tracer: Tracer
+        """Set by whoever puts the router together and has its key."""
         self._get: dict[str, Callable[[HttpRequest, Reply], RequestHandler | None]] = {
             "/health": self._health, "/ping": self._health, "/ready": self._ready, "/metrics": self._metrics,
             "/fleet": self._fleet, timeline.PATH: self._trace, "/v1/models": self._models,
@@ -119,8 +116,7 @@ class Paths:
             if request.upload is not None and not request.upload.done:
                 reply.last()  # the rest of its body will not be read
             if route is not None:
-                self._context.observer.unserved(route, request.request_id, fault.outcome, fault.status,
-                                                  fault.message)
+                self._context.observer.unserved(route, request.request_id, fault.outcome, fault.status, fault.message)
             raise
         return self.own(request, reply)
 
@@ -137,27 +133,22 @@ class Paths:
             return None
         return self.entrance.enter(client, api, request)
 
-    def _knows(self, headers: dict[bytes, bytes]) -> bool:
+    def _check_client(self, headers: dict[bytes, bytes]) -> None:
         keys = self._client_keys.keys
         if not keys:
-            return True
+            return
         header, (of, latest) = headers.get(b"authorization", b""), self._knew
         if of is keys and hmac.compare_digest(header, latest):
-            return True  # as the client before
-        if not known(headers, keys):
-            return False
+            return  # as the client before
+        if bearer(headers) not in keys:
+            raise unknown(headers)
         self._knew = keys, header
-        return True
 
     @staticmethod
     def _allow(path: str, method: str, *methods: str) -> None:
         if method not in methods and not (method == "HEAD" and "GET" in methods):
             words = f"{path} takes {' or '.join(methods)}, not {method}"
             raise HttpFault(405, words, code="method_not_allowed", allow=", ".join(methods))
-
-    def _check_client(self, headers: dict[bytes, bytes]) -> None:
-        if not self._knows(headers):
-            require(headers, self._client_keys.keys)
 
     def _health(self, _: HttpRequest, reply: Reply) -> None:
         reply.whole(200, _TEXT, b"ok\n")
@@ -181,30 +172,24 @@ class Paths:
         return ""
 
     def _ready(self, _: HttpRequest, reply: Reply) -> None:
-        reason = self.not_ready()
-        if reason:
+        if reason := self.not_ready():
             reply.whole(503, [*_TEXT, (b"retry-after", b"1")], reason.encode() + b"\n")
         else:
             reply.whole(200, _TEXT, b"ready\n")
 
     def _metrics(self, _: HttpRequest, reply: Reply) -> None:
-        loop = self._context.loop
-        if loop.time() >= self._metrics_until:
-            self._metrics_page = self._context.observer.metrics.text()
-            self._metrics_until = loop.time() + RENDERED_S
+        context = self._context
+        if context.loop.time() >= self._metrics_until:
+            self._metrics_page = context.observer.metrics.text()
+            self._metrics_until = context.loop.time() + RENDERED_S
         reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics_page)
 
     def _fleet(self, request: HttpRequest, reply: Reply) -> None:
-        self._admin.require(request.method, request.path, request.headers, private=reply.private)
-        context = self._context
-        fleet = context.observer.fleet(context.service, context.name, context.loop.time(), context.started,
-                                        draining=context.draining)
-        reply.whole(200, _JSON, msgspec.json.encode(fleet))
+        self._admin.require(request, reply)
+        reply.whole(200, _JSON, msgspec.json.encode(fleet_of(self._context)))
 
     def _trace(self, request: HttpRequest, reply: Reply) -> RequestHandler:
-        self._admin.require(request.method, request.path, request.headers, private=reply.private)
-        if self.tracer is None:
-            raise OurFault("a router without a service key was asked for a trace")
+        self._admin.require(request, reply)
         return self.tracer.open(request, reply)
 
     def _models(self, request: HttpRequest, reply: Reply) -> None:

@@ -13,9 +13,9 @@ Content-Security-Policy allows none: scripts and styles come from these files al
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from time import time
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,19 +24,15 @@ from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply
 from xpyd_sidecar.router.observing.history import COLUMNS, Row
-
-if TYPE_CHECKING:
-    from xpyd_sidecar.router.serving.context import RequestContext
+from xpyd_sidecar.router.serving.context import RequestContext
 
 SINCE = b"xpyd-since"
 _KINDS = {"html": b"text/html; charset=utf-8", "css": b"text/css; charset=utf-8", "js": b"text/javascript; charset=utf-8"}
 _PAGE = "page.html"
 _POLICY = (b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
            b"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-_GUARD = [
-    (b"content-security-policy", _POLICY), (b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-]
+_GUARD = [(b"content-security-policy", _POLICY), (b"x-content-type-options", b"nosniff"),
+          (b"referrer-policy", b"no-referrer"), (b"cross-origin-resource-policy", b"same-origin")]
 Answers = Callable[[HttpRequest, Reply], None]
 
 
@@ -49,6 +45,12 @@ class Data(msgspec.Struct, frozen=True):
     seconds: list[Row]
     """Those that are new to the page, oldest first."""
     fleet: Fleet
+
+
+def fleet_of(context: RequestContext) -> Fleet:
+    """What the router knows of its fleet now."""
+    return context.observer.fleet(context.service, context.name, context.loop.time(), context.started,
+                                  draining=context.draining)
 
 
 class Dashboard:
@@ -65,27 +67,22 @@ class Dashboard:
             path = "/dashboard" if file.name == _PAGE else f"/dashboard/{file.name}"
             kind = _KINDS[file.name.rpartition(".")[2]]
             headers = [(b"content-type", kind), (b"cache-control", b"no-cache"), *_GUARD]
-            self.paths[path] = _static(headers, file.read_bytes())
+            self.paths[path] = partial(_static, headers, file.read_bytes())
 
     def _data(self, request: HttpRequest, reply: Reply) -> None:
         try:
-            self._admin.require(request.method, request.path, request.headers, private=reply.private,
-                                also=self._client_keys.keys)
+            self._admin.require(request, reply, also=self._client_keys.keys)
         except HttpFault as fault:
             words = self._need if fault.status == 401 else f"This router says: {fault.message}."
             raise HttpFault(fault.status, words, kind=fault.kind, code=fault.code) from None
         since = request.headers.get(SINCE, b"0")
         if not since.isdigit() or len(since) > 12:
             raise HttpFault(400, f"{SINCE.decode()} is not a number of seconds", code="bad_since")
-        context = self._context
-        fleet = context.observer.fleet(context.service, context.name, context.loop.time(), context.started,
-                                        draining=context.draining)
-        data = Data(round(time(), 3), COLUMNS, context.observer.history.since(int(since)), fleet)
+        rows = self._context.observer.history.since(int(since))
+        data = Data(round(time(), 3), COLUMNS, rows, fleet_of(self._context))
         reply.whole(200, [(b"content-type", b"application/json"), (b"cache-control", b"no-store"), *_GUARD],
                     msgspec.json.encode(data))
 
 
-def _static(headers: list[tuple[bytes, bytes]], body: bytes) -> Answers:
-    def answer(_: HttpRequest, reply: Reply) -> None:
-        reply.whole(200, headers, body)
-    return answer
+def _static(headers: list[tuple[bytes, bytes]], body: bytes, _: HttpRequest, reply: Reply) -> None:
+    reply.whole(200, headers, body)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import zmq
@@ -18,7 +18,7 @@ import zmq
 from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import TRANSFER_ID, HostPort, InstanceName, TransferId
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Asked, Clock, Timeline, Told, Traces
+from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Asked, Clock, Told, Traces
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.messages import Reject
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable
@@ -26,9 +26,7 @@ from xpyd_sidecar.router.http.reply import HttpRequest, LaterReply, Reply, Reque
 from xpyd_sidecar.router.observing import timeline
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.observing.timeline import EngineNotes
-
-if TYPE_CHECKING:
-    from xpyd_sidecar.router.serving.context import RequestContext
+from xpyd_sidecar.router.serving.context import RequestContext
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +48,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def question(header: bytes) -> Question:
-    """Read the header; without one the last request is meant.
-
-    Raises:
-        HttpFault: 400, with what would be right.
-    """
+    """Read the header; without one the last request is meant. Raises HttpFault: 400, with what would be right."""
     which, _, word = (header.decode("latin-1").strip() or "last 1").partition(" ")
     word = word.strip()
     if which == "id" and word:
@@ -74,11 +68,7 @@ class Tracer:
         self._task: asyncio.Task[None] | None = None
 
     def open(self, request: HttpRequest, reply: Reply) -> RequestHandler:
-        """Begin to answer.
-
-        Raises:
-            HttpFault: the question is wrong, nothing is known of it, or another one is being answered.
-        """
+        """Begin to answer. Raises HttpFault: it is wrong, nothing is known of it, or another one is being answered."""
         asked = question(request.headers.get(HEADER.encode(), b""))
         if self._task is not None and not self._task.done():
             raise unavailable("another trace is being made")
@@ -106,8 +96,9 @@ class Tracer:
         try:
             heard, silent = await asyncio.to_thread(ask, self._key, dict(engines), transfers) if transfers else ([], {})
             silent |= dict.fromkeys(gone, "it is gone")
-            lines = [timeline.of(record, heard) for record in records]
-            lines += [line for line in self._unrouted(records, transfers, heard) if line is not None]
+            known = {record.transfer for record in records}
+            others = [timeline.unrouted(transfer, heard) for transfer in transfers if transfer not in known]
+            lines = [timeline.of(record, heard) for record in records] + [line for line in others if line is not None]
             answer = Traces(context.service, context.name, len(context.observer.recent), tuple(lines),
                             tuple(Clock(one.told.instance, round(one.within_s, 6)) for one in heard), silent)
         except Exception:
@@ -117,12 +108,6 @@ class Tracer:
             return
         if not answering.gone:
             answering.reply.whole(200, _JSON, msgspec.json.encode(answer))
-
-    @staticmethod
-    def _unrouted(records: Sequence[Record], transfers: Sequence[TransferId],
-                  heard: Sequence[EngineNotes]) -> list[Timeline | None]:
-        known = {record.transfer for record in records}
-        return [timeline.unrouted(transfer, heard) for transfer in transfers if transfer not in known]
 
 
 def chosen(asked: Question, recent: Sequence[Record]) -> tuple[list[Record], tuple[TransferId, ...]]:
@@ -192,18 +177,9 @@ class ClockExchange:
         """Take an answer."""
         parts = self._sock.recv_multipart()
         now = time.monotonic()
-        try:
-            version = messages.prefix(parts[0]).version
-            told = messages.unpack(parts[-1]) if version == messages.WIRE_VERSION else None
-        except messages.MessageError as error:
-            self._fail(str(error))
-            return
-        if told is None:
-            self._fail(f"control wire version {messages.WIRE_VERSION} here, {version} there")
-            return
-        if not isinstance(told, Told):
-            reason = f": {told.reason}" if isinstance(told, Reject) else ""
-            self._fail(f"it cannot tell (an older release?){reason}")
+        told = _told(parts)
+        if isinstance(told, str):
+            self.open, self.problem = False, told
             return
         half = (now - self._asked_at) / 2
         self._best = min(self._best, (half, told.now - (now - half)))
@@ -215,5 +191,16 @@ class ClockExchange:
         here = abs(told.clock - (time.time() - time.monotonic())) < timeline.SAME_HOST_S
         self.heard = EngineNotes(told, 0.0, 0.0) if here else EngineNotes(told, self._best[1], self._best[0])
 
-    def _fail(self, problem: str) -> None:
-        self.open, self.problem = False, problem
+
+def _told(parts: Sequence[bytes]) -> Told | str:
+    """What an engine has noted, or why nobody knows."""
+    try:
+        version = messages.prefix(parts[0]).version
+        if version != messages.WIRE_VERSION:
+            return f"control wire version {messages.WIRE_VERSION} here, {version} there"
+        told = messages.unpack(parts[-1])
+    except messages.MessageError as error:
+        return str(error)
+    if isinstance(told, Told):
+        return told
+    return "it cannot tell (an older release?)" + (f": {told.reason}" if isinstance(told, Reject) else "")

@@ -7,8 +7,6 @@
     its agent is silent as well                                                          LOST with its machine
     no answer to GET /health in time                                                     nothing is known
 
-Belongs here: the table. Does not belong here: what follows for the roster (``roster``) and for requests (``quarantine``).
-
 Known weakness: where a machine goes in such a way that its ports are refused at once, the engine counts as dead until the
 silence of its agent is noticed, and as lost from then on.
 """

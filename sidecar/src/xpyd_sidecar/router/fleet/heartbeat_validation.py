@@ -1,7 +1,4 @@
-"""Which messages a roster takes: those that can be used, of its service, from who speaks for the instance now.
-
-Belongs here: reasons to refuse. Does not belong here: what follows from a message that is taken (``roster``).
-"""
+"""Which messages a roster takes: those that can be used, of its service, from who speaks for the instance now."""
 
 from __future__ import annotations
 

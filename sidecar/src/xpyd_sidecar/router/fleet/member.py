@@ -1,21 +1,25 @@
-"""One instance as a router sees it, and what a roster tells its caller to do.
-
-Belongs here: values. Does not belong here: rules, which stand in ``roster``.
-"""
+"""One instance as a router sees it, and what a roster tells its caller to do."""
 
 from __future__ import annotations
 
 import math
 from enum import Enum
+from operator import attrgetter
 
 import msgspec
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
+from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.stream.failures import FailureReason
 
 INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
+
+TOLD = ("incarnation", "state", "agent", "epoch", "role", "http", "control", "fingerprint", "model", "max_model_len",
+        "also", "sampling")
+"""What a beat says of what an instance is: the fields of a member that only change when it becomes another."""
+_told = attrgetter(*TOLD)
 
 
 class Probed(Enum):
@@ -28,45 +32,41 @@ class Probed(Enum):
     """No answer in time: perhaps only busy, so not evidence enough without missed beats."""
 
 
-class FleetMember:
+class FleetMember(msgspec.Struct, eq=False):
     """One instance. Policies read ``name``, ``load``, ``in_flight`` and ``in_flight_at_beat``; only the roster writes."""
 
-    __slots__ = ("agent", "also", "beat_at", "control", "doubted", "drained", "epoch", "fingerprint", "http", "in_flight",
-                 "in_flight_at_beat", "incarnation", "interval_s", "load", "max_model_len", "model", "name", "probe_at",
-                 "probing", "role", "sampling", "seq", "state", "stuck", "suspended", "trouble", "turn", "unanswered")
-
-    def __init__(self, name: InstanceName) -> None:
-        self.name = name
-        self.role = Role.DECODE
-        self.epoch = 0
-        self.state = State.STARTING
-        self.incarnation = Incarnation("")
-        self.agent = AgentId("")
-        self.seq = -1
-        self.http: tuple[HostPort, ...] = ()
-        self.control: tuple[HostPort, ...] = ()
-        self.model = ""
-        self.max_model_len = 0
-        self.also: tuple[str, ...] = ()
-        self.sampling: Sampling | None = None
-        self.fingerprint = Fingerprint("")
-        self.load = Load()
-        self.drained = False
-        self.interval_s = 3.0
-        self.beat_at = 0.0
-        self.suspended = ""
-        self.trouble = ""
-        self.doubted = False
-        """A probe is owed."""
-        self.probing = False
-        self.probe_at = -math.inf
-        self.unanswered = 0
-        """Probes without an answer since the last beat or good probe."""
-        self.stuck = 0
-        """Those since its agent last had an answer, or a probe."""
-        self.in_flight = 0
-        self.in_flight_at_beat = 0
-        self.turn = 0
+    name: InstanceName
+    role: Role = Role.DECODE
+    epoch: int = 0
+    state: State = State.STARTING
+    incarnation: Incarnation = Incarnation("")
+    agent: AgentId = AgentId("")
+    seq: int = -1
+    http: tuple[HostPort, ...] = ()
+    control: tuple[HostPort, ...] = ()
+    model: str = ""
+    max_model_len: int = 0
+    also: tuple[str, ...] = ()
+    sampling: Sampling | None = None
+    fingerprint: Fingerprint = Fingerprint("")
+    load: Load = Load()
+    drained: bool = False
+    interval_s: float = 3.0
+    beat_at: float = 0.0
+    suspended: str = ""
+    """Why it is not picked."""
+    trouble: str = ""
+    doubted: bool = False
+    """A probe is owed."""
+    probing: bool = False
+    probe_at: float = -math.inf
+    unanswered: int = 0
+    """Probes without an answer since the last beat or good probe."""
+    stuck: int = 0
+    """Those since its agent last had an answer, or a probe."""
+    in_flight: int = 0
+    in_flight_at_beat: int = 0
+    turn: int = 0
 
     @property
     def pickable(self) -> bool:
@@ -75,10 +75,7 @@ class FleetMember:
 
     def same(self, beat: Heartbeat) -> bool:
         """Whether a beat says nothing new but load and time: most do, and must cost next to nothing."""
-        return (beat.incarnation == self.incarnation and beat.state is self.state and beat.agent == self.agent
-                and beat.epoch == self.epoch and beat.role is self.role and beat.http == self.http
-                and beat.control == self.control and beat.fingerprint == self.fingerprint and beat.model == self.model
-                and beat.max_model_len == self.max_model_len and beat.also == self.also and beat.sampling == self.sampling)
+        return _told(beat) == _told(self)
 
     def hear(self, now: float, beat: Heartbeat) -> None:
         """Take the part of a beat that changes from beat to beat."""
@@ -94,14 +91,17 @@ class FleetMember:
 
     def become(self, beat: Heartbeat) -> None:
         """Take the part of a beat that says what the instance is."""
-        self.role, self.epoch, self.state = beat.role, beat.epoch, beat.state
-        self.incarnation, self.agent = beat.incarnation, beat.agent
-        self.http, self.control = beat.http, beat.control
-        self.model, self.max_model_len, self.fingerprint = beat.model, beat.max_model_len, beat.fingerprint
-        self.also, self.sampling = beat.also, beat.sampling
+        for name in TOLD:
+            setattr(self, name, getattr(beat, name))
 
     def __repr__(self) -> str:
         return f"Member({self.name}, {self.role}, {self.state}, {self.suspended or 'ok'})"
+
+    def begin(self) -> None:
+        """A new incarnation: what was said of the one before says nothing of it."""
+        # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
+        self.suspended = "its health was not checked yet" if is_p2p(self.fingerprint) else ""
+        self.probing, self.doubted, self.probe_at = False, False, -math.inf
 
 
 class ProbeInstance(msgspec.Struct, frozen=True):
@@ -142,3 +142,12 @@ Instruction = ProbeInstance | InstanceLost | InstanceLeaves | Changed
 
 class BeatRefused(Exception):
     """A message was not taken; the reason goes into the acknowledgement."""
+
+    result = "refused"
+    """As what it is counted."""
+
+
+class Undecodable(BeatRefused):
+    """It could not be read."""
+
+    result = "undecodable"

@@ -1,7 +1,5 @@
 """Older engines in a router: their heartbeats as members, and the legs of a request that pairs by its id.
 
-Belongs here: what such engines need instead of ``contract.legs``. Does not belong here: their wire (``contract.p2p``).
-
     client ──▶ router ── X-Request-Id: ___prefill_addr_{P}___decode_addr_{D}_{hex} ──▶ P   one token
                                           P sends its KV to the address of D that it reads in the id
                P has answered: the same id ──▶ D   the whole request
@@ -40,10 +38,7 @@ class Guests:
 
     def heartbeat(self, beat: p2p.P2pBeat) -> Heartbeat:
         """The heartbeat to hand to the roster. A role that changed gets a new epoch; another ``zmq_address`` is another
-        incarnation, since nothing else tells of a restart.
-
-        Raises:
-            Refused: there are ``MAX_GUESTS`` others.
+        incarnation, since nothing else tells of a restart. Raises Refused: there are ``MAX_GUESTS`` others.
         """
         name = InstanceName(f"p2p:{beat.http}")
         last = self._known.get(name)
@@ -70,9 +65,7 @@ class PairedById:
         self._given: Any = None
 
     def prefill(self, request: GenerationRequest, target: EngineTarget, decode: HostPort, unique: str) -> bytes:
-        """Make the request id anew and the body of prefill's leg: one token. ``decode``: address of the other engine;
-        ``unique``: 32 hex digits.
-        """
+        """Make the id anew, of 32 hex digits, and the body of prefill's leg: one token. ``decode``: the other's address."""
         self.request_id = f"___prefill_addr_{target.p2p}___decode_addr_{decode}_{unique}".encode()
         self._given = None
         fields = one_token(request)

@@ -17,10 +17,8 @@ TIMEOUT_S = 5.0
 
 
 async def probe(address: HostPort, timeout_s: float = TIMEOUT_S) -> tuple[Probed, str]:
-    """Ask once; never raises for what the other side does. The words say why it is not healthy.
-
-    Raises:
-        Lack: nobody was asked, since this process has no file, port or memory for a connection.
+    """Ask once; never raises for what the other side does. The words say why it is not healthy. Raises Lack: nobody was
+    asked, since this process has no file, port or memory for a connection.
     """
     try:
         async with within(timeout_s):

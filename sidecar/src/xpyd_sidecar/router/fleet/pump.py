@@ -1,7 +1,5 @@
 """Takes messages from a ZMQ socket in the event loop, in batches.
 
-Belongs here: when to look at a socket. Does not belong here: what is in the messages.
-
 A socket's descriptor is edge-triggered: readable means "look at the socket now", and every look must go on until nothing is
 left, also after sending. Waking up costs more than a heartbeat, so after a look that found something the next one is
 ``PACE_S`` later, whatever comes: a single message is taken at once, a stream of them in batches. A look is bounded too, so
@@ -31,9 +29,7 @@ class Pump:
     """Looks at one socket until it is closed."""
 
     def __init__(self, socket: zmq.Socket[bytes], on_frames: Callable[[list[zmq.Frame]], bytes | None]) -> None:
-        """Begins at once. ``socket`` is a ROUTER. ``on_frames`` gets one message, returns the answer to its sender, if any,
-        and never raises.
-        """
+        """Begins at once. ``on_frames`` gets one message, returns the answer to its sender, if any, and never raises."""
         self._loop = asyncio.get_running_loop()
         self._socket = socket
         self._on_frames = on_frames

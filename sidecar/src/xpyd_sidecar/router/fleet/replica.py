@@ -16,7 +16,7 @@ Laws
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -67,25 +67,14 @@ class RosterTick(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = Message | RefusedAt | Doubt | ProbeEnded | RosterTick
+_TAKERS: dict[type[Event], Callable[..., list[Instruction]]] = {
+    Message: Roster.on_message, RefusedAt: Roster.on_refused, Doubt: Roster.on_doubt, ProbeEnded: Roster.on_probe,
+    RosterTick: Roster.on_tick}
 
 
 def apply(roster: Roster, event: Event) -> list[Instruction]:
-    """Apply an event.
-
-    Raises:
-        roster.BeatRefused: a message that is not taken; nothing has changed.
-    """
-    match event:
-        case Message(at=at, message=message):
-            return roster.on_message(at, message)
-        case RefusedAt(at=at, instance=instance, incarnation=incarnation, reason=reason):
-            return roster.on_refused(at, instance, incarnation, reason)
-        case Doubt(at=at, instance=instance, incarnation=incarnation):
-            return roster.on_doubt(at, instance, incarnation)
-        case ProbeEnded(at=at, instance=instance, incarnation=incarnation, result=result, detail=detail):
-            return roster.on_probe(at, instance, incarnation, result, detail)
-        case RosterTick(at=at):
-            return roster.on_tick(at)
+    """Apply an event. Raises roster.BeatRefused: a message that is not taken; nothing has changed."""
+    return _TAKERS[type(event)](roster, *msgspec.structs.astuple(event))
 
 
 def follow(roster: Roster, event: Event) -> None:

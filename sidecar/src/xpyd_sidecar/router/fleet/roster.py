@@ -27,7 +27,6 @@ import math
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
-from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.api.sampled import UNTOLD, EngineDefaults, told_of
 from xpyd_sidecar.router.fleet import heartbeat_validation
 from xpyd_sidecar.router.fleet.member import (
@@ -40,7 +39,6 @@ from xpyd_sidecar.router.fleet.member import (
     Probed,
     ProbeInstance,
 )
-from xpyd_sidecar.router.fleet.warm_up import Settle
 from xpyd_sidecar.router.stream.failures import FailureReason
 
 __all__ = ["BeatRefused", "Changed", "FleetMember", "InstanceLeaves", "InstanceLost", "Instruction", "ProbeInstance",
@@ -57,6 +55,44 @@ UNANSWERED = 2
 """Probes without an answer that evict who is silent, and end the legs of whose agent has none either."""
 STANDSTILL_S = 5.0
 """A tick that comes so long after the last one: the process was stopped, or its machine was."""
+
+
+class Settle:
+    """Agents look up the routers' name again and again, so all of them find a router within one such interval of the first
+    that did, and beat within one more interval. Until then the router knows only some of them.
+    """
+
+    def __init__(self, *, started: float, settle_s: float, beside_engine: bool) -> None:
+        """``settle_s``: look-up and beat interval. ``beside_engine``: agents are told of this router after its start."""
+        self._started = started
+        self._settle_s = settle_s
+        self._beside_engine = beside_engine
+        self._since: float | None = None
+        self._heard = started
+
+    def hear(self, now: float) -> None:
+        """A beat was taken."""
+        if self._since is None or self._unheard(now):
+            self._since = now
+        self._heard = now
+
+    def stood_still(self, since: float, now: float) -> None:
+        """Nothing ran here between the two times: it was not the agents who were silent."""
+        if not self._unheard(since):
+            self._heard = now
+
+    def settled(self, now: float) -> bool:
+        """Every agent had the time to find this router and to beat once."""
+        if not self._beside_engine:
+            return self.listened(now)
+        return self._since is not None and not self._unheard(now) and now - self._since >= self._settle_s
+
+    def listened(self, now: float) -> bool:
+        """Agents that knew this router before its start had the time to come back."""
+        return now - self._started >= self._settle_s
+
+    def _unheard(self, now: float) -> bool:
+        return now - self._heard >= self._settle_s
 
 
 class Roster:
@@ -108,10 +144,6 @@ class Roster:
         """The member of this name, whatever its incarnation."""
         return self._members.get(name)
 
-    def silent(self, now: float, member: FleetMember) -> bool:
-        """Whether its agent has been silent for so long that it may be gone."""
-        return self._silent(now, member)
-
     def pickable(self, role: Role) -> tuple[FleetMember, ...]:
         """Instances of a role that take new legs, by name (the same object until something changes)."""
         if self.picks is None:
@@ -134,9 +166,7 @@ class Roster:
         return list(self._models)
 
     def told(self) -> EngineDefaults:
-        """What decode engines add to requests: those that take new legs, or all where none does. The same object until that
-        changes.
-        """
+        """What decode engines add to requests: those that take new legs, else all. The same object until that changes."""
         if self._told is None:
             ready = self.pickable(Role.DECODE) or [m for m in self.members() if m.role is Role.DECODE]
             told = told_of(member.sampling for member in ready)
@@ -153,9 +183,7 @@ class Roster:
             for m in self.members())
 
     def why_not(self, role: Role) -> str:
-        """Why nobody of a role can be picked, in words for clients: why an instance is suspended is in the log and in the
-        fleet, since it may hold addresses.
-        """
+        """Why nobody of a role can be picked, for clients: without the reasons, which may hold addresses."""
         here = [m for m in self.members() if m.role is role]
         if not here:
             return f"no {role} instance is known"
@@ -163,10 +191,6 @@ class Roster:
         return f"no {role} instance is ready ({shown}{', …' if len(here) > 4 else ''})"
 
     # ---- legs of this router
-
-    def leg_opened(self, member: FleetMember) -> None:
-        """A leg was sent to it."""
-        member.in_flight += 1
 
     def open_leg(self, name: InstanceName, incarnation: Incarnation) -> FleetMember | None:
         """A leg was sent to the member that ``find`` finds."""
@@ -189,11 +213,7 @@ class Roster:
     # ---- events
 
     def on_message(self, now: float, message: Up) -> list[Instruction]:
-        """A heartbeat or a goodbye.
-
-        Raises:
-            Refused: it was not taken, and why.
-        """
+        """A heartbeat or a goodbye. Raises Refused: it was not taken, and why."""
         if isinstance(message, Heartbeat) and self.heard(now, message) is not None:
             return []
         heartbeat_validation.refuse_foreign(self.service, message)
@@ -215,7 +235,7 @@ class Roster:
         member = self._members.get(beat.instance)
         if member is None:
             return self._join(now, beat)
-        heartbeat_validation.refuse_stale(member, beat, heard=not self._silent(now, member))
+        heartbeat_validation.refuse_stale(member, beat, heard=not self.silent(now, member))
         out = [] if member.same(beat) else self._change(member, beat)
         if beat.leaving:  # with each beat: what had nowhere to go may have by now
             out.append(InstanceLeaves(member.name, member.incarnation, f"{member.name} drains and ends soon"))
@@ -229,7 +249,7 @@ class Roster:
         heartbeat_validation.check(beat)
         member = self._members[beat.instance] = FleetMember(beat.instance)
         member.become(beat)
-        _begin(member)
+        member.begin()
         member.hear(now, beat)
         self._settle.hear(now)
         self._changed()
@@ -249,7 +269,7 @@ class Roster:
             out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", kind))
         member.become(beat)
         if began:
-            _begin(member)
+            member.begin()
         self._changed()
         return out
 
@@ -295,7 +315,7 @@ class Roster:
             self._changed()
             return [Changed(name, f"healthy again ({reason})", "resumed")]
         why = FailureReason(f"{name} failed its health check", detail)
-        if self._silent(now, member):
+        if self.silent(now, member):
             why = FailureReason(f"{name} was silent for {now - member.beat_at:.1f} s and its health check failed", detail)
             member.unanswered += result is Probed.SILENT
             if result is Probed.DEAD or member.unanswered >= UNANSWERED:
@@ -328,7 +348,7 @@ class Roster:
         out: list[Instruction] = []
         asked: list[FleetMember] = []
         for member in list(self._members.values()):
-            silent = self._silent(now, member)
+            silent = self.silent(now, member)
             if silent and not member.http:  # nothing to probe
                 self._forget(member)
                 out.append(Changed(member.name, "evicted: silent before it had an address", "evicted"))
@@ -355,7 +375,8 @@ class Roster:
     def _changed(self) -> None:
         self.picks = self._models = self._named = self._told = None
 
-    def _silent(self, now: float, member: FleetMember) -> bool:
+    def silent(self, now: float, member: FleetMember) -> bool:
+        """Whether its agent has been silent for so long that it may be gone."""
         silence = self._missed * member.interval_s
         return now - member.beat_at > silence and now - self._awake > silence
 
@@ -366,10 +387,3 @@ class Roster:
             return []
         member.probing, member.probe_at = True, now
         return [ProbeInstance(member.name, member.incarnation, member.http[0])]
-
-
-def _begin(member: FleetMember) -> None:
-    """A new incarnation: what was said of the one before says nothing of it."""
-    # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
-    member.suspended = "its health was not checked yet" if is_p2p(member.fingerprint) else ""
-    member.probing, member.doubted, member.probe_at = False, False, -math.inf

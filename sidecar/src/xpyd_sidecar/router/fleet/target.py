@@ -1,7 +1,4 @@
-"""Whom a request is sent to.
-
-Belongs here: the values. Does not belong here: how they are chosen (``picker``).
-"""
+"""Whom a request is sent to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Who watches the instances: the roster, and what it instructs.
 
-Belongs here: the roster's events and instructions, probes. Does not belong here: the socket of heartbeats
-(``heartbeat_listener``), requests (``serving``), how several processes share one roster (``workers``).
-
 A router of one process has one ``FleetWatch``. With several, the owner of the membership socket has it, ``told`` of every
 event that its roster took, and each worker has a replica of the roster.
 """

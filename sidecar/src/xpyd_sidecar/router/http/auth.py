@@ -21,19 +21,19 @@ from xpyd_sidecar.contract import signing
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply
 
 logger = logging.getLogger(__name__)
 
 MAX_KEYS = 10_000
 _SECRET = secrets.token_bytes(32)
+_SIGNATURE = signing.HEADER.lower().encode()
 _BEGINNING = 16
 """Bytes of a digest that it is found by."""
 
 
 class Keys:
     """Keys any of which opens something; empty: none is asked for."""
-
-    __slots__ = ("_digests",)
 
     def __init__(self, keys: Iterable[bytes] = ()) -> None:
         self._digests = {digest[:_BEGINNING]: digest for digest in map(_digest, keys)}
@@ -61,10 +61,8 @@ _NOBODYS = bytes(32)
 
 
 def read_keys(path: str) -> tuple[bytes, ...]:
-    """Client keys, one per line; empty lines and those that begin with ``#`` are skipped.
-
-    Raises:
-        ConfigError: the file cannot be read, holds no key, or a key has characters that no header can carry.
+    """Client keys, one per line; empty lines and those that begin with ``#`` are skipped. Raises ConfigError: the file
+    cannot be read, holds no key, or a key has characters that no header can carry.
     """
     try:
         lines = Path(path).read_text("utf-8").splitlines()
@@ -88,11 +86,7 @@ class ClientKeys:
     """
 
     def __init__(self, path: str | None) -> None:
-        """Read them.
-
-        Raises:
-            ConfigError: see ``read_keys``.
-        """
+        """Read them. Raises ConfigError: see ``read_keys``."""
         self._path = path
         self._seen = self._look()
         self.keys = Keys(() if path is None else read_keys(path))
@@ -128,27 +122,8 @@ def bearer(headers: Mapping[bytes, bytes]) -> bytes:
     return token.strip() if scheme.lower() == b"bearer" else b""
 
 
-def known(headers: Mapping[bytes, bytes], *those: Keys) -> bool:
-    """Whether a request brings one of these keys."""
-    token = bearer(headers)
-    found = False
-    for keys in those:  # all of them, so that the time tells nothing
-        found |= token in keys
-    return found
-
-
-def require(headers: Mapping[bytes, bytes], *those: Keys) -> None:
-    """Check a client or admin.
-
-    Raises:
-        HttpFault: 401.
-    """
-    if not known(headers, *those):
-        raise unknown(headers)
-
-
 def unknown(headers: Mapping[bytes, bytes]) -> HttpFault:
-    """What is said to who brings no key that opens anything."""
+    """401: what is said to who brings no key that opens anything."""
     words = "the API key is wrong" if bearer(headers) else "an API key is needed: Authorization: Bearer <key>"
     return HttpFault(401, words, kind="authentication_error", code="invalid_api_key")
 
@@ -159,33 +134,23 @@ class Admin:
     The token is good for ever, so it is taken only where nobody else reads it: over TLS, or from this very host.
     """
 
-    __slots__ = ("_calls", "_plain", "_token")
-
     def __init__(self, key: ServiceKey, instance: str, *, plain: bool = False) -> None:
         """``instance``: as who the operator knows this router; ``plain``: see ``SidecarConfig.plain_bearer``."""
         self._token = Keys((contract.admin_token(key).encode(),))
         self._calls = signing.CallVerifier(contract.derive(key, "admin call"), instance)
         self._plain = plain
 
-    def require(
-        self, method: str, path: str, headers: Mapping[bytes, bytes], *, private: bool, also: Keys | None = None
-    ) -> None:
-        """Check who asks for an admin path. ``private``: nobody else reads the connection; ``also``: keys that open it.
-
-        Raises:
-            HttpFault: 401; 403 for the right token on a connection that others can read.
-        """
-        mine, theirs = known(headers, self._token), also is not None and known(headers, also)
+    def require(self, request: HttpRequest, reply: Reply, also: Keys | None = None) -> None:
+        """Check who asks for an admin path. ``also``: keys that open it, too. Raises HttpFault: 401, 403."""
+        headers, token = request.headers, bearer(request.headers)
+        mine, theirs = token in self._token, also is not None and token in also
         said = headers.get(_SIGNATURE)
-        refusal = self._calls.refusal(said.decode("latin-1"), method, path) if said is not None else ""
-        if (said is not None and not refusal) or (mine and (private or self._plain)) or theirs:
+        refusal = self._calls.refusal(said.decode("latin-1"), request.method, request.path) if said is not None else ""
+        if (said is not None and not refusal) or (mine and (reply.private or self._plain)) or theirs:
             return
-        if refusal and not bearer(headers):
+        if refusal and not token:
             raise HttpFault(401, refusal, kind="authentication_error", code="invalid_signature")
         if mine:
             words = "the admin token is taken over HTTPS or from this host alone, such as through kubectl port-forward"
             raise HttpFault(403, words, kind="permission_error", code="token_in_clear")
         raise unknown(headers)
-
-
-_SIGNATURE = signing.HEADER.lower().encode()

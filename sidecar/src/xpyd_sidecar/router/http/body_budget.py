@@ -4,9 +4,6 @@
                         └───▶ ended (408, or 503)
     at_once ──────────────────────────▶ give_back          a small one that came in one piece
 
-Belongs here: arithmetic, on the times and sizes that it is given. Does not belong here: connections, and what a request
-is answered.
-
 Laws
   * What is held is at most the budget, whatever comes in whatever order: an eighth of it is the reserve, for bodies of up
     to ``SMALL`` bytes, and the rest is for all others, and for those when the reserve is full.
@@ -21,7 +18,12 @@ Laws
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from itertools import accumulate
+from typing import Protocol
+
+import msgspec
+
+from xpyd_sidecar.router.api.faults import HttpFault
 
 SMALL = 64 << 10
 """Bytes of a body that the reserve takes."""
@@ -33,44 +35,44 @@ GRACE_S = 1.0
 """How old a body must be for its speed to say anything."""
 LOOK_S = 0.05
 """How long no bodies are looked for that come too slowly, when too few were found: all of them are looked at each time."""
-Owner = TypeVar("Owner")
+DEFAULT = 512 << 20
 
 
-class BodyRoom:
+class BodyOwner(Protocol):
+    """A connection that receives a body."""
+
+    def end_body(self, fault: HttpFault) -> None:
+        """There is no more room for what has come of it: let go of it, and tell the client."""
+
+
+class BodyRoom(msgspec.Struct, eq=False):
     """A part of the budget."""
 
-    __slots__ = ("held", "limit")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
+    limit: int
+    held: int = 0
 
 
-class HeldBody(Generic[Owner]):
+class HeldBody(msgspec.Struct, eq=False):
     """A body that is held."""
 
-    __slots__ = ("began", "came", "ended", "owner", "room", "size")
-
-    def __init__(self, owner: Owner, began: float) -> None:
-        self.owner = owner
-        """Whoever is told when it must go."""
-        self.began = began
-        """When its head was there."""
-        self.came = 0
-        """Bytes that have come, whether they are still here or not."""
-        self.size = 0
-        """Bytes that are held."""
-        self.room: BodyRoom | None = None
-        """Where it has its bytes; None: it has none, or has given them back."""
-        self.ended = False
-        """Its bytes were given back, or taken away: it is not to have any again."""
+    owner: BodyOwner
+    began: float
+    """When its head was there."""
+    came: int = 0
+    """Bytes that have come, whether they are still here or not."""
+    size: int = 0
+    """Bytes that are held."""
+    room: BodyRoom | None = None
+    """Where it has its bytes; None: it has none, or has given them back."""
+    ended: bool = False
+    """Its bytes were given back, or taken away: it is not to have any again."""
 
     def speed(self, now: float) -> float:
         """Bytes a second since its head."""
         return self.came / max(now - self.began, 1e-3)
 
 
-class BodyBudget(Generic[Owner]):
+class BodyBudget:
     """The bytes that all bodies may have."""
 
     def __init__(self, budget: int, small: int = SMALL) -> None:
@@ -78,7 +80,7 @@ class BodyBudget(Generic[Owner]):
         self.small = small
         self.reserve = BodyRoom(budget // RESERVE)
         self.rest = BodyRoom(budget - self.reserve.limit)
-        self._coming: dict[HeldBody[Owner], None] = {}
+        self._coming: dict[HeldBody, None] = {}
         """Those with room in the rest that are not whole, oldest first."""
         self._look_at = 0.0
 
@@ -87,14 +89,14 @@ class BodyBudget(Generic[Owner]):
         """Bytes of all bodies that are here."""
         return self.reserve.held + self.rest.held
 
-    def begin(self, owner: Owner, length: int | None, now: float) -> tuple[HeldBody[Owner] | None, list[HeldBody[Owner]]]:
+    def begin(self, owner: BodyOwner, length: int | None, now: float) -> tuple[HeldBody | None, list[HeldBody]]:
         """A head came. ``length``: bytes that it announces, None where nobody knows.
 
         Returns the body (None: there is no room for it), and those that have to be ended for it.
         """
         if length is None or length <= self.small:
             return HeldBody(owner, now), []
-        ended: list[HeldBody[Owner]] = []
+        ended: list[HeldBody] = []
         missing = self.rest.held + length - self.rest.limit
         if missing > 0:
             ended = self._slow(missing, now)
@@ -104,7 +106,7 @@ class BodyBudget(Generic[Owner]):
                 self.give_back(body)
         return HeldBody(owner, now), ended
 
-    def grow(self, body: HeldBody[Owner], more: int, now: float, *, kept: bool = True) -> list[HeldBody[Owner]]:
+    def grow(self, body: HeldBody, more: int, now: float, *, kept: bool = True) -> list[HeldBody]:
         """More bytes came; ``kept``: and stay here. Returns those that have to be ended for them, maybe it as the last."""
         body.came += more
         if body.ended or not kept:
@@ -119,7 +121,7 @@ class BodyBudget(Generic[Owner]):
             body.room = room
             if room is self.rest:
                 self._coming[body] = None
-        ended: list[HeldBody[Owner]] = []
+        ended: list[HeldBody] = []
         while room.held + more > room.limit:
             slowest = min(self._coming, key=lambda one: (now - one.began < GRACE_S, one.speed(now)))
             self.give_back(slowest)
@@ -141,11 +143,11 @@ class BodyBudget(Generic[Owner]):
         reserve.held += size
         return True
 
-    def whole(self, body: HeldBody[Owner]) -> None:
+    def whole(self, body: HeldBody) -> None:
         """The last byte has come: it stays until it is given back."""
         self._coming.pop(body, None)
 
-    def give_back(self, body: HeldBody[Owner] | int) -> None:
+    def give_back(self, body: HeldBody | int) -> None:
         """The bytes of a body are here no longer. ``body``: its size, where it was counted ``at_once``; that only once."""
         if isinstance(body, int):
             self.reserve.held -= body
@@ -155,7 +157,7 @@ class BodyBudget(Generic[Owner]):
             body.room.held -= body.size
         body.room, body.size, body.ended = None, 0, True
 
-    def _slow(self, missing: int, now: float) -> list[HeldBody[Owner]]:
+    def _slow(self, missing: int, now: float) -> list[HeldBody]:
         """The slowest of those that come too slowly, as many as have so many bytes together; none where all have less."""
         if now < self._look_at:
             return []
@@ -164,10 +166,5 @@ class BodyBudget(Generic[Owner]):
             self._look_at = now + LOOK_S
             return []
         slow.sort(key=lambda body: body.speed(now))
-        found: list[HeldBody[Owner]] = []
-        for body in slow:
-            if missing <= 0:
-                break
-            found.append(body)
-            missing -= body.size
-        return found
+        return [body for body, before in zip(slow, accumulate([body.size for body in slow], initial=0), strict=False)
+                if before < missing]

@@ -3,9 +3,6 @@
     bytes ──▶ rest ──▶ Incoming ──▶ queue (pipelining) ──▶ application.handle(request, reply) ──▶ bytes
               read, not parsed yet       parsed, not answered yet
 
-Belongs here: pipelining, back-pressure and deadlines of one client. Does not belong here: parsing (``incoming``), how long
-a client may take (``deadlines``), listening (``server``), what a path means (``application``).
-
 Laws of pipelining
   * Nothing more is answered, nor read, while a client leaves its answers unread: what is held for it is a write buffer and
     one read.
@@ -25,12 +22,10 @@ from typing import cast
 
 from xpyd_sidecar.accepting import of_this_host
 from xpyd_sidecar.router.api.faults import HttpFault, unavailable
-from xpyd_sidecar.router.http import deadlines, rules
-from xpyd_sidecar.router.http.held_bodies import Held
-from xpyd_sidecar.router.http.incoming import IncomingRequests
+from xpyd_sidecar.router.http import rules
+from xpyd_sidecar.router.http.incoming import Held, IncomingRequests
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server_state import ServerState
-from xpyd_sidecar.router.http.upload import Upload
 from xpyd_sidecar.router.relay.fast import Outlet
 from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
 
@@ -57,7 +52,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()
         """What is written to a client that is gone goes nowhere."""
-        self._incoming = IncomingRequests(server.bounds, server.streamed, self, server.bodies, server.heads)
+        self._incoming = IncomingRequests(server, self)
         self._queue: deque[tuple[HttpRequest, Held, bool, bool] | HttpFault] = deque()
         self._rest = b""
         """What was read and is not parsed yet: it waits for the queue."""
@@ -164,12 +159,8 @@ class ClientConnection(asyncio.Protocol):
 
     # ---- what comes (incoming.RequestSink)
 
-    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Whether the body of this request is wanted. Raises HttpFault."""
-        return self.server.application.judge(method, path, headers)
-
     def end_body(self, fault: HttpFault) -> None:
-        """There is no more room for the body that is being received."""
+        """There is no more room, or time, for the body that is being received."""
         self._give_up(fault)
         self._go_on()
 
@@ -354,14 +345,17 @@ class ClientConnection(asyncio.Protocol):
             outlet.direct = not (outlet.buffered or self._transport.get_write_buffer_size())
             outlet.buffered = False
         since = max(self._since, awake)
-        if self._blocked_at and now - max(self._blocked_at, awake) > deadlines.UNREAD_S:
-            logger.info("a client left its answer unread", extra={"seconds": deadlines.UNREAD_S})
+        if self._blocked_at and now - max(self._blocked_at, awake) > rules.UNREAD_S:
+            logger.info("a client left its answer unread", extra={"seconds": rules.UNREAD_S})
             self.abort()
         elif self._closing:
-            if now - since > deadlines.LINGER_S:
+            if now - since > rules.LINGER_S:
                 self.abort()
         elif (upload := self._incoming.upload) is not None:
-            self._sweep_upload(upload, now, since)
+            if upload.blocked:
+                self._since = now  # it is not the client who is slow
+            elif now - since > self._incoming.allowed_s:
+                self.end_body(rules.too_slow(self._incoming.allowed_s))
         elif self._busy or self._queue or self._rest or self._blocked_at:
             return
         elif self._incoming.receiving:
@@ -371,15 +365,8 @@ class ClientConnection(asyncio.Protocol):
                 self._end()
             else:
                 self._refuse(rules.too_slow(self._incoming.allowed_s))
-        elif now - since > deadlines.idle_s(leaving=self.server.leaving):
+        elif now - since > (rules.IDLE_LEAVING_S if self.server.leaving else rules.IDLE_S):
             self._close_idle()
-
-    def _sweep_upload(self, upload: Upload, now: float, since: float) -> None:
-        if upload.blocked:
-            self._since = now  # it is not the client who is slow
-        elif now - since > self._incoming.allowed_s:
-            self._give_up(rules.too_slow(self._incoming.allowed_s))
-            self._go_on()
 
     def leave(self) -> None:
         """The server ends: a connection that lies idle after an answer is closed, a busy one after its answer."""

@@ -1,7 +1,5 @@
-"""What of a request is refused by its head alone, beside its framing: the host it is for, what its body is written in.
-
-Belongs here: rules and words, without sockets. Does not belong here: framing and sizes (``rules``), paths, methods and keys
-(``application``), other origins (``cors``).
+"""What of a request is refused by its head alone, beside its framing: the host it is for, what its body is written in,
+and which origins may read its answer.
 """
 
 from __future__ import annotations
@@ -12,6 +10,14 @@ from collections.abc import Mapping
 
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request
 
+ANY = "*"
+METHODS = b"GET, HEAD, OPTIONS, POST"
+"""Those that any path takes."""
+KEPT_S = 600
+"""How long a browser may keep the answer to a preflight."""
+_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
+"""Names of headers, as Access-Control-Request-Headers lists them."""
+Headers = Mapping[bytes, bytes]
 MAX_KNOWN = 64
 """Values of a header that are remembered as right, so that nearly all requests cost one look."""
 JSON = b"application/json"
@@ -73,7 +79,7 @@ class Media:
         self.known = {JSON}
         """Media types that were looked at and are JSON's: without a coding nothing is to be asked of them."""
 
-    def check(self, headers: Mapping[bytes, bytes], *, json: bool) -> None:
+    def check(self, headers: Headers, *, json: bool) -> None:
         """Judge the head of a request with a body. ``json``: it must be JSON. Raises HttpFault."""
         coding = headers.get(b"content-encoding")
         if coding is not None and coding.strip().lower() not in {b"", b"identity"}:
@@ -89,3 +95,38 @@ class Media:
                             code="unsupported_media_type")
         if len(self.known) < MAX_KNOWN:
             self.known.add(kind)
+
+
+class CorsRules:
+    """Pages of other origins that may ask the router (CORS), as FastAPI's CORSMiddleware does it for --allowed-origins.
+
+    ``OPTIONS`` with Origin and Access-Control-Request-Method is a preflight: 204, or 400 for an origin that is not allowed.
+    The answer to any other request with Origin says whether the page may read it.
+    """
+
+    def __init__(self, origins: tuple[str, ...]) -> None:
+        self._any = ANY in origins
+        self._origins = frozenset(origin.encode() for origin in origins)
+
+    def lines(self, origin: bytes) -> bytes:
+        """Lines for the head of an answer to a request of this origin."""
+        if self._any:
+            return b"access-control-allow-origin: *\r\n"
+        if origin in self._origins:
+            return b"access-control-allow-origin: %b\r\nvary: Origin\r\n" % origin
+        return b"vary: Origin\r\n"
+
+    def preflight(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Headers of the answer to a preflight, beside ``lines``. Raises HttpFault: the origin is not allowed."""
+        if not self._any and headers.get(b"origin", b"") not in self._origins:
+            raise bad_request("Disallowed CORS origin", code="cors_origin")
+        found = [(b"access-control-allow-methods", METHODS), (b"access-control-max-age", b"%d" % KEPT_S)]
+        wanted = headers.get(b"access-control-request-headers", b"")
+        if wanted and _NAMES.fullmatch(wanted):
+            found.append((b"access-control-allow-headers", wanted))
+        return found
+
+
+def is_preflight(method: str, headers: Headers) -> bool:
+    """Whether a browser asks before it sends the request itself."""
+    return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers

@@ -1,6 +1,6 @@
 """Names for requests and transfers: 128 random bits each, asked of the system for many at a time.
 
-Belongs here: drawing them. A process of its own draws its own: nothing of this is shared with a child.
+A process of its own draws its own: nothing of this is shared with a child.
 """
 
 from __future__ import annotations

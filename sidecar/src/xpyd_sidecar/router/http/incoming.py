@@ -2,9 +2,6 @@
 
     bytes ──feed──▶ httptools ──▶ line.taken(request); line.complete() when its last byte is in
 
-Belongs here: what the parser says, how much may come, bodies that are handed on while they come. Does not belong here:
-order, answers and time (``connection``), what is refused for its size or framing (``rules``).
-
 The first fault is kept, since exceptions would be wrapped by the parser; nothing is taken after it.
 
 Nearly every request is a plain one: its head fits into one read, no header is repeated, and its body is small and comes in
@@ -18,14 +15,14 @@ import re
 from typing import Any, Protocol
 
 import httptools
-import msgspec
 
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request
-from xpyd_sidecar.router.http import deadlines, ids, rules
-from xpyd_sidecar.router.http.held_bodies import SMALL, BodyOwner, Held, HeldBodies, HeldBody
-from xpyd_sidecar.router.http.known_heads import KnownHead, KnownHeads, whole_read
+from xpyd_sidecar.router.http import ids, rules
+from xpyd_sidecar.router.http.body_budget import SMALL, BodyOwner, HeldBody
+from xpyd_sidecar.router.http.known_heads import KnownHead, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
-from xpyd_sidecar.router.http.upload import Upload
+from xpyd_sidecar.router.http.server_state import ServerState
+from xpyd_sidecar.router.http.upload import HELD, Upload
 
 MAX_URL = 8192
 FRAMING = 16
@@ -38,29 +35,15 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _AUTHORITY = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 
 
-class RequestBounds(msgspec.Struct, frozen=True):
-    """Limits of one request."""
-
-    header_bytes: int
-    body_bytes: int
-    receive_s: float
-    """Time a client has to send a request."""
+Held = HeldBody | int
+"""A body that is held, or how many bytes one has that came at once."""
 
 
-class RequestSink(Protocol):
+class RequestSink(BodyOwner, Protocol):
     """Who gets the requests."""
 
-    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Judge the head of a request whose body comes next: whether it is wanted. Raises HttpFault."""
-
     def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
-        """The next request, in order, and its body as the budget has it (0: none); ``close``: the last one.
-
-        ``old``: it is of HTTP/1.0.
-        """
-
-    def end_body(self, fault: HttpFault) -> None:
-        """There is no more room for what has come of the body (``held_bodies.BodyOwner``)."""
+        """The next request, its body as the budget has it (0: none); ``close``: the last one; ``old``: of HTTP/1.0."""
 
     def complete(self) -> None:
         """Its last byte is in."""
@@ -80,19 +63,17 @@ def request_id_of(given: bytes | None) -> str:
 class IncomingRequests:
     """What has come of the next request."""
 
-    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_extra", "_fed", "_head_size", "_headers",
-                 "_heads", "_held", "_hosts", "_in_head", "_judged", "_known_path", "_like", "_line", "_parser", "_raw",
-                 "_size", "_streamed", "_url", "_version", "_wanted", "ended", "fault", "refused", "upload")
+    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_extra", "_fed", "_head_size", "_headers", "_held",
+                 "_hosts", "_in_head", "_judge_head", "_judged", "_known_path", "_like", "_line", "_parser", "_raw",
+                 "_server", "_size", "_url", "_version", "_wanted", "ended", "fault", "refused", "upload")
 
-    def __init__(self, bounds: RequestBounds, streamed: frozenset[str], line: RequestSink, bodies: HeldBodies,
-                 heads: KnownHeads) -> None:
-        """``streamed``: paths whose bodies are handed on while they come."""
-        self._bounds = bounds
-        self._bodies = bodies
-        self._heads = heads
+    def __init__(self, server: ServerState, line: RequestSink) -> None:
+        self._server = server
+        self._bounds = server.bounds
+        self._bodies = server.bodies
+        self._judge_head = server.application.judge
         self._like = b""
         """By what the head of the request that is being received would be known."""
-        self._streamed = streamed
         self._line = line
         self._parser: Any = httptools.HttpRequestParser(self)
         self._began = False
@@ -113,7 +94,7 @@ class IncomingRequests:
         self._head_size = self._extra = self._hosts = 0
         """Bytes of its head in reads after its first; bytes of repeated headers; and Host headers among these."""
         self._body: list[bytes] = []
-        self._held: HeldBody[BodyOwner] | None = None
+        self._held: HeldBody | None = None
         """Its body, as the budget has it; not one that comes at once."""
         self._size = self._raw = self._declared = 0
         self._in_head = False
@@ -128,14 +109,9 @@ class IncomingRequests:
         return self._in_head or bool(self._headers)
 
     @property
-    def length(self) -> int:
-        """Bytes of its body, as far as they are known."""
-        return max(self._declared, self._size)
-
-    @property
     def allowed_s(self) -> float:
         """How long it may take to come."""
-        return deadlines.receive_s(self._bounds.receive_s, self.length)
+        return self._bounds.receive_s + max(self._declared, self._size) / rules.SLOWEST_BODY
 
     @property
     def missing(self) -> int:
@@ -158,13 +134,13 @@ class IncomingRequests:
         if read is None:
             return None
         like, length, body = read
-        head, size = self._heads.find(like), len(body)
+        head, size = self._server.heads.find(like), len(body)
         if head is None or size > self._bounds.body_bytes or len(data) - size > self._bounds.header_bytes:
             self._like = like
             return None
         headers = head.headers | {b"content-length": length}
         try:
-            if not self._line.judge(head.method, head.path, headers) or not self._bodies.at_once(size):
+            if not self._judge_head(head.method, head.path, headers) or not self._bodies.at_once(size):
                 return None
         except HttpFault:
             return None  # it is refused where everything is
@@ -187,7 +163,10 @@ class IncomingRequests:
         if self._in_head:
             self._bound_head(0 if self._began else len(data))
         elif self._headers and not self._began:
-            self._bound_framing(len(data))
+            self._raw += len(data)
+            if self._raw > FRAMING * self._size + self._bounds.header_bytes + AT_ONCE:
+                words = "the body's framing is larger than its content"
+                self.fault = self.fault or bad_request(words, code="malformed_http")
 
     def _without_upgrade(self, rest: bytes) -> bytes | None:
         """What to parse instead of a request that offers an upgrade, and of ``rest`` behind its head. None: a fault."""
@@ -260,11 +239,11 @@ class IncomingRequests:
         path, method = self._path(), self._parser.get_method().decode("latin-1")
         self._known_path, self._judged = path, True
         try:
-            wanted = self._line.judge(method, path, self._headers)
+            wanted = self._judge_head(method, path, self._headers)
             if self._declared > self._bounds.body_bytes:
                 raise rules.too_large_body(self._bounds.body_bytes)
             if wanted and (coding is not None or self._declared > SMALL):
-                self._held = self._bodies.begin(self._line, None if coding is not None else self._declared)
+                self._held = self._begin(None if coding is not None else self._declared)
         except HttpFault as fault:
             # A client that waits for 100 may send its body or not: only an end tells them apart.
             self.ended = self._declared > DROPPED or b"expect" in self._headers
@@ -272,8 +251,8 @@ class IncomingRequests:
             self._take(path, b"", 0, fault)
             return
         self._wanted = wanted
-        if wanted and path in self._streamed and method == "POST":
-            self._held = self._held or self._bodies.begin(self._line, self._declared)
+        if wanted and path in self._server.streamed and method == "POST":
+            self._held = self._held or self._begin(self._declared)
             self.upload = Upload(None if coding is not None else self._declared, self._line.throttle)
             self._take(path, b"", self._held)
 
@@ -288,17 +267,26 @@ class IncomingRequests:
         elif self._wanted and self.fault is None:
             self._keep(body)
 
+    def _begin(self, length: int | None) -> HeldBody:
+        """Have room for a body. ``length``: None where it comes in chunks. Raises HttpFault: there is none."""
+        body, slow = self._bodies.begin(self._line, length, self._server.loop.time())
+        for one in slow:
+            one.owner.end_body(rules.too_slow_for_the_room())
+        if body is None:
+            raise rules.no_room()
+        return body
+
     def _keep(self, body: bytes) -> None:
-        bodies = self._bodies
-        if self._held is None and (self._size < self._declared or not bodies.at_once(self._size)):
-            self._held = bodies.begin(self._line, self._declared)
-        if self._held is not None:
-            try:
-                bodies.grow(self._held, len(body), streamed=self.upload is not None)
-            except HttpFault as fault:
-                self.fault = fault
-                self._body.clear()
-                return
+        if self._held is None and (self._size < self._declared or not self._bodies.at_once(self._size)):
+            self._held = self._begin(self._declared)
+        held, streamed = self._held, self.upload is not None
+        if held is not None:  # few bytes are here at a time of what is handed on
+            for one in self._bodies.grow(held, len(body), self._server.loop.time(), kept=not streamed or held.size < HELD):
+                if one is held:
+                    self.fault = rules.no_room()
+                    self._body.clear()
+                    return
+                one.owner.end_body(rules.too_slow_for_the_room())
         if self.upload is not None:
             self.upload.feed(body)
         else:
@@ -326,29 +314,19 @@ class IncomingRequests:
         return url.split(b"?", 1)[0].decode("latin-1")
 
     def _take(self, path: str, body: bytes, held: Held, refusal: HttpFault | None = None) -> None:
-        target = self._url
+        target, method = self._url, self._parser.get_method().decode("latin-1")
         if target[:1] != b"/":
             _, mark, query = target.partition(b"?")
             target = path.encode("latin-1") + mark + query
-        request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body,
-                              request_id_of(self._headers.get(b"x-request-id")), target, self.upload, self._judged, refusal)
+        request_id = request_id_of(self._headers.get(b"x-request-id"))
+        request = HttpRequest(method, path, self._headers, body, request_id, target, self.upload, self._judged, refusal)
         close = self.ended or not self._parser.should_keep_alive()
         if self._like:
-            if body and self._wanted and not close and not self._extra and self._version == "1.1":
-                self._keep_head(request)
+            usual = body and self._wanted and not close and not self._extra and self._version == "1.1"
+            if usual and not {b"expect", b"transfer-encoding"} & self._headers.keys():
+                self._server.heads.keep(self._like, KnownHead(method, path, target, self._headers))
             self._like = b""
         self._line.taken(request, held, close=close, old=self._version == "1.0")
-
-    def _keep_head(self, request: HttpRequest) -> None:
-        if not {b"expect", b"transfer-encoding"} & self._headers.keys():
-            self._heads.keep(self._like, KnownHead(request.method, request.path, request.target, request.headers))
-
-    # ---- bounds
-
-    def _bound_framing(self, more: int) -> None:
-        self._raw += more
-        if self._raw > FRAMING * self._size + self._bounds.header_bytes + AT_ONCE:
-            self.fault = self.fault or bad_request("the body's framing is larger than its content", code="malformed_http")
 
     def _bound_head(self, more: int) -> None:
         # What the parser holds of a header that is not whole yet is not seen; but everything read since the request's

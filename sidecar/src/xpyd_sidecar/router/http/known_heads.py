@@ -6,9 +6,6 @@ r"""Heads of requests that came before: a client's are all alike, but for the le
 Theory: what a parser makes of a head depends on its bytes alone. So one that was parsed, found in order, and differs in the
 digits of its length alone need not be parsed again. Parsing costs a call for each header; looking a head up costs two.
 
-Belongs here: telling what is alike, and keeping it. Does not belong here: what a head means (``incoming``), and whether its
-request is wanted now (``incoming.RequestSink.judge``): that is asked each time.
-
 Laws
   * A head is kept if each of its headers stands in one line, which is its own: then leaving one line out leaves the others
     what they were.

@@ -1,7 +1,5 @@
 """Deadlines of a process that may itself stand still: a paused machine, SIGSTOP, a live migration.
 
-Belongs here: when a deadline counts. Does not belong here: what follows from it.
-
 A loop that runs again hears of its timers before it has read its sockets, and what a peer did in time waits there. So a
 deadline that is noticed late blames nobody yet:
 

@@ -1,7 +1,4 @@
-"""A request that is whole, and the answer to it.
-
-Belongs here: what server and application say to each other. Does not belong here: sockets and parsing (``connection``).
-"""
+"""A request that is whole, and the answer to it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,20 @@
-"""What of a request is refused by its size, its time and its framing, beside what the parser refuses.
-
-Belongs here: rules and words, without sockets. Does not belong here: counting what came (``incoming``).
-"""
+"""How long a client may take, and what of a request is refused by its size, time and framing."""
 
 from __future__ import annotations
 
-from xpyd_sidecar.router.api.faults import HttpFault, bad_request
+from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable
+
+IDLE_S = 75.0
+"""How long a connection may lie idle between requests."""
+IDLE_LEAVING_S = 1.0
+"""The same for a connection without any request yet when the server has stopped listening: one may be on its way."""
+UNREAD_S = 60.0
+"""How long a client may leave bytes unread before it counts as gone."""
+LINGER_S = 3.0
+"""How long a closed connection may take to send its last bytes and to see the client's end."""
+SLOWEST_BODY = 100_000
+"""Bytes a second that a large body must come with, beyond the time that every request has. So few that clients far away
+can send; where there is no room for all, a body must come ten times as fast (``body_budget.PRESSED``)."""
 
 
 def too_large_head(limit: int) -> HttpFault:
@@ -21,6 +30,17 @@ def too_large_body(limit: int) -> HttpFault:
 def too_slow(allowed_s: float) -> HttpFault:
     """408."""
     return HttpFault(408, f"the request did not come within {allowed_s:g} s", code="request_timeout")
+
+
+def no_room() -> HttpFault:
+    """503."""
+    return unavailable("this router holds as many bytes of requests as it may: there is no room for this body now")
+
+
+def too_slow_for_the_room() -> HttpFault:
+    """408."""
+    words = "this router holds as many bytes of requests as it may, and this body came more slowly than others"
+    return HttpFault(408, words, code="request_timeout", retry_after_s=1)
 
 
 def framing_fault(version: str, hosts: int, coding: bytes | None) -> HttpFault | None:

@@ -1,8 +1,4 @@
-"""The HTTP/1.1 server that clients talk to: asyncio protocols and httptools, no framework.
-
-Belongs here: listening, the set of connections, the turn of the clock, draining. Does not belong here: parsing
-(``connection``), paths (``application``).
-"""
+"""The HTTP/1.1 server that clients talk to: asyncio protocols and httptools, no framework."""
 
 from __future__ import annotations
 
@@ -12,11 +8,10 @@ from email.utils import formatdate
 from xpyd_sidecar.accepting import Acceptor, bind
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.http import held_bodies
+from xpyd_sidecar.router.http.body_budget import DEFAULT
 from xpyd_sidecar.router.http.connection import ClientConnection
-from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.reply import Application
-from xpyd_sidecar.router.http.server_state import ServerState
+from xpyd_sidecar.router.http.server_state import RequestBounds, ServerState
 from xpyd_sidecar.router.http.tls import LOOK_S, Certificate
 
 REFUSED = 64
@@ -27,7 +22,7 @@ class Server(ServerState):
     """Listens, and keeps its connections."""
 
     def __init__(self, application: Application, bounds: RequestBounds, streamed: frozenset[str] = frozenset(), *,
-                 body_budget: int = held_bodies.DEFAULT) -> None:
+                 body_budget: int = DEFAULT) -> None:
         """``body_budget``: bytes of the bodies of all requests."""
         super().__init__(application, bounds, streamed, body_budget)
         self._acceptor: Acceptor | None = None
@@ -36,9 +31,7 @@ class Server(ServerState):
 
     async def listen(self, host: str, port: int, certificate: Certificate | None = None, *, shared: bool = False) -> int:
         """Listen; the port (chosen by the kernel where ``port`` is 0). ``shared``: with other processes (SO_REUSEPORT).
-
-        Raises:
-            ConfigError: the address cannot be listened on.
+        Raises ConfigError: the address cannot be listened on.
         """
         try:
             sockets = await bind(host, port, shared=shared)

@@ -1,8 +1,4 @@
-"""What the connections of one server share.
-
-Belongs here: values, and what a connection says to its server. Does not belong here: listening and the turn of the clock
-(``server``).
-"""
+"""What the connections of one server share."""
 
 from __future__ import annotations
 
@@ -11,15 +7,27 @@ import logging
 from email.utils import formatdate
 from typing import Protocol
 
+import msgspec
+
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http.held_bodies import HeldBodies
-from xpyd_sidecar.router.http.incoming import RequestBounds
+from xpyd_sidecar.router.http.body_budget import BodyBudget
 from xpyd_sidecar.router.http.known_heads import KnownHeads
 from xpyd_sidecar.router.http.reply import Application
 
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 16384
+MOST_AT_ONCE = 2
+"""So many bodies of the largest size always fit, whatever the budget is."""
+
+
+class RequestBounds(msgspec.Struct, frozen=True):
+    """Limits of one request."""
+
+    header_bytes: int
+    body_bytes: int
+    receive_s: float
+    """Time a client has to send a request."""
 
 
 class OpenConnection(Protocol):
@@ -43,7 +51,7 @@ class ServerState:
         self.bounds = bounds
         self.streamed = streamed
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.bodies = HeldBodies(self.loop.time, body_budget, bounds.body_bytes)
+        self.bodies = BodyBudget(max(body_budget, MOST_AT_ONCE * bounds.body_bytes))
         self.heads = KnownHeads()
         self.connections: set[OpenConnection] = set()
         self.refusals: dict[str, int] = {}

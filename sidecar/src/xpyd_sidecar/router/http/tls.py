@@ -1,7 +1,5 @@
 """TLS on the client port, with a certificate that may be renewed while the router runs.
 
-Belongs here: the context, and looking whether its files changed. Does not belong here: connections (``server``).
-
 A connection keeps the certificate that it began with; handshakes from now on get the new one. New files are first tried in
 a context of their own: a pair that does not fit (half of it was written) leaves the old one in service.
 """
@@ -20,17 +18,14 @@ LOOK_S = 5.0
 """How often the files are looked at."""
 
 _Seen = tuple[tuple[int, int, int], ...]
+_NONE: _Seen = ()
 
 
 class Certificate:
     """A certificate and its key from files; ``context`` is what a server listens with."""
 
     def __init__(self, cert_file: str, key_file: str) -> None:
-        """Read the files.
-
-        Raises:
-            ConfigError: names the file that cannot be read, or that is no certificate or key, or says that they do not fit.
-        """
+        """Read the files. Raises ConfigError: names the one that cannot be used, or says that they do not fit."""
         self._files = {"tls_cert_file": cert_file, "tls_key_file": key_file}
         try:
             self._seen = self._look()
@@ -61,22 +56,18 @@ class Certificate:
 
     def look(self) -> bool:
         """Take new files into service; whether there were some. What is wrong with them is logged, once."""
+        before, seen = self._seen, _NONE
         try:
-            seen = self._look()
-        except ValueError as error:
-            seen = ()
-            if seen != self._seen:
-                logger.error("the certificate cannot be read again: %s", error)  # noqa: TRY400 (said in full)
-            self._seen = seen
-            return False
-        if seen == self._seen:
-            return False
-        self._seen = seen
-        try:
+            seen = self._seen = self._look()
+            if seen == before:
+                return False
             self._load(_context())
             self._load(self.context)
         except (OSError, ValueError) as error:
-            logger.error("the new certificate is not used: %s", error)  # noqa: TRY400 (said in full)
+            self._seen = seen
+            if seen != before:
+                what = "the new certificate is not used" if seen else "the certificate cannot be read again"
+                logger.error("%s: %s", what, error)  # noqa: TRY400 (said in full)
             return False
         logger.info("the certificate was renewed")
         return True

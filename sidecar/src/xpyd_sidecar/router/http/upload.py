@@ -1,7 +1,5 @@
 """A request's body on its way from a client to whoever takes it, piece by piece.
 
-Belongs here: what is held while nobody takes it, and when the client must wait. Does not belong here: sockets.
-
     connection ──feed──▶ held (bounded) ──▶ taker.on_piece …  taker.on_whole
          ▲                                       │
          └── reads no more while ``blocked`` ◀── wait(True)

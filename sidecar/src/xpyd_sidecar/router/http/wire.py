@@ -1,8 +1,4 @@
-"""HTTP/1.1 on bytes: response heads, chunks, and bodies that are wanted whole.
-
-Belongs here: parsing, without sockets and without waiting. Does not belong here: what an answer means for a request
-(``request``), streams that are relayed (``events``).
-"""
+"""HTTP/1.1 on bytes: response heads, chunks, and bodies that are wanted whole."""
 
 from __future__ import annotations
 
@@ -84,10 +80,8 @@ def lines_of(headers: list[tuple[bytes, bytes]]) -> bytes:
 def parse_head(raw: bytes) -> ResponseHead:
     """Parse up to and without the empty line. An engine's heads are equal for a second, so they are remembered.
 
-    Judged as strictly as those of clients: what another parser could read in another way is not passed on to one.
-
-    Raises:
-        Malformed: not an HTTP/1 response (RFC 9112), or framing that is ambiguous.
+    Judged as strictly as those of clients: what another parser could read in another way is not passed on to one. Raises
+    Malformed: not an HTTP/1 response (RFC 9112), or framing that is ambiguous.
     """
     return _known_head(raw) if len(raw) <= MAX_KNOWN else _parse_head(raw)
 
@@ -144,11 +138,7 @@ class HeadReader:
         self._interim = 0
 
     def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
-        """The head, once it is there, and what came behind it.
-
-        Raises:
-            Malformed: see ``parse_head``, or there is no end of it, or of interim ones.
-        """
+        """The head, once it is there, and what came behind it. Raises Malformed: see ``parse_head``, or it has no end."""
         buffer = self._buffer + data if self._buffer else data
         at = 0
         while True:
@@ -300,7 +290,7 @@ def before_length(path: bytes, address: HostPort) -> bytes:  # remembered: of en
 
 def request_bytes(method: bytes, path: bytes, address: HostPort, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
     """A whole HTTP/1.1 request."""
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    lines = lines_of(headers)
     if method == b"POST":
         return b"%b%d\r\n%b\r\n%b" % (before_length(path, address), len(body), lines, body)
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n%b" % (method, path, address.encode(), lines, body)

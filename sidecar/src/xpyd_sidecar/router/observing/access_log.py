@@ -1,7 +1,4 @@
-"""The access log: one line for each request.
-
-Belongs here: its logger, and what the line of a generation request says. Does not belong here: how lines leave (``logs``).
-"""
+"""The access log: one line for each request."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ import msgspec
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.observing.fast_record import StraightRecord
-from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.record import Record, StraightRecord
 
 access = logging.getLogger("xpyd_sidecar.access")
 

@@ -1,22 +1,41 @@
-"""Requests that are over, many at a time, by measure: what metrics, history and totals count.
-
-Belongs here: the measures of several records; those of one are in ``summary``, whose formulas are written out here for the
-straight course, which nearly all requests take (a test holds both against each other). Does not belong here: counting.
-"""
+"""Requests that are over, many at a time, by measure: what metrics, history and totals count."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.totals import buckets_of
 from xpyd_sidecar.router.observing import summary
-from xpyd_sidecar.router.observing.fast_record import StraightRecord
-from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.record import Record, StraightRecord
 
 Pair = tuple[InstanceName, InstanceName]
+"""Prefill and decode."""
+MAX_PAIRS = 256
+OTHER = InstanceName("other")
 Measured = tuple[int, int, int]
 _PREFILLED, _DECODED = (Role.PREFILL.value, "2xx"), (Role.DECODE.value, "2xx")
+
+
+class Flow(msgspec.Struct):
+    """KV that went from one instance to another."""
+
+    count: int = 0
+    seconds: float = 0.0
+    """Of all handovers together."""
+
+
+def count_pair(flows: dict[Pair, Flow], pair: Pair, seconds: float, handovers: int) -> None:
+    """Count handovers that took so many seconds together. P times D pairs would grow with the square of the fleet, so there
+    is a bound: what is beyond ``MAX_PAIRS`` counts as ``OTHER``.
+    """
+    if pair not in flows and len(flows) >= MAX_PAIRS:
+        pair = (OTHER, OTHER)
+    flow = flows.setdefault(pair, Flow())
+    flow.count += handovers
+    flow.seconds += seconds
 
 
 class Batch:

@@ -22,22 +22,19 @@ from xpyd_sidecar.contract.fleet import FleetFailure, FleetNews, FleetPair, Quan
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.totals import Buckets, add_buckets, bucket_of, buckets_of, middle_of
 from xpyd_sidecar.router.observing import summary
-from xpyd_sidecar.router.observing.batch import Batch
+from xpyd_sidecar.router.observing.batch import MAX_PAIRS, Batch, Flow, Pair, count_pair
 
 SECONDS = 600
-MAX_PAIRS = 256
 MAX_NEWS = 64
 MAX_WORDS = 500
 """Characters kept of one reason."""
-OTHER = InstanceName("other")
 
 
 def quantiles(buckets: Iterable[Buckets]) -> Quantiles:
     """p50, p95, p99 of many buckets together; zeros where there is nothing."""
     total: Buckets = {}
     for each in buckets:
-        for bucket, count in each.items():
-            total[bucket] = total.get(bucket, 0) + count
+        add_buckets(total, each)
     count = sum(total.values())
     if not count:
         return Quantiles()
@@ -51,14 +48,6 @@ def quantiles(buckets: Iterable[Buckets]) -> Quantiles:
                 found.append(round(middle_of(bucket), 6))
                 break
     return Quantiles(count, *found)
-
-
-class Flow(msgspec.Struct):
-    """KV that went from one instance to another within a second."""
-
-    count: int = 0
-    seconds: float = 0.0
-    """Of all handovers together."""
 
 
 class Second(msgspec.Struct):
@@ -82,7 +71,7 @@ class Second(msgspec.Struct):
     total: Buckets = {}
     queue: Buckets = {}
     handover: Buckets = {}
-    flows: dict[tuple[InstanceName, InstanceName], Flow] = {}
+    flows: dict[Pair, Flow] = {}
     served: dict[InstanceName, int] = {}
     """Legs that ended well, by instance."""
 
@@ -127,7 +116,7 @@ class History:
         self._now.done += 1
         if summary.failed(outcome):
             self._now.failed += 1
-            self._fail(FleetFailure(round(now_unix, 3), outcome, status, detail[:MAX_WORDS], request_id))
+            self.failures.append(FleetFailure(round(now_unix, 3), outcome, status, detail[:MAX_WORDS], request_id))
 
     def closed(self, batch: Batch) -> None:
         """Requests are over."""
@@ -144,14 +133,14 @@ class History:
         add_buckets(now.tpot, batch.tpot_buckets)
         add_buckets(now.handover, batch.handover_buckets)
         for pair, handovers in batch.pairs.items():
-            self._flow(pair, sum(handovers), len(handovers))
+            count_pair(now.flows, pair, sum(handovers), len(handovers))
         for name, count in batch.served.items():
             if name in now.served or len(now.served) < MAX_PAIRS:
                 now.served[name] = now.served.get(name, 0) + count
         now.failed += len(batch.failed)
         for record in batch.failed:
             ended = record.arrived_unix + record.last_at - record.arrived
-            self._fail(FleetFailure(
+            self.failures.append(FleetFailure(
                 round(ended, 3), record.outcome, record.status, record.detail[:MAX_WORDS], record.request_id,
                 record.transfer, record.went(Role.PREFILL), record.went(Role.DECODE), record.attempt))
 
@@ -159,58 +148,40 @@ class History:
         """The roster changed."""
         self.changes.append(FleetNews(round(now_unix, 3), instance, what[:MAX_WORDS]))
 
-    def _flow(self, pair: tuple[InstanceName, InstanceName], seconds: float, handovers: int) -> None:
-        flows = self._now.flows
-        if pair not in flows and len(flows) >= MAX_PAIRS:
-            pair = (OTHER, OTHER)
-        flow = flows.get(pair)
-        if flow is None:
-            flow = flows[pair] = Flow()
-        flow.count += handovers
-        flow.seconds += seconds
-
-    def _fail(self, failure: FleetFailure) -> None:
-        self.failures.append(failure)
-
     def turn(self, now_unix: float, in_flight: int, queued: int) -> None:
         """The clock went on: put away seconds that are over. A clock that was set back makes this second longer."""
         second = int(now_unix)
         if second <= self._now.at:
             return
         self._now.in_flight, self._now.queued = in_flight, queued
-        self._put_away(self._now)
-        for missed in range(max(self._now.at + 1, second - SECONDS), second):
-            self._put_away(Second(missed, in_flight=in_flight, queued=queued))
+        missed = range(max(self._now.at + 1, second - SECONDS), second)
+        over = [self._now, *(Second(at, in_flight=in_flight, queued=queued) for at in missed)]
+        self.seconds += over
+        self.rows += map(row_of, over)
         self._now = Second(second)
-
-    def _put_away(self, second: Second) -> None:
-        self.seconds.append(second)
-        self.rows.append(row_of(second))
 
     # ---- what others read
 
     def last(self, seconds: int) -> list[Second]:
         """The newest seconds that are over, oldest first."""
-        have = len(self.seconds)
-        return list(islice(self.seconds, max(0, have - seconds), have))
+        return list(islice(self.seconds, max(0, len(self.seconds) - seconds), None))
 
     def since(self, at: int) -> list[Row]:
         """Rows of the seconds after ``at``, oldest first."""
         if not self.seconds:
             return []
-        have = len(self.rows)
-        new = min(have, max(0, self.seconds[-1].at - at))
-        return [row for row in islice(self.rows, have - new, have) if (row[0] or 0) > at]
+        new = max(0, self.seconds[-1].at - at)
+        return [row for row in islice(self.rows, max(0, len(self.rows) - new), None) if (row[0] or 0) > at]
 
 
 def pairs(seconds: Iterable[Second], over_s: float) -> tuple[FleetPair, ...]:
     """Flows between pairs, the busiest first, with their rates over so many seconds."""
-    total: dict[tuple[InstanceName, InstanceName], Flow] = {}
+    total: dict[Pair, Flow] = {}
     for second in seconds:
         for pair, flow in second.flows.items():
-            sum_ = total.setdefault(pair, Flow())
-            sum_.count += flow.count
-            sum_.seconds += flow.seconds
+            both = total.setdefault(pair, Flow())
+            both.count += flow.count
+            both.seconds += flow.seconds
     ordered = sorted(total.items(), key=lambda item: (-item[1].count, item[0]))[:MAX_PAIRS]
     return tuple(FleetPair(prefill, decode, flow.count, round(flow.count / over_s, 4), round(flow.seconds / flow.count, 6))
                  for (prefill, decode), flow in ordered)

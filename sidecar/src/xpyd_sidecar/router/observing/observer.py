@@ -1,15 +1,12 @@
 """Who is told what happens in a router, and tells operators: metrics, history, ``/fleet``.
 
     a request ends ──over, straight_over, unserved──▶ metrics, history, totals, access log
-
-Belongs here: passing one event on to all that keep count. Does not belong here: counting (``metrics``,
-``observing.history``), spans (``spans``), the dashboard's pages (``dashboard``).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import starmap
@@ -29,9 +26,8 @@ from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
 from xpyd_sidecar.router.observing.access_log import access, line_of, passed_outcome, tell_straight
-from xpyd_sidecar.router.observing.fast_record import StraightRecord
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
-from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.record import Record, StraightRecord
 from xpyd_sidecar.router.observing.totals import Counting
 
 if TYPE_CHECKING:
@@ -98,29 +94,25 @@ class RouterObserver:
 
     def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request ended before it was served: count it, and log it."""
-        told, api = outcome, api_of(route)
+        api, passed = api_of(route), passed_outcome(outcome, "")
         if route.way is RouteKind.PASSED:
-            told = passed_outcome(outcome, "")
-            self.passed(route.path, told)
+            self.passed(route.path, passed)
         if api:
-            told = outcome
             self.refused(api, request_id, outcome, status, detail)
         if self._access_log:
             which = {"api": api} if api else {"path": route.path}
-            access.info("%s", told, extra={"request": request_id, **which, "status": status, "detail": detail[:500]})
+            access.info("%s", outcome if api else passed,
+                        extra={"request": request_id, **which, "status": status, "detail": detail[:500]})
 
     def over(self, record: Record) -> None:
         """A request that was served is over: count it, and log it."""
-        told = record.outcome
+        passed = passed_outcome(record.outcome, record.ended_as)
         if record.path:
-            told = passed_outcome(told, record.ended_as)
-            self.passed(record.path, told)
+            self.passed(record.path, passed)
         if record.api:
-            told = record.outcome
-            self.left()
-            self.ended(record)
+            self.closed(record)
         if self._access_log:
-            logs.tell(access, told, partial(line_of, record))
+            logs.tell(access, record.outcome if record.api else passed, partial(line_of, record))
 
     def straight_over(self, one: Straight) -> None:
         """A request is over that went its straight course. What it leaves to be told waits for ``tell``: done for many at a
@@ -146,7 +138,7 @@ class RouterObserver:
             return
         self.on_straight(over)
         records = [one.record() for one in over]
-        self.ended_straight(records)
+        self.ended(records)
         if self._access_log:
             tell_straight(records)
 
@@ -162,22 +154,11 @@ class RouterObserver:
 
     def closed(self, record: Record) -> None:
         """A request is over."""
-        self.left()
-        self.ended(record)
-
-    def left(self) -> None:
-        """A request is over; what is known of it comes with ``ended``."""
         self.metrics.in_flight -= 1
+        self.ended([record])
 
-    def ended(self, record: Record) -> None:
-        """What is known of it. Many are counted at a time, which is cheaper: between requests the caches are cold."""
-        self._unsettled.append(record)
-        self._recent.append(record)
-        if len(self._unsettled) >= MAX_UNSETTLED:
-            self.settle()
-
-    def ended_straight(self, records: list[StraightRecord]) -> None:
-        """What is known of many that went their straight course."""
+    def ended(self, records: Sequence[Record | StraightRecord]) -> None:
+        """What is known of requests. Many are counted at a time, which is cheaper: between requests the caches are cold."""
         self._unsettled += records
         self._recent += records
         if len(self._unsettled) >= MAX_UNSETTLED:
@@ -196,9 +177,9 @@ class RouterObserver:
         if opened:
             self.history.opened(len(opened))
             self.counting.opened(sum(opened), len(opened))
-        records, self._unsettled = self._unsettled, []
         straight: dict[str, list[StraightRecord]] = {}
         others: dict[str, list[Record]] = {}
+        records, self._unsettled = self._unsettled, []
         for record in records:
             if isinstance(record, StraightRecord):
                 straight.setdefault(record.api, []).append(record)
@@ -232,32 +213,28 @@ class RouterObserver:
         self.turn()
         seconds = self.history.last(WINDOW_S)
         over = max(1, len(seconds))
-        instances = self._roster.fleet(now)
-        served: dict[str, int] = {}
-        for second in seconds:
-            for name, count in second.served.items():
-                served[name] = served.get(name, 0) + count
+        served = sum((Counter(second.served) for second in seconds), Counter[InstanceName]())
+
+        def rate(name: str) -> float:
+            total: int = sum(getattr(second, name) for second in seconds)
+            return round(total / over, 4)
+
         return Fleet(
             service=service, router=router, uptime_s=round(now - started, 3), settled=self._roster.settled(now),
             instances=tuple(msgspec.structs.replace(
-                each, served_s=round(served.get(each.instance, 0) / over, 4),
-                cached=self.cached(each.instance, each.incarnation)) for each in instances),
+                each, served_s=round(served[each.instance] / over, 4),
+                cached=self.cached(each.instance, each.incarnation)) for each in self._roster.fleet(now)),
             requests_total=self.metrics.requests_total, requests_failed=self.metrics.requests_failed, draining=draining,
             in_flight=self.metrics.in_flight, queued=self._queued(), window_s=len(seconds),
-            rates=Rates(**{field: round(sum(getattr(second, name) for second in seconds) / over, 4) for field, name in (
-                ("requests", "done"), ("failed", "failed"), ("retries", "retries"), ("continued", "continued"),
-                ("tokens", "tokens"), ("bytes", "bytes"))}),
+            rates=Rates(requests=rate("done"), **{name: rate(name) for name in (
+                "failed", "retries", "continued", "tokens", "bytes")}),
             latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in hi.MEASURES},
             pairs=hi.pairs(seconds, over), failures=tuple(self.history.failures), totals=self.counting.told(),
             changes=tuple(self.history.changes))
 
 
 def tracing_of(endpoint: str, service: ServiceName, router: InstanceName) -> SpanTracing | None:
-    """What makes spans; None where no endpoint is set, and then nothing of OpenTelemetry is imported.
-
-    Raises:
-        ConfigError: the packages are not there.
-    """
+    """What makes spans; None (and no import of OpenTelemetry) without an endpoint. Raises ConfigError: no packages."""
     if not endpoint:
         return None
     try:

@@ -3,8 +3,6 @@
     client's span (traceparent) ── server span "chat" ─┬─ client span "prefill"    one per leg: attempt, instance, result
                                                        └─ client span "decode"     its context goes to the engine
 
-Belongs here: what of a record stands in a span, and the exporter's bounds. Does not belong here: the record itself.
-
 The W3C trace context of the client is continued, its sampling decision included; without one a trace begins here, and is
 sampled. Spans are sent in batches by a thread of their own; what does not fit into its queue is dropped, and the log says
 so. Certificates and headers for the collector are taken from the variables ``OTEL_EXPORTER_OTLP_*``.
@@ -61,23 +59,15 @@ class SpanTracing:
                                     "service.instance.id": router, "service.version": __version__})
         self._provider = TracerProvider(resource=resource, sampler=ParentBased(ALWAYS_ON), shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
-        self._tracer = self._provider.get_tracer("xpyd_sidecar", __version__)
-        self._propagator = TraceContextTextMapPropagator()
+        self.tracer = self._provider.get_tracer("xpyd_sidecar", __version__)
+        self.propagator = TraceContextTextMapPropagator()
 
     def begin(self, headers: Mapping[bytes, bytes], record: Record) -> Trace:
         """The trace of a request that has come; ``headers`` are its client's."""
         carrier = {name: headers[name.encode()].decode("latin-1") for name in _CONTEXT if name.encode() in headers}
-        span = self._tracer.start_span(record.api, context=self._propagator.extract(carrier), kind=SpanKind.SERVER,
+        span = self.tracer.start_span(record.api, context=self.propagator.extract(carrier), kind=SpanKind.SERVER,
                                        start_time=_nanoseconds(record.arrived_unix))
         return Trace(self, span, record)
-
-    def leg_of(self, span: Span, leg: LegRecord, at_unix: float) -> tuple[Span, Headers]:
-        """A child span, and the headers that carry it to the engine."""
-        child = self._tracer.start_span(leg.role.value, context=set_span_in_context(span), kind=SpanKind.CLIENT,
-                                        start_time=_nanoseconds(at_unix))
-        carrier: dict[str, str] = {}
-        self._propagator.inject(carrier, set_span_in_context(child))
-        return child, [(name.encode(), value.encode()) for name, value in carrier.items()]
 
     async def close(self) -> None:
         """Send what waits, for at most ``CLOSE_S``; the thread that is still sending then ends with the process."""
@@ -89,19 +79,18 @@ class SpanTracing:
 class Trace:
     """The spans of one request."""
 
-    __slots__ = ("_legs", "_record", "_span", "_tracing")
-
     def __init__(self, tracing: SpanTracing, span: Span, record: Record) -> None:
-        self._tracing = tracing
-        self._span = span
-        self._record = record
+        self._tracing, self._span, self._record = tracing, span, record
         self._legs: list[Span] = []
 
     def leg(self, leg: LegRecord) -> Headers:
         """A leg is sent, the next one of the record: the headers that go with it."""
-        child, headers = self._tracing.leg_of(self._span, leg, self._unix(leg.opened))
+        tracing, carrier = self._tracing, dict[str, str]()
+        child = tracing.tracer.start_span(leg.role.value, context=set_span_in_context(self._span), kind=SpanKind.CLIENT,
+                                          start_time=_nanoseconds(self._unix(leg.opened)))
         self._legs.append(child)
-        return headers
+        tracing.propagator.inject(carrier, set_span_in_context(child))
+        return [(name.encode(), value.encode()) for name, value in carrier.items()]
 
     def end(self) -> None:
         """The record is complete."""
@@ -128,7 +117,7 @@ class Trace:
 
     def _finish(self, span: Span, at: float, error: str) -> None:
         if error:
-                span.set_status(Status(StatusCode.ERROR, error[:500]))
+            span.set_status(Status(StatusCode.ERROR, error[:500]))
         span.end(_nanoseconds(self._unix(at)))
 
     def _unix(self, at: float) -> float:

@@ -1,7 +1,5 @@
 """What the record of one request means in the field's measures: TTFT, TPOT, handover, pairs, failures.
 
-Belongs here: formulas, each in one place, for metrics, dashboard and ``/fleet`` alike. Does not belong here: counting.
-
     arrived ─── queued_s ───┬─ prefill leg ──▶ 2xx ┐
                             │                      ├─ handover ─▶ decode's first event ── tokens ──▶ end
                             └─ decode leg ─ waits ─┘

@@ -1,7 +1,5 @@
 """Counters and histograms for one thread, shown through the Prometheus library when somebody scrapes.
 
-Belongs here: counting, as cheap as it can be. Does not belong here: what is counted (``metrics``).
-
 The library's own counters lock and look children up for every request, which costs three times as much as all of this. A
 router counts on one thread, so plain numbers in dictionaries do.
 """
@@ -10,15 +8,34 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 Labels = tuple[str, ...]
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
+class WhenAsked(Collector):
+    """Families that are made whenever somebody scrapes."""
+
+    def __init__(self, ask: Callable[[], Iterable[Metric]]) -> None:
+        self._ask = ask
+
+    def collect(self) -> Iterable[Metric]:
+        """For the library."""
+        return self._ask()
+
+
+def filled(family: Family, cells: Mapping[Labels, float]) -> Family:
+    """A family with these cells."""
+    for labels, value in cells.items():
+        family.add_metric(labels, value)
+    return family
 
 
 class TallyCounts(Collector):
@@ -37,10 +54,7 @@ class TallyCounts(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """For the library."""
-        family = CounterMetricFamily(self.name, self._words, labels=self._labels)
-        for labels, value in self._cells.items():
-            family.add_metric(labels, value)
-        return [family]
+        return [filled(CounterMetricFamily(self.name, self._words, labels=self._labels), self._cells)]
 
 
 class TallyTimes(Collector):
@@ -57,18 +71,12 @@ class TallyTimes(Collector):
             self._cell(())
         registry.register(self)
 
-    def add(self, seconds: float, labels: Labels = ()) -> None:
-        """Count one."""
-        cell = self._cells.get(labels) or self._cell(labels)
-        cell[bisect_left(self._bounds, seconds)] += 1  # a bucket's upper end belongs to it
-        cell[-1] += seconds
-
     def add_all(self, durations: Sequence[float], labels: Labels = ()) -> None:
         """Count several."""
         if durations:
             cell = self._cells.get(labels) or self._cell(labels)
             for bucket, count in Counter(map(partial(bisect_left, self._bounds), durations)).items():
-                cell[bucket] += count
+                cell[bucket] += count  # a bucket's upper end belongs to it
             cell[-1] += sum(durations)
 
     def _cell(self, labels: Labels) -> list[float]:

@@ -6,7 +6,9 @@ tokens when it ends. Requests whose answer's tokens the router does not follow a
 
 from __future__ import annotations
 
-from xpyd_sidecar.contract.totals import Buckets, Totals, add_buckets
+from msgspec.structs import replace
+
+from xpyd_sidecar.contract.totals import Totals, add_buckets
 from xpyd_sidecar.router.observing.batch import Batch
 
 
@@ -14,36 +16,27 @@ class Counting:
     """Of one router."""
 
     def __init__(self, since: float) -> None:
-        self._since = since
-        self._arrivals = self._arrived_tokens = self._measured = 0
-        self._prompts = self._sizes = self._squares = self._outputs = self._handovers = 0
-        self._handover_s = 0.0
-        self._ttft: Buckets = {}
-        self._tpot: Buckets = {}
+        self._totals = Totals(since=since)
 
     def opened(self, tokens: int, requests: int = 1) -> None:
         """Requests came, whose prompts have about so many tokens together."""
-        self._arrivals += requests
-        self._arrived_tokens += tokens
+        self._add(arrivals=requests, arrived_tokens=tokens)
 
     def closed(self, batch: Batch) -> None:
         """Requests are over."""
-        for prompt, size, output in batch.measured:
-            self._measured += 1
-            self._prompts += prompt
-            self._sizes += size
-            self._squares += prompt * prompt
-            self._outputs += output
-        add_buckets(self._ttft, batch.ttft_buckets)
-        add_buckets(self._tpot, batch.tpot_buckets)
-        self._handovers += len(batch.handover)
-        self._handover_s += sum(batch.handover)
+        prompts = [prompt for prompt, _, _ in batch.measured]
+        self._add(measured=len(prompts), prompt_tokens=sum(prompts), prompt_squares=sum(prompt ** 2 for prompt in prompts),
+                  measured_size=sum(size for _, size, _ in batch.measured),
+                  output_tokens=sum(output for _, _, output in batch.measured),
+                  handovers=len(batch.handover), handover_s=sum(batch.handover))
+        add_buckets(self._totals.ttft, batch.ttft_buckets)
+        add_buckets(self._totals.tpot, batch.tpot_buckets)
+
+    def _add(self, **more: float) -> None:
+        told = self._totals
+        self._totals = replace(told, **{name: getattr(told, name) + value for name, value in more.items()})
 
     def told(self) -> Totals:
         """As it is now."""
-        return Totals(
-            since=self._since, arrivals=self._arrivals, arrived_tokens=self._arrived_tokens, measured=self._measured,
-            prompt_tokens=self._prompts, measured_size=self._sizes,
-            prompt_squares=self._squares, output_tokens=self._outputs,
-            handovers=self._handovers, handover_s=round(self._handover_s, 6), ttft=dict(self._ttft), tpot=dict(self._tpot),
-        )
+        told = self._totals
+        return replace(told, handover_s=round(told.handover_s, 6), ttft=dict(told.ttft), tpot=dict(told.tpot))

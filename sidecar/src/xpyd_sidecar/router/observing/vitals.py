@@ -2,8 +2,6 @@
 
 A router of one process has one, as ``worker="0"``. With several, each worker says its own once a second, and the owner of
 the membership socket, which is ``0`` then, shows all of them: what lags or is full is one process, so nothing is summed.
-
-Belongs here: the value. Does not belong here: series (``metrics``), who sends it (``worker``).
 """
 
 from __future__ import annotations

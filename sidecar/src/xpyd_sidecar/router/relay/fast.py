@@ -1,6 +1,6 @@
 """The compiled shortcuts where they could be built (``_fast``), else the same in Python (``plain``).
 
-Belongs here: the choice. XPYD_PLAIN=1 in the environment takes Python's, so that the same tests run over both.
+XPYD_PLAIN=1 in the environment takes Python's, so that the same tests run over both.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
        ▲                                    └── anything else ──▶ ``data_received``
        └── what is not read there: listening, links, timers, writing, ends, errors
 
-Belongs here: which loop runs, and what C needs to know. Does not belong here: connections.
-
 Bytes that are encrypted need asyncio's TLS, which is written in Python; uvloop's is not. So a router that serves TLS runs
 on uvloop, and so does every one whose C parts could not be built.
 """

@@ -1,8 +1,4 @@
-"""What a router does for every token, without shortcuts: the classes of ``_fast.c`` in Python.
-
-Belongs here: the same names and the same meaning, so that everything works where nothing could be compiled. Does not belong
-here: choosing between the two (``fast``).
-"""
+"""What a router does for every token, without shortcuts: the classes of ``_fast.c`` in Python."""
 
 from __future__ import annotations
 

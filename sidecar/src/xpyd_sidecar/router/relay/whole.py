@@ -1,6 +1,6 @@
 """The beginning of a stream, its end, or all of it in one read, taken in one call where that was compiled (``_answer``).
 
-Belongs here: the choice, and what the call gives. XPYD_PLAIN=1 in the environment leaves every read to ``token_recorder``.
+XPYD_PLAIN=1 in the environment leaves every read to ``token_recorder``.
 """
 
 from __future__ import annotations

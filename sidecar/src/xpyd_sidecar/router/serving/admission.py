@@ -2,10 +2,6 @@
 
     open ──parsed, checked──▶ Entry ──▶ the queue (``waiting``) ──▶ served        completions, chats, dialects
                      └──────────────────────────────────────────▶ served        other paths
-
-Belongs here: what is read from path, headers and fields before a request is served. Does not belong here: the order among
-requests (``waiting``, ``balance.queue``), the course of one (``request``), and the fast path's own door
-(``fast_entrance``).
 """
 
 from __future__ import annotations
@@ -23,15 +19,16 @@ from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, 
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.passthrough_bodies import PassedBody, checked
 from xpyd_sidecar.router.api.paths import BodyKind, Route
+from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.target import Pair
 from xpyd_sidecar.router.http import auth, ids
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.serving.asks import Asks
 from xpyd_sidecar.router.serving.context import RequestContext
-from xpyd_sidecar.router.serving.exchange_inputs import Picks
 from xpyd_sidecar.router.serving.generation import Generation
 from xpyd_sidecar.router.serving.passthrough import Passthrough
 from xpyd_sidecar.router.serving.request import Serving
+from xpyd_sidecar.router.serving.waiting import QueuedRequest
 
 PRIORITY = b"x-vllm-priority"
 BYTES_PER_COST = 4096
@@ -42,11 +39,7 @@ SHORT, CACHED = "short", "cached"
 
 
 def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Reply) -> RequestHandler:
-    """Serve a request, at once or when there is room.
-
-    Raises:
-        HttpFault: it is refused, before anything was sent.
-    """
+    """Serve a request, at once or when there is room. Raises HttpFault: it is refused, before anything was sent."""
     asks: Asks = _passed(route, request) if route.api is None else Generation(
         context.shapes.parse(route.api, request.body), context.config, context.terms)
     if not context.serves(asks.model):
@@ -61,8 +54,8 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
     return serve(context, request, reply, asks, picks=context.picker.unpaired(b""))
 
 
-def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Picks, queued_s: float = 0.0,
-          picked: Pair | None = None) -> Serving:
+def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Selection,
+          queued_s: float = 0.0, picked: Pair | None = None) -> Serving:
     """Begin to serve a request that waited for so long. ``picked``: the first of its picks, where it was made."""
     now, headers = context.loop.time(), request.headers
     passed_on = [(name, headers[name]) for name in asks.passed_on if name in headers]
@@ -91,32 +84,31 @@ def _passed(route: Route, request: HttpRequest) -> Passthrough:
             raise request.upload.fault
     elif route.body is BodyKind.JSON:
         asked = checked(route.path, request.body)
-        if asked.body is not request.body:
-            request = msgspec.structs.replace(request, body=asked.body)
-    return Passthrough(route, request, asked.fields, asked.model)
+    return Passthrough(route, request, asked)
 
 
-class AdmittedRequest:
-    """A request that generates, while it is not served yet (``waiting.Queueable``)."""
+class AdmittedRequest(QueuedRequest):
+    """A request that generates, while it is not served yet."""
 
     def __init__(self, context: RequestContext, route: Route, request: HttpRequest, reply: Reply, asks: Asks) -> None:
         """Raises HttpFault: 400, the priority is no whole number."""
+        super().__init__(context.line, key_of(request.headers, context.config), priority_of(request.headers, asks.fields),
+                         1 + len(asks.prompt) / BYTES_PER_COST)
         self._context = context
         self._route = route
         self._request = request
         self._reply = reply
         self._asks = asks
-        self.key = key_of(request.headers, context.config)
-        self.priority = priority_of(request.headers, asks.fields)
-        self.cost = 1 + len(asks.prompt) / BYTES_PER_COST
-        asks.skips = asks.skips or self._short()
+        below = context.config.skip_prefill_below
+        if not asks.skips and below and prompt.tokens(asks.prompt) < below and context.picker.some_prefill_themselves():
+            asks.skips = SHORT
 
     def room(self) -> bool:
         """Whether it could be served now."""
         return self._context.room(alone=self._asks.alone)
 
-    def begin(self, queued_s: float) -> RequestHandler:
-        """Serve it."""
+    def serve(self, queued_s: float) -> RequestHandler:
+        """Begin to."""
         context, request, asks = self._context, self._request, self._asks
         session = request.headers.get(context.affinity_header, b"") if context.affinity_header else b""
         asked = context.picker.unpaired if asks.path else context.picker.asked
@@ -137,11 +129,6 @@ class AdmittedRequest:
     def _unserved(self, outcome: str, status: int, detail: str) -> None:
         self._context.observer.unserved(self._route, self._request.request_id, outcome, status, detail)
 
-    def _short(self) -> str:
-        context, below = self._context, self._context.config.skip_prefill_below
-        skips = below and prompt.tokens(self._asks.prompt) < below and context.picker.some_prefill_themselves()
-        return SHORT if skips else ""
-
 
 def key_of(headers: Mapping[bytes, bytes], config: RouterConfig) -> str:
     """Whose share of the queue a request belongs to: its client key's, or everybody's where none is asked for."""
@@ -154,11 +141,7 @@ def _key(header: bytes) -> str:  # remembered: it brought a known key, and those
 
 
 def priority_of(headers: Mapping[bytes, bytes], asked: Mapping[str, Raw]) -> int:
-    """The header X-Vllm-Priority, else the field ``priority``, else 0; lower is sooner.
-
-    Raises:
-        HttpFault: 400, it is no whole number.
-    """
+    """The header X-Vllm-Priority, else the field ``priority``, else 0; lower is sooner. Raises HttpFault: it is none."""
     header, raw = headers.get(PRIORITY), asked.get("priority")
     if header is not None:
         try:

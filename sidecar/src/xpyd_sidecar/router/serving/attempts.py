@@ -1,14 +1,9 @@
-"""The open legs of one request: what was sent to which instance, and how each came to its end.
-
-Belongs here: the calls, the load that they are for their members, what the record says of them, and farewells to engines
-that may not know of a leg. Does not belong here: what engines are asked (``asks``) and what follows from an answer
-(``request``).
-"""
+"""The open legs of one request: what was sent to which instance, and how each came to its end."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -29,90 +24,63 @@ if TYPE_CHECKING:
 TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
-def traced(headers: Headers, trace: Trace | None, leg: LegRecord) -> Headers:
-    """Headers of a leg: where spans are made, with its own span's context in place of the client's."""
-    if trace is None:
-        return headers
-    return [header for header in headers if header[0] not in TRACE_HEADERS] + trace.leg(leg)
-
-
-class OpenAttempt:
+class OpenAttempt(msgspec.Struct, eq=False):
     """An open leg: its call, the member whose load it is, and what the record says of it."""
 
-    __slots__ = ("call", "member", "record", "send")
-
-    def __init__(self, send: mv.SendAttempt, call: UpstreamCall, member: FleetMember | None, record: LegRecord) -> None:
-        self.send = send
-        self.call = call
-        self.member = member
-        self.record = record
+    send: mv.SendAttempt
+    call: UpstreamCall
+    member: FleetMember | None
+    record: LegRecord
 
 
-class OpenAttempts:
+class OpenAttempts(dict[int, OpenAttempt]):
     """Those of one request, by number."""
 
-    __slots__ = ("_asks", "_context", "_open", "_passed", "_record", "trace")
+    __slots__ = ("_asks", "_context", "_passed", "_record", "trace")
 
     def __init__(self, context: RequestContext, record: Record, asks: Asks, passed: Headers) -> None:
+        """``passed``: headers of the client that engines read."""
+        super().__init__()
         self._context = context
         self._record = record
         self._asks = asks
         self._passed = passed
-        """Headers of the client that engines read."""
-        self._open: dict[int, OpenAttempt] = {}
         self.trace: Trace | None = None
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._open
-
-    def __getitem__(self, number: int) -> OpenAttempt:
-        return self._open[number]
-
-    def __iter__(self) -> Iterator[OpenAttempt]:
-        """Those that are open now: what happens to one may shut others."""
-        return iter(tuple(self._open.values()))
-
-    def __bool__(self) -> bool:
-        return bool(self._open)
 
     def instances(self) -> list[InstanceName]:
         """Where legs are open."""
-        return [leg.send.target.instance for leg in self._open.values()]
+        return [leg.send.target.instance for leg in self.values()]
 
     def to(self, instance: str, incarnation: str) -> Iterable[OpenAttempt]:
-        """Those to this incarnation that are open when their turn comes."""
-        for leg in self:
+        """Those to this incarnation that are open when their turn comes: what happens to one may shut others."""
+        for number, leg in list(self.items()):
             target = leg.send.target
-            if (target.instance, target.incarnation) == (instance, incarnation) and leg.send.leg in self._open:
+            if (target.instance, target.incarnation) == (instance, incarnation) and number in self:
                 yield leg
 
     def hold(self, send: mv.SendAttempt, sink: Sink, reader: EventStream | None) -> OpenAttempt:
         """Open a leg that is yet to be asked; it is a load of its member from now on. ``reader``: see ``Asks.reader``."""
         target = send.target
         member = self._context.leg_opened(target)
-        attempt = 0 if send.params is None else send.params.attempt
-        record = LegRecord(send.role, target.instance, attempt, perf_counter())
+        record = LegRecord(send.role, target.instance, send.params.attempt if send.params else 0, perf_counter())
         self._record.legs.append(record)
         call = self._context.pool.hold(target.http, sink, events=reader, tag=send.leg)
-        leg = self._open[send.leg] = OpenAttempt(send, call, member, record)
+        leg = self[send.leg] = OpenAttempt(send, call, member, record)
         return leg
 
-    def take(self, leg: OpenAttempt) -> None:
-        """A leg that was opened, asked and counted by others."""
-        self._open[leg.send.leg] = leg
-
     def ask(self, leg: OpenAttempt, request_id: bytes, body: bytes) -> None:
-        """Send the request of a leg."""
-        target = leg.send.target
-        headers = [(b"x-request-id", request_id), *self._passed]
+        """Send the request of a leg. Where spans are made, its own span's context goes in place of the client's."""
+        target, passed = leg.send.target, self._passed
+        headers = [(b"x-request-id", request_id)]
+        if self.trace is not None:
+            passed = [header for header in passed if header[0] not in TRACE_HEADERS] + self.trace.leg(leg.record)
         if target.dp_rank is not None:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
-        headers = traced(headers, self.trace, leg.record)
-        self._context.pool.send(leg.call, self._asks.message(target, headers, body))
+        self._context.pool.send(leg.call, self._asks.message(target, headers + passed, body))
 
     def shut(self, number: int, result: str) -> OpenAttempt | None:
         """A leg has ended so; None where it had before."""
-        leg = self._open.pop(number, None)
+        leg = self.pop(number, None)
         if leg is not None:
             leg.record.ended, leg.record.result = perf_counter(), result
             if leg.member is not None:
@@ -120,15 +88,16 @@ class OpenAttempts:
             self._context.poison.leg_closed()
         return leg
 
-    def cancel(self, leg: OpenAttempt) -> None:
-        """Take a leg back that was shut."""
+    def cancel(self, leg: OpenAttempt, attempt: int) -> None:
+        """Take a leg back that was shut. ``attempt``: see ``farewell``."""
         leg.call.cancel()
         if math.isnan(leg.record.first_at):
-            self.farewell(leg)
+            self.farewell(leg, attempt)
 
-    def farewell(self, leg: OpenAttempt) -> None:
-        """The engine may not know this leg: its connector would wait for it. Prefill may have been asked again since."""
+    def farewell(self, leg: OpenAttempt, attempt: int) -> None:
+        """The engine may not know this leg: its connector would wait for it. ``attempt``: the last one of its transfer:
+        prefill may have been asked again meanwhile.
+        """
         send = leg.send
         if send.role is Role.DECODE and send.params is not None and not send.target.p2p:
-            attempt = Attempt(max(one.attempt for one in self._record.legs))
-            self._context.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=attempt))
+            self._context.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=Attempt(attempt)))

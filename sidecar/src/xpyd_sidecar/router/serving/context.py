@@ -1,10 +1,6 @@
 """What the requests of one process share: the instances, the connections, the bounds, and who is told of how they end.
 
     admission, fast_entrance ──▶ Serving, FastPath ──▶ RequestContext: roster, picker, pool, budget, poison, queue, observer
-
-Belongs here: what a request is given besides itself, and how a router of one process puts it together. Does not belong
-here: HTTP paths (``endpoints``), the socket of heartbeats (``fleet.heartbeat_listener``), what a request does (``request``,
-``fast_path``), and which requests are let in (``admission``, ``fast_entrance``).
 """
 
 from __future__ import annotations
@@ -26,8 +22,8 @@ from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, Straight, tracing_of
-from xpyd_sidecar.router.serving.exchange_inputs import RequestLimits
 from xpyd_sidecar.router.serving.in_flight import InFlight, InFlightRequest
+from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.shapes import Shapes
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue
@@ -55,12 +51,10 @@ class RequestContext:
         policy = policies.make(router.policy, router.policy_options, secrets.randbits(64))
         self.affinity_header = router.affinity_header.lower().encode()
         self.rooms = ConcurrencyLimits(router.max_per_instance)
-        """How much room each instance has."""
         self.picker = Picker(self.roster, SessionAffinity(policy) if self.affinity_header else policy, room=self.rooms,
                              cached_share=router.skip_prefill_cached)
         self.limits = RequestLimits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
-                                    load_s=router.load_limit_s,
-                             on_no_prefill=router.on_no_prefill)
+                                    load_s=router.load_limit_s, on_no_prefill=router.on_no_prefill)
         self._terms = SamplingTerms(router.failover == "continue")
         self.shapes = Shapes(goes_on=router.failover != "error", terms=self.terms)
         self.budget = RetryBudget(router.retry_budget)
@@ -68,7 +62,6 @@ class RequestContext:
         self.farewells = Farewells(self.loop, self.pool)
         self.line = AdmissionQueue(self.loop, router.queue_size, router.queue_timeout_s)
         self.poison: Poison = Poison(self.loop, self.roster)
-        """Requests that end engines."""
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.observer = self._make_observer()
         self.observer.metrics.watch_budget(lambda: self.budget.left(self.loop.time()))

@@ -1,15 +1,11 @@
-"""The door to the straight course: which requests take it, and how they begin.
-
-Belongs here: everything up to both legs sent. Does not belong here: what comes back (``fast_path``). Requests that this
-door does not let in go the usual way (``admission``, ``request``), which serves every request.
-"""
+"""The door to the straight course: which requests take it, and how they begin."""
 
 from __future__ import annotations
 
 from time import perf_counter, time
 
 from xpyd_sidecar.contract.ids import TransferId
-from xpyd_sidecar.router.api import fields, prompt
+from xpyd_sidecar.router.api import bodies, fields, prompt
 from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.http import ids
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, ReplyConnection
@@ -50,7 +46,7 @@ class Entrance:
         found = context.shapes.known(api, http.body)
         if found is None:
             return None
-        shape, slots, given = found
+        shape, slots = found
         model = shape.model
         if not shape.plain or (model is not None and model != config.model and not context.serves(model)):
             return None
@@ -72,7 +68,7 @@ class Entrance:
             if prefill is not None:
                 prefill.take_back()
             reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
-            generation = Generation(shape.request(given, slots), config, context.terms)
+            generation = Generation(shape.request(bodies.split(http.body), slots), config, context.terms)
             return serve(context, http, reply, generation, picks=picks, picked=pair)
         transfer, request_id = TransferId(ids.fresh()), http.request_id.encode()
         params, name = self._first_pair, transfer.encode()
@@ -82,14 +78,15 @@ class Entrance:
                                     (*slots, before, name, behind)),
                  to_decode.message(before_length(path, pair.decode.http), _ranked(line, pair.decode),
                                    (*slots, params.decode[0], name, params.decode[1])))
+        lane = FastPath(context, client, shape, slots, http.body, picks, pair, transfer, http.request_id, began, arrived,
+                        arrived_unix, size, asked, prefill, decode)
+        prefill.lend(lane, asked[0])
+        decode.lend(lane, asked[1])  # engines are at work while the rest is written down
+        lane.opened_s = perf_counter()
+        lane.members = context.leg_opened(target), context.leg_opened(pair.decode)
         context.observer.opened(size)
         context.budget.on_request(began)
-        members = (context.leg_opened(target), context.leg_opened(pair.decode))
-        lane = FastPath(context, client, shape, slots, given, picks, pair, transfer, http.request_id, began, arrived,
-                    arrived_unix, size, asked, members, perf_counter(), prefill, decode)
         context.servings.add(lane)
-        prefill.lend(lane, asked[0])
-        decode.lend(lane, asked[1])
         return lane
 
 

@@ -3,29 +3,36 @@
     entered ─▶ both legs sent ──▶ prefill answered 200 ──▶ decode's stream begins ──▶ … ──▶ ends ──▶ record
                 └────────────────────┴───────────────────────┴── whatever else ──▶ ``unfold``: a ``Serving`` goes on
 
-Belongs here: nearly every request, for which one object (``fast_state``) holds what a ``Serving``, its legs, calls and
-reply would. Does not belong here: decisions. Whatever is not on this way (a failure, a slow engine, a client that goes, an
-instance that leaves) makes the ``Serving`` that has seen all of it, which then hears of it as if it had been there from the
-start. A test holds every course of a lane against that of a ``Serving``.
+One object (``fast_state``) holds what a ``Serving``, its legs, calls and reply would. It decides nothing: what is not on
+this way (a failure, a slow engine, a client that goes, an instance that leaves) makes the ``Serving`` that has seen all of
+it, which hears of it as if it had been there from the start. A test holds every course against that of a ``Serving``.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from functools import lru_cache
+from operator import itemgetter
 from time import perf_counter
+from typing import Any
 
+from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import MAX_KNOWN, Malformed, ResponseHead, parse_head
+from xpyd_sidecar.router.observing.record import LegRecord
 from xpyd_sidecar.router.relay.fast import Scanner
 from xpyd_sidecar.router.relay.whole import take
+from xpyd_sidecar.router.serving import instructions as mv
+from xpyd_sidecar.router.serving.attempts import OpenAttempt
 from xpyd_sidecar.router.serving.fast_state import FastState
-from xpyd_sidecar.router.serving.handover import serving_of
+from xpyd_sidecar.router.serving.generation import Generation
 from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.stream.events import ABORT, END, only_comments
 from xpyd_sidecar.router.stream.failures import FailureReason
-from xpyd_sidecar.router.stream.streams import stream_of
+from xpyd_sidecar.router.stream.replay_recorder import stream_of
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
-from xpyd_sidecar.router.upstream.engine_connection import EngineConnection
+from xpyd_sidecar.router.upstream.call import EngineConnection, UpstreamCall
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +56,6 @@ class FastPath(FastState, eq=False):
     """One request (``reply.RequestHandler``), from both legs sent to its last byte, or to another course."""
 
     serving: Serving | None = None
-    """Who goes on."""
 
     # ---- the engines
 
@@ -78,13 +84,12 @@ class FastPath(FastState, eq=False):
         if missing < 0 or data.find(ABORT, at) >= 0:
             self.unfold()
             return data
-        context = self.context
-        self.prefilled_at, self.prefilled_s = context.loop.time(), perf_counter()
+        self.prefilled_s = perf_counter()
         self.prefill = None
         connection.take_back()
         member = self.members[0]
         if member is not None:
-            context.leg_closed(member)
+            self.context.leg_closed(member)
         return None
 
     def _on_decode(self, connection: EngineConnection, data: bytes) -> bytes | None:
@@ -115,7 +120,7 @@ class FastPath(FastState, eq=False):
             else:
                 self.unfold()
                 connection.go_on(out)
-        elif out and self.begun_at != self.begun_at and only_comments(out, framed=True):
+        elif out and self.begun_s != self.begun_s and only_comments(out, framed=True):
             self.unfold()
             connection.go_on(out)
         else:
@@ -157,7 +162,7 @@ class FastPath(FastState, eq=False):
     def _go_on(self, out: bytes) -> None:
         if not out:
             return
-        if self.begun_at == self.begun_at:
+        if self.begun_s == self.begun_s:
             self.sent += len(out)
             self.client.outlet.write(out)
         else:
@@ -177,7 +182,7 @@ class FastPath(FastState, eq=False):
     def _begin(self, out: bytes) -> bytes:
         client, head = self.client, self.head
         assert head is not None
-        self.begun_at, self.begun_s = self.context.loop.time(), perf_counter()
+        self.begun_s = perf_counter()
         client.outlet.relayed = 0
         self.sent = len(out)
         self.close = client.draining
@@ -193,7 +198,7 @@ class FastPath(FastState, eq=False):
         member = self.members[1]
         if member is not None:
             context.leg_closed(member)
-        if self.begun_at == self.begun_at:
+        if self.begun_s == self.begun_s:
             self.sent += len(out)
         else:
             out = self._begin(out)
@@ -237,15 +242,15 @@ class FastPath(FastState, eq=False):
         if self._open_on(instance, incarnation):
             self.unfold().on_lost(instance, incarnation, reason)
 
-    def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
+    def on_leaving(self, instance: str, incarnation: str) -> None:
         """The incarnation ends soon."""
         if self._open_on(instance, incarnation):
-            self.unfold().on_leaving(instance, incarnation, reason)
+            self.unfold().on_leaving(instance, incarnation)
 
-    def sweep(self, now: float, awake: float, stall_s: float) -> None:
+    def sweep(self, now: float, awake: float) -> None:
         """Called every second."""
         if now > self.began + YOUNG_S:
-            self.unfold().sweep(now, awake, stall_s)
+            self.unfold().sweep(now, awake)
 
     def abort(self, reason: str) -> None:
         """The router stops before this request could end."""
@@ -253,8 +258,50 @@ class FastPath(FastState, eq=False):
 
     def _open_on(self, instance: str, incarnation: str) -> bool:
         open_ = ((self.prefill, self.pair.prefill), (self.decode, self.pair.decode))
-        return any(connection is not None and target is not None and (target.instance, target.incarnation) == (instance,
-                   incarnation) for connection, target in open_)
+        return any(connection and target and (target.instance, target.incarnation) == (instance, incarnation)
+                   for connection, target in open_)
+
+
+def serving_of(lane: FastState) -> Serving:
+    """One that has seen all that the lane has; its calls have the lane's connections."""
+    context, begun = lane.context, not math.isnan(lane.begun_s)
+    asks = Generation(lane.request, context.config, context.terms)
+    reply = Reply(lane.client, lane.request_id, close=False, old=False, head_only=False)
+    if lane.head is not None:
+        asks.position = lane.position
+    serving = Serving(context, reply, asks, lane.transfer, [], picks=lane.picks, began=lane.began)
+    record, exchange = serving.record, serving.exchange
+    record.arrived, record.arrived_unix, record.prompt_size = lane.arrived, lane.arrived_unix, lane.prompt_size
+    first: list[Any] = exchange.start(lane.began, lane.pair)
+    prefill, decode = first
+    heard = ((lane.prefilled_s, mv.Answered(prefill.leg, 200)), (lane.begun_s, mv.Begun(decode.leg)))
+    for _, event in sorted((one for one in heard if not math.isnan(one[0])), key=itemgetter(0)):
+        exchange.handle(event, lane.began)
+    if begun:
+        reply.begun(200, lane.sent, close=lane.close)
+        record.first_at = lane.begun_s
+    open_ = (lane.prefill, lane.decode)
+    for send, connection, member, request in zip(first, open_, lane.members, lane.asked, strict=True):
+        leg = LegRecord(send.role, send.target.instance, 1, lane.opened_s)
+        record.legs.append(leg)
+        decodes = send.role is Role.DECODE
+        if connection is None:
+            leg.first_at = lane.begun_s if decodes else lane.prefilled_s
+            leg.ended, leg.result = (perf_counter() if decodes else lane.prefilled_s), "2xx"
+            continue
+        events = (lane.stream or stream_of(asks.position, framed=True)) if decodes else None
+        call = UpstreamCall(context.pool, send.target.http, request, serving, events=events, tag=send.leg)
+        call.taken_over(connection, lane.began)
+        connection.hand_over(call, lane.stream if decodes else None)
+        serving.legs[send.leg] = OpenAttempt(send, call, member, leg)
+        if decodes:
+            call.head = lane.head
+            if begun:
+                leg.first_at = lane.begun_s
+                if lane.stream is not None:
+                    connection.relay(lane.stream, reply.outlet)
+                serving.relaying, call.relay = call, reply.write
+    return serving
 
 
 @lru_cache(maxsize=256)

@@ -1,8 +1,4 @@
-"""What is known of a request on its straight course (``fast_path``).
-
-Belongs here: the values, and what follows from them alone. Does not belong here: what happens to them (``fast_path``), and
-what becomes of them on another course (``handover``).
-"""
+"""What is known of a request on its straight course (``fast_path``)."""
 
 from __future__ import annotations
 
@@ -13,18 +9,18 @@ import msgspec
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.roster import FleetMember
 from xpyd_sidecar.router.fleet.target import Pair
 from xpyd_sidecar.router.http.reply import ReplyConnection
 from xpyd_sidecar.router.http.wire import ResponseHead
-from xpyd_sidecar.router.observing.fast_record import StraightRecord
+from xpyd_sidecar.router.observing.record import StraightRecord
 from xpyd_sidecar.router.relay.whole import Whole
 from xpyd_sidecar.router.serving.context import RequestContext
-from xpyd_sidecar.router.serving.exchange_inputs import Picks
 from xpyd_sidecar.router.serving.shapes import Shape
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import Position
-from xpyd_sidecar.router.upstream.engine_connection import EngineConnection
+from xpyd_sidecar.router.upstream.call import EngineConnection
 
 
 class FastState(msgspec.Struct, eq=False):
@@ -34,33 +30,29 @@ class FastState(msgspec.Struct, eq=False):
     client: ReplyConnection
     shape: Shape
     slots: list[bytes]
-    fields: dict[str, msgspec.Raw]
-    """As the client sent them; those of the shape's slots among them."""
-    picks: Picks
+    body: bytes
+    picks: Selection
     pair: Pair
     transfer: TransferId
     request_id: str
     began: float
-    """On the event loop's clock, as the other ``_at``."""
+    """On the event loop's clock."""
     arrived: float
-    """On the clock of records, as the other ``_s``."""
+    """On the clock of records, as each ``_s``."""
     arrived_unix: float
     prompt_size: int
     asked: tuple[bytes, bytes]
-    """What was sent to prefill and to decode."""
-    members: tuple[FleetMember | None, FleetMember | None]
-    opened_s: float
     prefill: EngineConnection | None
     """None: it has answered."""
     decode: EngineConnection | None
+    members: tuple[FleetMember | None, FleetMember | None] = (None, None)
+    """Whose load its legs are."""
+    opened_s: float = math.nan
     pending: bytes = b""
     """Of prefill's answer."""
-    prefilled_at: float = math.nan
     prefilled_s: float = math.nan
-    begun_at: float = math.nan
     begun_s: float = math.nan
     head: ResponseHead | None = None
-    """Of decode's answer."""
     taken: tuple[tuple[Whole, bytes], ...] = ()
     """What was taken of decode's answer without reading it, and the reads."""
     name: str = ""
@@ -82,7 +74,7 @@ class FastState(msgspec.Struct, eq=False):
     @property
     def request(self) -> bodies.GenerationRequest:
         """What was asked, as other courses need it."""
-        return self.shape.request(self.fields, self.slots)
+        return self.shape.request(bodies.split(self.body), self.slots)
 
     def record(self) -> StraightRecord:
         """What is known of it, once it has ended."""

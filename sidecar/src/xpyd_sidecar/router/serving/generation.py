@@ -2,96 +2,62 @@
 
     Serving ──leg──▶ (request id, body), or what makes them of prefill's answer
             ──reader──▶ what reads decode's answer, by what the client has of it (``position``)
-
-Belongs here: which of the ways of asking a leg gets, and how that changes when a stream goes on elsewhere. Does not belong
-here: bodies (``api.bodies``), how a stream goes on (``stream.continuation``), calls and records (``request``), and
-requests whose answers pass through (``passthrough``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 from uuid import uuid4
-
-from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
 from xpyd_sidecar.router.api.sampled import SamplingTerms
 from xpyd_sidecar.router.fleet.p2p import PairedById
 from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.asks import Asked, GoesOn, Later
+from xpyd_sidecar.router.serving.asks import Asked, Asks, GoesOn, Headers, Later
 from xpyd_sidecar.router.serving.shapes import Shaped, shape_of
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import Position
-from xpyd_sidecar.router.stream.replay_recorder import FirstToken
+from xpyd_sidecar.router.stream.replay_recorder import FirstToken, stream_of
 from xpyd_sidecar.router.stream.splice import Splicer
-from xpyd_sidecar.router.stream.streams import spliced, stream_of
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
-
-if TYPE_CHECKING:
-    from xpyd_sidecar.router.observing.spans import Headers
-
 
 PATHS: dict[str, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
 """Headers of clients that engines read; all others stay here."""
 
 
-class Generation:
-    """What one completion or chat asks (``asks.Asks``), and how far its client's stream is (``asks.GoesOn``)."""
+class Generation(Asks):
+    """What one completion or chat asks, and how far its client's stream is (``asks.GoesOn``)."""
 
-    __slots__ = ("_asked", "_begun", "_goes_on", "_going", "_hash", "_paired", "_request", "_terms", "api", "fields",
-                 "model", "position", "prompt", "skips", "speaks", "stream")
-    passed_on: tuple[bytes, ...] = HEADERS
-    path = ""
-    once = unread = opaque = False
+    passed_on = HEADERS
 
     def __init__(self, request: bodies.GenerationRequest, config: RouterConfig, terms: Callable[[], SamplingTerms]) -> None:
         """``terms``: on which streams go on now; by those of a request's beginning it is known what engines added to it."""
+        super().__init__(request.api, request.model, request.fields)
         self._request = request
-        self.api: str = request.api
-        self.model, self.stream, self.skips, self.prompt = request.model, request.stream, request.skips, request.prompt
-        self.fields: Mapping[str, Raw] = request.fields
-        self._hash: RequestHash | None = None
+        self.api, self.stream, self.skips, self.prompt = request.api, request.stream, request.skips, request.prompt
         self._terms = terms
         shape = shape_of(request)
         self._begun = terms() if shape is None else shape.terms
-        self._goes_on = config.failover != "error"
         self._asked: bodies.GenerationRequest | None = None
         self._going: continuation.Going | None = None
         self._paired = PairedById()
-        """Legs to older engines."""
-        self.position: Position | None = (continuation.position_of(request, goes_on=self._goes_on, terms=self._begun)
-                                          if shape is None else shape.position())
+        self._begins = shape.begins if shape is not None else (
+            continuation.position_of(request, goes_on=config.failover != "error", terms=self._begun))
+        self.position: Position | None = None if self._begins is None else self._begins.anew()
         """What the client has of a stream that can go on elsewhere."""
-        first = config.first_token
-        self.speaks = first == "prefill" and continuation.speaks_first(request, self.position)
-        """The client gets prefill's token."""
-
-    @property
-    def alone(self) -> bool:
-        """Whether it goes without prefill."""
-        return bool(self.skips)
+        self.speaks = config.first_token == "prefill" and continuation.speaks_first(request, self.position)  # noqa: S105
 
     @property
     def course(self) -> GoesOn | None:
         """What its exchange wants to know of a stream that may go on elsewhere; None where it cannot."""
         return None if self.position is None else self
-
-    def request_hash(self) -> RequestHash:
-        """Equal for all that ask for the same work. Made when it is needed."""
-        if self._hash is None:
-            self._hash = hash_of(self._request.api, self._request.fields)
-        return self._hash
 
     @property
     def goes_on(self) -> bool:
@@ -111,10 +77,7 @@ class Generation:
         return self._asked
 
     def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked | Later:
-        """The request id and the body of a leg; or what makes them of prefill's answer.
-
-        ``speaks``: prefill's token goes to the client.
-        """
+        """See ``Asks``."""
         params, target, request = send.params, send.target, self._request
         if target.p2p:
             if send.role is Role.DECODE:
@@ -138,9 +101,6 @@ class Generation:
         """The whole HTTP request of a leg."""
         return request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body)
 
-    def body(self, _: Callable[[HttpFault], None]) -> None:
-        """None is sent while it comes."""
-
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:
         """What reads the answer of the next leg; None where it is wanted whole."""
         if role is Role.PREFILL:
@@ -148,14 +108,10 @@ class Generation:
         if not self._request.stream:
             return None
         if self._going is None or self.position is None:
-            if self.position is not None and self.position.id:  # of a leg that gave nothing to the client
-                self.position = continuation.position_of(self._request, goes_on=True, terms=self._begun)
+            if self._begins is not None and self.position is not None and self.position.id:
+                self.position = self._begins.anew()  # that leg gave nothing to the client
             return stream_of(self.position, framed=framed)
-        return spliced(self.position, self._going, framed=framed)
-
-    def failure(self) -> str:
-        """What an engine says in an answer, which is whole, of its failure: nothing."""
-        return ""
+        return NotedStream(self.position, Splicer(self.position, self._going), framed=framed)
 
     def lengths(self) -> tuple[int, int] | None:
         """``(prompt tokens, generated tokens)`` of what was relayed; None where nothing was read of it."""

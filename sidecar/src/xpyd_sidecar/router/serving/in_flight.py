@@ -1,7 +1,4 @@
-"""The requests that are being served: one set, and what the roster and the clock say to all of them.
-
-Belongs here: passing it on to each. Does not belong here: what a request makes of it (``request``, ``fast_path``).
-"""
+"""The requests that are being served: one set, and what the roster and the clock say to all of them."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ STALL_S = 10.0
 
 
 class InFlightRequest(Protocol):
-    """A request that is being served."""
+    """A request that is being served (``request.Serving``, ``fast_path.FastPath``)."""
 
     def on_lost(self, instance: str, incarnation: str, reason: FailureReason) -> None:
         """The roster says that this incarnation will never answer."""
 
-    def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
+    def on_leaving(self, instance: str, incarnation: str) -> None:
         """The incarnation ends soon."""
 
-    def sweep(self, now: float, awake: float, stall_s: float) -> None:
+    def sweep(self, now: float, awake: float) -> None:
         """Called every second. ``awake``: when this process last came back from standing still."""
 
     def abort(self, reason: str) -> None:
@@ -31,22 +28,22 @@ class InFlightRequest(Protocol):
 
 
 class InFlight(set[InFlightRequest]):
-    """All requests that one process serves."""
+    """All requests that one process serves. What one of them hears may end others."""
 
     def lost(self, instance: InstanceName, incarnation: Incarnation, reason: FailureReason) -> None:
         """The roster says that this incarnation will never answer."""
         for one in list(self):
             one.on_lost(instance, incarnation, reason)
 
-    def leaving(self, instance: InstanceName, incarnation: Incarnation, reason: str) -> None:
+    def leaving(self, instance: InstanceName, incarnation: Incarnation, _: str) -> None:
         """The time of its drain is nearly over: what can go on elsewhere does, while nothing is lost yet."""
         for one in list(self):
-            one.on_leaving(instance, incarnation, reason)
+            one.on_leaving(instance, incarnation)
 
     def sweep(self, now: float, awake: float) -> None:
-        """Called every second. ``awake``: when this process last came back from standing still."""
+        """Called every second."""
         for one in list(self):
-            one.sweep(now, awake, STALL_S)
+            one.sweep(now, awake)
 
     def abort(self, reason: str) -> None:
         """Cut off all of them."""

@@ -1,9 +1,8 @@
-"""What an exchange hears and says: its events and its instructions.
-
-Belongs here: plain values. Does not belong here: what follows from an event (``exchange``).
-"""
+"""What an exchange is given, hears and says: its limits, its events and its instructions."""
 
 from __future__ import annotations
+
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -12,6 +11,44 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
+
+# ---- given
+
+
+class RequestLimits(msgspec.Struct, frozen=True):
+    """Bounds of every request. Times in seconds."""
+
+    request_s: float
+    """From its arrival to the end of its answer."""
+    pair_s: float
+    """How long decode may wait for prefill to announce its KV, all prefill attempts together."""
+    load_s: float = 0.0
+    """How much longer prefill may take for it. Where it makes no progress decode ends that wait: here nobody sees it."""
+    on_no_prefill: Literal["decode", "reject"] = "decode"
+    prefill_legs: int = 3
+    decode_legs: int = 3
+    stream_legs: int = 5
+    """Decode legs of a stream that has begun, from the last on that brought it further: nobody but the router can ask
+    again for the rest of it."""
+    linger_s: float = 2.0
+    """How long a prefill leg may take to end by itself after the answer (its KV has arrived by then)."""
+
+    @property
+    def prefill_s(self) -> float:
+        """What a prefill leg may take."""
+        return self.pair_s + self.load_s
+
+
+class Course(Protocol):
+    """A stream that may go on elsewhere, and what the client has of it (``generation.Generation``)."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it can."""
+
+    def tail(self) -> bytes | None:
+        """What is missing, where the client has its finish reason and the rest can be made without an engine."""
+
 
 # ---- events
 
@@ -50,31 +87,21 @@ class AttemptLeaves(msgspec.Struct, frozen=True):
     """The instance of a leg ends soon. It still works."""
 
     leg: int
-    reason: str
 
 
-class ClientGone(msgspec.Struct, frozen=True):
-    """The client closed its connection."""
+class GivenUp(msgspec.Struct, frozen=True):
+    """Nobody waits for the answer any longer, or no engine may be asked. ``fault``: for its client; None: it has gone."""
+
+    outcome: str
+    fault: HttpFault | None = None
 
 
 class DeadlinePassed(msgspec.Struct, frozen=True):
-    """``ClockExchange.deadline`` has come."""
-
-
-class RouterStops(msgspec.Struct, frozen=True):
-    """The router cannot wait for this request any longer."""
-
-    reason: str
-
-
-class Condemned(msgspec.Struct, frozen=True):
-    """No engine may be asked for this request any more."""
-
-    fault: HttpFault
+    """``Exchange.deadline`` has come."""
 
 
 LegEvent = Begun | Answered | AttemptEnded | AttemptFailed
-Event = LegEvent | AttemptLeaves | ClientGone | DeadlinePassed | RouterStops | Condemned
+Event = LegEvent | AttemptLeaves | GivenUp | DeadlinePassed
 
 # ---- instructions
 
@@ -92,6 +119,8 @@ class CancelAttempt(msgspec.Struct, frozen=True):
     """Close a leg's connection, so that the engine aborts it; no event of it is wanted any more."""
 
     leg: int
+    attempt: int
+    """The last one of its transfer."""
 
 
 class Resume(msgspec.Struct, frozen=True):
@@ -110,14 +139,8 @@ class Pass(msgspec.Struct, frozen=True):
     leg: int
 
 
-class RefuseClient(msgspec.Struct, frozen=True):
-    """Answer with an error."""
-
-    fault: HttpFault
-
-
-class Break(msgspec.Struct, frozen=True):
-    """End the relayed stream with an error event."""
+class Fail(msgspec.Struct, frozen=True):
+    """Answer with an error; a stream that the client has begun to read ends with it, as an event."""
 
     fault: HttpFault
 
@@ -135,4 +158,4 @@ class RequestOver(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-Instruction = SendAttempt | CancelAttempt | Resume | Relay | Pass | RefuseClient | Break | Complete | RequestOver
+Instruction = SendAttempt | CancelAttempt | Resume | Relay | Pass | Fail | Complete | RequestOver

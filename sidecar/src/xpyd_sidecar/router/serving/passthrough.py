@@ -2,16 +2,11 @@
 
     a dialect that generates    prefill makes the prompt's KV, decode gets what the client sent and where the KV is
     any other path              one decode instance does all of it: the client's body, or its form while it comes
-
-Belongs here: the HTTP requests of both, and handing a form on. Does not belong here: which paths these are
-(``api.paths``), bodies of dialects (``api.dialects``), what is read of an answer (``opaque``), and what follows
-from it (``serving.exchange``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from msgspec import Raw
 
@@ -19,20 +14,18 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api import dialects
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import refuse_in_form
+from xpyd_sidecar.router.api.passthrough_bodies import PassedBody
 from xpyd_sidecar.router.api.paths import BodyKind, Route
-from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
 from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.upload import Upload
 from xpyd_sidecar.router.http.wire import before_length, chunk_of, lines_of
 from xpyd_sidecar.router.serving import instructions as mv
+from xpyd_sidecar.router.serving.asks import Asked, Asks, Headers
 from xpyd_sidecar.router.stream.answers import AnswerReader
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.opaque import OpaqueAnswer
 from xpyd_sidecar.router.upstream.call import UpstreamCall
-
-if TYPE_CHECKING:
-    from xpyd_sidecar.router.observing.spans import Headers
 
 HEADERS = (b"accept", b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority", b"anthropic-version",
            b"anthropic-beta")
@@ -41,31 +34,25 @@ _NAME = 32
 """Bytes of a form's piece that are looked at again with the next one: a name may lie across both."""
 
 
-class Passthrough:
-    """Of one request (``asks.Asks``)."""
+class Passthrough(Asks):
+    """Of one request."""
 
-    __slots__ = ("_answer", "_hash", "_request", "_route", "_split", "api", "fields", "model", "once",
-                 "path", "prompt", "skips", "stream")
-    passed_on: tuple[bytes, ...] = HEADERS
-    course = None
-    speaks = False
+    passed_on = HEADERS
     opaque = True
 
-    def __init__(self, route: Route, request: HttpRequest, fields: dict[str, Raw], model: str | None) -> None:
-        """``fields``: of its JSON body, ``model`` the one that it names."""
-        self._route = route
+    def __init__(self, route: Route, request: HttpRequest, asked: PassedBody) -> None:
+        """One without a JSON body is like no other."""
+        alike = asked.fields if route.body is BodyKind.JSON else {"": Raw(request.request_id.encode())}
+        super().__init__(route.path, asked.model or None, alike)
+        self.path, self.once = route.path, request.upload is not None
         self._request = request
-        self._split = dialects.request(route.path, fields)
+        self._body = asked.body
         self._answer: AnswerReader | None = None
         """What is read of the latest answer, where it generates."""
-        self._hash: RequestHash | None = None
-        self.fields: Mapping[str, Raw] = fields
-        self.model = model or None
-        self.path, self.once = route.path, request.upload is not None
-        split = self._split
-        self.stream = split is not None and split.stream
-        self.api, self.skips, self.prompt = ("", "", Raw(b"")) if split is None else (
-            split.dialect.name, split.alone, split.prompt)
+        self._split = dialects.request(route.path, asked.fields)
+        if self._split is not None:
+            self.stream, self.api = self._split.stream, self._split.dialect.name
+            self.skips, self.prompt = self._split.alone, self._split.prompt
 
     @property
     def alone(self) -> bool:
@@ -74,24 +61,17 @@ class Passthrough:
 
     @property
     def unread(self) -> bool:
-        """Whether part of its body has not come, so that the next request cannot be found behind it."""
+        """See ``Asks``."""
         upload = self._request.upload
         return upload is not None and not upload.done
 
-    def request_hash(self) -> RequestHash:
-        """Equal for all that ask for the same work; one without a JSON body is like no other. Made when it is needed."""
-        if self._hash is None:
-            json = self._route.body is BodyKind.JSON
-            self._hash = hash_of(self.path, self.fields if json else {"": Raw(self._request.request_id.encode())})
-        return self._hash
-
     # ---- what engines are asked
 
-    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> tuple[bytes, bytes]:  # noqa: ARG002 (Asks' names)
-        """The request id and the body of a leg."""
+    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked:  # noqa: ARG002 (Asks' names)
+        """See ``Asks``."""
         params, split = send.params, self._split
         if params is None or split is None:
-            return request_id, self._request.body
+            return request_id, self._body
         return request_id, split.prefill_body(params) if send.role is Role.PREFILL else split.decode_body(params)
 
     def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:

@@ -7,9 +7,6 @@
         a verdict is open ──▶ WAIT ──▶ ALONE: suspects, at most one on an instance ──it ends whole──▶ cleared
                                              └── the sole suspect at a death ──▶ convicted: refused for a minute
 
-Belongs here: the evidence and what follows from it. Does not belong here: what makes two requests equal
-(``request_hash``), which ends of an engine are a death by itself (``deaths``), and who waits where (``quarantine``).
-
 Laws
   1. Only a death counts, once for an incarnation. An engine that lives, leaves in order, is lost with its machine, or of
      which nobody can say within ``VERDICT_S`` whether it lives accuses nobody.
@@ -122,7 +119,8 @@ class Ledger:
     @property
     def suspects(self) -> int:
         """Requests that two deaths have in common, or that were convicted before."""
-        return sum(1 for one in self._several if self._deaths_of(one) > 1) + len(self._convicted.keys() - self._several)
+        common = sum(len(self._deaths_of(one)) > 1 for one in self._several)
+        return common + len(self._convicted.keys() - self._several)
 
     def refused(self, now: float) -> list[Conviction]:
         """Those that hold now."""
@@ -161,8 +159,7 @@ class Ledger:
             case = self._cases[engine] = Case(now, set())
         if request in case.present:
             return None
-        known = request in self._counts or request in self._convicted
-        if len(case.present) >= (2 * PRESENT if known else PRESENT):
+        if len(case.present) >= (2 * PRESENT if self.knows(request) else PRESENT):
             return None
         case.shared = case.shared or bool(case.present)
         case.present.add(request)
@@ -207,7 +204,7 @@ class Ledger:
         while len(self._convicted) >= CONVICTED:
             del self._convicted[next(iter(self._convicted))]
         self._convicted[request] = conviction
-        for engine in [engine for engine, case in self._cases.items() if case.dead and request in case.present]:
+        for engine in self._deaths_of(request):
             self._drop(engine)
 
     def tick(self, now: float) -> None:
@@ -239,23 +236,20 @@ class Ledger:
             return None
         several = case.present & self._several
         guilty = [one for one in case.present if one in self._convicted]
-        guilty += [one for one in several - self._convicted.keys() if self._deaths_of(one) > 2]
+        guilty += [one for one in several - self._convicted.keys() if len(self._deaths_of(one)) > 2]
         if not guilty and not case.shared:
-            guilty = [one for one in several if self._deaths_alone(one) > 1]
+            guilty = [one for one in several if len(self._deaths_of(one, alone=True)) > 1]
         if len(guilty) != 1:
             return None
         [request] = guilty
-        earlier = [(engine, one) for engine, one in self._cases.items() if one.dead and one is not case]
-        engines = [engine[0] for engine, one in earlier if request in one.present]
-        conviction = Conviction(request, now, (*engines, last[0]))
+        earlier = [engine[0] for engine in self._deaths_of(request) if engine != last]
+        conviction = Conviction(request, now, (*earlier, last[0]))
         self.convict(conviction)
         return conviction
 
-    def _deaths_of(self, request: RequestHash) -> int:
-        return sum(1 for case in self._cases.values() if case.dead and request in case.present)
-
-    def _deaths_alone(self, request: RequestHash) -> int:
-        return sum(1 for case in self._cases.values() if case.dead and not case.shared and request in case.present)
+    def _deaths_of(self, request: RequestHash, *, alone: bool = False) -> list[Engine]:
+        return [engine for engine, case in self._cases.items()
+                if case.dead and request in case.present and not (alone and case.shared)]
 
     # ---- tables
 

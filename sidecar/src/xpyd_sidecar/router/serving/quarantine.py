@@ -5,9 +5,6 @@
                                                          └─────▶ convicted ──▶ ``condemn``
     watch ──judged──▶ Ledger
 
-Belongs here: the requests of this process that are held, and on which instances suspects run. Does not belong here: the
-evidence (``serving.poison_ledger``), and what a request does when it goes on (``request``).
-
 A router without deaths pays nothing: hashes are made of requests whose leg broke, and of others only while there is
 evidence (``watching``, ``alert``).
 """
@@ -15,7 +12,7 @@ evidence (``watching``, ``alert``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,8 +22,7 @@ from xpyd_sidecar.router.api.faults import HttpFault, poisonous, unavailable
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
 from xpyd_sidecar.router.fleet.deaths import DeathVerdict
-from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
-from xpyd_sidecar.router.serving.exchange_inputs import Picks
+from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.serving.poison_ledger import Conviction, Ledger, Word
 
 if TYPE_CHECKING:
@@ -241,29 +237,3 @@ class Poison:
             if ready and all(member.name in taken for member in ready):
                 return False
         return True
-
-
-class KeptApart:
-    """The picks of a request (``exchange_inputs.Picks``) that keep it away from suspects if it is one."""
-
-    __slots__ = ("_one", "_picks", "_poison")
-
-    def __init__(self, picks: Picks, poison: Poison, one: Suspect) -> None:
-        self._picks = picks
-        self._poison = poison
-        self._one = one
-
-    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
-             not_decode: Collection[InstanceName] = ()) -> Pair | None:
-        """As its picks."""
-        if avoid := self._poison.avoid(self._one):
-            not_prefill, not_decode = avoid.union(not_prefill), avoid.union(not_decode)
-        return self._picks.pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
-
-    def prefill_for(self, decode: EngineTarget, not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
-        """As its picks."""
-        return self._picks.prefill_for(decode, self._poison.avoid(self._one).union(not_prefill))
-
-    def why_not(self, role: Role) -> str:
-        """As its picks."""
-        return self._picks.why_not(role)

@@ -1,8 +1,7 @@
 """Carries out one exchange: its instructions become calls and replies, what comes back becomes events.
 
-Belongs here: the I/O of every request that engines answer. Does not belong here: decisions (``serving.exchange``), what
-engines are asked (``asks``), the calls themselves (``attempts``) and sockets (``server``, ``pool``). The hot path of a
-stream is ``UpstreamCall.relay`` → ``Reply.write``; the exchange hears of its first event and of its end.
+What follows from an event is decided by ``serving.exchange``. The hot path of a stream is ``UpstreamCall.relay`` →
+``Reply.write``; the exchange hears of its first event and of its end.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
-from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.api.faults import HttpFault, unavailable
+from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.target import Pair
 from xpyd_sidecar.router.http.patience import Reminder
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.observing.record import REFUSED, Record
+from xpyd_sidecar.router.serving import in_flight
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.asks import Asks, Later
+from xpyd_sidecar.router.serving.asks import Asks, Headers, Later
 from xpyd_sidecar.router.serving.attempts import OpenAttempt, OpenAttempts
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.exchange import Exchange
-from xpyd_sidecar.router.serving.exchange_inputs import Picks
-from xpyd_sidecar.router.serving.quarantine import KeptApart
 from xpyd_sidecar.router.stream import answers
 from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
 from xpyd_sidecar.router.upstream.call import UpstreamCall
 
 if TYPE_CHECKING:
-    from xpyd_sidecar.router.observing.spans import Headers, Trace
+    from xpyd_sidecar.router.observing.spans import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +50,13 @@ and say nothing more; it refuses connections, and so fails the probe."""
 class Serving:
     """One request, from what is asked to its last byte."""
 
-    __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_loop", "_paused", "_reminder",
-                 "_reply", "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash")
+    __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_paused", "_reminder", "_reply",
+                 "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
-                 picks: Picks, began: float) -> None:
-        """``passed``: headers of the client that engines read. ``picks``: who may serve its prompt. ``began``: when, on the
-        event loop's clock.
-        """
+                 picks: Selection, began: float) -> None:
+        """``passed``: headers of the client that engines read. ``picks``: who may serve it. ``began``: the loop's time."""
         self._context = context
-        self._loop = context.loop
         self._reply = reply
         self._asks = asks
         self._began = began
@@ -69,13 +65,13 @@ class Serving:
         self.legs = OpenAttempts(context, self.record, asks, passed)
         self._held: tuple[OpenAttempt, Later] | None = None
         """Decode's leg to an older engine while prefill's is open, and what makes its request."""
-        limits = msgspec.structs.replace(context.limits, decode_legs=1, error_retries=0) if asks.once else context.limits
-        self.exchange = Exchange(transfer, KeptApart(picks, context.poison, self), limits, alone=asks.alone,
-                                  now=began, course=asks.course, budget=context.budget)
+        limits = msgspec.structs.replace(context.limits, decode_legs=1) if asks.once else context.limits
+        self.exchange = Exchange(transfer, picks, limits, alone=asks.alone, now=began, course=asks.course,
+                                 budget=context.budget, avoid=partial(context.poison.avoid, self))
         self.relaying: UpstreamCall | None = None
         self._first = b""
         self._answer: tuple[UpstreamCall, bytes] | None = None
-        self._reminder = Reminder(self._loop)
+        self._reminder = Reminder(context.loop)
         self._paused = False
         self._gone = False
         self.alone, self.request_hash, self.instances = asks.alone, asks.request_hash, self.legs.instances
@@ -90,14 +86,14 @@ class Serving:
             self._withheld = [lambda: self._do(exchange.start(self._began))]
             self._reminder.at(exchange.deadline, self._on_time)
         else:
-            self._do(exchange.start(self._began) if pair is None else exchange.started(pair, self._began))
+            self._do(exchange.start(self._began, pair))
 
     # ---- the client (reply.RequestHandler)
 
     def on_client_gone(self) -> None:
         """Abort both legs."""
         self._gone = True
-        self._on(mv.ClientGone())
+        self._on(mv.GivenUp("client_gone"))
 
     def on_pause(self) -> None:
         """Stop reading decode."""
@@ -122,21 +118,16 @@ class Serving:
     def on_comments(self, call: UpstreamCall, data: bytes) -> None:
         """Decode says that it is at work: its client may hear that, but nothing of an answer has begun."""
         assert call.head is not None
-        if self._gone or self._paused:
-            return
-        if self._reply.started:
+        if self._reply.started and not self._gone and not self._paused:
             self._reply.write(data)
-        else:
+        elif not self._gone and not self._paused:
             self._reply.begin(call.head.status, call.head.passed_on(), data)
 
     def on_end(self, call: UpstreamCall) -> None:
         """Decode's answer, which was relayed, is whole."""
         assert call.head is not None
         failure = self._asks.failure()
-        leg = self._shut(call.tag, FailureKind.ABORTED.value if failure else f"{call.head.status // 100}xx")
-        if failure and leg is not None:
-            self._broke(leg)
-            self._context.watch.doubt(leg.send.target)
+        self._shut_answered(call, call.head.status, failed=bool(failure))
         if call.rest:
             self._reply.hold(call.rest)
         self._on(mv.AttemptEnded(call.tag, failure))
@@ -146,7 +137,7 @@ class Serving:
         assert call.head is not None
         status = call.head.status
         aborted = status < 300 and body.find(_ABORTED) >= 0
-        leg = self._shut(call.tag, FailureKind.ABORTED.value if aborted else f"{status // 100}xx")
+        leg = self._shut_answered(call, status, failed=aborted)
         if 400 <= status < 500 and self._asks.course is not None:
             self._asks.course.refused()
         if leg is not None:
@@ -155,12 +146,16 @@ class Serving:
                 logger.warning("prefill instance answered %d", status, extra={
                     "transfer": self.record.transfer, "peer": leg.send.target.instance,
                     "detail": body[:_SHOWN].decode("utf-8", "replace")})
-            if status >= 500 or aborted:
-                self._broke(leg)
-                self._context.watch.doubt(leg.send.target)
             if status >= 400:
-                self.legs.farewell(leg)
+                self.legs.farewell(leg, self.exchange.attempt)
         self._unless_withheld(partial(self._answered, call, body, leg, aborted=aborted), bad=status >= 400 or aborted)
+
+    def _shut_answered(self, call: UpstreamCall, status: int, *, failed: bool) -> OpenAttempt | None:
+        leg = self._shut(call.tag, FailureKind.ABORTED.value if failed else f"{status // 100}xx")
+        if leg is not None and (failed or status >= 500):
+            self._broke(leg)
+            self._context.watch.doubt(leg.send.target)
+        return leg
 
     def _answered(self, call: UpstreamCall, body: bytes, leg: OpenAttempt | None, *, aborted: bool) -> None:
         assert call.head is not None
@@ -186,12 +181,12 @@ class Serving:
                 self._context.watch.suspect(leg.send.target, reason.full)
             elif kind is not FailureKind.LACKING:
                 self._context.watch.doubt(leg.send.target)
-        self._failed(mv.AttemptFailed(call.tag, kind, reason))
+        self._failed(call.tag, kind, reason)
 
-    def _failed(self, event: mv.AttemptFailed) -> None:
+    def _failed(self, leg: int, kind: FailureKind, reason: FailureReason) -> None:
         course = self._asks.course
         needs = course is None or course.tail() is None  # what is missing of a stream may need no engine
-        self._unless_withheld(partial(self._on, event), bad=needs)
+        self._unless_withheld(partial(self._on, mv.AttemptFailed(leg, kind, reason)), bad=needs)
 
     def _unless_withheld(self, act: Callable[[], None], *, bad: bool) -> None:
         """Do it now; what would ask another engine (``bad``) of a request that is held waits until it goes on."""
@@ -208,15 +203,15 @@ class Serving:
             leg.call.cancel()
             self._shut(leg.send.leg, FailureKind.LOST.value)
             self._broke(leg, lost=True)
-            self._failed(mv.AttemptFailed(leg.send.leg, FailureKind.LOST, reason))
+            self._failed(leg.send.leg, FailureKind.LOST, reason)
 
-    def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
+    def on_leaving(self, instance: str, incarnation: str) -> None:
         """The incarnation ends soon. A body that was sent once cannot be sent elsewhere."""
         if self._withheld is None and not self._asks.once:
             for leg in self.legs.to(instance, incarnation):
-                self._on(mv.AttemptLeaves(leg.send.leg, reason))
+                self._on(mv.AttemptLeaves(leg.send.leg))
 
-    def sweep(self, now: float, awake: float, stall_s: float) -> None:
+    def sweep(self, now: float, awake: float) -> None:
         """Called every second: doubt an engine that is silent on an open leg, and mind the deadline.
 
         ``awake``: when this process last came back from standing still. Nobody was silent before.
@@ -224,14 +219,14 @@ class Serving:
         self._reminder.at(self.exchange.deadline, self._on_time)
         if self._paused or self._asks.unread:
             return
-        for leg in self.legs:
-            bound = min(stall_s, STREAM_STALL_S) if leg.call is self.relaying else stall_s
+        for leg in list(self.legs.values()):
+            bound = min(in_flight.STALL_S, STREAM_STALL_S) if leg.call is self.relaying else in_flight.STALL_S
             if now - max(leg.call.last_at, awake) > bound:
                 self._context.watch.doubt(leg.send.target)
 
     def abort(self, reason: str) -> None:
         """The router stops before this request could end: cut it off."""
-        self._on(mv.RouterStops(reason))
+        self._on(mv.GivenUp("stopped", unavailable(reason)))
 
     # ---- requests that end engines (quarantine.Suspect)
 
@@ -244,7 +239,7 @@ class Serving:
     def condemn(self, fault: HttpFault) -> None:
         """End with this answer: no engine is asked any more."""
         self._withheld = None
-        self._on(mv.Condemned(fault))
+        self._on(mv.GivenUp(fault.outcome, fault))
 
     def _broke(self, leg: OpenAttempt, *, lost: bool = False) -> None:
         if self._context.poison.broke(self, leg.send.target, lost=lost) and self._withheld is None:
@@ -253,7 +248,7 @@ class Serving:
     # ---- instructions
 
     def _on(self, event: mv.Event) -> None:
-        self._do(self.exchange.handle(event, self._loop.time()))
+        self._do(self.exchange.handle(event, self._context.loop.time()))
 
     def _do(self, instructions: list[mv.Instruction]) -> None:
         try:
@@ -266,13 +261,13 @@ class Serving:
 
     def give_up(self) -> None:
         """End the request in whatever state: a bug costs one request, and leaves neither it hanging nor its legs open."""
-        for leg in self.legs:
+        for leg in list(self.legs.values()):
             self._shut(leg.send.leg, "cancelled")
             leg.call.cancel()
         self._reminder.cancel()
         fault = HttpFault(500, "the router failed; its log says why", kind="internal_error", code="internal")
-        if not self._gone and not self._reply.done:
-            self._end_badly(fault)
+        if not self._reply.done:
+            self._fail(mv.Fail(fault))
         if self in self._context.servings:
             self._closed(mv.RequestOver("failed", fault.message))
 
@@ -292,7 +287,7 @@ class Serving:
     def _take_back(self, instruction: mv.CancelAttempt) -> None:
         leg = self._shut(instruction.leg, "cancelled")
         if leg is not None:
-            self.legs.cancel(leg)
+            self.legs.cancel(leg, instruction.attempt)
 
     def _resume(self, _: mv.Resume) -> None:
         course = self._asks.course
@@ -306,12 +301,11 @@ class Serving:
         assert head is not None
         if isinstance(call.events, FirstToken):
             assert self._asks.course is not None
-            self._asks.course.spoken(call.events, (leg.call.events for leg in self.legs))
+            self._asks.course.spoken(call.events, (leg.call.events for leg in self.legs.values()))
         else:
             self.relaying = call
             call.relay_to(reply.write, reply.outlet)
-        if math.isnan(self.record.first_at):
-            self.record.first_at = perf_counter()
+        self._shown_first()
         first, self._first = self._first, b""
         if reply.started:
             reply.write(first)
@@ -325,23 +319,23 @@ class Serving:
         assert self._answer is not None
         call, body = self._answer
         assert call.head is not None
-        if math.isnan(self.record.first_at):
-            self.record.first_at = perf_counter()
+        self._shown_first()
         if call.head.status < 300:
             self.record.prompt_tokens, self.record.tokens = answers.lengths(body)
-        if self._gone:
-            return
-        if self._reply.started:
+        if not self._gone and self._reply.started:
             self._reply.fail(b"".join([b"data: %b\n" % line for line in body.splitlines()]) + b"\n")
-        else:
+        elif not self._gone:
             self._last_if_unread()
             self._reply.whole(call.head.status, call.head.end_to_end(), body)
 
-    def _refuse(self, instruction: mv.RefuseClient | mv.Break) -> None:
-        if not self._gone:
-            self._end_badly(instruction.fault)
+    def _shown_first(self) -> None:
+        if math.isnan(self.record.first_at):
+            self.record.first_at = perf_counter()
 
-    def _end_badly(self, fault: HttpFault) -> None:
+    def _fail(self, instruction: mv.Fail) -> None:
+        fault = instruction.fault
+        if self._gone:
+            return
         if not self._reply.started:
             self._last_if_unread()
             self._reply.fault(fault)
@@ -369,12 +363,12 @@ class Serving:
 
     def _on_time(self) -> None:
         # While it is held no engine may be asked, so of its deadlines the request's own is the only one.
-        if self._withheld is None or self._loop.time() >= self._began + self._context.limits.request_s:
+        if self._withheld is None or self._context.loop.time() >= self._began + self._context.limits.request_s:
             self._on(mv.DeadlinePassed())
 
     def _closed(self, over: mv.RequestOver) -> None:
         assert not self.legs, "an exchange is over with legs open"
-        record, exchange = self.record, self.exchange
+        record, exchange, context = self.record, self.exchange, self._context
         record.outcome, record.detail, record.status = over.outcome, over.detail[:_SHOWN], self._reply.status
         record.attempt, record.retries, record.continued = exchange.attempt, exchange.retries, exchange.continued
         record.skips = record.skips or (REFUSED if exchange.refused else "")
@@ -383,17 +377,15 @@ class Serving:
             record.prompt_tokens, record.tokens = relayed
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._withheld = None
-        if self._context.poison.watching:
-            self._context.poison.closed(self, whole=record.whole)
-        self._context.closed(self)
-        self._context.observer.over(record)
+        if context.poison.watching:
+            context.poison.closed(self, whole=record.whole)
+        context.closed(self)
+        context.observer.over(record)
         if self.legs.trace is not None:
             self.legs.trace.end()
 
 
 _DO: dict[type[mv.Instruction], Callable[[Serving, Any], None]] = {
     mv.SendAttempt: Serving._send, mv.CancelAttempt: Serving._take_back, mv.Resume: Serving._resume,
-    mv.Relay: Serving._relay, mv.Pass: Serving._pass, mv.RefuseClient: Serving._refuse,
-    mv.Break: Serving._refuse, mv.Complete: Serving._complete,
+    mv.Relay: Serving._relay, mv.Pass: Serving._pass, mv.Fail: Serving._fail, mv.Complete: Serving._complete,
     mv.RequestOver: Serving._closed}
-"""How each instruction is carried out."""

@@ -3,15 +3,13 @@
     {"model":"tiny","messages": [{"role":… ,"max_tokens": 8 ,"temperature":0,"stream":true}
                                  slot                    slot      └ the rest is the shape
 
-Belongs here: finding a request's shape, and keeping what the tables say of it and the bodies that they make of it. Does not
-belong here: the tables (``fields``, ``failover_modes``) and the bodies (``bodies``); everything kept here was made by them.
-
 Invariant: no rule of the tables asks for more of a value in a slot than ``_PLAIN`` does. A test holds every kept body
 against the one that ``bodies`` makes.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -26,6 +24,7 @@ from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.failover_modes import FailoverMode, has_parts
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.fields import Api
+from xpyd_sidecar.router.api.outline import MAX_DEPTH, shallow
 from xpyd_sidecar.router.api.sampled import EXACT_ALONE, SamplingTerms
 from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.stream import continuation
@@ -34,7 +33,13 @@ from xpyd_sidecar.router.stream.position import Position
 MAX_SHAPES = 256
 MAX_BYTES = 1024
 """Of a request without its slots."""
+MAX_LAYOUTS, MAX_LAYOUT = 4, 64 << 10
+"""How many are kept of an API, and how long the bodies may be that they are made of."""
+MISSES = 1024
+"""Of so many bodies that had none, as many get one as are kept: making one costs a hundred times what it saves."""
 MAX_PEERS = 4096
+MAX_DIGITS = 9
+MOST_DIGITS = 10 ** MAX_DIGITS - 1
 Key = tuple[tuple[str, ...], tuple[bytes | None, ...]]
 """Names of fields, and their values; None for the value of a slot."""
 Looked = tuple[Key, list[bytes], dict[str, Raw]]
@@ -46,12 +51,15 @@ _MARK = secrets.token_hex(16).encode()
 _MARKED = TransferId(_MARK.decode())
 _FIRST = Attempt(1)
 _encode = msgspec.json.Encoder().encode
+_NUMBER = b"(0|[1-9][0-9]{0,%d})" % (MAX_DIGITS - 1)
+_skip = msgspec.json.Decoder(Raw).decode
+"""Fails where the bytes are not one JSON value."""
 
 
 class Template:
     """A leg's body with places for slots and for what the router says of the leg."""
 
-    __slots__ = ("_literals", "_parts")
+    __slots__ = ("_format", "_framed", "_size", "_used")
 
     def __init__(self, request: bodies.GenerationRequest, names: list[str], role: Role) -> None:
         """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
@@ -59,61 +67,53 @@ class Template:
         fields = {name: Raw(marks[name]) if name in marks else raw for name, raw in request.fields.items()}
         leg = legs.Leg(legs.VERSION, role, _MARKED, Attempt(1), 1.0, _PEER if role is Role.PREFILL else None)
         body = bodies.body_of(msgspec.structs.replace(request, fields=fields), role, leg)
-        params = _encode(legs.encode(leg))
-        first, *rest = body.replace(params, _MARK + b"%d." % len(names)).split(_MARK)
         own = len(names)
-        literals, order = [first], [own + 3]
-        for part in rest:
-            number, _, piece = part.partition(b".")
-            order += [int(number)] if int(number) < own else [own, own + 1, own + 2]
-            order.append(own + 3 + len(literals))
-            literals.append(piece)
+        params = b"".join(_MARK + b"%d." % number for number in (own, own + 1, own + 2))
+        first, *rest = [part.partition(b".") for part in body.replace(_encode(legs.encode(leg)), params).split(_MARK)]
+        order = [int(number) for number, _, _ in rest]
         assert order.count(own) == 1, "a leg's body without its parameters, or with them twice"
-        self._literals = tuple(literals)
-        self._parts = itemgetter(*order)
-        """Of the values and the literals behind them, those that the body consists of, in its order."""
+        literals = [b"".join(first), *(literal for _, _, literal in rest)]
+        self._size = sum(map(len, literals))
+        self._format = b"%b".join(literal.replace(b"%", b"%%") for literal in literals)
+        self._framed = b"%b%d%b" + self._format
+        self._used = itemgetter(*order)
+        """Of the values, those that are in the body, in its order."""
 
     def message(self, before: bytes, behind: bytes, values: tuple[bytes, ...]) -> bytes:
         """The body with these values, behind how many bytes it has between ``before`` and ``behind``.
 
         The values are those of the slots and of the parameters: what stands before the transfer's name, that, what follows.
         """
-        parts = self._parts(values + self._literals)
-        return b"".join((before, b"%d" % sum(map(len, parts)), behind, *parts))
+        used: tuple[bytes, ...] = self._used(values)
+        return self._framed % (before, self._size + sum(map(len, used)), behind, *used)
 
     def fill(self, slots: Sequence[bytes], params: Params, transfer: bytes) -> bytes:
         """The body alone."""
-        return b"".join(self._parts((*slots, params[0], transfer, params[1], *self._literals)))
+        used: tuple[bytes, ...] = self._used((*slots, params[0], transfer, params[1]))
+        return self._format % used
 
 
 class Shape:
     """What requests of one shape have in common."""
 
-    __slots__ = ("_asked", "_names", "_templates", "api", "asked_ids", "choices", "lasts", "model", "noted", "plain",
-                 "prompt_at", "sampled", "shows_logprobs", "skips", "stream", "terms", "wants_usage", "way")
+    __slots__ = ("_asked", "_names", "_templates", "api", "begins", "model", "noted", "plain", "prompt_at",
+                 "shows_logprobs", "skips", "stream", "terms")
 
     def __init__(self, request: bodies.GenerationRequest, names: list[str], *, goes_on: bool,
                  terms: SamplingTerms = EXACT_ALONE) -> None:
-        position = continuation.position_of(request, goes_on=goes_on, terms=terms)
+        position = self.begins = continuation.position_of(request, goes_on=goes_on, terms=terms)
+        """Where a client that has nothing yet is: ``anew`` for each."""
         self.terms = terms
-        """By which it was judged."""
-        self.api = request.api
+        self.api, self.model, self.stream, self.skips = request.api, request.model, request.stream, request.skips
         self._names = names
-        self.model, self.stream, self.skips = request.model, request.stream, request.skips
         prompt = bodies.PROMPT[request.api]
         self.prompt_at = names.index(prompt) if prompt in names else -1
         """Which slot is the prompt: text, or messages of it. -1: none is."""
         self.plain = self.stream and not self.skips and self.prompt_at >= 0 and "priority" not in request.fields
         """Its requests may take the straight course."""
-        self.way = None if position is None else position.way
-        self.asked_ids = position is not None and position.asked_ids
-        self.wants_usage = position is not None and position.wants_usage
-        self.shows_logprobs = position is not None and position.shows_logprobs
-        self.choices = 0 if position is None else position.choices
-        self.lasts = position is not None and position.lasts
-        self.sampled = position is not None and position.sampled
-        self.noted = self.way is FailoverMode.CONTINUE and not self.asked_ids
+        self.noted = position is not None and position.way is FailoverMode.CONTINUE and not position.asked_ids
         """Token ids of its streams are noted, and the client does not see them."""
+        self.shows_logprobs = position is not None and position.shows_logprobs
         self._asked = continuation.first_request(request, position)
         self._templates: tuple[Template, Template] | None = None
 
@@ -123,10 +123,7 @@ class Shape:
 
     def position(self) -> Position | None:
         """As ``continuation.position_of``."""
-        if self.way is None:
-            return None
-        return Position(self.api, self.way, asked_ids=self.asked_ids, wants_usage=self.wants_usage, choices=self.choices,
-                        shows_logprobs=self.shows_logprobs, lasts=self.lasts, sampled=self.sampled)
+        return None if self.begins is None else self.begins.anew()
 
     def body(self, leg: legs.Leg, slots: Sequence[bytes]) -> bytes:
         """As ``bodies.body_of`` makes it of ``continuation.first_request``."""
@@ -146,12 +143,77 @@ class Shaped(bodies.GenerationRequest, frozen=True):
     shape: Shape | None = None
     """What is known of all of them, as a client sent it; not of what was derived from it."""
     slots: tuple[bytes, ...] = ()
-    """Its own values."""
 
 
 def shape_of(request: bodies.GenerationRequest) -> Shape | None:
     """The shape of a request; None where it is not known."""
     return request.shape if isinstance(request, Shaped) else None
+
+
+class BodyLayout:
+    """Where the slots of bodies are that are written alike: what stands between them is the same, byte for byte.
+
+        {"model":"tiny","messages": [{"role":… ,"max_tokens": 8 ,"temperature":0,"stream":true}
+        └──────── between[0] ──────┘ the long one └ between[1] ┘ └──────── between[2] ────────┘
+
+    A body in which other whole values stand in these places is read as the one that was looked at, so nothing but those
+    values has to be. The short ones are numbers, found from both ends.
+    """
+
+    __slots__ = ("_head", "_most", "_plain", "_tail", "shape")
+
+    def __init__(self, shape: Shape, between: list[bytes], long: int, plain: Callable[[bytes], bool]) -> None:
+        """``long``: which slot is the one that is no number; ``plain``: what it has to be."""
+        head, tail = between[:long + 1], between[long + 1:]
+        self.shape = shape
+        self._plain = plain
+        self._head = re.compile(_NUMBER.join(map(re.escape, head))).match
+        self._tail = re.compile(_NUMBER.join(map(re.escape, tail)) + rb"\Z").search
+        self._most = sum(map(len, tail)) + MAX_DIGITS * len(tail)
+
+    def slots(self, body: bytes) -> list[bytes] | None:
+        """Those of a body; None: it is not written like this."""
+        head = self._head(body)
+        tail = None if head is None else self._tail(body, max(head.end(), len(body) - self._most))
+        if head is None or tail is None:
+            return None
+        value = body[head.end():tail.start()]
+        if value[-1:] not in {b'"', b"]"} or not self._plain(value) or not shallow(value, MAX_DEPTH - 1):
+            return None
+        try:
+            _skip(value)
+        except bodies.BAD_JSON:
+            return None
+        return [*head.groups(), value, *tail.groups()]
+
+
+def layout_of(body: bytes, shape: Shape, found: Looked) -> BodyLayout | None:
+    """The layout of a body that was looked at. None: it has several long slots, or they cannot be found by their names.
+
+    Each slot gets another value, to see that the body is still read alike, with these values in these places.
+    """
+    key, slots, _ = found
+    names = _slot_names(key)
+    long = [at for at, name in enumerate(names) if _PLAIN[name] is not _plain_number]
+    if len(long) != 1:
+        return None
+    between: list[bytes] = []
+    marks: list[bytes] = []
+    start = 0
+    for number, (name, value) in enumerate(zip(names, slots, strict=True)):
+        at = body.find(b'"%b":' % name.encode(), start) + len(name) + 3
+        at += len(body[at:]) - len(body[at:].lstrip(b" \t\r\n"))
+        if not body.startswith(value, at):
+            return None
+        between.append(body[start:at])
+        start = at + len(value)
+        marks.append(b"%d" % (MOST_DIGITS - number) if number != long[0] else
+                     b'["%b"]' % _MARK if value[0] == ord("[") else b'"%b"' % _MARK)
+    between.append(body[start:])
+    again = looked(b"".join(part for pair in zip(between, [*marks, b""], strict=True) for part in pair))
+    if again is None or again[:2] != (key, marks):
+        return None
+    return BodyLayout(shape, between, long[0], _PLAIN[names[long[0]]])
 
 
 class Shapes:
@@ -161,22 +223,34 @@ class Shapes:
         """``goes_on``: streams go on elsewhere, on these terms."""
         self._terms = terms
         self._judged = terms()
-        """By which the shapes were."""
         self._goes_on = goes_on
         self._known: dict[tuple[Api, Key], Shape | None] = {}
+        self._layouts: dict[Api, list[BodyLayout]] = {}
+        """Of the shapes, the latest first."""
+        self._missed = 0
         self._latest: tuple[bytes, Looked | None] | None = None
         """What ``known`` has just looked at in vain: ``parse`` will ask for it next."""
 
-    def known(self, api: Api, body: bytes) -> tuple[Shape, list[bytes], dict[str, Raw]] | None:
-        """Shape, slots and fields of a body whose shape is known; None of others, also where it is no request."""
+    def known(self, api: Api, body: bytes) -> tuple[Shape, list[bytes]] | None:
+        """Shape and slots of a body whose shape is known; None of others, also where it is no request."""
         if self._terms() is not self._judged:
             self._judge_anew()
+        layouts = self._layouts.get(api, ())
+        for layout in layouts:
+            slots = layout.slots(body)
+            if slots is not None:
+                return layout.shape, slots
         found = looked(body)
         shape = None if found is None else self._known.get((api, found[0]))
         if found is None or shape is None:
             self._latest = body, found
             return None
-        return shape, found[1], found[2]
+        self._missed += 1
+        if self._missed % MISSES <= MAX_LAYOUTS and len(body) <= MAX_LAYOUT:
+            made = layout_of(body, shape, found)
+            if made is not None:
+                self._layouts[api] = [made, *layouts][:MAX_LAYOUTS]
+        return shape, found[1]
 
     def parse(self, api: Api, body: bytes) -> bodies.GenerationRequest:
         """As ``bodies.parse``; with its shape from the third request of one on, since most that are rare come once."""
@@ -200,6 +274,8 @@ class Shapes:
 
     def _judge_anew(self) -> None:
         self._known.clear()
+        self._layouts.clear()
+        self._missed = 0
         self._judged = self._terms()
 
 
@@ -237,7 +313,7 @@ def _slot_names(key: Key) -> list[str]:
 
 
 def _plain_number(value: bytes) -> bool:
-    return len(value) < 10 and value.isdigit()
+    return len(value) <= MAX_DIGITS and value.isdigit()
 
 
 def _plain_text(value: bytes) -> bool:
@@ -262,7 +338,7 @@ def params_of(leg: legs.Leg) -> Params:
 
 
 class FirstPair:
-    """The parameters of first legs of a straight course (``ClockExchange.started``)."""
+    """The parameters of first legs of a straight course (``Exchange.start``)."""
 
     def __init__(self, left_s: float, limit_s: float) -> None:
         self._left, self._limit = round(left_s, 3), round(limit_s, 3)

@@ -1,14 +1,10 @@
-"""Requests before they are served: at once where there is room, else in the queue until there is.
-
-Belongs here: the I/O around ``balance.queue``: timers, clients that go away, answers to those that get no place. Does not
-belong here: who is next (``queue``), whether there is room (``context``, ``balance.concurrency``).
-"""
+"""Requests before they are served: at once where there is room, else in the queue until there is."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from xpyd_sidecar.router.api.faults import HttpFault, too_many, unavailable
 from xpyd_sidecar.router.balance.queue import FairQueue, Full, Ticket
@@ -18,40 +14,38 @@ from xpyd_sidecar.router.http.reply import RequestHandler
 logger = logging.getLogger(__name__)
 
 
-class Queueable(Protocol):
-    """What the line needs of a request."""
+class QueuedRequest(ABC):
+    """A request that may have to wait: while it does it answers to its client, and then hands that on to who serves it."""
 
-    key: str
-    priority: int
-    cost: float
+    ticket: Ticket | None = None
+    _handler: RequestHandler | None = None
+    _paused = False
 
+    def __init__(self, line: AdmissionQueue, key: str, priority: int, cost: float) -> None:
+        """``key``: whose share of the queue it takes, and ``cost`` how much of it."""
+        self._line = line
+        self.key, self.priority, self.cost = key, priority, cost
+
+    @abstractmethod
     def room(self) -> bool:
         """Whether it could be served now."""
 
-    def begin(self, queued_s: float) -> RequestHandler:
-        """Serve it."""
+    @abstractmethod
+    def serve(self, queued_s: float) -> RequestHandler:
+        """Begin to."""
 
+    @abstractmethod
     def refuse(self, fault: HttpFault) -> None:
         """It was not served: answer it."""
 
+    @abstractmethod
     def left(self) -> None:
         """Its client has gone."""
 
-
-class QueueEntry:
-    """A request in the line, and later whoever serves it."""
-
-    def __init__(self, line: AdmissionQueue, request: Queueable) -> None:
-        self._line = line
-        self._handler: RequestHandler | None = None
-        self._paused = False
-        self.request = request
-        self.ticket: Ticket | None = None
-
     def begin(self, queued_s: float) -> None:
-        """It is its turn."""
+        """It waited, and it is its turn."""
         self.ticket = None
-        self._handler = self.request.begin(queued_s)
+        self._handler = self.serve(queued_s)
         if self._paused:
             self._handler.on_pause()
 
@@ -63,7 +57,7 @@ class QueueEntry:
             self._handler.on_client_gone()
         elif self.ticket is not None:
             self._line.leave(self)
-            self.request.left()
+            self.left()
 
     def on_pause(self) -> None:
         """Its answer is to wait."""
@@ -85,7 +79,7 @@ class AdmissionQueue:
         self._loop = loop
         self._timeout_s = timeout_s
         self._queue = FairQueue(size, timeout_s)
-        self.waits: dict[int, QueueEntry] = {}
+        self.waits: dict[int, QueuedRequest] = {}
         """Those that wait, by their tickets."""
         self._timer: Alarm | None = None
         self._due = False
@@ -99,33 +93,27 @@ class AdmissionQueue:
         self._queue.note(key)
         return not self.waits
 
-    def enter(self, request: Queueable) -> RequestHandler:
-        """Serve a request at once, or let it wait.
-
-        Raises:
-            HttpFault: 429, its key has its share of the queue; 503, the queue is full.
-        """
+    def enter(self, request: QueuedRequest) -> RequestHandler:
+        """Serve a request at once, or let it wait. Raises HttpFault: 429, its key has its share; 503, the queue is full."""
         if self.passes(request.key) and request.room():
-            return request.begin(0.0)
+            return request.serve(0.0)
         now = self._loop.time()
         try:
-            ticket = self._queue.put(now, request.key, request.priority, request.cost)
+            ticket = request.ticket = self._queue.put(now, request.key, request.priority, request.cost)
         except Full as full:
             made = too_many if full.own else unavailable
             raise made(full.reason, full.retry_after_s) from None
-        waiting = QueueEntry(self, request)
-        waiting.ticket = ticket
-        self.waits[ticket.number] = waiting
+        self.waits[ticket.number] = request
         if self._timer is None:
             self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)
-        return waiting
+        return request
 
-    def leave(self, waiting: QueueEntry) -> None:
+    def leave(self, request: QueuedRequest) -> None:
         """It waits no longer."""
-        if waiting.ticket is not None:
-            self._queue.remove(waiting.ticket)
-            self.waits.pop(waiting.ticket.number, None)
-            waiting.ticket = None
+        if request.ticket is not None:
+            self._queue.remove(request.ticket)
+            self.waits.pop(request.ticket.number, None)
+            request.ticket = None
 
     def moved(self) -> None:
         """There may be room now: those who are next begin, as soon as the event in hand is dealt with."""
@@ -135,9 +123,9 @@ class AdmissionQueue:
 
     def end(self, reason: str) -> None:
         """Refuse all that wait: the router stops."""
-        for waiting in list(self.waits.values()):
-            self.leave(waiting)
-            waiting.request.refuse(unavailable(reason))
+        for request in list(self.waits.values()):
+            self.leave(request)
+            request.refuse(unavailable(reason))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -145,24 +133,23 @@ class AdmissionQueue:
     def _move(self) -> None:
         self._due = False
         now = self._loop.time()
-        while (ticket := self._queue.peek()) is not None and self.waits[ticket.number].request.room():
+        while (ticket := self._queue.peek()) is not None and self.waits[ticket.number].room():
             self._queue.take(now)
-            waiting = self.waits.pop(ticket.number)
+            request = self.waits.pop(ticket.number)
             try:
-                waiting.begin(now - ticket.arrived)
+                request.begin(now - ticket.arrived)
             except Exception:
                 # The others must not wait for ever because one could not begin.
                 logger.exception("a request that waited could not begin")
-                waiting.request.refuse(unavailable("the router failed to begin this request"))
+                request.refuse(unavailable("the router failed to begin this request"))
 
     def _on_timer(self) -> None:
         self._timer = None
         now = self._loop.time()
         for ticket in self._queue.expired(now):
-            waiting = self.waits.pop(ticket.number)
-            waiting.ticket = None
+            request = self.waits.pop(ticket.number)
+            request.ticket = None
             again = self._queue.retry_after(now, len(self._queue) + 1)
-            words = f"no instance had room within {self._timeout_s:g} s"
-            waiting.request.refuse(unavailable(words, again))
+            request.refuse(unavailable(f"no instance had room within {self._timeout_s:g} s", again))
         if self.waits:
             self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)

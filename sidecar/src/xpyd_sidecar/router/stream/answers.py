@@ -7,9 +7,6 @@ also its first output and its failure.
 Laws
   * Nothing of it is changed, and nothing of it is trusted: what cannot be read stays unknown.
   * Bounded: an event, or a whole answer, of more than ``MAX`` bytes is not read.
-
-Belongs here: the forms of ``usage`` (Anthropic's input_tokens leave out what a cache gave). Does not belong here: what is
-asked (``dialects``), streams of completions and chats (``position``).
 """
 
 from __future__ import annotations
@@ -85,7 +82,6 @@ class AnswerReader:
         self._rest: list[bytes] = []
         self._size = 0
         self.begun = False
-        """Output has come."""
         self.failed = False
         """The engine says that it failed, in an event."""
         self.prompt_tokens = -1
@@ -94,11 +90,8 @@ class AnswerReader:
 
     def take(self, data: bytes) -> None:
         """The next bytes of the body."""
-        if not self._stream:
-            self.begun = True
-            self._keep(data)
-            return
-        first, *lines = data.split(b"\n")
+        first, *lines = data.split(b"\n") if self._stream else [data]
+        self.begun = self.begun or not self._stream
         self._keep(first)
         for line in lines:
             self._line(self._kept())
@@ -106,11 +99,7 @@ class AnswerReader:
 
     def end(self) -> None:
         """That was all."""
-        kept = self._kept()
-        if self._stream:
-            self._line(kept)
-        else:
-            self._read(kept)
+        (self._line if self._stream else self._read)(self._kept())
 
     def _keep(self, data: bytes) -> None:
         self._size += len(data)

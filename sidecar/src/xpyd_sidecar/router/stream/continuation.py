@@ -1,8 +1,5 @@
 """What another engine is asked, so that a stream goes on behind what the client has.
 
-Belongs here: where to cut, and the request that follows from it. Does not belong here: what becomes of the events that come
-back (``splice``).
-
     client has   p r o m p t │ t1 t2 t3 t4 t5          t4: the last clean token
     asked        p r o m p t   t1 t2 t3 t4 │           (completions: as the prompt; chat: as kv_transfer_params)
     comes back                             │ t5 t6 …   t5 is compared and dropped
@@ -70,14 +67,12 @@ class Going(msgspec.Struct, frozen=True):
 def position_of(request: GenerationRequest, *, goes_on: bool, terms: SamplingTerms = EXACT_ALONE) -> Position | None:
     """Where a client that has nothing yet is; None where its stream cannot, or shall not, be followed.
 
-    A sampled stream that does not go on elsewhere has its tokens counted: by their ids, or as the usage has them that its
-    client asks for.
+    A sampled stream that does not go on elsewhere has its tokens counted: by ids, or by the usage that its client asks for.
     """
     if not goes_on or not request.stream:
         return None
     fields = request.fields
-    options = _decoded(fields.get("stream_options"), _Options) or _Options()
-    wants_usage = is_true(options.include_usage)
+    wants_usage = is_true(_options(request).include_usage)
     way = way_of(request.api, fields, terms.told)
     sampled = way is FailoverMode.ERROR and terms.sampled and goes_on_sampled(request.api, fields, terms.told)
     lasts = sampled or way is not FailoverMode.ERROR
@@ -109,8 +104,7 @@ def speaks_first(request: GenerationRequest, position: Position | None) -> bool:
             or position.asked_ids or position.shows_logprobs):
         return False
     fields = request.fields
-    options = _decoded(fields.get("stream_options"), _Options) or _Options()
-    if _given(fields.get("stop")) or is_true(options.continuous_usage_stats):
+    if _given(fields.get("stop")) or is_true(_options(request).continuous_usage_stats):
         return False
     return all(whole(fields[name]) != 1 for name in ("max_tokens", "max_completion_tokens") if name in fields)
 
@@ -235,6 +229,10 @@ def _behind(request: GenerationRequest, keep: int, prompt: Raw, told: EngineDefa
         return msgspec.structs.replace(request, fields=fields, prompt_ids=prompt)
     fields["prompt"] = prompt
     return msgspec.structs.replace(request, fields=fields)
+
+
+def _options(request: GenerationRequest) -> _Options:
+    return _decoded(request.fields.get("stream_options"), _Options) or _Options()
 
 
 def _less(raw: Raw, keep: int, least: int) -> Raw:

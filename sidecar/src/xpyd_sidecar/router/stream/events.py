@@ -1,8 +1,5 @@
 r"""Event streams on their way from decode to a client, relayed as the engine framed them.
 
-Belongs here: telling what may be relayed from what means that the engine failed. Does not belong here: sockets, retries,
-and noting what a client has (``token_recorder``, ``replay_recorder``).
-
 A relayed stream stays as the engine framed it. Usually a read is whole chunks of one event each, which costs a few
 searches a chunk and no copy; everything else takes the careful way:
 
@@ -27,7 +24,6 @@ from xpyd_sidecar.router.relay.fast import PLAIN, Scanner
 from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 MAX_EVENT = 32 << 20
-"""Bytes of one event."""
 ABORT = b'"finish_reason":"abort"'
 ERROR = b'data: {"error"'
 DONE = b"data: [DONE]"
@@ -78,26 +74,26 @@ class EventStream(Scanner):
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
-        quick = self.quick(data)
-        if quick is not None:
-            out, at = quick
-            return out if at == len(data) else out + self._feed_end(data[at:])
-        if not self._clean:
-            return self._feed_end(data)
+        out: list[bytes] = []
         at, size = 0, len(data)
-        payloads: list[bytes] = []
-        while at < size:
-            start = data.find(b"\r\n", at + 1, at + 9) + 2
-            end = start + size_of(data[at:start - 2]) if start > 2 else -1
-            if (end < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
-                    or not data.startswith(b'data: {"', start) or data.startswith(ERROR, start)
-                    or data.find(ABORT, start, end) >= 0):  # find: ``in`` first tries its operand as a number
-                rest = self._feed_end(data[at:])
-                return (data[:at] if self._framed else b"".join(payloads)) + rest
-            if not self._framed:
-                payloads.append(data[start:end])
-            at = end + 2
-        return data if self._framed else b"".join(payloads)
+        while at < size and self._clean:
+            quick = self.quick(data, at)
+            if quick is not None:
+                some, at = quick
+            else:
+                start, end = event_in(data, at)
+                if end < 0 or data.startswith(ERROR, start) or data.find(ABORT, start, end) >= 0:
+                    break  # mostly the stream's end
+                event = data[start:end]
+                some = shown = self._event(event)
+                if self._framed and shown:
+                    some = data[at:end + 2] if shown is event else chunk_of(shown)
+                self._clean = not self.failure
+                at = end + 2
+            out.append(some)
+        if at < size:
+            out.append(self._feed_end(data[at:]))
+        return b"".join(out)
 
     def _feed_end(self, data: bytes) -> bytes:
         """The same, where the end of the stream may be what was read: engines write [DONE] and the last chunk at once."""
@@ -171,6 +167,10 @@ class EventStream(Scanner):
     _plain = True
     """Events go on as they are; otherwise through ``_seen``."""
 
+    def _event(self, event: bytes) -> bytes:
+        """As ``_seen``, of the one event of a chunk, which begins with ``data: {"``."""
+        return self._seen(event)
+
     def _seen(self, event: bytes) -> bytes:
         """What goes to the client of an event, which is no failure; may set ``failure``."""
         return event
@@ -183,6 +183,14 @@ def only_comments(out: bytes, *, framed: bool) -> bool:
         return False
     payload = b"".join([payload for _, payload in Chunks().feed(out)]) if framed else out
     return all(line[:1] in {b"", b":", b"\r"} for line in payload.split(b"\n"))
+
+
+def event_in(data: bytes, at: int) -> tuple[int, int]:
+    """Where the one event stands that a whole chunk at ``at`` holds, with its empty line; end is -1 where there is none."""
+    start = data.find(b"\r\n", at + 1, at + 9) + 2
+    end = start + size_of(data[at:start - 2]) if start > 2 else -1
+    whole = end > 0 and data.find(b"\n", start) == end - 2 and data[end - 2:end + 2] == b"\n\n\r\n"
+    return start, end if whole and data.startswith(b'data: {"', start) else -1
 
 
 def size_of(digits: bytes) -> int:

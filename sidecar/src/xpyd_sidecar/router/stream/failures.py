@@ -3,8 +3,7 @@
     FailureReason("it closed the connection", "[Errno 104] Connection reset by peer")
                    └ said: clients, too        └ more: the log, and who has the admin token
 
-Belongs here: the values. What is ``said`` names instances at most: no addresses, and no words of the system or of an
-engine, which may hold some.
+What is ``said`` names instances at most: no addresses, and no words of the system or of an engine, which may hold some.
 """
 
 from __future__ import annotations

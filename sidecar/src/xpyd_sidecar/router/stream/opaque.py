@@ -5,9 +5,6 @@
 
 An engine says 200 to a stream before it has a token, and some say that they are at work. So what comes of a stream in a
 dialect before its first output waits for it, ``MAX_EARLY`` bytes at most: until then nothing is lost with an engine.
-
-Belongs here: an answer's body without a socket. Does not belong here: what is asked (``passthrough``), and event streams
-that the router reads (``events``).
 """
 
 from __future__ import annotations
@@ -32,9 +29,7 @@ class OpaqueAnswer(EventStream):
     _simple = CAREFUL
 
     def __init__(self, *, framed: bool, wanted: bool, answer: AnswerReader | None) -> None:
-        """``framed``: the client takes chunks. ``wanted``: it wants a body (no HEAD). ``answer``: what is read of it, of
-        one that generates.
-        """
+        """``framed``: the client takes chunks. ``wanted``: it wants a body (no HEAD). ``answer``: if it generates."""
         super().__init__(framed=framed)
         self.answer = answer
         self._wanted = wanted
@@ -58,8 +53,7 @@ class OpaqueAnswer(EventStream):
     def feed(self, data: bytes) -> bytes:
         """What may be sent on: whole chunks, or bytes where the length is known or the client knows no chunks.
 
-        Raises:
-            Malformed: the framing is broken.
+        Raises Malformed: the framing is broken.
         """
         if self._sized:
             if len(data) > self._left:

@@ -1,8 +1,5 @@
 r"""Where a client is in its stream: what it has, so that another engine can go on right behind it.
 
-Belongs here: noting what goes to a client, and reading it when a stream has broken off. Does not belong here: framing
-(``stream.events``), what the next engine is asked (``continuation``), what becomes of its events (``splice``).
-
 Noting is on the path of every token, so it copies bytes and parses nothing:
 
     way        what is kept of an event                                       bytes a token
@@ -34,6 +31,10 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Kept in 64 bits; an event with another number is none that can be read."""
 Channel = tuple[int, str]
 """Choice, and what of it: ``text``, ``content``, ``reasoning``, ``tool 0 name``, ``tool 0 arguments`` …"""
+
+
+TEXTS = ("reasoning", "reasoning_content", "content", "refusal")
+"""What a delta may say, beside tool calls."""
 
 
 class _Function(msgspec.Struct):
@@ -115,8 +116,7 @@ def texts_of(choice: Choice) -> list[tuple[str, str]]:
 
 def delta_texts(delta: Delta) -> list[tuple[str, str]]:
     """The same of a delta."""
-    found = [(name, text) for name in ("reasoning", "reasoning_content", "content", "refusal")
-             if (text := getattr(delta, name))]
+    found = [(name, text) for name in TEXTS if (text := getattr(delta, name))]
     for tool in delta.tool_calls or ():
         if tool.function is not None:
             found += [(f"tool {tool.index} {name}", text) for name in ("name", "arguments")
@@ -145,7 +145,6 @@ class Position(msgspec.Struct, eq=False):
     asked_ids: bool = False
     """The client wants token ids itself, so they stay."""
     wants_usage: bool = False
-    """stream_options.include_usage"""
     choices: int = 1
     """How many finish reasons make the stream whole; 0: not known."""
     shows_logprobs: bool = False
@@ -186,7 +185,7 @@ class Position(msgspec.Struct, eq=False):
 
     @property
     def goes_on(self) -> bool:
-        """Whether another engine can go on (exchange_inputs.Course)."""
+        """Whether another engine can go on (instructions.Course)."""
         self.fold()
         if self.sampled and (self.forgets or (self.log and not self.prompt)):
             return False
@@ -206,6 +205,11 @@ class Position(msgspec.Struct, eq=False):
             return self.told[0]
         return self.prompt.count(b",") + 1 if self.prompt else -1
 
+    def anew(self) -> Position:
+        """That of another client at the beginning of the same stream."""
+        return Position(self.api, self.way, self.asked_ids, self.wants_usage, self.choices, self.shows_logprobs, self.lasts,
+                        self.sampled)
+
     # ---- noting
 
     def note(self, event: StreamEvent) -> None:
@@ -216,10 +220,10 @@ class Position(msgspec.Struct, eq=False):
             self.usage_sent = True
             self.told = event.usage.lengths
         for choice in event.choices:
-            if choice.delta is not None and choice.delta.role:
-                self.roles.add(choice.index)
-            for tool in (choice.delta.tool_calls if choice.delta is not None else None) or ():
-                self.tools.add((choice.index, tool.index))
+            if choice.delta is not None:
+                if choice.delta.role:
+                    self.roles.add(choice.index)
+                self.tools.update((choice.index, tool.index) for tool in choice.delta.tool_calls or ())
             if choice.finish_reason is not None:
                 self.finished.add(choice.index)
             if choice.logprobs is not None:

@@ -1,17 +1,18 @@
 """Streams whose events are kept: those that can only be run again, and prefill's stream of one token.
 
-Belongs here: reading them. Does not belong here: streams that go on from token ids (``token_recorder``).
+Which stream reads what decode sends depends on what is to become of it when its engine dies (``stream_of``).
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.relay.fast import CAREFUL
-from xpyd_sidecar.router.stream.events import ABORT, EventStream, size_of
+from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.failures import FailureKind
 from xpyd_sidecar.router.stream.position import FOLD_BYTES, Position, StreamEvent, split_prompt
-from xpyd_sidecar.router.stream.token_recorder import NO_IDS, TOKEN_IDS, decode
+from xpyd_sidecar.router.stream.token_recorder import NO_IDS, TOKEN_IDS, NotedStream, decode
 
 _NO_CHOICES = b'"choices":[]'
 """Of an event that tells the usage."""
@@ -31,30 +32,16 @@ class KeptStream(EventStream):
         self._position = position
         self._clean = False  # the first event says the stream's id
 
-    def feed(self, data: bytes) -> bytes:
-        """What may be relayed of the bytes read."""
-        if not self._clean or data.find(ABORT) >= 0:
-            return self._feed_carefully(data)
-        at, size = 0, len(data)
-        position = self._position
-        payloads: list[bytes] = []
-        while at < size:
-            start = data.find(b"\r\n", at + 1, at + 9) + 2
-            end = start + size_of(data[at:start - 2]) if start > 2 else -1
-            choices = data.find(b'"choices":', start, end) if end > 0 else -1
-            if (choices < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
-                    or not data.startswith(b'data: {"id":', start) or data.startswith(_NO_CHOICES, choices)):
-                rest = self._feed_carefully(data[at:])
-                return (data[:at] if self._framed else b"".join(payloads)) + rest
-            if position.lasts:
-                position.pending.append(data[choices:end])
-                position.pending_bytes += end - choices
-            if not self._framed:
-                payloads.append(data[start:end])
-            at = end + 2
-        if position.pending_bytes > FOLD_BYTES:
-            position.fold()
-        return data if self._framed else b"".join(payloads)
+    def _event(self, event: bytes) -> bytes:
+        position, choices = self._position, event.find(b'"choices":')
+        if choices < 0 or not event.startswith(b'data: {"id":') or event.startswith(_NO_CHOICES, choices):
+            return self._seen(event)
+        if position.lasts:
+            position.pending.append(event[choices:])
+            position.pending_bytes += len(event) - choices
+            if position.pending_bytes > FOLD_BYTES:
+                position.fold()
+        return event
 
     def _seen(self, event: bytes) -> bytes:
         if event.startswith(b"data: {"):
@@ -83,10 +70,6 @@ class FirstToken(EventStream):
         self.prompt = b""
         """Its token ids, as JSON without brackets."""
 
-    def feed(self, data: bytes) -> bytes:
-        """The token, when it is there and can be shown."""
-        return self._feed_carefully(data)
-
     def _seen(self, event: bytes) -> bytes:
         if not event.startswith(b"data: {"):
             return b""
@@ -111,3 +94,11 @@ class FirstToken(EventStream):
             return b""
         choice.finish_reason = None
         return b"".join([*self._before, shown.replace(b'"finish_reason":"length"', b'"finish_reason":null', 1)])
+
+
+def stream_of(position: Position | None, *, framed: bool) -> EventStream:
+    """The first stream of a request."""
+    if position is None:
+        return EventStream(framed=framed)
+    kind = NotedStream if position.way is FailoverMode.CONTINUE else KeptStream
+    return kind(position, framed=framed)

@@ -10,8 +10,6 @@ gives the text of its whole prompt with the first character that it completes (v
 
 P is known only where the client sent it as text, and even then a tokenizer may give it back otherwise; G is known. So the
 new part is what stands behind G, at the end of that text, if there is one such place alone.
-
-Belongs here: finding that place. Does not belong here: events (``splice``).
 """
 
 from __future__ import annotations

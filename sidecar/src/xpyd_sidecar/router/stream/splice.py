@@ -1,8 +1,5 @@
 """The events of a stream that goes on, made to follow what the client has.
 
-Belongs here: dropping what the client has, compared with it, and making the rest look like the first stream. Does not
-belong here: the bytes' framing, and how the stream broke off.
-
     text, reasoning, tool calls    what the client has is compared by channel and dropped; the first difference ends it
     token ids, log probabilities   the same, by count
     id, created                    those of the first stream
@@ -16,18 +13,18 @@ An event of which nothing is left is dropped. This way is for the rare stream th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from xpyd_sidecar.router.stream.continuation import Going
-from xpyd_sidecar.router.stream.position import Position, StreamEvent
+from xpyd_sidecar.router.stream.position import TEXTS, Position, StreamEvent
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 CONTINUED = "xpyd_continued"
 """In the event with the finish reason: how often the stream went on elsewhere."""
-_TEXTS = ("reasoning", "reasoning_content", "content", "refusal")
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 """Parallel lists of the log probabilities of /v1/completions."""
 
@@ -47,7 +44,7 @@ class Splicer:
         self._position = position
         self._going = going
         self._texts = dict(going.texts)
-        self._ids = dict(going.ids)
+        self._ids: dict[int, Sequence[int]] = dict(going.ids)
         self._logprobs = dict(going.logprobs)
         self._seam = going.seam
         self._counts = going.counts
@@ -57,10 +54,7 @@ class Splicer:
     def take(self, payload: bytes) -> bytes:
         """One event, ``data: {…}`` with its empty line; what is left of it for the client, empty where nothing is.
 
-        Raises:
-            Differs: it contradicts what the client has.
-            Ignored: it goes on behind another prompt.
-            msgspec.DecodeError: it is no JSON.
+        Raises Differs: it contradicts what the client has. Ignored: it goes on behind another prompt. DecodeError: no JSON.
         """
         event: dict[str, Any] = _decode(payload[6:])
         self._check_prompt(event)
@@ -71,7 +65,7 @@ class Splicer:
         left = [self._choice(choice) for choice in choices]
         self._usage(event)
         if not choices:
-            self._whole()
+            self.end()
             if position.usage_sent:
                 return b""
         noted = msgspec.convert(event, StreamEvent)
@@ -92,13 +86,10 @@ class Splicer:
         return (self._checked and not self._counts and self._seam is None and not any(self._texts.values())
                 and not any(self._ids.values()))
 
-    def end(self) -> None:
-        """[DONE] came. Raises Differs where the client has more than the engine said."""
-        self._whole()
-
-    def _whole(self) -> None:
-        for (_, channel), text in self._texts.items():
-            if text:
+    def end(self, index: int | None = None) -> None:
+        """It ended, or this choice of it. Raises Differs where the client has more than the engine said."""
+        for (owner, channel), text in self._texts.items():
+            if text and index in {None, owner}:
                 raise Differs(f"it ended {len(text)} characters ({channel}) before what the client has")
 
     def _check_prompt(self, event: dict[str, Any]) -> None:
@@ -113,18 +104,11 @@ class Splicer:
     def _choice(self, choice: dict[str, Any]) -> bool:
         """Drop what the client has; whether anything is left."""
         index = choice.get("index", 0)
-        left = self._text(choice, "text", (index, "text"))
-        delta = choice.get("delta")
-        if delta is not None:
-            left = self._delta(delta, index) or left
-        left = self._token_ids(choice, index) or left
-        left = self._entries(choice, index) or left
+        left = any([self._text(choice, "text", (index, "text")), self._delta(choice.get("delta") or {}, index),
+                    self._token_ids(choice, index), self._entries(choice, index)])
         if choice.get("finish_reason") is not None:
-            if index not in self._position.finished:
-                left = True
-            for (owner, channel), text in self._texts.items():
-                if owner == index and text:
-                    raise Differs(f"it ended {len(text)} characters ({channel}) before what the client has")
+            left = left or index not in self._position.finished
+            self.end(index)
         return left
 
     def _text(self, box: dict[str, Any], name: str, channel: tuple[int, str]) -> bool:
@@ -147,20 +131,12 @@ class Splicer:
         return bool(text)
 
     def _delta(self, delta: dict[str, Any], index: int) -> bool:
-        left = False
-        if delta.get("role"):
-            if index in self._position.roles:
-                del delta["role"]
-            else:
-                left = True
-        for name in _TEXTS:
-            if name in delta:
-                left = self._text(delta, name, (index, name)) or left
-        tools = delta.get("tool_calls")
-        if tools:
-            delta["tool_calls"] = [tool for tool in tools if self._tool(tool, index)]
-            left = left or bool(delta["tool_calls"])
-        return left
+        if delta.get("role") and index in self._position.roles:
+            del delta["role"]
+        texts = [self._text(delta, name, (index, name)) for name in TEXTS]
+        if delta.get("tool_calls"):
+            delta["tool_calls"] = [tool for tool in delta["tool_calls"] if self._tool(tool, index)]
+        return any(texts) or bool(delta.get("role") or delta.get("tool_calls"))
 
     def _tool(self, tool: dict[str, Any], index: int) -> bool:
         number = tool.get("index", 0)
@@ -181,12 +157,11 @@ class Splicer:
         given = choice.get("token_ids")
         if not given:
             return False
-        again = self._ids.get(index)
-        size = min(len(again), len(given)) if again else 0
-        if again and size:
-            if list(again[:size]) != given[:size]:
-                raise Differs(f"it chose tokens {given[:size]} where the client has {list(again[:size])}")
-            self._ids[index] = again[size:]
+        again = self._ids.get(index) or []
+        size = min(len(again), len(given))
+        if list(again[:size]) != given[:size]:
+            raise Differs(f"it chose tokens {given[:size]} where the client has {list(again[:size])}")
+        self._ids[index] = again[size:]
         choice["token_ids"] = given[size:]
         return self._position.asked_ids and len(given) > size
 
@@ -222,8 +197,7 @@ class Splicer:
         usage.pop("completion_tokens_details", None)  # counts what this engine generated alone
 
     def _hide_ids(self, event: dict[str, Any]) -> None:
-        boxes = [event, *event.get("choices", ())]
-        for box in boxes:
+        for box in [event, *event.get("choices", ())]:
             if box.get("prompt_token_ids") is not None:
                 box["prompt_token_ids"] = None
             if box.get("token_ids") is not None and not self._position.asked_ids:

@@ -1,7 +1,6 @@
 """Streams that can go on from token ids: text and ids are noted on their way, and ids hidden from the client.
 
-Belongs here: recognizing events that are like the one before, so that noting costs a few searches. Does not belong here:
-what is noted, and how it is read (``stream.position``).
+Events that are like the one before are recognized, so that noting costs a few searches.
 """
 
 from __future__ import annotations
@@ -11,21 +10,16 @@ import re
 import msgspec
 
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
-from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.relay import whole
-from xpyd_sidecar.router.relay.fast import COMPILED, NOTED
-from xpyd_sidecar.router.stream.events import ABORT, DONE, END, ERROR, EventStream, size_of
+from xpyd_sidecar.router.relay.fast import NOTED
+from xpyd_sidecar.router.stream.events import DONE, END, EventStream
 from xpyd_sidecar.router.stream.failures import FailureKind
 from xpyd_sidecar.router.stream.position import Position, StreamEvent, split_prompt
 from xpyd_sidecar.router.stream.splice import Differs, Ignored, Splicer
 
 _IDS = b'"token_ids":['
-_IN_IDS = b"0123456789,"
 TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
 NO_IDS = b'"token_ids":null'
-_FINISHES = b',"logprobs":null,"finish_reason":"'
-BY_HAND = not COMPILED
-"""Events as they were learned are looked for here, since no shortcut does."""
 _MAX_REST = 16
 """Bytes behind the ids of an event that is like all others: no usage, say."""
 _TEXT_AT = {"completions": b'"text":', "chat": b'"delta":'}
@@ -44,12 +38,12 @@ class NotedStream(EventStream):
         └────────────── prefix ───────────────┘       └───────────────────── middle ────────────────────────┘     └last┘
 
     A chat's first event says the role alone, so what stands behind its text is guessed from the stream before, and learned
-    where the guess is wrong. A chunk that has these around its text costs five searches; text and ids go to the log, and
-    the client's chunk is put together from what was learned. Every other event is decoded. A stream that goes on behind
-    another one is spliced to it until it has caught up; then it is as any other, under the first one's name.
+    where the guess is wrong. A chunk that has these around its text is not decoded (``quick``): text and ids go to the log,
+    and the client's chunk is put together from what was learned. A stream that goes on behind another one is spliced to it
+    until it has caught up; then it is as any other, under the first one's name.
     """
 
-    __slots__ = ("_grows", "_position", "_splicer", "_sure")
+    __slots__ = ("_position", "_splicer", "_sure")
     _plain = False
     _simple = NOTED
 
@@ -63,8 +57,6 @@ class NotedStream(EventStream):
         """They are of this stream, not guessed."""
         self._lead = self._shown = b""
         """What the client gets before and behind the text."""
-        self._grows = 0
-        """Bytes of a client's chunk, without its text."""
 
     def splice(self, splicer: Splicer) -> None:
         """The client has got something meanwhile. To be called before anything of this stream went to it."""
@@ -77,30 +69,10 @@ class NotedStream(EventStream):
             taken = self._take(data)
             if taken is not None:
                 return taken
-        out: list[bytes] = []
-        at, size = 0, len(data)
-        while at < size and self._clean:
-            alike = None
-            if self._prefix:
-                alike = self.quick(data, at) or (self._alike(data, at) if BY_HAND or not self._framed else None)
-            if alike is not None:
-                out.append(alike[0])
-                at = alike[1]
-                continue
-            start = data.find(b"\r\n", at + 1, at + 9) + 2
-            end = start + size_of(data[at:start - 2]) if start > 2 else -1
-            if (end < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
-                    or not data.startswith(b'data: {"', start) or data.startswith(ERROR, start)
-                    or data.find(ABORT, start, end) >= 0):
-                break  # mostly the stream's end
-            payload = self._seen(data[start:end])
-            self._clean = not self.failure
-            if payload:
-                out.append(chunk_of(payload) if self._framed else payload)
-            at = end + 2
-        if at < size:
-            out.append(self._feed_end(data[at:]) if self._splicer is None else self._feed_carefully(data[at:]))
-        return b"".join(out)
+        return super().feed(data)
+
+    def _feed_end(self, data: bytes) -> bytes:
+        return super()._feed_end(data) if self._splicer is None else self._feed_carefully(data)
 
     def _take(self, data: bytes) -> bytes | None:
         """The stream's first events, or all that is left of it, if they are simple; None: nothing was done."""
@@ -131,26 +103,6 @@ class NotedStream(EventStream):
         elif to and position.prompt and not position.shows_logprobs:
             self._learn(split_prompt(data[at:to] + b"\n\n")[1], position)
 
-    def _alike(self, data: bytes, at: int) -> tuple[bytes, int] | None:
-        """One event as it was learned, from ``at`` on: as ``quick``."""
-        prefix, middle, last = self._prefix, self._middle, self._last
-        start = data.find(b"\r\n", at, at + 9) + 2
-        text = start + len(prefix)
-        stop = data.find(middle, text) if start > 2 and data.startswith(prefix, start) else -1
-        ids = stop + len(middle)
-        close = data.find(b"]", ids)
-        shown = data[text:stop]
-        end = close + len(last)
-        if (stop < 0 or close <= ids or not data.startswith(last, close) or shown.find(b"\n") >= 0
-                or data[ids:close].strip(_IN_IDS) or size_of(data[at:start - 2]) != end - 2 - start):
-            return None
-        self._log += b"%b\t%b\n" % (shown, data[ids:close].replace(b",", b"\t"))
-        if shown == b"{}":  # made for the ids alone
-            return b"", end
-        if self._framed:
-            return b"%x\r\n%b%b%b\r\n" % (self._grows + len(shown), self._lead, shown, self._shown), end
-        return b"%b%b%b" % (self._lead, shown, self._shown), end
-
     def _learn(self, event: bytes, mine: StreamEvent | Position) -> None:
         api = self._position.api
         key = _TEXT_AT[api]
@@ -172,16 +124,12 @@ class NotedStream(EventStream):
             lead = self._prefix.replace(b'"id":%b' % _encode(mine.id), b'"id":%b' % _encode(first.id), 1)
             self._lead = lead.replace(b'"created":%d' % mine.created, b'"created":%d' % first.created, 1)
         self._shown = middle[:-1] + b"null" + rest
-        self._grows = len(self._lead) + len(self._shown)
 
     def _seen(self, event: bytes) -> bytes:
         if self._splicer is not None:
             return self._spliced(event, self._splicer)
         if not event.startswith(b"data: {"):
             return event
-        closing = self._closing(event) if self._prefix else None
-        if closing is not None:
-            return closing
         prompt, bare = split_prompt(event)
         try:
             noted = decode(bare[6:])
@@ -199,20 +147,6 @@ class NotedStream(EventStream):
             return b""  # made for the ids alone
         self._may_learn(event, noted)
         return TOKEN_IDS.sub(NO_IDS, event) if event.find(_IDS) >= 0 else event
-
-    def _closing(self, event: bytes) -> bytes | None:
-        """The event with the finish reason, if it is else as it was learned: noted without decoding it. None: it is not."""
-        text = len(self._prefix)
-        stop = event.find(_FINISHES, text) if event.startswith(self._prefix) else -1
-        ids = event.find(_IDS, stop) + len(_IDS) if stop >= 0 else 0
-        close = event.find(b"]", ids)
-        if (ids < len(_IDS) or close <= ids or event[ids:close].strip(_IN_IDS) or event.find(b"[", stop, ids - 1) >= 0
-                or event[close:] + b"\r\n" != self._last):
-            return None
-        shown = event[text:stop]
-        self._log += b"%b\t%b\n" % (shown, event[ids:close].replace(b",", b"\t"))
-        self._position.finished.add(0)  # a stream that goes on from ids has one choice
-        return b"%b%b%bnull%b" % (self._lead, shown, event[stop:ids - 1], event[close + 1:])
 
     def _spliced(self, event: bytes, splicer: Splicer) -> bytes:
         try:

@@ -1,7 +1,7 @@
-"""One request to an engine: on which connection it was sent, and who hears what comes of it.
+"""One request to an engine, the connection that it was sent on, and who hears what comes of it.
 
-Belongs here: what a request and its connection are to each other, as interfaces. Does not belong here: opening and reusing
-connections (``pool``), reading an answer (``engine_connection``), what an answer means (``request``).
+    pool ──connected──▶ UpstreamCall ◀──head, events, end── EngineConnection
+                             └──▶ Sink
 """
 
 from __future__ import annotations
@@ -9,13 +9,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
+
+import msgspec
 
 from xpyd_sidecar.contract.ids import HostPort
-from xpyd_sidecar.router.http.wire import ResponseHead
-from xpyd_sidecar.router.relay.fast import Outlet
+from xpyd_sidecar.router.http.wire import HeadReader, Malformed, ResponseHead, WholeBody
+from xpyd_sidecar.router.relay.fast import Outlet, UpstreamReceiver
+from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
+
+MAX_ANSWER = 256 << 20
+"""Bytes of an answer that is not streamed."""
 
 
 class Sink(Protocol):
@@ -50,164 +56,342 @@ class BodySender(Protocol):
         """Whether the engine takes the body slower than it comes."""
 
 
-class Carrier(Protocol):
-    """A connection that carries a request and its answer (``engine_connection.EngineConnection``)."""
+class Keeper(Protocol):
+    """Who keeps calls that are open, and connections while nobody uses them (``pool.EnginePool``)."""
 
-    last_at: float
-    """When bytes last came."""
-
-    def serve(self, call: UpstreamCall, request: bytes) -> None:
-        """Send a request; its answer goes to the call."""
-
-    def write(self, data: bytes) -> None:
-        """More of the body of the request."""
-
-    def relay_to(self, outlet: Outlet) -> None:
-        """Simple events of the stream go straight there."""
-
-    def pause(self) -> None:
-        """Stop reading."""
-
-    def resume(self) -> None:
-        """Read on."""
-
-    def drop(self) -> None:
-        """Close at once; nothing is reported."""
-
-
-class Calls(Protocol):
-    """Who keeps the calls that are open, and connects them (``pool.EnginePool``)."""
-
+    loop: asyncio.AbstractEventLoop
     calls: set[UpstreamCall]
+    connections: set[EngineConnection]
 
     def connect(self, call: UpstreamCall) -> asyncio.Task[None]:
-        """Open a connection for a call. It hears ``connected`` or ``end_failed``, unless the task is cancelled."""
+        """Open a connection for a call: it ``begin``s, or its sink hears how that failed, unless the task is cancelled."""
+
+    def release(self, connection: EngineConnection, address: HostPort) -> None:
+        """Its answer is complete."""
+
+    def forget(self, connection: EngineConnection, address: HostPort) -> None:
+        """It is closed."""
 
 
-class UpstreamCall:
+class Borrower(Protocol):
+    """Whose answer comes on a connection, where that needs no call (``fast_path.FastPath``)."""
+
+    def heard(self, connection: EngineConnection, data: bytes) -> bytes | None:
+        """Bytes came; what is returned is for the call that the connection was handed to meanwhile."""
+
+    def unfold(self) -> object:
+        """The connection is gone: ``hand_over`` its answer to a call, now."""
+
+
+class UpstreamCall(msgspec.Struct, eq=False):
     """One request to an engine."""
 
-    __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "again", "body", "ends",
-                 "events", "head", "patient", "relay", "request", "rest", "sink", "tag")
-
-    def __init__(self, pool: Calls, address: HostPort, request: bytes, sink: Sink, *, events: EventStream | None,
-                 tag: int) -> None:
-        self._pool = pool
-        self.request = request
-        self._connection: Carrier | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._paused = False
-        self.address = address
-        self.sink = sink
-        self.events = events
-        """What reads an answer that is relayed as it comes; without it, and what it does not take, is collected."""
-        self.body: BodySender | None = None
-        """Who sends the body, where it is not part of ``request``."""
-        self.tag = tag
-        self.head: ResponseHead | None = None
-        self.relay: Callable[[bytes], None] | None = None
-        """Who takes what comes from now on, without the sink."""
-        self.rest = b""
-        """What came with the end of a stream that is relayed, for ``on_end``: the answer's end goes with it."""
-        self.patient = False
-        """The client has part of the answer: where this process has no file for a connection, it waits for one."""
-        self.ends = False
-        """The stream's first events came with its proper end: ``on_end`` follows at once."""
-        self.again = False
-        """It was sent before, on a connection that broke: the engine may know of it."""
-        self._asked_at = math.inf
-        """When the request was sent; while it is held nobody is asked, so nobody is silent."""
+    pool: Keeper
+    address: HostPort
+    request: bytes
+    sink: Sink
+    events: EventStream | None = None
+    """What reads an answer that is relayed as it comes; without it, and what it does not take, is collected."""
+    tag: int = 0
+    body: BodySender | None = None
+    """Who sends the body, where it is not part of ``request``."""
+    head: ResponseHead | None = None
+    relay: Callable[[bytes], None] | None = None
+    """Who takes what comes from now on, without the sink."""
+    rest: bytes = b""
+    """What came with the end of a stream that is relayed, for ``on_end``: the answer's end goes with it."""
+    patient: bool = False
+    """The client has part of the answer: where this process has no file for a connection, it waits for one."""
+    ends: bool = False
+    """The stream's first events came with its proper end: ``on_end`` follows at once."""
+    again: bool = False
+    """It was sent before, on a connection that broke: the engine may know of it."""
+    asked_at: float = math.inf
+    """When the request was sent; while it is held nobody is asked, so nobody is silent."""
+    connection: EngineConnection | None = None
+    connecting: asyncio.Task[None] | None = None
+    paused: bool = False
 
     @property
     def last_at(self) -> float:
         """When bytes last came, or the request was sent."""
-        return self._asked_at if self._connection is None else max(self._asked_at, self._connection.last_at)
+        return self.asked_at if self.connection is None else max(self.asked_at, self.connection.last_at)
 
     def relay_to(self, write: Callable[[bytes], None], outlet: Outlet) -> None:
         """The rest of the stream goes there; what is simple straight to the outlet."""
         self.relay = write
-        if self._connection is not None:
-            self._connection.relay_to(outlet)
+        if self.connection is not None:
+            self.connection.relay_to(outlet)
 
     def cancel(self) -> None:
         """Close the connection; the sink hears nothing more."""
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            connection.drop()
-        self._pool.calls.discard(self)
+        if self.connecting is not None:
+            self.connecting.cancel()
+        if self.connection is not None:
+            self.connection.drop()
+        self.over()
 
     def pause(self) -> None:
         """Stop reading: the client is slower than the engine."""
-        self._paused = True
-        if self._connection is not None:
-            self._connection.pause()
+        self.paused = True
+        if self.connection is not None:
+            self.connection.read(False)
 
     def resume(self) -> None:
         """Read on."""
-        self._paused = False
-        if self._connection is not None:
-            self._connection.resume()
-
-    # ---- by pool and connection
-
-    def ask(self, request: bytes, now: float) -> None:
-        """The request, to be sent now."""
-        self.request, self._asked_at = request, now
-
-    def taken_over(self, connection: Carrier, asked_at: float) -> None:
-        """The request was sent on a connection before this call was made; what comes there is this call's from now on."""
-        self._asked_at = asked_at
-        self._connection = connection
-        self._pool.calls.add(self)
-
-    def begin(self, connection: Carrier) -> None:
-        """Send the request on a connection."""
-        self._connection = connection
-        connection.serve(self, self.request)
-        if self._paused:
-            connection.pause()
-        if self.body is not None:
-            self.body.on_open(self)
+        self.paused = False
+        if self.connection is not None:
+            self.connection.read(True)
 
     def write(self, data: bytes) -> None:
         """More of the body; nothing once the answer is over."""
-        if self._connection is not None:
-            self._connection.write(data)
+        if self.connection is not None:
+            self.connection.write(data)
+
+    # ---- by pool and connection
+
+    def taken_over(self, connection: EngineConnection, asked_at: float) -> None:
+        """The request was sent on a connection before this call was made; what comes there is this call's from now on."""
+        self.asked_at = asked_at
+        self.connection = connection
+        self.pool.calls.add(self)
 
     def connect(self) -> None:
         """Have a connection of its own opened."""
-        self._connecting = self._pool.connect(self)
+        self.connecting = self.pool.connect(self)
 
-    def connected(self, connection: Carrier) -> None:
-        """It is open."""
-        self._connecting = None
-        self.begin(connection)
-
-    def end_failed(self, kind: FailureKind, reason: FailureReason) -> None:
-        """No whole answer."""
-        self._connecting = self._connection = None
-        self._pool.calls.discard(self)
-        self.sink.on_failed(self, kind, reason)
-
-    def end_whole(self, body: bytes) -> None:
-        """A whole answer."""
-        self._connection = None
-        self._pool.calls.discard(self)
-        self.sink.on_whole(self, body)
-
-    def end_stream(self) -> None:
-        """The answer that was relayed came to its proper end."""
-        self._connection = None
-        self._pool.calls.discard(self)
-        self.sink.on_end(self)
+    def begin(self, connection: EngineConnection) -> None:
+        """Send the request on a connection, which is open."""
+        self.connection, self.connecting = connection, None
+        connection.serve(self, self.request)
+        if self.paused:
+            connection.read(False)
+        if self.body is not None:
+            self.body.on_open(self)
 
     def once_more(self) -> None:
-        """The pooled connection was dead: use a fresh one, never another of the pool. One that is fresh was not ``reused``,
-        so a request is sent twice at most.
-        """
+        """The pooled connection was dead: use a fresh one. That was not ``reused``, so a request is sent twice at most."""
         self.again = True
-        self._connection = None
+        self.connection = None
         self.connect()
+
+    def over(self) -> Sink:
+        """Nothing more comes of it: whom to tell how it ended."""
+        self.connecting = self.connection = None
+        self.pool.calls.discard(self)
+        return self.sink
+
+
+class EngineConnection(UpstreamReceiver, asyncio.Protocol):
+    """One connection to an engine."""
+
+    __slots__ = ("_address", "_body", "_call", "_heads", "_lane", "_outlet", "_pool", "_seen",
+                 "_stream", "_time", "_transport", "idle_since", "open", "paused", "reused")
+
+    def __init__(self, pool: Keeper, address: HostPort) -> None:
+        self._pool = pool
+        self._time = pool.loop.time
+        self._address = address
+        self._transport: asyncio.Transport | None = None
+        self.open = False
+        """Nobody has ended it, as far as is known."""
+        self._outlet = Outlet()
+        self.last_at = 0.0
+        self._call: UpstreamCall | None = None
+        self._lane: Borrower | None = None
+        """Whose answer it is, where that needs no call."""
+        self._heads = HeadReader()
+        self._stream: EventStream | None = None
+        self._body: WholeBody | None = None
+        self.reused = False
+        """It was in the pool before."""
+        self._seen = False
+        self.paused = False
+        self.idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
+        self._outlet.open(transport, descriptor_of(transport))
+        adopt(self._pool.loop, self, self._transport, self._outlet.fd)
+        self.open = True
+        self._pool.connections.add(self)
+
+    def serve(self, call: UpstreamCall, request: bytes) -> None:
+        """Send a request; its answer goes to the call."""
+        self.hand_over(call, None)
+        self._seen = False
+        self._outlet.write(request)
+
+    def lend(self, lane: Borrower, request: bytes) -> None:
+        """Send a request; its answer goes to the lane, until ``take_back`` or ``hand_over``."""
+        self._lane = lane
+        self._seen = False
+        self._outlet.write(request)
+
+    def take_back(self) -> None:
+        """The lane has its whole answer: others may use the connection."""
+        self._lane = None
+        self.relay_no_more()
+        self._pool.release(self, self._address)
+
+    def hand_over(self, call: UpstreamCall, stream: EventStream | None) -> None:
+        """The answer goes to a call from now on. ``stream``: what reads it, once its head is there (``call.head``)."""
+        self._lane = None
+        self._call = call
+        self._heads.reset()
+        self._stream, self._body = stream, None
+
+    def relay_to(self, outlet: Outlet) -> None:
+        """Simple events of the stream go straight there."""
+        if self._stream is not None:
+            self.relay(self._stream, outlet)
+
+    def drop(self) -> None:
+        """Close at once; nothing is reported."""
+        self._call = self._lane = None
+        self.open = False
+        self.relay_no_more()
+        self._outlet.shut()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def read(self, on: bool) -> None:
+        """Read on, or stop reading."""
+        if self.paused is on and self._transport is not None:
+            self.paused = not on
+            (self._transport.resume_reading if on else self._transport.pause_reading)()
+
+    def received(self, data: bytes) -> None:
+        """Bytes that no shortcut took."""
+        lane = self._lane
+        if lane is not None:
+            self._seen = True
+            self.last_at = self._time()
+            left = lane.heard(self, data)
+            if left is None:
+                return
+            data = left
+        call = self._call
+        if call is None:
+            self.drop()  # bytes that nobody asked for
+            return
+        self.last_at = self._time()
+        try:
+            if self._stream is None and self._body is None:
+                data = self._on_head(call, data)
+            stream = self._stream
+            if stream is not None and data:
+                out = stream.feed(data)
+                if call.relay is not None and out and not stream.done and not stream.failure:
+                    call.relay(out)
+                else:
+                    self.go_on(out)
+            elif self._body is not None:
+                self._body.feed(data)
+                if self._body.done:
+                    self._finish(call)
+        except Malformed as error:
+            self.break_off(error)
+
+    def _on_head(self, call: UpstreamCall, data: bytes) -> bytes:
+        """What came behind the head; nothing while that is not whole."""
+        self._seen = True
+        found = self._heads.feed(data)
+        if found is None:
+            return b""
+        call.head, rest = found
+        if call.events is not None and call.events.takes(call.head):
+            self._stream = call.events
+        else:
+            self._body = WholeBody(call.head, MAX_ANSWER)
+        return rest
+
+    def break_off(self, error: Malformed) -> None:
+        """What came cannot be read."""
+        call, self._call = self._call, None
+        self.drop()
+        if call is not None:
+            call.over().on_failed(call, FailureKind.BROKEN, FailureReason("it sent what cannot be read", str(error)))
+
+    def go_on(self, out: bytes) -> None:
+        """What the stream gave of the latest read, which may have ended it."""
+        call, stream = self._call, self._stream
+        assert call is not None
+        assert stream is not None
+        whole = stream.done and stream.ended and not stream.failure
+        if call.relay is not None:
+            if whole:
+                call.rest = out
+            elif out:
+                call.relay(out)
+        elif stream.begins(out):
+            if out or whole:  # one that passes through may be empty
+                call.ends = whole
+                call.sink.on_events(call, out)
+        elif out:
+            call.sink.on_comments(call, out)
+        if self._call is not call:
+            return  # cancelled by what it caused
+        if stream.failure:
+            self.drop()
+            call.over().on_failed(call, stream.kind, stream.reason)
+        elif stream.done:
+            self._finish(call)
+
+    def _finish(self, call: UpstreamCall) -> None:
+        stream, body = self._stream, self._body
+        self._call = None
+        self.relay_no_more()
+        assert call.head is not None
+        if call.head.keep_alive and (call.body is None or call.body.sent):
+            self._pool.release(self, self._address)
+        else:
+            self.drop()
+        if body is not None:
+            call.over().on_whole(call, body.take())
+        elif stream is not None and stream.ended:
+            call.over().on_end(call)
+        else:
+            call.over().on_failed(call, FailureKind.LOST, FailureReason("the stream ended without [DONE]"))
+
+    def write(self, data: bytes) -> None:
+        """More of the body of the request, which is sent while it comes."""
+        self.last_at = self._time()
+        self._outlet.write(data)
+
+    def pause_writing(self) -> None:
+        """The engine takes what is sent slower than it comes."""
+        if self._call is not None and self._call.body is not None:
+            self._call.body.on_full(True)
+
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        if self._call is not None and self._call.body is not None:
+            self._call.body.on_full(False)
+
+    def eof_received(self) -> None:
+        """The engine has closed it; ``connection_lost`` follows."""
+        self.open = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone, whoever closed it."""
+        self.open = False
+        self._pool.forget(self, self._address)
+        release(self._pool.loop, self)
+        self._transport = None
+        if self._lane is not None:
+            self._lane.unfold()
+        self.relay_no_more()
+        self._outlet.shut()
+        call, self._call = self._call, None
+        if call is None:
+            return
+        if not self._seen and self.reused:
+            call.once_more()
+        elif self._body is not None and self._body.on_eof():
+            call.over().on_whole(call, self._body.take())
+        elif self._stream is not None and self._stream.ended:
+            call.over().on_end(call)
+        else:
+            call.over().on_failed(call, FailureKind.LOST, FailureReason("it closed the connection", str(exc or "")))

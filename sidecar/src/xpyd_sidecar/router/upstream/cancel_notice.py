@@ -51,10 +51,9 @@ class Farewells:
             return
         body = json.dumps({"prompt": [0], "max_tokens": -1, legs.FIELD: legs.encode(leg)}).encode()
         headers = [] if target.dp_rank is None else [(b"x-data-parallel-rank", b"%d" % target.dp_rank)]
-        call = self._pool.hold(target.http, self)
+        call = self._pool.call(target.http, request_bytes(b"POST", PATH, target.http, headers, body), self)
         self._open.add(call)
         Alarm(self._loop, self._loop.time() + ANSWER_S, partial(self._late, call))
-        self._pool.send(call, request_bytes(b"POST", PATH, target.http, headers, body))
 
     def _late(self, call: UpstreamCall) -> None:
         if call in self._open:

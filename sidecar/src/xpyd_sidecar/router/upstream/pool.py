@@ -1,12 +1,8 @@
 """Connections to engines: pooled, raw, one request at a time on each.
 
-Belongs here: opening, reusing and closing connections. Does not belong here: a request (``call``), reading an
-answer (``engine_connection``), what it means.
-
-A connection that the engine closed while it lay idle is found out when the next request gets no byte of an answer: the
-request is then sent once more on a fresh connection (the engine never saw it, or it would have begun to answer or
-still hold the connection). So idle connections are kept until the engine closes them (uvicorn after 5 s), ``IDLE_S`` at
-most: where requests come seldom, each would otherwise open connections.
+A connection that the engine closed while it lay idle is found out when the next request gets no byte of an answer: it is
+then sent once more on a fresh connection (the engine never saw it, or it would have begun to answer or still hold the
+connection). So idle connections are kept until engines close them (uvicorn after 5 s), ``IDLE_S`` at most.
 """
 
 from __future__ import annotations
@@ -20,8 +16,7 @@ from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
-from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
-from xpyd_sidecar.router.upstream.engine_connection import EngineConnection
+from xpyd_sidecar.router.upstream.call import EngineConnection, Sink, UpstreamCall
 
 CONNECT_S = 5.0
 LACKING_S = 0.25
@@ -59,7 +54,7 @@ class EnginePool:
 
     def send(self, call: UpstreamCall, request: bytes) -> None:
         """Send the request of a call that was held."""
-        call.ask(request, self.loop.time())
+        call.request, call.asked_at = request, self.loop.time()
         connection = self.idle(call.address) if call.body is None else None
         if connection is None:
             call.connect()
@@ -75,15 +70,17 @@ class EnginePool:
             async with within(CONNECT_S):
                 connection = await self._connected(call)
         except TimeoutError:
-            call.end_failed(FailureKind.REFUSED, FailureReason(f"no connection within {CONNECT_S:g} s"))
+            failed = FailureKind.REFUSED, FailureReason(f"no connection within {CONNECT_S:g} s")
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and resources.ours(error):
                 self.lacks.add(error)
-                call.end_failed(FailureKind.LACKING, FailureReason(resources.words(error)))
+                failed = FailureKind.LACKING, FailureReason(resources.words(error))
             else:
-                call.end_failed(FailureKind.REFUSED, FailureReason("cannot connect", f"{call.address}: {error}"))
+                failed = FailureKind.REFUSED, FailureReason("cannot connect", f"{call.address}: {error}")
         else:
-            call.connected(connection)
+            call.begin(connection)
+            return
+        call.over().on_failed(call, *failed)
 
     async def _connected(self, call: UpstreamCall) -> EngineConnection:
         host, port = split_host_port(call.address)
@@ -127,7 +124,9 @@ class EnginePool:
         if idle is None:
             idle = self._idle[address] = deque()
         if connection.open and len(idle) < IDLE_MAX:
-            connection.lie_idle()
+            if connection.paused:
+                connection.read(True)
+            connection.idle_since = self.loop.time()
             idle.append(connection)
         else:
             connection.drop()

@@ -3,19 +3,88 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.fleet.watch import FleetWatch
-from xpyd_sidecar.router.observing.fast_record import StraightRecord
 from xpyd_sidecar.router.observing.observer import RouterObserver
-from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.record import Record, StraightRecord
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.poison_sharing import WorkerPoison
-from xpyd_sidecar.router.workers.reports import Reports
+
+_T = TypeVar("_T")
+FLUSH_S = 0.02
+"""How long a report waits for more."""
+MAX_UNSENT = 16 << 20
+"""Bytes that the owner may leave unread before records are dropped."""
+
+
+class Reports:
+    """Collects what the owner must hear of, and sends it in few frames."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, link: li.WorkerLink[li.Down]) -> None:
+        self._loop = loop
+        self._link = link
+        self._timer: asyncio.Handle | None = None
+        self._open: dict[tuple[InstanceName, Incarnation], int] = {}
+        self._changed: set[tuple[InstanceName, Incarnation]] = set()
+        self._report = li.WorkerReport()
+        self.levels: Callable[[], li.Levels] = li.Levels
+        self.applied = 0
+
+    def leg(self, name: InstanceName, incarnation: Incarnation, change: int) -> None:
+        """A leg was opened or closed."""
+        key = name, incarnation
+        self._open[key] = self._open.get(key, 0) + change
+        self._changed.add(key)
+        self.soon()
+
+    def opened(self, tokens: int) -> None:
+        """A request is being served, whose prompt has about so many tokens."""
+        self._report.opened.append(tokens)
+        self.soon()
+
+    def closed(self, record: Record) -> None:
+        """It ended."""
+        self._add(self._report.closed, record)
+
+    def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
+        """A request was not served."""
+        self._add(self._report.refused, (api, request_id, outcome, status, detail))
+
+    def passed(self, path: str, outcome: str) -> None:
+        """A passed request ended."""
+        self._add(self._report.passed, (path, outcome))
+
+    def _add(self, those: list[_T], one: _T) -> None:
+        if self._link.backlog < MAX_UNSENT:
+            those.append(one)
+        self.soon()
+
+    def soon(self) -> None:
+        """Something is to be said."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(FLUSH_S, self.flush)
+
+    def flush(self) -> None:
+        """Say it now; also a sign of life."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        report, self._report = self._report, li.WorkerReport()
+        report.applied, report.levels = self.applied, self.levels()
+        for key in self._changed:
+            report.legs.append((*key, self._open[key]))
+            if not self._open[key]:
+                del self._open[key]
+        self._changed.clear()
+        self._link.send(report)
 
 
 class RosterFollower(FleetWatch):
@@ -50,23 +119,18 @@ class WorkerObserver(RouterObserver):
     def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request that would have generated was not served."""
         super().refused(api, request_id, outcome, status, detail)
-        self.reports.refused(li.Refusal(api, request_id, outcome, status, detail))
+        self.reports.refused(api, request_id, outcome, status, detail)
 
     def passed(self, path: str, outcome: str) -> None:
         """A request whose answer passes through ended so."""
         super().passed(path, outcome)
         self.reports.passed(path, outcome)
 
-    def ended(self, record: Record) -> None:
-        """What is known of a request that ended."""
-        super().ended(record)
-        self.reports.closed(record)
-
-    def ended_straight(self, records: list[StraightRecord]) -> None:
-        """What is known of several that went their straight course."""
-        super().ended_straight(records)
+    def ended(self, records: Sequence[Record | StraightRecord]) -> None:
+        """What is known of requests that ended."""
+        super().ended(records)
         for record in records:
-            self.reports.closed(record.record())
+            self.reports.closed(record if isinstance(record, Record) else record.record())
 
 
 class WorkerContext(RequestContext):
@@ -89,8 +153,9 @@ class WorkerContext(RequestContext):
         observer.reports = self.reports
         return observer
 
-    def _levels(self) -> tuple[int, int, float, int]:
-        return self.observer.metrics.in_flight, len(self.line), self.budget.left(self.loop.time()), len(self.poison)
+    def _levels(self) -> li.Levels:
+        left = self.budget.left(self.loop.time())
+        return li.Levels(self.observer.metrics.in_flight, len(self.line), left, held=len(self.poison))
 
     def leg_opened(self, target: EngineTarget) -> ro.FleetMember | None:
         """Count a leg."""

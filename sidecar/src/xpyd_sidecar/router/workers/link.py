@@ -104,34 +104,31 @@ class LegVerdict(msgspec.Struct, frozen=True, tag=True):
     event: Event
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """A generation request that was refused before anything was sent."""
+class Levels(msgspec.Struct, frozen=True):
+    """How much there is of something in a worker, now."""
 
-    api: str
-    request_id: str
-    outcome: str
-    status: int
-    detail: str
-
-
-class WorkerReport(msgspec.Struct, frozen=True, tag=True):
-    """What happened since the last one; also a sign of life."""
-
-    applied: int
-    """Events of the owner up to this index are applied."""
-    legs: list[tuple[InstanceName, Incarnation, int]]
-    """Open legs, of those whose number changed."""
-    opened: list[int]
-    """About how many tokens the prompt of each has that came."""
-    closed: list[Record]
-    refused: list[Refusal]
-    passed: list[tuple[str, str]]
-    """Passed requests that ended: path of the table, outcome."""
-    in_flight: int
-    queued: int
-    retries_left: float
+    in_flight: int = 0
+    queued: int = 0
+    retries_left: float = 0.0
     held: int = 0
     """Requests that are held because they may be what ends engines."""
+
+
+class WorkerReport(msgspec.Struct, tag=True):
+    """What happened since the last one; also a sign of life."""
+
+    applied: int = 0
+    """Events of the owner up to this index are applied."""
+    legs: list[tuple[InstanceName, Incarnation, int]] = []
+    """Open legs, of those whose number changed."""
+    opened: list[int] = []
+    """About how many tokens the prompt of each has that came."""
+    closed: list[Record] = []
+    refused: list[tuple[str, str, str, int, str]] = []
+    """Generation requests that were refused before anything was sent: API, request id, outcome, status, detail."""
+    passed: list[tuple[str, str]] = []
+    """Passed requests that ended: path of the table, outcome."""
+    levels: Levels = Levels()
 
 
 class AskOwner(msgspec.Struct, frozen=True, tag=True):
@@ -213,12 +210,11 @@ def frame(message: Down | Up) -> bytes:
 
 
 class WorkerLink(asyncio.Protocol, Generic[_T]):
-    """One end. ``on_message`` gets what comes, ``on_end`` hears once that the other end is gone."""
+    """One end. ``on_message`` gets what comes; ``ended`` is done when the other end is gone."""
 
-    def __init__(self, kind: type[_T], on_message: Callable[[_T], None], on_end: Callable[[], None]) -> None:
+    def __init__(self, kind: type[_T], on_message: Callable[[_T], None]) -> None:
         self._decode = msgspec.msgpack.Decoder(kind).decode
         self._on_message = on_message
-        self._on_end = on_end
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self.ended = asyncio.get_running_loop().create_future()
@@ -271,4 +267,3 @@ class WorkerLink(asyncio.Protocol, Generic[_T]):
         self._transport = None
         if not self.ended.done():
             self.ended.set_result(None)
-            self._on_end()

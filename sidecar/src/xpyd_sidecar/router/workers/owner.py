@@ -2,9 +2,6 @@
 
     agents ── heartbeats ──▶ owner ══ Unix sockets ══ worker 1 … N ◀── clients (SO_REUSEPORT shares one port among them)
 
-Belongs here: starting and watching workers, telling them what the roster took, and what they report. Does not belong here:
-what a worker does (``worker``), and how many legs all of them have (``workers.leg_counts``).
-
 Laws
   * The owner never waits for a worker. One that does not read is told no more, and gets the roster as it is once it reads
     again; one that gives no sign of life for ``SILENT_S`` is killed and started again.
@@ -57,21 +54,23 @@ DEATHS, DEATHS_S = 20, 60.0
 """So many ends of workers within this time end the router: whoever started it sees it, and starts it again."""
 
 
-class _Worker:
+class _Worker(msgspec.Struct, eq=False):
     """One worker as the owner sees it."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.process: asyncio.subprocess.Process | None = None
-        self.link: li.WorkerLink[li.Up] | None = None
-        self.listening = False
-        self.behind = False
-        self.heard_at = 0.0
-        self.in_flight = 0
-        self.queued = 0
-        self.retries_left = 0.0
-        self.vitals: Vitals | None = None
-        self.held = 0
+    number: int
+    process: asyncio.subprocess.Process
+    link: li.WorkerLink[li.Up]
+    heard_at: float
+    listening: bool = False
+    behind: bool = False
+    """It does not read, and is told no more."""
+    levels: li.Levels = li.Levels()
+    vitals: Vitals | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process has not ended."""
+        return self.process.returncode is None
 
 
 class _Caught(Reply):
@@ -115,12 +114,12 @@ class OwnerRouter(RouterProcess):
         self._deaths: deque[float] = deque()
         self._changed = asyncio.Event()
         self.failed: asyncio.Future[None] = self._loop.create_future()
-        self.context.observer.watch_queue(lambda: sum(worker.queued for worker in self._workers.values()))
-        self.context.observer.metrics.watch_budget(lambda: sum(worker.retries_left for worker in self._workers.values()))
+        self.context.observer.watch_queue(lambda: sum(levels.queued for levels in self._levels()))
+        self.context.observer.metrics.watch_budget(lambda: sum(levels.retries_left for levels in self._levels()))
         self.context.watch.told = self._told
         self.context.watch.on_lost = self._lost
         self._poison = OwnerPoison(self._loop, self.context.roster, self._tell, self._give_turn)
-        self._poison.held_elsewhere = lambda: sum(worker.held for worker in self._workers.values())
+        self._poison.held_elsewhere = lambda: sum(levels.held for levels in self._levels())
         self.context.poison = self._poison
         self.context.watch.on_verdict = self._poison.judged
         self.context.observer.metrics.watch_poison(self._poison.counts)
@@ -129,6 +128,9 @@ class OwnerRouter(RouterProcess):
         """All processes of the router, by the number of the worker."""
         own = super().processes()
         return own | {str(worker.number): worker.vitals for worker in self._workers.values() if worker.vitals is not None}
+
+    def _levels(self) -> list[li.Levels]:
+        return [worker.levels for worker in self._workers.values()]
 
     # ---- start and end
 
@@ -150,23 +152,24 @@ class OwnerRouter(RouterProcess):
         logger.info("workers listen", extra={"workers": self._count})
 
     async def _start(self, number: int) -> None:
-        worker = _Worker(number)
-        worker.heard_at = self._loop.time() + START_S - SILENT_S
         ours, theirs = socket.socketpair()
-        link: li.WorkerLink[li.Up] = li.WorkerLink(
-            li.Up, lambda message: self._on_message(worker, message), lambda: None)  # type: ignore[arg-type]
+
+        def on_message(message: li.Up) -> None:
+            self._on_message(worker, message)
+
+        link: li.WorkerLink[li.Up] = li.WorkerLink(li.Up, on_message)  # type: ignore[arg-type]
         try:
             with theirs:
                 tls = [] if self._config.tls_cert_file is None else ["tls"]
-                worker.process = await asyncio.create_subprocess_exec(
+                process = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "xpyd_sidecar.router.workers.worker", str(theirs.fileno()), *tls,
                     pass_fds=(theirs.fileno(),))
             await self._loop.create_unix_connection(lambda: link, sock=ours)
         except OSError:
             ours.close()
             raise
+        worker = _Worker(number, process, link, self._loop.time() + START_S - SILENT_S)  # it says nothing before it is told
         self._flush()  # what is told already is in its beginning
-        worker.link = link
         self._workers[number] = worker
         self._legs.begin(number)
         whole = self._whole_config.router  # not what this process's files allow: workers have files of their own
@@ -177,24 +180,18 @@ class OwnerRouter(RouterProcess):
         link.send(self._poison.evidence())
         if self._stopping:
             link.send(li.StopWorker())
-        self._spawn(self._watch_over(worker))
-
-    def _spawn(self, coroutine: object) -> None:
-        task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+        task = self._loop.create_task(self._watch_over(worker))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _watch_over(self, worker: _Worker) -> None:
-        assert worker.process is not None
-        assert worker.link is not None
         code = await worker.process.wait()
         worker.link.close()
         with contextlib.suppress(TimeoutError):
             async with within(1.0):  # what it said last may still be on its way
                 await worker.link.ended
         self._legs.end(worker.number)
-        worker.in_flight, worker.queued, worker.retries_left, worker.held, worker.vitals = 0, 0, 0.0, 0, None
-        worker.listening = False
+        worker.levels, worker.vitals, worker.listening = li.Levels(), None, False
         self._poison.left(worker.number)
         self._recount()
         self._changed.set()
@@ -238,17 +235,17 @@ class OwnerRouter(RouterProcess):
         limit = self._config.listen_on_s + self._config.drain_timeout_s + MARGIN_S
         with contextlib.suppress(TimeoutError):
             async with within(limit):
-                await asyncio.gather(*(w.process.wait() for w in self._workers.values() if w.process is not None))
+                await asyncio.gather(*(worker.process.wait() for worker in self._workers.values()))
         await self.end()
 
     async def end(self) -> None:
         """Close everything now."""
         self._stopping = True
         for worker in self._workers.values():
-            if worker.process is not None and worker.process.returncode is None:
+            if worker.runs:
                 worker.process.kill()
         for task in list(self._tasks):
-            if not any(w.process is not None and w.process.returncode is None for w in self._workers.values()):
+            if not any(worker.runs for worker in self._workers.values()):
                 task.cancel()
         with contextlib.suppress(TimeoutError):
             async with within(MARGIN_S):
@@ -277,10 +274,9 @@ class OwnerRouter(RouterProcess):
         if not data:
             return
         for worker in self._workers.values():
-            if worker.link is None or worker.behind:
-                continue
-            worker.link.send_frame(data)
-            worker.behind = worker.link.backlog > MAX_UNREAD
+            if not worker.behind:
+                worker.link.send_frame(data)
+                worker.behind = worker.link.backlog > MAX_UNREAD
 
     def _told(self, event: rep.Event) -> None:
         """The roster took an event."""
@@ -313,7 +309,7 @@ class OwnerRouter(RouterProcess):
     def _give_turn(self, number: int, turn: li.SuspectTurn) -> None:
         self._flush()  # it must know what it was told before
         worker = self._workers.get(number)
-        if worker is not None and worker.link is not None:
+        if worker is not None:
             worker.link.send(turn)
 
     def _recount(self) -> None:
@@ -322,7 +318,7 @@ class OwnerRouter(RouterProcess):
         self._level()
 
     def _level(self) -> None:
-        self.context.observer.metrics.in_flight = sum(worker.in_flight for worker in self._workers.values())
+        self.context.observer.metrics.in_flight = sum(levels.in_flight for levels in self._levels())
 
     # ---- from the workers
 
@@ -358,15 +354,13 @@ class OwnerRouter(RouterProcess):
         for record in report.closed:
             observer.closed(record)
         for refusal in report.refused:
-            observer.refused(refusal.api, refusal.request_id, refusal.outcome, refusal.status, refusal.detail)
+            observer.refused(*refusal)
         for path, outcome in report.passed:
             observer.passed(path, outcome)
-        worker.in_flight, worker.queued, worker.retries_left = report.in_flight, report.queued, report.retries_left
-        worker.held = report.held
+        worker.levels = report.levels
         self._level()
 
     def _on_ask(self, worker: _Worker, ask: li.AskOwner) -> None:
-        assert worker.link is not None
         request = HttpRequest(ask.method, ask.path, ask.headers, b"", ask.request_id, judged=True)
         reply = _Caught(ask, worker.link)
         try:
@@ -380,8 +374,8 @@ class OwnerRouter(RouterProcess):
         """Called every second."""
         now = self._loop.time()
         for worker in self._workers.values():
-            link, process = worker.link, worker.process
-            if link is None or process is None or process.returncode is not None:
+            link = worker.link
+            if not worker.runs:
                 continue
             if worker.behind and link.backlog < READ_AGAIN:
                 self._flush()
@@ -391,5 +385,5 @@ class OwnerRouter(RouterProcess):
             if now - max(worker.heard_at, self.awake) > SILENT_S:
                 logger.error("a worker gives no sign of life: killing it", extra={"worker": worker.number})
                 worker.heard_at = math.inf
-                process.kill()
+                worker.process.kill()
         self._legs.keep({(member.name, member.incarnation) for member in self.context.roster.members()})

@@ -4,9 +4,6 @@
     worker ──WantsTurn─────────▶ owner ──Turn──▶ one worker at a time
                                  owner ──Evidence──▶ a worker that is new, or that did not read
 
-Belongs here: what both sides say and do for that. Does not belong here: the evidence (``serving.poison_ledger``), what
-becomes of requests (``serving.quarantine``), the sockets (``link``).
-
 Laws
   * The owner alone convicts. It judges a death ``GATHER_S`` after it knows of it: each worker has heard by then that its
     legs there are lost, and has said whose they were.

@@ -23,9 +23,7 @@ def share(router: RouterConfig, count: int) -> RouterConfig:
 
 def reserve(host: str, port: int) -> socket.socket:
     """Keep the port for the workers. It must be nobody's: SO_REUSEPORT would share it with another router in silence.
-
-    Raises:
-        ConfigError: it is taken, or the address cannot be bound.
+    Raises ConfigError: it is taken, or the address cannot be bound.
     """
     address = listening.bound(host)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

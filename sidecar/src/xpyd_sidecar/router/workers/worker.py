@@ -2,9 +2,8 @@
 
     owner ══ Unix socket FD ══ worker: Server (SO_REUSEPORT), Context, a replica of the roster
 
-Belongs here: the process, and what a worker does otherwise than a router of one. Its roster follows the owner's
-(``follower``); what its requests find out goes to the owner; so do records of requests (``reports``), from which the owner
-makes metrics, history and ``/fleet`` (``worker_paths``).
+Its roster follows the owner's (``follower``); what its requests find out goes to the owner, and so do their records
+(``follower.Reports``), of which the owner makes metrics, history and ``/fleet``.
 
 The owner's end is the worker's: without membership it would serve from a roster that grows old.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import secrets
 import signal
@@ -26,7 +24,7 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.app import GC_THRESHOLD, RouterProcess
+from xpyd_sidecar.router.app import RouterProcess, leave_garbage
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
@@ -35,12 +33,9 @@ from xpyd_sidecar.router.relay.loop import run
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.follower import WorkerContext
-from xpyd_sidecar.router.workers.reports import Reports
 from xpyd_sidecar.router.workers.worker_paths import WorkerPaths
 
 logger = logging.getLogger(__name__)
-
-ALIVE_S = 1.0
 
 
 class WorkerRouter(RouterProcess):
@@ -70,6 +65,7 @@ class WorkerRouter(RouterProcess):
 
     def _turn(self) -> None:
         self._link.send(self.vitals())
+        self.worker.reports.flush()  # a sign of life
 
     def on_message(self, message: li.Down, stop: asyncio.Event) -> None:
         """The owner says something."""
@@ -118,17 +114,16 @@ async def _run(fd: int) -> int:
         else:
             early.append(message)
 
-    def on_end() -> None:
-        if not begun.done():
-            begun.cancel()
-
     early: list[li.Down] = []
-    link: li.WorkerLink[li.Down] = li.WorkerLink(li.Down, on_message, on_end)  # type: ignore[arg-type]
+    link: li.WorkerLink[li.Down] = li.WorkerLink(li.Down, on_message)  # type: ignore[arg-type]
     await loop.create_unix_connection(lambda: link, sock=socket.socket(fileno=fd))
     for number in (signal.SIGTERM, signal.SIGINT):
         # A terminal's interrupt goes to every process of its group, and the owner says what follows from it.
         loop.add_signal_handler(number, stop.set if number == signal.SIGTERM else lambda: None)
-    begin: li.BeginWorker = await begun
+    await asyncio.wait({begun, link.ended}, return_when=asyncio.FIRST_COMPLETED)
+    if not begun.done():
+        return 1
+    begin: li.BeginWorker = begun.result()
     config = begin.config
     logs.configure(config.log_level, config.log_format, service=config.service, instance=config.instance,
                    worker=str(begin.number))
@@ -144,24 +139,16 @@ async def _run(fd: int) -> int:
         made.on_message(message, stop)
     worker = made  # only now: what came while it started must not overtake what came before
     link.send(li.Listening())
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLD)
-    alive = loop.create_task(_alive(worker.worker.reports))
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({stopping, link.ended}, return_when=asyncio.FIRST_COMPLETED)
-    if link.ended.done():
+    leave_garbage()
+    serving = asyncio.ensure_future(_serve(worker, stop))
+    await asyncio.wait({serving, link.ended}, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
         logger.error("the process that owns membership is gone: ending")
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
         await worker.end()
         return 1
-    draining = asyncio.ensure_future(worker.stop())
-    await asyncio.wait({draining, link.ended}, return_when=asyncio.FIRST_COMPLETED)
-    if not draining.done():
-        draining.cancel()
-        await asyncio.gather(draining, return_exceptions=True)
-        await worker.end()
-        return 1
-    alive.cancel()
+    await serving
     worker.worker.observer.tell()
     worker.worker.reports.flush()
     link.close()
@@ -171,10 +158,9 @@ async def _run(fd: int) -> int:
     return 0
 
 
-async def _alive(reports: Reports) -> None:
-    while True:
-        await asyncio.sleep(ALIVE_S)
-        reports.flush()
+async def _serve(worker: WorkerRouter, stop: asyncio.Event) -> None:
+    await stop.wait()
+    await worker.stop()
 
 
 def main() -> int:

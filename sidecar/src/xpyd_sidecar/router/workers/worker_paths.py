@@ -18,16 +18,6 @@ ASKED = frozenset({"/metrics", "/fleet", timeline.PATH, "/dashboard/data"})
 ASK_S = 5.0
 
 
-class _OwnerQuestion:
-    """What the owner was asked, and for whom."""
-
-    def __init__(self, timer: Alarm, *, shared: bool) -> None:
-        """``shared``: the answer is the same for everybody."""
-        self.timer = timer
-        self.shared = shared
-        self.waiting: list[LaterReply] = []
-
-
 class WorkerPaths(Paths):
     """Those of one worker."""
 
@@ -36,7 +26,8 @@ class WorkerPaths(Paths):
     def __init__(self, context: RequestContext, client_keys: ClientKeys, admin: Admin) -> None:
         super().__init__(context, client_keys, admin)
         self._loop = context.loop
-        self._asked: dict[int, _OwnerQuestion] = {}
+        self._asked: dict[int, list[LaterReply]] = {}
+        """Who waits for the answer to a question, by its number."""
         self._number = 0
         self._metrics_asked = 0
         """The number of the latest question for metrics, to which others that come meanwhile are added."""
@@ -51,35 +42,32 @@ class WorkerPaths(Paths):
             answer = self._metrics_answer
             reply.whole(answer.status, answer.headers, answer.body)
             return None
-        question = self._asked.get(self._metrics_asked) if shared else None
-        if question is None:
-            question = self._ask(request, shared=shared, private=reply.private)
+        number = self._metrics_asked
+        if not shared or number not in self._asked:
+            number = self._ask(request, private=reply.private)
+            if shared:
+                self._metrics_asked = number
         waiting = LaterReply(reply)
-        question.waiting.append(waiting)
+        self._asked[number].append(waiting)
         return waiting
 
-    def _ask(self, request: HttpRequest, *, shared: bool, private: bool) -> _OwnerQuestion:
+    def _ask(self, request: HttpRequest, *, private: bool) -> int:
         self._number += 1
-        number = self._number
-        if shared:
-            self._metrics_asked = number
-        timer = Alarm(self._loop, self._loop.time() + ASK_S, partial(self._answered, number, None))
-        question = self._asked[number] = _OwnerQuestion(timer, shared=shared)
-        self.link.send(li.AskOwner(number, request.method, request.path, request.headers, request.request_id, private))
-        return question
+        self._asked[self._number] = []
+        Alarm(self._loop, self._loop.time() + ASK_S, partial(self._answered, self._number, None))
+        self.link.send(li.AskOwner(
+            self._number, request.method, request.path, request.headers, request.request_id, private))
+        return self._number
 
     def answer(self, answer: li.OwnerAnswer) -> None:
         """The owner has answered."""
         self._answered(answer.number, answer)
 
     def _answered(self, number: int, answer: li.OwnerAnswer | None) -> None:
-        question = self._asked.pop(number, None)
-        if question is None:
-            return
-        question.timer.cancel()
-        if question.shared and answer is not None:
+        asked = self._asked.pop(number, [])
+        if asked and number == self._metrics_asked and answer is not None:
             self._metrics_answer, self._metrics_until = answer, self._loop.time() + RENDERED_S
-        for waiting in question.waiting:
+        for waiting in asked:
             if waiting.gone:
                 continue
             if answer is None:

@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -54,37 +54,6 @@ class NcclFailed(Exception):
     """NCCL says that a communicator cannot go on."""
 
 
-class Device(Protocol):
-    """Streams and events of the GPU that this process uses."""
-
-    name: str
-    """Unique among all GPUs."""
-
-    def enter(self) -> None:
-        """Make it the calling thread's device."""
-
-    def stream(self) -> Any:
-        """A stream of its own."""
-
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Within this context torch uses the stream."""
-
-    def handle(self, stream: Any) -> int:
-        """What NCCL calls the stream."""
-
-    def mark(self, stream: Any) -> CopyMark:
-        """The work that the stream has now."""
-
-    def empty(self, size: int) -> torch.Tensor:
-        """``size`` bytes of its memory."""
-
-    def settle(self) -> None:
-        """Wait for what the calling thread has begun on it."""
-
-    def host(self, size: int) -> torch.Tensor:
-        """``size`` bytes of host memory that its streams copy from and to."""
-
-
 class Kit(NamedTuple):
     """What one piece uses while it is under way. ``slot``: to send from. ``host``: pinned; a piece, or two words."""
 
@@ -94,12 +63,13 @@ class Kit(NamedTuple):
 
 
 class CudaDevice:
-    """A CUDA device through torch."""
+    """Streams and events of the GPU that this process uses, through torch."""
 
     def __init__(self, device: torch.device) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self._device = torch.device("cuda", index)
         self.name = str(torch.cuda.get_device_properties(self._device).uuid)
+        """Unique among all GPUs."""
 
     def enter(self) -> None:
         """Make it the calling thread's device."""
@@ -133,7 +103,7 @@ class CudaDevice:
         torch.cuda.current_stream(self._device).synchronize()
 
     def host(self, size: int) -> torch.Tensor:
-        """Pinned host memory."""
+        """``size`` bytes of pinned host memory, which its streams copy from and to."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
@@ -162,7 +132,7 @@ class Piece:
 class Driver:
     """Makes communicators. Used by the communicator thread alone, but for ``Communicator.abort``."""
 
-    def __init__(self, binding: Any, device: Device, *, ctas: int, piece: int, groups: int, flight: int) -> None:
+    def __init__(self, binding: Any, device: CudaDevice, *, ctas: int, piece: int, groups: int, flight: int) -> None:
         """``binding``: ``nccl.core``. ``ctas``: channels of a group; ``piece``: bytes of the largest piece.
 
         ``groups``: at once, at most; ``flight``: pieces under way in each direction, at most.

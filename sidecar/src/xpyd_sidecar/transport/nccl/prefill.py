@@ -19,12 +19,11 @@ session ends, as it does when its connection breaks: nobody knows which pieces h
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
-from xpyd_sidecar.errors import PeerGone, ProtocolError
+from xpyd_sidecar.errors import PeerGone
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
@@ -32,35 +31,12 @@ from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import Blocks, LinkContext, Session
 from xpyd_sidecar.transport.nccl.driver import Piece
 from xpyd_sidecar.transport.nccl.thread import NcclThread
-from xpyd_sidecar.transport.shm.process_vm import pieces
+from xpyd_sidecar.transport.offers import OfferedBlocks, OfferQueue, tell
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
 OFFERS_AHEAD: Final = 4
 RETRY_S: Final = 60.0
 """How long a session goes without a group after one could not be made."""
-
-
-class PiecesPut:
-    """One put: its memory may be freed when all its pieces are done, in whatever way."""
-
-    def __init__(self, sent: Callable[[], None]) -> None:
-        self._sent = sent
-        self.left = 0
-
-    def done(self) -> None:
-        """One piece less."""
-        self.left -= 1
-        if not self.left:
-            self._sent()
-
-
-class PieceWaiting(NamedTuple):
-    """A piece of a put."""
-
-    key: Key
-    blocks: Blocks
-    cover: bool
-    put: PiecesPut
 
 
 class NcclLink:
@@ -78,9 +54,8 @@ class NcclLink:
         self._open = False
         self._closed = False
         self._not_before = 0.0
-        self._waiting: deque[PieceWaiting] = deque()
-        self._offered: deque[tuple[int, PieceWaiting]] = deque()
-        """With the group that it was offered in."""
+        self._queue = OfferQueue()
+        """``where``: the group that a piece was offered in."""
         self._moving = 0
 
     def post(self, call: Callable[[], None]) -> None:
@@ -90,61 +65,50 @@ class NcclLink:
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:  # the interface's; pieces are as large as slots
         """Offer blocks, in a group that is made if there is none."""
-        put = PiecesPut(sent)
-        cuts = [one for one, _ in pieces(blocks, self._piece)]
-        put.left = len(cuts)
-        self._waiting.extend(PieceWaiting(key, one, cover, put) for one in cuts)
+        self._queue.put(session, key, blocks, sent, cover=cover, most=self._piece)
         self._pump()
 
     def _pump(self) -> None:
-        if not self._waiting or self._closed:
+        queue = self._queue
+        if not queue.waiting or self._closed:
             return
         if self._open:
-            while self._waiting and len(self._offered) < OFFERS_AHEAD:
-                self._offer(self._waiting.popleft())
+            while queue.waiting and len(queue.offered) < OFFERS_AHEAD:
+                self._offer(queue.next(self._number))
         elif not self._number and time.monotonic() >= self._not_before:
             self._number = self._hub.join(self, Way.SEND)
         elif not self._number:
-            waiting, self._waiting = self._waiting, deque()
-            for one in waiting:
-                self._over_tcp(one)
+            while queue.waiting:
+                self._over_tcp(queue.waiting.popleft())
 
-    def _offer(self, one: PieceWaiting) -> None:
-        self._offered.append((self._number, one))
-        self._hub.hold(self._number, 1)
-        body = messages.body(messages.Offer(self._number, len(one.blocks.data), 0 if one.cover else None))
-        self._context.session.queue(frames.encode(Kind.OFFER, one.key, body, region=one.blocks.region,
-                                                  first=one.blocks.first, blocks=one.blocks.blocks), body)
+    def _offer(self, one: OfferedBlocks) -> None:
+        self._hub.hold(one.where, 1)
+        tell(one, messages.body(messages.Offer(one.where, len(one.blocks.data), 0 if one.cover else None)))
 
-    def _over_tcp(self, one: PieceWaiting) -> None:
-        self._tcp.put(self._context.session, one.key, one.blocks, one.put.done, cover=one.cover)
-
-    def _answered(self, session: Session) -> tuple[int, PieceWaiting]:
-        if not self._offered:
-            raise ProtocolError(session.peer, "took what was not on offer")
-        return self._offered.popleft()
+    def _over_tcp(self, one: OfferedBlocks) -> None:
+        self._tcp.put(one.session, one.key, one.blocks, one.done, cover=one.cover)
 
     def taken(self, session: Session, *, read: bool) -> None:
         """Decode does not want the oldest offer any more, or cannot receive it in the group."""
-        number, one = self._answered(session)
-        self._hub.hold(number, -1)
+        one = self._queue.taken(session)
+        self._hub.hold(one.where, -1)
         if read:
-            one.put.done()
+            one.done()
         else:
             self._over_tcp(one)
         self._pump()
 
     def received(self, session: Session) -> None:
         """Decode receives the oldest offer from now on."""
-        number, one = self._answered(session)
-        if number != self._number or not self._open:
-            one.put.done()
+        one = self._queue.taken(session)
+        if one.where != self._number or not self._open:
+            one.done()
             self._context.fail(PeerGone(session.peer, "receives in a group that has ended here"))
             return
         self._moving += 1
         data = one.blocks.data
-        self._hub.move(number, Piece(len(data), one.cover, data, tag=one), self)
-        self._hub.hold(number, -1)
+        self._hub.move(one.where, Piece(len(data), one.cover, data, tag=one), self)
+        self._hub.hold(one.where, -1)
         self._pump()
 
     def ungrouped(self, message: messages.Group) -> None:
@@ -155,18 +119,15 @@ class NcclLink:
     @property
     def busy(self) -> bool:
         """Whether decode has still to answer or to receive."""
-        return bool(self._offered or self._waiting or self._moving)
+        return bool(self._queue or self._moving)
 
     def close(self) -> None:
         """The session has ended: what the GPU does not read may be freed, the rest when the group has ended."""
         self._closed = True
         if self._number:
             self._hub.leave(self._number, "the session has ended")
-        held = [*(one for _, one in self._offered), *self._waiting]
-        self._offered.clear()
-        self._waiting.clear()
-        for one in held:
-            one.put.done()
+        for one in self._queue.clear():
+            one.done()
 
     # --- told by the communicator thread, on the session's thread ---
 
@@ -175,9 +136,9 @@ class NcclLink:
         if not self._closed:
             self._context.say(Kind.GROUP, messages.Group(self._number, uid))
 
-    def opened(self) -> None:
+    def opened(self, number: int) -> None:
         """Decode has joined."""
-        self._open = bool(self._number)
+        self._open = number == self._number
         self._pump()
 
     def posted(self, piece: Piece) -> None:
@@ -186,11 +147,11 @@ class NcclLink:
     def moved(self, piece: Piece) -> None:
         """A piece is out."""
         self._moving -= 1
-        piece.tag.put.done()
+        piece.tag.done()
 
-    def lost(self, reason: str, *, busy: bool) -> None:
+    def lost(self, number: int, reason: str, *, busy: bool) -> None:
         """The group does no more."""
-        number, was_open = self._number, self._open
+        was_open = self._open
         self._number, self._open = 0, False
         if self._closed:
             return

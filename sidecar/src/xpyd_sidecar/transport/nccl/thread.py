@@ -8,8 +8,7 @@ other at once must both go on.
 Only an abort may take long (NCCL waits for its kernels and its helper threads), so each runs on a thread of its own. Until
 it returns, the pieces of that group are not given back.
 
-What belongs to one group is guarded by itself. If the thread dies all the same, the engine hears of it by ``thread``
-(``threads.watched``).
+What belongs to one group is guarded by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +24,7 @@ from typing import Final, NamedTuple, Protocol
 
 from xpyd_sidecar.kv import groups
 from xpyd_sidecar.kv.groups import Groups, Way
-from xpyd_sidecar.threads.watched import Faults, Watched
+from xpyd_sidecar.threads.commands import CommandThread
 from xpyd_sidecar.transport.nccl.driver import Communicator, Driver, Piece
 
 logger = logging.getLogger(__name__)
@@ -69,8 +67,8 @@ class GroupMember(Protocol):
     def begun(self, uid: bytes) -> None:
         """The group is being made; the peer needs ``uid`` to join."""
 
-    def opened(self) -> None:
-        """The peer has joined."""
+    def opened(self, number: int) -> None:
+        """The peer has joined the group of this number (``join``)."""
 
     def posted(self, piece: Piece) -> None:
         """A piece is being received: the peer may send it."""
@@ -78,8 +76,8 @@ class GroupMember(Protocol):
     def moved(self, piece: Piece) -> None:
         """A piece is done."""
 
-    def lost(self, reason: str, *, busy: bool) -> None:
-        """The group does no more. ``busy``: pieces were under way."""
+    def lost(self, number: int, reason: str, *, busy: bool) -> None:
+        """The group of this number does no more. ``busy``: pieces were under way."""
 
     def over(self, pieces: tuple[Piece, ...]) -> None:
         """The GPU has let go of these pieces, which were not done: the group's, or one that was given to it too late."""
@@ -100,10 +98,11 @@ class Joined:
     """That were launched and hold a kit."""
 
 
-class NcclThread:
+class NcclThread(CommandThread):
     """The thread, for one process and its GPU."""
 
     def __init__(self, driver: Driver, limits: NcclLimits) -> None:
+        super().__init__("xpyd-nccl", "its look at groups and deadlines")
         self.driver = driver
         self.usage = NcclUsage(0, driver.bytes)
         self._fixed = driver.bytes
@@ -112,12 +111,7 @@ class NcclThread:
         self._joined: dict[int, Joined] = {}
         self._numbers = itertools.count(1)
         self._kits = {Way.SEND: list(driver.sends), Way.RECEIVE: list(driver.receives)}
-        self._commands: deque[Callable[[], None]] = deque()
-        self._changed = threading.Condition()
-        self._stop = False
         self._tick_at = 0.0
-        self._rounds = Faults("its look at groups and deadlines")
-        self.thread = Watched("xpyd-nccl", self._run)
         self.thread.start()
 
     # --- from any thread ---
@@ -125,76 +119,47 @@ class NcclThread:
     def join(self, member: GroupMember, way: Way, uid: bytes | None = None) -> int:
         """Make a group (rank 0 mints its ``uid``) or join the peer's. Its number in this process."""
         number = next(self._numbers)
-        self._tell(partial(self._join, number, member, way, uid))
+        self.tell(partial(self._join, number, member, way, uid))
         return number
 
     def hold(self, number: int, pieces: int) -> None:
         """So many pieces more, or fewer, are about to be given."""
-        self._tell(lambda: self._machine.hold(number, pieces, time.monotonic()))
+        self.tell(lambda: self._machine.hold(number, pieces, time.monotonic()))
 
     def move(self, number: int, piece: Piece, member: GroupMember) -> None:
         """Send or receive a piece, after those given before."""
-        self._tell(partial(self._move, number, piece, member))
+        self.tell(partial(self._move, number, piece, member))
 
     def leave(self, number: int, reason: str) -> None:
         """End a group."""
-        self._tell(lambda: self._carry_out(self._machine.close(number, reason)))
-
-    def stop(self) -> None:
-        """End all groups, and the thread."""
-        with self._changed:
-            self._stop = True
-            self._changed.notify()
-        self.thread.end(2 * STOP_S)
-
-    def _tell(self, call: Callable[[], None]) -> None:
-        with self._changed:
-            self._commands.append(call)
-            self._changed.notify()
+        self.tell(lambda: self._carry_out(self._machine.close(number, reason)))
 
     # --- on the thread ---
 
-    def _run(self) -> None:
+    def enter(self) -> None:
+        """Before the first call."""
         self.driver.device.enter()
-        while not self._stop:
-            with self._changed:
-                if not self._commands and not self._stop:
-                    self._changed.wait(POLL_S if self._machine.working else REST_S)
-                commands, self._commands = self._commands, deque()
-            for call in commands:
-                self._guard(call)
-            try:
-                self._poll()
-                self._tick(time.monotonic())
-            except Exception as error:  # noqa: BLE001  # whatever it is
-                self._rounds.met(error)
-            else:
-                self._rounds.none()
-        self._end_all()
 
-    def _tick(self, now: float) -> None:
+    def rest(self) -> float:
+        """Seconds until the next look."""
+        return POLL_S if self._machine.working else REST_S
+
+    def look(self) -> bool:
+        """Ask NCCL and CUDA how far they are. Never worth asking again at once: the GPU takes its time."""
+        self._poll()
+        now = time.monotonic()
         if now >= self._tick_at:
             self._tick_at = now + TICK_S
             self._carry_out(self._machine.tick(now))
+        return False
 
-    @staticmethod
-    def _guard(call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception:  # one session's fault must not end the thread that serves all others
-            logger.exception("xpyd: a call of the communicator thread failed")
-
-    def _end_all(self) -> None:
-        end = time.monotonic() + STOP_S
-        while (self._joined or self._commands) and time.monotonic() < end:
+    def end(self) -> None:
+        """End all groups; threads that abort some tell when they are done."""
+        until = time.monotonic() + STOP_S
+        while self._joined and time.monotonic() < until:
             for number in list(self._joined):
-                self._guard(partial(self._close, number))
-            with self._changed:
-                if not self._commands:
-                    self._changed.wait(REST_S)
-                commands, self._commands = self._commands, deque()
-            for call in commands:
-                self._guard(call)
+                self.guard(partial(self._close, number))
+            self.make_calls(REST_S)
         if self._joined:
             logger.error("xpyd: %d NCCL groups could not be ended within %s s", len(self._joined), STOP_S)
 
@@ -252,11 +217,11 @@ class NcclThread:
             elif isinstance(step, groups.End):
                 self._end(step.number, joined)
             elif isinstance(step, groups.Opened):
-                member.post(member.opened)
+                member.post(partial(member.opened, step.number))
             elif isinstance(step, groups.Moved):
                 self._moved(step.number, joined, step.piece)
             elif isinstance(step, groups.Lost):
-                member.post(partial(member.lost, step.reason, busy=step.busy))
+                member.post(partial(member.lost, step.number, step.reason, busy=step.busy))
             else:
                 self._over(step.number, joined, step.pieces)
         self._measure()
@@ -292,7 +257,7 @@ class NcclThread:
 
     def _end(self, number: int, joined: Joined) -> None:
         if joined.comm is None:
-            self._tell(partial(self._ended, number))
+            self.tell(partial(self._ended, number))
             return
         name = f"xpyd-nccl-end-{number}"
         threading.Thread(target=self._abort, args=(number, joined.comm), name=name, daemon=True).start()
@@ -304,7 +269,7 @@ class NcclThread:
         except Exception:
             logger.exception("xpyd: NCCL group %d could not be aborted; its memory stays taken", number)
             return
-        self._tell(partial(self._ended, number))
+        self.tell(partial(self._ended, number))
 
     def _ended(self, number: int) -> None:
         self._carry_out(self._machine.ended(number, time.monotonic()))

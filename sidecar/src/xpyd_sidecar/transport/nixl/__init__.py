@@ -2,5 +2,6 @@
 
     prefill, decode   the two sides of the link ─▶ thread   owns all agents ─▶ session ─▶ driver   NIXL
 
-``interface`` is what sessions know of it without NIXL; ``host`` looks whether there is RDMA here; ``kv.reads`` decides.
+NIXL itself is loaded by ``driver`` alone, when it is wanted; ``host`` looks whether there is RDMA here; ``kv.reads``
+decides.
 """

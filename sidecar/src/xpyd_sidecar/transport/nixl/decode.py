@@ -11,90 +11,71 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import messages
-from xpyd_sidecar.kv.frames import Header, Kind
-from xpyd_sidecar.transport.link import LinkContext
+from xpyd_sidecar.kv.frames import Header
+from xpyd_sidecar.transport.link import LinkContext, OfferedPiece, PieceTaker
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.nixl.interface import Placing, Told
 from xpyd_sidecar.transport.nixl.session import slots
 from xpyd_sidecar.transport.nixl.thread import NixlThread
 
 PLACED_AT_ONCE: Final = 4
 """Pieces that are put to their places before other connections of the thread have their turn."""
 
-
-@dataclass
-class OfferedRead:
-    """An offer that is not answered. ``slot``: where it comes to; None: it is not wanted."""
-
-    header: Header
-    offer: messages.Offer
-    slot: int | None
-    come: bool
+Told = Callable[[str, bool], None]
+"""How an attempt to reach prefill's memory has ended: why it cannot be read (empty: it can), and whether that is only that
+prefill has not answered in time."""
 
 
-class NixlTaker:
+class Placing(Protocol):
+    """What this side asks of the session that it belongs to."""
+
+    def wants(self, header: Header, offer: messages.Offer) -> bool:
+        """Whether an offer is still wanted.
+
+        Raises:
+            ProtocolError: it is not what was asked for.
+        """
+
+    def place(self, header: Header, offer: messages.Offer, address: int) -> bool:
+        """Put blocks, which are at an address of this process, to their places. False: no memory is free for them now.
+
+        Raises:
+            ChecksumError, ProtocolError: they are not what was sent, or have come before.
+        """
+
+
+class NixlTaker(PieceTaker):
     """Decode's side of a session."""
 
     def __init__(self, hub: NixlThread, context: LinkContext, wanted: Placing, memory: messages.NixlMemory, told: Told, *,
                  piece: int, pieces: int) -> None:
         """Begin to reach prefill's memory; ``told`` is called once with how that has ended, or never if this is closed."""
-        self.piece = piece
+        super().__init__(context, piece, pieces)
         self._hub = hub
-        self._context = context
         self._wanted = wanted
         self._memory = memory
         self._told: Told | None = told
-        self._pieces = pieces
         self._slots = slots(pieces, piece)
         self._base = address_of(self._slots)
         self._free = deque(range(pieces))
-        self._offers: deque[OfferedRead] = deque()
         self._again = False
-        self._closed = False
         self._number = hub.join(self, memory, self._slots)
         if not self._number:
             self.post(partial(self.lost, "too many sessions are open", late=False))
 
-    def post(self, call: Callable[[], None]) -> None:
-        """Have a call made on the session's I/O thread."""
-        self._context.post(partial(self._context.run, call))
-
-    def group(self, message: messages.Group) -> None:
-        """There are none here."""
-        raise ProtocolError(self._context.session.peer, f"made group {message.number} over NIXL")
-
-    def ungrouped(self, message: messages.Group) -> None:
-        """There are none here."""
-        raise ProtocolError(self._context.session.peer, f"left group {message.number} over NIXL")
-
-    def offered(self, header: Header, offer: messages.Offer) -> None:
-        """Prefill has a piece.
-
-        Raises:
-            ProtocolError: not what was asked for, not in the memory that was shown, or more than may be offered at once.
-        """
-        peer, memory = self._context.session.peer, self._memory
-        if len(self._offers) >= self._pieces or offer.size > self.piece:
-            raise ProtocolError(peer, f"offered {offer.size} bytes and {len(self._offers)} pieces before; bounds "
-                                      f"{self.piece}, {self._pieces}")
+    def _begin(self, one: OfferedPiece) -> None:
+        """Read it at once, if it is wanted, into a slot: there are as many as offers may wait."""
+        memory, offer = self._memory, one.offer
         if not memory.base <= offer.address <= memory.base + memory.size - offer.size:
-            raise ProtocolError(peer, f"offered {offer.size} bytes at {offer.address:#x}, outside of its memory")
-        one = OfferedRead(header, offer, None, come=True)
-        if self._wanted.wants(header, offer):
+            reason = f"offered {offer.size} bytes at {offer.address:#x}, outside of its memory"
+            raise ProtocolError(self._context.session.peer, reason)
+        if self._wanted.wants(one.header, offer):
             one.slot, one.come = self._free.popleft(), False
             self._hub.read(self._number, one.slot * self.piece, offer.address, offer.size)
-        self._offers.append(one)
-        self._pump()
-
-    def resume(self) -> None:
-        """Memory to put blocks into may be free."""
-        self._context.run(self._pump)
 
     def _pump(self) -> None:
         """Put what has come to its place, and answer. Raises what ``Placing.place`` does."""
@@ -106,8 +87,7 @@ class NixlTaker:
                 if not self._wanted.place(one.header, one.offer, self._base + one.slot * self.piece):
                     return  # ``resume`` goes on
                 self._free.append(one.slot)
-            self._offers.popleft()
-            self._context.say(Kind.TAKEN, messages.Taken(read=True), one.header.key)
+            self._taken(read=True)
         if not self._again:
             self._again = True
             self.post(self._go_on)

@@ -20,7 +20,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import frames, messages
@@ -29,10 +29,9 @@ from xpyd_sidecar.kv.reads import METADATA_MAX, TICKET_BYTES
 from xpyd_sidecar.threads.watched import Watched
 from xpyd_sidecar.transport.link import Blocks, LinkContext, PieceTaker, Session
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.nixl.decode import NixlTaker
-from xpyd_sidecar.transport.nixl.interface import Placing, Told
+from xpyd_sidecar.transport.nixl.decode import NixlTaker, Placing, Told
 from xpyd_sidecar.transport.nixl.thread import NixlThread
-from xpyd_sidecar.transport.shm.process_vm import offer, pieces
+from xpyd_sidecar.transport.offers import OfferQueue, offer
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
 logger = logging.getLogger(__name__)
@@ -50,29 +49,18 @@ LAST_SERVED_S: Final = 30.0
 NOTHING: Final = bytes(TICKET_BYTES)
 
 
-class OfferedCopy(NamedTuple):
-    """A piece that decode has been told of, or will be. ``sent``: to be called when it is done with."""
-
-    key: Key
-    blocks: Blocks
-    sent: Callable[[], None] | None
-    cover: bool
-
-
 class NixlLink:
     """Prefill's side of a session."""
 
     name = "nixl"
 
-    def __init__(self, side: NixlReading, session: Session, cell: int, theirs: messages.NixlReader) -> None:
+    def __init__(self, side: NixlReading, cell: int, theirs: messages.NixlReader) -> None:
         """``cell``: number of its ticket."""
         self._side = side
-        self._session = session
         self._cell = cell
         self._piece = min(theirs.piece, side.piece)
         self._ahead = min(theirs.pieces, PIECES)
-        self._offered: deque[OfferedCopy] = deque()
-        self._waiting: deque[OfferedCopy] = deque()
+        self._queue = OfferQueue()
         self._tcp = TcpLink()
         self._served = False
         self._outside = False
@@ -88,8 +76,7 @@ class NixlLink:
             most: int = frames.FRAME_BYTES) -> None:  # the interface's; pieces are as large as slots
         """Offer blocks; over TCP where they are not in the store."""
         if self._side.holds(address_of(blocks.data), len(blocks.data)):
-            for piece, last in pieces(blocks, self._piece):
-                self._waiting.append(OfferedCopy(key, piece, sent if last else None, cover))
+            self._queue.put(session, key, blocks, sent, cover=cover, most=self._piece)
             self._offer()
             return
         if not self._outside:
@@ -99,11 +86,10 @@ class NixlLink:
         self._tcp.put(session, key, blocks, sent, cover=cover, most=most)
 
     def _offer(self) -> None:
-        while self._waiting and len(self._offered) < self._ahead:
-            one = self._waiting.popleft()
-            self._offered.append(one)
-            offer(self._session, one.key, one.blocks, address_of(one.blocks.data), cover=one.cover)
-        self._serve(bool(self._offered))
+        while self._queue.waiting and len(self._queue.offered) < self._ahead:
+            one = self._queue.next()
+            offer(one, address_of(one.blocks.data))
+        self._serve(bool(self._queue.offered))
 
     def _serve(self, wanted: bool) -> None:
         if self._served != wanted:
@@ -112,17 +98,15 @@ class NixlLink:
 
     def taken(self, session: Session, *, read: bool) -> None:
         """The oldest offer was read, or is not wanted."""
-        if not self._offered or not read:
-            raise ProtocolError(session.peer, "took what was not on offer" if read else "cannot read what it has reached")
-        one = self._offered.popleft()
-        if one.sent is not None:
-            one.sent()
+        if not read:
+            raise ProtocolError(session.peer, "cannot read what it has reached")
+        self._queue.taken(session).done()
         self._offer()
 
     @property
     def busy(self) -> bool:
         """Whether decode has still to read."""
-        return bool(self._offered or self._waiting)
+        return bool(self._queue)
 
     def close(self) -> None:
         """Wipe the ticket, then free what was offered."""
@@ -130,15 +114,12 @@ class NixlLink:
             return
         self._closed = True
         self._side.tickets.give(self._cell)
-        if self._offered:  # decode may be reading still: it waits for the end of that, and drops it
+        if self._queue.offered:  # decode may be reading still: it waits for the end of that, and drops it
             self._side.linger()
-        held = [*self._offered, *self._waiting]
-        self._offered.clear()
-        self._waiting.clear()
+        held = self._queue.clear()
         self._serve(False)
         for one in held:
-            if one.sent is not None:
-                one.sent()
+            one.done()
 
 
 class Tickets:
@@ -211,12 +192,12 @@ class NixlReading:
         """Prefill's side of a session; None: too many are open."""
         if (cell := self.tickets.take()) is None:
             return None
-        self.hub.serve(self._timeout_s)
-        return NixlLink(self, context.session, cell, theirs)
+        self.hub.serve_reads(self._timeout_s)
+        return NixlLink(self, cell, theirs)
 
     def linger(self) -> None:
         """Serve those whose session has just ended for a while."""
-        self.hub.serve(LAST_SERVED_S)
+        self.hub.serve_reads(LAST_SERVED_S)
 
     def taker(self, context: LinkContext, wanted: Placing, memory: messages.NixlMemory, told: Told) -> PieceTaker:
         """Decode's side of a session."""

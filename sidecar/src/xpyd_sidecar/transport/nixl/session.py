@@ -57,6 +57,28 @@ class ReadSession:
         """Where the ticket is read to, in ``slots``."""
         return len(self.slots) - TICKET_BYTES
 
+    @property
+    def reading(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self.pieces or self.ticket)
+
+    def done(self) -> tuple[list[int], bool]:
+        """Pieces that have come since it was last asked, and whether the ticket has. Raises what NIXL does."""
+        if self.reader is None:
+            return [], False
+        done = [piece for piece, handle in self.pieces.items() if self.reader.done(handle)]
+        for piece in done:
+            del self.pieces[piece]
+        ticket = self.ticket is not None and self.reader.done(self.ticket)
+        if ticket:
+            self.ticket = None
+        return done, ticket
+
+    def forget(self) -> None:
+        """Reads that are under way are of no use any more."""
+        self.pieces.clear()
+        self.ticket = None
+
 
 def slots(pieces: int, piece: int) -> memoryview:
     """Memory of a session: so many pieces, and a ticket."""

@@ -8,8 +8,7 @@ its agent and its memory stay for a while ("lingering"), until those reads are d
 is over, the agent ends, and with it all that could still write there. The agent is not ended at once, since over UCX's
 software a peer that wakes up and answers reads of an agent that is gone is often ended by UCX (docs/decisions/0038).
 
-What belongs to one session is guarded by itself. If the thread dies all the same, the engine hears of it by ``thread``
-(``threads.watched``).
+What belongs to one session is guarded by itself.
 
 Prefill's agent is served here, too: without RDMA its bytes move only while it is asked for news. It is asked while
 something is on offer, or a session begins.
@@ -23,12 +22,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Final, TypeVar
 
 from xpyd_sidecar.kv import messages, reads
 from xpyd_sidecar.kv.reads import TICKET_BYTES, Reads
-from xpyd_sidecar.threads.watched import Faults, Watched
+from xpyd_sidecar.threads.commands import CommandThread
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.nixl.driver import NixlDriver, NixlTarget
 from xpyd_sidecar.transport.nixl.session import ReadLimits, ReadMember, ReadSession
@@ -41,7 +41,6 @@ TICK_S: Final = 0.05
 LINGER_POLL_S: Final = 0.01
 REST_S: Final = 0.2
 PAUSE_S: Final = 1.0
-STOP_S: Final = 5.0
 LAST_S: Final = 0.5
 """For reads that are under way when this process stops."""
 LINGERING: Final = 8
@@ -49,10 +48,11 @@ LINGERING: Final = 8
 T = TypeVar("T")
 
 
-class NixlThread:
+class NixlThread(CommandThread):
     """The thread, for one process."""
 
     def __init__(self, driver: NixlDriver, limits: ReadLimits) -> None:
+        super().__init__("xpyd-nixl", "its look at reads and deadlines")
         self.version = driver.version
         self._driver = driver
         self._limits = limits
@@ -62,16 +62,12 @@ class NixlThread:
         self._unfenced: list[ReadSession] = []
         """Sessions whose agent could not be ended: their memory is never given back."""
         self._numbers = itertools.count(1)
-        self._open = 0
+        self._open = threading.Semaphore(limits.sessions)
+        """Sessions that may still be opened."""
         self._offers = 0
         self._serve_until = 0.0
         self._pause_until = 0.0
-        self._commands: deque[Callable[[], None]] = deque()
-        self._changed = threading.Condition()
-        self._stop = False
-        self._rounds = Faults("its look at reads and deadlines")
         self._tick_at = 0.0
-        self.thread = Watched("xpyd-nixl", self._run)
         self.thread.start()
 
     # --- at the start; these wait ---
@@ -95,97 +91,61 @@ class NixlThread:
         return self._asked(partial(self._target.register, regions), seconds)
 
     def _asked(self, call: Callable[[], T], seconds: float) -> T:
-        answer: list[T] = []
-        failed: list[Exception] = []
-        done = threading.Event()
+        answer: Future[T] = Future()
 
         def run() -> None:
             try:
-                answer.append(call())
+                answer.set_result(call())
             except Exception as error:  # noqa: BLE001  # told to who waits
-                failed.append(error)
-            done.set()
+                answer.set_exception(error)
 
-        self._tell(run)
-        if not done.wait(seconds):
-            raise TimeoutError(f"NIXL has not answered within {seconds} s")
-        if failed:
-            raise failed[0]
-        return answer[0]
+        self.tell(run)
+        try:
+            return answer.result(seconds)
+        except TimeoutError:
+            raise TimeoutError(f"NIXL has not answered within {seconds} s") from None
 
     # --- from any thread ---
 
     def join(self, member: ReadMember, memory: messages.NixlMemory, slots: memoryview) -> int:
         """Reach a peer's memory, to read it into ``slots``. The session's number in this process; 0: too many are open."""
-        with self._changed:
-            if self._open >= self._limits.sessions or self._stop:
-                return 0
-            self._open += 1
+        if not self._open.acquire(blocking=False):
+            return 0
         now = time.monotonic()
         number = next(self._numbers)
         joined = ReadSession(member, memory, slots, Reads(self._limits.silence_s), now + self._limits.open_s)
-        self._tell(partial(self._join, number, joined))
+        self.tell(partial(self._join, number, joined))
         return number
 
     def read(self, number: int, at: int, address: int, size: int) -> None:
         """Read a piece of the peer's memory to ``at`` in the session's."""
-        self._tell(partial(self._read, number, at, address, size))
+        self.tell(partial(self._read, number, at, address, size))
 
     def leave(self, number: int) -> None:
         """End a session."""
-        self._tell(partial(self._leave, number))
+        self.tell(partial(self._leave, number))
 
     def offers(self, change: int) -> None:
         """So many sessions more, or fewer, have something on offer here."""
-        with self._changed:
-            self._offers += change
-            self._changed.notify()
+        self.tell(partial(self._offer, change))
 
-    def serve(self, seconds: float) -> None:
-        """A session begins in which this side is read from."""
-        with self._changed:
-            self._serve_until = max(self._serve_until, time.monotonic() + seconds)
-            self._changed.notify()
-
-    def stop(self) -> None:
-        """End all sessions, and the thread."""
-        with self._changed:
-            self._stop = True
-            self._changed.notify()
-        self.thread.end(2 * STOP_S)
-
-    def _tell(self, call: Callable[[], None]) -> None:
-        with self._changed:
-            self._commands.append(call)
-            self._changed.notify()
+    def serve_reads(self, seconds: float) -> None:
+        """A session begins, or has just ended, in which this side is read from."""
+        self.tell(partial(self._serve_for, seconds))
 
     # --- on the thread ---
 
-    def _run(self) -> None:
-        moved = False
-        while not self._stop:
-            with self._changed:
-                if not self._commands and not self._stop and not moved:
-                    self._changed.wait(POLL_S if self._working() else LINGER_POLL_S if self._lingering else REST_S)
-                commands, self._commands = self._commands, deque()
-            for call in commands:
-                self._guard(call)
-            moved = False
-            try:
-                moved = self._round()
-            except Exception as error:  # noqa: BLE001  # whatever it is
-                self._rounds.met(error)
-            else:
-                self._rounds.none()
-        self._end()
+    def rest(self) -> float:
+        """Seconds until the next look."""
+        return POLL_S if self._working() else LINGER_POLL_S if self._lingering else REST_S
 
-    def _round(self) -> bool:
+    def look(self) -> bool:
         """Look at everything once; whether a read was done."""
         moved = False
         if self._target is not None and self._serving():
             self._serve(self._target)
-        for number, joined in list(self._joined.items()):
-            moved |= self._poll(number, joined)
+        for joined in list(self._joined.values()):
+            moved |= self._poll(joined)
         now = time.monotonic()
         if self._lingering:
             self._linger(now)
@@ -195,11 +155,12 @@ class NixlThread:
                 self._tick(joined, now)
         return moved
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End every session; reads that are under way have a moment."""
         for number in list(self._joined):
             self._leave(number)
-        end = time.monotonic() + LAST_S
-        while self._lingering and time.monotonic() < end:
+        until = time.monotonic() + LAST_S
+        while self._lingering and time.monotonic() < until:
             self._linger(time.monotonic())
             time.sleep(POLL_S)
         while self._lingering:
@@ -207,6 +168,12 @@ class NixlThread:
         if self._target is not None:
             self._target.end()
             self._target = None
+
+    def _offer(self, change: int) -> None:
+        self._offers += change
+
+    def _serve_for(self, seconds: float) -> None:
+        self._serve_until = max(self._serve_until, time.monotonic() + seconds)
 
     def _serve(self, target: NixlTarget) -> None:
         """Let those who read this process's memory go on. What NIXL says against it may be one peer's: it ends nobody."""
@@ -223,13 +190,6 @@ class NixlThread:
 
     def _working(self) -> bool:
         return self._serving() or any(not one.over and (one.opening or one.reads.busy) for one in self._joined.values())
-
-    @staticmethod
-    def _guard(call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception:  # one session's fault must not end the thread that serves all others
-            logger.exception("xpyd: a call of the thread for NIXL failed")
 
     def _join(self, number: int, joined: ReadSession) -> None:
         self._joined[number] = joined
@@ -257,23 +217,16 @@ class NixlThread:
         assert joined.reader is not None
         joined.pieces[piece] = joined.reader.read(address_of(joined.slots) + at, address, size)
 
-    def _poll(self, number: int, joined: ReadSession) -> bool:
+    def _poll(self, joined: ReadSession) -> bool:
         """Look how far its reads are; whether one was done."""
-        if joined.over or joined.reader is None:
-            return False
-        return bool(self._try(joined, partial(self._look, number, joined)))
+        return not joined.over and joined.reader is not None and bool(self._try(joined, partial(self._look, joined)))
 
-    def _look(self, number: int, joined: ReadSession) -> bool:
-        reader, now, moved = joined.reader, time.monotonic(), False
-        assert reader is not None
-        for piece, handle in list(joined.pieces.items()):
-            if reader.done(handle):
-                del joined.pieces[piece]
-                moved = True
-                self._carry_out(joined, joined.reads.done(piece, now))
-        if joined.ticket is not None and reader.done(joined.ticket):
-            joined.ticket = None
-            moved = True
+    def _look(self, joined: ReadSession) -> bool:
+        pieces, ticket = joined.done()
+        now = time.monotonic()
+        for piece in pieces:
+            self._carry_out(joined, joined.reads.done(piece, now))
+        if ticket:
             right = bytes(joined.slots[joined.ticket_at:]) == joined.memory.ticket
             if not joined.opening:
                 self._carry_out(joined, joined.reads.proven(right, now))
@@ -282,7 +235,7 @@ class NixlThread:
                 joined.member.post(joined.member.opened)
             else:
                 self._lose(joined, "other memory is where its ticket was")
-        return moved
+        return ticket or bool(pieces)
 
     def _try(self, joined: ReadSession, call: Callable[[], T]) -> T | None:
         """What NIXL raises ends this session alone."""
@@ -319,9 +272,8 @@ class NixlThread:
         if joined is None:
             return
         joined.over = True
-        with self._changed:
-            self._open -= 1
-        if joined.reader is None or not (joined.pieces or joined.ticket):
+        self._open.release()
+        if not joined.reading:
             self._fence(joined)
             return
         joined.until = time.monotonic() + self._limits.linger_s
@@ -333,28 +285,17 @@ class NixlThread:
         """End the agents of sessions whose reads are over, or have had their time."""
         for joined in list(self._lingering):
             try:
-                self._drain(joined)
+                joined.done()
             except Exception as error:  # noqa: BLE001  # the binding's have no common root
                 logger.info("xpyd: reads of a session that has ended: %s", error)
-                joined.pieces.clear()
-                joined.ticket = None
-            if now > joined.until or not (joined.pieces or joined.ticket):
+                joined.forget()
+            if now > joined.until or not joined.reading:
                 self._lingering.remove(joined)
                 self._fence(joined)
 
-    @staticmethod
-    def _drain(joined: ReadSession) -> None:
-        assert joined.reader is not None
-        for piece, handle in list(joined.pieces.items()):
-            if joined.reader.done(handle):
-                del joined.pieces[piece]
-        if joined.ticket is not None and joined.reader.done(joined.ticket):
-            joined.ticket = None
-
     def _fence(self, joined: ReadSession) -> None:
         """Nothing is written into a session's memory after this."""
-        joined.pieces.clear()
-        joined.ticket = None
+        joined.forget()
         try:
             if joined.reader is not None:
                 joined.reader.end()

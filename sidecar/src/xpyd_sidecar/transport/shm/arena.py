@@ -26,7 +26,7 @@ import stat
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import frames, messages
@@ -34,22 +34,13 @@ from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.shm.process_vm import TICKET_BYTES, offer, pieces
+from xpyd_sidecar.transport.offers import OfferQueue, offer
+from xpyd_sidecar.transport.shm.process_vm import TICKET_BYTES
 
 PREFIX: Final = "xpyd-kv-"
 HEAD_BYTES: Final = 4096
 ARENA_BYTES: Final = 16 << 20
 """Of one session; more where two blocks need more."""
-
-
-class ArenaWaiting(NamedTuple):
-    """A piece for which no slot is free. ``sent``: to be called when it is copied, if this is a put's last one."""
-
-    session: Session
-    key: Key
-    blocks: Blocks
-    sent: Callable[[], None] | None
-    cover: bool
 
 
 class ArenaLink:
@@ -80,8 +71,7 @@ class ArenaLink:
         self._map[:TICKET_BYTES] = self.ticket
         self._base = address_of(memoryview(self._map))
         self._free: deque[int] = deque(HEAD_BYTES + at * self._slot for at in range(slots))
-        self._offered: deque[int] = deque()
-        self._waiting: deque[ArenaWaiting] = deque()
+        self._queue = OfferQueue()
 
     def shown(self) -> messages.Arena:
         """What the peer needs to map it."""
@@ -98,39 +88,34 @@ class ArenaLink:
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:
         """Copy blocks into slots as these are free."""
-        for piece, last in pieces(blocks, min(most, self._slot)):
-            self._waiting.append(ArenaWaiting(session, key, piece, sent if last else None, cover))
+        self._queue.put(session, key, blocks, sent, cover=cover, most=min(most, self._slot))
         self._pump()
 
     def taken(self, session: Session, *, read: bool) -> None:
         """The oldest offer was read: its slot is free."""
-        if not self._offered or not read:
-            raise ProtocolError(session.peer, "took what was not on offer" if read else "cannot read what it has mapped")
-        self._free.append(self._offered.popleft())
+        if not read:
+            raise ProtocolError(session.peer, "cannot read what it has mapped")
+        self._free.append(self._queue.taken(session).where)
         self._pump()
 
     def _pump(self) -> None:
-        while self._waiting and self._free:
-            session, key, piece, sent, cover = self._waiting.popleft()
-            slot = self._free.popleft()
-            ctypes.memmove(self._base + slot, address_of(piece.data), len(piece.data))
-            self._offered.append(slot)
-            offer(session, key, piece, slot, cover=cover)
-            if sent is not None:
-                sent()
+        while self._queue.waiting and self._free:
+            one = self._queue.next(self._free.popleft())
+            ctypes.memmove(self._base + one.where, address_of(one.blocks.data), len(one.blocks.data))
+            offer(one, one.where)
+            one.done()
 
     @property
     def busy(self) -> bool:
         """Whether blocks wait for a slot, or in one."""
-        return bool(self._waiting or self._offered)
+        return bool(self._queue)
 
     def close(self) -> None:
         """Forget what waits; the memory ends with the peer's mapping."""
         self.unname()
-        waiting, self._waiting = self._waiting, deque()
-        for one in waiting:
-            if one.sent is not None:
-                one.sent()
+        self._queue.offered.clear()
+        for one in self._queue.clear():
+            one.done()
         self._free.clear()
         self._map.close()
 

@@ -24,18 +24,16 @@ import errno
 import logging
 import os
 import secrets
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Final, Literal
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages
-from xpyd_sidecar.kv.blocks import runs
-from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import BlockLink, Blocks, Session
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.moves_plain import address_of
+from xpyd_sidecar.transport.offers import OfferedBlocks, OfferQueue, offer
 from xpyd_sidecar.transport.shm import mapped
 from xpyd_sidecar.transport.shm.mapped import Mapping
 
@@ -48,16 +46,6 @@ THREADS: Final = 2
 """That copy one offer on decode's side, where it is worth it."""
 
 
-class OfferedBlocks(NamedTuple):
-    """A piece that the peer has been told of, or will be. ``sent``: to be called when it is done with."""
-
-    session: Session
-    key: Key
-    blocks: Blocks
-    sent: Callable[[], None]
-    cover: bool
-
-
 class ProcessLink:
     """Prefill's side: offers, and keeps what it has offered."""
 
@@ -65,10 +53,9 @@ class ProcessLink:
 
     def __init__(self) -> None:
         self._cell = ctypes.create_string_buffer(secrets.token_bytes(TICKET_BYTES), TICKET_BYTES)
-        self._offered: deque[OfferedBlocks] = deque()
-        self._waiting: deque[OfferedBlocks] = deque()
-        self._unread: deque[OfferedBlocks] = deque()
-        """That decode could not read."""
+        self._queue = OfferQueue()
+        self._unread: list[OfferedBlocks] = []
+        """What decode could not read."""
 
     def near(self) -> messages.Near:
         """What the peer tries to read."""
@@ -77,55 +64,51 @@ class ProcessLink:
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:
         """Offer blocks; once decode has been unable to read, they wait for ``leave``."""
-        for piece, last in pieces(blocks, most):
-            self._waiting.append(OfferedBlocks(session, key, piece, sent if last else _nothing, cover))
+        self._queue.put(session, key, blocks, sent, cover=cover, most=most)
         self._offer()
 
     def _offer(self) -> None:
         """Keep so many offers before the peer: their checksums are made while it reads those before them."""
-        while self._waiting and len(self._offered) < OFFERS_AHEAD and not self._unread:
-            one = self._waiting.popleft()
-            self._offered.append(one)
+        queue = self._queue
+        while queue.waiting and len(queue.offered) < OFFERS_AHEAD and not self._unread:
+            one = queue.next()
             at = address_of(one.blocks.data)
-            offer(one.session, one.key, one.blocks, at, cover=one.cover, within=mapped.find(at, len(one.blocks.data)))
+            offer(one, at, mapped.find(at, len(one.blocks.data)))
 
     def taken(self, session: Session, *, read: bool) -> None:
         """The oldest offer was read, or cannot be."""
-        if not self._offered:
-            raise ProtocolError(session.peer, "took what was not on offer")
-        one = self._offered.popleft()
+        one = self._queue.taken(session)
         if read:
-            one.sent()
+            one.done()
             self._offer()
         else:
             self._unread.append(one)
 
     def leave(self, link: BlockLink) -> None:
         """What was not read, and what waits, goes over another link. What is still on offer follows when it is answered."""
-        unread, self._unread = self._unread, deque()
-        waiting, self._waiting = self._waiting, deque()
-        for each in (*unread, *waiting):
-            link.put(each.session, each.key, each.blocks, each.sent, cover=each.cover, most=len(each.blocks.data))
+        left = [*self._unread, *self._queue.waiting]
+        self._unread.clear()
+        self._queue.waiting.clear()
+        for one in left:
+            link.put(one.session, one.key, one.blocks, one.done, cover=one.cover, most=len(one.blocks.data))
 
     @property
     def owed(self) -> bool:
         """Whether decode has still to answer an offer."""
-        return bool(self._offered)
+        return bool(self._queue.offered)
 
     @property
     def busy(self) -> bool:
         """Whether the peer has still to read."""
-        return bool(self._offered or self._waiting or self._unread)
+        return bool(self._queue or self._unread)
 
     def close(self) -> None:
         """Wipe the ticket, then free what was offered."""
         ctypes.memset(self._cell, 0, TICKET_BYTES)
-        held = [*self._unread, *self._offered, *self._waiting]
+        held = [*self._unread, *self._queue.clear()]
         self._unread.clear()
-        self._offered.clear()
-        self._waiting.clear()
         for one in held:
-            one.sent()
+            one.done()
 
 
 class ProcessReader:
@@ -203,21 +186,3 @@ class ProcessReader:
         if self._mapping is not None:
             self._mapping.close()
             self._mapping = None
-
-
-def pieces(blocks: Blocks, most: int) -> Iterator[tuple[Blocks, bool]]:
-    """Blocks in pieces of ``most`` bytes, or one block, and whether a piece is the last."""
-    end = blocks.first + blocks.blocks
-    for first, count in runs(blocks.first, blocks.blocks, len(blocks.data) // blocks.blocks, most):
-        yield blocks.part(first, count), first + count == end
-
-
-def offer(session: Session, key: Key, piece: Blocks, address: int, *, cover: bool,
-          within: messages.Within | None = None) -> None:
-    """Tell the peer where a piece lies."""
-    body = messages.body(messages.Offer(address, len(piece.data), piece.total() if cover else None, within))
-    session.queue(frames.encode(Kind.OFFER, key, body, region=piece.region, first=piece.first, blocks=piece.blocks), body)
-
-
-def _nothing() -> None:
-    """A piece that is not the last of its put frees nothing."""

@@ -72,11 +72,7 @@ def names() -> list[str]:
 
 
 def make(name: str, options: Mapping[str, Any], seed: int) -> Policy:
-    """Build a policy.
-
-    Raises:
-        ConfigError: no policy has this name, or an option is wrong.
-    """
+    """Build a policy. Raises ConfigError: no policy has this name, or an option is wrong."""
     _load()
     found = _POLICIES.get(name)
     if found is None:
