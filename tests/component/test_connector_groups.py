@@ -10,14 +10,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from connector_sides import BLOCK, Engine, idle, making, until
 from copies import RUNNERS
-from grouped_sides import MODELS, PAGE, USED, WINDOW, GroupedEngine, Job
+from grouped_sides import BLOCKS, MODELS, PAGE, USED, WINDOW, GroupedEngine, Job
 
 from xpyd_sidecar.contract import metrics
+from xpyd_sidecar.engine.kv_cache import KvCache, Move
 from xpyd_sidecar.engine.stats import LINK
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv.reach import LayerGroup
+from xpyd_sidecar.memory import device
 
 pytestmark = pytest.mark.timeout(120)
 EDGE = WINDOW + BLOCK - 1
@@ -262,3 +267,25 @@ def test_a_load_that_prefill_leaves_is_reported_failed_and_whole_blocks_of_it_do
     assert not job.wait()
     over(p, d)
     assert "receive/ok" not in d.counts
+
+
+@pytest.mark.parametrize("copies", ["late"], indirect=True)
+def test_a_step_is_one_gather_and_one_scatter_and_a_launch_for_each_shape_of_block(make: Callable[..., GroupedEngine]
+                                                                                   ) -> None:
+    p, d = make("p", "windows"), make("d", "windows")
+    job = Job(p, d, prompt=60)
+    job.prefill(512)
+    job.end_prefill()
+    assert p.workers[0]._memory.gathers == 1
+    job.load()
+    assert d.workers[0]._memory.scatters <= 4, "as many as polls in which something had come"
+    reaches = ("window", "all", "state")
+    layers = {f"layer{at}.{reach}": cache for at in range(12)
+              for reach, cache in zip(reaches, GroupedEngine.memory(reaches).values(), strict=True)}
+    groups = {name: LayerGroup(reaches.index(name.partition(".")[2])) for name in layers}
+    cache = KvCache(layers, BLOCKS, groups)
+    assert [len(cache.of_group(group)) for group in range(3)] == [12, 12, 12]
+    moves = [Move(cache.of_group(group).start, np.array([3, 9]), torch.empty(1 << 20, dtype=torch.uint8),
+                  [at << 12 for at in range(12)]) for group in range(3)]
+    tables = device.tables([cache._packed(move).at(0) for move in moves])
+    assert sorted(len(table.addresses) for table in tables) == [12 * 2, 2 * 12 * 2]

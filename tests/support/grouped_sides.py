@@ -12,6 +12,7 @@ Layers of all groups lie over each other in one memory, as vLLM has them: a bloc
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -74,10 +75,15 @@ class GroupedEngine(Engine):
         super().__init__(name, folder, clock, blocks=BLOCKS, described=config, make_caches=self._caches, **options)
 
     def _caches(self) -> dict[str, torch.Tensor]:
+        return self.memory(self.reaches)
+
+    @staticmethod
+    def memory(reaches: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Layers of these reaches, all over each other."""
         memory = torch.zeros(BLOCKS, PAGE, dtype=torch.uint8)
         attention = memory.view(torch.float32).view(BLOCKS, 2, BLOCK, 4)
         state = memory.view(torch.int8).as_strided((BLOCKS, 1, 1, USED), (PAGE, USED, USED, 1))
-        return {f"layer{at}": state if reach == "state" else attention for at, reach in enumerate(self.reaches)}
+        return {f"layer{at}": state if reach == "state" else attention for at, reach in enumerate(reaches)}
 
     def tables_of(self, request: Any) -> tuple[list[int], ...]:
         """Its blocks now, by group."""
