@@ -160,7 +160,9 @@ def test_prefill_of_a_model_with_states_stops_before_the_last_token_and_of_other
     for kind, asked in (("states", 59), ("windows", 60)):
         p, d = make(f"p-{kind}", kind), make(f"d-{kind}", kind)
         job = Job(p, d, prompt=60)
+        job.theirs.max_tokens = 500
         job.prefill(512)
+        assert job.theirs.max_tokens == 1, "windows move on with each token more"
         assert job.theirs.num_prompt_tokens == job.theirs.num_computed_tokens == asked
         assert len(job.theirs._all_token_ids) == len(job.theirs.prompt_token_ids) == asked
         assert job.ours.num_prompt_tokens == 60

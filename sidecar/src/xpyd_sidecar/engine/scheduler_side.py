@@ -71,6 +71,8 @@ class SchedulerSide:
         self._groups = tuple(known.values())
         self._cuts = any(one.reach.over == "state" for one in self._groups)
         """Prefill stops before the tokens that decode computes: there is no way back from a state after them."""
+        self._drops = any(one.reach.over != "all" for one in self._groups)
+        """Blocks of a request that goes on after its prompt do not all stay until they are copied out."""
         self._backoff = compat.backoff(config)
         self._states = states
         tensor, pipeline, data = compat.sizes(config)
@@ -164,8 +166,10 @@ class SchedulerSide:
                 self._register_decode(request, leg, prompt, tokens, withdrawn=withdrawn)
             elif tokens:
                 of = int(request.num_prompt_tokens), tokens
-                if self._offers.register(request.request_id, key, leg.peer, prompt, of) and self._cuts:
-                    compat.cut_prompt(request, tokens)
+                if self._offers.register(request.request_id, key, leg.peer, prompt, of) and self._drops:
+                    compat.answer_once(request)
+                    if self._cuts:
+                        compat.cut_prompt(request, tokens)
 
     def _handed(self, request: Any) -> int:
         """How many tokens of a prompt prefill hands over and decode takes; both sides say the same of one prompt."""

@@ -197,7 +197,7 @@ class WorkerSide:
             for name, amount in self._put.wait_left(self._orders.pushes).items():
                 self._counts[name] = self._counts.get(name, 0) + amount
         if self._orders.tokens:
-            forward = self._forwards.end(self._orders.tokens, [push.key for push in self._orders.pushes])
+            forward = self._forwards.end(self._orders.tokens, [*dict.fromkeys(push.key for push in self._orders.pushes)])
             if self._rank == 0:
                 self._first_notes += [(key, packed_first(forward)) for key in self._orders.firsts]
 

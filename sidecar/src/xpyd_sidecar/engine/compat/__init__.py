@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from xpyd_sidecar.engine.compat import common
 from xpyd_sidecar.engine.compat.common import (
+    answer_once,
     backoff,
     cached_tokens,
     check_version,
@@ -68,6 +69,7 @@ __all__ = [
     "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata",
     "SupportsHMA",
+    "answer_once",
     "backoff",
     "cache_groups",
     "cached_tokens",

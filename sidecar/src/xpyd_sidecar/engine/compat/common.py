@@ -84,12 +84,16 @@ def backoff(config: Any) -> int:
     return max(1, int(config.num_prefill_lookahead_tokens) - 1)
 
 
+def answer_once(request: Any) -> None:
+    """Have an engine end a request with its first token: what it would compute then frees and overwrites blocks."""
+    request.max_tokens = 1
+
+
 def cut_prompt(request: Any, tokens: int) -> None:
-    """Have an engine compute so many tokens of a request's prompt, and one more, which means nothing. As it arrives."""
+    """Have an engine compute so many tokens of a request's prompt; what it answers then means nothing. As it arrives."""
     del request.prompt_token_ids[tokens:]
     del request._all_token_ids[tokens:]
     request.num_prompt_tokens = tokens
-    request.max_tokens = 1
 
 
 def reads_no_cache(request: Any) -> bool:
