@@ -41,7 +41,7 @@ KINDS = (
          ("sidecar",), extras=True),
     # No compiler: vLLM runs with --enforce-eager, since torch.compile needs g++.
     Kind("engine-cpu", "Around a vLLM for CPUs that is mounted from the host; for tests",
-         ("python3", "-m", "vllm.entrypoints.openai.api_server"),
+         ("python3", "-m", "vllm.entrypoints.launchers.api_server.entry"),
          packages=(*base.PACKAGES, "libgomp1", "libnuma1", "util-linux"), published=False),
 )
 

@@ -173,7 +173,7 @@ def plain_engine(spec: dict[str, Any], log: Path) -> Iterator[str]:
     source = spec["model"]["source"]
     local = EXAMPLE.parent / source
     port = free_port()
-    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
     argv += ["--model", str(local.resolve()) if local.exists() else source, "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--served-model-name", spec["model"]["servedName"], *spec["engine"].get("args", ())]
     environment = os.environ | ENGINE_ENVIRONMENT

@@ -28,7 +28,7 @@ LOOK_S = 0.5
 LEFT_S = 10.0
 LISTEN = "0A"
 TICK = os.sysconf("SC_CLK_TCK")
-SERVER = b"vllm.entrypoints.openai.api_server"
+SERVER = b"vllm.entrypoints.launchers.api_server.entry"
 
 
 class Process(NamedTuple):

@@ -28,7 +28,7 @@ import tier_report
 from tier_report import Times
 
 ROOT = Path(__file__).resolve().parent.parent
-LANES = (("lint", "test-component", "test-nixl", "test-unit", "test-browser", "test-sanitize"),
+LANES = (("lint", "test-component", "test-versions", "test-nixl", "test-unit", "test-browser", "test-sanitize"),
          ("build-light", "test-kube", "build-full", "build-images", "test-e2e"))
 TIERS = tuple(tier for lane in LANES for tier in lane)
 OUTPUTS = ROOT / ".cache" / "tiers"

@@ -67,11 +67,12 @@ def copies(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def parser() -> argparse.ArgumentParser:
     """The parser of the vLLM that is installed; raises ValueError where it would end the process."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm_places import at_its_place
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
             raise ValueError(message)
 
-    return make_arg_parser(Parser())
+    made: argparse.ArgumentParser = at_its_place("make_arg_parser")(Parser())
+    return made

@@ -440,8 +440,8 @@ def test_statistics_add_up_over_intervals_and_pipes() -> None:
 
 def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     compat.check_version()
-    monkeypatch.setattr(vllm, "__version__", "0.33.1")
-    with pytest.raises(ConfigError, match=r"vLLM 0\.33\.1 is not supported by this xpyd; use 0\.32\.x"):
+    monkeypatch.setattr(vllm, "__version__", "0.34.1")
+    with pytest.raises(ConfigError, match=r"vLLM 0\.34\.1 is not supported by this xpyd; use 0\.32\.x or 0\.33\.x"):
         compat.check_version()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import vllm
+from vllm_places import MODULE
 
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.engine.compat import common_id
@@ -31,19 +32,19 @@ def engine(*, ranks: bool = True, coordinator: bool = True) -> Any:
 
 def test_this_vllm_is_the_one_that_the_rules_were_written_for() -> None:
     compat.check_sources()
-    assert len(compat.PINNED) > 25
+    assert all(len(pinned) > 25 for pinned in compat.PINNED.values())
 
 
 def test_other_sources_are_refused_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compat.PINNED, "EngineCore.step", "0" * 16)
-    monkeypatch.setitem(compat.PINNED, "EngineCore.gone", "0" * 16)
+    monkeypatch.setitem(compat.PINNED[MODULE], "EngineCore.step", "0" * 16)
+    monkeypatch.setitem(compat.PINNED[MODULE], "EngineCore.gone", "0" * 16)
     with pytest.raises(ConfigError, match=r"EngineCore\.step, EngineCore\.gone of vllm/v1/engine/core\.py differ"):
         compat.check_sources()
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "__version__", "0.33.0")
-    with pytest.raises(ConfigError, match=r"vLLM 0\.33\.0 is not supported"):
+    monkeypatch.setattr(vllm, "__version__", "0.34.0")
+    with pytest.raises(ConfigError, match=r"vLLM 0\.34\.0 is not supported"):
         compat.check_sources()
 
 
@@ -103,9 +104,9 @@ def another_vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compat.EngineCore, "_initialize_kv_caches", compat.EngineCore._initialize_kv_caches)
     monkeypatch.setattr(compat.EngineCore, patch._PREPARED, False, raising=False)
     if request.param == "another version":
-        monkeypatch.setattr(vllm, "__version__", "0.33.0")
-        return "vLLM 0.33.0 is not supported"
-    monkeypatch.setitem(compat.PINNED, "EngineCore.sleep", "0" * 16)
+        monkeypatch.setattr(vllm, "__version__", "0.34.0")
+        return "vLLM 0.34.0 is not supported"
+    monkeypatch.setitem(compat.PINNED[MODULE], "EngineCore.sleep", "0" * 16)
     return "EngineCore.sleep of vllm/v1/engine/core.py differ"
 
 

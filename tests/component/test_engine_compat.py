@@ -16,11 +16,11 @@ import vllm
 from vllm.config import ParallelConfig
 
 from xpyd_sidecar.engine import compat, connector
-from xpyd_sidecar.engine.compat import common, v032
+from xpyd_sidecar.engine.compat import common, v032, v033
 from xpyd_sidecar.engine.connector import XpydConnector
 from xpyd_sidecar.errors import ConfigError
 
-OTHERS = ["0.31.2", "0.33.0", "0.33.0+cu129", "0.3.2", "0.320.0", "1.0.0", "dev"]
+OTHERS = ["0.31.2", "0.34.0", "0.34.0+cu129", "0.3.2", "0.3.3", "0.320.0", "0.330.0", "1.0.0", "dev"]
 
 
 def imported() -> ModuleType:
@@ -34,20 +34,23 @@ def imported() -> ModuleType:
     return again
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cu129"])
-def test_the_module_of_a_version_is_found_by_how_it_begins(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+@pytest.mark.parametrize(("version", "known"), [
+    ("0.32.0", v032), ("0.32.1", v032), ("0.32.0+cu129", v032), ("0.33.0", v033), ("0.33.2", v033), ("0.33.0+cu130", v033)])
+def test_the_module_of_a_version_is_found_by_how_it_begins(monkeypatch: pytest.MonkeyPatch, version: str,
+                                                           known: ModuleType) -> None:
     monkeypatch.setattr(vllm, "__version__", version)
     compat.check_version()
-    assert common.module() == "v032"
-    assert imported().rest_while is v032.rest_while
+    assert known.__name__ == f"{compat.__name__}.{common.module()}"
+    assert imported().KV_ABI is known.KV_ABI
 
 
 @pytest.mark.parametrize("version", OTHERS)
 def test_a_version_that_no_module_knows_is_refused_by_name_before_its_parts_are_imported(
         monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(vllm, "__version__", version)
-    monkeypatch.setitem(sys.modules, v032.__name__, None)  # importing it would fail
-    said = re.escape(f"vLLM {version} is not supported by this xpyd; use 0.32.x")
+    for known in (v032, v033):
+        monkeypatch.setitem(sys.modules, known.__name__, None)  # importing it would fail
+    said = re.escape(f"vLLM {version} is not supported by this xpyd; use 0.32.x or 0.33.x")
     with pytest.raises(ConfigError, match=rf"^{said}$"):
         imported()
     with pytest.raises(ConfigError, match="is not supported"):
@@ -67,12 +70,13 @@ def test_all_that_is_exported_is_there_and_modules_of_versions_have_the_same_nam
 
 
 def test_a_listed_version_says_how_it_writes_kv_and_any_other_is_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compat.KV_ABI, "0.32.4", "0.32.0")
+    (first,) = set(compat.KV_ABI.values())
+    monkeypatch.setitem(compat.KV_ABI, "0.32.4", first)
     found = {}
-    for version in ("0.32.0", "0.32.4", "0.32.3", "0.32.0+cu129", "0.32.4.dev1"):
+    for version in (first, "0.32.4", "0.32.3", f"{first}+cu129", "0.32.4.dev1"):
         monkeypatch.setattr(vllm, "__version__", version)
         found[version] = compat.kv_abi()
-    assert found == {"0.32.0": "0.32.0", "0.32.4": "0.32.0", "0.32.3": "0.32.3", "0.32.0+cu129": "0.32.0+cu129",
+    assert found == {first: first, "0.32.4": first, "0.32.3": "0.32.3", f"{first}+cu129": f"{first}+cu129",
                      "0.32.4.dev1": "0.32.4.dev1"}
 
 
@@ -118,7 +122,10 @@ def test_every_type_that_vllm_knows_is_plain_or_packed_by_its_own_words() -> Non
     assert known - plain == {
         "fp8_inc", "fp8_ds_mla", "nvfp4_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc",
         "turboquant_3bit_nc", "ultraquant_4bit", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head",
-        "nvfp4", "nvfp4_4over6"}
+        "nvfp4", "nvfp4_4over6", *NEWER[common.module()]}
+
+
+NEWER = {"v032": (), "v033": ("octave_k3v4", "octave_k3v3", "octave_k3v3_compact")}
 
 
 # --- hooks ---

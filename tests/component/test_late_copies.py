@@ -411,9 +411,11 @@ def test_a_patch_of_vllm_exchanges_kv_with_another_where_both_are_listed_as_one(
         make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
         listed: bool) -> None:
     d = make("d")
-    monkeypatch.setattr(vllm, "__version__", "0.32.1")
+    ours = compat.version()
+    patch = f"{ours}.post1"
+    monkeypatch.setattr(vllm, "__version__", patch)
     if listed:
-        monkeypatch.setitem(compat.KV_ABI, "0.32.1", compat.KV_ABI["0.32.0"])
+        monkeypatch.setitem(compat.KV_ABI, patch, compat.KV_ABI[ours])
     p = make("p")
     one = Transfer(p, d)
     one.compute()
@@ -425,7 +427,7 @@ def test_a_patch_of_vllm_exchanges_kv_with_another_where_both_are_listed_as_one(
         d.scheduler.allocated(one.ours, (one.target,), 0)
         until(lambda: idle(p) and idle(d), p, d)
         assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1
-        assert "fingerprint: kv_abi: '0.32.0' here, '0.32.1' there" in caplog.text
+        assert f"fingerprint: kv_abi: '{ours}' here, '{patch}' there" in caplog.text
 
 
 def test_mode_put_waits_for_a_forward_that_takes_longer_than_its_patience(make: Callable[..., Engine]) -> None:

@@ -130,7 +130,7 @@ class Engine:
         self.key_file = key_file or folder / "key"
         if key_file is None:
             keys.write(self.key_file, keys.mint())
-        self._command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server",
+        self._command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry",
                          "--model", str(model or ensure_model()), "--served-model-name", MODEL_NAME,
                          "--host", "127.0.0.1", "--port", str(self.port), *BASE_ARGS]
         if connector:

@@ -6,7 +6,7 @@ each start. The fork takes the command's arguments, environment and log, leads a
 workers are forked from it in turn (``fork_on_cpu``). What runs is vLLM's own code behind the same command line.
 
     starts = ForkServer.shared()
-    if starts.can(command, env):                    python -m vllm.entrypoints.openai.api_server …
+    if starts.can(command, env):                    python -m vllm.entrypoints.launchers.api_server.entry …
         process = starts.start(command, env, log)   → Forked: .pid .poll() .wait(timeout) .send_signal(number)
 
 The process ends when the one that made it does. Messages between them are JSON lines over a socket pair:
@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-MODULE = "vllm.entrypoints.openai.api_server"
+MODULE = "vllm.entrypoints.launchers.api_server.entry"
 IMPORT_S = 180.0
 FORK_S = 30.0
 POLL_S = 0.02

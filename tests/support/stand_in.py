@@ -2,7 +2,7 @@
 
     make_stand_in(folder) → path of an executable to put in the place of the interpreter
 
-    <it> -m vllm.entrypoints.openai.api_server --host H --port P …   listens, prints vLLM's phrases, has a child
+    <it> -m vllm.entrypoints.launchers.api_server.entry --host H --port P …   listens, prints vLLM's phrases, has a child
     <it> -m xpyd_sidecar --config FILE                               an agent (Unix socket) or a router (/fleet)
     <it> anything else                                               the real interpreter
 
@@ -26,7 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 
-ENGINE = "vllm.entrypoints.openai.api_server"
+ENGINE = "vllm.entrypoints.launchers.api_server.entry"
 
 
 def make_stand_in(folder: Path) -> str:

@@ -21,6 +21,7 @@ WARNED: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"engine": ["--spec-method=ngram", "-sc.method=ngram"]}, {"spec.engine.args[0]": "--spec-method ngram: ",
                                                                "spec.engine.args[1]": "-sc ngram: "}),
     ({"engine": ["--enable-return-routed-experts"]}, {"spec.engine.args[0]": "--enable-return-routed-experts: "}),
+    ({"engine": ["--enable-sleep-mode"]}, {"spec.engine.args[0]": "--enable-sleep-mode: an engine with it ends at its st"}),
     ({"engine": ["Qwen/Qwen3-8B"]}, {"spec.engine.args[0]": "Qwen/Qwen3-8B belongs to no option, so it is a second model"}),
     ({"engine": ["--seed", "1"], "decode": ["a/b"]}, {"spec.decode.args[0]": "a/b belongs to no option"}),
     ({"engine": ["--enable-auto-tool-choice"]}, {"spec.engine.args[0]": "--enable-auto-tool-choice: an engine with it "}),
@@ -68,7 +69,7 @@ def test_what_is_only_like_it_is_not_said(given: dict[str, list[str]]) -> None:
 def test_an_allocator_that_moves_memory_is_said_unless_another_one_is_used() -> None:
     env = [{"name": "A", "value": "1"}, {"name": ALLOCATOR, "value": "max_split_size_mb:64,expandable_segments:True"}]
     assert found({}, env=env)["spec.engine.env[1].value"].startswith("with expandable_segments:True an engine ends")
-    assert found({"engine": ["--enable-sleep-mode"]}, env=env) == {}
+    assert found({"engine": ["--enable-cumem-allocator"]}, env=env) == {}
     assert found({}, env=[{"name": ALLOCATOR, "value": "expandable_segments:False"}]) == {}
 
 

@@ -113,6 +113,22 @@ def test_it_becomes_the_server(tmp_path: Path) -> None:
     assert said.strip() in {f"{process.pid} ['--port', '8000', '--host', '{host}']" for host in ("::", "0.0.0.0")}
 
 
+@pytest.mark.parametrize(("has", "taken"), [
+    ("entrypoints/launchers/api_server/entry.py", "vllm.entrypoints.launchers.api_server.entry"),
+    ("entrypoints/openai/api_server.py", "vllm.entrypoints.openai.api_server"),
+    (None, "vllm.entrypoints.launchers.api_server.entry")])
+def test_a_server_of_an_older_package_is_found_by_its_older_name(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: str | None, taken: str) -> None:
+    if has is not None:
+        (tmp_path / "vllm" / has).parent.mkdir(parents=True)
+        (tmp_path / "vllm" / has).write_text("")
+        (tmp_path / "vllm/__init__.py").write_text("raise AssertionError('imported')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    assert listening.there("vllm.entrypoints.launchers.api_server.entry") == taken
+    assert listening.there("json.tool") == "json.tool"
+
+
 def test_it_wants_a_module() -> None:
     argv = [sys.executable, "-m", "xpyd_sidecar.listening"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)

@@ -18,7 +18,7 @@ BINDING = EngineBinding(InstanceName("qwen-e0"), Role.DECODE)
 
 def test_an_engine_listens_where_it_is_told_and_reads_the_connectors_environment() -> None:
     process = processes.engine_process(service(), PLACE, BINDING)
-    assert process.argv[:3] == ("/usr/bin/python", "-m", "vllm.entrypoints.openai.api_server")
+    assert process.argv[:3] == ("/usr/bin/python", "-m", "vllm.entrypoints.launchers.api_server.entry")
     assert process.argv[-2:] == ("--host", "127.0.0.1")
     assert processes.port_args(8000) == ("--port", "8000")
     assert process.env[launch.ENV_RUN_DIR] == process.env["TMPDIR"] == process.env["VLLM_RPC_BASE_PATH"] == "/tmp/run/e0"

@@ -61,7 +61,7 @@ def test_the_processor_time_of_an_orphan_counts(tmp_path: Path) -> None:
 
 
 def test_a_server_is_timed_until_it_listens(tmp_path: Path) -> None:
-    code, figures, _ = watched(tmp_path, SERVER, "vllm.entrypoints.openai.api_server")
+    code, figures, _ = watched(tmp_path, SERVER, "vllm.entrypoints.launchers.api_server.entry")
     [engine] = figures["engines"]
     assert (code, engine["ready"]) == (0, True)
     assert 0.25 <= engine["processor_s"] <= engine["wall_s"] + 0.1

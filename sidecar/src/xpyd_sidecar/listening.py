@@ -8,20 +8,25 @@ Belongs here: which address to bind, and the option that goes with it. Does not 
 
     python -m xpyd_sidecar.listening MODULE ARGUMENT …
 
-becomes ``python -m MODULE ARGUMENT … --host HOST``, for servers that cannot find out by themselves. Imports nothing but the
-standard library, since it runs before an engine.
+becomes ``python -m MODULE ARGUMENT … --host HOST``, for servers that cannot find out by themselves. Where an image lacks
+MODULE, what it was called before is taken: so an old vLLM starts, and is refused by its version and not by an import.
+Imports nothing but the standard library, since it runs before an engine.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 EVERYWHERE: Final = "::"
 _V4: Final = "0.0.0.0"
+BEFORE: Final = {"vllm.entrypoints.launchers.api_server.entry": "vllm.entrypoints.openai.api_server"}
+"""What a module was called in older versions of its package."""
 
 
 def bound(host: str) -> str:
@@ -48,6 +53,17 @@ def _both(*, as_made: bool = False) -> bool:
     return True
 
 
+def there(module: str) -> str:
+    """The name of a module in the package that is installed. Its package is looked for and not imported."""
+    if module not in BEFORE:
+        return module
+    package, *parts = module.split(".")
+    spec = importlib.util.find_spec(package)
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    found = any(Path(folder, *parts).with_suffix(".py").is_file() for folder in folders)
+    return module if found or not folders else BEFORE[module]
+
+
 def command(module: str, arguments: Sequence[str]) -> list[str]:
     """What to run so that ``module`` listens everywhere. It sets no option, so the machine's default decides."""
     return [sys.executable, "-m", module, *arguments, "--host", EVERYWHERE if _both(as_made=True) else _V4]
@@ -58,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
     if not argv:
         sys.stderr.write("usage: python -m xpyd_sidecar.listening MODULE ARGUMENT …\n")
         raise SystemExit(2)
-    made = command(argv[0], argv[1:])
+    made = command(there(argv[0]), argv[1:])
     os.execv(made[0], made)  # noqa: S606 (the command is ours, and there is no shell)
 
 

@@ -59,7 +59,7 @@ class Engine(Part, frozen=True):
     """vLLM itself, the same for both roles."""
 
     image: Annotated[str, Meta(min_length=1, max_length=512)] = DEFAULT_IMAGE
-    """Any image with vLLM 0.32; xpyd adds its own part when a pod starts. Not used by `xpyd up`."""
+    """Any image with vLLM 0.32 or 0.33; xpyd adds its own part when a pod starts. Not used by `xpyd up`."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the node pulls the image."""
     args: Arguments = ()

@@ -35,6 +35,7 @@ _TABLE: dict[str, str] = {
     "--ssl|": _ENDPOINT,
     "--enable-ss|l-refresh": _ENDPOINT,
     "--no-enable-ss|l-refresh": _ENDPOINT,
+    "--disable-ss|l-refresh": _ENDPOINT,
     "--shu|tdown-timeout": "write spec.drain.timeout",
     "--config": "write the arguments themselves; a file could set any of them",
     "--te|nsor-parallel-size": _PARALLEL,

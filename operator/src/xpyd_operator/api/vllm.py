@@ -18,6 +18,7 @@ VERSION: Final = "vLLM 0.32"
 """What the warnings hold for."""
 
 _DRAFTS = "ends at its start: xpyd's connector does not hand over what drafts need; leave it out"
+_SLEEPS = "ends at its start: blocks would lose their memory while peers may still write into them; leave it out"
 _POOLS = "serves no completions, so there is nothing to hand from prefill to decode; leave it out"
 
 
@@ -40,6 +41,7 @@ _TABLE: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
     "--spec-|": (_any, _DRAFTS),
     "--specu|lative-config": (_any, _DRAFTS),
     "-sc": (_any, _DRAFTS),
+    "--enable-sl|eep-mode": (_any, _SLEEPS),
     "--enable-r|eturn-routed-experts": (_any, "gives none of the rows that prefill computed; leave it out"),
 }
 """By option: for which values, and why. What stands before the bar is enough for vLLM to know the option."""

@@ -19,7 +19,9 @@ from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import ENV_DP_SYNC, KvOptions, kv_transfer_config
 
-MODULE = "vllm.entrypoints.openai.api_server"
+MODULE = "vllm.entrypoints.launchers.api_server.entry"
+"""vLLM's server with one front end. ``vllm serve`` does not run in the build for CPUs, and starts a front end for each
+data-parallel rank. No revision has it in it: what runs is not replaced for it (decision 0042)."""
 PROBED = "/health,/metrics"
 """Asked by the agent every second; not worth a line in the log each time."""
 

@@ -19,7 +19,7 @@ from xpyd_sidecar.engine.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.stats import PromMetrics, Stats
 from xpyd_sidecar.engine.step_stats import AllMetrics, AllStats, with_steps
 from xpyd_sidecar.engine.worker_side import WorkerSide
-from xpyd_sidecar.errors import OurFault
+from xpyd_sidecar.errors import ConfigError, OurFault
 
 
 class XpydConnector(KVConnectorBase_V1, SupportsHMA):
@@ -41,6 +41,7 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
         self._settings = settings.read(transfer.kv_connector_extra_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._introduced = False
         if role == KVConnectorRole.SCHEDULER:
             recompute = transfer.kv_load_failure_policy == "recompute"
             self._scheduler = scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute,
@@ -74,6 +75,22 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
                                            by_layer=not compat.micro_batches(config),
                                            groups=compat.layer_groups(self._kv_cache_config))
         compat.rest_while(worker.rests)
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ARG003 (vLLM's signature)
+        """No (vLLM 0.33 asks): blocks would lose their memory while peers may still write into them."""
+        return False
+
+    def unregister_kv_caches(self) -> None:
+        """Blocks are about to lose their memory (vLLM 0.33), which nobody may ask for here.
+
+        Raises:
+            ConfigError: always, before anything is lost.
+        """
+        raise ConfigError(compat.NO_SLEEP)
+
+    def restore_kv_caches(self) -> None:
+        """Nothing: nobody has unregistered any."""
 
     def get_handshake_metadata(self) -> RankAddress:
         """Where this rank listens, on its way to the scheduler side."""
@@ -117,8 +134,10 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Data addresses of all ranks."""
-        self.scheduler.workers_are(metadata.values())
+        """Data addresses of all ranks. vLLM 0.33 tells them again after each wake-up; they are as before."""
+        if not self._introduced:
+            self.scheduler.workers_are(metadata.values())
+            self._introduced = True
 
     def on_new_request(self, request: Any) -> None:
         """A request has arrived."""

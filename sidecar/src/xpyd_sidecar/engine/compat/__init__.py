@@ -2,6 +2,7 @@
 
     common   what every version known here has alike
     v032     0.32: its classes, and what hangs on its internals
+    v033     0.33: what is not as in 0.32
 
 The module of the installed version is chosen here, before anything of vLLM is imported but its version: a version that no
 module knows is refused by name, and never met by an import that fails. Modules of versions have the same names.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from xpyd_sidecar.engine.compat import common
 from xpyd_sidecar.engine.compat.common import (
+    NO_SLEEP,
     answer_once,
     backoff,
     cached_tokens,
@@ -56,9 +58,32 @@ if common.module() == "v032":
         rest_while,
         states,
     )
+else:
+    from xpyd_sidecar.engine.compat.v033 import (
+        KV_ABI,
+        CacheHitSource,
+        KVConnectorBase_V1,
+        KVConnectorHandshakeMetadata,
+        KVConnectorMetadata,
+        KVConnectorPromMetrics,
+        KVConnectorRole,
+        KVConnectorStats,
+        KVConnectorTransferResults,
+        KVConnectorWorkerMetadata,
+        SupportsHMA,
+        cache_groups,
+        check_model,
+        create_metric_per_engine,
+        instruction_set,
+        kv_heads,
+        layer_groups,
+        rest_while,
+        states,
+    )
 
 __all__ = [
     "KV_ABI",
+    "NO_SLEEP",
     "CacheHitSource",
     "KVConnectorBase_V1",
     "KVConnectorHandshakeMetadata",

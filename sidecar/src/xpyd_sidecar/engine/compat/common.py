@@ -14,8 +14,10 @@ import vllm
 from xpyd_sidecar.contract.membership import Sampling
 from xpyd_sidecar.errors import ConfigError
 
-KNOWN: Final = {"0.32.": "v032"}
+KNOWN: Final = {"0.32.": "v032", "0.33.": "v033"}
 """The module that knows a version, by how the version begins."""
+NO_SLEEP: Final = ("kv connector: sleep mode is not supported: blocks would lose their memory while peers may still write "
+                   "into them; leave --enable-sleep-mode out")
 _FAST_TOKENIZERS = frozenset({"auto", "hf"})
 """Modes whose tokenizers give the text of a prompt that ends inside a character again, whole; others lose the character."""
 _PLAIN_TYPES: Final = frozenset({"float16", "bfloat16", "float32"})
@@ -99,6 +101,16 @@ def cut_prompt(request: Any, tokens: int) -> None:
 def reads_no_cache(request: Any) -> bool:
     """Whether a request computes all of its prompt whatever there is of it, since it wants what comes of each token."""
     return bool(request.get_skip_reading_prefix_cache())
+
+
+def refuse_sleep(config: Any) -> None:
+    """Refuse sleep mode. vLLM 0.33 asks ``supports_sleep_mode`` before; 0.32 asks nobody.
+
+    Raises:
+        ConfigError: it is on.
+    """
+    if getattr(config.model_config, "enable_sleep_mode", False):
+        raise ConfigError(NO_SLEEP)
 
 
 def cached_tokens(request: Any) -> int:

@@ -71,6 +71,7 @@ def check_model(config: Any, kv_cache: Any) -> None:
                 "kv connector: this vLLM computes latent attention (MLA) wrongly on CPUs with its own rotary "
                 "embedding, whose result depends on how a prompt is cut, so prefill's KV and decode's would not fit; "
                 """turn it off with --compilation-config '{"custom_ops": ["none"]}'""")
+    common.refuse_sleep(config)
     parallel = config.parallel_config
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:

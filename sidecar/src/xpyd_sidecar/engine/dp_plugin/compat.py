@@ -1,7 +1,8 @@
 """Everything that step sync uses of vLLM's engine core, and the sources it was written for.
 
 The rules replace methods of a class that is not meant for it. So the sources of these methods, and of those around them
-whose order matters, are pinned by hash: for any other the rules are not used, which is known before a model is loaded.
+whose order matters, are pinned by hash for each version (``pins``): for any other the rules are not used, which is known
+before a model is loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ast
 import hashlib
 import inspect
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.v1.engine import EngineCoreRequestType
@@ -18,46 +19,12 @@ from vllm.v1.engine import core as _core
 from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineCoreProc
 
 from xpyd_sidecar.engine import compat
+from xpyd_sidecar.engine.compat import common
+from xpyd_sidecar.engine.dp_plugin.pins import PINNED
 from xpyd_sidecar.errors import ConfigError
 
 __all__ = ["DPEngineCoreProc", "EngineCore", "EngineCoreProc", "EngineCoreRequestType", "check_sources",
            "impossible", "refusal", "sources", "unusable"]
-
-PINNED: Final[dict[str, str]] = {
-    "EngineCore.__init__": "cf8e963034c9c0cd",
-    "EngineCore._initialize_kv_caches": "2aed21a67e1d6cb9",
-    "EngineCore.step": "a4d753d3ba6a6d76",
-    "EngineCore.step_with_batch_queue": "c2a1f9e6af2f5855",
-    "EngineCore.execute_dummy_batch": "e2ef7706a119fb9f",
-    "EngineCore.resume_scheduler": "08c119d3298fd7f7",
-    "EngineCore.sleep": "0edf4705a69264c2",
-    "EngineCore.wake_up": "3c42d2d0f66ef6ba",
-    "EngineCoreProc.__init__": "680a07a7ed4a2aa1",
-    "EngineCoreProc.run_engine_core": "4bdeb1ad0102630b",
-    "EngineCoreProc.has_work": "738131600c84bbaa",
-    "EngineCoreProc.is_running": "391622db2a14b4ae",
-    "EngineCoreProc._process_input_queue": "877492857a426bb0",
-    "EngineCoreProc._process_engine_step": "f6ca3103209eb7d5",
-    "EngineCoreProc._notify_idle_state_callbacks": "c30730f44660d336",
-    "EngineCoreProc._handle_shutdown": "d3071648edaac775",
-    "EngineCoreProc._handle_client_request": "62d85392259ab99d",
-    "EngineCoreProc._send_engine_dead": "a971b4c4f80105c1",
-    "EngineCoreProc.pause_scheduler": "7121cb705f10d63d",
-    "EngineCoreProc._pause_complete": "4b2eabeb276424aa",
-    "EngineCoreProc._maybe_publish_request_counts": "f4ef1468574032c4",
-    "DPEngineCoreProc.__init__": "ca4123a2058430c5",
-    "DPEngineCoreProc._init_data_parallel": "47948f33547a8550",
-    "DPEngineCoreProc._pause_complete": "e62e7248116a0117",
-    "DPEngineCoreProc.add_request": "32f6ef1d99fb3443",
-    "DPEngineCoreProc.resume_scheduler": "5a6c5640cc0f82c8",
-    "DPEngineCoreProc._handle_client_request": "38afc3364fe52c75",
-    "DPEngineCoreProc._maybe_publish_request_counts": "fc640e2008ff8c36",
-    "DPEngineCoreProc._should_throttle_prefills": "8189e037708e13d8",
-    "DPEngineCoreProc.run_busy_loop": "721172524dbf4c15",
-    "DPEngineCoreProc._has_global_unfinished_reqs": "c89b708185aad16f",
-    "DPEngineCoreProc.reinitialize_distributed": "60f42e5eb7a9e008",
-}
-"""Of vLLM 0.32: hash of each method as it stands in ``vllm/v1/engine/core.py``."""
 
 
 def check_sources() -> None:
@@ -66,9 +33,8 @@ def check_sources() -> None:
     Raises:
         ConfigError: names the version, or the methods that differ.
     """
-    compat.check_version()
     found = sources()
-    differ = [name for name, digest in PINNED.items() if found.get(name) != digest]
+    differ = [name for name, digest in PINNED[common.module()].items() if found.get(name) != digest]
     if differ:
         raise ConfigError(f"XPYD_DP_SYNC: vLLM {compat.version()} is not the one that step sync was written for: "
                           f"{', '.join(differ)} of vllm/v1/engine/core.py differ; "

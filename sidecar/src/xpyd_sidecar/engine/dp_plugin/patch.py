@@ -124,7 +124,7 @@ def install(settings: Settings) -> None:
     stock_queue = DPEngineCoreProc._process_input_queue
     stock_idle = EngineCoreProc._notify_idle_state_callbacks
     stock_shutdown = EngineCoreProc._handle_shutdown
-    stock_resume = EngineCore.resume_scheduler
+    stock_resume = EngineCoreProc.resume_scheduler  # of 0.33: it lets in again what a pause turned away
 
     def engines_running(self: Any) -> bool:
         steps: Steps | None = self.__dict__.get("_xpyd_steps")

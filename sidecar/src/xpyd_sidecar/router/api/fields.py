@@ -128,7 +128,8 @@ _COMMON: dict[str, FieldRule] = {
            "structured_outputs", "repetition_detection", "thinking_token_budget"),
     # what the answer shows
     **_all(DROP, "top_logprobs", "logprobs", "logprob_token_ids", "skip_special_tokens", "spaces_between_special_tokens",
-           "return_tokens_as_token_ids", "return_token_ids", "return_token_offsets", "mm_payload", "return_mm_kwargs"),
+           "return_tokens_as_token_ids", "return_weight_versions", "return_token_ids", "return_token_offsets", "mm_payload",
+           "return_mm_kwargs"),  # return_weight_versions: since vLLM 0.33
     # needs the logits, or the experts, of every prompt token where the answer is made
     **_all(FieldRule(OnPrefill.DROP, skips=_given), "prompt_logprobs", "routed_experts_prompt_start"),
     # several sequences share one prompt
