@@ -62,7 +62,7 @@ $(VLLM_NEXT)/.installed: $(STAMP) requirements/vllm-next.txt scripts/vllm_source
 	@$(BIN)/python scripts/vllm_sources.py requirements/vllm-next.txt $(VLLM_NEXT)
 	@touch $@
 
-BY_HAND := $(addprefix tests/component/test_,connector_sides.py connector_rest.py connector_refused.py connector_memory.py \
+BY_HAND := $(addprefix tests/component/test_,connector_sides.py connector_rest.py connector_refused.py connector_memory.py connector_groups.py \
   late_copies.py engine_sampling.py engine_compat.py engine_kv_abi.py engine_versions.py dp_compat.py dp_by_hand.py \
   request_fields.py hidden_fields.py owned_arguments.py)
 .PHONY: test-versions

@@ -73,7 +73,8 @@ class ModelPair(Pair):
         facts = FACTS[model]
         path = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))
         kv = KvOptions(**{"peer_timeout_s": 10.0, "load_timeout_s": 20.0, **options})
-        made: dict[str, Any] = {"model": ensure(model), "env": {"PYTHONPATH": path}, "options": kv}
+        # A plugin is looked for where an engine is imported, which a forked one is already.
+        made: dict[str, Any] = {"model": ensure(model), "env": {"PYTHONPATH": path}, "options": kv, "forked": False}
         self.p = Engine("p", folder, args=facts.args, **made)
         self.d = Engine("d", folder, args=(*facts.args, *d_args), on_load_failure=policy, **made)
 
