@@ -275,6 +275,10 @@ campaign-mixed: $(STAMP) ## A mixed load on the router at half of what is possib
 mutants: $(STAMP) ## Break the code on purpose, tests/mutants one by one, and say whether the tests notice (10 minutes; ONLY='kv-* tls-minimum')
 	@$(BIN)/python scripts/mutants.py $(if $(ONLY),--only '$(ONLY)')
 
+.PHONY: campaign-speculation
+campaign-speculation: $(STAMP) ## Roles that draft alike, otherwise or alone, on real engines, into bench/results (5 minutes; ONLY=ngram for some)
+	@$(BIN)/pytest -s tests/campaigns/test_speculation.py $(if $(ONLY),-k '$(ONLY)') --timeout 1200
+
 .PHONY: campaign-queue
 campaign-queue: $(STAMP) ## A million messages through the broadcast queue, with stalls and kills, into bench/results
 	@$(BIN)/pytest -s tests/campaigns/test_queue.py --timeout 3600

@@ -68,6 +68,7 @@ MODELS = (*(Goal(f"*/{order}/{figure}", "=", goal) for order in ("prefill first"
           Goal("*/1500 tokens/blocks_of_a_window_layer", "<=", 3), Goal("*/prefill killed/equal", "=", 1))
 FILES = (*zero("soft/other", "soft/refused", "hard/other", "hard/other_beside_a_death"), Goal("*/streams", "=", 700),
          Goal("hard/whole", "shown"), Goal("hard/whole_beside_a_death", "shown"))
+DRAFTS = (*zero("*/wrong"), Goal("*/within", "=", 1), Goal("*/accepted_per_token", "shown"))
 UNEQUAL = (Goal("*/outcome", "=", "equal"),)
 SCENARIOS = (*zero(*(f"summary/{kind}/{what}" for kind in ("scripted", "real") for what in EACH[1:])),
              Goal("summary/scripted/scenarios", ">=", 1000), Goal("summary/real/scenarios", ">=", 1000),
@@ -97,6 +98,7 @@ ROWS: Final = (
     Row("mutants", 10, 60),
     Row("campaign-fuzz", 15, 40),
     Row("campaign-fleet", 10, 40, AT + "campaign_fleet.json", FLEET, root=True),
+    Row("campaign-speculation", 5, 25, AT + "campaign_speculation.json", DRAFTS),
     Row("campaign-sampled", 4, 20, AT + "campaign_sampled.json", SAMPLED),
     Row("campaign-parallel", 10, 40),
     Row("campaign-unequal", 20, 75, AT + "campaign_parallel.json", UNEQUAL),

@@ -12,6 +12,7 @@ from dashboard_stage import TOKEN, Stage, stage
 from scripted_engine import Play
 
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.membership import Drafts
 
 if TYPE_CHECKING:
     from conftest import Page
@@ -51,6 +52,18 @@ async def test_a_client_key_opens_it_where_there_are_some(page: Page, tmp_path: 
         assert "or a client key" in await page.wait("#need", bool, "what is needed")
         await page.type("#token", "client-key-1")
         await page.wait("#shape", lambda text: text == "1P1D", "the board")
+
+
+async def test_what_is_accepted_of_drafts_is_shown_of_engines_that_speculate(page: Page) -> None:
+    async with stage(1, 2) as s:
+        s.drafts = {"p0": Drafts(), "d1": Drafts(200, 75, 400)}
+        await enter(page, s)
+        await page.wait('[data-instance="d1"] dl', lambda text: "accepted 38 %" in " ".join(text.split()), "the share")
+        await page.wait('[data-instance="p0"] dl', lambda text: "none yet" in text, "nothing was drafted")
+        assert "accepted" not in await page.text('[data-instance="d0"] dl')
+        title = await page.run("""return document.querySelector('[data-instance="d1"]').title""")
+        assert "drafts accepted since its start: 38 %" in title
+        assert await page.faults() == []
 
 
 async def test_instances_flows_and_figures_after_requests(page: Page) -> None:

@@ -7,18 +7,20 @@ Outputs are compared with those of the prefill engine without ``kv_transfer_para
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from engine_pair import OUTPUT, PEER_TIMEOUT_S, Pair, ask, leave, new, say_farewell, started, tokens, wait_until
-from engines import Engine, HttpError
+from engines import MODEL_NAME, Engine, HttpError, post
 from processes import processor_s
 
 from xpyd_sidecar.contract import legs, metrics
 from xpyd_sidecar.contract.ids import Attempt, Incarnation, Role, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.router.api import audited, bodies
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -39,6 +41,26 @@ def processors(engine: Engine) -> float:
     used = processor_s(pids)
     time.sleep(1.5)
     return (processor_s(pids) - used) / (time.monotonic() - began)
+
+
+def audit(pair: Pair, prompt: list[int]) -> float:
+    """What a router finds by the three requests of an audit."""
+    transfer, request = new(), bodies.parse("completions", json.dumps({"model": MODEL_NAME, "prompt": prompt}).encode())
+
+    def odds(engine: Engine, salt: str, leg: legs.Leg | None) -> audited.Odds:
+        body = audited.body_of(audited.fields_of(request), salt, leg)
+        answer = post(f"{engine.url}/v1/completions", json.loads(body), timeout_s=400.0)
+        found = audited.odds_of(json.dumps(answer).encode())
+        assert found is not None
+        return found
+
+    for engine in (pair.p, pair.d):  # which compiles a function for its first log probabilities
+        odds(engine, f"{transfer}-first", None)
+    to_prefill = legs.Leg(legs.VERSION, Role.PREFILL, TransferId(transfer), Attempt(1), 30.0, pair.peer())
+    to_decode = legs.Leg(legs.VERSION, Role.DECODE, TransferId(transfer), Attempt(1), 30.0)
+    handed = pair.pool.submit(odds, pair.d, transfer, to_decode)
+    odds(pair.p, transfer, to_prefill)
+    return audited.difference(handed.result(60), odds(pair.d, f"{transfer}-alone", None))
 
 
 class TestRecompute:
@@ -251,6 +273,12 @@ class TestFail:
         prompt = tokens(300)
         pair.wire.corrupt = 1
         assert pair.both(prompt) != pair.plain(prompt)
+
+    @pytest.mark.timeout(1000)
+    def test_an_audit_sees_a_corrupted_block_where_nothing_checks(self, pair: Pair) -> None:
+        assert audit(pair, tokens(300)) < 1e-3
+        pair.wire.corrupt = 1
+        assert audit(pair, tokens(300)) > 1e-2
 
     def test_without_an_announcement_the_request_fails_at_its_deadline(self, pair: Pair) -> None:
         with pytest.raises(HttpError) as failed:

@@ -12,7 +12,7 @@ from vllm_places import MODULE
 
 from xpyd_sidecar.engine.dp_plugin import compat
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)  # vLLM looks at the model in a process of its own, once
 
 
 @pytest.fixture(params=["rpc", "shm"])

@@ -25,7 +25,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import peers
 from xpyd_sidecar.kv.keys import Outcome
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)  # vLLM looks at the model in a process of its own, once
 SINCE_033 = {"supports_sleep_mode", "unregister_kv_caches", "restore_kv_caches"}
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from make_model import ensure_model
 
+from xpyd_operator.api import speculation
 from xpyd_operator.api import vllm as warned
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
-from xpyd_sidecar.engine.compat import common
+from xpyd_sidecar.engine.compat import common, drafting
 
 pytest.importorskip("vllm")
 FULL = {option.replace("|", "") for option in warned._TABLE}
@@ -85,12 +86,66 @@ def test_a_runner_that_pools_does_not_generate(given: dict[str, str]) -> None:
     assert config(**given).model_config.runner_type == "pooling"
 
 
-def test_drafts_are_refused_by_the_connector() -> None:
-    from xpyd_sidecar.errors import ConfigError
+def test_methods_of_speculation_are_those_of_vllm() -> None:
+    """Where this fails, vLLM knows more of them: the connector and ``check`` must be told what they are."""
+    from typing import get_args
 
-    drafts = config(speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3})
-    with pytest.raises(ConfigError, match="speculative decoding"):
-        compat.check_model(drafts, None)
+    from vllm.config.speculative import MTPModelTypes, SpeculativeMethod
+
+    def flat(kind: Any) -> set[str]:
+        return {kind} if isinstance(kind, str) else {name for each in get_args(kind) for name in flat(each)}
+
+    mtp, all_of_them = flat(MTPModelTypes), flat(SpeculativeMethod)
+    assert all(name == "mtp" or name.endswith("_mtp") for name in mtp)
+    tokens, models = set(drafting.BY_TOKENS), set(drafting.BY_MODELS)
+    assert all_of_them - tokens - models - mtp <= speculation.OTHERS
+    assert tokens | models <= all_of_them
+    assert models == speculation.MODELS
+    assert not (tokens | models) & speculation.OTHERS
+
+
+@pytest.mark.parametrize("args", [
+    ["--speculative-config", '{"method": "ngram", "num-speculative-tokens": 2}'],
+    ["-sc={}", "-sc", '{"method": "suffix"}'],
+    ["--speculative_config.method", "ngram", "--speculative-config.num-speculative-tokens=3", "--speculative-config",
+     '{"method": "eagle"}'],
+    ["--spec-method", "ngram", "--spec-tok=4", "--speculative-c", '{"prompt_lookup_max": 2}'],
+    ["--spec-model=a/b", "--seed", "1", "--spec-tokens", "2"], ["--speculative-config", "None"], ["--enforce-eager"],
+], ids=str)
+def test_what_a_role_speculates_with_is_read_as_vllm_reads_it(
+    parser: argparse.ArgumentParser, args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.config.speculative import SpeculativeConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr("vllm.engine.arg_utils.SpeculativeConfig", lambda **fields: made.append(fields))
+    assert SpeculativeConfig is not None
+    AsyncEngineArgs.from_cli_args(parsed(parser, *args)).create_speculative_config(None, None)
+    theirs = [{name: value for name, value in fields.items() if not name.startswith("target_")} for fields in made]
+    found = speculation.read([(str(index), one) for index, one in enumerate(args)])
+    assert ([found.fields] if found.path else []) == theirs
+
+
+@pytest.mark.parametrize("value", ["{method: ngram}", "[1", "ngram"])
+def test_a_value_that_is_no_json_ends_an_engine(parser: argparse.ArgumentParser, value: str) -> None:
+    with pytest.raises((SystemExit, ValueError, argparse.ArgumentError)):
+        parsed(parser, "--speculative-config", value)
+
+
+def test_short_forms_of_speculation_are_known_exactly_where_vllm_knows_them(parser: argparse.ArgumentParser) -> None:
+    checked = 0
+    for name in names(parser):
+        for length in range(3, len(name) + 1) if name.startswith("--spe") else ():
+            try:
+                meant = parser._parse_optional(name[:length])
+            except ValueError:
+                continue  # ambiguous: vLLM refuses it
+            action = meant[0][0] if isinstance(meant, list) else meant[0] if meant else None
+            if action is not None:
+                checked += 1
+                assert bool(speculation.option(name[:length])) == any(map(speculation.option, action.option_strings))
+    assert checked > 20
 
 
 def test_an_allocator_that_moves_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ RULES = [f"/spec/versions/{each}/schema/openAPIV3Schema/properties/spec/properti
          for each in range(2)]
 """Of both versions."""
 FOUR = {"replicas": 1, "parallelism": {"tensor": 4}, "resources": {"limits": {"amd.com/gpu": 2}}}
-DRAFTS = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}']
+DRAFTS = ["--speculative-config", '{"method": "eagle", "model": "a/b", "num_speculative_tokens": 3}']
 
 
 async def columns(team: Team) -> dict[str, str]:
@@ -32,7 +32,7 @@ async def test_a_warning_is_an_event_and_the_document_is_followed(team: Team) ->
     await team.wait_settled("1P1D")
     await team.wait(lambda: team.events("EngineWouldRefuse"), "the warning is told")
     (event,) = team.events("EngineWouldRefuse")
-    assert event["message"].startswith("spec.decode.args[0]: --speculative-config: an engine with it ends at its start")
+    assert event["message"].startswith("spec.decode.args[0]: prefill does not draft, so the draft's KV is not handed over")
     assert (event["type"], event["message"][-11:]) == ("Warning", "(vLLM 0.32)")
     assert team.condition("Valid")["status"] == "True"
     row = await columns(team)

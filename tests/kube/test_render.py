@@ -47,6 +47,11 @@ CORNERS: dict[str, dict[str, Any]] = {
         "router": {"apiKeySecret": SECRET},
         "decode": {"resources": {"limits": {"cpu": "1500m", "memory": "4Gi"}, "requests": {"cpu": 1}}},
     },
+    "offload": {
+        "model": {"source": "a/b"},
+        "kv": {"audit": 0.01, "offload": {"memory": "64Gi", "disk": "500Gi", "store": {
+            "connector": "LMCacheMPConnector", "options": {"lmcache.mp.host": "tcp://x", "lmcache.mp.port": 5555}}}},
+    },
     "routers": {
         "router": {
             "placement": "deployment", "workers": 3, "resources": {"limits": {"cpu": 2}},

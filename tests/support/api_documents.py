@@ -278,6 +278,25 @@ MALFORMED: dict[str, Bad] = {
         server=False,
     ),
     "get without a buffer": bad("spec.kv.bufferSize", "mode get", kv={"mode": "get", "bufferSize": 0}),
+    "offload to nowhere": bad("spec.kv.offload", "names no place", kv={"offload": {}}),
+    "offload to no memory": bad("spec.kv.offload.memory", "above 0", kv={"offload": {"memory": "0Gi"}}),
+    "offload to no disk": bad("spec.kv.offload.disk", "above 0", kv={"offload": {"memory": "1Gi", "disk": 0}}),
+    "a store without its connector": bad("spec.kv.offload.store.connector", "required", kv={"offload": {"store": {}}}),
+    "a store that hands over": bad(
+        "spec.kv.offload.store.connector", "hands KV from engine to engine",
+        kv={"offload": {"store": {"connector": "NixlConnector"}}}),
+    "vLLM's own offloading as a store": bad(
+        "spec.kv.offload.store.connector", "write spec.kv.offload.memory",
+        kv={"offload": {"store": {"connector": "OffloadingConnector"}}}),
+    "a store by its path": bad(
+        "spec.kv.offload.store.connector", "goes into module", kv={"offload": {"store": {"connector": "a.b.Store"}}}),
+    "an audit of more than all": bad("spec.kv.audit", "from 0 to 1", kv={"audit": 1.5}),
+    "offloading by vLLM's option": bad(
+        "spec.engine.args[0]", "write spec.kv.offload.memory", {"spec.engine.args": ["--kv-offloading-size", "64"]}),
+    "another backend by vLLM's option": bad(
+        "spec.decode.args[0]", "spec.kv.offload.store", {"spec.decode.args": ["--kv_offloading_backend=lmcache"]}),
+    "a transfer configuration of the user's own": bad(
+        "spec.prefill.args[0]", "spec.kv.offload", {"spec.prefill.args": ['--kv-transfer-config={"kv_connector": "x"}']}),
     "get with a buffer of 0Gi": bad("spec.kv.bufferSize", "mode get", kv={"mode": "get", "bufferSize": "0Gi"}),
     "shared memory with tcp": bad(
         "spec.kv.sharedMemory", "does not use it", kv={"transport": "tcp", "sharedMemory": {"hostPath": "/dev/shm/x"}}

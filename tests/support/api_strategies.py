@@ -28,6 +28,8 @@ _TEXT = {
     "host": ["models.home", "10.0.0.7", "[fd00::1]"],
     "origin": ["https://app.example", "http://localhost:3000", "*"],
     "url": ["http://collector:4318"],
+    "class": ["LMCacheMPConnector", "Mine", "NixlConnector"],
+    "module": ["mine.store"],
 }
 JUNK = st.sampled_from(
     [

@@ -37,6 +37,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from xpyd_sidecar.contract import keys, legs, metrics, record
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, ServiceName, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.settings import ConnectorSettings
@@ -107,30 +108,39 @@ class Engine:
     def __init__(self, name: str, folder: Path, clock: Clock | None = None, *, runner: Runner | None = None,
                  tensor: int = 1, recompute: bool = True, model: dict[str, Any] | None = None, layout: str = "HND",
                  by_layer: bool = True, blocks: int = BLOCKS, described: Any = None,
-                 make_caches: Callable[[], dict[str, torch.Tensor]] | None = None, **options: Any) -> None:
+                 make_caches: Callable[[], dict[str, torch.Tensor]] | None = None, speculation: Speculation | None = None,
+                 **options: Any) -> None:
         """``clock``: that of a GPU for each rank; None: on a CPU. ``runner``: V1 on a CPU, V2 on a GPU, if not given.
 
         ``layout``: heads or tokens first in memory. ``by_layer``: as ``WorkerSide`` has it. ``described``, ``make_caches``:
-        what vLLM says of a model of several groups, and its memory.
+        what vLLM says of a model of several groups, and its memory. ``speculation``: its layers come after the others, and
+        call their hooks once for each draft.
         """
         (folder / name).mkdir()
         self.folder = folder / name
         kv = KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options})
         settings = ConnectorSettings(kv, ServiceName("s"), InstanceName(name), "127.0.0.1", KEY, self.folder)
-        make_caches = make_caches or (lambda: {f"layer{n}": cache(layout, blocks) for n in range(LAYERS)})
+        drafts = speculation or Speculation()
+        names = [*(f"layer{n}" for n in range(LAYERS)), *drafts.layers]
+        make_caches = make_caches or (lambda: {name: cache(layout, blocks) for name in names})
         self.caches = [make_caches() for _ in range(tensor)]
         groups = compat.layer_groups(described) if described else {}
         self.hooked = [name for name in self.caches[0] if name not in groups or not groups[name].state]
         """Layers that say when they are written: those of attention."""
+        self._again = list(drafts.layers) * max(0, drafts.num_speculative_tokens - 1)
+        """Hooks that are called again in a step, when the draft has written past the prompt."""
+        self.lookahead: int | None = None
+        """The block that drafts write to then."""
         self.clock = clock or Clock()
         self.clocked = clock is not None
         """Copies are complete later than the step that makes them."""
         self.runner = runner or ("v1" if clock is None else "v2")
         self.devices = [Cpu() if clock is None else Gpu(clock) for _ in range(tensor)]
-        self.workers = [WorkerSide(settings, rank, caches, blocks, by_layer=by_layer, groups=groups, view=device.memory)
+        self.workers = [WorkerSide(settings, rank, caches, blocks, by_layer=by_layer, groups=groups, view=device.memory,
+                                   drafts=frozenset(drafts.layers))
                         for rank, (caches, device) in enumerate(zip(self.caches, self.devices, strict=True))]
         self.scheduler = SchedulerSide(vllm_config(tensor, layout=layout, **(model or {})), settings,
-                                       recompute=recompute, blocks=blocks,
+                                       recompute=recompute, blocks=blocks, speculation=speculation,
                                        groups=compat.cache_groups(described) if described else None,
                                        states=compat.states(described) if described else "")
         self.scheduler.workers_are(worker.address() for worker in reversed(self.workers))
@@ -156,9 +166,10 @@ class Engine:
                 for at, block in enumerate(ids):
                     device.compute(0.0, partial(cache[block].fill_, prompt * 1000 + rank * 100 + layer * 20 + at))
 
-    def holds(self, ids: list[int], prompt: int, first: int) -> bool:
+    def holds(self, ids: list[int], prompt: int, first: int, layers: int | None = None) -> bool:
+        """Whether the first so many layers (None: all) hold what a kernel wrote for a prompt's blocks from ``first`` on."""
         return all(bool((cache[block] == prompt * 1000 + rank * 100 + layer * 20 + first + at).all())
-                   for rank, caches in enumerate(self.caches) for layer, cache in enumerate(caches.values())
+                   for rank, caches in enumerate(self.caches) for layer, cache in enumerate([*caches.values()][:layers])
                    for at, block in enumerate(ids))
 
     def step(self, new: tuple[Any, ...] = (), cached: tuple[Any, ...] = (), *, hooks: Hooks = "layers",
@@ -176,12 +187,17 @@ class Engine:
             preempted_req_ids={one.request_id for one in preempted} or None)
         orders = self.scheduler.build_orders(output)
         together = KVConnectorOutput(finished_recving=set())
-        for worker, device in zip(self.workers, self.devices, strict=True):
+        for worker, caches, device in zip(self.workers, self.caches, self.devices, strict=True):
             worker.begin(orders)
             if writes is not None:
                 self.fill(*writes)
             if new or cached:
                 forward(device, self.hooked, worker.save_layer, hooks)
+                for layer in self._again:
+                    if self.lookahead is not None:
+                        device.compute(0.0, partial(caches[layer][self.lookahead].fill_, -1))
+                    if hooks == "layers":
+                        worker.save_layer(layer)
             worker.start_loads()
             worker.finish_saves()
             over, failed = worker.poll()

@@ -17,7 +17,7 @@ from router_fleet import KEY, RouterFleet, fleet, request_bytes
 from scripted_engine import Play, ScriptedEngine
 
 from xpyd_sidecar.contract import keys
-from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.membership import Drafts, Load
 
 TOKEN = keys.admin_token(KEY)
 
@@ -31,6 +31,8 @@ class Stage:
         """Engines that beat no more."""
         self.kept: dict[str, float] = {}
         """KV that an engine holds beside that of its open requests."""
+        self.drafts: dict[str, Drafts] = {}
+        """Of engines that speculate."""
         self._draw = draw
 
     @property
@@ -48,7 +50,8 @@ class Stage:
     def beat(self, engine: ScriptedEngine, **fields: Any) -> None:
         running = min(engine.open, 16)
         usage = min(0.97, self.kept.get(engine.name, 0.05) + 0.02 * engine.open)
-        load = Load(running=running, waiting=engine.open - running, kv_usage=usage, transfers=engine.open)
+        load = Load(running=running, waiting=engine.open - running, kv_usage=usage, transfers=engine.open,
+                    drafts=self.drafts.get(engine.name))
         self.fleet.beat(engine, **{"interval_s": 60.0, "load": load, **fields})
 
     async def load(self, rate: float, seconds: float, **fields: Any) -> None:

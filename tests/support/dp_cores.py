@@ -190,6 +190,7 @@ def cores(monkeypatch: pytest.MonkeyPatch, mode: Mode, size: int = 2) -> Iterato
     """Ranks that run until the end of the block, and must leave then; vLLM's classes are its own afterwards."""
     kind, stock = compat.DPEngineCoreProc, dict(vars(compat.DPEngineCoreProc))
     settings = Settings(mode)
+    compat.check_sources()  # as ``prepare`` does, once: several threads at a time cannot parse (CPython 3.11)
     patch.install(settings)
     try:
         store, lockstep = Store(), Lockstep(size)

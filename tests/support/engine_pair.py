@@ -37,7 +37,7 @@ from xpyd_sidecar.contract.ids import (
     join_host_port,
 )
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.upstream.cancel_notice import Farewells
 from xpyd_sidecar.router.upstream.pool import EnginePool
 
@@ -52,9 +52,9 @@ class Pair:
     """A prefill and a decode engine, and the wire from prefill's data port to decode."""
 
     def __init__(self, folder: Path, *, policy: Literal["recompute", "fail"], prefill_args: Sequence[str] = (),
-                 prefill_env: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None, **options: Any
-                 ) -> None:
-        """``env``: of both engines, ``prefill_env``: of prefill besides."""
+                 prefill_env: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None,
+                 beside: Sequence[Mapping[str, Any]] = (), **options: Any) -> None:
+        """``env``: of both engines, ``prefill_env``: of prefill besides. ``beside``: connectors after ours, of both."""
         port = free_port()
         self.wire = Wire(port)
         self.pool = ThreadPoolExecutor(48)
@@ -63,9 +63,10 @@ class Pair:
         small = ("--num-gpu-blocks-override", "34", "--max-num-batched-tokens", "512")
         common = {"transport": "tcp", "peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": 20.0, **options}
         p_env = {**(env or {}), **(prefill_env or {})} or None
-        self.p = Engine("p", folder, args=(*small, *prefill_args), env=p_env, options=KvOptions(
+        self.p = Engine("p", folder, args=(*small, *prefill_args), env=p_env, beside=beside, options=KvOptions(
             data_port=port, advertise_data=join_host_port("127.0.0.1", self.wire.port), **common))
-        self.d = Engine("d", folder, args=small, env=env, on_load_failure=policy, options=KvOptions(**common))
+        self.d = Engine("d", folder, args=small, env=env, on_load_failure=policy, beside=beside,
+                        options=KvOptions(**common))
 
     def peer(self, **changes: Any) -> legs.Peer:
         """Decode, as a prefill leg names it."""

@@ -115,8 +115,9 @@ class Engine:
     def __init__(self, name: str, folder: Path, *, connector: bool = True, model: Path | None = None, service: str = "test",
                  key_file: Path | None = None, options: KvOptions | None = None,
                  on_load_failure: Literal["recompute", "fail"] = "recompute", args: Sequence[str] = (),
-                 env: Mapping[str, str] | None = None, port: int | None = None, forked: bool = True) -> None:
-        """``forked``: see ``fork_server``; without, it is started by its command."""
+                 env: Mapping[str, str] | None = None, port: int | None = None, forked: bool = True,
+                 beside: Sequence[Mapping[str, Any]] = ()) -> None:
+        """``forked``: see ``fork_server``; without, it is started by its command. ``beside``: connectors after ours."""
         self.name = name
         self._forked = forked
         self.folder = folder
@@ -134,7 +135,7 @@ class Engine:
                          "--model", str(model or ensure_model()), "--served-model-name", MODEL_NAME,
                          "--host", "127.0.0.1", "--port", str(self.port), *BASE_ARGS]
         if connector:
-            config = launch.kv_transfer_config(options or KvOptions(), on_load_failure)
+            config = launch.kv_transfer_config(options or KvOptions(), on_load_failure, beside)
             self._command += ["--kv-transfer-config", json.dumps(config)]
         self._command += args
         self._env = {**FOUND, **BASE_ENV, launch.ENV_RUN_DIR: str(self.run_dir), launch.ENV_SERVICE: service,

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
-from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
+from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.serving.exchange import Exchange
 from xpyd_sidecar.router.serving.instructions import (
     Answered,

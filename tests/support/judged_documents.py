@@ -1,4 +1,4 @@
-"""200 documents for judges, always the same: examples and a plain one with two changes, refused, warned of or right."""
+"""220 documents for judges, always the same: examples and a plain one with two changes, refused, warned of or right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from api_documents import BASE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-HOW_MANY = 200
+HOW_MANY = 220
 
 EVERYWHERE: dict[str, dict[str, Any]] = {
     "data": {"prefill": {"parallelism": {"data": 2}}},
@@ -21,6 +21,8 @@ EVERYWHERE: dict[str, dict[str, Any]] = {
     "owned": {"engine": {"args": ["--port", "1", "--tensor-parallel-size=2"]}},
     "owned variables": {"engine": {"env": [{"name": "VLLM_API_KEY", "value": "x"}, {"name": "XPYD_A", "value": "y"}]}},
     "no decode": {"decode": {"replicas": 0}},
+    "store": {"kv": {"offload": {"store": {"connector": "NixlConnector"}}}},
+    "offloading": {"engine": {"args": ["--kv-offloading-size=64"]}},
     "policy": {"router": {"policy": "round_robin", "policyOptions": {"bound": 1.5}}},
     "timeouts": {"router": {"pairTimeout": "2h", "requestTimeout": "1h"}},
     "stuck": {"rollout": {"maxSurge": 0, "maxUnavailable": 0}},
@@ -32,6 +34,8 @@ EVERYWHERE: dict[str, dict[str, Any]] = {
 """Refused for every target, with the same words."""
 KUBE: dict[str, dict[str, Any]] = {
     "memory": {"decode": {"resources": {"limits": {"memory": "319Mi"}}}},
+    "no GPUs to offload": {"kv": {"offload": {"memory": "64Gi"}}, "decode": {"parallelism": {"device": "none"}}},
+    "memory to offload": {"kv": {"offload": {"memory": "64Gi"}}, "prefill": {"resources": {"limits": {"memory": "64Gi"}}}},
     "ray": {"decode": {"parallelism": {"executor": "ray", "device": "none"}}},
     "stages": {"decode": {"parallelism": {"pipeline": 2, "device": "none"}, "args": ["--enforce-eager"]}},
     "host network": {"prefill": {"template": {"spec": {"hostNetwork": True, "restartPolicy": "Never"}}}},
@@ -44,6 +48,7 @@ LOCAL: dict[str, dict[str, Any]] = {
     "claim": {"model": {"source": "pvc://weights/a"}},
     "cache": {"model": {"source": "a/b", "cache": {"size": "1Gi"}}},
     "token": {"model": {"source": "a/b", "tokenSecret": {"name": "s", "key": "k"}}},
+    "disk": {"kv": {"offload": {"disk": "500Gi"}}},
     "keys": {"router": {"apiKeySecret": {"name": "s", "key": "k"}}},
     "certificate": {"router": {"tls": {"secret": "c"}}},
     "reference": {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
@@ -53,13 +58,16 @@ WARNED: dict[str, dict[str, Any]] = {
     "shortened": {"decode": {"args": ["--tokens_on"]}},
     "pooling": {"engine": {"args": ["--runner", "pooling"]}},
     "convert": {"prefill": {"args": ["--convert=embed"]}},
-    "drafts": {"engine": {"args": ["--speculative-config.method=ngram", "-sc", "{}"]}},
+    "drafts": {"decode": {"args": ["--speculative-config.method=eagle", "--spec-model", "a/b"]}},
+    "drafts of another model": {"engine": {"args": ["-sc", '{"method": "mtp", "num_speculative_tokens": 1}']},
+                                "prefill": {"args": ["--spec-method=dflash", "-sc=x"]}},
     "experts": {"decode": {"args": ["--enforce-eager", "--enable-return-routed-experts"]}},
     "second model": {"engine": {"args": ["Qwen/Qwen3-8B"]}},
     "block size": {"prefill": {"args": ["--block-size", "32"]}, "decode": {"args": ["--block-size=64"]}},
     "dtype": {"prefill": {"args": ["--dtype", "half"]}, "decode": {"args": ["--dtype", "bfloat16"]}},
     "kv dtype": {"prefill": {"args": ["--kv-cache-dtype=fp8"]}, "decode": {"args": ["--kv-cache-dtype=float16"]}},
     "tools": {"engine": {"args": ["--enable-auto-tool-choice"]}},
+    "no prefix cache": {"kv": {"offload": {"memory": "1Gi"}}, "decode": {"args": ["--no-enable-prefix-caching"]}},
     "allocator": {"engine": {"env": [{"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "expandable_segments:True"}]}},
 }
 GOOD: dict[str, dict[str, Any]] = {
@@ -68,7 +76,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "eager": {"engine": {"args": ["--enforce-eager", "--max-model-len", "4096"]}},
     "same dtype": {"prefill": {"args": ["--dtype", "half"]}, "decode": {"args": ["--dtype=float16"]}},
     "drain": {"drain": {"timeout": "90s"}},
+    "drafts on both": {"engine": {"args": ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']}},
     "waits": {"router": {"queue": {"size": 9}}},
+    "offload": {"kv": {"offload": {"memory": "64Gi", "store": {"connector": "LMCacheMPConnector"}}, "audit": 0.01}},
 }
 CHANGES = EVERYWHERE | KUBE | LOCAL | WARNED | GOOD
 

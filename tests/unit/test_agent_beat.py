@@ -27,6 +27,7 @@ from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.fingerprint import digest
 from xpyd_sidecar.contract.ids import AgentId, Role, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
+from xpyd_sidecar.contract.speculation import Speculation
 
 IDLE = Load()
 BUSY = Load(running=1)
@@ -426,6 +427,22 @@ def test_the_fingerprint_says_which_versions_of_the_kv_plane_are_spoken() -> Non
             machine.handle(look, now)
         spoken[versions] = machine.heartbeat().fingerprint
     assert spoken == {"1.3.1": digest(FIELDS), "1.4.1": f"{digest(FIELDS)}-kv1.4.1"}
+
+
+def test_speculation_tells_engines_apart_only_where_states_are_laid_out_by_it() -> None:
+    def heard(speculation: Speculation) -> str:
+        machine = Machine(config_of())
+        record = msgspec.structs.replace(record_of(), speculation=speculation)
+        look = msgspec.structs.replace(up(), look=msgspec.structs.replace(up().look, records=(record,)))
+        for now in (0.0, 0.5):
+            machine.handle(look, now)
+        return machine.heartbeat().fingerprint
+
+    two, three = (Speculation("mtp", "h", num_speculative_tokens=n) for n in (2, 3))
+    assert heard(two) == heard(three) == heard(Speculation()) == heard(Speculation(states=True)) == digest(FIELDS)
+    with_states = [heard(msgspec.structs.replace(each, states=True)) for each in (two, three)]
+    assert len(set(with_states)) == 2
+    assert all(each.startswith(f"{digest(FIELDS)}-s") for each in with_states)
 
 
 def test_what_a_person_should_see_to_goes_with_every_beat() -> None:

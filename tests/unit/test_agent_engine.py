@@ -16,7 +16,7 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.agent import engine as engine_module
 from xpyd_sidecar.agent.engine import BadAnswer, Probe, choose_model, parse_load
 from xpyd_sidecar.contract import record
-from xpyd_sidecar.contract.membership import MAX_ALSO, Load
+from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
 
 TWO_ENGINES = b"""\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -35,6 +35,18 @@ xpyd_kv_receives_open_created{engine="1"} 1.7e9
 
 def test_series_of_several_engines_are_added_and_usage_is_averaged() -> None:
     assert parse_load(TWO_ENGINES) == Load(running=7, waiting=1, kv_usage=0.375, transfers=3)
+
+
+def test_an_engine_that_speculates_says_what_it_drafted_of_how_much() -> None:
+    """As vLLM names it (``test_engine_drafting``)."""
+    series = (b'vllm:spec_decode_num_draft_tokens_total{engine="0"} 2274.0\n'
+              b'vllm:spec_decode_num_draft_tokens_created{engine="0"} 1.7e9\n'
+              b'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 400.0\n'
+              b'vllm:spec_decode_num_accepted_tokens_total{engine="1"} 178.0\n'
+              b'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 300.0\n'
+              b'vllm:generation_tokens_total{engine="0"} 784.0\n')
+    assert parse_load(TWO_ENGINES + series).drafts == Drafts(drafted=2274, accepted=578, generated=784)
+    assert parse_load(TWO_ENGINES + b'vllm:generation_tokens_total{engine="0"} 784.0\n').drafts is None
 
 
 def test_series_without_labels_are_read_and_those_that_are_no_number_skipped() -> None:

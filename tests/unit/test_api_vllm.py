@@ -10,16 +10,14 @@ from render_service import service
 from xpyd_operator.api import vllm
 from xpyd_operator.api.model import DEFAULT_IMAGE
 
-DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3}'
+DRAFTS = '{"method": "eagle", "model": "a/b", "num_speculative_tokens": 3}'
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 WARNED: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"engine": ["--tokens-only"]}, {"spec.engine.args[0]": "--tokens-only: an engine with it has no tokenizer"}),
     ({"decode": ["--seed", "1", "--tokens-o"]}, {"spec.decode.args[2]": "--tokens-o: "}),
     ({"prefill": ["--runner", "pooling"]}, {"spec.prefill.args[0]": "--runner pooling: an engine with it serves no comp"}),
     ({"engine": ["--convert=classify"]}, {"spec.engine.args[0]": "--convert classify: "}),
-    ({"engine": ["--speculative-config", DRAFTS]}, {"spec.engine.args[0]": "--speculative-config: an engine with it ends"}),
-    ({"engine": ["--spec-method=ngram", "-sc.method=ngram"]}, {"spec.engine.args[0]": "--spec-method ngram: ",
-                                                               "spec.engine.args[1]": "-sc ngram: "}),
+    ({"decode": ["--speculative-config", DRAFTS]}, {"spec.decode.args[0]": "prefill does not draft, so the draft's KV is"}),
     ({"engine": ["--enable-return-routed-experts"]}, {"spec.engine.args[0]": "--enable-return-routed-experts: "}),
     ({"engine": ["--enable-sleep-mode"]}, {"spec.engine.args[0]": "--enable-sleep-mode: an engine with it ends at its st"}),
     ({"engine": ["Qwen/Qwen3-8B"]}, {"spec.engine.args[0]": "Qwen/Qwen3-8B belongs to no option, so it is a second model"}),
@@ -39,6 +37,7 @@ SILENT: list[dict[str, Any]] = [
     {},
     {"engine": ["--enable-scale-out", "--tokenizer", "a/b", "--runner=generate", "--convert", "none"]},
     {"engine": ["--specialize-active-lora", "--enable-prefix-caching"]},
+    {"engine": ["--speculative-config", DRAFTS]},
     {"engine": ["--lora-modules", "a=/x", "b=/y"]},
     {"engine": ["--dtype"], "decode": ["half"]},
     {"prefill": ["--dtype=half"], "decode": ["--dtype", "float16"]},

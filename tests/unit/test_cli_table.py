@@ -9,7 +9,7 @@ from rich.console import Console
 from xpyd_operator.api.status import Condition, ServiceStatus
 from xpyd_operator.cli.table import duration, headline, load, notes, render
 from xpyd_operator.local.view import InstanceView, Snapshot
-from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.membership import Drafts, Load
 
 
 def view(name: str, **more: object) -> InstanceView:
@@ -55,6 +55,14 @@ def test_rows_have_state_load_address_uptime_and_restarts() -> None:
         "qwen-e0", "decode", "ready", "2", "running,", "KV", "12", "%", "127.0.0.1:20001", "2m10s", "1",
     ]
     assert "Not ready" not in text
+
+
+def test_an_engine_that_speculates_says_how_many_drafts_it_accepted() -> None:
+    def drafted(drafts: Drafts) -> str:
+        return load(view("e", load=Load(running=2, kv_usage=0.5, drafts=drafts)))
+
+    assert drafted(Drafts(200, 75, 400)) == "2 running, 38 % of drafts accepted, KV 50 %"
+    assert drafted(Drafts()) == "2 running, KV 50 %"
 
 
 def test_progress_problems_and_joined_engines_are_noted() -> None:

@@ -14,10 +14,9 @@ from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.fleet import p2p as rp
-from xpyd_sidecar.router.fleet.member import BeatRefused, Changed, InstanceLost, Probed, ProbeInstance
+from xpyd_sidecar.router.fleet.member import BeatRefused, Changed, EngineTarget, InstanceLost, Probed, ProbeInstance
 from xpyd_sidecar.router.fleet.p2p import Guests, PairedById
 from xpyd_sidecar.router.fleet.roster import Roster
-from xpyd_sidecar.router.fleet.target import EngineTarget
 
 SERVICE = ServiceName("s")
 

@@ -516,12 +516,11 @@ async def test_what_engines_would_not_start_with_is_an_event_once(world: World) 
         return [body["message"] for at, body in world.api.objects.items()
                 if at[0] == "Event" and body["reason"] == "EngineWouldRefuse"]
 
-    drafts = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}']
-    world.write(decode={"replicas": 1, "args": drafts})
+    world.write(decode={"replicas": 1, "args": ["--tokens-only"]})
     await settle(world)
     await world.events.flush()
     (words,) = told()
-    assert words.startswith("spec.decode.args[0]: --speculative-config: an engine with it ends at its start")
+    assert words.startswith("spec.decode.args[0]: --tokens-only: an engine with it has no tokenizer")
     assert words.endswith("(vLLM 0.32)")
     assert world.condition("Valid")["status"] == "True"
     assert len(world.named("Pod")) == 2, "it is followed all the same"

@@ -12,7 +12,7 @@ import pytest
 from kube_documents import document
 from kube_keys import master, turns
 from memory_api import MemoryApi
-from planner_traffic import PROMPT, Traffic
+from planner_traffic import PROMPT, Traffic, counted, instance
 
 from xpyd_operator.kube.backend import KubeBackend, Shared
 from xpyd_operator.kube.cache import OWNER_KIND, Cache, Entry
@@ -21,7 +21,9 @@ from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.planner.run import Planning
-from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName
+from xpyd_sidecar.contract.membership import Drafts, Load
 
 INTERVAL_S = 30.0
 
@@ -133,6 +135,33 @@ async def test_a_router_that_was_started_again_counts_from_zero_and_nothing_is_n
     assert second is not None
     assert second.arrivals == 7
     assert gather.figures({}, 100.0) is None
+
+
+def drafting(name: str, life: str, drafts: Drafts | None, role: Role = Role.DECODE) -> FleetInstance:
+    made = instance(name, role, 4)
+    return msgspec.structs.replace(made, incarnation=Incarnation(life), load=Load(running=4, drafts=drafts))
+
+
+def test_tokens_of_a_step_are_those_of_decode_within_the_interval() -> None:
+    from xpyd_operator.plan.planner.gather import Gather
+
+    gather, now = Gather(), 0.0
+
+    def told(*instances: FleetInstance) -> float:
+        nonlocal now
+        now += 30.0
+        fleet = Fleet(ServiceName("qwen"), "r0", 10.0, settled=True, instances=instances, totals=counted(int(now)))
+        figures = gather.figures({"r0": fleet}, now)
+        return figures.tokens_per_step if figures is not None else 0.0
+
+    prefill = drafting("p0", "a", Drafts(9, 0, 900), Role.PREFILL)
+    assert told(prefill, drafting("d0", "a", Drafts(900, 300, 1000))) == 0.0, "there was nothing before it"
+    assert told(prefill, drafting("d0", "a", Drafts(900, 300, 1000))) == 1.0, "nothing was generated yet"
+    assert told(prefill, drafting("d0", "a", Drafts(1500, 700, 1600)), drafting("d1", "x", Drafts(9, 9, 10))) == 3.0
+    assert told(prefill, drafting("d0", "a", Drafts(1800, 900, 1900)), drafting("d1", "x", Drafts(99, 9, 110))) == 2.0
+    assert told(prefill, drafting("d0", "b", Drafts(3, 0, 2)), drafting("d1", "x", Drafts(99, 9, 110))) == 2.0, "as before"
+    assert told(prefill, drafting("d0", "b", Drafts(30, 0, 22))) == 1.0, "another life counts from zero"
+    assert told(prefill, drafting("d0", "c", None)) == 1.0
 
 
 def test_cold_starts_are_learned() -> None:

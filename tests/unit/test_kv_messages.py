@@ -8,6 +8,7 @@ import pytest
 from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Array, Cut, Kind, geometry
@@ -31,11 +32,13 @@ T = TransferId("ab" * 16)
 INC = Incarnation("c" * 32)
 FIELDS = FingerprintFields("m", "float32", "float32", 128, "HND", "vec", "0.32.0")
 SHAPE = geometry(1, [[Array("layer0", Kind("float32", 4, (8, 8), 256, 4))]])
+EAGLE = Speculation("eagle3", "h", "fp8", (2, 20, 37), parallel_drafting=True, num_speculative_tokens=5, states=True,
+                    layers=("model.layers.40.self_attn.attn",))
 ANNOUNCE = Announce(T, Attempt(3), 1, b"i" * 32, 10, 9, (Rank(HostPort("10.0.0.1:5"), INC),))
 
 
 @pytest.mark.parametrize("message", [
-    Hello(InstanceName("p"), INC, INC, FIELDS, Parallel(), SHAPE), Welcome(InstanceName("d"), INC),
+    Hello(InstanceName("p"), INC, INC, FIELDS, Parallel(), SHAPE, EAGLE), Welcome(InstanceName("d"), INC),
     Reject(Outcome.INCOMPATIBLE, "dtype"), ANNOUNCE, Gone(T, Attempt(1), 1, Outcome.ABORTED, "r", True),
     Drop(T, Attempt(1), 1, Outcome.UNUSED, "r"), Ping(1), Pong(1, INC),
     Ping(0, (WorkDone(T, Attempt(1), 1, 2**40, 2**40),) * messages.WORK_MAX)], ids=lambda m: type(m).__name__)
@@ -44,6 +47,15 @@ def test_messages_come_back_as_they_were(message: messages.Control) -> None:
     assert messages.unpack(body) == message
     assert messages.prefix(head).version == messages.WIRE_VERSION
     assert len(head) + len(body) <= messages.MESSAGE_MAX
+
+
+def test_a_hello_that_says_nothing_of_speculation_is_one_of_an_engine_that_does_not_speculate() -> None:
+    """Releases that do not know the field refuse to speculate."""
+    hello = Hello(InstanceName("p"), INC, INC, FIELDS, Parallel(), SHAPE, EAGLE)
+    older = {name: value for name, value in msgspec.to_builtins(hello).items() if name != "speculation"}
+    read = messages.unpack(msgspec.msgpack.encode(older))
+    assert isinstance(read, Hello)
+    assert read.speculation == Speculation()
 
 
 def test_the_prefix_names_the_transfer_so_that_another_version_can_be_answered() -> None:

@@ -10,9 +10,10 @@ import pytest
 from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.mapping import Array, Geometry, Kind, geometry
-from xpyd_sidecar.kv.peers import Self, meet
+from xpyd_sidecar.kv.mapping import Array, Geometry, Kind, geometry, units
+from xpyd_sidecar.kv.peers import Met, Self, meet
 
 FIELDS = FingerprintFields("m", "float32", "float32", 128, "HND", "vec", "0.32.0")
 
@@ -71,3 +72,84 @@ def test_other_differences_are_named_too(changes: dict[str, Any], outcome: Outco
     assert found is not None
     assert found[0] is outcome
     assert text in found[1]
+
+
+# --- drafts ---
+
+DRAFT = "model.layers.1.self_attn.attn"
+EAGLE = Speculation("eagle", "h", "float32", num_speculative_tokens=3, layers=(DRAFT,))
+
+
+def drafted(tensor: int = 2, *, first: bool = False) -> Geometry:
+    """With a draft's layer after the model's, or before it."""
+    kind = Kind("float32", 4 // tensor, (8, 8), 256, 4)
+    arrays = [Array("layer0", kind), Array("layer1", kind)]
+    arrays.insert(0 if first else 2, Array(DRAFT, kind))
+    return geometry(tensor, [arrays] * tensor)
+
+
+def target(tensor: int = 2) -> Geometry:
+    return geometry(tensor, [[Array(name, Kind("float32", 4 // tensor, (8, 8), 256, 4)) for name in ("layer0", "layer1")]]
+                    * tensor)
+
+
+def pair(decode: tuple[Geometry, Speculation], prefill: tuple[Geometry, Speculation]) -> Met:
+    ours = msgspec.structs.replace(HERE, geometry=decode[0], speculation=decode[1])
+    theirs = msgspec.structs.replace(HERE, geometry=prefill[0], speculation=prefill[1])
+    return meet(ours, theirs.hello(ours.incarnation))
+
+
+def taken(met: Met) -> list[list[tuple[int, int, bool]]]:
+    """By decode rank: (prefill's array, the array here, nothing stays) of what comes from its only source."""
+    return [[(region, unit.region, source.whole) for region, unit in units(source.parts).items()]
+            for sources in met.plan for source in sources]
+
+
+def test_the_same_draft_moves_as_any_layer() -> None:
+    met = pair((drafted(), EAGLE), (drafted(), EAGLE))
+    assert (met.refused, met.warning, met.drafts_stay) == (None, "", False)
+    assert taken(met) == [[(0, 0, True), (1, 1, True), (2, 2, True)]] * 2
+
+
+def test_a_decode_engine_that_drafts_alone_takes_all_but_its_drafts_arrays() -> None:
+    for first, into in ((False, [0, 1]), (True, [1, 2])):
+        met = pair((drafted(first=first), EAGLE), (target(), Speculation()))
+        assert met.refused is None
+        assert "few drafts will be accepted" in met.warning
+        assert met.drafts_stay
+        assert taken(met) == [[(at, to, True) for at, to in enumerate(into)]] * 2
+
+
+def test_a_prefill_engine_that_drafts_alone_keeps_its_drafts_arrays() -> None:
+    for first, regions in ((False, [0, 1]), (True, [1, 2])):
+        met = pair((target(), Speculation("ngram", num_speculative_tokens=2)), (drafted(first=first), EAGLE))
+        assert met.refused is None
+        assert "costs prefill time" in met.warning
+        assert taken(met) == [[(region, into, False) for into, region in enumerate(regions)]] * 2, "something stays there"
+
+
+def test_drafts_of_other_models_stay_even_where_their_arrays_look_alike() -> None:
+    other = msgspec.structs.replace(EAGLE, model="z")
+    met = pair((drafted(), EAGLE), (drafted(), other))
+    assert met.warning.startswith("speculation.model: 'h' here, 'z' there")
+    assert taken(met) == [[(0, 0, False), (1, 1, False)]] * 2
+    assert taken(pair((drafted(4), EAGLE), (drafted(2), other))) == [[(0, 0, False), (1, 1, False)]] * 4, "other sizes"
+
+
+def test_what_a_peer_calls_a_drafts_is_taken_where_it_is_a_layer_of_the_model_here() -> None:
+    met = pair((target(), Speculation()), (target(), msgspec.structs.replace(EAGLE, layers=("layer1",))))
+    assert taken(met) == [[(0, 0, True), (1, 1, True)]] * 2
+
+
+def test_arrays_that_nobody_calls_a_drafts_must_be_on_both_sides() -> None:
+    found = pair((drafted(), msgspec.structs.replace(EAGLE, layers=())), (target(), Speculation())).refused
+    assert found == (Outcome.INCOMPATIBLE, f"kv cache {DRAFT}: only decode has it")
+
+
+def test_states_and_another_number_of_drafts_are_refused_with_the_field() -> None:
+    here = msgspec.structs.replace(EAGLE, method="mtp", states=True)
+    met = pair((drafted(), msgspec.structs.replace(here, num_speculative_tokens=2)), (drafted(), here))
+    assert met.refused is not None
+    assert met.refused[0] is Outcome.INCOMPATIBLE
+    assert met.refused[1].startswith("speculation.num_speculative_tokens: 2 here, 3 there")
+    assert met.plan == ()

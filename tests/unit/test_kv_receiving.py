@@ -353,6 +353,13 @@ def test_a_source_that_nothing_is_wanted_of_is_asked_and_told_all_the_same() -> 
     assert fill(receiving) == [Confirm(key(), 0), Confirm(key(), 1), Finished("r", key(), Outcome.OK, "", 200)]
 
 
+def test_a_source_some_of_whose_arrays_stay_is_asked_for_the_others_by_name_of_their_place() -> None:
+    (ask,) = machine().load(order()._replace(sources=(From(P1, INC, WHOLE, whole=False),)), 0.0)
+    assert isinstance(ask, Ask)
+    assert ask.ready.cuts == tuple(part.cut for part in WHOLE)
+    assert not ask.plain
+
+
 def test_pulling_asks_every_source_for_what_follows_the_blocks_that_all_have_sent() -> None:
     receiving = Receiving(load_s=30, grace_s=1, regions=2, cover=True, window=1)
     asks = receiving.load(Order("r", key(), TABLES, TWO), 0.0)

@@ -21,6 +21,7 @@ from scripts import load
 from xpyd_operator.kube.metrics import Metrics as OperatorMetrics
 from xpyd_sidecar.contract import metrics as kv
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.membership import Drafts
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.router.observing.batch import of_records
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
@@ -58,15 +59,16 @@ def shown(families: list[Metric]) -> Labels:
 
 def router() -> Labels:
     """One request, with every label in use."""
-    metrics = RouterMetrics(lambda: [member("p1", role=Role.PREFILL), member("d1")])
-    metrics.watch_queue(lambda: 0)
-    metrics.watch_budget(lambda: 30)
+    metrics = RouterMetrics(lambda: [member("p1", role=Role.PREFILL), member("d1", drafts=Drafts(1, 1, 1))])
+    metrics.queued = lambda: 0
+    metrics.retries_left = lambda: 30
     of = record(P1, D1, retries=1, continued=1, skips="short")
     metrics.in_flight += 1
     metrics.closed(of_records(of.api, [of]))
     metrics.message("taken")
     metrics.probed("healthy")
     metrics.changed("joined")
+    metrics.audits.add("p1", "d1", "equal", 0.0)
     return shown(list(metrics.registry.collect()))
 
 
@@ -234,6 +236,8 @@ HEALTHY = {
     f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"ok\"}}": "0+60x60",
     f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"aborted\"}}": "0+30x60",
     f"xpyd_kv_sends_open{{{POD}}}": "4x60",
+    f"xpyd_router_pair_audits_total{{{POD}, prefill=\"p0\", decode=\"d0\", result=\"equal\"}}": "0+1x60",
+    f"xpyd_router_pair_audits_total{{{POD}, prefill=\"p0\", decode=\"d0\", result=\"differs\"}}": "0x20 1x39",
     'xpyd_operator_leader{pod="one"}': "1x60",
     'xpyd_operator_leader{pod="other"}': "0x60",
     'xpyd_operator_reconcile_total{result="same"}': "0+12x60",
@@ -258,6 +262,8 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "XpydTransfersStuck": ({f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"ok\"}}": "7x60",
                             f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"aborted\"}}": "7x60"},
                            QWEN | {"pod": "qwen-e0", "instance": "10.0.0.1:8000"}),
+    "XpydAuditsDiffer": ({f"xpyd_router_pair_audits_total{{{POD}, prefill=\"p0\", decode=\"d0\", result=\"differs\"}}":
+                          "0+1x60"}, QWEN | {"prefill": "p0", "decode": "d0"}),
     "XpydOperatorAway": ({'xpyd_operator_leader{pod="one"}': "0x60"}, {}),
     "XpydOperatorSeveral": ({'xpyd_operator_leader{pod="other"}': "1x60"}, {}),
     "XpydRoundsFail": ({'xpyd_operator_reconcile_total{result="failed"}': "0+1x60"}, {}),

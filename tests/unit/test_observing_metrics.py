@@ -15,6 +15,7 @@ from records import D1, P1, leg, pair, record
 from router_fleet import fleet
 
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.membership import Drafts, Load
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.observing import metrics as me
 from xpyd_sidecar.router.observing.batch import MAX_PAIRS, of_records
@@ -47,6 +48,16 @@ def test_requests_are_counted_by_outcome_and_failures_apart() -> None:
     metrics.in_flight = 3
     assert value(metrics, "xpyd_router_in_flight") == 3
     assert value(metrics, "xpyd_router_request_seconds_sum") == 8 * 2.5
+
+
+def test_drafts_are_counted_by_instance_and_role_of_engines_that_speculate() -> None:
+    here = [member("p1", Role.PREFILL, drafts=Drafts(6, 0, 2)), member("d1", drafts=Drafts(200, 75, 400)), member("d2")]
+    metrics = RouterMetrics(lambda: here)
+    assert value(metrics, "xpyd_router_engine_drafted_tokens_total", instance="d1", role="decode") == 200
+    assert value(metrics, "xpyd_router_engine_accepted_tokens_total", role="decode") == 75
+    assert value(metrics, "xpyd_router_engine_generated_tokens_total", role="decode") == 400
+    assert value(metrics, "xpyd_router_engine_accepted_tokens_total", role="prefill") == 0
+    assert 'tokens_total{instance="d2"' not in metrics.text().decode()
 
 
 def test_what_a_request_took_is_in_its_histogram() -> None:
@@ -118,8 +129,8 @@ def test_instances_and_open_legs_are_read_when_asked() -> None:
 def test_queue_and_budget_are_read_when_asked() -> None:
     metrics = RouterMetrics(list)
     left = [5.0]
-    metrics.watch_queue(lambda: 3)
-    metrics.watch_budget(lambda: left[0])
+    metrics.queued = lambda: 3
+    metrics.retries_left = lambda: left[0]
     assert value(metrics, "xpyd_router_queued") == 3
     left[0] = 2.5
     assert value(metrics, "xpyd_router_retry_budget") == 2.5
@@ -161,7 +172,7 @@ def test_each_process_is_shown_with_what_it_knows_of_itself() -> None:
     for seconds in (-1.0, 0.0005, 0.3, 99.0):
         one.lagged(seconds)
     processes = {"0": one, "1": other}
-    metrics.watch_processes(lambda: processes)
+    metrics.vitals = lambda: processes
     assert value(metrics, "xpyd_router_connections", worker="0") == 3
     assert value(metrics, "xpyd_router_connections") == 7
     assert value(metrics, "xpyd_router_connections_refused_total", worker="0", code="unavailable") == 2
@@ -179,7 +190,7 @@ def test_what_the_system_knows_of_each_process_is_labelled_and_not_mixed() -> No
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
         metrics = RouterMetrics(list)
         processes = {"0": Vitals(), "1": Vitals(pid=child.pid)}
-        metrics.watch_processes(lambda: processes)
+        metrics.vitals = lambda: processes
         for name in ("resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "max_fds", "open_fds"):
             assert min(value(metrics, f"process_{name}", worker=worker) for worker in processes) > 0, name
         mine, before = os.listdir("/proc/self/fd"), value(metrics, "process_open_fds", worker="1")
@@ -217,7 +228,9 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.message("taken")
         metrics.probed("healthy")
         metrics.changed("joined")
+        metrics.audits.add(P1.instance, D1.instance, "equal", 0.0)
         f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))
+        f.context.roster.members()[0].load = Load(drafts=Drafts(1, 1, 1))
         found: dict[str, tuple[str, ...]] = {}
         for family in metrics.registry.collect():
             name = family.name + ("_total" if family.type == "counter" else "")

@@ -44,7 +44,7 @@ def fleet(of: ob.RouterObserver) -> Fleet:
 
 def test_the_fleet_says_what_happened_within_the_window(clock: Clock) -> None:
     observer = observed()
-    observer.watch_queue(lambda: 4)
+    observer.metrics.queued = lambda: 4
     for number in range(10):
         observer.opened(100)
         observer.closed(record(*pair("p1", "d1", 0.1), outcome="ok" if number else "broken", detail="it broke", bytes=100,

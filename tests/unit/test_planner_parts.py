@@ -15,14 +15,15 @@ from xpyd_operator.plan.planner.figures import Figures, RoleFigures
 from xpyd_operator.plan.planner.forecast import Holt, Series
 
 
-def learned(batches: list[float], *, base: float = 0.01, slope: float = 0.0005, rate: float = 8000.0) -> Capacity:
-    known = Capacity()
+def learned(batches: list[float], *, base: float = 0.01, slope: float = 0.0005, rate: float = 8000.0,
+            per_step: float = 1.0, known: Capacity | None = None) -> Capacity:
+    known = known or Capacity()
     for batch in batches:
         step = base + slope * batch
         figures = Figures(
             over_s=30.0, arrivals=60,
             ended=60, prompt_tokens=120_000, prompt_squares=60 * 2000.0**2 * 2, output_tokens=6000,
-            tpot_mean=step, prefill=RoleFigures(ready=2, busy=0.5),
+            tpot_mean=step / per_step, tokens_per_step=per_step, prefill=RoleFigures(ready=2, busy=0.5),
             decode=RoleFigures(ready=1, busy=1, running=batch, kv_usage=0.001 * batch),
         )
         known = known.seen(figures, rate * 0.5 * 30)
@@ -74,7 +75,31 @@ def test_capacity_is_learned_from_what_instances_did() -> None:
 def test_where_batches_differ_too_little_the_line_is_cautious() -> None:
     known = learned([10.0] * 10)
     assert known.batch(0.06) <= 4 * 10 + 8
-    assert known.step(10.0) == pytest.approx(0.015, rel=0.01)
+    assert known.token(10.0) == pytest.approx(0.015, rel=0.01)
+
+
+def test_of_a_step_that_gives_several_tokens_the_line_is_the_same_and_the_batch_larger() -> None:
+    batches = [4, 8, 16, 24, 12, 20] * 4
+    plain, drafting = learned(batches), learned(batches, per_step=2.0)
+    assert drafting.line == pytest.approx(plain.line)
+    assert drafting.per_step == pytest.approx(2.0)
+    assert drafting.token(16.0) == pytest.approx(plain.token(16.0) / 2)
+    assert drafting.batch(0.015) == pytest.approx(plain.batch(0.03))
+    assert need.decode(5000, drafting, 0.03) < need.decode(5000, plain, 0.03)
+
+
+def test_what_drafts_are_worth_is_followed_quickly_and_the_line_stays() -> None:
+    known = learned([4, 8, 16, 24, 12, 20] * 4, per_step=2.5)
+    line = known.line
+    worthless = learned([10.0] * 10, known=known)
+    assert worthless.line == pytest.approx(line, rel=0.02), "nothing was learned that is not true of steps"
+    assert worthless.per_step < 1.5, "five minutes later"
+    assert learned([10.0] * 40, known=known).per_step == pytest.approx(1.0, abs=0.02)
+
+
+def test_without_drafts_nothing_is_different_to_the_last_digit() -> None:
+    known = learned([4, 8, 16, 24, 12, 20] * 4)
+    assert known.per_step == 1.0
 
 
 def test_an_instance_without_room_bounds_the_batch() -> None:

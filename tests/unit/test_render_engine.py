@@ -32,6 +32,15 @@ def test_own_arguments_first_then_the_users_for_both_roles_then_the_roles() -> N
     assert "--pipeline-parallel-size" not in engine_args(one, Role.PREFILL, "m")
 
 
+def test_what_roles_speculate_with_is_passed_as_it_is_written() -> None:
+    eagle, ngram = ('{"method": "eagle", "model": "a/b"}', '{"method": "ngram", "num_speculative_tokens": 2}')
+    both = service(engine={"args": ["--speculative-config", eagle]})
+    assert {value(engine_args(both, role, "m"), "--speculative-config") for role in Role} == {eagle}
+    one = service(decode={"args": ["--speculative-config", ngram]})
+    assert value(engine_args(one, Role.DECODE, "m"), "--speculative-config") == ngram
+    assert "--speculative-config" not in engine_args(one, Role.PREFILL, "m")
+
+
 def test_the_connector_gets_the_kv_section() -> None:
     one = service(kv={"transport": "tcp", "checksum": "none", "onLoadFailure": "fail"})
     config = json.loads(value(engine_args(one, Role.PREFILL, "m"), "--kv-transfer-config"))

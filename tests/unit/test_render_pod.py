@@ -24,7 +24,7 @@ from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.engine import CPU_ENV, RAY_ENV
 from xpyd_operator.render.objects import children
-from xpyd_operator.render.paths import ENGINE_PORT
+from xpyd_operator.render.paths import ENGINE_PORT, OFFLOAD
 from xpyd_operator.render.pod import engine_pod, pod_revision
 from xpyd_operator.render.settings import KubeSettings, PodUser
 from xpyd_sidecar.config import faults
@@ -268,6 +268,21 @@ def test_pods_of_a_node_share_a_folder_where_the_document_names_one() -> None:
 
 
 USERS = {"runAsUser", "runAsGroup", "fsGroup"}
+
+
+def test_what_is_offloaded_to_disk_has_a_volume_of_its_size() -> None:
+    pod = pod_of(make(kv={"offload": {"disk": "500Gi"}}))
+    assert {"name": "offload", "emptyDir": {"sizeLimit": "500Gi"}} in pod["spec"]["volumes"]
+    assert {"name": "offload", "mountPath": OFFLOAD} in main_of(pod)["volumeMounts"]
+    without = pod_of(make(kv={"offload": {"memory": "1Gi"}}))
+    assert "offload" not in {volume["name"] for volume in without["spec"]["volumes"]}
+
+
+def test_an_audit_replaces_pods_with_routers_alone() -> None:
+    for placement, same in (("deployment", True), ("sidecar", False)):
+        one = revision(router={"placement": placement})
+        assert (revision(router={"placement": placement}, kv={"audit": 0.5}) == one) is same
+    assert revision(kv={"offload": {"memory": "1Gi"}}) != revision()
 
 
 @pytest.mark.parametrize("placement", ["sidecar", "deployment"])

@@ -27,6 +27,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"decode": {"parallelism": {"executor": "ray"}, "resources": {}}}, "spec.decode.parallelism.executor"),
     ({"decode": {"resources": {"limits": {"memory": "319Mi"}}}}, "spec.decode.resources.limits.memory"),
     ({"prefill": {"template": {"spec": {"hostNetwork": True}}}}, "spec.prefill.template.spec.hostNetwork"),
+    ({"kv": {"offload": {"memory": "1Gi"}}, "decode": limit("2047Mi")}, "spec.decode.resources.limits.memory"),
+    ({"kv": {"offload": {"memory": "1Gi"}}, "decode": {"resources": {}}}, "spec.kv.offload.memory"),
+    ({"kv": {"offload": {"disk": "1Gi"}}, "prefill": {"parallelism": {"device": "none"}}}, "spec.kv.offload.disk"),
+    ({"kv": {"offload": {"disk": "1Gi"}}, "decode": {"parallelism": {"data": 2}}}, "spec.kv.offload.disk"),
     ({"router": {"compat": "p2p"}}, "spec.router.compat"),
     ({"router": {"ports": {"http": 8000}}}, "spec.router.ports.http"),
     ({"router": {"ports": {"members": 8000}}}, "spec.router.ports.members"),
@@ -52,6 +56,10 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {"router": {"policy": "prefix_aware", "policyOptions": {"bound": 1.5}, "queue": {"perInstance": 64}}},
         {"router": {"placement": "deployment", "replicas": 1, "compat": "p2p"}},
         {"decode": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}},
+        {"kv": {"offload": {"memory": "1Gi", "disk": "9Gi"}}, "decode": limit("2049Mi")},
+        {"kv": {"offload": {"memory": "1Gi"}}, "decode": {"parallelism": {"data": 2}}},
+        {"kv": {"offload": {"memory": "1Gi"}}, "prefill": {"replicas": 0, "resources": {}}},
+        {"kv": {"offload": {"store": {"connector": "Mine", "module": "mine.store"}}}, "decode": {"resources": {}}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": SECRET}}]}},
     ],
     ids=str,
@@ -73,6 +81,21 @@ def test_memory_is_counted_per_rank_and_the_figures_are_given() -> None:
     assert reason.startswith("must be above 2048Mi, not 2000Mi: each of 2 ranks keeps up to 512Mi of KV to send and 512Mi")
     more = service(None, decode={"resources": {"limits": {"memory": "1Gi"}}}, kv={"keep": "1Gi"})
     assert "must be above 1536Mi, not 1Gi: each of 1 ranks keeps up to 1024Mi" in next(iter(kube_refusals(more)))[1]
+
+
+def test_memory_that_is_offloaded_to_is_in_the_limit_once_and_both_roles_without_gpus_are_named() -> None:
+    spec = {"parallelism": {"tensor": 2}, "resources": {"limits": {**GPUS, "memory": "66Gi"}}}
+    one = service(None, kv={"offload": {"memory": "64Gi"}}, prefill=spec, decode=spec)
+    assert list(kube_refusals(one)) == []
+    tight = {"parallelism": {"tensor": 2}, "resources": {"limits": {**GPUS, "memory": "65Gi"}}}
+    ((path, reason),) = kube_refusals(service(None, kv={"offload": {"memory": "64Gi"}}, prefill=spec, decode=tight))
+    assert path == "spec.decode.resources.limits.memory"
+    assert reason.startswith(f"must be above {66 << 10}Mi, not 65Gi: each of 2 ranks")
+    assert f"{64 << 10}Mi are those of kv.offload, beside what vLLM itself takes" in reason
+    bare = service(None, kv={"offload": {"memory": "64Gi"}}, prefill={"resources": {}}, decode={"resources": {}})
+    ((path, reason),) = kube_refusals(bare)
+    assert path == "spec.kv.offload.memory"
+    assert "prefill and decode have none: CPU Offloading is currently only supported on CUDA-alike and XPU GPUs" in reason
 
 
 def test_the_figure_is_that_of_the_connector() -> None:

@@ -17,6 +17,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"prefill": {"parallelism": {"data": 2}}}, "spec.prefill.parallelism.data"),
     ({"prefill": {"parallelism": {"executor": "ray"}}}, "spec.prefill.parallelism.executor"),
     ({"prefill": {"parallelism": {"pipeline": 2}, "args": ["--enforce-eager"]}}, "spec.prefill.parallelism.pipeline"),
+    ({"kv": {"offload": {"memory": "1Gi"}}}, "spec.kv.offload.memory"),
     ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),
     ({"router": {"tls": {"secret": "cert"}}}, "spec.router.tls.secret"),
     ({"router": {"compat": "p2p", "ports": {"members": 65535}}}, "spec.router.ports.members"),
@@ -37,6 +38,7 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"pipeline": 2}}},
         {"kv": {"transport": "tcp"}},
         {"kv": {"transport": "shm"}},
+        {"kv": {"offload": {"store": {"connector": "Mine", "module": "mine.store"}}}},
         {"kv": {"transport": "auto", "sharedMemory": {"hostPath": "/dev/shm"}}},
         {"router": {"policy": "least_loaded", "placement": "deployment", "policyOptions": {"choices": 3}}},
         {"router": {"policy": "prefix_aware", "queue": {"size": 9}, "skipPrefill": {"belowTokens": 5, "cachedShare": 0.7}}},
@@ -63,6 +65,12 @@ def test_variables_of_ray_are_refused_only_with_ray() -> None:
     one = service(decode={"parallelism": {"executor": "ray"}}, engine={"env": env})
     assert [path for path, _ in local_refusals(one, gpus=2)] == ["spec.engine.env[1].name"]
     assert list(local_refusals(service(engine={"env": env}), gpus=2)) == []
+
+
+def test_memory_is_offloaded_to_where_there_are_gpus_and_disk_never() -> None:
+    assert list(local_refusals(service(kv={"offload": {"memory": "1Gi"}}), gpus=2)) == []
+    ((path, reason),) = local_refusals(service(kv={"offload": {"disk": "1Gi"}}), gpus=2)
+    assert (path, "write memory" in reason) == ("spec.kv.offload.disk", True)
 
 
 def test_every_refusal_is_found_not_only_the_first() -> None:

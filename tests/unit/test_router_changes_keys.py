@@ -74,7 +74,8 @@ async def test_no_request_is_lost_and_none_crosses_from_one_key_to_the_other() -
                 assert len(d0.seen) > 20
                 old(state=State.DRAINING)
                 await f.wait(lambda: not f.context.roster.find("d0", "i-d0").pickable, "the old pair drains")
-                await f.wait(lambda: not d0.open and not p0.open, "it has nothing left")
+                await f.wait(lambda: not (d0.open or p0.open or f.context.roster.find("d0", "i-d0").in_flight),
+                             "it has nothing left, nor on its way")
                 served = len(d0.seen)
                 await f.wait(lambda: len(d1.seen) > 200, "clients go on")
                 assert len(d0.seen) == served

@@ -159,7 +159,7 @@ def stuck(roster: Roster, role: Role = Role.DECODE, other: Role = Role.DECODE) -
     """An engine stands still with a leg on it, and its agent, which gets no answer, says so. Legs given up by probe."""
     roster.on_message(0.0, beat("d0", role))
     roster.on_message(0.0, beat("d1", other))
-    assert roster.open_leg(D0, I0) is not None
+    roster.find(D0, I0).in_flight += 1
     roster.on_doubt(3.0, D0, I0)
     assert roster.on_probe(8.0, D0, I0, Probed.SILENT, "no answer") == [], "its agent calls it ready: busy"
     out = []
@@ -198,7 +198,7 @@ def test_an_engine_that_comes_to_itself_between_two_probes_keeps_its_legs() -> N
     roster = make()
     roster.on_message(0.0, beat("d0"))
     roster.on_message(0.0, beat("d1"))
-    roster.open_leg(D0, I0)
+    roster.find(D0, I0).in_flight += 1
     for second, state in ((10, State.STARTING), (16, State.READY), (22, State.STARTING)):
         roster.on_message(second, beat("d0", seq=second, state=state))
         roster.on_doubt(second, D0, I0)

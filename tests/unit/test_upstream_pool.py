@@ -270,10 +270,10 @@ async def test_pausing_stops_reading_and_a_paused_connection_is_resumed_for_the_
         engine.plays.append(Play(chunks=3, delay=0.01))
         notes = Notes()
         call = pool.call(HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
-        call.pause()
+        call.read(False)
         await asyncio.sleep(0.1)
         assert notes.events == b""
-        call.resume()
+        call.read(True)
         assert await notes.wait() == "end"
         again = Notes()
         pool.call(HostPort(engine.address), post(engine), again, events=EventStream(framed=True))

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from xpyd_operator.api.base import Duration, Part, Size, SizeOrShare
 from xpyd_operator.api.durations import seconds
+from xpyd_operator.api.offload import Offload
 from xpyd_operator.api.quantity import size, size_of_share
 
 HostPath = Annotated[str, Meta(min_length=2, max_length=512, pattern=r"^/[^:]+$", extra={"kind": "path"})]
@@ -51,6 +52,11 @@ class Kv(Part, frozen=True):
     blocks arrive, prompt tokens are computed, or others are served before it. Without progress it waits 30 s."""
     shared_memory: SharedMemory | None = None
     """Shared memory between pods of one node; transport `shm` needs it in Kubernetes."""
+    offload: Offload | None = None
+    """Where prefixes are kept that have no place in an engine's cache any more. Default: nowhere."""
+    audit: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Share of the answers with KV from prefill whose first token decode computes again without it, beside the client's
+    request and only while there is room, e.g. `0.01`; what differs is counted by pair of instances. 0: none."""
 
     @property
     def keep_bytes(self) -> int:

@@ -11,7 +11,8 @@ import re
 
 _ENDPOINT = "an engine listens where xpyd tells the router; ports for clients: spec.router.ports"
 _PARALLEL = "write spec.prefill.parallelism or spec.decode.parallelism"
-_KV = "write spec.kv"
+_KV = "write spec.kv; a store of KV beside it: spec.kv.offload"
+_OFFLOAD = "write spec.kv.offload.memory"
 _KEYS = "write spec.router.apiKeySecret; engines are reached by their routers only"
 _OTHER_NAME = "take another name or leave it out"
 _CONTEXT = "KV that is split over the context cannot be handed over"
@@ -23,7 +24,8 @@ _TABLE: dict[str, str] = {
     "--do|wnload-dir": "write spec.model.cache",
     "--hf-t|oken": "write spec.model.tokenSecret",
     "--kv-t|ransfer-config": _KV,
-    "--kv-o|ffloading-size": _KV,
+    "--kv-offloading-b|ackend": "write spec.kv.offload.memory, or spec.kv.offload.store for another backend",
+    "--kv-o|ffloading-size": _OFFLOAD,
     "--ho|st": _ENDPOINT,
     "--por|t": _ENDPOINT,
     "--ud|s": _ENDPOINT,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from xpyd_operator.api.kv import Kv, SharedMemory
+from xpyd_operator.api.offload import NO_STORES, Offload, Store
 from xpyd_operator.api.quantity import size_of_share
 from xpyd_operator.api.rule import Finding, Rule, Target, when
 
@@ -38,6 +40,21 @@ def _host_path(shared: SharedMemory) -> list[Finding]:
     return when(bool(_DOTS.search(shared.host_path)), "hostPath", f"must not go through . or ..; {right}")
 
 
+def _nowhere(offload: Offload) -> list[Finding]:
+    return when(offload == Offload(), "", "names no place; write memory, disk or store, or leave it out")
+
+
+def _sizes(offload: Offload) -> Iterator[Finding]:
+    for name, given, size in (("memory", offload.memory, offload.memory_bytes), ("disk", offload.disk, offload.disk_bytes)):
+        if given is not None and not size:
+            yield name, "must be above 0; leave it out for none"
+
+
+def _no_store(store: Store) -> list[Finding]:
+    instead = NO_STORES.get(store.connector, "") if store.module is None else ""
+    return when(bool(instead), "connector", f"{store.connector} {instead}")
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec.kv",),
@@ -67,5 +84,27 @@ RULES: tuple[Rule, ...] = (
         says="hostPath must be a folder in memory that is not the system's, such as /dev/shm/xpyd",
         cel=f"!self.hostPath.matches('^({_NODES_OWN.pattern})$') && !self.hostPath.matches('{_DOTS.pattern}')",
         wrong=_host_path,
+    ),
+    Rule(
+        at=("spec.kv.offload",),
+        reads=("memory", "disk", "store"),
+        says="offload names no place: write memory, disk or store",
+        cel="has(self.memory) || has(self.disk) || has(self.store)",
+        wrong=_nowhere,
+    ),
+    Rule(
+        at=("spec.kv.offload",),
+        reads=("memory", "disk"),
+        says="memory and disk of offload must be above 0",
+        cel="""(!has(self.memory) || string(self.memory).matches('^[0-9.]*[1-9]')) &&
+            (!has(self.disk) || string(self.disk).matches('^[0-9.]*[1-9]'))""",
+        wrong=_sizes,
+    ),
+    Rule(
+        at=("spec.kv.offload.store",),
+        reads=("connector", "module"),
+        says="this connector is no store beside xpyd's own",
+        cel=f"has(self.module) || !(self.connector in {list(NO_STORES)})",
+        wrong=_no_store,
     ),
 )

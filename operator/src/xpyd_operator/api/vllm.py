@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from xpyd_operator.api import speculation
 from xpyd_operator.api.arguments import Given, ends_with_option, given, surplus
 from xpyd_operator.api.model import EnvVar
 from xpyd_operator.api.service import DisaggService
@@ -17,7 +18,6 @@ from xpyd_operator.errors import Fault
 VERSION: Final = "vLLM 0.32"
 """What the warnings hold for."""
 
-_DRAFTS = "ends at its start: xpyd's connector does not hand over what drafts need; leave it out"
 _SLEEPS = "ends at its start: blocks would lose their memory while peers may still write into them; leave it out"
 _POOLS = "serves no completions, so there is nothing to hand from prefill to decode; leave it out"
 
@@ -38,9 +38,6 @@ _TABLE: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
     "--tokens|-only": (_any, "has no tokenizer, so no chat or completion with text is answered; write --enable-scale-out"),
     "--ru|nner": (_pools, _POOLS),
     "--conv|ert": (_converts, _POOLS),
-    "--spec-|": (_any, _DRAFTS),
-    "--specu|lative-config": (_any, _DRAFTS),
-    "-sc": (_any, _DRAFTS),
     "--enable-sl|eep-mode": (_any, _SLEEPS),
     "--enable-r|eturn-routed-experts": (_any, "gives none of the rows that prefill computed; leave it out"),
 }
@@ -48,6 +45,7 @@ _TABLE: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
 _HEADS = {option.partition("|")[0]: (option.replace("|", ""), *entry) for option, entry in _TABLE.items()}
 _CHOICE, _CALLS = "--enable-auto-tool-choice", "--tool-call-parser"
 _CUMEM: Final = ("--enable-cumem-allocator", "--enable-sleep-mode")
+_NO_CACHE: Final = "--no-enable-pref"
 _ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
 _EQUAL: Final[Mapping[str, Mapping[str, str]]] = {
     "--block-size": {},
@@ -59,7 +57,8 @@ _EQUAL: Final[Mapping[str, Mapping[str, str]]] = {
 
 def warnings(service: DisaggService) -> list[Fault]:
     """What the engines of a service would refuse or not do, each with the version that this holds for."""
-    found = [*_options(service), *_models(service), *_tools(service), *_allocator(service), *_unequal(service)]
+    found = [*_options(service), *_models(service), *_tools(service), *_allocator(service), *_unequal(service),
+             *_uncached(service), *speculation.warnings(service)]
     return [Fault(path, f"{message} ({VERSION})") for path, message in found]
 
 
@@ -127,6 +126,15 @@ def _allocator(service: DisaggService) -> Iterator[tuple[str, str]]:
         if variable.name == _ALLOCATOR and "expandable_segments:True" in (variable.value or "") and not _cumem(service):
             words = "with expandable_segments:True an engine ends at its start, as KV to hand over must stay in place"
             yield _env_path(index, variable), f"{words}; leave it out"
+
+
+def _uncached(service: DisaggService) -> Iterator[tuple[str, str]]:
+    """What is offloaded is found by the hashes of the prefix cache."""
+    for path, args in _lists(service) if service.spec.kv.offload is not None else ():
+        for one in given(args):
+            if one.name.startswith(_NO_CACHE) and "--no-enable-prefix-caching".startswith(one.name):
+                words = f"{one.name}: an engine with it finds nothing of spec.kv.offload again; leave one of them out"
+                yield f"{path}[{one.index}]", words
 
 
 def _env_path(index: int, variable: EnvVar) -> str:

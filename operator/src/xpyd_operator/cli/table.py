@@ -69,6 +69,9 @@ def load(view: InstanceView) -> str:
         parts.append(f"{view.load.waiting} waiting")
     if view.load.transfers:
         parts.append(f"{view.load.transfers} transfers")
+    drafts = view.load.drafts
+    if drafts is not None and drafts.drafted:
+        parts.append(f"{drafts.accepted / drafts.drafted * 100:.0f} % of drafts accepted")
     return ", ".join([*parts, f"KV {view.load.kv_usage * 100:.0f} %"])
 
 

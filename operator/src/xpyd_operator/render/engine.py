@@ -16,6 +16,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.words import first, renamed
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
+from xpyd_operator.render import offload
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import ENV_DP_SYNC, KvOptions, kv_transfer_config
 
@@ -76,7 +77,7 @@ def engine_args(service: DisaggService, role: Role, model: str, shared: str = ""
         args += ["--data-parallel-size", str(parallel.data)]
     if parallel.executor is not None:
         args += ["--distributed-executor-backend", parallel.executor]
-    config = kv_transfer_config(kv_options(service, shared), spec.kv.on_load_failure)
+    config = kv_transfer_config(kv_options(service, shared), spec.kv.on_load_failure, offload.beside(service, role))
     args += ["--kv-transfer-config", msgspec.json.encode(config).decode()]
     args += ["--disable-access-log-for-endpoints", PROBED]
     return (*args, *spec.engine.args, *spec.role(role).args)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from xpyd_operator.api import devices, fabric, judging, vllm
+from xpyd_operator.api import devices, fabric, judging, speculation, vllm
 from xpyd_operator.api.decode import examine
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
@@ -78,7 +78,7 @@ def judge(value: Any, target: Target | None, *, strict: bool = True, gpus: int =
         unsupported=tuple(one for one in refused if one.path not in already),
         warnings=tuple(vllm.warnings(service)),
         ignored=seen.warnings,
-        notes=(*notes, *judging.notes(service), *devices.notes(service), *fabric_notes),
+        notes=(*notes, *judging.notes(service), *speculation.notes(service), *devices.notes(service), *fabric_notes),
     )
 
 

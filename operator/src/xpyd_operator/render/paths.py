@@ -32,6 +32,8 @@ HOME: Final = "/home/xpyd"
 TMP: Final = "/tmp"  # noqa: S108  # a volume of the pod's own
 SHM: Final = "/dev/shm"  # noqa: S108  # likewise, in memory
 
+OFFLOAD: Final = "/run/xpyd-offload"
+"""The volume of ``kv.offload.disk``."""
 KV_SHARED: Final = "/run/xpyd-kv"
 """The node's folder of ``kv.sharedMemory``."""
 

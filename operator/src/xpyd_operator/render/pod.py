@@ -85,13 +85,14 @@ def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
     spec = service.spec
     if spec.router.placement == "sidecar":
         router = _without(without_defaults(spec.router), ("maxSidecars",))
+        router |= {"audit": spec.kv.audit} if spec.kv.audit else {}
     else:  # what agents know of routers that are elsewhere
         router = {"members": spec.router.ports.members, "heartbeat": spec.router.heartbeat_s}
     parts = {
         "model": without_defaults(spec.model),
         "engine": _without(without_defaults(spec.engine), ("startupTimeout", "imagePullPolicy")),
         "role": _without(without_defaults(spec.role(role)), ("replicas", "scaling", "parallelism")),
-        "kv": without_defaults(spec.kv),
+        "kv": _without(without_defaults(spec.kv), ("audit",)),
         "router": router,
         "key": key_id,
     }
@@ -140,7 +141,15 @@ def _volumes(service: DisaggService, key: PodKey) -> list[dict[str, Any]]:
     shared = service.spec.kv.shared_memory
     if shared is not None:
         volumes.append({"name": "kv", "hostPath": {"path": shared.host_path, "type": "Directory"}})
+    if disk := _disk(service):
+        volumes.append({"name": "offload", "emptyDir": {"sizeLimit": disk}})
     return volumes
+
+
+def _disk(service: DisaggService) -> int | str | None:
+    """The size of the volume for what is offloaded; None: there is none."""
+    offload = service.spec.kv.offload
+    return None if offload is None else offload.disk
 
 
 def model_path(service: DisaggService) -> str:
@@ -251,4 +260,6 @@ def _mounts(service: DisaggService) -> list[dict[str, Any]]:
         mounts.append(at.mount("model", at.CLAIM, read_only=True))
     if service.spec.kv.shared_memory is not None:
         mounts.append(at.mount("kv", at.KV_SHARED))
+    if _disk(service):
+        mounts.append(at.mount("offload", at.OFFLOAD))
     return mounts

@@ -44,6 +44,7 @@ def router_section(service: DisaggService, listen: str) -> RouterConfig:
         request_timeout_s=spec.request_timeout_s,
         pair_timeout_s=spec.pair_timeout_s,
         load_limit_s=service.spec.kv.load_limit_s,
+        audit=service.spec.kv.audit,
     )
 
 

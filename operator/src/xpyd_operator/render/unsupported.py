@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from xpyd_operator.api.devices import devices, limits
 from xpyd_operator.api.quantity import size
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.render import overlay
+from xpyd_operator.render import offload, overlay
 from xpyd_operator.render.engine import RAY_OWNED, kv_options
 from xpyd_operator.render.paths import AGENT_PORT, ENGINE_PORT
 from xpyd_sidecar.contract.ids import Role
@@ -39,6 +39,7 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
         template = service.spec.role(role).template
         if template is not None:
             yield from overlay.faults(template, f"spec.{role}.template")
+    yield from offload.refusals(service, tuple(role for role in Role if not devices(service.spec.role(role))))
     yield from _router(service)
     if service.spec.router.template is not None:
         yield from overlay.faults(service.spec.router.template, "spec.router.template", overlay.ROUTER_POD)
@@ -56,11 +57,13 @@ def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
     keep = max(kv_options(service).keep_bytes, DEVICE_KEEP_BYTES if on_device else 0)
     buffers = (service.spec.kv.buffer_bytes or 0) + 2 * service.spec.kv.host_pool_bytes
     staging = DEVICE_STAGING_BYTES if on_device else STAGING_BYTES
-    needed = ranks * (keep + staging + buffers)
+    beside = offload.memory_bytes(service)
+    needed = ranks * (keep + staging + buffers) + beside
     if limit is not None and size(limit) < needed:
         reason = (
             f"must be above {needed >> 20}Mi, not {limit}: each of {ranks} ranks keeps up to {keep >> 20}Mi of KV to send "
             f"and {staging >> 20}Mi to receive{', and its buffers, ' if buffers else ', '}"
+            f"{f'{beside >> 20}Mi are those of kv.offload, ' if beside else ''}"
             f"beside what vLLM itself takes"
         )
         yield f"spec.{role}.resources.limits.memory", reason
@@ -79,6 +82,7 @@ def local_refusals(service: DisaggService, gpus: int) -> Iterator[tuple[str, str
     """Every field that is refused, and why."""
     yield from _model(service)
     yield from _kv(service, gpus)
+    yield from offload.refusals(service, () if gpus else tuple(Role))
     for role in Role:
         yield from _role(service, role)
         yield from _executor(service, role, devices=gpus > 0)
@@ -97,6 +101,8 @@ def _model(service: DisaggService) -> Iterator[tuple[str, str]]:
 def _kv(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
     if service.spec.kv.transport == "nccl" and not gpus:
         yield "spec.kv.transport", "nccl needs GPUs and this host has none; write tcp or auto"
+    if service.spec.kv.offload is not None and service.spec.kv.offload.disk_bytes:
+        yield "spec.kv.offload.disk", "engines of a single host have no volume for it; write memory, or leave it out"
 
 
 def _local_router(service: DisaggService) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ from typing import Literal
 
 import msgspec
 
-from xpyd_sidecar.contract import fingerprint
+from xpyd_sidecar.contract import fingerprint, speculation
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
@@ -252,6 +252,7 @@ class Machine:
     @property
     def _fingerprint(self) -> Fingerprint:
         """Engines under different keys, or of different versions of the KV plane, cannot exchange KV, whatever it is like.
+        Neither can those of a model with states that speculate otherwise.
 
         The first version that was told is left out, so that releases from before and after it was told are equal here.
         """
@@ -259,7 +260,9 @@ class Machine:
             return Fingerprint("")
         first, mark = self._records[0], self._agent.key_mark
         version = f"-kv{first.kv}" if first.kv != FIRST_KV else ""
-        return Fingerprint(f"{fingerprint.digest(first.fingerprint)}{version}{f'-{mark}' if mark else ''}")
+        drafts = speculation.mark(first.speculation)
+        drafts = f"-s{drafts}" if drafts else ""
+        return Fingerprint(f"{fingerprint.digest(first.fingerprint)}{version}{drafts}{f'-{mark}' if mark else ''}")
 
     @property
     def _moves_after_s(self) -> float:

@@ -18,7 +18,7 @@ from xpyd_sidecar.agent.beat import Look
 from xpyd_sidecar.contract import metrics, record
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.contract.launch import AgentConfig
-from xpyd_sidecar.contract.membership import MAX_ALSO, Load
+from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
 from xpyd_sidecar.contract.record import EngineRecord
 
 HEALTH_TIMEOUT_S = 3.0
@@ -29,7 +29,10 @@ ANSWER_LIMIT = 8 << 20
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"
-_SERIES = (RUNNING, WAITING, KV_USAGE, metrics.SENDS_OPEN, metrics.RECEIVES_OPEN)
+DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+GENERATED = "vllm:generation_tokens_total"
+_SERIES = (RUNNING, WAITING, KV_USAGE, metrics.SENDS_OPEN, metrics.RECEIVES_OPEN, DRAFTED, ACCEPTED, GENERATED)
 _SAMPLE = re.compile(rb"^(" + b"|".join(map(re.escape, (name.encode() for name in _SERIES))) + rb")(?:\{.*\})? (\S+)",
                      re.MULTILINE)
 
@@ -69,6 +72,7 @@ def parse_load(text: bytes) -> Load:
         waiting=round(sum(values[WAITING])),
         kv_usage=sum(usage) / len(usage) if usage else 0.0,
         transfers=round(sum(values[metrics.SENDS_OPEN]) + sum(values[metrics.RECEIVES_OPEN])),
+        drafts=Drafts(*(round(sum(values[name])) for name in (DRAFTED, ACCEPTED, GENERATED))) if values[DRAFTED] else None,
     )
 
 

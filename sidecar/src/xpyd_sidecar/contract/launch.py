@@ -5,6 +5,7 @@ The operator renders these, sidecar and connector read them; nobody else knows t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -182,6 +183,8 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_timeout_s: float = 3600.0
     pair_timeout_s: float = 60.0
     """How long decode may wait for prefill's announcement."""
+    audit: float = 0.0
+    """Share of answers with KV from prefill that decode computes again without it (``router.audit``); 0: none."""
     load_limit_s: float = 600.0
     """How long it may wait for the KV after that, while prefill makes progress (``KvOptions.load_limit_s``). Decode notices
     where it makes none; a prefill leg that takes longer than both together is given up here, too."""
@@ -218,8 +221,11 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 LATER_OPTIONS: Final[dict[str, float]] = {"load_limit_s": KvOptions().load_limit_s}
 
 
-def kv_transfer_config(options: KvOptions, on_load_failure: Literal["recompute", "fail"]) -> dict[str, Any]:
+def kv_transfer_config(options: KvOptions, on_load_failure: Literal["recompute", "fail"],
+                       beside: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """The value of vLLM's ``--kv-transfer-config`` (as an object; the caller encodes it).
+
+    ``beside``: configurations of connectors that come after ours; vLLM's MultiConnector holds them together.
 
     Options that came later are left out where they have their defaults: the engine's revision stays what it was, and an
     engine image with the connector of an earlier release takes it.
@@ -228,10 +234,16 @@ def kv_transfer_config(options: KvOptions, on_load_failure: Literal["recompute",
     for name, default in LATER_OPTIONS.items():
         if given[name] == default:
             del given[name]
-    return {
+    policy = {"kv_load_failure_policy": on_load_failure}
+    ours = {
         "kv_connector": CONNECTOR_CLASS,
         "kv_connector_module_path": CONNECTOR_MODULE,
         "kv_role": "kv_both",
-        "kv_load_failure_policy": on_load_failure,
+        **policy,
         "kv_connector_extra_config": {"xpyd": given},
     }
+    if not beside:
+        return ours
+    every = [ours, *({**policy, **one} for one in beside)]
+    extra = {"connectors": every}
+    return {"kv_connector": "MultiConnector", "kv_role": "kv_both", **policy, "kv_connector_extra_config": extra}

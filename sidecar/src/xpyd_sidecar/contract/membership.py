@@ -4,7 +4,7 @@ Transport: ZMQ, DEALER (agent) to ROUTER (port 30001), CURVE; one msgpack messag
 
 Wire history
     1   first version
-        later in it, ignored by who does not know it: ``agent``, ``leaving``, ``also``, ``sampling``
+        later in it, ignored by who does not know it: ``agent``, ``leaving``, ``also``, ``sampling``, ``drafts`` of ``load``
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=MAX_ALSO)]
 
 
+class Drafts(msgspec.Struct, frozen=True):
+    """What an engine has drafted since its start, tokens; these only grow."""
+
+    drafted: Count = 0
+    """Placeholders of the first step after a load included, which are never accepted."""
+    accepted: Count = 0
+    generated: Count = 0
+    """All that it has given out. Each step gives one for a request, and what is accepted besides."""
+
+
 class Load(msgspec.Struct, frozen=True):
     """What the engine says of itself, at the time of the beat."""
 
@@ -40,6 +50,8 @@ class Load(msgspec.Struct, frozen=True):
     """Share of KV blocks in use, 0 to 1."""
     transfers: Count = 0
     """KV transfers open on either side: pushed and not yet taken, or awaited."""
+    drafts: Drafts | None = None
+    """None: it does not speculate, or is of a release that did not say."""
 
 
 class Parallel(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ import msgspec
 from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.contract.membership import Parallel, Sampling
+from xpyd_sidecar.contract.speculation import Speculation
 
 VERSION = 1
 FIRST_KV = "1.3.1"
@@ -37,6 +38,7 @@ class EngineRecord(msgspec.Struct, frozen=True):
     """None: not told."""
     kv: str = FIRST_KV
     """Versions of the KV plane that it speaks (``kv.versions``)."""
+    speculation: Speculation = Speculation()
 
 
 def path_of(run_dir: Path, dp_rank: int) -> Path:

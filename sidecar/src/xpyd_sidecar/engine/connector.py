@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from xpyd_sidecar.contract import launch
 from xpyd_sidecar.engine import compat, settings
 from xpyd_sidecar.engine.compat import (
     CacheHitSource,
@@ -13,6 +14,7 @@ from xpyd_sidecar.engine.compat import (
     KVConnectorRole,
     KVConnectorTransferResults,
     SupportsHMA,
+    drafting,
 )
 from xpyd_sidecar.engine.reports import Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
@@ -43,11 +45,13 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerSide | None = None
         self._introduced = False
         if role == KVConnectorRole.SCHEDULER:
-            recompute = transfer.kv_load_failure_policy == "recompute"
+            outer = compat.outer_transfer()
+            recompute = (outer or transfer).kv_load_failure_policy == "recompute"
             self._scheduler = scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute,
-                                                        blocks=kv_cache_config.num_blocks,
+                                                        blocks=kv_cache_config.num_blocks, beside=outer is not None,
                                                         groups=compat.cache_groups(kv_cache_config),
-                                                        states=compat.states(kv_cache_config))
+                                                        states=compat.states(kv_cache_config),
+                                                        speculation=drafting.told(vllm_config, kv_cache_config))
             compat.rest_while(scheduler.rests)
 
     @property
@@ -73,7 +77,8 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker = worker = WorkerSide(self._settings, compat.rank_of(config), kv_caches,
                                            self._kv_cache_config.num_blocks, heads,
                                            by_layer=not compat.micro_batches(config),
-                                           groups=compat.layer_groups(self._kv_cache_config))
+                                           groups=compat.layer_groups(self._kv_cache_config),
+                                           drafts=drafting.layers(config, self._kv_cache_config))
         compat.rest_while(worker.rests)
 
     @classmethod
@@ -118,9 +123,10 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.finish_saves()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        """Loads that are over, and those of them that failed."""
+        """Loads that are over, those of them that failed, and, beside other connectors, requests whose blocks may go."""
         over, failed = self.worker.poll()
-        return KVConnectorTransferResults(finished_recving=over, failed_recving=failed)
+        return KVConnectorTransferResults(finished_sending=self.worker.take_copied(), finished_recving=over,
+                                          failed_recving=failed)
 
     def build_connector_worker_meta(self) -> StepReport | None:
         """What has ended, on its way to the scheduler side."""
@@ -208,3 +214,6 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003 (vLLM's signature)
         """No, whatever the role is now: layers that a whole graph ran without their hooks leave at the end of the step."""
         return False
+
+
+compat.make_known(launch.CONNECTOR_CLASS, launch.CONNECTOR_MODULE)

@@ -58,6 +58,8 @@ class ControlHandler:
                     logger.warning("xpyd: refused prefill engine %s: %s", message.instance, met.refused[1])
                     self._carrying.post(peer, Reject(*met.refused))
                 else:
+                    if met.warning:
+                        logger.warning("xpyd: prefill engine %s: %s", message.instance, met.warning)
                     self._carrying.post(peer, Welcome(ours.instance, ours.incarnation))
             elif isinstance(message, Ping):
                 self._carrying.post(peer, Pong(message.seq, ours.incarnation))

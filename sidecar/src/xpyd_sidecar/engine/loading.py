@@ -58,7 +58,7 @@ class Loading:
         now = time.monotonic()
         for order in orders.loads:
             self._noting.mark(order.source.key, "asked")
-            sources = tuple(From(*_place(order.source.data[one.rank]), one.parts, one.takers)
+            sources = tuple(From(*_place(order.source.data[one.rank]), one.parts, one.takers, one.whole)
                             for one in order.plan[self._rank])
             self._carry_out(self._loads.load(Order(order.request, order.source.key, order.tables, sources,
                                                    order.source.identity, order.limit_s), now))

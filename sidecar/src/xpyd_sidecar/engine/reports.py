@@ -67,6 +67,8 @@ class Orders(KVConnectorMetadata):
     """Of the step's forward; 0: there is none."""
     firsts: list[Key] = field(default_factory=list)
     """Transfers whose requests run for the first time since their KV came."""
+    copied: list[str] = field(default_factory=list)
+    """Requests that have ended and whose blocks are not needed any more: each worker says so (``siblings``)."""
     calm: bool = False
     """The engine takes naps: until the next orders a worker need not look for them without a pause."""
 
@@ -74,7 +76,7 @@ class Orders(KVConnectorMetadata):
     def idle(self) -> bool:
         """Nothing is to be done in this step."""
         return not (self.tokens or self.pushes or self.releases or self.reclaims or self.loads or self.fails
-                    or self.abandons or self.expects)
+                    or self.abandons or self.expects or self.copied)
 
 
 class SendReport(NamedTuple):

@@ -21,11 +21,13 @@ from xpyd_sidecar.contract import legs, metrics, record
 from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.contract.legs import Leg
 from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.engine import compat, fingerprint
 from xpyd_sidecar.engine.control_handler import ControlHandler
 from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
 from xpyd_sidecar.engine.settings import ConnectorSettings
+from xpyd_sidecar.engine.siblings import Siblings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc
 from xpyd_sidecar.errors import ConfigError
@@ -52,8 +54,10 @@ class SchedulerSide:
     """One engine (one DP rank of it)."""
 
     def __init__(self, config: Any, settings: ConnectorSettings, *, recompute: bool, blocks: int = 0,
-                 groups: Mapping[int, CacheGroup] | None = None, states: str = "") -> None:
+                 groups: Mapping[int, CacheGroup] | None = None, states: str = "", beside: bool = False,
+                 speculation: Speculation | None = None) -> None:
         """Bind the control socket. ``blocks`` of each rank's cache, of which loads may hold half; 0: they are not counted.
+        ``beside``: other connectors are told the same as this one.
 
         ``groups``: by vLLM's number, those that are moved; None: one, of layers that reach over all. ``states``: what those
         of them that have states keep, in words.
@@ -63,18 +67,19 @@ class SchedulerSide:
         """
         self._config = config
         self._settings = settings
+        self._speculation = speculation or Speculation()
         self._incarnation = Incarnation(compat.common_id(config) or secrets.token_hex(16))
         block_size = int(config.cache_config.block_size)
         known = groups or {0: CacheGroup(Reach("all", block_size), block_size)}
         self._tables = tuple(known)
         """Which of vLLM's tables are moved."""
         self._groups = tuple(known.values())
-        self._cuts = any(one.reach.over == "state" for one in self._groups)
-        """Prefill stops before the tokens that decode computes: there is no way back from a state after them."""
-        self._drops = any(one.reach.over != "all" for one in self._groups)
-        """Blocks of a request that goes on after its prompt do not all stay until they are copied out."""
         self._backoff = compat.backoff(config)
         self._states = states
+        self._cuts = self._backoff > 1 or any(one.reach.over == "state" for one in self._groups)
+        """Prefill stops before the tokens that decode computes: there is no way back from a state after them."""
+        self._drops = self._cuts or any(one.reach.over != "all" for one in self._groups)
+        """Blocks of a request that goes on after its prompt do not all stay until they are copied out."""
         tensor, pipeline, data = compat.sizes(config)
         self._parallel = Parallel(tensor, pipeline, data)
         self._ranks = tensor * pipeline
@@ -83,6 +88,7 @@ class SchedulerSide:
         self._pairing = Pairing(recompute=recompute, unclaimed_s=options.claim_s)
         self._offers = Offers(groups=self._groups, ranks=self._ranks, blocks=blocks)
         self._room = LoadRoom(blocks)
+        self._siblings = Siblings(self._ranks) if beside else None
         self._tell_s = min(options.peer_timeout_s / 4, options.load_timeout_s / 8)
         """Between two words of work for transfers, each said in a step."""
         self._told_at = -math.inf
@@ -124,7 +130,8 @@ class SchedulerSide:
             geometry = mapping.geometry(self._parallel.tensor, [one.arrays for one in ranks])
         except mapping.Unmappable as error:
             raise ConfigError(f"kv connector: {error}") from None
-        self._hearing.ours = peers.Self(self._settings.instance, self._incarnation, fields, self._parallel, geometry)
+        self._hearing.ours = peers.Self(self._settings.instance, self._incarnation, fields, self._parallel, geometry,
+                                        self._speculation)
         self._carrying.crew = WorkerRpc([one.place for one in ranks], host=self._settings.host, key=self._settings.key,
                                         run_dir=self._settings.run_dir, give_back=self._not_called)
         self._control.start()
@@ -132,7 +139,7 @@ class SchedulerSide:
             record.write(self._settings.run_dir, record.EngineRecord(
                 record.VERSION, compat.dp_rank(self._config), self._incarnation, self._control.address, fields,
                 self._parallel, compat.max_model_len(self._config), os.getpid(), time.time(),
-                compat.sampling(self._config), versions.SPOKEN))
+                compat.sampling(self._config), versions.SPOKEN, self._speculation))
         logger.info("xpyd: control %s, data %s, incarnation %s, fingerprint %s", self._control.address,
                     ", ".join(one.address for one in self._carrying.data), self._incarnation, fingerprints.digest(fields))
 
@@ -304,12 +311,14 @@ class SchedulerSide:
         """Whose request has no blocks yet, although they were asked for, may have to be kept in the buffer.
 
         Rank goes to rank: prefill offers nothing where the sizes of the two differ. A state is final when prefill is done,
-        so nothing is gained by having it earlier.
+        so nothing is gained by having it earlier. Nor is it asked where KV of drafts stays behind: it would count the
+        arrays here as if they were its own.
         """
         if self._cuts:
             return
-        for source in self._pairing.without_blocks():
-            if source.key not in self._invited and len(source.data) == self._ranks:
+        for peer, source in self._pairing.without_blocks():
+            met = self._carrying.greeted.get(peer)
+            if source.key not in self._invited and len(source.data) == self._ranks and met and not met.drafts_stay:
                 self._invited.put(source.key, None)
                 blocks = tuple(len(one.reach.wanted(source.handed)) for one in self._groups)
                 self._carrying.orders.expects.append(ExpectOrder(source, blocks))
@@ -335,8 +344,13 @@ class SchedulerSide:
             known = {name for name in output.finished_recving or () if name in self._carrying.expected}
             for name in known:
                 self._loaded(name, self._carrying.expected.pop(name))
-            output.finished_recving = known or None
-            output.finished_sending = self._offers.take_copied() or None
+            if self._siblings is None:
+                output.finished_recving = known or None
+                output.finished_sending = self._offers.take_copied() or None
+            else:
+                loads = report.loads if isinstance(report, StepReport) else ()
+                output.finished_recving = self._siblings.left(output.finished_recving or (), loads, known) or None
+                self._carrying.orders.copied += self._offers.take_copied()
 
     def _remember(self, report: StepReport) -> None:
         for key, noted in report.sent_notes:
@@ -388,7 +402,7 @@ class SchedulerSide:
         with self._lock:
             orders, counted = self._carrying.orders, self._carrying.stats.data
             return bool(self._offers.open or orders.releases or orders.abandons or counted or self._gauges_moved()
-                        or self._holds())
+                        or self._holds() or orders.copied)
 
     def _holds(self) -> bool:
         """Whether a worker keeps KV in host memory."""

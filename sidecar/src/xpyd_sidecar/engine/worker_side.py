@@ -23,6 +23,7 @@ from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, join_host_port, split_host_port
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import kv_cache, nixl_setup
+from xpyd_sidecar.engine.draft_hooks import DraftHooks
 from xpyd_sidecar.engine.kv_cache import KvCache
 from xpyd_sidecar.engine.loading import Loading
 from xpyd_sidecar.engine.nccl_setup import choose
@@ -72,12 +73,13 @@ class WorkerSide:
 
     def __init__(self, settings: ConnectorSettings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
                  heads: Mapping[str, int] = MappingProxyType({}), *, by_layer: bool = True,
-                 groups: Mapping[str, LayerGroup] = MappingProxyType({}),
+                 groups: Mapping[str, LayerGroup] = MappingProxyType({}), drafts: frozenset[str] = frozenset(),
                  view: Callable[[dict[str, torch.Tensor], int, Mapping[str, LayerGroup]], KvCache] = KvCache) -> None:
         """Start sender and receiver. ``heads``: KV heads over all ranks by layer, 0 where all ranks have the same.
 
         ``groups``: of layers that share a table of blocks, by layer; empty: there is one. ``by_layer``: a layer's hook says
-        that all of the layer is written; else layers leave at the end of the step.
+        that all of the layer is written; else layers leave at the end of the step. ``drafts``: layers of a model that
+        drafts.
         ``view``: makes what copies blocks out of the caches and into them.
 
         Raises:
@@ -139,8 +141,10 @@ class WorkerSide:
         self._levels: dict[str, int] = {}
         self._settings = settings
         self._by_layer = by_layer
+        self._drafts = DraftHooks(drafts)
         self._hand: WorkerRpcServer | None = None
         self._orders = Orders()
+        self._copied: set[str] = set()
         self.calm = False
         """The engine takes naps."""
         self._forwards = Forwards()
@@ -172,7 +176,9 @@ class WorkerSide:
             self._sender.release(release.key, release.outcome, release.reason)
         for key in orders.reclaims:
             self._saving.reclaim(key)
+        self._drafts.begin()
         self._saving.begin(orders.pushes)
+        self._copied.update(orders.copied)
 
     def duty(self, role: Role) -> dict[str, int]:
         """What this engine is for: memory of the other role goes back. Bytes that are held; on a thread of its own."""
@@ -187,11 +193,13 @@ class WorkerSide:
 
     def save_layer(self, layer: str) -> None:
         """A layer's KV of this step is written, or enqueued."""
+        self._drafts.called(layer)
         if self._by_layer:
             self._saving.layer(self._memory.of_layer.get(layer, ()))
 
     def finish_saves(self) -> None:
         """All layers are written, or enqueued."""
+        self._drafts.finish(pushes=bool(self._orders.pushes))
         self._saving.finish()
         if self._put is not None:
             for name, amount in self._put.wait_left(self._orders.pushes).items():
@@ -218,6 +226,11 @@ class WorkerSide:
                       self._reading.thread if self._reading is not None else None,
                       self._hand.thread if self._hand is not None else None)
         return self._loading.poll(calm=self.calm)
+
+    def take_copied(self) -> set[str]:
+        """Requests whose blocks may go, as the scheduler side has said, since the last call."""
+        copied, self._copied = self._copied, set()
+        return copied
 
     def _sent_notes(self) -> list[tuple[Key, bytes]]:
         out = []

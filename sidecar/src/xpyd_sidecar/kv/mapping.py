@@ -106,6 +106,8 @@ class Source(NamedTuple):
     rank: int
     takers: int
     parts: tuple[Part, ...]
+    whole: bool = True
+    """All arrays of prefill's rank are taken by somebody; False where some are left out."""
 
 
 Plan = tuple[tuple[Source, ...], ...]
@@ -144,24 +146,25 @@ def geometry(tensor: int, ranks: Sequence[Sequence[Array]]) -> Geometry:
     return Geometry(VERSION, tensor, tuple(kinds), tuple(stages))
 
 
-def plan(prefill: Geometry, decode: Geometry) -> Plan:
-    """What every decode rank takes from which prefill ranks.
+def plan(prefill: Geometry, decode: Geometry, left_out: frozenset[str] = frozenset()) -> Plan:
+    """What every decode rank takes from which prefill ranks. ``left_out``: layers whose arrays stay where they are.
 
     Raises:
         Unmappable: it cannot be; names the field that differs.
     """
     _check(prefill, "prefill")
     _check(decode, "decode")
-    if prefill == decode:
+    if prefill == decode and not left_out:
         return tuple((Source(rank, 1, tuple(_runs(_whole(decode.arrays(rank // decode.tensor))))),)
                      for rank in range(decode.ranks))
-    _compare(prefill, decode)
-    taken = [_taken(prefill, decode, rank) for rank in range(decode.ranks)]
+    _compare(prefill, decode, left_out)
+    taken = [_taken(prefill, decode, rank, left_out) for rank in range(decode.ranks)]
     for unused in set(range(prefill.ranks)) - {rank for one in taken for rank in one}:
         taken[unused * decode.ranks // prefill.ranks][unused] = []
     takers = Counter(rank for one in taken for rank in one)
-    return tuple(tuple(Source(rank, takers[rank], tuple(_runs(parts))) for rank, parts in sorted(one.items()))
-                 for one in taken)
+    whole = [not any(_layer(name) in left_out for name, _ in stage) for stage in prefill.stages]
+    return tuple(tuple(Source(rank, takers[rank], tuple(_runs(parts)), whole[rank // prefill.tensor])
+                       for rank, parts in sorted(one.items())) for one in taken)
 
 
 @lru_cache(maxsize=256)
@@ -194,9 +197,9 @@ def _check(one: Geometry, side: str) -> None:
         raise Unmappable(f"geometry.kinds: {side} has one without heads or bytes")
 
 
-def _compare(prefill: Geometry, decode: Geometry) -> None:
-    theirs = dict(one for stage in range(len(prefill.stages)) for one in prefill.arrays(stage))
-    ours = dict(one for stage in range(len(decode.stages)) for one in decode.arrays(stage))
+def _compare(prefill: Geometry, decode: Geometry, left_out: frozenset[str]) -> None:
+    theirs = {one.name: one.kind for one in _moving(prefill, left_out)}
+    ours = {one.name: one.kind for one in _moving(decode, left_out)}
     for name in [*ours, *theirs]:
         if (name in ours) != (name in theirs):
             raise Unmappable(f"kv cache {name}: only {'decode' if name in ours else 'prefill'} has it")
@@ -222,6 +225,16 @@ def _alike(name: str, here: Kind, there: Kind) -> None:
             raise Unmappable(f"kv cache {name}, {field}: {in_d} in decode, {in_p} in prefill{why}")
 
 
+def _moving(one: Geometry, left_out: frozenset[str]) -> Iterator[Array]:
+    """Its arrays, of all stages, but those that are left out."""
+    return (array for stage in range(len(one.stages)) for array in one.arrays(stage) if _layer(array.name) not in left_out)
+
+
+def _layer(array: str) -> str:
+    """The layer that an array is of: K and V of one may be arrays of their own."""
+    return array.partition("#")[0]
+
+
 def _divides(name: str, side: str, tensor: int, kind: Kind) -> None:
     if kind.reach.over == "state":
         raise Unmappable(f"parallel.tensor: sizes differ, and kv cache {name} is a state, which is not cut; "
@@ -235,10 +248,11 @@ def _divides(name: str, side: str, tensor: int, kind: Kind) -> None:
         raise Unmappable(f"kv cache {name}, heads: {kind.heads} on each of {tensor} ranks of {side}, of {kind.total}")
 
 
-def _taken(prefill: Geometry, decode: Geometry, rank: int) -> dict[int, list[Part]]:
+def _taken(prefill: Geometry, decode: Geometry, rank: int, left_out: frozenset[str]) -> dict[int, list[Part]]:
     """Parts of one array each, by prefill rank, for one decode rank."""
     stage, t = divmod(rank, decode.tensor)
-    place = {one.name: (into, one.kind) for into, one in enumerate(decode.arrays(stage))}
+    place = {one.name: (into, one.kind) for into, one in enumerate(decode.arrays(stage))
+             if _layer(one.name) not in left_out}
     out: dict[int, list[Part]] = {}
     for from_stage in range(len(prefill.stages)):
         common = [(region, one) for region, one in enumerate(prefill.arrays(from_stage)) if one.name in place]

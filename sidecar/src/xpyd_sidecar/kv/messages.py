@@ -18,7 +18,8 @@ Structs tolerate unknown fields, so that a newer peer may add some within one ve
 Wire history
     1   first version
         later in it, answered with REJECT by who does not know it: ``trace``
-        later in it, ignored by who does not know it: ``cached`` of ``announce``, ``work`` of ``ping``
+        later in it, ignored by who does not know it: ``cached`` of ``announce``, ``work`` of ``ping``, ``speculation`` of
+        ``hello`` (a draft's arrays are then as those of any other layer, which only one side has)
     2   ``handed`` of ``announce``; ``reach`` of the kinds of ``hello``
 """
 
@@ -32,6 +33,7 @@ import msgspec
 from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.contract.timeline import ASK_MAX, Asked, Told
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut, Geometry
@@ -75,6 +77,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", tag_field="t"):
     parallel: Parallel
     geometry: Geometry
     """The arrays of its ranks, by which decode maps them to its own."""
+    speculation: Speculation = Speculation()
+    """What it drafts with (``kv.speculation``)."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):

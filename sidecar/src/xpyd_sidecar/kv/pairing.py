@@ -308,9 +308,10 @@ class Pairing:
                 out.append(Load(leg.request, leg.source))
         return out
 
-    def without_blocks(self) -> list[Announce]:
-        """Sources of requests that have no blocks yet: what they have may have to be kept elsewhere."""
-        return [leg.source for leg in self._active.values() if leg.state is State.PARKED and leg.source is not None]
+    def without_blocks(self) -> list[tuple[bytes, Announce]]:
+        """Peers and sources of requests that have no blocks yet: what they have may have to be kept elsewhere."""
+        return [(leg.peer, leg.source) for leg in self._active.values()
+                if leg.state is State.PARKED and leg.source is not None]
 
     def finished(self, request: str, outcome: Outcome, reason: str, tries: Collection[Key] = ()) -> list[Instruction]:
         """All workers have reported the request's load; ``tries``: those that they have reported."""

@@ -43,6 +43,8 @@ class From(NamedTuple):
     parts: tuple[Part, ...]
     takers: int = 1
     """How many decode ranks take from it."""
+    whole: bool = True
+    """Nothing of what it has stays there (``mapping.Source``)."""
 
 
 class Order(NamedTuple):
@@ -239,7 +241,7 @@ class Receiving:
         """What is asked of one source: all that it has as it is, or cuts."""
         wanted = units(source.parts)
         size = sum(unit.size for unit in wanted.values())
-        plain = source.takers == 1 and len(wanted) in {0, self._regions} and all(
+        plain = source.whole and source.takers == 1 and len(wanted) in {0, self._regions} and all(
             unit.region == region and not unit.heads for region, unit in wanted.items())
         cuts = () if plain else tuple(part.cut for part in source.parts)
         first, count = order.tables[0].first, len(order.tables[0].ids)

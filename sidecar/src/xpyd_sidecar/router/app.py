@@ -75,7 +75,7 @@ class RouterProcess:
         """When this process last came back from standing still."""
         self._sweeper: asyncio.Task[None] | None = None
         self._vitals = Vitals()
-        self.context.observer.metrics.watch_processes(self.processes)
+        self.context.observer.metrics.vitals = self.processes
 
     def vitals(self) -> Vitals:
         """What this process knows of itself, now."""

@@ -62,28 +62,28 @@ class PrefillLinkChoice:
         Raises:
             NoLink: transport is shm, nccl or rdma, and there is nothing to try.
         """
-        lead = ""
-        if gpu is not None or self._ways.transport == "nccl":
-            lead = link_choice.ungrouped(self._ways, gpu)
-            ours = self._ways.group
-            if not lead and gpu is not None and ours is not None and self._grouped is not None:
+        ways, why = self._ways, list[str]()
+        if gpu is not None or ways.transport == "nccl":
+            ours, no = ways.group, link_choice.ungrouped(ways, gpu)
+            if not no and gpu is not None and ours is not None and self._grouped is not None:
                 self.gpu = ours
                 self._group = self._may["nccl"] = self._grouped(min(gpu.piece, ours.piece))
                 return None, ""
-        reason = lead if lead and not host else link_choice.apart(self._ways, host)
-        if self._ways.transport == "nccl":
-            reason = lead
-        if reason:
-            reason = f"{lead}; {reason}" if lead and lead != reason else reason
-            if nixl is not None or self._ways.reads is not None or self._ways.no_nixl:
-                why = self._show(nixl)
-                if not why:
-                    return None, reason if self._ways.transport == "auto" and host else ""
-                reason = why if self._ways.transport == "rdma" or why == reason else f"{reason}; {why}"
-            self._refuse_tcp(reason)
-            return None, reason
-        self._process = self._may["process_vm"] = ProcessLink()
-        return self._process.near(), ""
+            why.append(no)
+        if ways.transport != "nccl" and (host or not why):
+            no = link_choice.apart(ways, host)
+            if not no:
+                self._process = self._may["process_vm"] = ProcessLink()
+                return self._process.near(), ""
+            why.append(no)
+        if nixl is not None or ways.reads is not None or ways.no_nixl:
+            no = self._show(nixl)
+            if not no:
+                return None, "; ".join(why) if ways.transport == "auto" and host else ""
+            why = [no] if ways.transport == "rdma" else [*why, no]
+        reason = "; ".join(dict.fromkeys(why))
+        self._refuse_tcp(reason)
+        return None, reason
 
     def _show(self, theirs: messages.NixlReader | None) -> str:
         """Show decode this side's memory; or why not."""

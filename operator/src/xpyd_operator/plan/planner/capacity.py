@@ -5,7 +5,8 @@ are mostly idle, and a change of traffic is followed within some ten minutes. Ca
 
 Decode: a step takes a + b n with n requests in the batch (weights are read once, KV once per request). Decaying sums
 give the line of least squares; while the batches seen differ too little to tell a from b, half of what is seen is taken
-for a.
+for a. A step gives m tokens of each request, 1 without speculation: TPOT is (a + b n) / m. The line is the engine's, m is
+the traffic's: so the line outlasts a change of what drafts are worth, and m is followed as fast as lengths are.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Capacity(msgspec.Struct, frozen=True):
     prompts: float = 0.0
     squares: float = 0.0
     outputs: float = 0.0
+    steps: float = 0.0
+    """Steps of a request that gave them."""
     ended: float = 0.0
     weight: float = 0.0
     n: float = 0.0
@@ -48,6 +51,7 @@ class Capacity(msgspec.Struct, frozen=True):
         quick = keep**4  # lengths change faster than engines do
         decode = figures.decode
         batch = decode.batch
+        step_s = figures.tpot_mean * figures.tokens_per_step
         use = figures.output_tokens if batch > 0 and figures.tpot_mean > 0 else 0.0
         taken = decode.kv_usage / batch if batch >= 1 else 0.0
         full = self.full / quick  # forgotten by and by: what filled an instance may have been longer
@@ -59,12 +63,13 @@ class Capacity(msgspec.Struct, frozen=True):
             prompts=quick * self.prompts + figures.prompt_tokens,
             squares=quick * self.squares + figures.prompt_squares,
             outputs=quick * self.outputs + figures.output_tokens,
+            steps=quick * self.steps + figures.output_tokens / figures.tokens_per_step,
             ended=quick * self.ended + figures.ended,
             weight=keep * self.weight + use,
             n=keep * self.n + use * batch,
             nn=keep * self.nn + use * batch * batch,
-            t=keep * self.t + use * figures.tpot_mean,
-            nt=keep * self.nt + use * batch * figures.tpot_mean,
+            t=keep * self.t + use * step_s,
+            nt=keep * self.nt + use * batch * step_s,
             full=full,
             kv=quick * self.kv + (1 - quick) * taken if self.kv and taken else taken or self.kv,
         )
@@ -83,6 +88,11 @@ class Capacity(msgspec.Struct, frozen=True):
     def output(self) -> float:
         """Mean answer length."""
         return self.outputs / self.ended if self.ended else 0.0
+
+    @property
+    def per_step(self) -> float:
+        """Tokens of one request that a decode step gives, lately."""
+        return self.outputs / self.steps if self.steps > 0 else 1.0
 
     @property
     def spread(self) -> float:
@@ -105,12 +115,12 @@ class Capacity(msgspec.Struct, frozen=True):
         return t - slope * n, slope
 
     def batch(self, tpot_s: float | None, kv_share: float = 0.9) -> float:
-        """Requests of one decode instance with which a step takes ``tpot_s`` and KV has room; 0: not known."""
+        """Requests of one decode instance with which a token takes ``tpot_s`` and KV has room; 0: not known."""
         base, slope = self.line
         if slope <= 0:
             return 0.0
         seen = self.n / self.weight
-        most = (tpot_s - base) / slope if tpot_s is not None else math.inf
+        most = (tpot_s * self.per_step - base) / slope if tpot_s is not None else math.inf
         if self.kv > 0:
             most = min(most, kv_share / self.kv)
         if self.full > 0:
@@ -118,7 +128,7 @@ class Capacity(msgspec.Struct, frozen=True):
         # Beyond twice what was ever typical the line is a guess.
         return max(1.0, min(most, 4.0 * seen + 8.0))
 
-    def step(self, batch: float) -> float:
-        """Seconds of a decode step with so many requests."""
+    def token(self, batch: float) -> float:
+        """Seconds that a request waits for a token, on average, with so many of them in the batch."""
         base, slope = self.line
-        return base + slope * batch
+        return (base + slope * batch) / self.per_step

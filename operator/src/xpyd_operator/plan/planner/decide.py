@@ -103,8 +103,8 @@ def _learn(memory: Memory, figures: Figures, ahead_s: float) -> Memory:
     mean = figures.arrived_tokens / figures.arrivals if figures.arrivals else before.prompt
     done = max(0.0, figures.arrived_tokens + (memory.queued - figures.queued) * mean)
     known = before.seen(figures, done)
-    step = known.step(figures.decode.batch)
-    written = figures.decode.running / step if step > SHORTEST_S else figures.output_tokens / figures.over_s
+    token_s = known.token(figures.decode.batch)
+    written = figures.decode.running / token_s if token_s > SHORTEST_S else figures.output_tokens / figures.over_s
     noise = mean * math.sqrt(figures.arrivals * (1 + known.spread)) / figures.over_s
     return msgspec.structs.replace(
         memory, at=memory.at + 1, known=known, queued=figures.queued,

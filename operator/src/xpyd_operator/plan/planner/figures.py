@@ -45,6 +45,8 @@ class Figures(msgspec.Struct, frozen=True):
     """0: nothing was measured."""
     tpot_p95: float = 0.0
     tpot_mean: float = 0.0
+    tokens_per_step: float = 1.0
+    """Of one request at decode: 1 and the drafts that were accepted."""
     prefill: RoleFigures = RoleFigures()
     decode: RoleFigures = RoleFigures()
 

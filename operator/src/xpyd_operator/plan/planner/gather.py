@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from xpyd_operator.plan.planner.figures import Figures, RoleFigures
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Role, State
+from xpyd_sidecar.contract.membership import Drafts
 from xpyd_sidecar.contract.totals import Buckets, Totals, middle_of
 
 SIZE_S = 600.0
@@ -29,6 +30,9 @@ class Gather:
         self._begun = 0.0
         self._samples = 0
         self._roles = {role: _Sums() for role in Role}
+        self._drafts: dict[tuple[str, str], Drafts] = {}
+        """By instance and life: what it had drafted, when figures were told last."""
+        self._per_step = 1.0
 
     def sample(self, fleet: Fleet) -> None:
         """One router's answer, for the loads."""
@@ -68,9 +72,23 @@ class Gather:
             ttft_p95=quantile(ttft, 0.95),
             tpot_p95=quantile(tpot, 0.95),
             tpot_mean=_mean(tpot),
+            tokens_per_step=self._tokens_per_step(latest),
             prefill=roles[Role.PREFILL].figures(many, latest, Role.PREFILL),
             decode=roles[Role.DECODE].figures(many, latest, Role.DECODE),
         )
+
+    def _tokens_per_step(self, latest: Iterable[FleetInstance]) -> float:
+        """A step of a request gives one token, and what is accepted of its drafts; as before, where there was none."""
+        now = {(each.instance, each.incarnation): each.load.drafts for each in latest if each.role is Role.DECODE}
+        before, self._drafts = self._drafts, {key: drafts for key, drafts in now.items() if drafts is not None}
+        both = [(before[key], drafts) for key, drafts in self._drafts.items() if key in before]
+        generated = sum(after.generated - earlier.generated for earlier, after in both)
+        steps = generated - sum(after.accepted - earlier.accepted for earlier, after in both)
+        if not self._drafts:
+            self._per_step = 1.0
+        elif 0 < steps <= generated:
+            self._per_step = generated / steps
+        return self._per_step
 
 
 class _Sums:

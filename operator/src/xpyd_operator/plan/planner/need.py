@@ -84,5 +84,5 @@ def decode(rate: float, known: Capacity, tpot_s: float | None) -> int:
     batch = known.batch(goal)
     if batch <= 0:
         return 0
-    requests = rate * known.step(batch)
+    requests = rate * known.token(batch)
     return max(1, math.ceil(min(MOST, (requests + math.sqrt(requests)) / batch - 1e-9)))

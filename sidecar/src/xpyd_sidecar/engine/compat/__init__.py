@@ -1,8 +1,9 @@
 """Everything of vLLM that xpyd uses, in one place: these are internals, and another version may move them.
 
-    common   what every version known here has alike
-    v032     0.32: its classes, and what hangs on its internals
-    v033     0.33: what is not as in 0.32
+    common    what every version known here has alike
+    drafting  speculative decoding, of every version known here
+    v032      0.32: its classes, and what hangs on its internals
+    v033      0.33: what is not as in 0.32
 
 The module of the installed version is chosen here, before anything of vLLM is imported but its version: a version that no
 module knows is refused by name, and never met by an import that fails. Modules of versions have the same names.
@@ -23,10 +24,12 @@ from xpyd_sidecar.engine.compat.common import (
     kv_dtype,
     kv_layout,
     log_like_vllm,
+    make_known,
     max_model_len,
     micro_batches,
     model_files,
     model_text,
+    outer_transfer,
     rank_of,
     reads_no_cache,
     sampling,
@@ -111,10 +114,12 @@ __all__ = [
     "kv_layout",
     "layer_groups",
     "log_like_vllm",
+    "make_known",
     "max_model_len",
     "micro_batches",
     "model_files",
     "model_text",
+    "outer_transfer",
     "rank_of",
     "reads_no_cache",
     "rest_while",

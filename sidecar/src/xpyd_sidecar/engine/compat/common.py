@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
 import logging
 from importlib.metadata import entry_points
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 import vllm
@@ -51,6 +53,32 @@ def check_version() -> None:
     module()
 
 
+def outer_transfer() -> Any | None:
+    """The transfer configuration of the MultiConnector that is making the caller's connector; None: there is none.
+
+    vLLM makes a connector inside of one with a copy of the configuration, which has the connector's own settings in place
+    of the outer ones; the scheduler goes by the outer ones, of which the connector is told nothing. Who makes it is on the
+    stack.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector  # noqa: PLC0415 (of a version)
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        holder = frame.f_locals.get("self")
+        if isinstance(holder, MultiConnector):
+            return holder._vllm_config.kv_transfer_config
+        frame = frame.f_back
+    return None
+
+
+def make_known(name: str, module: str) -> None:
+    """Give a connector a name in vLLM: MultiConnector finds the statistics of those that it holds by their names alone."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: PLC0415 (of a version)
+
+    with contextlib.suppress(ValueError):  # it is known already
+        KVConnectorFactory.register_connector(name, module, name)
+
+
 def log_like_vllm(name: str) -> None:
     """Have a logger write where and how vLLM's own does: an engine process configures no other."""
     theirs, ours = logging.getLogger("vllm"), logging.getLogger(name)
@@ -67,18 +95,6 @@ def rotates_wrongly(config: Any) -> bool:
     on = ("all" in ops or "+rotary_embedding" in ops) and "-rotary_embedding" not in ops
     rope = getattr(config.model_config.hf_text_config, "rope_parameters", None) or {}
     return bool(on and config.device_config.device_type == "cpu" and rope.get("rope_type", "default") == "default")
-
-
-def refuse_speculative(method: str) -> NoReturn:
-    """Say why speculative decoding is not supported.
-
-    Raises:
-        ConfigError: always.
-    """
-    reason = "drafts taken from the tokens have not been seen to work" if method == "ngram" else (
-        "a model that drafts has KV of its own, which prefill does not compute")
-    raise ConfigError(f"kv connector: speculative decoding ({method}) is not supported: {reason}; "
-                      "leave speculative_config out")
 
 
 def backoff(config: Any) -> int:

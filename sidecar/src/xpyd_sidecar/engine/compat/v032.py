@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.metrics.utils import create_metric_per_engine
 
-from xpyd_sidecar.engine.compat import common
+from xpyd_sidecar.engine.compat import common, drafting
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.reach import CacheGroup, LayerGroup, Reach
 
@@ -76,8 +76,7 @@ def check_model(config: Any, kv_cache: Any) -> None:
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise ConfigError(f"kv connector: {name} {getattr(parallel, name)} is not supported (1 is)")
-    if config.speculative_config is not None:
-        common.refuse_speculative(str(config.speculative_config.method))
+    drafting.check(config)
 
 
 def _check_state(config: Any, part: MambaSpec) -> None:
@@ -146,11 +145,17 @@ def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
     """
     total = int(config.model_config.get_total_num_kv_heads())
     mine = max(1, total // config.parallel_config.tensor_parallel_size)
+    drafts = drafting.layers(config, kv_cache)
+    of_draft = drafting.heads(config) if drafts else (0, 0)
     out = {}
     for name, part in _parts(kv_cache).items():
         if isinstance(part, MLAAttentionSpec):
             out[name] = 0
-        elif not isinstance(part, MambaSpec) and part.num_head_slots is None and part.num_kv_heads == mine:
+        elif isinstance(part, MambaSpec) or part.num_head_slots is not None:
+            continue
+        elif name in drafts and part.num_kv_heads == of_draft[1]:
+            out[name] = of_draft[0]
+        elif name not in drafts and part.num_kv_heads == mine:
             out[name] = total
     return out
 

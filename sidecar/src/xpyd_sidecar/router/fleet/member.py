@@ -1,4 +1,4 @@
-"""One instance as a router sees it, and what a roster tells its caller to do."""
+"""One instance as a router sees it and as a request is sent to it, and what a roster tells its caller to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Probed(Enum):
 
 
 class FleetMember(msgspec.Struct, eq=False):
-    """One instance. Policies read ``name``, ``load``, ``in_flight`` and ``in_flight_at_beat``; only the roster writes."""
+    """One instance. Policies read ``name``, ``load`` and the counts of legs; the roster writes, and who counts legs."""
 
     name: InstanceName
     role: Role = Role.DECODE
@@ -102,6 +102,28 @@ class FleetMember(msgspec.Struct, eq=False):
         # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
         self.suspended = "its health was not checked yet" if is_p2p(self.fingerprint) else ""
         self.probing, self.doubted, self.probe_at = False, False, -math.inf
+
+
+class EngineTarget(msgspec.Struct, frozen=True):
+    """Where a leg goes."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    fingerprint: Fingerprint
+    http: HostPort
+    control: HostPort
+    """KV control address of the chosen DP rank; empty where the instance has none."""
+    dp_rank: int | None = None
+    """Set where one HTTP server stands before several ranks: it is told by a header."""
+    p2p: str = ""
+    """Set for an older engine: its address in request ids, by which it pairs."""
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """What a request gets."""
+
+    decode: EngineTarget
+    prefill: EngineTarget | None
 
 
 class ProbeInstance(msgspec.Struct, frozen=True):

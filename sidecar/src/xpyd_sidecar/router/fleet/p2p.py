@@ -20,8 +20,7 @@ from xpyd_sidecar.contract import legs, p2p
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, ServiceName, State
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Heartbeat
 from xpyd_sidecar.router.api.bodies import GenerationRequest, one_token
-from xpyd_sidecar.router.fleet.member import BeatRefused, FleetMember
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import BeatRefused, EngineTarget, FleetMember
 
 MAX_GUESTS = 256
 """Nobody proves who he is on the plain port, so a stranger could fill the roster: only so far."""

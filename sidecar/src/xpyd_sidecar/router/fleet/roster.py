@@ -190,25 +190,11 @@ class Roster:
         shown = ", ".join(f"{m.name} {'suspended' if m.suspended else m.state}" for m in here[:4])
         return f"no {role} instance is ready ({shown}{', …' if len(here) > 4 else ''})"
 
-    # ---- legs of this router
-
-    def open_leg(self, name: InstanceName, incarnation: Incarnation) -> FleetMember | None:
-        """A leg was sent to the member that ``find`` finds."""
-        member = self._members.get(name)
-        if member is None or member.incarnation != incarnation:
-            return None
-        member.in_flight += 1
-        return member
-
     def next_rank(self, member: FleetMember) -> int:
         """Its DP rank whose turn it is; 0 where it has one."""
         turn = member.turn
         member.turn += 1
         return turn % max(len(member.http), len(member.control), 1)
-
-    def leg_closed(self, member: FleetMember) -> None:
-        """A leg on it ended in whatever way."""
-        member.in_flight -= 1
 
     # ---- events
 

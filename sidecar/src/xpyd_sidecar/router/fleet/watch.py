@@ -17,8 +17,8 @@ from xpyd_sidecar.contract.membership import Heartbeat, Up
 from xpyd_sidecar.router.fleet import deaths
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.probe import probe
-from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.stream.failures import FailureReason
 
 logger = logging.getLogger(__name__)

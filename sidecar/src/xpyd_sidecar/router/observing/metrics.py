@@ -8,7 +8,7 @@ requests is counted when they are over.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
@@ -18,6 +18,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 
 from xpyd_sidecar import __version__
 from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.observing.audit_metrics import AuditMetrics
 from xpyd_sidecar.router.observing.batch import MAX_PAIRS, OTHER, Batch, Flow, Pair, count_pair
 from xpyd_sidecar.router.observing.summary import failed
 from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, WhenAsked, buckets_of, filled
@@ -28,6 +29,8 @@ TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075
 SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 WAITS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+_DRAFTS = {"drafted": "Tokens that an engine which speculates has drafted since its start, by the latest beat",
+           "accepted": "Those of them that it accepted", "generated": "All tokens that such an engine gave out"}
 
 
 class RouterMetrics:
@@ -63,35 +66,26 @@ class RouterMetrics:
         self._handover = times("xpyd_router_handover_seconds", "From the end of the prefill leg to decode's first event",
                                WAITS)
         self._leg_seconds = times("xpyd_router_leg_seconds", "From a leg's request to its end", SECONDS, ("role",))
-        Gauge("xpyd_router_in_flight", "Generation requests being served", registry=registry).set_function(
-            lambda: self.in_flight)
-        self._queued = Gauge("xpyd_router_queued", "Generation requests that wait for a place", registry=registry)
-        self._budget = Gauge("xpyd_router_retry_budget", "Retries that may be made now", registry=registry)
-        build = Gauge("xpyd_router_build_info", "The version", ["version"], registry=registry)
-        build.labels(__version__).set(1)
-        self._vitals: Callable[[], Mapping[str, Vitals]] = dict
+        self.queued: Callable[[], int] = int
+        """Whom to ask how many requests wait."""
+        self.retries_left: Callable[[], float] = int
+        """Whom to ask how many retries may be made."""
+        self.vitals: Callable[[], Mapping[str, Vitals]] = dict
+        """Whom to ask what each process knows of itself, by the number of the worker."""
+        self.poison: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
+        """Whom to ask of requests that end engines: deaths so far, suspects, refused requests, held ones."""
+        gauge = partial(Gauge, registry=registry)
+        gauge("xpyd_router_in_flight", "Generation requests being served").set_function(lambda: self.in_flight)
+        # Whom to ask is said later, so it is looked up when it is asked.
+        gauge("xpyd_router_queued", "Generation requests that wait for a place").set_function(lambda: float(self.queued()))
+        gauge("xpyd_router_retry_budget", "Retries that may be made now").set_function(lambda: float(self.retries_left()))
+        gauge("xpyd_router_build_info", "The version", ["version"]).labels(__version__).set(1)
         self._systems: dict[int, ProcessCollector] = {}
         """What the system knows of each process, by its id."""
-        self._poison: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
         self._pairs: dict[Pair, Flow] = {}
         for ask in (self._ask_processes, self._ask_poison, self._ask_pairs, self._ask_instances):
             registry.register(WhenAsked(ask))
-
-    def watch_queue(self, queued: Callable[[], float]) -> None:
-        """Whom to ask how many requests wait."""
-        self._queued.set_function(queued)
-
-    def watch_budget(self, budget: Callable[[], float]) -> None:
-        """Whom to ask how many retries may be made."""
-        self._budget.set_function(budget)
-
-    def watch_processes(self, vitals: Callable[[], Mapping[str, Vitals]]) -> None:
-        """Whom to ask what each process knows of itself, by the number of the worker."""
-        self._vitals = vitals
-
-    def watch_poison(self, counts: Callable[[], tuple[int, int, int, int]]) -> None:
-        """Whom to ask of requests that end engines: deaths so far, suspects, refused requests, held ones."""
-        self._poison = counts
+        self.audits = AuditMetrics(registry, members)
 
     def passed(self, path: str, outcome: str) -> None:
         """A request whose answer passes through ended so. ``path``: of the router's table."""
@@ -160,7 +154,7 @@ class RouterMetrics:
 
     def _ask_processes(self) -> Iterable[Metric]:
         """Every process of the router: what it knows of itself, and what the system knows of it (``process_*``)."""
-        vitals, names = self._vitals(), ("worker",)
+        vitals, names = self.vitals(), ("worker",)
         connections = Gauges("xpyd_router_connections", "Open connections of clients", labels=names)
         refused = Counters("xpyd_router_connections_refused", "Connections that ended without a whole request",
                            labels=("worker", "code"))
@@ -183,7 +177,7 @@ class RouterMetrics:
         return [connections, refused, bodies, errors, lag, *shown.values()]
 
     def _ask_poison(self) -> Iterable[Metric]:
-        deaths, suspects, refused, held = self._poison()
+        deaths, suspects, refused, held = self.poison()
         return [Counters("xpyd_router_engine_deaths", "Engines that died by themselves, with requests open", deaths),
                 Gauges("xpyd_router_poison_suspects", "Requests that several dead engines had in common", suspects),
                 Gauges("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused),
@@ -197,4 +191,11 @@ class RouterMetrics:
         return [filled(Gauges("xpyd_router_instances", "Known instances", labels=("role", "state")),
                        dict(sorted(states.items()))),
                 filled(legs, {(m.name, m.role.value): m.in_flight for m in members}),
-                filled(usage, {(m.name, m.role.value): m.load.kv_usage for m in members})]
+                filled(usage, {(m.name, m.role.value): m.load.kv_usage for m in members}), *self._ask_drafts(members)]
+
+    def _ask_drafts(self, members: Iterable[FleetMember]) -> Iterator[Metric]:
+        """Of engines that speculate, since their start."""
+        drafts = {(m.name, m.role.value): m.load.drafts for m in members if m.load.drafts is not None}
+        for field, words in _DRAFTS.items():
+            family = Counters(f"xpyd_router_engine_{field}_tokens", words, labels=("instance", "role"))
+            yield filled(family, {labels: getattr(each, field) for labels, each in drafts.items()})

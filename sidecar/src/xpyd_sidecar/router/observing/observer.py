@@ -63,7 +63,6 @@ class RouterObserver:
         self._roster = roster
         self._loop = loop
         self._access_log = access_log
-        self._queued: Callable[[], int] = lambda: 0
         self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
         """How many prefixes an instance is taken to hold."""
         self._over: list[Straight] = []
@@ -79,11 +78,6 @@ class RouterObserver:
         self.metrics = RouterMetrics(roster.members, self.settle)
         self.history = hi.History(time())
         self.counting = Counting(time())
-
-    def watch_queue(self, queued: Callable[[], int]) -> None:
-        """How many requests wait for a place, whenever it is asked."""
-        self._queued = queued
-        self.metrics.watch_queue(queued)
 
     # ---- requests
 
@@ -146,6 +140,10 @@ class RouterObserver:
         """A request whose answer passes through ended so."""
         self.metrics.passed(path, outcome)
 
+    def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
+        """An audit of a pair ended so, or was left out. ``difference``: of log probabilities; NaN: none was found."""
+        self.metrics.audits.add(prefill, decode, result, difference)
+
     def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request that would have generated was not served."""
         self.settle()
@@ -206,7 +204,7 @@ class RouterObserver:
     def turn(self) -> None:
         """Called every second or oftener."""
         self.settle()
-        self.history.turn(time(), self.metrics.in_flight, self._queued())
+        self.history.turn(time(), self.metrics.in_flight, self.metrics.queued())
 
     def fleet(self, service: ServiceName, router: str, now: float, started: float, *, draining: bool) -> Fleet:
         """What ``GET /fleet`` says. Times are those of the roster's clock."""
@@ -225,7 +223,7 @@ class RouterObserver:
                 each, served_s=round(served[each.instance] / over, 4),
                 cached=self.cached(each.instance, each.incarnation)) for each in self._roster.fleet(now)),
             requests_total=self.metrics.requests_total, requests_failed=self.metrics.requests_failed, draining=draining,
-            in_flight=self.metrics.in_flight, queued=self._queued(), window_s=len(seconds),
+            in_flight=self.metrics.in_flight, queued=self.metrics.queued(), window_s=len(seconds),
             rates=Rates(requests=rate("done"), **{name: rate(name) for name in (
                 "failed", "retries", "continued", "tokens", "bytes")}),
             latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in hi.MEASURES},

@@ -20,7 +20,7 @@ from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.passthrough_bodies import PassedBody, checked
 from xpyd_sidecar.router.api.paths import BodyKind, Route
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.fleet.target import Pair
+from xpyd_sidecar.router.fleet.member import Pair
 from xpyd_sidecar.router.http import auth, ids
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.serving.asks import Asks

@@ -13,9 +13,10 @@ from typing import Protocol
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
@@ -71,6 +72,11 @@ class Asks(ABC):
         self.model = model
         self.fields = fields
         self._kind = kind
+
+    @property
+    def generates(self) -> GenerationRequest | None:
+        """The completion or chat that it is; None: it is neither."""
+        return None
 
     @property
     def alone(self) -> bool:

@@ -19,9 +19,10 @@ from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, Straight, tracing_of
+from xpyd_sidecar.router.serving.audits import Around, Audits
 from xpyd_sidecar.router.serving.in_flight import InFlight, InFlightRequest
 from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.quarantine import Poison
@@ -64,12 +65,14 @@ class RequestContext:
         self.poison: Poison = Poison(self.loop, self.roster)
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.observer = self._make_observer()
-        self.observer.metrics.watch_budget(lambda: self.budget.left(self.loop.time()))
-        self.observer.metrics.watch_poison(self.poison.counts)
-        self.observer.watch_queue(self.line.__len__)
+        self.observer.metrics.retries_left = lambda: self.budget.left(self.loop.time())
+        self.observer.metrics.poison = self.poison.counts
+        self.observer.metrics.queued = self.line.__len__
         self.observer.on_straight = self._whole
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
+        around = Around(self.loop, self.pool, self.farewells, self.roster, self._calm, self.observer.audited)
+        self.audits = Audits(around, router.audit) if router.audit else None
         self.watch = FleetWatch(self.roster, self.servings.lost, self.observer)
         self.watch.on_leaving = self.servings.leaving
         self.watch.on_verdict = self.poison.judged
@@ -112,18 +115,27 @@ class RequestContext:
     def closed(self, one: InFlightRequest) -> None:
         """A request is over."""
         self.servings.discard(one)
+        if self.audits is not None:
+            self.audits.over(one)
         if self.line.waits:
             self.line.moved()
+
+    def _calm(self) -> bool:
+        """Whether there is room for what nobody waits for."""
+        return not (self.draining or self.line.waits or self.poison.alert)
 
     # ---- legs
 
     def leg_opened(self, target: EngineTarget) -> ro.FleetMember | None:
         """Count a leg on its instance; give the member back with ``leg_closed``."""
-        return self.roster.open_leg(target.instance, target.incarnation)
+        member = self.roster.find(target.instance, target.incarnation)
+        if member is not None:
+            member.in_flight += 1
+        return member
 
     def leg_closed(self, member: ro.FleetMember) -> None:
         """The leg ended."""
-        self.roster.leg_closed(member)
+        member.in_flight -= 1
         self.rooms.ended(self.loop.time(), member)
         if self.line.waits:
             self.line.moved()
@@ -138,12 +150,16 @@ class RequestContext:
         self.line.moved()
         self.pool.sweep()
         self.poison.tick()
+        if self.audits is not None:
+            self.audits.tick()
         self.observer.turn()
         self.servings.sweep(now, awake)
 
     def abort(self, reason: str) -> None:
         """Cut off what still waits or runs."""
         self.line.end(reason)
+        if self.audits is not None:
+            self.audits.abort()
         self.servings.abort(reason)
 
     async def close(self) -> None:

@@ -41,7 +41,7 @@ from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api.faults import HttpFault, refuses_request, unavailable, upstream
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.balance.retry_budget import RetryBudget
-from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
+from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.stream.failures import GONE, FailureKind, FailureReason
 

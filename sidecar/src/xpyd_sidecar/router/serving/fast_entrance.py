@@ -6,7 +6,7 @@ from time import perf_counter, time
 
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.router.api import bodies, fields, prompt
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http import ids
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, ReplyConnection
 from xpyd_sidecar.router.http.wire import before_length

@@ -283,6 +283,7 @@ def serving_of(lane: FastState) -> Serving:
     open_ = (lane.prefill, lane.decode)
     for send, connection, member, request in zip(first, open_, lane.members, lane.asked, strict=True):
         leg = LegRecord(send.role, send.target.instance, 1, lane.opened_s)
+        serving.sent[send.role] = send.target
         record.legs.append(leg)
         decodes = send.role is Role.DECODE
         if connection is None:

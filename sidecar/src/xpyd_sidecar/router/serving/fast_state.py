@@ -10,8 +10,8 @@ from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
 from xpyd_sidecar.router.balance.picker import Selection
+from xpyd_sidecar.router.fleet.member import Pair
 from xpyd_sidecar.router.fleet.roster import FleetMember
-from xpyd_sidecar.router.fleet.target import Pair
 from xpyd_sidecar.router.http.reply import ReplyConnection
 from xpyd_sidecar.router.http.wire import ResponseHead
 from xpyd_sidecar.router.observing.record import StraightRecord
@@ -89,6 +89,10 @@ class FastState(msgspec.Struct, eq=False):
             self.request_id, self.transfer, self.shape.api, pair.prefill.instance, pair.decode.instance, self.arrived,
             self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, self.ended_s, tokens, prompt_tokens,
             self.prompt_size, self.sent)
+
+    def handed_over(self) -> tuple[bodies.GenerationRequest, Pair]:
+        """As ``InFlightRequest``'s: what ends here went the straight course."""
+        return self.request, self.pair
 
     def request_hash(self) -> RequestHash:
         """Equal for all requests that ask for the same work."""

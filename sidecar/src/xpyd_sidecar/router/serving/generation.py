@@ -14,8 +14,8 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.sampled import SamplingTerms
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.p2p import PairedById
-from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.asks import Asked, Asks, GoesOn, Headers, Later
@@ -53,6 +53,11 @@ class Generation(Asks):
         self.position: Position | None = None if self._begins is None else self._begins.anew()
         """What the client has of a stream that can go on elsewhere."""
         self.speaks = config.first_token == "prefill" and continuation.speaks_first(request, self.position)  # noqa: S105
+
+    @property
+    def generates(self) -> bodies.GenerationRequest:
+        """What it asks."""
+        return self._request
 
     @property
     def course(self) -> GoesOn | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
+from xpyd_sidecar.router.api.bodies import GenerationRequest
+from xpyd_sidecar.router.fleet.member import Pair
 from xpyd_sidecar.router.stream.failures import FailureReason
 
 STALL_S = 10.0
@@ -13,6 +15,9 @@ STALL_S = 10.0
 
 class InFlightRequest(Protocol):
     """A request that is being served (``request.Serving``, ``fast_path.FastPath``)."""
+
+    def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
+        """Once it has ended well: what was asked, and of which pair. None: not with KV from prefill, or with trouble."""
 
     def on_lost(self, instance: str, incarnation: str, reason: FailureReason) -> None:
         """The roster says that this incarnation will never answer."""

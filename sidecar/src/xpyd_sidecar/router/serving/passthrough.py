@@ -16,7 +16,7 @@ from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import refuse_in_form
 from xpyd_sidecar.router.api.passthrough_bodies import PassedBody
 from xpyd_sidecar.router.api.paths import BodyKind, Route
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.upload import Upload
 from xpyd_sidecar.router.http.wire import before_length, chunk_of, lines_of

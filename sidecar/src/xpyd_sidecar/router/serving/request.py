@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import HttpFault, unavailable
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.fleet.target import Pair
+from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.http.patience import Reminder
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import chunk_of
@@ -51,7 +52,8 @@ class Serving:
     """One request, from what is asked to its last byte."""
 
     __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_paused", "_reminder", "_reply",
-                 "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash")
+                 "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash",
+                 "sent")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
                  picks: Selection, began: float) -> None:
@@ -72,6 +74,8 @@ class Serving:
         self._first = b""
         self._answer: tuple[UpstreamCall, bytes] | None = None
         self._reminder = Reminder(context.loop)
+        self.sent: dict[Role, EngineTarget] = {}
+        """Where its last legs went."""
         self._paused = False
         self._gone = False
         self.alone, self.request_hash, self.instances = asks.alone, asks.request_hash, self.legs.instances
@@ -88,6 +92,14 @@ class Serving:
         else:
             self._do(exchange.start(self._began, pair))
 
+    def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
+        """As ``InFlightRequest``'s."""
+        record, sent, request = self.record, self.sent, self._asks.generates
+        straight = record.outcome == "ok" and record.attempt == 1 and not (record.retries or record.skips)
+        if not straight or request is None or sent.keys() != set(Role):
+            return None
+        return request, Pair(sent[Role.DECODE], sent[Role.PREFILL])
+
     # ---- the client (reply.RequestHandler)
 
     def on_client_gone(self) -> None:
@@ -99,13 +111,13 @@ class Serving:
         """Stop reading decode."""
         self._paused = True
         if self.relaying is not None:
-            self.relaying.pause()
+            self.relaying.read(False)
 
     def on_resume(self) -> None:
         """Read decode again."""
         self._paused = False
         if self.relaying is not None:
-            self.relaying.resume()
+            self.relaying.read(True)
 
     # ---- the engines (call.Sink)
 
@@ -276,7 +288,7 @@ class Serving:
         asks, framed = self._asks, self._reply.framed
         speaks = asks.speaks and not decode and not send.target.p2p and not self._reply.started
         leg = self.legs.hold(send, self, asks.reader(send.role, framed=framed, speaks=speaks))
-        leg.call.patient = self._reply.started
+        leg.call.patient, self.sent[send.role] = self._reply.started, send.target
         leg.call.body = asks.body(self.condemn)
         asked = asks.leg(send, self._reply.request_id.encode(), speaks=speaks)
         if isinstance(asked, tuple):
@@ -313,7 +325,7 @@ class Serving:
             self._last_if_unread()
             reply.begin(head.status, head.passed_on(), first, length=head.length, ends=call.ends and call is self.relaying)
         if self._paused and call is self.relaying:
-            call.pause()
+            call.read(False)
 
     def _pass(self, _: mv.Pass) -> None:
         assert self._answer is not None

@@ -26,7 +26,7 @@ from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.outline import MAX_DEPTH, shallow
 from xpyd_sidecar.router.api.sampled import EXACT_ALONE, SamplingTerms
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.position import Position
 

@@ -131,17 +131,11 @@ class UpstreamCall(msgspec.Struct, eq=False):
             self.connection.drop()
         self.over()
 
-    def pause(self) -> None:
-        """Stop reading: the client is slower than the engine."""
-        self.paused = True
+    def read(self, on: bool) -> None:
+        """Read on, or stop: the client is slower than the engine."""
+        self.paused = not on
         if self.connection is not None:
-            self.connection.read(False)
-
-    def resume(self) -> None:
-        """Read on."""
-        self.paused = False
-        if self.connection is not None:
-            self.connection.read(True)
+            self.connection.read(on)
 
     def write(self, data: bytes) -> None:
         """More of the body; nothing once the answer is over."""

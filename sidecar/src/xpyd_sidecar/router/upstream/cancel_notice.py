@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.contract import legs
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http.patience import Alarm
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason

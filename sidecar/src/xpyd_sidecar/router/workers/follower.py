@@ -10,7 +10,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver
 from xpyd_sidecar.router.observing.record import Record, StraightRecord
@@ -61,6 +61,10 @@ class Reports:
     def passed(self, path: str, outcome: str) -> None:
         """A passed request ended."""
         self._add(self._report.passed, (path, outcome))
+
+    def audited(self, one: li.Audited) -> None:
+        """An audit ended, or was left out."""
+        self._add(self._report.audited, one)
 
     def _add(self, those: list[_T], one: _T) -> None:
         if self._link.backlog < MAX_UNSENT:
@@ -125,6 +129,11 @@ class WorkerObserver(RouterObserver):
         """A request whose answer passes through ended so."""
         super().passed(path, outcome)
         self.reports.passed(path, outcome)
+
+    def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
+        """An audit ended so, or was left out."""
+        super().audited(prefill, decode, result, difference)
+        self.reports.audited((prefill, decode, result, difference))
 
     def ended(self, records: Sequence[Record | StraightRecord]) -> None:
         """What is known of requests that ended."""

@@ -114,6 +114,10 @@ class Levels(msgspec.Struct, frozen=True):
     """Requests that are held because they may be what ends engines."""
 
 
+Audited = tuple[InstanceName, InstanceName, str, float]
+"""An audit: prefill, decode, what was found, and the difference (NaN: none)."""
+
+
 class WorkerReport(msgspec.Struct, tag=True):
     """What happened since the last one; also a sign of life."""
 
@@ -128,6 +132,7 @@ class WorkerReport(msgspec.Struct, tag=True):
     """Generation requests that were refused before anything was sent: API, request id, outcome, status, detail."""
     passed: list[tuple[str, str]] = []
     """Passed requests that ended: path of the table, outcome."""
+    audited: list[Audited] = []
     levels: Levels = Levels()
 
 

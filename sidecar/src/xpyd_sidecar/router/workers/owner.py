@@ -114,15 +114,15 @@ class OwnerRouter(RouterProcess):
         self._deaths: deque[float] = deque()
         self._changed = asyncio.Event()
         self.failed: asyncio.Future[None] = self._loop.create_future()
-        self.context.observer.watch_queue(lambda: sum(levels.queued for levels in self._levels()))
-        self.context.observer.metrics.watch_budget(lambda: sum(levels.retries_left for levels in self._levels()))
+        self.context.observer.metrics.queued = lambda: sum(levels.queued for levels in self._levels())
+        self.context.observer.metrics.retries_left = lambda: sum(levels.retries_left for levels in self._levels())
         self.context.watch.told = self._told
         self.context.watch.on_lost = self._lost
         self._poison = OwnerPoison(self._loop, self.context.roster, self._tell, self._give_turn)
         self._poison.held_elsewhere = lambda: sum(levels.held for levels in self._levels())
         self.context.poison = self._poison
         self.context.watch.on_verdict = self._poison.judged
-        self.context.observer.metrics.watch_poison(self._poison.counts)
+        self.context.observer.metrics.poison = self._poison.counts
 
     def processes(self) -> dict[str, Vitals]:
         """All processes of the router, by the number of the worker."""
@@ -357,6 +357,8 @@ class OwnerRouter(RouterProcess):
             observer.refused(*refusal)
         for path, outcome in report.passed:
             observer.passed(path, outcome)
+        for audit in report.audited:
+            observer.audited(*audit)
         worker.levels = report.levels
         self._level()
 

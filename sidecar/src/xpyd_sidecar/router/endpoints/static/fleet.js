@@ -16,6 +16,12 @@ function condition(instance) {
   return [instance.state, instance.state === "draining" ? "warn" : "idle"];
 }
 
+/** The share of an engine's drafts that were accepted, since its start; empty where it does not speculate. */
+function accepted(drafts) {
+  if (!drafts) return "";
+  return drafts.drafted ? `${Math.round(100 * drafts.accepted / drafts.drafted)} %` : "none yet";
+}
+
 const busy = (instance) => instance.in_flight + instance.load.running + instance.load.waiting + instance.served_s;
 
 function meter(share) {
@@ -29,9 +35,10 @@ function meter(share) {
 function box(instance, roomy) {
   const [word, kind] = condition(instance);
   const kv = `${Math.round(instance.load.kv_usage * 100)} %`;
+  const worth = accepted(instance.load.drafts);
   const title = `${instance.instance}: ${instance.role}, ${word}${instance.suspended ? ` (${instance.suspended})` : ""}\n`
     + `KV ${kv}, ${instance.in_flight} legs of this router, engine: ${instance.load.running} running, `
-    + `${instance.load.waiting} waiting\nlast heartbeat ${time(instance.beat_age_s)} ago, epoch ${instance.epoch}`;
+    + `${instance.load.waiting} waiting\n${worth ? `drafts accepted since its start: ${worth}\n` : ""}last heartbeat ${time(instance.beat_age_s)} ago, epoch ${instance.epoch}`;
   const name = el("b", { class: "name" }, instance.instance);
   const state = el("span", { class: `word ${kind}` }, word);
   const attributes = { class: `box ${instance.role} ${kind}`, "data-instance": instance.instance, title };
@@ -41,7 +48,8 @@ function box(instance, roomy) {
     el("div", {}, el("dt", {}, "in flight"), el("dd", {}, String(instance.in_flight))),
     el("div", {}, el("dt", {}, "running"), el("dd", {}, String(instance.load.running))),
     el("div", {}, el("dt", {}, "waiting"), el("dd", {}, String(instance.load.waiting))),
-    el("div", {}, el("dt", {}, "legs/s"), el("dd", {}, number(instance.served_s))));
+    el("div", {}, el("dt", {}, "legs/s"), el("dd", {}, number(instance.served_s))),
+    worth ? el("div", {}, el("dt", {}, "accepted"), el("dd", {}, worth)) : null);
   return el("div", attributes, el("div", { class: "head" }, name, state),
     el("div", { class: "kv" }, el("span", {}, "KV"), meter(instance.load.kv_usage), el("span", {}, kv)), facts,
     instance.suspended ? el("p", { class: "why" }, instance.suspended) : null,

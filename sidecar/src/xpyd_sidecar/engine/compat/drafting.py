@@ -1,0 +1,107 @@
+"""What a vLLM says of its speculative decoding: what is supported, a draft's layers, and what other engines must know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
+
+from xpyd_sidecar.contract.speculation import Speculation
+from xpyd_sidecar.engine.weights import model_hash
+from xpyd_sidecar.errors import ConfigError
+
+BY_TOKENS: Final = ("ngram", "ngram_gpu", "suffix")
+"""Methods that draft from the tokens that there are: they have no KV of their own."""
+BY_MODELS: Final = ("draft_model", "eagle", "eagle3", "mtp")
+"""Methods with a model that drafts, whose layers have KV. vLLM calls all kinds of MTP ``mtp``."""
+_ELSEWHERE: Final = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
+"""What a configuration says of where it came from."""
+
+
+def check(config: Any) -> None:
+    """Refuse drafts that are not known to be handed over rightly.
+
+    Raises:
+        ConfigError: names the method, and those that work.
+    """
+    given = config.speculative_config
+    if given is None:
+        return
+    if given.method not in {*BY_TOKENS, *BY_MODELS}:
+        raise ConfigError(f"kv connector: speculative_config.method {given.method} is not supported "
+                          f"({', '.join(sorted((*BY_TOKENS, *BY_MODELS)))} are): no engine has been seen to hand over what "
+                          "it drafts by")
+    if config.num_prefill_lookahead_tokens > 1:
+        raise ConfigError("kv connector: MTP with a module for each draft is not supported: its modules read "
+                          f"{config.num_prefill_lookahead_tokens} tokens ahead, which prefill does not hand over; give "
+                          "speculative_config num_speculative_tokens 1")
+
+
+def told(config: Any, kv_cache: Any) -> Speculation:
+    """What other engines must know of it."""
+    given, states = config.speculative_config, any(isinstance(spec, MambaSpec) for _, spec in _layers(kv_cache))
+    if given is None:
+        return Speculation(states=states)
+    about = Speculation(str(given.method), num_speculative_tokens=int(given.num_speculative_tokens), states=states)
+    draft = given.draft_model_config
+    if given.method not in BY_MODELS or draft is None:
+        return about
+    asked = str(given.kv_cache_dtype or config.cache_config.cache_dtype)
+    auxiliary = getattr(draft.hf_config, "eagle_aux_hidden_state_layer_ids", None) or ()
+    commit = getattr(draft.hf_config, "_commit_hash", None) or draft.revision or ""
+    return Speculation(
+        method=str(given.method),
+        model=model_hash(str(draft.model), str(commit), _text(draft)),
+        kv_cache_dtype=str(draft.dtype).removeprefix("torch.") if asked == "auto" else asked,
+        auxiliary_layers=tuple(int(each) for each in auxiliary),
+        parallel_drafting=bool(given.parallel_drafting),
+        num_speculative_tokens=int(given.num_speculative_tokens),
+        states=states,
+        layers=tuple(sorted(layers(config, kv_cache))),
+    )
+
+
+def layers(config: Any, kv_cache: Any) -> frozenset[str]:
+    """Layers of the cache that are a draft's.
+
+    vLLM 0.33 says it of each; 0.32 gives them numbers after those of the model that they draft for, or names of their own.
+    A layer that is not recognised here counts as one of the model, so both sides must have it.
+    """
+    given = config.speculative_config
+    if given is None or given.method not in BY_MODELS:
+        return frozenset()
+    count = int(config.model_config.get_total_num_hidden_layers())
+    return frozenset(name for name, spec in _layers(kv_cache) if getattr(spec, "is_draft", False) or _beyond(name, count))
+
+
+def heads(config: Any) -> tuple[int, int]:
+    """KV heads of a model that drafts: of all its tensor ranks, and of each."""
+    draft, parallel = config.speculative_config.draft_model_config, config.speculative_config.draft_parallel_config
+    total = int(draft.get_total_num_kv_heads())
+    return total, max(1, total // int(parallel.tensor_parallel_size))
+
+
+def _layers(kv_cache: Any) -> Iterator[tuple[str, Any]]:
+    for group in kv_cache.kv_cache_groups if kv_cache is not None else ():
+        spec = group.kv_cache_spec
+        for name in group.layer_names:
+            yield name, spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def _beyond(name: str, count: int) -> bool:
+    parts = name.split(".")
+    number = next((int(part) for part in parts if part.isdigit()), -1)
+    return parts[0] == "draft_model" or "mtp" in parts or number >= count
+
+
+def _text(model: Any) -> str:
+    """Its configuration as JSON, without where it lies: a draft's holds that of another one."""
+    return json.dumps([_plain(model.hf_config.to_dict()), model.quantization], sort_keys=True, default=str)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items() if key not in _ELSEWHERE}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

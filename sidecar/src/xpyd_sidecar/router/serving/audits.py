@@ -1,0 +1,248 @@
+"""Audits: whether KV that goes from one instance to another gives the answer that it should (``kv.audit``).
+
+    a request with prefill ends ──share──▶ waits ──calm──▶ prefill's leg, decode's leg ─▶ decode alone ─▶ compared
+                                             └─ not in time, no room, busy: counted, and nothing else
+
+Belongs here: which requests are audited, when, and the three requests of an audit. Does not belong here: their bodies and
+what is compared (``api.audited``), counting (``observing``).
+
+Laws
+1. No client waits for an audit. It begins after its client's answer has ended, asks engines as anybody would, and nothing
+   that becomes of it is told of an instance: neither a failure nor load.
+2. One at a time, ``MAX_WAITING`` wait, each for ``WAIT_S`` at most, and one takes ``RUN_S`` at most.
+3. Audits are the first to go: none begins, and the one that runs ends, where requests wait in this router, where it drains
+   or where engines die of requests; none begins where the pair's engines have work waiting.
+4. Every request that was chosen is counted once: what was found, or why nothing was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
+from xpyd_sidecar.router.api import audited, bodies
+from xpyd_sidecar.router.balance.draw import Draw
+from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
+from xpyd_sidecar.router.fleet.roster import Roster
+from xpyd_sidecar.router.http.wire import request_bytes
+from xpyd_sidecar.router.serving.in_flight import InFlightRequest
+from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
+from xpyd_sidecar.router.upstream.call import UpstreamCall
+from xpyd_sidecar.router.upstream.cancel_notice import Farewells
+from xpyd_sidecar.router.upstream.pool import EnginePool
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING: Final = 8
+WAIT_S: Final = 60.0
+RUN_S: Final = 60.0
+MOST_KV: Final = 0.9
+"""Share of decode's cache in use, from which on it has no room for audits."""
+_PATHS: Final = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
+_DRAWN: Final = 1 << 32
+_PREFILL, _HANDED, _ALONE = range(3)
+"""The three requests, by the tags of their calls."""
+
+
+class Around(NamedTuple):
+    """What an audit needs of its router."""
+
+    loop: asyncio.AbstractEventLoop
+    pool: EnginePool
+    farewells: Farewells
+    roster: Roster
+    calm: Callable[[], bool]
+    """Whether this router has room for audits now."""
+    tell: Callable[[InstanceName, InstanceName, str, float], None]
+    """Hears of each request that was chosen: prefill, decode, what was found or why nothing was, the difference or NaN."""
+
+
+class Waiting(msgspec.Struct):
+    """A request that is to be audited."""
+
+    request: bodies.GenerationRequest
+    pair: Pair
+    until: float
+
+
+class Audits:
+    """Those of one router process."""
+
+    def __init__(self, around: Around, share: float) -> None:
+        """``share`` of the requests with KV from prefill that are audited, 0 to 1."""
+        self._around = around
+        self._below = int(share * _DRAWN)
+        self._draw = Draw(secrets.randbits(64))
+        self._waiting: deque[Waiting] = deque()
+        self._running: _Audit | None = None
+
+    def __len__(self) -> int:
+        """Audits that wait or run."""
+        return len(self._waiting) + (self._running is not None)
+
+    def over(self, one: InFlightRequest) -> None:
+        """A request has ended: perhaps it is audited."""
+        if self._draw.bits() % _DRAWN >= self._below:
+            return
+        handed = one.handed_over()
+        if handed is None:
+            return
+        request, pair = handed
+        assert pair.prefill is not None
+        if reason := "unfit" if pair.decode.p2p else audited.unfit(request):
+            self._skip(pair, reason)
+        elif len(self._waiting) >= MAX_WAITING:
+            self._skip(pair, "full")
+        else:
+            self._waiting.append(Waiting(request, pair, self._around.loop.time() + WAIT_S))
+            if self._running is None:  # behind the bytes of the answer, which may not have left yet
+                self._around.loop.call_soon(self._next)
+
+    def tick(self) -> None:
+        """Called every second."""
+        now = self._around.loop.time()
+        while self._waiting and self._waiting[0].until <= now:
+            self._skip(self._waiting.popleft().pair, "late")
+        running = self._running
+        if running is None:
+            self._next()
+        elif running.until <= now:
+            running.end("late")
+        elif not self._around.calm():
+            running.end("busy")
+
+    def abort(self) -> None:
+        """The router stops."""
+        while self._waiting:
+            self._skip(self._waiting.popleft().pair, "busy")
+        if self._running is not None:
+            self._running.end("busy")
+
+    def ended(self, pair: Pair, result: str, difference: float) -> None:
+        """The audit that ran is over. ``difference``: NaN where nothing was found."""
+        self._running = None
+        assert pair.prefill is not None
+        self._around.tell(pair.prefill.instance, pair.decode.instance, result, difference)
+        if self._waiting:
+            self._around.loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        if self._running is not None or not self._around.calm():
+            return
+        for _ in range(len(self._waiting)):
+            one = self._waiting.popleft()
+            if self._idle(one.pair):
+                self._running = _Audit(self, self._around, one)
+                self._running.begin()
+                return
+            self._waiting.append(one)
+
+    def _idle(self, pair: Pair) -> bool:
+        """Whether the engines of a pair are there, the same as then, with nothing waiting."""
+        roster, prefill = self._around.roster, pair.prefill
+        assert prefill is not None
+        first, second = (roster.find(one.instance, one.incarnation) for one in (prefill, pair.decode))
+        if first is None or second is None or not (first.pickable and second.pickable):
+            return False  # they may come back before it is too late
+        return not first.load.waiting and second.load.waiting <= 1 and second.load.kv_usage < MOST_KV
+
+    def _skip(self, pair: Pair, reason: str) -> None:
+        assert pair.prefill is not None
+        self._around.tell(pair.prefill.instance, pair.decode.instance, reason, math.nan)
+
+
+class _Audit:
+    """One that runs (``call.Sink``)."""
+
+    def __init__(self, audits: Audits, around: Around, one: Waiting) -> None:
+        self._audits = audits
+        self._around = around
+        self._pair = one.pair
+        self._api = one.request.api
+        self._fields = audited.fields_of(one.request)
+        self._transfer = TransferId(secrets.token_hex(16))
+        self._calls: dict[int, UpstreamCall] = {}
+        self._handed: audited.Odds | None = None
+        self.until = around.loop.time() + RUN_S
+
+    def begin(self) -> None:
+        """Have prefill compute the prompt and decode load it, as for a client."""
+        prefill, decode = self._pair.prefill, self._pair.decode
+        assert prefill is not None
+        peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
+        self._ask(_PREFILL, prefill, self._transfer, self._leg(Role.PREFILL, peer))
+        self._ask(_HANDED, decode, self._transfer, self._leg(Role.DECODE, None))
+
+    def _leg(self, role: Role, peer: legs.Peer | None) -> legs.Leg:
+        return legs.Leg(legs.VERSION, role, self._transfer, Attempt(1), RUN_S, peer, RUN_S)
+
+    def _ask(self, number: int, target: EngineTarget, salt: str, leg: legs.Leg | None) -> None:
+        headers = [(b"x-request-id", b"audit-%b-%d" % (self._transfer.encode(), number))]
+        if target.dp_rank is not None:
+            headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
+        body = audited.body_of(self._fields, f"xpyd-audit-{salt}", leg)
+        pool = self._around.pool
+        call = self._calls[number] = pool.hold(target.http, self, tag=number)
+        pool.send(call, request_bytes(b"POST", _PATHS[self._api], target.http, headers, body))
+
+    def end(self, result: str, difference: float = math.nan) -> None:
+        """It is over, however."""
+        calls, self._calls = self._calls, {}
+        for number, call in calls.items():
+            call.cancel()
+            if number == _HANDED:  # the engine may not know it yet: its connector would wait
+                self._around.farewells.say(self._pair.decode, self._leg(Role.DECODE, None))
+        self._audits.ended(self._pair, result, difference)
+
+    # ---- call.Sink
+
+    def on_comments(self, call: UpstreamCall, data: bytes) -> None:
+        """Nobody waits for one."""
+
+    def on_events(self, call: UpstreamCall, data: bytes) -> None:
+        """Nothing is streamed."""
+
+    def on_end(self, call: UpstreamCall) -> None:
+        """Nothing is streamed."""
+
+    def on_whole(self, call: UpstreamCall, body: bytes) -> None:
+        """An answer."""
+        del self._calls[call.tag]
+        assert call.head is not None
+        odds = audited.odds_of(body) if call.head.status == 200 else None
+        if call.head.status != 200 or (odds is None and call.tag != _PREFILL):
+            logger.info("an audit found nothing", extra={
+                "transfer": self._transfer, "status": call.head.status, "address": call.address})
+            self.end("failed")
+        elif call.tag == _ALONE:
+            assert odds is not None
+            self._compare(odds)
+        else:
+            self._handed = odds if call.tag == _HANDED else self._handed
+            if not self._calls:
+                self._ask(_ALONE, self._pair.decode, f"{self._transfer}-alone", None)
+
+    def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
+        """No answer. Whether that engine lives is found out by others."""
+        del self._calls[call.tag]
+        logger.info("an audit failed: %s", reason.full, extra={"transfer": self._transfer, "kind": kind.value})
+        self.end("failed")
+
+    def _compare(self, alone: audited.Odds) -> None:
+        handed, prefill = self._handed, self._pair.prefill
+        assert handed is not None
+        assert prefill is not None
+        difference = audited.difference(handed, alone)
+        differs = difference > audited.NEAR_TIE
+        logger.log(logging.WARNING if differs else logging.DEBUG, "an audit: log probabilities differ by %.2g", difference,
+                   extra={"transfer": self._transfer, "prefill": prefill.instance, "decode": self._pair.decode.instance})
+        self.end("differs" if differs else "equal", difference)

@@ -1,0 +1,108 @@
+"""Real engines of one small model that draft in their own ways; every pair of them hands over.
+
+    with Drafting(folder) as made:
+        made.run(made.e, made.f, prompts, 32)     → decode's tokens, and what it drafted
+        made.run(made.e, made.e, prompts, 32)     the same of one engine alone, without a hand-over
+
+A pair is a case of the rule: e → f the same draft on both, e → n decode by tokens alone, n → f decode drafts alone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from draft_models import TARGET, by_tokens, ensure, speculating
+from engines import Engine
+
+from xpyd_sidecar.agent import engine as agent_engine
+from xpyd_sidecar.contract import keys, legs, metrics
+from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
+from xpyd_sidecar.contract.launch import KvOptions
+
+ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "64")
+PATIENCE_S = 60.0
+
+
+class Drafted(NamedTuple):
+    """Of some requests."""
+
+    tokens: list[list[int]]
+    """Each one's answer."""
+    accepted: float
+    """Drafts that were accepted, by token that was given out."""
+    drafted: int
+    loaded: int
+    """Bytes of KV."""
+
+
+class Drafting:
+    """The engines."""
+
+    def __init__(self, folder: Path, how: Mapping[str, Sequence[str]] | None = None) -> None:
+        """``how``: arguments by name; None: two with an EAGLE model (e, f) and one with n-grams (n)."""
+        key, model, options = folder / "key", ensure(TARGET), KvOptions(transport="tcp")
+        keys.write(key, keys.mint())
+        given = how if how is not None else {"e": speculating(), "f": speculating(), "n": by_tokens()}
+        self.by_name = {name: Engine(name.replace(" ", "-"), folder, key_file=key, model=model, options=options,
+                                     args=(*ARGS, *more), on_load_failure="fail") for name, more in given.items()}
+        self.engines = list(self.by_name.values())
+
+    @property
+    def e(self) -> Engine:
+        """One that drafts with the EAGLE model."""
+        return self.by_name["e"]
+
+    @property
+    def f(self) -> Engine:
+        """Another one."""
+        return self.by_name["f"]
+
+    @property
+    def n(self) -> Engine:
+        """One that drafts with n-grams."""
+        return self.by_name["n"]
+
+    def __enter__(self) -> Self:
+        for engine in self.engines:
+            engine.start()
+        for engine in self.engines:
+            engine.wait_ready()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for engine in self.engines:
+            engine.kill()
+
+    def run(self, p: Engine, d: Engine, prompts: Sequence[list[int]], n: int, at_once: int = 1) -> Drafted:
+        """Hand prompts over from ``p`` to ``d``; where both are one engine, it answers alone."""
+        before = self._counted(d)
+        with ThreadPoolExecutor(2 * at_once) as pool:
+            tokens = list(pool.map(lambda prompt: self._one(p, d, prompt, n), prompts)) if at_once > 1 else [
+                self._one(p, d, prompt, n) for prompt in prompts]
+        drafted, accepted, generated, loaded = (now - then for now, then in zip(self._counted(d), before, strict=True))
+        assert generated == n * len(prompts)
+        return Drafted(tokens, accepted / generated, drafted, loaded)
+
+    def _counted(self, engine: Engine) -> tuple[int, ...]:
+        """By the names that the agent reads."""
+        names = (agent_engine.DRAFTED, agent_engine.ACCEPTED, agent_engine.GENERATED, f"{metrics.LOADED_BYTES}_total")
+        return tuple(int(engine.metric(name)) for name in names)
+
+    def _one(self, p: Engine, d: Engine, prompt: list[int], n: int) -> list[int]:
+        if p is d:
+            return list(d.complete(prompt, n, timeout_s=PATIENCE_S)["token_ids"])
+        known = d.record()
+        assert known is not None
+        transfer = TransferId(uuid.uuid4().hex)
+        peer = legs.Peer(InstanceName(d.name), known.incarnation, known.control)
+        ours = legs.Leg(legs.VERSION, Role.DECODE, transfer, Attempt(1), PATIENCE_S / 2)
+        theirs = legs.Leg(legs.VERSION, Role.PREFILL, transfer, Attempt(1), PATIENCE_S / 2, peer)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(d.complete, prompt, n, timeout_s=PATIENCE_S, kv_transfer_params=legs.encode(ours))
+            p.complete(prompt, 1, timeout_s=PATIENCE_S, kv_transfer_params=legs.encode(theirs))
+            return list(answer.result(PATIENCE_S)["token_ids"])
