@@ -66,7 +66,7 @@ def test_prefill_takes_prefixes_from_the_store_and_decode_gets_all_of_them(pair:
     pair.wait_empty()
     assert pair.p.metric("vllm:external_prefix_cache_hits_total") - hits == sum(map(whole, LENGTHS))
     assert pair.p.metric(metrics.PUSHED_TOKENS + "_total") - pushed == sum(LENGTHS), "all of each prompt is handed over"
-    assert pair.computed() - computed == OUTPUT * len(LENGTHS) + 1, "decode computes no prompt, but for that of one token"
+    assert pair.computed() - computed == (OUTPUT + 1) * len(LENGTHS), "decode computes the last token of each prompt alone"
     assert pair.outcomes(pair.p, "send", "ok") == pair.outcomes(pair.d, "receive", "ok") == 2 * len(LENGTHS)
 
 
