@@ -11,7 +11,7 @@ from xpyd_sidecar.router.api.fields import Api
 
 REPLAYED = {"structured_outputs", "repetition_detection", "thinking_token_budget", "suffix", "prompt_embeds", "vllm_xargs",
             "prompt_logprobs", "routed_experts_prompt_start", "mm_payload", "return_mm_kwargs", "media_io_kwargs",
-            "mm_processor_kwargs", "return_token_offsets", "stream_interval", "watermarking"}
+            "mm_processor_kwargs", "return_token_offsets", "stream_interval", "return_weight_versions", "watermarking"}
 """Fields that make a replay of a request whatever they say."""
 REFUSED = {"kv_transfer_params", "ec_transfer_params"}
 

@@ -22,7 +22,8 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 
 COMMAND: Final = ["python3", "-m", "xpyd_sidecar"]
 _INSTANCE_VAR: Final = f"$({launch.ENV_INSTANCE})"
-_LOAD_LIMIT_S: Final = RouterConfig().load_limit_s
+_LATER: Final = {"load_limit_s": RouterConfig().load_limit_s, "audit": RouterConfig().audit}
+"""Settings of routers that came later, with their defaults."""
 _WHERE_GIVEN: Final = frozenset({"previous_key_file", "key_mark", "shared_folder"})
 """Left out where they say nothing."""
 _AGENT_RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
@@ -169,8 +170,9 @@ def _command(config: SidecarConfig, instance: str = "") -> list[str]:
     plain = literals(msgspec.to_builtins(config))
     if not config.plain_bearer:
         del plain["plain_bearer"]
-    if plain["router"] is not None and plain["router"]["load_limit_s"] == _LOAD_LIMIT_S:
-        del plain["router"]["load_limit_s"]  # pods stay as they are, and routers of an earlier release take it
+    for name, default in _LATER.items() if plain["router"] is not None else ():
+        if plain["router"][name] == default:
+            del plain["router"][name]  # pods stay as they are, and routers of an earlier release take it
     if instance:
         plain["instance"] = instance
     if plain["agent"] is not None:

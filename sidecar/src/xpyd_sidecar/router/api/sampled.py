@@ -61,7 +61,7 @@ HISTORY: dict[str, str] = {
     **_because("would show tokens that came as prompt", "prompt_logprobs", "routed_experts_prompt_start",
                "return_prompt_text", "return_token_offsets", "return_mm_kwargs"),
     **_because("is read by extensions that nobody knows here", "vllm_xargs"),
-    **_because("groups tokens from the first one of the output on", "stream_interval"),
+    **_because("groups tokens from the first one of the output on", "stream_interval", "return_weight_versions"),
 }
 """Fields unless their value says that they are not used (``failover_modes.TABLE`` knows such values), and why."""
 
