@@ -62,7 +62,7 @@ $(VLLM_NEXT)/.installed: $(STAMP) requirements/vllm-next.txt scripts/vllm_source
 	@$(BIN)/python scripts/vllm_sources.py requirements/vllm-next.txt $(VLLM_NEXT)
 	@touch $@
 
-BY_HAND := $(addprefix tests/component/test_,connector_sides.py connector_rest.py connector_refused.py connector_memory.py \
+BY_HAND := $(addprefix tests/component/test_,connector_sides.py connector_rest.py connector_refused.py connector_memory.py connector_groups.py \
   late_copies.py engine_sampling.py engine_compat.py engine_kv_abi.py engine_versions.py dp_compat.py dp_by_hand.py \
   request_fields.py hidden_fields.py owned_arguments.py)
 .PHONY: test-versions
@@ -230,6 +230,10 @@ campaign-parallel: $(STAMP) ## Tensor-parallel engines, mp and Ray: eight proces
 ONLY ?=
 campaign-unequal: $(STAMP) ## Engines of unequal sizes or with unusual KV, pair by pair, into bench/results (20 minutes; ONLY=pp2 for some)
 	@$(BIN)/pytest tests/campaigns/test_unequal.py $(if $(ONLY),-k '$(ONLY)') --timeout 600
+
+.PHONY: campaign-models
+campaign-models: $(STAMP) ## Models of several KV cache groups on real engines, 49 prompts in every order and with faults, into bench/results (30 minutes; ONLY=tiny-granite for some)
+	@$(BIN)/pytest tests/campaigns/test_models.py $(if $(ONLY),-k '$(ONLY)') --timeout 1800
 
 campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server, into bench/results (root)
 	@$(CLUSTER) build --profile full

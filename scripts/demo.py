@@ -6,7 +6,7 @@
 Steps: `xpyd up`, one chat request through the router (streamed to the terminal), the same question to a plain engine, the
 proof from the engines' own metrics. In a terminal the service then stays up until Ctrl-C; otherwise it is taken down, as it
 is when a signal ends the demo (SIGTERM, or SIGHUP as the terminal goes away), at whatever step.
-Exit code 0 only if the two answers are equal and decode computed no prompt token.
+Exit code 0 only if the two answers are equal and decode computed no prompt token but the last.
 """
 
 from __future__ import annotations
@@ -206,10 +206,11 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def proof(roles: dict[str, str], before: Readings, after: Readings, usage: dict[str, int]) -> bool:
-    """Print what changed on each engine between the two readings; True if decode computed no prompt token.
+    """Print what changed on each engine between the two readings; True if decode computed no prompt token but the last.
 
-    Decode runs the model once per generated token: the first time on the prompt's last token, whose KV came with the rest.
-    So the tokens that went through its model equal the tokens of the answer exactly when it computed no prompt of its own.
+    Decode computes the prompt's last token, of which the first one of the answer comes, and vLLM counts both of them. So
+    the tokens that went through its model are one more than those of the answer exactly when it computed no other of the
+    prompt.
     """
     computed = -1
     for name, role in sorted(roles.items(), key=lambda item: item[1], reverse=True):
@@ -221,7 +222,7 @@ def proof(roles: dict[str, str], before: Readings, after: Readings, usage: dict[
         if role == "decode":
             computed = change["tokens through the model"] - usage["completion_tokens"]
             print(f"    {'prompt tokens that decode computed':34} {computed:>10,}")
-    return computed == 0
+    return computed == 1
 
 
 def run(model: str | None) -> bool:

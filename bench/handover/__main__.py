@@ -1,13 +1,14 @@
 """What the hand-over from prefill to decode costs: ``make bench-handover``, into ``results/handover.json``.
 
 Real engines on this host's processors, one thread each, a random model whose prefill takes about a second per 1,024 tokens.
-In each round every contender is asked once per prompt length, in an order that changes. Four stages, of at most four
+In each round every contender is asked once per prompt length, in an order that changes. Five stages, of at most four
 engines:
 
     1    one engine, two behind plain round robin, 1P1D       idle, with 8 running, the reference workload, prefill's steps
     2    1P3D, and one of its engines asked alone             idle, the reference workload
     3    vLLM's NixlConnector as 1P1D, and one engine         idle
     own  1P1D and one engine, a processor for each            idle, prefill's steps
+    windows   1P1D and vLLM's NixlConnector as 1P1D, a model with sliding windows: how many answers are wrong
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import stages
+import windows
 from engines import BASE_ARGS
 from harness import ARGS, LENGTHS, REFERENCE, Bench, Parts
 
-STAGES = ("one", "two", "three", "own")
+STAGES = ("one", "two", "three", "own", "windows")
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -77,7 +79,8 @@ async def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], b
     """All stages, and what they say together; whether a part failed."""
     load, began = os.getloadavg()[0], time.monotonic()
     known = {"one": partial(stages.stage_one, second=not args.no_second), "two": stages.stage_two,
-             "three": partial(stages.stage_three, site=args.nixl), "own": stages.stage_own}
+             "three": partial(stages.stage_three, site=args.nixl), "own": stages.stage_own,
+             "windows": partial(windows.stage_windows, site=args.nixl)}
     today = datetime.now(UTC).date().isoformat()
     out: dict[str, Any] = _kept(args)
     failed = False

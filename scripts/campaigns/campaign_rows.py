@@ -63,6 +63,9 @@ QUEUE = (*zero("wrong"), Goal("messages", ">=", 1_000_000), Goal("killed", ">=",
 BUDDY = (*zero("overlaps", "not_merged_back"), Goal("operations", ">=", 1_000_000))
 PAIRS = (Goal("*/kib_per_peer", "shown"), Goal("*/descriptors_per_peer", "shown"))
 LONG = (*zero("wrong"), Goal("prefill_s", ">=", 300), Goal("loaded", "=", 1))
+MODELS = (*(Goal(f"*/{order}/{figure}", "=", goal) for order in ("prefill first", "decode first")
+            for figure, goal in (("equal", 49), ("apart", 0))),
+          Goal("*/1500 tokens/blocks_of_a_window_layer", "<=", 3), Goal("*/prefill killed/equal", "=", 1))
 FILES = (*zero("soft/other", "soft/refused", "hard/other", "hard/other_beside_a_death"), Goal("*/streams", "=", 700),
          Goal("hard/whole", "shown"), Goal("hard/whole_beside_a_death", "shown"))
 DRAFTS = (*zero("*/wrong"), Goal("*/within", "=", 1), Goal("*/accepted_per_token", "shown"))
@@ -99,6 +102,7 @@ ROWS: Final = (
     Row("campaign-sampled", 4, 20, AT + "campaign_sampled.json", SAMPLED),
     Row("campaign-parallel", 10, 40),
     Row("campaign-unequal", 20, 75, AT + "campaign_parallel.json", UNEQUAL),
+    Row("campaign-models", 30, 120, AT + "campaign_models.json", MODELS),
     Row("campaign-scenarios", 30, 120, AT + "campaign_scenarios.json", SCENARIOS),
     Row("campaign-mixed", 31, 60, AT + "campaign_mixed.json", MIXED),
     Row("campaign-router", 40, 120, AT + "campaign_router.json", ROUTER),

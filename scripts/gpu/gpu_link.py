@@ -28,6 +28,7 @@ from xpyd_sidecar.engine.nccl_setup import choose
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.mapping import Cut, Part
+from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.memory.completions import Completions
@@ -123,7 +124,7 @@ class Decode(Rank):
         source = From(address, life, (Part(Cut(0, LAYERS, 0, 0, self.block), 0, 0),))
         began = time.monotonic()
         self.moved = {}
-        self._carry_out(self.loads.load(Order(f"r{turn}", key_of(turn), 0, ids, (source,), b""), began))
+        self._carry_out(self.loads.load(Order(f"r{turn}", key_of(turn), (TableSpan(0, ids),), (source,), b""), began))
         while len(self.finished) < turn or self.placing:
             self._poll()
             if time.monotonic() - began > limit_s:

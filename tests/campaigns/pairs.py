@@ -162,7 +162,7 @@ def prefill_control(count: int) -> tuple[Use, Use]:
         for at, address in enumerate(addresses):
             peer = Peer(InstanceName(f"d{at}"), LIFE, HostPort(address))
             handler.peers.add(peer)
-            handler.thread.post(peer, Announce(*name(at), b"i" * 32, 5, (Rank(HostPort("127.0.0.1:1"), LIFE),)))
+            handler.thread.post(peer, Announce(*name(at), b"i" * 32, 5, 4, (Rank(HostPort("127.0.0.1:1"), LIFE),)))
         until(lambda: len(handler.met) == count, "answered by all")
         after = use()
     handler.thread.stop()

@@ -81,9 +81,9 @@ def computed(cluster: Cluster) -> dict[str, float]:
 
 
 def check_decode_computed_nothing(cluster: Cluster, before: dict[str, float], cases: Sequence[Case]) -> None:
-    """Decode runs its model once for each token it generates and not once more.
+    """Decode runs its model once for each token it generates, and once for the last token of each prompt.
 
-    A prompt of one token is the exception: the engine has no prompt left of it to take from elsewhere, and computes it.
+    A prompt of one token is that token alone: nothing is taken from elsewhere.
     """
     expected = sum(case.max_tokens for case in cases)
     deadline = time.monotonic() + 10
@@ -92,9 +92,9 @@ def check_decode_computed_nothing(cluster: Cluster, before: dict[str, float], ca
     change = {name: after[name] - before[name] for name in after}
     single = sum(len(case.prompt) == 1 for case in cases)
     assert change["generated"] == expected
-    assert change["prompt"] == single, change
-    assert change["steps"] == change["generated"] + single, change
-    assert change["received"] == change["transfers"] == len(cases), change
+    assert change["prompt"] == len(cases), change
+    assert change["steps"] == change["generated"] + len(cases), change
+    assert change["received"] == change["transfers"] == len(cases) - single, change
 
 
 def test_every_prompt_equals_one_plain_engine_and_decode_computes_none_of_it(

@@ -72,12 +72,12 @@ class TestRecompute:
         recompute.wait_empty()
 
     @pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 513, 1900])
-    def test_decode_answers_like_a_plain_engine_and_computes_no_prompt_token(self, pair: Pair, length: int) -> None:
+    def test_decode_answers_like_a_plain_engine_and_computes_the_last_token_alone(self, pair: Pair, length: int) -> None:
         prompt = tokens(length)
         before = pair.computed()
         got = pair.both(prompt)
         pair.wait_empty()
-        assert pair.computed() - before == OUTPUT + (length == 1)  # vLLM always computes the token of a 1-token prompt
+        assert pair.computed() - before == OUTPUT + 1
         assert got == pair.plain(prompt)
 
     def test_many_at_once_with_preemptions_on_decode(self, pair: Pair) -> None:
@@ -103,7 +103,7 @@ class TestRecompute:
         pair.wait_empty()
         block = 4 * 2 * 128 * 2 * 32 * 4  # layers, heads, tokens, K and V, head size, bytes
         assert pair.p.metric(metrics.PUSHED_BYTES + "_total") - sent == block  # prefill's own cached blocks not either
-        assert pair.computed() - before == OUTPUT
+        assert pair.computed() - before == OUTPUT + 1
         assert got == pair.plain(prompt)
 
     def test_prefill_may_come_long_before_decode(self, pair: Pair) -> None:
@@ -111,7 +111,7 @@ class TestRecompute:
         pair.p_leg(prompt, transfer).result(30)
         assert pair.p.metric(metrics.SENDS_OPEN) == 1
         assert pair.d_leg(prompt, transfer).result(30) == pair.plain(prompt)
-        assert pair.computed() - before == OUTPUT
+        assert pair.computed() - before == OUTPUT + 1
 
     def test_what_a_leg_that_decode_never_knew_was_meant_to_get_is_let_go_at_farewell(self, pair: Pair) -> None:
         transfer = new()
@@ -225,7 +225,7 @@ class TestRecompute:
         pair.p_leg(prompt, transfer, attempt=2, engine=pair.d).result(30)  # an engine can prefill for itself
         assert decode.result(10) == pair.plain(prompt)
         pair.wire.hold.clear()
-        assert pair.computed() - before == OUTPUT + len(prompt) + 1  # the second attempt's own leg, and no more
+        assert pair.computed() - before == OUTPUT + 1 + len(prompt) + 1  # the second attempt's own leg, and no more
         wait_until(lambda: pair.outcomes(pair.p, "send", "stale") == given_up + 1, 5, "given up by the first engine")
 
     def test_a_stuck_peer_is_given_up_and_delays_nobody_else(self, pair: Pair) -> None:

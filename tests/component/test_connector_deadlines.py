@@ -265,10 +265,10 @@ def test_a_prompt_for_which_the_router_has_no_time_left_is_not_loaded(
     one = LongPrompt(p, d, 2 * BLOCK, limit_s=5.0)
     d.scheduler.new_request(one.ours)
     p.scheduler.new_request(one.theirs)
-    p.scheduler.allocated(one.theirs, one.source, 0)
+    p.scheduler.allocated(one.theirs, (one.source,), 0)
     until(lambda: d.scheduler.matched(one.ours, 0) == (one.tokens, True), d)
     skip(6.0)
-    d.scheduler.allocated(one.ours, one.target, one.tokens)
+    d.scheduler.allocated(one.ours, (one.target,), one.tokens)
     until(lambda: one.over, p, d)
     assert d.failed == [one.ours.request_id]
 
@@ -319,10 +319,10 @@ def test_loads_hold_half_of_decodes_blocks_and_the_next_one_waits_in_the_queue(m
         one.target = list(range(1 + 6 * at, 7 + 6 * at))
         d.scheduler.new_request(one.ours)
         p.scheduler.new_request(one.theirs)
-        p.scheduler.allocated(one.theirs, one.source, 0)
+        p.scheduler.allocated(one.theirs, (one.source,), 0)
     for one in prompts[:2]:
         until(lambda one=one: d.scheduler.matched(one.ours, 0) == (each, True), d)
-        d.scheduler.allocated(one.ours, one.target, each)
+        d.scheduler.allocated(one.ours, (one.target,), each)
     third = prompts[2]
     until(lambda: d.scheduler._pairing.leg(third.ours.request_id).source is not None, d)
     for _ in range(5):
@@ -334,7 +334,7 @@ def test_loads_hold_half_of_decodes_blocks_and_the_next_one_waits_in_the_queue(m
     prompts[0].compute(each)
     prompts[0].wait_loaded()
     assert d.scheduler.matched(third.ours, 0) == (each, True)
-    d.scheduler.allocated(third.ours, third.target, each)
+    d.scheduler.allocated(third.ours, (third.target,), each)
     for one in prompts[1:]:
         one.compute(each)
         until(lambda one=one: one.over, p, d)
@@ -351,7 +351,7 @@ def test_who_waits_for_room_and_leaves_waits_no_more_and_a_load_that_failed_hold
     two = LongPrompt(p, d, 4 * BLOCK)
     d.scheduler.new_request(two.ours)
     p.scheduler.new_request(two.theirs)
-    p.scheduler.allocated(two.theirs, two.source, 0)
+    p.scheduler.allocated(two.theirs, (two.source,), 0)
     until(lambda: d.scheduler._pairing.leg(two.ours.request_id).source is not None, d)
     assert d.scheduler.matched(two.ours, 0) == (None, False)
     assert (d.scheduler._room.held, d.scheduler._room.waiting) == (4, 1)

@@ -33,12 +33,12 @@ def test_both_sides_of_a_transfer_in_two_chunks(make: Callable[..., Engine], ten
     d.scheduler.new_request(ours)
     p.fill([5, 9, 3], prompt=7)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, [5, 9, 3], 0)
+    p.scheduler.allocated(theirs, ([5, 9, 3],), 0)
     p.step(new=((theirs, [5, 9, 3], 0, 32),))
     p.step(cached=((theirs, [], 32, 8),))
     p.scheduler.ended(theirs)
     until(lambda: d.scheduler.matched(ours, 16) == (24, True), d)
-    d.scheduler.allocated(ours, [30, 11, 12], 24)
+    d.scheduler.allocated(ours, ([30, 11, 12],), 24)
     until(lambda: d.recved, p, d)
     d.step(new=((ours, [30, 11, 12], 39, 1),))
     until(lambda: idle(p) and idle(d), p, d)
@@ -50,7 +50,7 @@ def test_both_sides_of_a_transfer_in_two_chunks(make: Callable[..., Engine], ten
     notes = {one.sends: one for each in heard for one in each.told.notes}
     for sends, marks in ((True, ["arrived", "announced", "ended"]),
                          (False, ["arrived", "announced", "allocated", "loaded", "ended", "admitted"])):
-        assert (sorted(notes[sends].marks), notes[sends].outcome, notes[sends].tokens) == (sorted(marks), "ok", 40)
+        assert (sorted(notes[sends].marks), notes[sends].outcome, notes[sends].tokens) == (sorted(marks), "ok", 41)
     sides = {sends: [msgspec.msgpack.decode(raw, type=Side) for raw in notes[sends].ranks] for sends in (True, False)}
     assert [sorted(one.rank for one in sides[sends]) for sends in (True, False)] == [list(range(tensor))] * 2
     for sent, came in zip(*(sorted(sides[sends], key=lambda one: one.rank) for sends in (True, False)), strict=True):

@@ -15,9 +15,11 @@ import vllm
 from make_model import ensure_model
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
+    KVCacheConfig,
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
@@ -29,6 +31,7 @@ from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv.reach import CacheGroup, LayerGroup, Reach
 
 COMPILED = any(Path(vllm.__file__).parent.glob("_C*.so"))
 
@@ -56,17 +59,29 @@ CHUNKED = {"kind": ChunkedLocalAttentionSpec, "attention_chunk_size": 64}
 def check(vllm: VllmConfig, *layers: KVCacheSpec) -> list[Any]:
     """Group layers as vLLM does for this configuration, and have them checked; the groups."""
     groups: list[Any] = at_its_place("get_kv_cache_groups")(vllm, {f"layer{n}": one for n, one in enumerate(layers)})
-    compat.check_model(vllm, SimpleNamespace(kv_cache_groups=groups))
+    compat.check_model(vllm, described(groups))
     return groups
+
+
+def described(groups: list[Any]) -> KVCacheConfig:
+    return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+@pytest.fixture
+def one_group(plain: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
+    """As with ``--disable-hybrid-kv-cache-manager``."""
+    monkeypatch.setattr(plain.scheduler_config, "disable_hybrid_kv_cache_manager", True)
+    return plain
 
 
 @pytest.mark.parametrize("layers", [
     (attention(), attention()), (attention(), attention(**WINDOW)), (attention(**CHUNKED), attention())],
     ids=["full", "some layers with windows", "some layers in chunks"])
-def test_full_attention_and_layers_with_windows_beside_it_are_one_group(plain: VllmConfig,
-                                                                        layers: tuple[KVCacheSpec, ...]) -> None:
-    (group,) = check(plain, *layers)
-    assert group.layer_names == ["layer0", "layer1"]
+def test_where_vllm_is_told_to_make_one_group_windows_and_chunks_are_as_full_attention(
+        one_group: VllmConfig, layers: tuple[KVCacheSpec, ...]) -> None:
+    groups = check(one_group, *layers)
+    assert [one.layer_names for one in groups] == [["layer0", "layer1"]]
+    assert {one.reach.over for one in compat.layer_groups(described(groups)).values()} == {"all"}
 
 
 LATENT = (attention(MLAAttentionSpec), attention(MLAAttentionSpec))
@@ -100,23 +115,63 @@ def test_the_rotary_embedding_of_cpus_is_wrong_for_parts_of_wider_rows(plain: Vl
     assert not torch.allclose(rope.forward_cpu(positions, query, latent)[1], right)
 
 
-@pytest.mark.parametrize(("layers", "text"), [
-    ((attention(**WINDOW), attention(**WINDOW)), "SlidingWindowSpec is not supported"),
-    ((attention(**CHUNKED),), "ChunkedLocalAttentionSpec is not supported"),
-    ((MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,)),), "MambaSpec is not supported"),
-], ids=["windows alone", "chunks alone", "mamba"])
-def test_layers_whose_blocks_are_not_all_kept_are_refused(plain: VllmConfig, layers: tuple[KVCacheSpec, ...],
-                                                          text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        check(plain, *layers)
+def state(kind: MambaAttentionBackendEnum = MambaAttentionBackendEnum.MAMBA2, **more: Any) -> MambaSpec:
+    return MambaSpec(**{"block_size": 2048, "shapes": ((3, 8), (2, 4, 4)), "dtypes": (torch.bfloat16, torch.float32),
+                        "page_size_padded": 4096, "mamba_type": kind, **more})
 
 
-def test_several_groups_are_refused(plain: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert plain.scheduler_config.disable_hybrid_kv_cache_manager, "vLLM asks the connector"
-    monkeypatch.setattr(plain.scheduler_config, "disable_hybrid_kv_cache_manager", False)
+def test_vllm_asks_the_connector_and_makes_a_group_of_each_kind(plain: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not plain.scheduler_config.disable_hybrid_kv_cache_manager
     monkeypatch.setattr(plain.cache_config, "kv_cache_layout", "LBHNC")
-    with pytest.raises(ConfigError, match=r"several KV cache groups are not supported .*SlidingWindowSpec"):
-        check(plain, attention(), attention(**WINDOW))
+    groups = check(plain, attention(**WINDOW), attention(), attention(**WINDOW), attention())
+    known = compat.cache_groups(described(groups))
+    assert sorted(known.items()) == list(known.items())
+    assert {one.reach for one in known.values()} == {Reach("all", 16), Reach("window", 16, 64)}
+    of_layer = compat.layer_groups(described(groups))
+    assert [of_layer[f"layer{n}"].reach.over for n in range(4)] == ["window", "all", "window", "all"]
+    assert all(known[one.group].reach == one.reach for one in of_layer.values())
+    assert compat.states(described(groups)) == ""
+
+
+def test_what_a_state_holds_is_said_by_layer_and_in_the_fingerprint(plain: VllmConfig) -> None:
+    drafts = state(num_speculative_blocks=2)
+    groups = [SimpleNamespace(kv_cache_spec=drafts, layer_names=["layer0"], enable_kv_transfer=True),
+              SimpleNamespace(kv_cache_spec=attention(), layer_names=["layer1"], enable_kv_transfer=True)]
+    known = described(groups)
+    compat.check_model(plain, known)
+    assert compat.cache_groups(known) == {0: CacheGroup(Reach("state", 0), 2048), 1: CacheGroup(Reach("all", 16), 16)}
+    assert compat.states(known) == "mamba2 bfloat16/float32 SD +2"
+    assert compat.layer_groups(known)["layer0"].state == "mamba2 bfloat16/float32 SD +2 (3, 8)/(2, 4, 4)"
+    assert compat.kv_heads(plain, known) == {"layer1": 2}, "a state is not cut by heads"
+
+
+def test_groups_that_vllm_does_not_transfer_are_left_out(plain: VllmConfig) -> None:
+    groups = [SimpleNamespace(kv_cache_spec=attention(**CHUNKED), layer_names=["layer0"], enable_kv_transfer=False),
+              SimpleNamespace(kv_cache_spec=attention(), layer_names=["layer1"], enable_kv_transfer=True)]
+    compat.check_model(plain, described(groups))
+    assert list(compat.cache_groups(described(groups))) == [1]
+    assert compat.layer_groups(described(groups)) == {"layer1": LayerGroup(0, Reach("all", 16))}
+
+
+@pytest.mark.parametrize(("layer", "text"), [
+    (attention(**CHUNKED), "ChunkedLocalAttentionSpec is not supported .*--disable-hybrid-kv-cache-manager"),
+    (attention(**{**WINDOW, "sliding_window": 1}), "a sliding window of 1 tokens is not supported"),
+    (state(MambaAttentionBackendEnum.SHORT_CONV),
+     r"state of kind short_conv are not supported \(gdn_attn and mamba2 are\): no engine has been seen"),
+    (state(MambaAttentionBackendEnum.MAMBA1), "state of kind mamba1 are not supported"),
+], ids=["chunks", "a window of nothing", "short conv", "mamba1"])
+def test_layers_that_have_not_been_seen_to_be_handed_over_rightly_are_refused(plain: VllmConfig, layer: KVCacheSpec,
+                                                                              text: str) -> None:
+    groups = [SimpleNamespace(kv_cache_spec=layer, layer_names=["layer0"], enable_kv_transfer=True)]
+    with pytest.raises(ConfigError, match=text):
+        compat.check_model(plain, described(groups))
+
+
+def test_states_with_pipeline_stages_are_refused(plain: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain.parallel_config, "pipeline_parallel_size", 2)
+    groups = [SimpleNamespace(kv_cache_spec=state(), layer_names=["layer0"], enable_kv_transfer=True)]
+    with pytest.raises(ConfigError, match="a state are not supported with pipeline_parallel_size 2"):
+        compat.check_model(plain, described(groups))
 
 
 @pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
@@ -138,6 +193,6 @@ def test_heads_are_counted_over_all_ranks_also_where_ranks_share_one(plain: Vllm
     monkeypatch.setattr(plain.parallel_config, "tensor_parallel_size", tensor)
     mine = FullAttentionSpec(block_size=16, num_kv_heads=here, head_size=32, dtype=torch.float32)
     other = FullAttentionSpec(block_size=16, num_kv_heads=here + 4, head_size=32, dtype=torch.float32)
-    groups = [SimpleNamespace(kv_cache_spec=one, layer_names=[name]) for name, one in
+    groups = [SimpleNamespace(kv_cache_spec=one, layer_names=[name], enable_kv_transfer=True) for name, one in
               {"mine": mine, "latent": attention(MLAAttentionSpec), "other": other}.items()]
-    assert compat.kv_heads(plain, SimpleNamespace(kv_cache_groups=groups)) == {"mine": 2, "latent": 0}
+    assert compat.kv_heads(plain, described(groups)) == {"mine": 2, "latent": 0}

@@ -70,11 +70,11 @@ def test_blocks_go_from_rank_to_rank_into_their_places(make: Callable[..., Engin
     assert d.scheduler.matched(ours, 16) == (None, False)
     p.fill([5, 9, 3], prompt=7)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, [5, 9, 3], 0)
+    p.scheduler.allocated(theirs, ([5, 9, 3],), 0)
     p.step(new=((theirs, [5, 9, 3], 0, 40),), hooks=hooks)
     p.scheduler.ended(theirs)
     until(lambda: d.scheduler.matched(ours, 16) == (24, True), d)
-    d.scheduler.allocated(ours, [30, 11, 12, 13], 24)  # one block is there already, and one more than the prompt needs
+    d.scheduler.allocated(ours, ([30, 11, 12, 13],), 24)  # one block is there already, and one more than the prompt needs
     until(lambda: d.recved, p, d)
     assert d.failed == []
     assert d.holds([11, 12], prompt=7, first=1)
@@ -113,14 +113,14 @@ def test_chunks_and_a_preemption_between_them(make: Callable[..., Engine]) -> No
     d.scheduler.new_request(ours)
     p.fill([1, 2, 3], prompt=4)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, [1, 2], 0)
+    p.scheduler.allocated(theirs, ([1, 2],), 0)
     p.step(new=((theirs, [1, 2], 0, 20),))
     p.step(preempted=(theirs,), writes=([1, 2], 999))  # its blocks belong to somebody else now
     p.fill([20, 21, 22], prompt=4)
-    p.scheduler.allocated(theirs, [20, 21, 22], 0)
+    p.scheduler.allocated(theirs, ([20, 21, 22],), 0)
     p.step(new=((theirs, [20, 21, 22], 0, 40),))
     until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
-    d.scheduler.allocated(ours, [8, 7, 6], 40)
+    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
     until(lambda: d.recved, p, d)
     assert d.holds([8, 7, 6], prompt=4, first=0)
 
@@ -133,7 +133,7 @@ def test_different_fingerprints_are_named_and_decode_does_not_wait(make: Callabl
     d.scheduler.new_request(ours)
     prefill(p, theirs, [1, 2, 3])
     until(lambda: d.scheduler.matched(ours, 0) == (0, False), d, deadline_s=2)
-    d.scheduler.allocated(ours, [1, 2, 3], 0)
+    d.scheduler.allocated(ours, ([1, 2, 3],), 0)
     until(lambda: idle(p) and idle(d), p, d)
     assert "fingerprint: model: " in caplog.text
     assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1
@@ -164,7 +164,7 @@ def test_blocks_without_room_stay_in_the_cache_until_decode_makes_some(make: Cal
         ours = request(decode_leg(transfer), prompt=prompt)
         d.scheduler.new_request(ours)
         until(lambda one=ours: d.scheduler.matched(one, 0) == (40, True), d, p)
-        d.scheduler.allocated(ours, [29, 30, 31], 40)
+        d.scheduler.allocated(ours, ([29, 30, 31],), 40)
         until(lambda one=ours: one.request_id in d.recved, p, d)
         assert d.failed == []
         assert d.holds([29, 30, 31], prompt, first=0)
@@ -193,7 +193,7 @@ def test_a_prompt_for_a_decode_that_takes_nothing_does_not_begin_and_others_do(m
         ours = request(decode_leg(transfer))
         d.scheduler.new_request(ours)
         until(lambda one=ours: d.scheduler.matched(one, 0) == (40, True), d, p)
-        d.scheduler.allocated(ours, [29, 30, 31], 40)
+        d.scheduler.allocated(ours, ([29, 30, 31],), 40)
         until(lambda one=ours: one.request_id in d.recved, p, d)
     until(lambda: p.scheduler.matched(late, 0) == (0, False), p, d)
     assert d.failed == []
@@ -213,7 +213,7 @@ def test_blocks_that_find_no_room_for_long_are_given_up_and_decode_is_told(make:
     until(lambda: p.counts.get("send/overflow"), p)
     d.scheduler.new_request(ours)
     until(lambda: d.scheduler.matched(ours, 0) == (0, False), d, deadline_s=2)
-    d.scheduler.allocated(ours, [1, 2, 3], 0)
+    d.scheduler.allocated(ours, ([1, 2, 3],), 0)
     until(lambda: idle(d), p, d)
     assert d.counts["receive/overflow"] == 1
     until(lambda: theirs.request_id in p.sent, p)
@@ -224,7 +224,7 @@ def test_what_waits_for_room_is_lost_where_its_request_is_preempted(make: Callab
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3], held=False)
     theirs = request(prefill_leg(uuid.uuid4().hex, d))
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, [4, 5], 0)
+    p.scheduler.allocated(theirs, ([4, 5],), 0)
     p.step(new=((theirs, [4, 5], 0, 20),))
     assert p.workers[0]._saving.waiting == 1
     p.step(preempted=(theirs,))
@@ -241,7 +241,7 @@ def test_other_modes_bring_the_same_blocks(make: Callable[..., Engine], mode: st
     p.fill([5, 9, 3], prompt=7)
     prefill(p, theirs, [5, 9, 3])
     until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
-    d.scheduler.allocated(ours, [8, 7, 6], 40)
+    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
     until(lambda: d.recved, p, d)
     assert d.failed == []
     assert d.holds([8, 7, 6], prompt=7, first=0)
@@ -262,7 +262,7 @@ def test_what_prefill_cannot_keep_waits_in_decodes_buffer(make: Callable[..., En
     prefill(p, theirs, [5, 9, 3])  # 9 blocks a rank: one or more above half of what it may keep
     until(lambda: d.counts.get(metrics.BUFFERED_BYTES, 0) >= tensor * block, p, d)
     assert d.scheduler.matched(ours, 16) == (24, True)
-    d.scheduler.allocated(ours, [30, 7, 6], 24)
+    d.scheduler.allocated(ours, ([30, 7, 6],), 24)
     until(lambda: d.recved, p, d)
     assert d.failed == []
     assert d.holds([7, 6], prompt=7, first=1)
@@ -276,7 +276,7 @@ def test_the_policy_fail_reports_the_smallest_load_as_failed(make: Callable[...,
     ours = request(decode_leg(uuid.uuid4().hex, wait_s=0.1))
     d.scheduler.new_request(ours)
     until(lambda: d.scheduler.matched(ours, 32) == (1, True), d)
-    d.scheduler.allocated(ours, [1, 2, 3], 1)
+    d.scheduler.allocated(ours, ([1, 2, 3],), 1)
     until(lambda: d.recved, d)
     assert d.recved == d.failed == [ours.request_id]
     d.scheduler.ended(ours)
@@ -291,9 +291,9 @@ def test_a_request_aborted_while_loading_is_reported_once_and_written_no_more(ma
     d.scheduler.new_request(ours)
     p.fill([1, 2, 3], prompt=4)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, [1, 2], 0)
+    p.scheduler.allocated(theirs, ([1, 2],), 0)
     until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
-    d.scheduler.allocated(ours, [8, 7, 6], 40)
+    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
     d.step()
     d.scheduler.ended(ours)
     until(lambda: d.recved, d)
@@ -313,9 +313,9 @@ def test_a_rank_that_is_done_keeps_what_it_has_when_the_other_needs_another_try(
     first.fill([1, 2, 3], prompt=4)
     second.fill([1, 2, 3], prompt=4)
     first.scheduler.new_request(theirs)
-    first.scheduler.allocated(theirs, [1, 2, 3], 0)
+    first.scheduler.allocated(theirs, ([1, 2, 3],), 0)
     until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
-    d.scheduler.allocated(ours, [8, 7, 6], 40)
+    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
     d.step()
     first.workers[1].stop()  # its rank 1 dies, and rank 0 delivers
     first.step(new=((theirs, [1, 2, 3], 0, 40),))
@@ -342,7 +342,7 @@ def test_a_prefill_that_never_heard_ready_lets_go_when_another_try_took_its_plac
         d.scheduler.new_request(ours)
         prefill(first, request(prefill_leg(transfer, d)), [1, 2, 3])
         until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
-        d.scheduler.allocated(ours, [8, 7, 6], 40)
+        d.scheduler.allocated(ours, ([8, 7, 6],), 40)
         until(lambda: select.select([mute], [], [], 0)[0], first, d)
         second.fill([4, 5, 6], prompt=4)
         prefill(second, request(prefill_leg(transfer, d, attempt=2)), [4, 5, 6])
@@ -389,7 +389,7 @@ def test_parameters_that_are_not_understood_make_an_ordinary_request(make: Calla
     odd = request(params)
     d.scheduler.new_request(odd)
     assert d.scheduler.matched(odd, 0) == (0, False)
-    d.scheduler.allocated(odd, [1, 2, 3], 0)
+    d.scheduler.allocated(odd, ([1, 2, 3],), 0)
     d.scheduler.ended(odd)
     assert "is served as an ordinary one" in caplog.text
 
@@ -451,7 +451,7 @@ def loads(p: Engine, d: Engine, ours: Any, theirs: Any) -> None:
     prefill(p, theirs, [1, 2, 3])
     until(lambda: d.scheduler.matched(ours, 16) == (24, True), d)
     ours.prefill_stats.set(40, 16, 24)  # as vLLM does before it allocates
-    d.scheduler.allocated(ours, [30, 11, 12], 24)
+    d.scheduler.allocated(ours, ([30, 11, 12],), 24)
     until(lambda: d.recved, p, d)
 
 
@@ -478,7 +478,7 @@ def test_of_several_tries_the_last_one_says_what_was_cached(make: Callable[..., 
     first.prefill_stats.set(40, 0, 0)
     second.prefill_stats.set(40, 32, 0)
     p.scheduler.new_request(first)
-    p.scheduler.allocated(first, [1, 2], 0)
+    p.scheduler.allocated(first, ([1, 2],), 0)
     p.step(new=((first, [1, 2], 0, 20),))
     p.scheduler.ended(first)
     until(lambda: idle(p), p, d)
@@ -502,11 +502,11 @@ def test_where_a_load_fails_usage_says_what_decode_had_itself(make: Callable[...
     theirs.prefill_stats.set(40, 32, 0)
     d.scheduler.new_request(ours)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, [1, 2, 3], 0)
+    p.scheduler.allocated(theirs, ([1, 2, 3],), 0)
     p.step(new=((theirs, [1, 2], 0, 20),))  # the rest never comes
     until(lambda: d.scheduler.matched(ours, 16) == (24, True), d)
     ours.prefill_stats.set(40, 16, 24)
-    d.scheduler.allocated(ours, [30, 11, 12], 24)
+    d.scheduler.allocated(ours, ([30, 11, 12],), 24)
     p.scheduler.ended(theirs)
     until(lambda: d.failed, p, d)
     assert ours.prefill_stats.num_cached_tokens == 16

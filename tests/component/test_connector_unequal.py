@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import connector_sides
 import pytest
 import torch
+from block_tables import BlockTables
 from connector_sides import BLOCK, KEY, Runner, making, request, vllm_config
 from copies import LAYER_S, Clock, Cpu, Gpu
 
@@ -83,6 +84,7 @@ class Engine:
         self.recved: set[str] = set()
         self.failed: set[str] = set()
         self.counts: dict[str, float] = {}
+        self.tables = BlockTables()
 
     def _cache(self, layer: int) -> torch.Tensor:
         total, size = self.model.heads[layer], self.model.size
@@ -124,12 +126,10 @@ class Engine:
         new = [one for one in runs if one[2] == 0]
         old = [one for one in runs if one[2] > 0]
         orders = self.scheduler.build_orders(SimpleNamespace(
-            scheduled_new_reqs=[SimpleNamespace(req_id=r.request_id, block_ids=(ids,), num_computed_tokens=done)
-                                for r, ids, done, _ in new],
-            scheduled_cached_reqs=SimpleNamespace(
-                req_ids=[r.request_id for r, *_ in old], resumed_req_ids=set(),
-                new_block_ids=[(ids,) if ids else None for _, ids, *_ in old],
-                num_computed_tokens=[done for *_, done, _ in old]),
+            scheduled_new_reqs=[SimpleNamespace(req_id=r.request_id, num_computed_tokens=done) for r, _, done, _ in new],
+            scheduled_cached_reqs=SimpleNamespace(req_ids=[r.request_id for r, *_ in old],
+                                                  num_computed_tokens=[done for *_, done, _ in old]),
+            kv_connector_block_state=self.tables.now(new, old),
             num_scheduled_tokens={r.request_id: n for r, _, _, n in runs}, preempted_req_ids=None))
         reports = []
         for worker, device in zip(self.workers, self.devices, strict=True):
@@ -203,7 +203,7 @@ class Run:
         leg = request(legs.encode(legs.Leg(1, Role.PREFILL, self.transfer, Attempt(attempt), PATIENCE_S, peer)),
                       self.tokens, self.prompt)
         p.scheduler.new_request(leg)
-        p.scheduler.allocated(leg, ids, 0)
+        p.scheduler.allocated(leg, (ids,), 0)
         done = 0
         while done < (self.tokens if stop_at is None else stop_at):
             many = min(chunk or self.tokens, self.tokens - done)
@@ -214,7 +214,7 @@ class Run:
     def allocate(self, *engines: Engine) -> None:
         held = self.first * BLOCK
         until(lambda: self.d.scheduler.matched(self.ours, held) == (self.tokens - held, True), self.d, *engines)
-        self.d.scheduler.allocated(self.ours, self.ids, self.tokens - held)
+        self.d.scheduler.allocated(self.ours, (self.ids,), self.tokens - held)
 
     def wait_over(self, *engines: Engine) -> None:
         until(lambda: self.ours.request_id in self.d.recved, self.d, *engines)
@@ -375,7 +375,7 @@ def test_a_prefill_rank_that_ends_in_the_middle_fails_the_load_and_nothing_hangs
     prefill.fill([1, 2, 3, 4], 2)
     leg = request(legs.encode(legs.Leg(1, Role.PREFILL, run.transfer, Attempt(1), PATIENCE_S, decode.peer())), 60, 2)
     prefill.scheduler.new_request(leg)
-    prefill.scheduler.allocated(leg, [1, 2, 3, 4], 0)
+    prefill.scheduler.allocated(leg, ([1, 2, 3, 4],), 0)
     prefill.step((leg, [1, 2, 3, 4], 0, 30))
     run.allocate(prefill)
     for _ in range(20):
@@ -401,7 +401,7 @@ def test_what_cannot_be_mapped_is_refused_at_once_with_the_field(
     run.prefill(prefill, [1, 2, 3])
     until(lambda: decode.scheduler.matched(run.ours, 0) == (0, False), decode, prefill)
     assert text in caplog.text
-    decode.scheduler.allocated(run.ours, run.ids, 0)
+    decode.scheduler.allocated(run.ours, (run.ids,), 0)
     run.end()
     until(lambda: prefill.idle() and decode.idle(), prefill, decode)
     assert prefill.counts[f"send/{Outcome.INCOMPATIBLE}"] == 1

@@ -65,9 +65,11 @@ def test_prefill_takes_prefixes_from_the_store_and_decode_gets_all_of_them(pair:
     assert [pair.both(prompt) for prompt in prompts] == expected
     pair.wait_empty()
     assert pair.p.metric("vllm:external_prefix_cache_hits_total") - hits == sum(map(whole, LENGTHS))
-    assert pair.p.metric(metrics.PUSHED_TOKENS + "_total") - pushed == sum(LENGTHS), "all of each prompt is handed over"
-    assert pair.computed() - computed == OUTPUT * len(LENGTHS) + 1, "decode computes no prompt, but for that of one token"
-    assert pair.outcomes(pair.p, "send", "ok") == pair.outcomes(pair.d, "receive", "ok") == 2 * len(LENGTHS)
+    assert pair.p.metric(metrics.PUSHED_TOKENS + "_total") - pushed == sum(LENGTHS) - len(LENGTHS), \
+        "of each prompt all but the last token is handed over"
+    assert pair.computed() - computed == (OUTPUT + 1) * len(LENGTHS), "decode computes the last token of each prompt alone"
+    sent = 2 * sum(length > 1 for length in LENGTHS)
+    assert pair.outcomes(pair.p, "send", "ok") == pair.outcomes(pair.d, "receive", "ok") == sent
 
 
 def test_eight_at_once_in_both_orders_of_the_legs(pair: Pair) -> None:

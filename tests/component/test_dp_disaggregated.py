@@ -39,8 +39,8 @@ def test_answers_are_those_of_one_engine_and_kv_reaches_both_ranks(cluster: Clus
     found = [complete(cluster.url, prompt, TOKENS)["token_ids"] for prompt in PROMPTS]
     assert found == expected
     loaded = {rank: decode.metric("xpyd_kv_loaded_tokens_total", engine=str(rank)) for rank in (0, 1)}
-    assert loaded == {rank: sum(len(prompt) for prompt in PROMPTS[rank::2]) for rank in (0, 1)} or \
-        loaded == {1 - rank: sum(len(prompt) for prompt in PROMPTS[rank::2]) for rank in (0, 1)}
+    assert loaded == {rank: sum(len(prompt) - 1 for prompt in PROMPTS[rank::2]) for rank in (0, 1)} or \
+        loaded == {1 - rank: sum(len(prompt) - 1 for prompt in PROMPTS[rank::2]) for rank in (0, 1)}
     # Each forward with tokens computed one: nothing of a prompt was computed again.
     assert {step.tokens for rank in (0, 1) for step in read_steps(folder / "steps", rank) if step.real} == {1}
 

@@ -147,6 +147,6 @@ def test_with_micro_batches_no_layer_leaves_at_its_hook(monkeypatch: pytest.Monk
     made._settings = made._worker = None  # type: ignore[assignment]
     made._vllm_config = SimpleNamespace(parallel_config=ParallelConfig(**given), speculative_config=None,
                                         model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 2))
-    made._kv_cache_config = SimpleNamespace(kv_cache_groups=[], num_blocks=4)
+    made._kv_cache_config = SimpleNamespace(kv_cache_groups=[], transfer_groups=(), transfer_group_ids=(), num_blocks=4)
     made.register_kv_caches({"l0": torch.zeros(4, 2, 8, 4)})
     assert asked["by_layer"] is not several

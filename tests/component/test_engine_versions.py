@@ -19,7 +19,7 @@ from vllm_hellos import hello, recorded
 from vllm_places import MODULE, VERSION
 
 from xpyd_sidecar.engine import compat
-from xpyd_sidecar.engine.compat import KVConnectorBase_V1
+from xpyd_sidecar.engine.compat import KVConnectorBase_V1, SupportsHMA
 from xpyd_sidecar.engine.connector import XpydConnector
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import peers
@@ -52,7 +52,7 @@ def tokens(length: int, prompt: int = 1) -> list[int]:
 def test_every_hook_of_ours_is_one_of_this_version() -> None:
     own = {name for name, value in vars(XpydConnector).items()
            if not name.startswith("_") and (callable(value) or isinstance(value, classmethod | property))}
-    unknown = own - set(dir(KVConnectorBase_V1)) - {"scheduler", "worker"}
+    unknown = own - set(dir(KVConnectorBase_V1)) - set(dir(SupportsHMA)) - {"scheduler", "worker"}
     assert unknown == (SINCE_033 if MODULE == "v032" else set())
 
 

@@ -89,12 +89,12 @@ class Transfer:
         self.theirs = request(prefill_leg(transfer, d), tokens)
         d.scheduler.new_request(self.ours)
         p.scheduler.new_request(self.theirs)
-        p.scheduler.allocated(self.theirs, self.source, 0)
+        p.scheduler.allocated(self.theirs, (self.source,), 0)
 
     def ask(self) -> None:
         """READY comes to prefill before it has computed anything."""
         until(lambda: self.d.scheduler.matched(self.ours, 0) == (self.tokens, True), self.d)
-        self.d.scheduler.allocated(self.ours, self.target, self.tokens)
+        self.d.scheduler.allocated(self.ours, (self.target,), self.tokens)
         until(lambda: self.p.workers[0]._sender._machine._early, self.d)
 
     def compute(self, **more: Any) -> None:
@@ -107,7 +107,7 @@ class Transfer:
         """READY comes when all is computed."""
         until(lambda: self.d.scheduler.matched(self.ours, 0)[0] is not None, self.p, self.d)
         assert self.d.scheduler.matched(self.ours, 0) == (self.tokens, True)
-        self.d.scheduler.allocated(self.ours, self.target, self.tokens)
+        self.d.scheduler.allocated(self.ours, (self.target,), self.tokens)
 
     def wait_loaded(self) -> None:
         until(lambda: self.ours.request_id in self.d.recved, self.p, self.d)
@@ -238,7 +238,7 @@ def test_a_step_is_one_gather_and_all_that_came_is_one_scatter(make: Callable[..
     transfers = [Transfer(p, d, tokens=16 * (n + 1), prompt=n) for n in range(4)]
     runs = []
     for at, one in enumerate(transfers):
-        one.source, one.target = [at * 5 + n for n in range(at + 1)], [31 - at * 5 - n for n in range(at + 1)]
+        one.source, one.target = [at * 5 + n + 1 for n in range(at + 1)], [31 - at * 5 - n for n in range(at + 1)]
         p.fill(one.source, one.prompt)
         runs.append((one.theirs, one.source, 0, one.tokens))
     p.step(new=tuple(runs))
@@ -424,7 +424,7 @@ def test_a_patch_of_vllm_exchanges_kv_with_another_where_both_are_listed_as_one(
         one.wait_loaded()
     else:
         until(lambda: d.scheduler.matched(one.ours, 0) == (0, False), d)  # decode computes the prompt itself
-        d.scheduler.allocated(one.ours, one.target, 0)
+        d.scheduler.allocated(one.ours, (one.target,), 0)
         until(lambda: idle(p) and idle(d), p, d)
         assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1
         assert f"fingerprint: kv_abi: '{ours}' here, '{patch}' there" in caplog.text

@@ -29,6 +29,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
+from block_tables import BlockTables
 from copies import LAYER_S, Clock, Cpu, Gpu
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import KVConnectorOutput
@@ -37,6 +38,7 @@ from xpyd_sidecar.contract import keys, legs, metrics, record
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, ServiceName, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.contract.speculation import Speculation
+from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.worker_side import WorkerSide
@@ -61,7 +63,7 @@ def vllm_config(tensor: int = 1, pipeline: int = 1, *, layout: str = "HND", **mo
                                      logits_processors=None, tokenizer_mode="auto", generation_config="auto",
                                      override_generation_config={},
                                      hf_config=SimpleNamespace(to_dict=lambda: hf, _commit_hash="c1")),
-        device_config=SimpleNamespace(device_type="cuda"), speculative_config=None,
+        device_config=SimpleNamespace(device_type="cuda"), speculative_config=None, num_prefill_lookahead_tokens=0,
         kv_transfer_config=SimpleNamespace(engine_id="e1"))
 
 
@@ -105,12 +107,14 @@ class Engine:
 
     def __init__(self, name: str, folder: Path, clock: Clock | None = None, *, runner: Runner | None = None,
                  tensor: int = 1, recompute: bool = True, model: dict[str, Any] | None = None, layout: str = "HND",
-                 by_layer: bool = True, blocks: int = BLOCKS, speculation: Speculation | None = None, **options: Any
-                 ) -> None:
+                 by_layer: bool = True, blocks: int = BLOCKS, described: Any = None,
+                 make_caches: Callable[[], dict[str, torch.Tensor]] | None = None, speculation: Speculation | None = None,
+                 **options: Any) -> None:
         """``clock``: that of a GPU for each rank; None: on a CPU. ``runner``: V1 on a CPU, V2 on a GPU, if not given.
 
-        ``layout``: heads or tokens first in memory. ``by_layer``: as ``WorkerSide`` has it.
-        ``speculation``: its layers come after the others, and call their hooks once for each draft.
+        ``layout``: heads or tokens first in memory. ``by_layer``: as ``WorkerSide`` has it. ``described``, ``make_caches``:
+        what vLLM says of a model of several groups, and its memory. ``speculation``: its layers come after the others, and
+        call their hooks once for each draft.
         """
         (folder / name).mkdir()
         self.folder = folder / name
@@ -118,7 +122,11 @@ class Engine:
         settings = ConnectorSettings(kv, ServiceName("s"), InstanceName(name), "127.0.0.1", KEY, self.folder)
         drafts = speculation or Speculation()
         names = [*(f"layer{n}" for n in range(LAYERS)), *drafts.layers]
-        self.caches = [{name: cache(layout, blocks) for name in names} for _ in range(tensor)]
+        make_caches = make_caches or (lambda: {name: cache(layout, blocks) for name in names})
+        self.caches = [make_caches() for _ in range(tensor)]
+        groups = compat.layer_groups(described) if described else {}
+        self.hooked = [name for name in self.caches[0] if name not in groups or not groups[name].state]
+        """Layers that say when they are written: those of attention."""
         self._again = list(drafts.layers) * max(0, drafts.num_speculative_tokens - 1)
         """Hooks that are called again in a step, when the draft has written past the prompt."""
         self.lookahead: int | None = None
@@ -128,12 +136,15 @@ class Engine:
         """Copies are complete later than the step that makes them."""
         self.runner = runner or ("v1" if clock is None else "v2")
         self.devices = [Cpu() if clock is None else Gpu(clock) for _ in range(tensor)]
-        self.workers = [WorkerSide(settings, rank, caches, blocks, by_layer=by_layer, view=device.memory,
+        self.workers = [WorkerSide(settings, rank, caches, blocks, by_layer=by_layer, groups=groups, view=device.memory,
                                    drafts=frozenset(drafts.layers))
                         for rank, (caches, device) in enumerate(zip(self.caches, self.devices, strict=True))]
         self.scheduler = SchedulerSide(vllm_config(tensor, layout=layout, **(model or {})), settings,
-                                       recompute=recompute, blocks=blocks, speculation=speculation)
+                                       recompute=recompute, blocks=blocks, speculation=speculation,
+                                       groups=compat.cache_groups(described) if described else None,
+                                       states=compat.states(described) if described else "")
         self.scheduler.workers_are(worker.address() for worker in reversed(self.workers))
+        self.tables = BlockTables()
         self.over: Counter[str] = Counter()  # by request: ranks that have reported its load
         self._told: set[str] = set()
         self._unheard: list[KVConnectorOutput] = []
@@ -168,12 +179,10 @@ class Engine:
         ``preempted``: requests whose blocks were taken for this step; ``writes``: what others' prompts write, as ``fill``.
         """
         output = SimpleNamespace(
-            scheduled_new_reqs=[SimpleNamespace(req_id=r.request_id, block_ids=(ids,), num_computed_tokens=done)
-                                for r, ids, done, _ in new],
-            scheduled_cached_reqs=SimpleNamespace(
-                req_ids=[r.request_id for r, *_ in cached], resumed_req_ids=set(),
-                new_block_ids=[(ids,) if ids else None for _, ids, *_ in cached],
-                num_computed_tokens=[done for *_, done, _ in cached]),
+            scheduled_new_reqs=[SimpleNamespace(req_id=r.request_id, num_computed_tokens=done) for r, _, done, _ in new],
+            scheduled_cached_reqs=SimpleNamespace(req_ids=[r.request_id for r, *_ in cached],
+                                                  num_computed_tokens=[done for *_, done, _ in cached]),
+            kv_connector_block_state=self.tables.now(new, cached),
             num_scheduled_tokens={r.request_id: n for r, _, _, n in (*new, *cached)},
             preempted_req_ids={one.request_id for one in preempted} or None)
         orders = self.scheduler.build_orders(output)
@@ -183,7 +192,7 @@ class Engine:
             if writes is not None:
                 self.fill(*writes)
             if new or cached:
-                forward(device, list(caches), worker.save_layer, hooks)
+                forward(device, self.hooked, worker.save_layer, hooks)
                 for layer in self._again:
                     if self.lookahead is not None:
                         device.compute(0.0, partial(caches[layer][self.lookahead].fill_, -1))
@@ -242,10 +251,12 @@ def forward(device: Cpu | Gpu, layers: list[str], hook: Callable[[str], None], h
 
 
 def request(params: Any, tokens: int = 40, prompt: int = 1) -> Any:
+    """Of a prompt of which so many tokens are handed over: decode computes one more itself."""
+    ids = [prompt] * (tokens + 1)
     return SimpleNamespace(
-        request_id=f"cmpl-{uuid.uuid4().hex}", kv_transfer_params=params, prompt_token_ids=[prompt] * tokens,
-        prompt_embeds=None, num_prompt_tokens=tokens, mm_features=[], lora_request=None, cache_salt=None,
-        prefill_stats=PrefillStats())
+        request_id=f"cmpl-{uuid.uuid4().hex}", kv_transfer_params=params, prompt_token_ids=ids, _all_token_ids=[*ids],
+        prompt_embeds=None, num_prompt_tokens=tokens + 1, max_tokens=1, mm_features=[], lora_request=None, cache_salt=None,
+        prefill_stats=PrefillStats(), get_skip_reading_prefix_cache=lambda: False)
 
 
 def decode_leg(transfer: str, *, attempt: int = 1, wait_s: float = 5.0, limit_s: float | None = None) -> dict[str, Any]:
@@ -274,7 +285,7 @@ def idle(engine: Engine) -> bool:
 def prefill(p: Engine, leg: Any, ids: list[int], *, held: bool | None = None) -> None:
     """Two chunks of a 40-token prompt: 20 tokens, then the rest. ``held``: whether its blocks must still be needed then."""
     p.scheduler.new_request(leg)
-    p.scheduler.allocated(leg, ids[:2], 0)
+    p.scheduler.allocated(leg, (ids[:2],), 0)
     p.step(new=((leg, ids[:2], 0, 20),))
     p.step(cached=((leg, ids[2:], 20, 20),))
     holds = p.scheduler.ended(leg)

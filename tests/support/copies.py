@@ -23,7 +23,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -31,9 +31,13 @@ from typing import Any, Final, Protocol
 import torch
 
 from xpyd_sidecar.engine.kv_cache import KvCache, Move
+from xpyd_sidecar.kv.reach import LayerGroup
 from xpyd_sidecar.memory.marks import NOW, CopyMark
 from xpyd_sidecar.transport.gates import CacheArray
 
+Groups = Mapping[str, LayerGroup]
+ONE: Final[Groups] = {}
+"""All layers are of one group."""
 MOMENT_S: Final = 0.002
 """Between two steps of an engine."""
 LAYER_S: Final = 0.001
@@ -127,7 +131,7 @@ class Device(Protocol):
     def wait(self) -> None:
         """The host waits for all kernels."""
 
-    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> KvCache:
+    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int, groups: Groups = ONE) -> KvCache:
         """The connector's view of the caches."""
 
 
@@ -144,9 +148,9 @@ class Cpu:
     def wait(self) -> None:
         """Nothing is under way."""
 
-    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> KvCache:
+    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int, groups: Groups = ONE) -> KvCache:
         """As it is."""
-        return KvCache(caches, num_blocks)
+        return KvCache(caches, num_blocks, groups)
 
 
 class Gpu:
@@ -168,8 +172,8 @@ class Gpu:
     def wait(self) -> None:
         self.clock.advance(max(0.0, self._compute - self.clock.now))
 
-    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> KvCache:
-        return LateMemory(self, caches, num_blocks)
+    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int, groups: Groups = ONE) -> KvCache:
+        return LateMemory(self, caches, num_blocks, groups)
 
     def side(self, seconds: float, call: Callable[[], None]) -> Event:
         """Enqueue a copy: it waits for all kernels that are enqueued now."""
@@ -195,8 +199,8 @@ class Gpu:
 class LateMemory(KvCache):
     """The connector's memory on a scripted GPU: what it does there with CUDA's streams and events."""
 
-    def __init__(self, gpu: Gpu, caches: dict[str, torch.Tensor], num_blocks: int) -> None:
-        super().__init__(caches, num_blocks)
+    def __init__(self, gpu: Gpu, caches: dict[str, torch.Tensor], num_blocks: int, groups: Groups = ONE) -> None:
+        super().__init__(caches, num_blocks, groups)
         self._gpu = gpu
         self._out: Event | None = None
         self.gathers = self.scatters = 0

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from engines import HTTP_TIMEOUT_S, MODEL_NAME, Engine
 from processes import free_port
@@ -43,6 +43,9 @@ from xpyd_sidecar.router.upstream.pool import EnginePool
 
 PEER_TIMEOUT_S = 4.0
 OUTPUT = 12
+
+
+P = TypeVar("P", bound="Pair")
 
 
 class Pair:
@@ -174,7 +177,7 @@ def tokens(n: int, seed: object = None) -> list[int]:
     return [source.randrange(3, 500) for _ in range(n)]
 
 
-def started(pair: Pair) -> Iterator[Pair]:
+def started(pair: P) -> Iterator[P]:
     """A fixture's body: both ready, and killed afterwards."""
     with pair.wire, pair.p, pair.d:
         try:

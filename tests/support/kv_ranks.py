@@ -18,6 +18,7 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceNa
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut, Part
+from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.memory.completions import Completions
@@ -143,10 +144,11 @@ class DecodeRank:
         address = source if isinstance(source, str) else source.address
         ids = tuple(range(100 + first, 100 + first + count))
         sources = (From(address, life, whole(REGIONS, self.block)),)
-        self.carry_out(self.machine.load(Order(request, which, first, ids, sources, identity), time.monotonic()))
+        order = Order(request, which, (TableSpan(first, ids),), sources, identity)
+        self.carry_out(self.machine.load(order, time.monotonic()))
 
     def expect(self, which: Key, source: PrefillRank, *, blocks: int, identity: bytes = b"") -> None:
-        self.receiver.carry_out(Expecting(source.address, P_LIFE, which, identity, blocks))
+        self.receiver.carry_out(Expecting(source.address, P_LIFE, which, identity, blocks * REGIONS))
 
     def abandon(self, request: str) -> None:
         self.carry_out(self.machine.abandon(request))

@@ -50,9 +50,9 @@ class LongPrompt:
         """Both legs are there and READY has come to prefill."""
         self.d.scheduler.new_request(self.ours)
         self.p.scheduler.new_request(self.theirs)
-        self.p.scheduler.allocated(self.theirs, self.source, 0)
+        self.p.scheduler.allocated(self.theirs, (self.source,), 0)
         until(lambda: self.d.scheduler.matched(self.ours, 0) == (self.tokens, True), self.d)
-        self.d.scheduler.allocated(self.ours, self.target, self.tokens)
+        self.d.scheduler.allocated(self.ours, (self.target,), self.tokens)
         until(lambda: self.p.workers[0]._sender._machine._early, self.d)
         self.p.fill(self.source, PROMPT)
 
@@ -71,11 +71,11 @@ class LongPrompt:
         """Prefill begins a step and never ends it; its threads live on."""
         run, first = self._run(tokens), self.done == tokens
         orders = self.p.scheduler.build_orders(SimpleNamespace(
-            scheduled_new_reqs=[SimpleNamespace(req_id=self.theirs.request_id, block_ids=(self.source,),
-                                                num_computed_tokens=0)] if first else [],
+            scheduled_new_reqs=[SimpleNamespace(req_id=self.theirs.request_id, num_computed_tokens=0)] if first else [],
             scheduled_cached_reqs=SimpleNamespace(
-                req_ids=[] if first else [self.theirs.request_id], resumed_req_ids=set(), new_block_ids=[None],
+                req_ids=[] if first else [self.theirs.request_id],
                 num_computed_tokens=[done for *_, done, _ in run.get("cached", ())]),
+            kv_connector_block_state=self.p.tables.now(run.get("new", ()), run.get("cached", ())),
             num_scheduled_tokens={self.theirs.request_id: tokens}, preempted_req_ids=None))
         for worker in self.p.workers:
             worker.begin(orders)

@@ -3,10 +3,17 @@
     ensure("tiny-mqa-1")    one KV head, which tensor ranks share
     ensure("tiny-mla-1")    multi-head latent attention: a latent that every tensor rank has
     ensure("tiny-gemma-2")  every other layer sees 256 tokens alone
+    ensure("tiny-gemma-3")  three layers see 200 tokens, the fourth all
+    ensure("tiny-gpt-oss")  every other layer sees 128 tokens alone, with experts and sinks
+    ensure("tiny-granite")  every other layer keeps a state (Mamba2)
+    ensure("tiny-qwen-next")  every other layer keeps a state (gated delta net), in bfloat16
+
+Each has several KV cache groups but the first three. Their greedy text depends on every token of a prompt.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -46,7 +53,44 @@ def _gemma() -> Any:
                                           sliding_window=256, query_pre_attn_scalar=32, pad_token_id=2))
 
 
-MADE: Final[dict[str, Callable[[], Any]]] = {"tiny-mqa-1": _mqa, "tiny-mla-1": _mla, "tiny-gemma-2": _gemma}
+def _gemma3() -> Any:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    return Gemma3ForCausalLM(Gemma3TextConfig(
+        **COMMON, num_key_value_heads=2, head_dim=32, sliding_window=200, pad_token_id=1,
+        layer_types=["sliding_attention"] * 3 + ["full_attention"]))
+
+
+def _gpt_oss() -> Any:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    return GptOssForCausalLM(GptOssConfig(
+        **COMMON, num_key_value_heads=2, head_dim=32, sliding_window=128, num_local_experts=4, num_experts_per_tok=2,
+        pad_token_id=1, layer_types=["sliding_attention", "full_attention"] * 2))
+
+
+def _granite() -> Any:
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    return GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(
+        **COMMON, num_key_value_heads=2, layer_types=["mamba", "attention"] * 2, mamba_n_heads=8, mamba_d_head=32,
+        mamba_d_state=32, mamba_n_groups=1, mamba_expand=2, num_local_experts=0, num_experts_per_tok=0,
+        shared_intermediate_size=256, position_embedding_type="rope", pad_token_id=1))
+
+
+def _qwen_next() -> Any:
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    return Qwen3NextForCausalLM(Qwen3NextConfig(
+        **COMMON, num_key_value_heads=2, head_dim=64, linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=128, linear_value_head_dim=128, layer_types=["linear_attention", "full_attention"] * 2,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64, pad_token_id=1))
+
+
+HYBRIDS: Final[dict[str, Callable[[], Any]]] = {
+    "tiny-gemma-3": _gemma3, "tiny-gpt-oss": _gpt_oss, "tiny-granite": _granite, "tiny-qwen-next": _qwen_next}
+HYBRID_STD: Final = {**STD, "in_proj": 0.12, "out_proj": 0.15, "in_proj_qkvz": 0.12, "in_proj_ba": 0.1}
+MADE: Final[dict[str, Callable[[], Any]]] = {"tiny-mqa-1": _mqa, "tiny-mla-1": _mla, "tiny-gemma-2": _gemma, **HYBRIDS}
 
 
 def ensure(name: str) -> Path:
@@ -82,9 +126,17 @@ def make(folder: Path, name: str) -> None:
     model = MADE[name]()
     with torch.no_grad():
         for weight, parameter in model.named_parameters():
-            if parameter.ndim == 2:
+            if name in HYBRIDS and parameter.ndim == 3:
+                parameter.normal_(0, 0.5 if "conv" in weight else 0.08)
+            elif name in HYBRIDS and parameter.ndim == 2:
+                other = OTHER_STD if "embed" in weight or "lm_head" in weight else 0.1
+                parameter.normal_(0, HYBRID_STD.get(weight.split(".")[-2], other))
+            elif parameter.ndim == 2:
                 parameter.normal_(0, STD.get(weight.split(".")[-2], OTHER_STD))
     model.save_pretrained(folder)
+    if name == "tiny-qwen-next":
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "bfloat16"}))
 
 
 if __name__ == "__main__":

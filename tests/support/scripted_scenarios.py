@@ -64,6 +64,11 @@ class Job:
         """Of the prompt."""
         return int(self.leg.num_prompt_tokens)
 
+    @property
+    def handed(self) -> int:
+        """Tokens that prefill hands over."""
+        return self.tokens - 1
+
     def end(self, how: str) -> None:
         """The leg is over."""
         self.over = how
@@ -94,7 +99,7 @@ class Stage:
         home = self.folder / f"{self.name}-{self.life}"
         home.mkdir()
         self.engine = Engine(self.name, home, **self.options)
-        self.free = list(range(BLOCKS))
+        self.free = list(range(1, BLOCKS))  # 0 stands for none in vLLM's tables
         for block in self.free:
             self._mark(block)
         self.seen = 0
@@ -204,10 +209,10 @@ class Stage:
             if len(self.free) < need:
                 return None
             job.ids = self.take(need)
-            self.engine.scheduler.allocated(job.leg, job.ids, 0)
+            self.engine.scheduler.allocated(job.leg, (job.ids,), 0)
         before = job.done
         job.done = min(job.tokens, before + self.source.randrange(1, 3 * BLOCK))
-        whole = job.ids if job.done == job.tokens else job.ids[:job.done // BLOCK]
+        whole = job.ids if job.done >= job.handed else job.ids[:job.done // BLOCK]
         self.engine.fill(whole, job.prompt)
         return job.leg, job.ids if fresh else [], before, job.done - before
 
@@ -225,13 +230,14 @@ class Stage:
         if external is None or len(self.free) < need:
             return
         job.ids = self.take(need)
-        self.engine.scheduler.allocated(job.leg, job.ids, external)
+        self.engine.scheduler.allocated(job.leg, (job.ids,), external)
         job.loading = later
         if not later:
             self._leave(job, "computed")
 
     def _loaded(self, job: Job, *, failed: bool) -> None:
-        if not failed and not job.aborted and not self.engine.holds(job.ids[job.first:], job.prompt, job.first):
+        came = job.ids[job.first:-(-job.handed // BLOCK)]
+        if not failed and not job.aborted and not self.engine.holds(came, job.prompt, job.first):
             self.report.blame("wrong", f"{self.name}: {job.leg.kv_transfer_params} of prompt {job.prompt}")
         if job.aborted:
             self.give(job)
@@ -373,8 +379,8 @@ class Life:
 
 def _held(stage: Stage) -> list[str]:
     found = [] if idle(stage.engine) else [f"{stage.name} is not idle: {stage.engine.counts}"]
-    if len(stage.free) != BLOCKS:
-        found.append(f"{stage.name} holds {BLOCKS - len(stage.free)} blocks")
+    if len(stage.free) != BLOCKS - 1:
+        found.append(f"{stage.name} holds {BLOCKS - 1 - len(stage.free)} blocks")
     for worker in stage.engine.workers:
         ahead = worker._receiver.ahead
         if ahead is not None and any(ahead.used):

@@ -29,10 +29,11 @@ SAID_BEFORE = bytes.fromhex(
 DIGEST_BEFORE = "4729d8d59b2f7eac86c79e2c82eccd47"
 
 
-def test_engines_of_before_and_of_now_that_say_the_same_of_everything_are_one_group() -> None:
+def test_engines_of_before_are_read_and_are_a_group_of_their_own() -> None:
+    """They hand over other tokens, and their wire is another too (``kv.versions``)."""
     assert msgspec.msgpack.decode(SAID_BEFORE, type=FingerprintFields) == CPU
-    assert msgspec.msgpack.encode(CPU) == SAID_BEFORE
-    assert digest(CPU) == DIGEST_BEFORE
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(CPU), type=Before) == Before(*msgspec.structs.astuple(CPU)[:-1])
+    assert digest(CPU) != DIGEST_BEFORE
 
 
 @pytest.mark.parametrize("codec", [msgspec.json, msgspec.msgpack], ids=["the agent's record", "HELLO"])

@@ -22,6 +22,7 @@ from xpyd_sidecar.engine.worker_side import DEVICE_KEEP_BYTES, SLAB_BYTES
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Offers, Push
+from xpyd_sidecar.kv.reach import CacheGroup, Reach
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.memory.store import CopyStore
 
@@ -56,9 +57,13 @@ class Device:
     at_once = False
     most_bytes = SLAB_BYTES
     block_bytes = (BLOCK,) * LAYERS
+    groups = (0,) * LAYERS
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.free_at, self.gathers, self.rounds = clock, 0.0, 0, 0
+
+    def of_group(self, group: int) -> range:
+        return range(LAYERS)
 
     def gather(self, moves: Sequence[Any]) -> float:
         size = sum(len(move.ids) for move in moves) * LAYERS * BLOCK
@@ -116,7 +121,7 @@ class Prefill:
         device: Any = self.device
         link: Any = self.link
         self.saving = Saving(device, self.store, link, completions, wait_s=30.0, put=None)
-        self.offers = Offers(block_size=16, ranks=1, blocks=CACHE_BLOCKS)
+        self.offers = Offers(groups=(CacheGroup(Reach("all", 16), 16),), ranks=1, blocks=CACHE_BLOCKS)
         self.peers = [Peer(InstanceName(f"d{n}"), Incarnation(str(n) * 32), HostPort("127.0.0.1:1"))
                       for n in range(decodes)]
         self.free = CACHE_BLOCKS
@@ -126,7 +131,8 @@ class Prefill:
 
     def _register(self, peer: Peer) -> tuple[str, Peer]:
         name = f"r{next(self._names)}"
-        self.offers.register(name, Key(TransferId(f"{int(name[1:]):032x}"), Attempt(1), 1), peer, b"", 16 * STEP_BLOCKS)
+        self.offers.register(name, Key(TransferId(f"{int(name[1:]):032x}"), Attempt(1), 1), peer, b"",
+                             (16 * STEP_BLOCKS + 1, 16 * STEP_BLOCKS))
         return name, peer
 
     def step(self, seconds: float) -> None:
@@ -139,7 +145,7 @@ class Prefill:
                 self.begun[peer.instance] += 1
                 self.free -= STEP_BLOCKS
                 self.offers.allocated(name, 0)
-                pushes += self.offers.step(name, range(STEP_BLOCKS), reset=True, computed=16 * STEP_BLOCKS)
+                pushes += self.offers.step(name, [range(1, 1 + STEP_BLOCKS)], computed=16 * STEP_BLOCKS)
                 break
         self.saving.begin([push for push in pushes if isinstance(push, Push)])
         before = self.device.gathers

@@ -1,23 +1,15 @@
-"""Whole blocks: what is final after a chunk, how runs are cut, what overlaps."""
+"""Whole blocks: how many a prompt takes, how runs are cut, what overlaps."""
 
 from __future__ import annotations
 
 import pytest
 
-from xpyd_sidecar.kv.blocks import blocks_of, final_blocks, overlap, runs
+from xpyd_sidecar.kv.blocks import blocks_of, overlap, runs
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (127, 1), (128, 1), (129, 2), (1900, 15)])
 def test_a_prompt_takes_whole_blocks(tokens: int, blocks: int) -> None:
     assert blocks_of(tokens, 128) == blocks
-
-
-def test_the_tail_is_final_only_with_the_last_chunk() -> None:
-    assert [final_blocks(n, 300, 128) for n in (0, 127, 128, 200, 299, 300)] == [0, 0, 1, 1, 2, 3]
-
-
-def test_a_prompt_that_ends_on_a_block_has_no_tail() -> None:
-    assert [final_blocks(n, 256, 128) for n in (255, 256)] == [1, 2]
 
 
 def test_runs_cover_every_block_once_and_keep_to_the_bound() -> None:

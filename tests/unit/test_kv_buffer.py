@@ -9,6 +9,7 @@ from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.buddy import Buddy
 from xpyd_sidecar.kv.buffer import Buffer, Cut, Item, Place
 from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.kv.reach import ArraySpan
 
 A, B = b"a" * 32, b"b" * 32
 UNIT = 16
@@ -55,6 +56,15 @@ def test_only_the_blocks_that_decode_lacks_are_selected_and_the_others_places_ar
     assert [item[:3] for item in items] == [(0, 3, 1), (1, 3, 1)]
     assert [(item.skip, item.size) for item in items] == [(3 * UNIT, UNIT), (UNIT, UNIT)]
     assert b.used == (6 * UNIT, 0)  # the place of blocks 0 and 1 of region 1 is free
+
+
+def test_of_arrays_with_other_blocks_those_are_selected() -> None:
+    b = buffer()
+    b.expect(key("a"), A, 6, 0)
+    insert(b, key("a"), cut(0, 0, 4), cut(1, 2, 2))
+    items = b.drop_select_content(A, 1, 3, (ArraySpan(1, 1, 3, 1),))
+    assert [item[:3] for item in items] == [(0, 1, 3), (1, 3, 1)]
+    assert [(item.skip, item.size) for item in items] == [(UNIT, 3 * UNIT), (UNIT, UNIT)]
 
 
 def test_by_content_only_whole_entries_of_the_same_prompt_are_selected() -> None:

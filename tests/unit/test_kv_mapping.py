@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from xpyd_sidecar.kv import mapping
 from xpyd_sidecar.kv.mapping import UNKNOWN, Array, Cut, Geometry, Kind, Part, Source, Unmappable
+from xpyd_sidecar.kv.reach import Reach
 
 TENSORS = (1, 2, 3, 4, 6, 8)
+WINDOW, STATE = Reach("window", 16, 200), Reach("state", 0)
 
 
 def held(total: int, tensor: int, rank: int) -> list[int]:
@@ -157,7 +159,16 @@ def changed(one: Geometry, **changes: object) -> Geometry:
     (changed(model(2), heads=1), model(1), "heads: 1 on each of 2 ranks of prefill, of 4"),
     (changed(model(3, total=0), total=4), model(1),
      "parallel.tensor: 3 in prefill does not divide the 4 KV heads of layer0"),
-    (msgspec.structs.replace(model(1), version=2), model(1), "geometry.version: 1 here, 2 in prefill"),
+    (msgspec.structs.replace(model(1), version=1), model(1), "geometry.version: 2 here, 1 in prefill"),
+    (changed(model(1), reach=WINDOW), model(1), "kv cache layer0, reach.over: all in decode, window in prefill"),
+    (changed(model(1), reach=WINDOW), changed(model(2), reach=msgspec.structs.replace(WINDOW, window=128)),
+     "kv cache layer0, reach.window: 128 in decode, 200 in prefill"),
+    (changed(model(1), reach=WINDOW), changed(model(1), reach=msgspec.structs.replace(WINDOW, block_tokens=32)),
+     "reach.block_tokens: 32 in decode, 16 in prefill"),
+    (changed(model(1), reach=STATE, head_bytes=65), changed(model(1), reach=STATE),
+     "kv cache layer0, head_bytes: 64 in decode, 65 in prefill; give both roles the same types and num_speculative_tokens"),
+    (changed(model(2), reach=STATE), changed(model(1), reach=STATE),
+     "parallel.tensor: sizes differ, and kv cache layer0 is a state, which is not cut; give prefill and decode the same"),
     (msgspec.structs.replace(model(1), tensor=2000), model(1), "geometry.tensor: 2000"),
     (msgspec.structs.replace(model(1), tensor=0), model(1), "geometry.tensor: 0"),
     (msgspec.structs.replace(model(1), stages=((("a", 0), ("a", 0)),)), model(1),

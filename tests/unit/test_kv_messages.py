@@ -34,7 +34,7 @@ FIELDS = FingerprintFields("m", "float32", "float32", 128, "HND", "vec", "0.32.0
 SHAPE = geometry(1, [[Array("layer0", Kind("float32", 4, (8, 8), 256, 4))]])
 EAGLE = Speculation("eagle3", "h", "fp8", (2, 20, 37), parallel_drafting=True, num_speculative_tokens=5, states=True,
                     layers=("model.layers.40.self_attn.attn",))
-ANNOUNCE = Announce(T, Attempt(3), 1, b"i" * 32, 10, (Rank(HostPort("10.0.0.1:5"), INC),))
+ANNOUNCE = Announce(T, Attempt(3), 1, b"i" * 32, 10, 9, (Rank(HostPort("10.0.0.1:5"), INC),))
 
 
 @pytest.mark.parametrize("message", [

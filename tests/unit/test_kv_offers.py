@@ -7,25 +7,27 @@ from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.messages import WORK_MAX, WorkDone
 from xpyd_sidecar.kv.offers import Ended, Offers, Push, Release, SendAnnounce, SendGone, SendWork
+from xpyd_sidecar.kv.reach import CacheGroup, Reach
 
 D = Peer(InstanceName("d"), Incarnation("d" * 32), HostPort("d:1"))
 KEY = Key(TransferId("a" * 32), Attempt(1), 1)
 PROMPT = b"i" * 32
+GROUPS = (CacheGroup(Reach("all", 128), 128),)
 
 
 def opened(tokens: int = 300, ranks: int = 1) -> Offers:
-    offers = Offers(block_size=128, ranks=ranks)
-    offers.register("r", KEY, D, PROMPT, tokens)
+    offers = Offers(groups=GROUPS, ranks=ranks)
+    offers.register("r", KEY, D, PROMPT, (tokens + 1, tokens))
     assert offers.open == 0
-    assert offers.allocated("r", 128) == [SendAnnounce(D, KEY, PROMPT, tokens, 128)]
+    assert offers.allocated("r", 128) == [SendAnnounce(D, KEY, PROMPT, tokens + 1, tokens, 128)]
     return offers
 
 
 def test_chunks_are_pushed_in_whole_blocks_and_the_tail_comes_last() -> None:
     offers = opened()
-    assert offers.step("r", [7, 8], reset=True, computed=200) == [Push(KEY, 0, (7,), D.instance)]
+    assert offers.step("r", [[7, 8]], computed=200) == [Push(KEY, 0, (7,), D.instance)]
     assert offers.tracks("r")
-    assert offers.step("r", [9], reset=False, computed=300) == [Push(KEY, 1, (8, 9), D.instance)]
+    assert offers.step("r", [[7, 8, 9]], computed=300) == [Push(KEY, 1, (8, 9), D.instance)]
     assert not offers.tracks("r")
     assert offers.end("r") == []
     assert offers.open == 1
@@ -34,20 +36,20 @@ def test_chunks_are_pushed_in_whole_blocks_and_the_tail_comes_last() -> None:
 
 
 def test_blocks_found_in_the_prefix_cache_are_pushed_too() -> None:
-    assert opened().step("r", [1, 2, 3], reset=True, computed=300) == [Push(KEY, 0, (1, 2, 3), D.instance)]
+    assert opened().step("r", [[1, 2, 3]], computed=300) == [Push(KEY, 0, (1, 2, 3), D.instance)]
 
 
 def test_a_chunk_that_completes_no_block_pushes_nothing() -> None:
     offers = opened()
-    assert offers.step("r", [1], reset=True, computed=127) == []
-    assert offers.step("r", (), reset=False, computed=128) == [Push(KEY, 0, (1,), D.instance)]
+    assert offers.step("r", [[1]], computed=127) == []
+    assert offers.step("r", [[1]], computed=128) == [Push(KEY, 0, (1,), D.instance)]
 
 
 def test_after_a_preemption_only_what_was_not_pushed_follows_from_the_new_blocks() -> None:
     offers = opened()
-    offers.step("r", [1, 2], reset=True, computed=256)
-    assert offers.step("r", [11, 12], reset=True, computed=256) == []
-    assert offers.step("r", [13], reset=False, computed=300) == [Push(KEY, 2, (13,), D.instance)]
+    offers.step("r", [[1, 2]], computed=256)
+    assert offers.step("r", [[11, 12]], computed=256) == []
+    assert offers.step("r", [[11, 12, 13]], computed=300) == [Push(KEY, 2, (13,), D.instance)]
 
 
 def test_it_is_announced_once() -> None:
@@ -56,7 +58,7 @@ def test_it_is_announced_once() -> None:
 
 def test_a_leg_that_ends_early_is_withdrawn() -> None:
     offers = opened()
-    offers.step("r", [1, 2], reset=True, computed=200)
+    offers.step("r", [[1, 2]], computed=200)
     gone, release = offers.end("r")
     assert isinstance(gone, SendGone)
     assert (gone.outcome, gone.retry) == (Outcome.ABORTED, True)
@@ -67,25 +69,25 @@ def test_a_leg_that_ends_early_is_withdrawn() -> None:
 
 
 def test_a_leg_that_never_ran_leaves_nothing() -> None:
-    offers = Offers(block_size=128, ranks=1)
-    offers.register("r", KEY, D, PROMPT, 300)
+    offers = Offers(groups=GROUPS, ranks=1)
+    offers.register("r", KEY, D, PROMPT, (301, 300))
     assert offers.end("r") == []
     assert offers.open == 0
 
 
 def test_a_repeated_key_is_an_ordinary_request() -> None:
     offers = opened()
-    offers.register("twin", KEY, D, PROMPT, 300)
+    offers.register("twin", KEY, D, PROMPT, (301, 300))
     assert offers.allocated("twin", 0) == offers.end("twin") == []
     assert offers.open == 1
 
 
 def test_what_decode_does_not_want_is_pushed_no_further() -> None:
     offers = opened()
-    offers.step("r", [1, 2], reset=True, computed=200)
+    offers.step("r", [[1, 2]], computed=200)
     assert offers.drop(KEY, Outcome.UNUSED, "x") == [Release(KEY, Outcome.UNUSED, "x")]
     assert offers.drop(KEY, Outcome.UNUSED, "x") == []
-    assert offers.step("r", [3], reset=False, computed=300) == []
+    assert offers.step("r", [[1, 2, 3]], computed=300) == []
     assert offers.end("r") == []
     offers.rank_ended(0, KEY, Outcome.UNUSED, "x", 0)
     assert offers.drop(KEY, Outcome.UNUSED, "x") == []
@@ -94,7 +96,7 @@ def test_what_decode_does_not_want_is_pushed_no_further() -> None:
 def test_losing_a_peer_releases_its_transfers_and_no_others() -> None:
     offers = opened()
     other = Peer(InstanceName("e"), Incarnation("e" * 32), HostPort("e:1"))
-    offers.register("s", Key(TransferId("b" * 32), Attempt(1), 1), other, PROMPT, 300)
+    offers.register("s", Key(TransferId("b" * 32), Attempt(1), 1), other, PROMPT, (301, 300))
     offers.allocated("s", 0)
     assert offers.peers() == {D, other}
     assert offers.peer_lost(D, Outcome.PEER_LOST, "x") == [Release(KEY, Outcome.PEER_LOST, "x")]
@@ -102,7 +104,7 @@ def test_losing_a_peer_releases_its_transfers_and_no_others() -> None:
 
 def test_a_transfer_ends_when_every_rank_has_ended_it_and_fails_if_one_failed() -> None:
     offers = opened(ranks=3)
-    offers.step("r", [1, 2, 3], reset=True, computed=300)
+    offers.step("r", [[1, 2, 3]], computed=300)
     assert offers.rank_ended(0, KEY, Outcome.OK, "", 10) == []
     assert offers.rank_ended(0, KEY, Outcome.OK, "", 10) == []  # twice from one rank counts once
     assert offers.rank_ended(1, KEY, Outcome.PEER_LOST, "gone", 0) == []
@@ -111,7 +113,7 @@ def test_a_transfer_ends_when_every_rank_has_ended_it_and_fails_if_one_failed() 
 
 def test_a_rank_that_fails_early_stops_the_others() -> None:
     offers = opened(ranks=2)
-    offers.step("r", [1, 2], reset=True, computed=200)
+    offers.step("r", [[1, 2]], computed=200)
     assert offers.rank_ended(0, KEY, Outcome.OVERFLOW, "full", 0) == [
         SendGone(D, KEY, Outcome.OVERFLOW, "full", retry=False), Release(KEY, Outcome.OVERFLOW, "full")]
     assert not offers.tracks("r")
@@ -120,14 +122,14 @@ def test_a_rank_that_fails_early_stops_the_others() -> None:
 
 
 def test_unknown_requests_and_keys_change_nothing() -> None:
-    offers = Offers(block_size=128, ranks=1)
-    assert offers.allocated("x", 0) == offers.step("x", [1], reset=True, computed=9) == offers.end("x") == []
+    offers = Offers(groups=GROUPS, ranks=1)
+    assert offers.allocated("x", 0) == offers.step("x", [[1]], computed=9) == offers.end("x") == []
     assert offers.rank_ended(0, KEY, Outcome.OK, "", 1) == offers.drop(KEY, Outcome.OK, "") == []
 
 
 def test_copies_that_one_rank_has_lost_are_let_go_by_the_others_even_when_all_was_pushed() -> None:
     offers = opened(ranks=2)
-    offers.step("r", [1, 2, 3], reset=True, computed=300)
+    offers.step("r", [[1, 2, 3]], computed=300)
     assert offers.rank_ended(1, KEY, Outcome.OVERFLOW, "full", 0) == [
         SendGone(D, KEY, Outcome.OVERFLOW, "full", retry=False), Release(KEY, Outcome.OVERFLOW, "full")]
     assert offers.rank_ended(0, KEY, Outcome.OVERFLOW, "full", 0) == [Ended(D, KEY, Outcome.OVERFLOW, "full", 300, 0)]
@@ -168,7 +170,7 @@ def test_tokens_that_are_computed_again_after_a_preemption_are_work() -> None:
 
 def test_nothing_is_told_of_a_transfer_that_is_pushed_whole_or_not_wanted() -> None:
     offers = opened()
-    offers.step("r", [1, 2, 3], reset=True, computed=300)
+    offers.step("r", [[1, 2, 3]], computed=300)
     offers.stepped({"r": 300})
     offers.stepped({"other": 1})
     assert offers.grown() == []
@@ -180,10 +182,58 @@ def test_nothing_is_told_of_a_transfer_that_is_pushed_whole_or_not_wanted() -> N
 
 
 def test_a_word_of_work_fits_into_a_message_however_many_transfers_there_are() -> None:
-    offers = Offers(block_size=128, ranks=1)
+    offers = Offers(groups=GROUPS, ranks=1)
     for n in range(WORK_MAX + 1):
-        offers.register(f"r{n}", Key(TransferId(f"{n:032x}"), Attempt(1), 1), D, PROMPT, 300)
+        offers.register(f"r{n}", Key(TransferId(f"{n:032x}"), Attempt(1), 1), D, PROMPT, (301, 300))
         offers.allocated(f"r{n}", 0)
     offers.stepped({"other": 1})
     offers.stepped({})
     assert [len(one.work) for one in offers.grown()] == [WORK_MAX, 1]
+
+
+SEVERAL = (CacheGroup(Reach("all", 128), 128), CacheGroup(Reach("window", 128, 200), 128),
+           CacheGroup(Reach("state", 0), 2048))
+
+
+def several(tokens: int = 500) -> Offers:
+    offers = Offers(groups=SEVERAL, ranks=1, blocks=400)
+    assert offers.register("r", KEY, D, PROMPT, (tokens + 1, tokens))
+    offers.allocated("r", 0)
+    return offers
+
+
+def test_each_group_is_pushed_when_its_blocks_are_final_and_a_state_with_the_last_chunk() -> None:
+    offers = several()
+    assert offers.step("r", [[1, 2, 3], [4, 5, 6], [7]], computed=300) == [Push(KEY, 0, (1, 2), D.instance)]
+    assert offers.step("r", [[1, 2, 3, 8], [0, 5, 6, 9], [7]], computed=400) == [
+        Push(KEY, 2, (3,), D.instance), Push(KEY, 2, (6,), D.instance, 1)]
+    assert offers.step("r", [[1, 2, 3, 8], [0, 0, 6, 9], [7]], computed=500) == [
+        Push(KEY, 3, (8,), D.instance), Push(KEY, 3, (9,), D.instance, 1), Push(KEY, 0, (7,), D.instance, 2)]
+    assert not offers.tracks("r")
+    assert offers.end("r") == []
+
+
+def test_a_block_that_is_not_there_when_it_is_final_withdraws_the_leg_and_nothing_is_sent_for_it() -> None:
+    for lacking in ([[1, 0, 3, 8], [0, 0, 6, 9], [7]], [[1, 2, 3, 8], [0, 0, 0, 9], [7]], [[1, 2, 3, 8], [0, 0, 6, 9], [0]],
+                    [[1, 2, 3], [0, 0, 6, 9], [7]]):
+        offers = several()
+        gone, release = offers.step("r", lacking, computed=500)
+        assert isinstance(gone, SendGone)
+        assert (gone.outcome, gone.retry) == (Outcome.PROTOCOL, False)
+        assert "prefill has no block for one of" in gone.reason
+        assert isinstance(release, Release)
+        assert not offers.tracks("r")
+        (ended,) = offers.rank_ended(0, KEY, Outcome.PROTOCOL, "x", 0)
+        assert isinstance(ended, Ended)
+
+
+def test_blocks_of_all_groups_that_ranks_have_not_copied_out_are_held() -> None:
+    offers = several()
+    offers.step("r", [[1, 2, 3, 8], [0, 0, 6, 9], [7]], computed=500)
+    offers.end("r")
+    assert offers.holds("r")
+    offers.copied(0, KEY, 4)
+    offers.copied(0, KEY, 2)
+    assert offers.holds("r"), "the state is not copied yet"
+    offers.copied(0, KEY, 1)
+    assert offers.take_copied() == {"r"}

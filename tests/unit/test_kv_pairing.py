@@ -30,7 +30,7 @@ PROMPT = b"i" * 32
 
 def source(attempt: int = 1, **changes: Any) -> Announce:
     rank = Rank(HostPort(f"10.0.0.{attempt}:1"), Incarnation("p" * 32))
-    return msgspec.structs.replace(Announce(T, Attempt(attempt), 1, PROMPT, 300, (rank,)), **changes)
+    return msgspec.structs.replace(Announce(T, Attempt(attempt), 1, PROMPT, 300, 299, (rank,)), **changes)
 
 
 def machine(*, recompute: bool = True) -> Pairing:
@@ -39,7 +39,7 @@ def machine(*, recompute: bool = True) -> Pairing:
 
 def parked(*, recompute: bool = True, attempt: int = 1) -> Pairing:
     pairing = machine(recompute=recompute)
-    assert pairing.register("r", T, Attempt(attempt), identity=PROMPT, tokens=300, lease=Lease(10.0)) == []
+    assert pairing.register("r", T, Attempt(attempt), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0)) == []
     return pairing
 
 
@@ -66,7 +66,7 @@ def test_a_leg_waits_until_it_is_announced_and_then_loads() -> None:
 def test_an_announcement_may_come_first() -> None:
     pairing = machine()
     assert pairing.announce(b"p1", source(), 0.0, ranks=1) == []
-    pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, lease=Lease(10.0))
+    pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0))
     assert pairing.ask("r", 0.1) is Verdict.LOAD
 
 
@@ -85,7 +85,7 @@ def test_a_leg_that_comes_after_its_announcement_ran_out_computes_at_once() -> N
     pairing = machine()
     pairing.announce(b"p1", source(), 0.0, ranks=1)
     pairing.tick(60.0)
-    pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, lease=Lease(99.0))
+    pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, handed=299, lease=Lease(99.0))
     assert pairing.ask("r", 60.1) is Verdict.COMPUTE
     assert pairing.open == 0
 
@@ -206,7 +206,7 @@ def test_a_refused_peer_fails_the_leg_fast_also_when_it_came_first() -> None:
         pairing = machine() if first else parked()
         steps = pairing.announce(b"p1", source(), 0.0, ranks=1, refused=refused)
         if first:
-            steps = pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, lease=Lease(10.0))
+            steps = pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0))
         assert steps == [DropPeer(b"p1", source().key, *refused)]
         assert pairing.ask("r", 0.1) is Verdict.COMPUTE
 
@@ -260,16 +260,16 @@ def test_a_leg_that_ends_is_entombed_whatever_its_state() -> None:
 def test_the_same_transfer_may_come_again_with_a_newer_attempt_only() -> None:
     pairing = parked()
     pairing.end("r")
-    pairing.register("again", T, Attempt(1), identity=PROMPT, tokens=300, lease=Lease(10.0))
+    pairing.register("again", T, Attempt(1), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0))
     assert pairing.leg("again") is None
     assert pairing.ask("again", 0.0) is Verdict.COMPUTE
-    pairing.register("newer", T, Attempt(2), identity=PROMPT, tokens=300, lease=Lease(10.0))
+    pairing.register("newer", T, Attempt(2), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0))
     assert pairing.ask("newer", 0.0) is Verdict.WAIT
 
 
 def test_a_second_request_with_a_living_transfer_is_an_ordinary_one() -> None:
     pairing = parked()
-    pairing.register("copy", T, Attempt(5), identity=PROMPT, tokens=300, lease=Lease(10.0))
+    pairing.register("copy", T, Attempt(5), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0))
     assert pairing.ask("copy", 0.0) is Verdict.COMPUTE
     assert pairing.end("copy") == []
     assert pairing.ask("r", 0.0) is Verdict.WAIT
@@ -294,7 +294,7 @@ def test_requests_without_a_leg_are_left_alone() -> None:
 def test_a_leg_that_was_taken_back_before_it_came_ends_the_announcement() -> None:
     pairing = machine()
     pairing.announce(b"p1", source(), 0.0, ranks=1)
-    steps = pairing.register("gone", T, Attempt(1), identity=b"[0]", tokens=1, lease=Lease(10.0), withdrawn=True)
+    steps = pairing.register("gone", T, Attempt(1), identity=b"[0]", tokens=1, handed=1, lease=Lease(10.0), withdrawn=True)
     assert steps == [DropPeer(b"p1", source().key, Outcome.ABORTED, "decode's leg was taken back")]
     pairing.end("gone")
     assert pairing.announce(b"p1", source(generation=2), 0.1, ranks=1) == [

@@ -12,11 +12,13 @@ from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import LOOKS
 from xpyd_sidecar.kv.mapping import Cut, Part, units
 from xpyd_sidecar.kv.messages import Ready
+from xpyd_sidecar.kv.reach import ArraySpan, TableSpan
 from xpyd_sidecar.kv.receiving import Ask, Cancel, Confirm, Finished, From, Order, Place, Pull, Receiving
 
 P1, P2 = HostPort("10.0.0.1:1"), HostPort("10.0.0.2:1")
 INC = Incarnation("p" * 32)
 WHOLE = (Part(Cut(0, 2, 0, 0, 32), 0, 0),)
+TABLES = (TableSpan(2, (40, 41, 42)),)
 
 
 def key(attempt: int = 1) -> Key:
@@ -24,7 +26,7 @@ def key(attempt: int = 1) -> Key:
 
 
 def order(attempt: int = 1, address: HostPort = P1, ids: tuple[int, ...] = (40, 41, 42)) -> Order:
-    return Order("r", key(attempt), 2, ids, (From(address, INC, WHOLE),))
+    return Order("r", key(attempt), (TableSpan(2, ids),), (From(address, INC, WHOLE),))
 
 
 def machine() -> Receiving:
@@ -34,7 +36,7 @@ def machine() -> Receiving:
 def begun() -> Receiving:
     receiving = machine()
     ready = Ready(2, 3, 2, 64, checksum=True)
-    assert receiving.load(order(), 0.0) == [Ask(P1, INC, key(), ready, "r", (40, 41, 42), 0, units(WHOLE))]
+    assert receiving.load(order(), 0.0) == [Ask(P1, INC, key(), ready, "r", TABLES, 0, units(WHOLE))]
     return receiving
 
 
@@ -83,7 +85,7 @@ def test_a_newer_try_starts_over_in_the_same_blocks() -> None:
     receiving.arrived(key(), 0, 0, (2, 3), 30)
     steps = receiving.load(order(2, P2, ids=()), 5.0)
     assert steps == [Cancel(key(), 0, Outcome.STALE, "a newer try has taken its place"),
-                     Ask(P2, INC, key(2), Ready(2, 3, 2, 64, checksum=True), "r", (40, 41, 42), 0, units(WHOLE))]
+                     Ask(P2, INC, key(2), Ready(2, 3, 2, 64, checksum=True), "r", TABLES, 0, units(WHOLE))]
     assert receiving.arrived(key(1), 0, 1, (2, 3), 30) is None  # stale
     receiving.arrived(key(2), 0, 1, (2, 3), 30)
     assert receiving.placed(key(2)) == []  # region 0 is there of the old try only
@@ -114,7 +116,7 @@ def test_another_try_in_time_rescues_a_load_that_has_lost_its_source() -> None:
     receiving = begun()
     receiving.broken(key(), 0, (Outcome.PEER_LOST, "reset"), 10.0, final=False)
     ready = Ready(2, 3, 2, 64, checksum=True)
-    assert receiving.load(order(2, P2), 10.5) == [Ask(P2, INC, key(2), ready, "r", (40, 41, 42), 0, units(WHOLE))]
+    assert receiving.load(order(2, P2), 10.5) == [Ask(P2, INC, key(2), ready, "r", TABLES, 0, units(WHOLE))]
     assert receiving.tick(12.0) == []
 
 
@@ -239,7 +241,7 @@ def test_a_load_ends_by_silence_or_by_its_limit_and_by_nothing_else(course: list
     blocks = 80
     receiving = Receiving(load_s=load_s, grace_s=1, regions=1, cover=True, limit_s=limit_s)
     part = (Part(Cut(0, 1, 0, 0, 16), 0, 0),)
-    receiving.load(Order("r", key(), 0, tuple(range(blocks)), (From(P1, INC, part),)), 0.0)
+    receiving.load(Order("r", key(), (TableSpan(0, tuple(range(blocks))),), (From(P1, INC, part),)), 0.0)
     now, sent, silent, waited = 0.0, 0, 0.0, 0
     for what, gap in [*course, *[Course("nothing")] * load_s]:
         now += gap
@@ -295,7 +297,7 @@ TWO = (From(P1, INC, (Part(Cut(0, 2, 0, 1, 16), 0, 0),)), From(P2, INC, (Part(Cu
 def two() -> Receiving:
     """Two sources with one of two heads each; the second has another taker too."""
     receiving = machine()
-    asks = receiving.load(Order("r", key(), 2, (40, 41, 42), TWO), 0.0)
+    asks = receiving.load(Order("r", key(), TABLES, TWO), 0.0)
     assert [(one.address, one.source, one.ready, one.plain) for one in asks if isinstance(one, Ask)] == [
         (P1, 0, Ready(2, 3, 2, 32, checksum=True, cuts=(Cut(0, 2, 0, 1, 16),)), False),
         (P2, 1, Ready(2, 3, 2, 32, checksum=True, cuts=(Cut(0, 2, 1, 1, 16),), takers=2), False)]
@@ -341,7 +343,7 @@ def test_a_newer_try_with_other_sources_cancels_all_old_ones() -> None:
 
 def test_a_source_that_nothing_is_wanted_of_is_asked_and_told_all_the_same() -> None:
     receiving = machine()
-    one, none = receiving.load(Order("r", key(), 2, (40, 41, 42), (From(P1, INC, WHOLE), From(P2, INC, ()))), 0.0)
+    one, none = receiving.load(Order("r", key(), TABLES, (From(P1, INC, WHOLE), From(P2, INC, ()))), 0.0)
     assert isinstance(none, Ask)
     assert (none.ready, none.plain) == (Ready(2, 3, 0, 0, checksum=True), False)
     assert isinstance(one, Ask)
@@ -360,10 +362,45 @@ def test_a_source_some_of_whose_arrays_stay_is_asked_for_the_others_by_name_of_t
 
 def test_pulling_asks_every_source_for_what_follows_the_blocks_that_all_have_sent() -> None:
     receiving = Receiving(load_s=30, grace_s=1, regions=2, cover=True, window=1)
-    asks = receiving.load(Order("r", key(), 2, (40, 41, 42), TWO), 0.0)
+    asks = receiving.load(Order("r", key(), TABLES, TWO), 0.0)
     assert [one.ready.window for one in asks if isinstance(one, Ask)] == [1, 1]
     for source, region in ((0, 0), (0, 1), (1, 0)):
         receiving.arrived(key(), source, region, (2, 1), 16)
         assert receiving.placed(key()) == []
     receiving.arrived(key(), 1, 1, (2, 1), 16)
     assert receiving.placed(key()) == [Pull(key(), 0, 4), Pull(key(), 1, 4)]
+
+
+SEVERAL = (TableSpan(0, (40, 41, 42)), TableSpan(1, (50, 51)), TableSpan(0, (60,)))
+"""Of arrays that reach over all, over a window, and of a state."""
+FOUR = (Part(Cut(0, 4, 0, 0, 32), 0, 0),)
+
+
+def test_arrays_of_several_groups_are_asked_for_with_their_own_blocks_and_placed_into_them() -> None:
+    receiving = Receiving(load_s=30, grace_s=1, regions=4, cover=True, groups=(0, 1, 1, 2))
+    (ask,) = receiving.load(Order("r", key(), SEVERAL, (From(P1, INC, FOUR),)), 0.0)
+    assert isinstance(ask, Ask)
+    assert ask.ready == Ready(0, 3, 4, 128, checksum=True, spans=(ArraySpan(1, 2, 1, 2), ArraySpan(3, 1, 0, 1)))
+    assert ask.plain
+    assert [ask.slot(*what) for what in ((0, 0, 3), (1, 1, 2), (2, 2, 1), (3, 0, 1))] == [0, 3, 7, 9]
+    assert [ask.slot(*what) for what in ((0, 0, 4), (1, 0, 1), (1, 2, 2), (3, 1, 1), (4, 0, 1), (0, 0, 0))] == [None] * 6
+    assert ask.slots == 12
+    for outside in ((1, (0, 1)), (1, (2, 2)), (3, (1, 1)), (3, (0, 2)), (0, (2, 2))):
+        assert receiving.arrived(key(), 0, outside[0], outside[1], 32) is None
+    assert receiving.arrived(key(), 0, 0, (0, 3), 96) == Place("r", 0, (40, 41, 42))
+    assert receiving.arrived(key(), 0, 1, (1, 2), 64) == Place("r", 1, (50, 51))
+    assert receiving.arrived(key(), 0, 2, (2, 1), 32) == Place("r", 2, (51,))
+    assert receiving.arrived(key(), 0, 3, (0, 1), 32) == Place("r", 3, (60,))
+    assert receiving.placed(key()) == [], "a block of the second window layer is missing"
+    assert receiving.arrived(key(), 0, 2, (1, 1), 32) == Place("r", 2, (50,))
+    assert receiving.placed(key()) == [Confirm(key(), 0), Finished("r", key(), Outcome.OK, "", 256)]
+
+
+def test_a_source_whose_arrays_are_grouped_otherwise_is_asked_by_its_own_order() -> None:
+    receiving = Receiving(load_s=30, grace_s=1, regions=3, cover=True, groups=(0, 0, 1))
+    parts = (Part(Cut(0, 1, 0, 0, 32), 2, 0), Part(Cut(1, 2, 0, 0, 32), 0, 0))  # its first array is this rank's last
+    (ask,) = receiving.load(Order("r", key(), (TableSpan(0, (4, 5)), TableSpan(1, (9,))), (From(P1, INC, parts),)), 0.0)
+    assert isinstance(ask, Ask)
+    assert (ask.ready.first, ask.ready.count, ask.ready.spans) == (0, 2, (ArraySpan(0, 1, 1, 1),))
+    assert not ask.plain
+    assert receiving.arrived(key(), 0, 0, (1, 1), 32) == Place("r", 2, (9,))

@@ -15,6 +15,7 @@ from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import LOOKS
 from xpyd_sidecar.kv.mapping import Cut, Kind
 from xpyd_sidecar.kv.messages import Ready
+from xpyd_sidecar.kv.reach import ArraySpan, Reach
 from xpyd_sidecar.kv.sending import EARLY_MAX, Sending
 
 KEY = Key(TransferId("a" * 32), Attempt(1), 1)
@@ -380,3 +381,45 @@ def test_cuts_of_what_is_not_there_are_refused(cuts: tuple[Cut, ...]) -> None:
     assert "geometry: 2 arrays of 64 bytes a block here" in refuse.reason
     assert isinstance(ended, Ended)
     assert ended.outcome is Outcome.INCOMPATIBLE
+
+
+def grouped() -> Sending[str]:
+    """Arrays that reach over all, over a window, and one of a state."""
+    reaches = Reach("all", 16), Reach("window", 16, 40), Reach("state", 0)
+    kinds = [Kind("uint8", 1, (16,), 16, 1, reach) for reach in reaches]
+    return Sending(keep_s=60, send_s=30, regions=3, block_bytes=48, cover=False, kinds=kinds)
+
+
+SPANS = (ArraySpan(1, 1, 7, 2), ArraySpan(2, 1, 0, 1))
+
+
+def test_of_each_array_the_blocks_are_sent_that_are_asked_for_of_it() -> None:
+    sending = grouped()
+    made = [Copy(0, 0, 6, "all"), Copy(0, 6, 3, "rest"), Copy(1, 5, 3, "window"), Copy(1, 8, 1, "tail"),
+            Copy(2, 0, 1, "state")]
+    for one in made[:3]:
+        sending.copy(KEY, one, 0.0)
+    first = sending.ready(1, KEY, Ready(2, 7, 3, 48, checksum=False, spans=SPANS), 1.0)
+    last = [step for one in made[3:] for step in sending.copy(KEY, one, 2.0)]
+    assert [(one.copy.data, one.first, one.blocks) for one in (*first, *last) if isinstance(one, Send)] == [
+        ("all", 2, 4), ("rest", 6, 3), ("window", 7, 1), ("tail", 8, 1), ("state", 0, 1)]
+
+
+@pytest.mark.parametrize(("spans", "window", "text"), [
+    ((ArraySpan(1, 1, 7, 2),), 0, "array 2 is a state, which is one block"),
+    ((ArraySpan(2, 1, 0, 2),), 0, "array 2 is a state, which is one block"),
+    ((ArraySpan(2, 1, 0, 1), ArraySpan(1, 1, 7, 2)), 0, "spans: arrays 1 to 1 of 3"),
+    ((ArraySpan(1, 3, 0, 1),), 0, "spans: arrays 1 to 3 of 3"),
+    ((ArraySpan(1, 0, 0, 1),), 0, "spans: arrays 1 to 0 of 3"),
+    ((ArraySpan(1, 1, -1, 2),), 0, "spans: blocks -1 to 0"),
+    ((ArraySpan(1, 1, 7, 0),), 0, "spans: blocks 7 to 6"),
+    (SPANS, 4, "spans: blocks are pulled in their order"),
+])
+def test_spans_that_prefill_cannot_have_are_refused_with_the_reason(spans: tuple[ArraySpan, ...], window: int, text: str
+                                                                    ) -> None:
+    sending = grouped()
+    sending.copy(KEY, Copy(0, 0, 6, "all"), 0.0)
+    refuse, *_ = sending.ready(1, KEY, Ready(0, 9, 3, 48, checksum=False, window=window, spans=spans), 1.0)
+    assert isinstance(refuse, Refuse)
+    assert refuse.outcome is Outcome.INCOMPATIBLE
+    assert text in refuse.reason

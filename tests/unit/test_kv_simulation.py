@@ -23,10 +23,12 @@ from xpyd_sidecar.kv.mapping import Cut, Part
 from xpyd_sidecar.kv.messages import Announce, Drop, Gone, Rank
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing, Verdict
+from xpyd_sidecar.kv.reach import CacheGroup, Reach, TableSpan
 from xpyd_sidecar.kv.receiving import From, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
 
 BLOCK = 4
+GROUPS = (CacheGroup(Reach("all", BLOCK), BLOCK),)
 REGIONS = 2
 WHOLE = (Part(Cut(0, REGIONS, 0, 0, 4), 0, 0),)
 DECODE = legs.Peer(InstanceName("d"), Incarnation("d" * 32), HostPort("d:1"))
@@ -55,7 +57,7 @@ class Link:
 class Prefill:
     def __init__(self, sim: Sim, name: str) -> None:
         self.sim, self.name, self.alive = sim, name, True
-        self.offers = Offers(block_size=BLOCK, ranks=1)
+        self.offers = Offers(groups=GROUPS, ranks=1)
         self.sending = Sending[Block](keep_s=20 if sim.lossy else 1e9, send_s=30, regions=REGIONS, block_bytes=8,
                                       cover=True)
         self.to_d: deque[Announce | Gone] = deque()
@@ -65,17 +67,16 @@ class Prefill:
         self.ended: list[offers.Ended] = []
 
     def start(self, request: str, key: Key, prompt: int, tokens: int) -> None:
-        self.offers.register(request, key, DECODE, bytes([prompt]) * 32, tokens)
+        self.offers.register(request, key, DECODE, bytes([prompt]) * 32, (tokens + 1, tokens))
         self.running[request] = [prompt, tokens, 0]
         self.offer(self.offers.allocated(request, 0))
 
     def step(self, request: str) -> None:
         prompt, tokens, done = self.running[request]
-        fresh = done == 0
         done = min(tokens, done + self.sim.random.randrange(1, 3 * BLOCK))
         self.running[request][2] = done
-        ids = list(range(-(-tokens // BLOCK))) if fresh else []
-        for one in self.offers.step(request, ids, reset=fresh, computed=done):
+        ids = list(range(1, 1 + -(-tokens // BLOCK)))
+        for one in self.offers.step(request, [ids], computed=done):
             assert isinstance(one, offers.Push)
             for region in range(REGIONS):
                 block = Block(prompt, region, one.first, len(one.ids))
@@ -98,7 +99,7 @@ class Prefill:
                 self.send(self.sending.release(one.key, one.outcome, one.reason, retry=one.outcome is Outcome.ABORTED))
             elif isinstance(one, offers.SendAnnounce):
                 rank = Rank(HostPort(self.name), Incarnation(""))
-                self.to_d.append(Announce(*one.key, one.identity, one.tokens, (rank,), one.cached))
+                self.to_d.append(Announce(*one.key, one.identity, one.prompt, one.tokens, (rank,), one.cached))
             elif isinstance(one, offers.SendGone):
                 self.to_d.append(Gone(*one.key, one.outcome, one.reason, one.retry))
             else:
@@ -158,8 +159,8 @@ class Decode:
 
     def start(self, request: str, key: Key, prompt: int, tokens: int) -> None:
         self.waiting[request] = (prompt, tokens, self.sim.random.randrange(-(-tokens // BLOCK)))
-        self.pair(self.pairing.register(request, key.transfer, key.attempt, identity=bytes([prompt]) * 32, tokens=tokens,
-                                        lease=Lease.of(self.sim.now, 10)))
+        self.pair(self.pairing.register(request, key.transfer, key.attempt, identity=bytes([prompt]) * 32,
+                                        tokens=tokens + 1, handed=tokens, lease=Lease.of(self.sim.now, 10)))
 
     def step(self) -> None:
         if self.sim.random.random() < 0.2:
@@ -200,7 +201,7 @@ class Decode:
             elif isinstance(one, pairing.Load):
                 known = self.sim.first_of.setdefault(one.request, self.order)
                 rank = one.source.data[0]
-                order = Order(one.request, one.source.key, known[0], self.ids[one.request],
+                order = Order(one.request, one.source.key, (TableSpan(known[0], self.ids[one.request]),),
                               (From(rank.address, rank.incarnation, WHOLE),))
                 self.orders.append(lambda order=order: self.receive(self.receiving.load(order, self.sim.now)))
             elif isinstance(one, pairing.FailLoad):

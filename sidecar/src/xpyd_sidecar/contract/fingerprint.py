@@ -33,12 +33,14 @@ class FingerprintFields(msgspec.Struct, frozen=True):
     """Instruction set where the layout inside a block depends on it (CPU), else empty."""
     kv_abi: str = msgspec.field(name="vllm")
     """How this vLLM writes KV: the first version that wrote it so, else the exact version (``engine.compat``)."""
+    states: str = ""
+    """What layers that keep a state instead of KV have in it: kind, types, layout, columns for speculation."""
 
 
 def digest(fields: FingerprintFields) -> Fingerprint:
     """32 hex digits over the fields, by name and in order."""
     raw = msgspec.json.encode(fields)
-    return Fingerprint(hashlib.sha256(b"xpyd fingerprint 1\n" + raw).hexdigest()[:32])
+    return Fingerprint(hashlib.sha256(b"xpyd fingerprint 2\n" + raw).hexdigest()[:32])
 
 
 def difference(ours: FingerprintFields, theirs: FingerprintFields) -> str:

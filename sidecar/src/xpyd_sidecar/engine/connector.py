@@ -13,6 +13,7 @@ from xpyd_sidecar.engine.compat import (
     KVConnectorBase_V1,
     KVConnectorRole,
     KVConnectorTransferResults,
+    SupportsHMA,
     drafting,
 )
 from xpyd_sidecar.engine.reports import Orders, RankAddress, StepReport
@@ -23,7 +24,7 @@ from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.errors import ConfigError, OurFault
 
 
-class XpydConnector(KVConnectorBase_V1):
+class XpydConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM makes one with the scheduler role in the engine core and one with the worker role per rank."""
 
     _cache_hit_source = CacheHitSource.P2P
@@ -48,6 +49,8 @@ class XpydConnector(KVConnectorBase_V1):
             recompute = (outer or transfer).kv_load_failure_policy == "recompute"
             self._scheduler = scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute,
                                                         blocks=kv_cache_config.num_blocks, beside=outer is not None,
+                                                        groups=compat.cache_groups(kv_cache_config),
+                                                        states=compat.states(kv_cache_config),
                                                         speculation=drafting.told(vllm_config, kv_cache_config))
             compat.rest_while(scheduler.rests)
 
@@ -74,6 +77,7 @@ class XpydConnector(KVConnectorBase_V1):
         self._worker = worker = WorkerSide(self._settings, compat.rank_of(config), kv_caches,
                                            self._kv_cache_config.num_blocks, heads,
                                            by_layer=not compat.micro_batches(config),
+                                           groups=compat.layer_groups(self._kv_cache_config),
                                            drafts=drafting.layers(config, self._kv_cache_config))
         compat.rest_while(worker.rests)
 
@@ -151,7 +155,11 @@ class XpydConnector(KVConnectorBase_V1):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Blocks have been allocated."""
-        self.scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self.scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        """Groups whose blocks a load fills: all that are moved, so that vLLM clears none of them meanwhile."""
+        return tuple(self._kv_cache_config.transfer_group_ids)
 
     def build_connector_meta(self, scheduler_output: Any) -> Orders:
         """Orders to the workers."""
@@ -162,6 +170,11 @@ class XpydConnector(KVConnectorBase_V1):
         self.scheduler.heard(connector_output)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """The same where vLLM knows of one group."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...],
+                                    ) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended. Sends are copies, so its blocks may go once they are made."""
         return self.scheduler.ended(request), None
 

@@ -9,8 +9,8 @@ from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.weights import model_hash
 
 
-def collect(config: Any) -> FingerprintFields:
-    """The fields of this engine, equal on all its ranks."""
+def collect(config: Any, states: str = "") -> FingerprintFields:
+    """The fields of this engine, equal on all its ranks. ``states``: what its states keep."""
     cache, dtype = config.cache_config, str(config.model_config.dtype).removeprefix("torch.")
     return FingerprintFields(
         model=model_hash(*compat.model_files(config), compat.model_text(config)),
@@ -20,4 +20,5 @@ def collect(config: Any) -> FingerprintFields:
         layout=compat.kv_layout(config),
         isa=compat.instruction_set(config),
         kv_abi=compat.kv_abi(),
+        states=states,
     )

@@ -15,8 +15,10 @@ Nothing here needs vLLM, so that it can be tested with torch alone.
 
 from __future__ import annotations
 
+import bisect
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 from xpyd_sidecar.kv.mapping import UNKNOWN, Array, Kind
+from xpyd_sidecar.kv.reach import LayerGroup
 from xpyd_sidecar.memory import device
 from xpyd_sidecar.memory.marks import NOW, CopyMark
 from xpyd_sidecar.memory.staging import Chunk
@@ -51,36 +54,59 @@ class Move(NamedTuple):
 
 
 class KvCache:
-    """All block arrays of one rank."""
+    """All block arrays of one rank, those of one group together."""
 
-    def __init__(self, caches: dict[str, torch.Tensor], num_blocks: int) -> None:
+    def __init__(self, caches: dict[str, torch.Tensor], num_blocks: int,
+                 groups: Mapping[str, LayerGroup] = MappingProxyType({})) -> None:
         """Take the caches as vLLM registers them, by layer name, in layer order.
 
+        ``groups``: by layer; empty: all are of one group. A layer that is not there has no blocks of its own: it uses those
+        of another, or they are not moved. Groups have the same memory at other times, so two layers with one address have
+        the same blocks only within a group.
+
         Raises:
-            ConfigError: a layer's cache has no dimension of blocks where one is expected.
+            ConfigError: a layer's cache has no dimension of blocks where one is expected, or a layer has no cache.
         """
+        if missing := [name for name in groups if name not in caches]:
+            raise ConfigError(f"kv connector: layer {missing[0]} has a group of KV blocks and no KV cache")
         self.regions: list[torch.Tensor] = []
         self.of_layer: dict[str, tuple[int, ...]] = {}
         self._names: list[str] = []
         self._whole: list[bool] = []
         """By region: it has blocks of smaller ones, whose bytes are those of blocks in one piece."""
-        known: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
-        for name, cache in caches.items():
-            identity = (cache.data_ptr(), tuple(cache.shape))
+        known: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = {}
+        self._of: list[LayerGroup] = []
+        listed = [(groups[name] if groups else LayerGroup(0), name, cache) for name, cache in caches.items()
+                  if name in groups or not groups]
+        for of, name, cache in sorted(listed, key=lambda one: one[0].group):
+            identity = (of.group, cache.data_ptr(), tuple(cache.shape))
             if identity not in known:  # layers that share one cache are moved once
                 parts = _arrays(name, cache, num_blocks)
                 known[identity] = tuple(range(len(self.regions), len(self.regions) + len(parts)))
                 self.regions += parts
+                self._of += [of] * len(parts)
                 self._whole += [part.dim() > cache.dim() and logical(part) for part in parts]
                 self._names += [name] if len(parts) == 1 else [f"{name}#{at}" for at in range(len(parts))]
             self.of_layer[name] = known[identity]
         if not self.regions:
             raise ConfigError("kv connector: the model has no KV cache to move")
+        self.groups = tuple(of.group for of in self._of)
+        """By array."""
         self.block_bytes = tuple(region[0].numel() * region.element_size() for region in self.regions)
         self.device = self.regions[0].device
         self._mover = device.Mover(self.device) if self.device.type == "cuda" else None
         self._views: dict[tuple[int, int, int], tuple[device.RowView, int]] = {}
         self._ranges: dict[tuple[int, int, int, int], list[tuple[device.RowView, list[int], list[int]]]] = {}
+
+    def of_group(self, group: int) -> range:
+        """The arrays of a group; a pipeline stage may have none of it."""
+        first = bisect.bisect_left(self.groups, group)
+        return range(first, bisect.bisect_right(self.groups, group))
+
+    @property
+    def cache_block_bytes(self) -> int:
+        """Bytes of one block of the cache: over the arrays of the group that has the most, since groups share blocks."""
+        return max(sum(self.block_bytes[region] for region in self.of_group(group)) for group in set(self.groups))
 
     @property
     def total_block_bytes(self) -> int:
@@ -97,8 +123,8 @@ class KvCache:
 
         A layer that is missing there is ``UNKNOWN``: it goes between equal sizes only. Blocks have heads first.
         """
-        return tuple(Array(name, _kind(region, heads.get(name.partition("#")[0], UNKNOWN), whole=whole))
-                     for name, region, whole in zip(self._names, self.regions, self._whole, strict=True))
+        return tuple(Array(name, _kind(region, heads.get(name.partition("#")[0], UNKNOWN), of, whole=whole))
+                     for name, region, of, whole in zip(self._names, self.regions, self._of, self._whole, strict=True))
 
     def caches(self) -> list[CacheArray | None]:
         """Arrays whose blocks other threads may write as bytes, inside a gate; None on a device, or where strided."""
@@ -237,15 +263,17 @@ def logical(region: torch.Tensor) -> bool:
     return region.is_cuda and torch.version.hip is None and region.dtype.is_floating_point
 
 
-def _kind(region: torch.Tensor, total: int, *, whole: bool) -> Kind:
+def _kind(region: torch.Tensor, total: int, of: LayerGroup, *, whole: bool) -> Kind:
+    if of.state:
+        return Kind(of.state, 1, tuple(region.shape[1:]), region[0].numel() * region.element_size(), UNKNOWN, of.reach)
     dtype = str(region.dtype).removeprefix("torch.")
     size = region[0].numel() * region.element_size()
     shape = tuple(region.shape[1:])
     if whole:
         shape = (*shape[:-3], shape[-3] * shape[-2], shape[-1])
     if total <= 0 or region.dim() < 3:
-        return Kind(dtype, 1, shape, size, total if total <= 0 else UNKNOWN)
-    return Kind(dtype, shape[0], shape[1:], size // shape[0], total)
+        return Kind(dtype, 1, shape, size, total if total <= 0 else UNKNOWN, of.reach)
+    return Kind(dtype, shape[0], shape[1:], size // shape[0], total, of.reach)
 
 
 def _cache(region: torch.Tensor) -> CacheArray:

@@ -60,14 +60,15 @@ class Loading:
             self._noting.mark(order.source.key, "asked")
             sources = tuple(From(*_place(order.source.data[one.rank]), one.parts, one.takers, one.whole)
                             for one in order.plan[self._rank])
-            self._carry_out(self._loads.load(Order(order.request, order.source.key, order.first, order.ids, sources,
+            self._carry_out(self._loads.load(Order(order.request, order.source.key, order.tables, sources,
                                                    order.source.identity, order.limit_s), now))
         for key in orders.progress:
             self._loads.progressed(key)
         for expect in orders.expects:
             source = expect.source
             place = source.data[self._rank]
-            self._receiver.carry_out(Expecting(*_place(place), source.key, source.identity, expect.blocks))
+            slots = sum(expect.blocks[group] for group in self._memory.groups)
+            self._receiver.carry_out(Expecting(*_place(place), source.key, source.identity, slots))
         for fail in orders.fails:
             self._carry_out(self._loads.fail(fail.request, fail.key, fail.outcome, fail.reason))
         for request in orders.abandons:

@@ -11,15 +11,17 @@ from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Array, Plan
 from xpyd_sidecar.kv.messages import Announce, Rank
 from xpyd_sidecar.kv.offers import Push, Release
+from xpyd_sidecar.kv.reach import TableSpan
 
 
 class LoadOrder(NamedTuple):
-    """Load blocks ``first``.. of a request's prompt into ``ids``; each rank takes its own part of the plan."""
+    """Load blocks of a request's prompt into those of ``tables``, by group; each rank takes its own part of the plan."""
 
     request: str
     source: Announce
-    first: int
-    ids: tuple[int, ...]
+    tables: tuple[TableSpan, ...]
+    tokens: int
+    """That are loaded."""
     plan: Plan = ()
     """What each rank takes from which of the source's."""
     limit_s: float = math.inf
@@ -39,8 +41,8 @@ class ExpectOrder(NamedTuple):
     """A request waits for blocks while its source may have more to keep than it can: offer it the buffer."""
 
     source: Announce
-    blocks: int
-    """Of the whole prompt."""
+    blocks: tuple[int, ...]
+    """Of the whole prompt, by group."""
 
 
 @dataclass
@@ -88,11 +90,11 @@ class SendReport(NamedTuple):
 
 
 class CopiedReport(NamedTuple):
-    """A rank has copied out a prompt's blocks up to ``upto``: it does not need them in the cache any more."""
+    """A rank has copied out so many blocks more of a prompt: it does not need them in the cache any more."""
 
     rank: int
     key: Key
-    upto: int
+    blocks: int
 
 
 class LoadReport(NamedTuple):

@@ -40,6 +40,7 @@ class WaitingBlocks:
     """Blocks of a push that are in the cache alone."""
 
     key: Key
+    group: int
     first: int
     ids: NDArray[np.int64]
     holder: str
@@ -47,9 +48,10 @@ class WaitingBlocks:
 
 
 class SavedPart(NamedTuple):
-    """Blocks of one push that have room: array r's begin at ``starts[r]`` of the lease."""
+    """Blocks of one push that have room: those of its group's r-th array begin at ``starts[r]`` of the lease."""
 
     key: Key
+    arrays: range
     first: int
     ids: NDArray[np.int64]
     lease: StoreLease
@@ -63,15 +65,16 @@ class Saving:
     def __init__(self, memory: KvCache, store: CopyStore, sender: Sender, completions: Completions, *, wait_s: float,
                  put: PutMode | None) -> None:
         self.copied: deque[tuple[Key, int]] = deque()
-        """Transfers, and up to which block they are copied out; for the engine's thread to take."""
+        """Transfers, and how many blocks of them are copied out; for the engine's thread to take."""
         self._memory = memory
         self._store = store
         self._sender = sender
         self._completions = completions
         self._put = put
         self._wait_s = wait_s
-        self._each = sum(store.rounded(size) for size in memory.block_bytes)
-        """Of the store, that one block over all arrays takes at most."""
+        self._each = {group: sum(store.rounded(memory.block_bytes[one]) for one in memory.of_group(group))
+                      for group in set(memory.groups)}
+        """Of the store, that one block over all arrays of a group takes at most, by group."""
         self._waiting: list[WaitingBlocks] = []
         self._found: dict[str, float] = {}
         """By holder of what waits: when room was found last."""
@@ -91,7 +94,11 @@ class Saving:
         self._saved.clear()
         self._pushed = {push.key for push in pushes}
         for push in pushes:
-            self._waiting.append(WaitingBlocks(push.key, push.first, np.array(push.ids, np.int64), push.holder, now))
+            if push.group in self._each:
+                ids = np.array(push.ids, np.int64)
+                self._waiting.append(WaitingBlocks(push.key, push.group, push.first, ids, push.holder, now))
+            else:  # this pipeline stage has no layer of the group
+                self.copied.append((push.key, len(push.ids)))
         self._parts = self._with_room(now)
         for one in self._waiting:
             if now - max(one.since, self._found.get(one.holder, 0.0)) >= self._wait_s:
@@ -114,9 +121,10 @@ class Saving:
             for region in range(len(self._memory.regions)):
                 self._copy_array(region)
             self._parts = []
-            self.copied += [(part.key, part.first + len(part.ids)) for part in parts]
+            self.copied += [(part.key, len(part.ids)) for part in parts]
             return
-        mark = self._memory.gather([Move(0, part.ids, part.lease.chunk.tensor, part.starts) for part in parts])
+        mark = self._memory.gather([Move(part.arrays.start, part.ids, part.lease.chunk.tensor, part.starts)
+                                    for part in parts])
         if self._put is not None:
             self._put.enqueued(mark)
         self._completions.add(mark, lambda: self._copied(parts))
@@ -135,22 +143,25 @@ class Saving:
         """Copies of a device are complete; on the thread that waits for them."""
         for part in parts:
             self._sender.push(part.key, self._copies(part))
-            self.copied.append((part.key, part.first + len(part.ids)))
+            self.copied.append((part.key, len(part.ids)))
 
     def _copy_array(self, region: int) -> None:
         if region in self._saved:
             return
         self._saved.add(region)
         for part in self._parts:
-            self._memory.gather([Move(region, part.ids, part.lease.chunk.tensor, (part.starts[region],))])
-            self._sender.push(part.key, iter([self._copy(part, region)]))
+            if region in part.arrays:
+                start = part.starts[region - part.arrays.start]
+                self._memory.gather([Move(region, part.ids, part.lease.chunk.tensor, (start,))])
+                self._sender.push(part.key, iter([self._copy(part, region)]))
 
     def _copies(self, part: SavedPart) -> Iterator[Copy[Kept]]:
-        return (self._copy(part, region) for region in range(len(part.starts)))
+        return (self._copy(part, region) for region in part.arrays)
 
     def _copy(self, part: SavedPart, region: int) -> Copy[Kept]:
         size = len(part.ids) * self._memory.block_bytes[region]
-        start, end = part.starts[region], part.starts[region + 1] if region + 1 < len(part.starts) else None
+        at = region - part.arrays.start
+        start, end = part.starts[at], part.starts[at + 1] if at + 1 < len(part.starts) else None
         lease = part.lease.part(start, (end if end is not None else len(part.lease.chunk.view)) - start)
         return Copy(region, part.first, len(part.ids), Kept(lease.chunk.view[:size], lease, part.gone))
 
@@ -160,14 +171,15 @@ class Saving:
         """Take what has room out of what waits, in order; a holder that has no more room holds up nobody else."""
         parts: list[SavedPart] = []
         full: set[str] = set()
-        bytes_at_once = self._memory.most_bytes
-        most = bytes_at_once // self._each if bytes_at_once is not None else None
-        left = ROUNDS * most if most is not None else None
+        most = self._memory.most_bytes
+        largest = max(self._each.values())
+        left = ROUNDS * (most // largest) * largest if most is not None else None
         for one in self._waiting:
+            each = self._each[one.group]
             while len(one.ids) and one.holder not in full:
-                count = min(len(one.ids), self._store.most_units(self._each, one.holder))
+                count = min(len(one.ids), self._store.most_units(each, one.holder))
                 if most is not None and left is not None:
-                    count = min(count, most, left)
+                    count = min(count, most // each, left // each)
                 part = self._part(one, count) if count else None
                 if part is None:
                     full.add(one.holder)
@@ -175,18 +187,19 @@ class Saving:
                 parts.append(part)
                 self._found[one.holder] = now
                 if left is not None:
-                    left -= count
+                    left -= count * each
         self._waiting = [one for one in self._waiting if len(one.ids)]
         return parts
 
     def _part(self, one: WaitingBlocks, count: int) -> SavedPart | None:
         """So many blocks of it, from its first on."""
-        *starts, size = offsets(self._store, [count * each for each in self._memory.block_bytes])
+        arrays = self._memory.of_group(one.group)
+        *starts, size = offsets(self._store, [count * self._memory.block_bytes[region] for region in arrays])
         lease = self._store.lease(size, one.holder)
         if lease is None:
             return None
         gone = self._put.tally(one.key, len(starts)) if self._put is not None and one.key in self._pushed else None
-        part = SavedPart(one.key, one.first, one.ids[:count], lease, starts, gone)
+        part = SavedPart(one.key, arrays, one.first, one.ids[:count], lease, starts, gone)
         one.first, one.ids = one.first + count, one.ids[count:]
         return part
 

@@ -98,7 +98,8 @@ class SchedulerActions:
                     self.orders.releases.append(step)
             elif isinstance(step, offers.SendAnnounce):
                 self.ring.mark(step.key, "announced", sends=True)
-                if not self.post(step.peer, Announce(*step.key, step.identity, step.tokens, self.data, step.cached)):
+                if not self.post(step.peer, Announce(*step.key, step.identity, step.prompt, step.tokens, self.data,
+                                                     step.cached)):
                     self.offer(self._offers.drop(step.key, Outcome.OVERFLOW, "the control queue is full"))
             elif isinstance(step, offers.SendWork):
                 self.orders.worked += [one.key for one in step.work]

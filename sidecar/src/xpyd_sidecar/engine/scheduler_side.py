@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from xpyd_sidecar.contract import fingerprint as fingerprints
@@ -37,6 +37,7 @@ from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.load_room import LoadRoom
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing, Verdict
+from xpyd_sidecar.kv.reach import CacheGroup, Reach, TableSpan, handed
 from xpyd_sidecar.session.control import ControlThread
 from xpyd_sidecar.threads import watched
 from xpyd_sidecar.threads.idle_polling import LOOK_S, IdlePolling
@@ -53,9 +54,13 @@ class SchedulerSide:
     """One engine (one DP rank of it)."""
 
     def __init__(self, config: Any, settings: ConnectorSettings, *, recompute: bool, blocks: int = 0,
-                 beside: bool = False, speculation: Speculation | None = None) -> None:
+                 groups: Mapping[int, CacheGroup] | None = None, states: str = "", beside: bool = False,
+                 speculation: Speculation | None = None) -> None:
         """Bind the control socket. ``blocks`` of each rank's cache, of which loads may hold half; 0: they are not counted.
         ``beside``: other connectors are told the same as this one.
+
+        ``groups``: by vLLM's number, those that are moved; None: one, of layers that reach over all. ``states``: what those
+        of them that have states keep, in words.
 
         Raises:
             ConfigError: the port cannot be bound.
@@ -64,14 +69,24 @@ class SchedulerSide:
         self._settings = settings
         self._speculation = speculation or Speculation()
         self._incarnation = Incarnation(compat.common_id(config) or secrets.token_hex(16))
-        self._block_size = int(config.cache_config.block_size)
+        block_size = int(config.cache_config.block_size)
+        known = groups or {0: CacheGroup(Reach("all", block_size), block_size)}
+        self._tables = tuple(known)
+        """Which of vLLM's tables are moved."""
+        self._groups = tuple(known.values())
+        self._backoff = compat.backoff(config)
+        self._states = states
+        self._cuts = self._backoff > 1 or any(one.reach.over == "state" for one in self._groups)
+        """Prefill stops before the tokens that decode computes: there is no way back from a state after them."""
+        self._drops = self._cuts or any(one.reach.over != "all" for one in self._groups)
+        """Blocks of a request that goes on after its prompt do not all stay until they are copied out."""
         tensor, pipeline, data = compat.sizes(config)
         self._parallel = Parallel(tensor, pipeline, data)
         self._ranks = tensor * pipeline
         self._lock = threading.RLock()
         options = settings.options
         self._pairing = Pairing(recompute=recompute, unclaimed_s=options.claim_s)
-        self._offers = Offers(block_size=self._block_size, ranks=self._ranks, blocks=blocks)
+        self._offers = Offers(groups=self._groups, ranks=self._ranks, blocks=blocks)
         self._room = LoadRoom(blocks)
         self._siblings = Siblings(self._ranks) if beside else None
         self._tell_s = min(options.peer_timeout_s / 4, options.load_timeout_s / 8)
@@ -109,7 +124,7 @@ class SchedulerSide:
         """
         ranks = sorted(addresses, key=lambda one: one.rank)
         assert [one.rank for one in ranks] == list(range(self._ranks)), f"ranks {[one.rank for one in ranks]}"
-        fields = fingerprint.collect(self._config)
+        fields = fingerprint.collect(self._config, self._states)
         self._carrying.data = tuple(one.data for one in ranks)
         try:
             geometry = mapping.geometry(self._parallel.tensor, [one.arrays for one in ranks])
@@ -148,21 +163,37 @@ class SchedulerSide:
         except (ValueError, TypeError) as error:
             logger.warning("xpyd: request %s is served as an ordinary one: %s", request.request_id, error)
             return
+        tokens = self._handed(request)
+        withdrawn = list(request.prompt_token_ids[:2]) == REFUSED_PROMPT
+        if not tokens and not withdrawn:
+            return  # prefill has nothing that decode does not compute itself
         with self._lock:
             key = Key(leg.transfer, leg.attempt, 1)
             self._carrying.ring.mark(key, "arrived", sends=leg.role is Role.PREFILL, tokens=request.num_prompt_tokens)
-            if leg.role is Role.PREFILL and leg.peer is not None:
-                self._offers.register(request.request_id, key, leg.peer, prompt, request.num_prompt_tokens)
-            else:
-                self._register_decode(request, leg, prompt)
+            if leg.role is not Role.PREFILL or leg.peer is None:
+                self._register_decode(request, leg, prompt, tokens, withdrawn=withdrawn)
+            elif tokens:
+                of = int(request.num_prompt_tokens), tokens
+                if self._offers.register(request.request_id, key, leg.peer, prompt, of) and self._drops:
+                    compat.answer_once(request)
+                    if self._cuts:
+                        compat.cut_prompt(request, tokens)
 
-    def _register_decode(self, request: Any, leg: Leg, prompt: bytes) -> None:
+    def _handed(self, request: Any) -> int:
+        """How many tokens of a prompt prefill hands over and decode takes; both sides say the same of one prompt."""
+        tokens = handed(int(request.num_prompt_tokens), self._backoff)
+        if self._cuts and (compat.reads_no_cache(request) or any(
+                one.mm_position.offset + one.mm_position.length > tokens for one in request.mm_features or ())):
+            return 0  # it cannot be cut there
+        return tokens
+
+    def _register_decode(self, request: Any, leg: Leg, prompt: bytes, tokens: int, *, withdrawn: bool) -> None:
         self._waiting_since[request.request_id] = time.monotonic()
         self._carrying.pair(self._pairing.register(
             request.request_id, leg.transfer, leg.attempt, identity=prompt, tokens=request.num_prompt_tokens,
-            lease=Lease.of(time.monotonic(), leg.remaining_s),
+            handed=tokens, lease=Lease.of(time.monotonic(), leg.remaining_s),
             ends=Lease.of(time.monotonic(), math.inf if leg.limit_s is None else leg.limit_s),
-            withdrawn=list(request.prompt_token_ids[:2]) == REFUSED_PROMPT))
+            withdrawn=withdrawn))
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``computed`` come from a prefill engine; None: ask again later."""
@@ -170,33 +201,50 @@ class SchedulerSide:
             if not self._offers.may_begin(request.request_id):
                 return None, False
             verdict = self._pairing.ask(request.request_id, time.monotonic())
-            if verdict is Verdict.LOAD and not self._room.may(request.request_id, self._blocks_beyond(request, computed)):
+            leg = self._pairing.leg(request.request_id)
+            more = leg.handed - computed if leg is not None else 0
+            if more <= 0 and verdict in {Verdict.LOAD, Verdict.WAIT}:
+                return 0, False  # all that prefill hands over is in this engine's own cache
+            blocks = sum(map(len, self._wanted(leg, computed)))
+            if verdict is Verdict.LOAD and not self._room.may(request.request_id, blocks):
                 verdict = Verdict.WAIT
         if verdict is Verdict.WAIT:
             return None, False
         if verdict is Verdict.LOAD:
-            return request.num_prompt_tokens - computed, True
+            return more, True
         # The smallest load there is, only so that it can be reported as failed: vLLM has no other way to fail a request.
         return (1, True) if verdict is Verdict.FAIL else (0, False)
 
-    def _blocks_beyond(self, request: Any, computed: int) -> int:
-        """Of a prompt."""
-        return -(-int(request.num_prompt_tokens) // self._block_size) - computed // self._block_size
+    def _wanted(self, leg: pairing.Leg | None, computed: int) -> list[range]:
+        """By group, which blocks are loaded beyond what is computed."""
+        return [] if leg is None else [one.reach.wanted(leg.handed, computed) for one in self._groups]
 
-    def allocated(self, request: Any, ids: list[int], external: int) -> None:
-        """Blocks have been allocated for a request."""
+    def _placed(self, leg: pairing.Leg, tables: Sequence[Sequence[int]], computed: int) -> tuple[TableSpan, ...] | None:
+        """Where they belong; None: there is not a block for each."""
+        spans = []
+        for at, group, wanted in zip(self._tables, self._groups, self._wanted(leg, computed), strict=True):
+            ids = group.ids(tables[at], wanted, leg.handed)
+            if ids is None:
+                return None
+            spans.append(TableSpan(wanted.start, ids))
+        return tuple(spans)
+
+    def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
+        """Blocks have been allocated for a request, by vLLM's groups."""
         name = request.request_id
         with self._lock:
             self._carrying.offer(self._offers.allocated(name, compat.cached_tokens(request)))
             if external > 0:
                 self._loading[name] = request
-                first = (request.num_prompt_tokens - external) // self._block_size
-                last = -(-request.num_prompt_tokens // self._block_size)
                 leg = self._pairing.leg(name)
-                self._room.took(name, last - first)
-                if leg is not None and leg.source is not None:
-                    self._carrying.loading[name] = LoadOrder(name, leg.source, first, tuple(ids[first:last]),
-                                                             limit_s=leg.ends.left(time.monotonic()))
+                if leg is not None and leg.source is not None and leg.asked is Verdict.LOAD:
+                    spans = self._placed(leg, tables, leg.handed - external)
+                    if spans is None:
+                        self._pairing.unplaceable(name, f"decode has no blocks for {external} tokens of {leg.handed}")
+                    else:
+                        self._carrying.loading[name] = LoadOrder(name, leg.source, spans, external,
+                                                                 limit_s=leg.ends.left(time.monotonic()))
+                    self._room.took(name, sum(map(len, self._wanted(leg, leg.handed - external))))
                     self._carrying.ring.mark(leg.source.key, "allocated", sends=False)
             else:
                 self._room.left(name)
@@ -221,17 +269,10 @@ class SchedulerSide:
                 if (loaded := self._loaded_now.pop(request.req_id, None)) is not None:
                     self._carrying.ring.mark(loaded, "admitted", sends=False)
                     self._carrying.orders.firsts.append(loaded)
-                if self._offers.tracks(request.req_id):
-                    self._carrying.offer(self._offers.step(
-                        request.req_id, request.block_ids[0], reset=True,
-                        computed=request.num_computed_tokens + output.num_scheduled_tokens[request.req_id]))
+                self._computes(output, request.req_id, request.num_computed_tokens)
             cached = output.scheduled_cached_reqs
-            for at, name in enumerate(cached.req_ids):
-                if self._offers.tracks(name):
-                    new = cached.new_block_ids[at]
-                    self._carrying.offer(self._offers.step(
-                        name, new[0] if new else (), reset=name in cached.resumed_req_ids,
-                        computed=cached.num_computed_tokens[at] + output.num_scheduled_tokens[name]))
+            for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+                self._computes(output, name, computed)
             self._room.step()
             self._tell_of_work(output.num_scheduled_tokens)
             orders, self._carrying.orders = self._carrying.orders, Orders()
@@ -244,6 +285,13 @@ class SchedulerSide:
         if self._nap is not None:
             orders.calm = self._calm = self._nap.step(idle=idle, loading=loading, sending=sending)
         return orders
+
+    def _computes(self, output: Any, name: str, computed: int) -> None:
+        """A request runs in this step. Its tables are asked of vLLM: blocks that have left a window are gone from them."""
+        if self._offers.tracks(name):
+            tables = output.kv_connector_block_state.get_block_ids(name)
+            self._carrying.offer(self._offers.step(name, [tables[at] for at in self._tables],
+                                                   computed=computed + output.num_scheduled_tokens[name]))
 
     def _tell_of_work(self, tokens: Mapping[str, int]) -> None:
         """Only here, in a step: whatever else in this process lives on, an engine that hangs says nothing of work."""
@@ -263,14 +311,18 @@ class SchedulerSide:
     def _expect(self) -> None:
         """Whose request has no blocks yet, although they were asked for, may have to be kept in the buffer.
 
-        Rank goes to rank: prefill offers nothing where the sizes of the two differ. Nor is it asked where KV of drafts
-        stays behind: it would count the arrays here as if they were its own.
+        Rank goes to rank: prefill offers nothing where the sizes of the two differ. A state is final when prefill is done,
+        so nothing is gained by having it earlier. Nor is it asked where KV of drafts stays behind: it would count the
+        arrays here as if they were its own.
         """
+        if self._cuts:
+            return
         for peer, source in self._pairing.without_blocks():
             met = self._carrying.greeted.get(peer)
             if source.key not in self._invited and len(source.data) == self._ranks and met and not met.drafts_stay:
                 self._invited.put(source.key, None)
-                self._carrying.orders.expects.append(ExpectOrder(source, -(-source.tokens // self._block_size)))
+                blocks = tuple(len(one.reach.wanted(source.handed)) for one in self._groups)
+                self._carrying.orders.expects.append(ExpectOrder(source, blocks))
 
     def heard(self, output: Any) -> None:
         """Workers report. Ids that vLLM does not wait for are taken out: it would end over them."""
@@ -321,7 +373,7 @@ class SchedulerSide:
                 compat.show_cached(request, leg.source.cached)
         if bad is None and order is not None and leg is not None and leg.state is pairing.State.LOADING:
             self._carrying.stats.add(metrics.LOADED_BYTES, sum(one.size for one in reports))
-            self._carrying.stats.add(metrics.LOADED_TOKENS, leg.tokens - order.first * self._block_size)
+            self._carrying.stats.add(metrics.LOADED_TOKENS, order.tokens)
             if (since := self._waiting_since.pop(name, None)) is not None:
                 self._carrying.stats.add(metrics.WAIT_SECONDS, time.monotonic() - since)
             tries = {one.key for one in reports}

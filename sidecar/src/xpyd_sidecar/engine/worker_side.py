@@ -38,6 +38,7 @@ from xpyd_sidecar.host_identity import place
 from xpyd_sidecar.kv.extents import rounded
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.messages import Rank
+from xpyd_sidecar.kv.reach import LayerGroup
 from xpyd_sidecar.kv.receiving import Receiving
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.memory.completions import Completions
@@ -73,21 +74,26 @@ class WorkerSide:
 
     def __init__(self, settings: ConnectorSettings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
                  heads: Mapping[str, int] = MappingProxyType({}), *, by_layer: bool = True,
-                 drafts: frozenset[str] = frozenset(),
-                 view: Callable[[dict[str, torch.Tensor], int], KvCache] = KvCache) -> None:
+                 groups: Mapping[str, LayerGroup] = MappingProxyType({}), drafts: frozenset[str] = frozenset(),
+                 view: Callable[[dict[str, torch.Tensor], int, Mapping[str, LayerGroup]], KvCache] = KvCache) -> None:
         """Start sender and receiver. ``heads``: KV heads over all ranks by layer, 0 where all ranks have the same.
 
-        ``by_layer``: a layer's hook says that all of the layer is written; else layers leave at the end of the step.
-        ``drafts``: layers of a model that drafts.
+        ``groups``: of layers that share a table of blocks, by layer; empty: there is one. ``by_layer``: a layer's hook says
+        that all of the layer is written; else layers leave at the end of the step. ``drafts``: layers of a model that
+        drafts.
         ``view``: makes what copies blocks out of the caches and into them.
 
         Raises:
-            ConfigError: a cache of unknown shape, or an address that cannot be bound.
+            ConfigError: a cache of unknown shape, an address that cannot be bound, or mode get with several groups.
         """
         options = settings.options
         self._rank = rank
         self._advertised = _advertised(options.advertise_data, rank) if options.advertise_data else None
-        self._memory = view(caches, num_blocks)
+        self._memory = view(caches, num_blocks, groups)
+        several = len({one.group for one in groups.values()}) > 1
+        if several and options.mode == "get":
+            raise ConfigError("kv connector: mode get pulls blocks in their order, which a model of several KV cache "
+                              "groups does not have; use put_async")
         me = LocalRank(settings.instance, Incarnation(secrets.token_hex(16)), rank, keys.derive(settings.key, "data"))
         self._incarnation = me.incarnation
         self._arrays = self._memory.arrays(heads)
@@ -97,7 +103,7 @@ class WorkerSide:
                              regions=regions, block_bytes=block_bytes, cover=cover,
                              kinds=[one.kind for one in self._arrays],
                              limit_s=options.load_limit_s + options.peer_timeout_s)
-        buffer = _buffer_bytes(options, block_bytes * num_blocks)
+        buffer = _buffer_bytes(options, self._memory.cache_block_bytes * num_blocks)
         pinned = self._memory.device.type == "cuda"
         keep = max(options.keep_bytes, DEVICE_KEEP_BYTES if pinned else 0) + options.host_pool_bytes \
             + (buffer if options.mode == "get" else 0)
@@ -126,7 +132,8 @@ class WorkerSide:
                                   claim_s=options.keep_ttl_s, grouping=self._groups, reading=self._reading)
         window = max(2, options.window_bytes // block_bytes) if options.mode == "get" else 0
         loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
-                          regions=regions, cover=cover, window=window, limit_s=options.load_limit_s)
+                          regions=regions, cover=cover, window=window, limit_s=options.load_limit_s,
+                          groups=self._memory.groups if several else ())
         self._put = PutMode(options.put_wait_s, options.peer_timeout_s) if options.mode == "put" else None
         self._completions = Completions()
         self._saving = Saving(self._memory, self.store, self._sender, self._completions,
@@ -205,7 +212,7 @@ class WorkerSide:
             for name, amount in self._put.wait_left(self._orders.pushes).items():
                 self._counts[name] = self._counts.get(name, 0) + amount
         if self._orders.tokens:
-            forward = self._forwards.end(self._orders.tokens, [push.key for push in self._orders.pushes])
+            forward = self._forwards.end(self._orders.tokens, [*dict.fromkeys(push.key for push in self._orders.pushes)])
             if self._rank == 0:
                 self._first_notes += [(key, packed_first(forward)) for key in self._orders.firsts]
 

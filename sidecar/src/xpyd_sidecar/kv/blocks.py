@@ -18,11 +18,6 @@ def blocks_of(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def final_blocks(computed: int, prompt: int, block_size: int) -> int:
-    """How many leading blocks of a prompt are final once its first ``computed`` tokens are computed."""
-    return blocks_of(prompt, block_size) if computed >= prompt else computed // block_size
-
-
 def runs(first: int, count: int, block_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
     """Cut ``count`` blocks from ``first`` on into ``(first, count)`` runs of ``most_bytes`` at most, one block at least."""
     step = max(1, most_bytes // block_bytes)

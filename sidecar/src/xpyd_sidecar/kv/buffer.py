@@ -18,7 +18,7 @@ Laws
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -26,6 +26,7 @@ from xpyd_sidecar.kv.blocks import overlap
 from xpyd_sidecar.kv.buddy import Buddy
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.reach import ArraySpan, span_of
 
 ENTRIES_MAX: Final = 4096
 
@@ -64,7 +65,7 @@ class Entry:
 
     identity: bytes
     slots: int
-    """Blocks of the prompt times arrays: what a whole entry has."""
+    """Blocks of all arrays: what a whole entry has."""
     lease: Lease
     reserved: dict[Cut, Place] = field(default_factory=dict)
     items: dict[Cut, Place] = field(default_factory=dict)
@@ -140,16 +141,19 @@ class Buffer:
         entry.filled += cut.blocks
         return True
 
-    def drop_select(self, key: Key, first: int, count: int) -> list[Item]:
-        """Take a try's entry out: its blocks inside the region of interest. Their places are the caller's to free."""
-        entry = self._entries.pop(key, None)
-        return list(self._leave(entry, first, count)) if entry else []
+    def drop_select(self, key: Key, first: int, count: int, spans: Sequence[ArraySpan] = ()) -> list[Item]:
+        """Take a try's entry out: its blocks inside the region of interest. Their places are the caller's to free.
 
-    def drop_select_content(self, identity: bytes, first: int, count: int) -> list[Item]:
+        ``spans``: arrays of which other blocks are of interest.
+        """
+        entry = self._entries.pop(key, None)
+        return list(self._leave(entry, (first, count), spans)) if entry else []
+
+    def drop_select_content(self, identity: bytes, first: int, count: int, spans: Sequence[ArraySpan] = ()) -> list[Item]:
         """The same for any whole entry of the same prompt, whichever try has brought it."""
         whole = (key for key, one in self._entries.items() if one.identity == identity and one.filled == one.slots)
         found = next(whole, None)
-        return self.drop_select(found, first, count) if found else []
+        return self.drop_select(found, first, count, spans) if found else []
 
     def drop_any(self) -> Key:
         """Take the oldest entry out, and everything in it.
@@ -191,11 +195,11 @@ class Buffer:
                 return Place(tier, offset, size)
         return None
 
-    def _leave(self, entry: Entry, first: int, count: int) -> Iterator[Item]:
+    def _leave(self, entry: Entry, others: tuple[int, int], spans: Sequence[ArraySpan]) -> Iterator[Item]:
         for place in entry.reserved.values():
             self.free(place)
         for cut, place in entry.items.items():
-            begin, blocks = overlap(cut.first, cut.blocks, first, count)
+            begin, blocks = overlap(cut.first, cut.blocks, *span_of(spans, cut.region, others))
             if not blocks:
                 self.free(place)
                 continue

@@ -26,6 +26,7 @@ Wire history
     1   first version
     2   a sum of the header alone; OFFER, TAKEN, LINK, ARENA; EXPECT, STORE, ROOM, BUSY, FETCH;
         GROUP, POSTED, UNGROUP
+    4   ``spans`` of READY: arrays may want other blocks than the others
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import xxhash
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.keys import Key
 
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 4
 MAGIC: Final = b"xpyd"
 BODY_MAX: Final = 64 << 10
 FRAME_BYTES: Final = 1 << 20

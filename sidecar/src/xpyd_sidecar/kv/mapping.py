@@ -25,7 +25,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-VERSION: Final = 1
+from xpyd_sidecar.kv.reach import EVERYTHING, Reach
+
+VERSION: Final = 2
 UNKNOWN: Final = -1
 RANKS_MAX: Final = 1024
 
@@ -45,6 +47,8 @@ class Kind(msgspec.Struct, frozen=True, array_like=True):
     head_bytes: int
     total: int
     """Heads over all ranks. 0: none, all ranks hold the same. ``UNKNOWN``: not to be cut."""
+    reach: Reach = EVERYTHING
+    """Which blocks of a prompt are moved."""
 
     @property
     def block_bytes(self) -> int:
@@ -201,15 +205,24 @@ def _compare(prefill: Geometry, decode: Geometry, left_out: frozenset[str]) -> N
             raise Unmappable(f"kv cache {name}: only {'decode' if name in ours else 'prefill'} has it")
     for name, here in ours.items():
         there = theirs[name]
-        for field in ("dtype", "dims", "head_bytes", "total"):
-            in_d, in_p = getattr(here, field), getattr(there, field)
-            if in_d != in_p:
-                raise Unmappable(f"kv cache {name}, {field}: {in_d} in decode, {in_p} in prefill")
+        _alike(name, here, there)
         for side, tensor, kind in (("decode", decode.tensor, here), ("prefill", prefill.tensor, there)):
             if prefill.tensor != decode.tensor:
                 _divides(name, side, tensor, kind)
         if prefill.tensor == decode.tensor and here != there:
             raise Unmappable(f"kv cache {name}, heads: {here.heads} in decode, {there.heads} in prefill")
+
+
+def _alike(name: str, here: Kind, there: Kind) -> None:
+    for field in ("over", "block_tokens", "window", "extra"):
+        in_d, in_p = getattr(here.reach, field), getattr(there.reach, field)
+        if in_d != in_p:
+            raise Unmappable(f"kv cache {name}, reach.{field}: {in_d} in decode, {in_p} in prefill")
+    for field in ("dtype", "dims", "head_bytes", "total"):
+        in_d, in_p = getattr(here, field), getattr(there, field)
+        if in_d != in_p:
+            why = "; give both roles the same types and num_speculative_tokens" if here.reach.over == "state" else ""
+            raise Unmappable(f"kv cache {name}, {field}: {in_d} in decode, {in_p} in prefill{why}")
 
 
 def _moving(one: Geometry, left_out: frozenset[str]) -> Iterator[Array]:
@@ -223,6 +236,9 @@ def _layer(array: str) -> str:
 
 
 def _divides(name: str, side: str, tensor: int, kind: Kind) -> None:
+    if kind.reach.over == "state":
+        raise Unmappable(f"parallel.tensor: sizes differ, and kv cache {name} is a state, which is not cut; "
+                         "give prefill and decode the same tensor size")
     if kind.total == UNKNOWN:
         raise Unmappable(f"tensor sizes differ, and kv cache {name} cannot be cut by heads")
     if kind.total and kind.total % tensor and tensor % kind.total:

@@ -20,6 +20,7 @@ Wire history
         later in it, answered with REJECT by who does not know it: ``trace``
         later in it, ignored by who does not know it: ``cached`` of ``announce``, ``work`` of ``ping``, ``speculation`` of
         ``hello`` (a draft's arrays are then as those of any other layer, which only one side has)
+    2   ``handed`` of ``announce``; ``reach`` of the kinds of ``hello``
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.contract.timeline import ASK_MAX, Asked, Told
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut, Geometry
+from xpyd_sidecar.kv.reach import ArraySpan
 from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 MAGIC: Final = b"xpyd"
 MESSAGE_MAX: Final = 64 << 10
 RANKS_MAX: Final = 1024
@@ -110,6 +112,8 @@ class Announce(msgspec.Struct, frozen=True, tag="announce", tag_field="t"):
     """``kv.identity``."""
     tokens: int
     """Prompt length."""
+    handed: int
+    """Tokens whose KV comes: all but the last, or the last few (``kv.reach``)."""
     data: tuple[Rank, ...]
     """Prefill's ranks, in rank order."""
     cached: int = -1
@@ -340,7 +344,7 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Body of READY: blocks ``first`` to ``first + count - 1`` of the prompt are missing."""
+    """Body of READY: blocks ``first`` to ``first + count - 1`` of the prompt are missing, but for ``spans``."""
 
     first: int
     count: int
@@ -358,6 +362,8 @@ class Ready(msgspec.Struct, frozen=True):
     """Decode pulls: send the first so many blocks, then what FETCH asks for. 0: send everything."""
     frame: int = 0
     """Bytes of the largest frame or offer that decode takes for this transfer, if more than usual."""
+    spans: tuple[ArraySpan, ...] = ()
+    """Arrays of which other blocks are missing, in order: those of windows, and states."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -407,6 +413,8 @@ def unpack(raw: bytes) -> Control:
     if isinstance(message, Announce):
         if message.tokens < 1 or message.attempt < 1 or message.generation < 1 or len(message.identity) != 32:
             raise MessageError("announce: tokens, attempt and generation must be at least 1 and identity 32 bytes")
+        if not 0 < message.handed <= message.tokens:
+            raise MessageError(f"announce.handed: {message.handed} of {message.tokens} tokens")
         if not 0 < len(message.data) <= RANKS_MAX:
             raise MessageError(f"announce.data: {len(message.data)} addresses")
     if isinstance(message, Ping) and len(message.work) > WORK_MAX:

@@ -2,8 +2,9 @@
 
 Laws
 1. A leg is announced once, when its blocks are first allocated; then its transfer is open until every rank has ended it.
-2. Blocks are pushed once, in order, when they are final. Pushes are copies, so a preempted leg goes on from where it was;
-   a rank that had no room for one by then lets go of the transfer.
+2. Blocks of each group are pushed once, in order, when they are final, from where the group's table has them then. Pushes
+   are copies, so a preempted leg goes on from where it was; a rank that had no room for one by then lets go of its part.
+   A leg that lacks a block in the step that makes it final is withdrawn: nothing is sent in its place.
 3. A leg that ends before all its blocks were pushed is withdrawn, and every rank lets go.
    One that was pushed holds its blocks after its end until every rank has copied them out, or let go.
 4. A transfer that decode does not want is pushed no further; its leg just finishes.
@@ -26,9 +27,9 @@ from typing import Final, NamedTuple
 
 from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.contract.legs import Peer
-from xpyd_sidecar.kv.blocks import blocks_of, final_blocks
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.messages import WORK_MAX, WorkDone
+from xpyd_sidecar.kv.reach import CacheGroup
 from xpyd_sidecar.kv.shares import within
 
 
@@ -42,13 +43,14 @@ class State(StrEnum):
 
 
 class Push(NamedTuple):
-    """Have the workers copy out and send final blocks: ``first`` is the place of ``ids[0]`` in the prompt."""
+    """Have the workers copy out and send final blocks of a group: ``first`` is the index of ``ids[0]`` in the prompt."""
 
     key: Key
     first: int
     ids: tuple[int, ...]
     holder: InstanceName = InstanceName("")
     """The decode instance that they are for."""
+    group: int = 0
 
 
 class Release(NamedTuple):
@@ -65,7 +67,9 @@ class SendAnnounce(NamedTuple):
     peer: Peer
     key: Key
     identity: bytes
+    prompt: int
     tokens: int
+    """That are handed over."""
     cached: int
 
 
@@ -118,13 +122,17 @@ class Leg:
     key: Key
     peer: Peer
     identity: bytes
+    prompt: int
     tokens: int
+    """That are handed over."""
+    sent: list[int]
+    """By group: up to which index blocks are pushed."""
     state: State = State.QUEUED
-    ids: list[int] = field(default_factory=list)
-    sent: int = 0
+    pushed: int = 0
+    """Blocks, of all groups."""
     open_ranks: set[int] = field(default_factory=set)
     copied: dict[int, int] = field(default_factory=dict)
-    """By rank: up to which block it has copied out."""
+    """By rank: how many blocks it has copied out."""
     failed: tuple[Outcome, str] | None = None
     bytes: int = 0
     done: Effort = NO_EFFORT
@@ -137,9 +145,9 @@ class Leg:
 class Offers:
     """The machine. Every method returns instructions in the order in which they must be carried out."""
 
-    def __init__(self, *, block_size: int, ranks: int, blocks: int = 0) -> None:
+    def __init__(self, *, groups: Sequence[CacheGroup], ranks: int, blocks: int = 0) -> None:
         """``blocks`` of the cache; 0: unknown, and legs begin whatever is not copied."""
-        self._block_size = block_size
+        self._groups = tuple(groups)
         self._most_uncopied = blocks // 4
         self._ranks = ranks
         self._legs: dict[str, Leg] = {}
@@ -161,12 +169,17 @@ class Offers:
         """Decode engines with open transfers."""
         return {leg.peer for leg in self._open.values()}
 
-    def register(self, request: str, key: Key, peer: Peer, identity: bytes, tokens: int) -> None:
-        """A prefill leg has arrived. A repeated key is an ordinary request: vLLM repeats aborted ones."""
+    def register(self, request: str, key: Key, peer: Peer, identity: bytes, tokens: tuple[int, int]) -> bool:
+        """A prefill leg has arrived; ``tokens``: of its prompt, and of those the ones that are handed over.
+
+        False: it is none. A repeated key is an ordinary request: vLLM repeats aborted ones.
+        """
         if key in self._seen or request in self._legs:
-            return
+            return False
         self._seen.put(key, None)
-        self._legs[request] = Leg(request, key, peer, identity, tokens)
+        sent = [one.reach.wanted(tokens[1]).start for one in self._groups]
+        self._legs[request] = Leg(request, key, peer, identity, *tokens, sent)
+        return True
 
     def allocated(self, request: str, cached: int) -> list[Instruction]:
         """The scheduler has allocated blocks for a request, perhaps again; ``cached``: tokens that need not be computed."""
@@ -176,31 +189,39 @@ class Offers:
         leg.state = State.OPEN
         leg.open_ranks = set(range(self._ranks))
         self._open[leg.key] = leg
-        return [SendAnnounce(leg.peer, leg.key, leg.identity, leg.tokens, cached)]
+        return [SendAnnounce(leg.peer, leg.key, leg.identity, leg.prompt, leg.tokens, cached)]
 
     def tracks(self, request: str) -> bool:
         """Whether ``step`` wants to hear of this request."""
         leg = self._legs.get(request)
         return leg is not None and leg.state is State.OPEN
 
-    def step(self, request: str, new_ids: Sequence[int], *, reset: bool, computed: int) -> list[Instruction]:
-        """The request runs in this step: blocks added (all of them after a preemption), tokens computed when it is over."""
+    def step(self, request: str, tables: Sequence[Sequence[int]], *, computed: int) -> list[Instruction]:
+        """The request runs in this step: its blocks by group, and the tokens that are computed when it is over."""
         leg = self._legs.get(request)
         if leg is None or leg.state is not State.OPEN:
             return []
-        if reset:
-            leg.ids.clear()
-        leg.ids.extend(new_ids)
-        final = min(final_blocks(computed, leg.tokens, self._block_size), len(leg.ids))
-        if final <= leg.sent:
-            return []
-        push = Push(leg.key, leg.sent, tuple(leg.ids[leg.sent:final]), leg.peer.instance)
-        leg.sent = final
-        self._waits = None
-        if final == blocks_of(leg.tokens, self._block_size):
+        pushes: list[Instruction] = []
+        for at, (group, table) in enumerate(zip(self._groups, tables, strict=True)):
+            indices = range(leg.sent[at], group.reach.final(computed, leg.tokens))
+            if not indices:
+                continue
+            ids = group.ids(table, indices, leg.tokens)
+            if ids is None:
+                return self._lacks(leg, at, indices)
+            pushes.append(Push(leg.key, indices.start, ids, leg.peer.instance, at))
+            leg.sent[at] = indices.stop
+            leg.pushed += len(ids)
+        if pushes:
+            self._waits = None
+        if computed >= leg.tokens:
             leg.state = State.PUSHED
-            leg.ids.clear()
-        return [push]
+        return pushes
+
+    def _lacks(self, leg: Leg, group: int, indices: range) -> list[Instruction]:
+        reason = f"prefill has no block for one of {indices.start} to {indices[-1]} of group {group} when it is computed"
+        gone = SendGone(leg.peer, leg.key, Outcome.PROTOCOL, reason, retry=False)
+        return [gone, *self._close(leg, Outcome.PROTOCOL, reason)]
 
     def stepped(self, tokens: Mapping[str, int]) -> None:
         """A step begins, with so many tokens by request: what the one before it had under way is done."""
@@ -254,11 +275,11 @@ class Offers:
         leg = self._legs.get(request)
         return leg.key if leg is not None and leg.key in self._open and self._uncopied(leg) else None
 
-    def copied(self, rank: int, key: Key, upto: int) -> None:
-        """A rank has copied out the blocks of a transfer up to one."""
+    def copied(self, rank: int, key: Key, blocks: int) -> None:
+        """A rank has copied out so many blocks more of a transfer."""
         leg = self._open.get(key)
         if leg is not None:
-            leg.copied[rank] = upto
+            leg.copied[rank] = leg.copied.get(rank, 0) + blocks
             self._waits = None
             self._let_go(leg)
 
@@ -269,7 +290,7 @@ class Offers:
 
     def _uncopied(self, leg: Leg) -> int:
         """Blocks that a rank has not copied out."""
-        return max((leg.sent - leg.copied.get(rank, 0) for rank in leg.open_ranks), default=0)
+        return max((leg.pushed - leg.copied.get(rank, 0) for rank in leg.open_ranks), default=0)
 
     def _let_go(self, leg: Leg) -> None:
         if leg.key in self._holding and (leg.state is State.CLOSING or not self._uncopied(leg)):
@@ -315,7 +336,6 @@ class Offers:
             return []
         leg.state = State.CLOSING
         leg.failed = leg.failed or (outcome, reason)
-        leg.ids.clear()
         self._waits = None
         self._let_go(leg)
         return [Release(leg.key, outcome, reason)]

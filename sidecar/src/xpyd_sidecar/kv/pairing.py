@@ -107,6 +107,8 @@ class Leg:
     attempt: Attempt
     identity: bytes
     tokens: int
+    handed: int
+    """Tokens whose KV it takes."""
     lease: Lease
     state: State = State.PARKED
     source: Announce | None = None
@@ -160,7 +162,7 @@ class Pairing:
         """The leg of a request."""
         return self._legs.get(request)
 
-    def register(self, request: str, transfer: TransferId, attempt: Attempt, *, identity: bytes, tokens: int,
+    def register(self, request: str, transfer: TransferId, attempt: Attempt, *, identity: bytes, tokens: int, handed: int,
                  lease: Lease, ends: Lease = FOREVER, withdrawn: bool = False) -> list[Instruction]:
         """A decode leg has arrived. A second one of the same or an older attempt is an ordinary request (law 4).
 
@@ -169,7 +171,7 @@ class Pairing:
         tomb = self._tombs.get(transfer)
         if transfer in self._by_transfer or request in self._legs or (tomb and attempt <= tomb[0]):
             return []
-        leg = Leg(request, transfer, attempt, identity, tokens, lease, ends=ends)
+        leg = Leg(request, transfer, attempt, identity, tokens, handed, lease, ends=ends)
         self._legs[request] = self._active[request] = self._by_transfer[transfer] = leg
         early = self._unclaimed.pop(transfer, None)
         if early is None:
@@ -211,6 +213,8 @@ class Pairing:
             return []
         if refused is None and (source.identity != leg.identity or source.tokens != leg.tokens):
             refused = Outcome.IDENTITY, f"not the same prompt ({leg.tokens} tokens here, {source.tokens} there)"
+        if refused is None and source.handed != leg.handed:
+            refused = Outcome.INCOMPATIBLE, f"handed: {leg.handed} of {leg.tokens} tokens here, {source.handed} there"
         out: list[Instruction] = []
         if refused is not None:
             if leg.state is State.PARKED and leg.source is None:
@@ -288,6 +292,12 @@ class Pairing:
             return [Load(request, leg.source)]
         leg.failed = leg.failed or leg.why
         return [FailLoad(request)]
+
+    def unplaceable(self, request: str, reason: str) -> None:
+        """What was asked for has no place in the blocks that are about to be ``allocated``: its load fails."""
+        leg = self._legs.get(request)
+        if leg is not None and leg.state is State.PARKED:
+            leg.asked, leg.failed = Verdict.FAIL, (Outcome.PROTOCOL, reason)
 
     def newer(self) -> list[Instruction]:
         """Loads whose source has been replaced since they were ordered."""

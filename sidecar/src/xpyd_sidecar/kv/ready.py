@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from xpyd_sidecar.kv.mapping import Cut, Kind
 from xpyd_sidecar.kv.messages import Ready
+from xpyd_sidecar.kv.reach import span_of
 
 
 class Geometry(NamedTuple):
@@ -23,6 +24,8 @@ class Geometry(NamedTuple):
             return f"takers: {ready.takers} is below 1"
         if whole and (ready.takers > 1 or ready.cuts or not ready.regions):
             return "part of it lies whole in the buffer of one decode rank"
+        if odd := self._odd_spans(ready):
+            return odd
         if not ready.cuts:  # the whole rank, or nothing of it
             fits = (ready.regions, ready.block_bytes) in {(self.regions, self.block_bytes), (0, 0)}
             return "" if fits else wrong
@@ -38,6 +41,27 @@ class Geometry(NamedTuple):
             size += cut.count * cut.size
             count += cut.count
         return "" if (count, size) == (ready.regions, ready.block_bytes) else wrong
+
+    def _odd_spans(self, ready: Ready) -> str:
+        """Why other blocks of some arrays cannot be meant; empty: they can, or there are none."""
+        after = 0
+        for one in ready.spans:
+            if one.region < after or one.arrays < 1 or one.region + one.arrays > self.regions:
+                return f"spans: arrays {one.region} to {one.region + one.arrays - 1} of {self.regions}"
+            if one.first < 0 or one.count < 1:
+                return f"spans: blocks {one.first} to {one.first + one.count - 1}"
+            after = one.region + one.arrays
+        if ready.spans and ready.window:
+            return "spans: blocks are pulled in their order, which arrays with other blocks do not have"
+        for region, kind in enumerate(self.kinds):
+            if kind.reach.over == "state" and asked_of(ready, region)[0] and blocks_asked(ready, region) != (0, 1):
+                return f"spans: array {region} is a state, which is one block"
+        return ""
+
+
+def blocks_asked(ready: Ready, region: int) -> tuple[int, int]:
+    """First and count of the blocks that are asked for of an array, where it is asked for."""
+    return span_of(ready.spans, region, (ready.first, ready.count))
 
 
 def asked_of(ready: Ready, region: int) -> tuple[bool, Cut | None]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
@@ -31,6 +32,7 @@ from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease, Listened
 from xpyd_sidecar.kv.mapping import Part, Unit, units
 from xpyd_sidecar.kv.messages import Ready
+from xpyd_sidecar.kv.reach import ArraySpan, TableSpan
 
 
 class From(NamedTuple):
@@ -46,12 +48,11 @@ class From(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Load blocks ``first``.. of a request's prompt into ``ids``."""
+    """Load blocks of a request's prompt into those of ``tables``, by group of this engine's."""
 
     request: str
     key: Key
-    first: int
-    ids: tuple[int, ...]
+    tables: tuple[TableSpan, ...]
     sources: tuple[From, ...]
     identity: bytes = b""
     """Of the prompt, by which another try's KV may be known."""
@@ -60,23 +61,53 @@ class Order(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Ask a prefill rank for a transfer. Its blocks belong into ``ids``, and into no others; older tries are over."""
+    """Ask a prefill rank for a transfer. Its blocks belong into ``tables``, and into no others; older tries are over."""
 
     address: HostPort
     incarnation: Incarnation
     key: Key
     ready: Ready
     request: str
-    ids: tuple[int, ...]
+    tables: tuple[TableSpan, ...]
     source: int
     units: Mapping[int, Unit]
     """What it will send, by its own arrays."""
     identity: bytes = b""
+    groups: tuple[int, ...] = ()
+    """By array of this rank, which table is its; empty: there is one."""
 
     @property
     def plain(self) -> bool:
         """Whether it is the only source, and all that it has is taken as it is."""
         return not self.ready.cuts and self.ready.takers == 1 and self.ready.regions > 0
+
+    def table(self, unit: Unit) -> TableSpan:
+        """Where the blocks of an array belong."""
+        return self.tables[self.groups[unit.region] if self.groups else 0]
+
+    def span(self, region: int) -> tuple[int, int]:
+        """First and count of the blocks that are asked for of a source's array; of none that is asked for, nothing."""
+        unit = self.units.get(region)
+        if unit is None:
+            return 0, 0
+        table = self.table(unit)
+        return table.first, len(table.ids)
+
+    @property
+    def slots(self) -> int:
+        """Places for what arrives: of each array as many as of the one with the most blocks."""
+        return len(self.units) * width(self.tables)
+
+    def slot(self, region: int, first: int, count: int) -> int | None:
+        """The first of ``count`` such places; None: these blocks of the source's array were not asked for."""
+        unit = self.units.get(region)
+        if unit is None:
+            return None
+        table = self.table(unit)
+        at = first - table.first
+        if count < 1 or at < 0 or at + count > len(table.ids):
+            return None
+        return unit.nth * width(self.tables) + at
 
 
 class Pull(NamedTuple):
@@ -131,6 +162,8 @@ class Load:
     """One load in progress."""
 
     order: Order
+    width: int
+    """Of the longest table."""
     lease: Lease
     """By the time in which this side has listened: until when silence is borne."""
     ends: Lease
@@ -154,11 +187,13 @@ class Receiving:
     """The machine. Methods return instructions in the order in which they must be carried out."""
 
     def __init__(self, *, load_s: float, grace_s: float, regions: int, cover: bool, window: int = 0,
-                 limit_s: float = math.inf) -> None:
+                 limit_s: float = math.inf, groups: tuple[int, ...] = ()) -> None:
         """``regions``: arrays of this rank; a source with as many, taken as they are, is asked for them without cuts.
 
-        ``window``: pull, with so many blocks asked for and not yet there at most; 0: have everything pushed.
+        ``window``: pull, with so many blocks asked for and not yet there at most; 0: have everything pushed. ``groups``: by
+        array, which of an order's tables is its; empty: there is one. Blocks of several tables are not pulled.
         """
+        self._groups = groups
         self._window = window
         self._load_s = load_s
         self._limit_s = limit_s
@@ -187,16 +222,20 @@ class Receiving:
                 return []
             del self._current[known.order.key]
             out += _cancel(known, Outcome.STALE, "a newer try has taken its place")
-            order = order._replace(first=known.order.first, ids=known.order.ids)
+            order = order._replace(tables=known.order.tables)
             ends = min(known.ends, ends)
         lease = Lease.of(self._listened.look(now), self._load_s)
         wanted = [units(one.parts) for one in order.sources]
-        have = [bytearray(len(one) * len(order.ids)) for one in wanted]
+        most = width(order.tables)
+        have = [bytearray(len(one) * most) for one in wanted]
         each = sum(map(len, wanted))
-        self._loads[order.request] = Load(order, lease, ends, have, each * len(order.ids), [each] * len(order.ids))
+        missing = each * most if len(order.tables) == 1 else sum(
+            len(order.tables[self._groups[unit.region]].ids) for one in wanted for unit in one.values())
+        self._loads[order.request] = Load(order, most, lease, ends, have, missing, [each] * most)
         self._current[order.key] = order.request
         return [*out, *(Ask(source.address, source.incarnation, order.key, self._ready(order, source), order.request,
-                            order.ids, at, wanted[at], order.identity) for at, source in enumerate(order.sources))]
+                            order.tables, at, wanted[at], order.identity, self._groups)
+                        for at, source in enumerate(order.sources))]
 
     def _ready(self, order: Order, source: From) -> Ready:
         """What is asked of one source: all that it has as it is, or cuts."""
@@ -205,8 +244,12 @@ class Receiving:
         plain = source.whole and source.takers == 1 and len(wanted) in {0, self._regions} and all(
             unit.region == region and not unit.heads for region, unit in wanted.items())
         cuts = () if plain else tuple(part.cut for part in source.parts)
-        return Ready(order.first, len(order.ids), len(wanted), size, self._cover, cuts, source.takers,
-                     min(self._window, len(order.ids)))
+        first, count = order.tables[0].first, len(order.tables[0].ids)
+        spans = () if len(order.tables) == 1 else tuple(
+            ArraySpan(region, arrays, order.tables[group].first, len(order.tables[group].ids))
+            for region, arrays, group in _runs(source.parts, self._groups) if group)
+        return Ready(first, count, len(wanted), size, self._cover, cuts, source.takers, min(self._window, count),
+                     spans=spans)
 
     def arrived(self, key: Key, source: int, region: int, blocks: tuple[int, int], size: int) -> Place | None:
         """Intact ``blocks`` (first, count) of a source's array are here. None: not for any open load, forget them."""
@@ -215,10 +258,13 @@ class Receiving:
             return None
         order, (first, count) = load.order, blocks
         unit = units(order.sources[source].parts).get(region)
-        at = first - order.first
-        if unit is None or count < 1 or at < 0 or at + count > len(order.ids):
+        if unit is None:
             return None
-        have, start = load.have[source], unit.nth * len(order.ids) + at
+        table = order.tables[self._groups[unit.region] if self._groups else 0]
+        at = first - table.first
+        if count < 1 or at < 0 or at + count > len(table.ids):
+            return None
+        have, start = load.have[source], unit.nth * load.width + at
         before = have[start:start + count]
         have[start:start + count] = b"\1" * count
         new = before.count(0)
@@ -228,7 +274,7 @@ class Receiving:
             for slot, had in enumerate(before, at):
                 load.of_block[slot] -= not had
         load.size += size
-        return Place(order.request, unit.region, order.ids[at:at + count], unit.head, unit.heads)
+        return Place(order.request, unit.region, table.ids[at:at + count], unit.head, unit.heads)
 
     def progressed(self, key: Key) -> None:
         """Prefill says that its work for a try has grown."""
@@ -302,10 +348,9 @@ class Receiving:
         before = load.whole
         while not load.of_block[load.whole]:
             load.whole += 1
-        count = len(load.order.ids)
-        if load.whole == before or before + self._window >= count:
+        if load.whole == before or before + self._window >= load.width:
             return []
-        until = load.order.first + min(count, load.whole + self._window)
+        until = load.order.tables[0].first + min(load.width, load.whole + self._window)
         return [Pull(load.order.key, source, until) for source in range(len(load.order.sources))]
 
     def _cancelled(self, load: Load, outcome: Outcome, reason: str) -> list[Instruction]:
@@ -316,6 +361,24 @@ class Receiving:
         del self._current[load.order.key]
         self._reported.put(load.order.request, None)
         return [Finished(load.order.request, load.order.key, outcome, reason, size)]
+
+
+@lru_cache(maxsize=256)
+def _runs(parts: tuple[Part, ...], groups: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """Neighbours among a source's arrays that go into one table: the first, how many, which table."""
+    runs: list[tuple[int, int, int]] = []
+    for region, unit in sorted(units(parts).items()):
+        first, arrays, group = runs[-1] if runs else (0, 0, -1)
+        if first + arrays == region and groups[unit.region] == group:
+            runs[-1] = first, arrays + 1, group
+        else:
+            runs.append((region, 1, groups[unit.region]))
+    return tuple(runs)
+
+
+def width(tables: tuple[TableSpan, ...]) -> int:
+    """Blocks of the longest one."""
+    return len(tables[0].ids) if len(tables) == 1 else max(len(one.ids) for one in tables)
 
 
 def _cancel(load: Load, outcome: Outcome, reason: str) -> list[Instruction]:

@@ -33,7 +33,7 @@ from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease, Listened
 from xpyd_sidecar.kv.mapping import Cut, Kind
 from xpyd_sidecar.kv.messages import Ready
-from xpyd_sidecar.kv.ready import Geometry, asked_of
+from xpyd_sidecar.kv.ready import Geometry, asked_of, blocks_asked
 from xpyd_sidecar.kv.stores import Expect
 
 EARLY_MAX: Final = 4096
@@ -254,7 +254,7 @@ class Sending(Generic[C]):
         sends: list[Send[C]] = []
         for link, ready in transfer.takers.items():
             wanted, cut = asked_of(ready, copy.region)
-            first, count = overlap(copy.first, copy.blocks, ready.first, ready.count)
+            first, count = overlap(copy.first, copy.blocks, *blocks_asked(ready, copy.region))
             if wanted and count:
                 cover = self.cover or ready.checksum
                 sends.append(Send(link, key, copy, first, count, cover, cut, frame=ready.frame))
@@ -269,7 +269,7 @@ class Sending(Generic[C]):
         left: dict[int, tuple[int, int, Cut | None]] = {}
         for link, ready in transfer.takers.items():
             wanted, cut = asked_of(ready, copy.region)
-            first, count = overlap(copy.first, copy.blocks, ready.first, ready.count)
+            first, count = overlap(copy.first, copy.blocks, *blocks_asked(ready, copy.region))
             if wanted and count:
                 left[link] = first, first + count, cut
         if not left:

@@ -102,18 +102,23 @@ class BlockReceiver:
 
     def _after(self, asked: AskedBlocks, header: Header, most: int) -> list[Expected]:
         """The frames that come next if prefill has all that is asked for: array by array, in blocks' order."""
-        ready, target = asked.step.ready, asked.target
+        step, target = asked.step, asked.target
         assert target is not None
         out: list[Expected] = []
         region, first, room = header.region, header.first + header.blocks, FOLLOW_BYTES
+        begin, blocks = step.span(region)
         for _ in range(most):
-            if first == ready.first + ready.count:
-                region, first = region + 1, ready.first
-            unit = asked.step.units.get(region)
+            if first == begin + blocks:
+                region += 1
+                begin, blocks = step.span(region)
+                first = begin
+            unit = step.units.get(region)
             if unit is None:
                 break
-            _, count = next(runs(first, ready.first + ready.count - first, unit.size, frames.aim(ready.frame)))
-            nth = unit.nth * ready.count + first - ready.first
+            _, count = next(runs(first, begin + blocks - first, unit.size, frames.aim(step.ready.frame)))
+            nth = step.slot(region, first, count)
+            if nth is None:
+                break
             scatter = target.scatter(region, first, count, cover=header.covered)
             room -= count * unit.size
             if scatter is None or room < 0 or asked.have.find(1, nth, nth + count) >= 0:
@@ -129,7 +134,8 @@ class BlockReceiver:
         asked = self.asked[key]
         if asked.target is None or self.reader is not None or self.taker is not None or not asked.step.units:
             return None
-        before = Header(Kind.DATA, self._shared.cover, 0, key, min(asked.step.units), asked.step.ready.first, 0, 0)
+        region = min(asked.step.units)
+        before = Header(Kind.DATA, self._shared.cover, 0, key, region, asked.step.span(region)[0], 0, 0)
         return partial(self._after, asked, before)
 
     def _beforehand(self, header: Header) -> PayloadPlace:
@@ -152,8 +158,7 @@ class BlockReceiver:
         if asked is None:
             self._shared.ahead.complete(header, slot)
             return
-        ready = asked.step.ready
-        first, count = overlap(header.first, header.blocks, ready.first, ready.count)
+        first, count = overlap(header.first, header.blocks, *asked.step.span(header.region))
         if not count or not asked.step.plain:
             self._shared.staging.give(slot.chunk)
             return
@@ -166,17 +171,15 @@ class BlockReceiver:
 
     def _expected(self, asked: AskedBlocks, header: Header) -> int:
         """Bytes of the blocks that a header speaks of, which must have been asked for and not have come."""
-        ready = asked.step.ready
         end = header.first + header.blocks
-        unit = asked.step.units.get(header.region)
-        if unit is None or not ready.first <= header.first < end <= ready.first + ready.count:
+        slot = asked.step.slot(header.region, header.first, header.blocks)
+        if slot is None:
             raise ProtocolError(self._peer, f"sent blocks {header.first}..{end - 1} of array {header.region}, "
                                                 f"not among those asked for")
-        slot = unit.nth * ready.count + header.first - ready.first
         if asked.have.find(1, slot, slot + header.blocks) >= 0:
             raise ProtocolError(self._peer, f"sent blocks {header.first}..{end - 1} of array {header.region} twice")
-        size = header.blocks * unit.size
-        most = max(self._shared.largest_frame, ready.frame, self.taker.piece if self.taker is not None else 0)
+        size = header.blocks * asked.step.units[header.region].size
+        most = max(self._shared.largest_frame, asked.step.ready.frame, self.taker.piece if self.taker is not None else 0)
         if size > most:
             raise ProtocolError(self._peer, f"sent {size} bytes in one frame, over {most}")
         return size
@@ -312,8 +315,8 @@ class BlockReceiver:
         self._arrived(asked, header, size, chunk, way)
 
     def _arrived(self, asked: AskedBlocks, header: Header, size: int, chunk: Chunk | None, way: str) -> None:
-        unit = asked.step.units[header.region]
-        slot = unit.nth * asked.step.ready.count + header.first - asked.step.ready.first
+        slot = asked.step.slot(header.region, header.first, header.blocks)
+        assert slot is not None  # ``_expected`` has seen to it
         asked.have[slot:slot + header.blocks] = b"\1" * header.blocks
         self._shared.inbox.append(Arrived(header.key, header.region, header.first, header.blocks, chunk, size, way,
                                             asked.step.source, time.monotonic()))

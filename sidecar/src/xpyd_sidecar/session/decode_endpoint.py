@@ -70,7 +70,7 @@ class DecodeEndpoint:
         """Ask for a transfer, once the link is agreed."""
         if not self.asked and not self.expected:
             self.link.last_in = time.monotonic()  # it owed nothing until now, so silence counts from here
-        self.asked[step.key] = AskedBlocks(step, target, bytearray(step.ready.regions * step.ready.count))
+        self.asked[step.key] = AskedBlocks(step, target, bytearray(step.slots))
         self.expected.discard(step.key)
         self.tell(Kind.READY, step.key, step.ready)
         self.link.start()

@@ -19,6 +19,7 @@ from xpyd_sidecar.kv.buddy import Buddy
 from xpyd_sidecar.kv.buffer import Buffer, Cut, Place
 from xpyd_sidecar.kv.frames import FRAME_BYTES, Header
 from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.stores import Expect
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.memory.store import Allocation
@@ -33,8 +34,8 @@ class Expecting(NamedTuple):
     incarnation: Incarnation
     key: Key
     identity: bytes
-    blocks: int
-    """Of the whole prompt."""
+    slots: int
+    """Blocks of all arrays together that come for the whole prompt."""
 
 
 class Found(NamedTuple):
@@ -101,7 +102,7 @@ class LookupBuffer:
         if not self._bytes or self._spare or step.key in self._buffer:
             return None, []
         regions = len(self._block_bytes)
-        gone = self._buffer.expect(step.key, step.identity, step.blocks * regions, now)
+        gone = self._buffer.expect(step.key, step.identity, step.slots, now)
         return Expect(regions, sum(self._block_bytes), self._cover), gone
 
     def store(self, header: Header) -> bool:
@@ -129,9 +130,10 @@ class LookupBuffer:
         if self._buffer.insert(header.key, self._cut(header), slot.place):
             self.counted.append((metrics.BUFFERED_BYTES, slot.place.size))
 
-    def claim(self, key: Key, identity: bytes, first: int, count: int) -> list[Found]:
-        """A load has begun: what the buffer has for it, by transfer, else by content. The entry is gone."""
-        items = self._buffer.drop_select(key, first, count) or self._buffer.drop_select_content(identity, first, count)
+    def claim(self, key: Key, identity: bytes, ready: Ready) -> list[Found]:
+        """A load has begun: what the buffer has of what it asks for, by transfer, else by content. The entry is gone."""
+        roi = ready.first, ready.count, ready.spans
+        items = self._buffer.drop_select(key, *roi) or self._buffer.drop_select_content(identity, *roi)
         return [Found(one.region, one.first, one.blocks, self._chunk(one.place, one.skip, one.size), one.size)
                 for one in items]
 

@@ -82,8 +82,8 @@ class Receiver:
             for key, gate in gates.items():
                 if key != step.key:
                     gate.close()
-            target = LoadTarget(gates.setdefault(step.key, Gate()), step.ready.first, array("q", step.ids), self._caches,
-                                step.units)
+            tables = [(one.first, array("q", one.ids)) for one in step.tables]
+            target = LoadTarget(gates.setdefault(step.key, Gate()), tables, step.groups, self._caches, step.units)
             if all(self._caches):
                 step = step._replace(ready=replace(step.ready, frame=frames.DIRECT_BYTES))
         self._loop.post(partial(self._do, step, target))
@@ -143,7 +143,7 @@ class Receiver:
             self.inbox.append(Broken(step.key, *source, step.source))
         if self.ahead is None or not step.plain:
             return
-        for one in self.ahead.claim(step.key, step.identity, step.ready.first, step.ready.count):
+        for one in self.ahead.claim(step.key, step.identity, step.ready):
             self.inbox.append(Arrived(step.key, one.region, one.first, one.blocks, one.chunk, one.size, "buffer",
                                       step.source, time.monotonic()))
 

@@ -63,13 +63,14 @@ class CacheArray(NamedTuple):
 class LoadTarget(NamedTuple):
     """Where the blocks of one source of a try belong.
 
-    ``ids``: of blocks, 64-bit. ``caches``: by array of this rank; None where blocks cannot be written directly. ``units``:
-    by array of the source.
+    ``tables``: by group, the index of the first block, and the blocks, 64-bit; ``groups``: by array of this rank, empty
+    where there is one. ``caches``: by array of this rank; None where blocks cannot be written directly. ``units``: by array
+    of the source.
     """
 
     gate: Gate
-    first: int
-    ids: array[int]
+    tables: Sequence[tuple[int, array[int]]]
+    groups: Sequence[int]
     caches: Sequence[CacheArray | None]
     units: Mapping[int, Unit]
 
@@ -84,8 +85,9 @@ class LoadTarget(NamedTuple):
         cache = self.caches[unit.region] if unit.region < len(self.caches) else None
         if cache is None:
             return None
-        at = first - self.first
-        ids = memoryview(self.ids)[at:at + count]
+        begin, table = self.tables[self.groups[unit.region] if self.groups else 0]
+        at = first - begin
+        ids = memoryview(table)[at:at + count]
         if unit.heads:
             return Scatter(cache.view, unit.size, count, ids, cache.block_bytes, unit.offset, cover)
         return Scatter(cache.view, cache.block_bytes, count, ids, cache.block_bytes, 0, cover)

@@ -97,6 +97,28 @@ def rotates_wrongly(config: Any) -> bool:
     return bool(on and config.device_config.device_type == "cpu" and rope.get("rope_type", "default") == "default")
 
 
+def backoff(config: Any) -> int:
+    """Tokens at the end of a prompt that decode computes itself, and prefill does not hand over (``kv.reach``)."""
+    return max(1, int(config.num_prefill_lookahead_tokens) - 1)
+
+
+def answer_once(request: Any) -> None:
+    """Have an engine end a request with its first token: what it would compute then frees and overwrites blocks."""
+    request.max_tokens = 1
+
+
+def cut_prompt(request: Any, tokens: int) -> None:
+    """Have an engine compute so many tokens of a request's prompt; what it answers then means nothing. As it arrives."""
+    del request.prompt_token_ids[tokens:]
+    del request._all_token_ids[tokens:]
+    request.num_prompt_tokens = tokens
+
+
+def reads_no_cache(request: Any) -> bool:
+    """Whether a request computes all of its prompt whatever there is of it, since it wants what comes of each token."""
+    return bool(request.get_skip_reading_prefix_cache())
+
+
 def refuse_sleep(config: Any) -> None:
     """Refuse sleep mode. vLLM 0.33 asks ``supports_sleep_mode`` before; 0.32 asks nobody.
 

@@ -14,19 +14,29 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
+from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.metrics.utils import create_metric_per_engine
 
 from xpyd_sidecar.engine.compat import common, drafting
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv.reach import CacheGroup, LayerGroup, Reach
 
 __all__ = [
     "KV_ABI", "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
-    "KVConnectorWorkerMetadata", "check_model", "create_metric_per_engine", "instruction_set", "kv_heads", "rest_while",
+    "KVConnectorWorkerMetadata", "SupportsHMA", "cache_groups", "check_model", "create_metric_per_engine",
+    "instruction_set", "kv_heads", "layer_groups", "rest_while", "states",
 ]
 
 KV_ABI: Final = {"0.32.0": "0.32.0"}
@@ -35,6 +45,8 @@ KV_ABI: Final = {"0.32.0": "0.32.0"}
 Versions of one name exchange KV. Two may have one only where ``tests/component/test_engine_kv_abi.py`` finds that their
 sources which write KV are equal, or the reason why a difference does not matter. What is not listed is its own name.
 """
+STATES: Final = frozenset({"MAMBA2", "GDN_ATTN"})
+"""Kinds of states that engines have been seen to hand over rightly."""
 REST_MS: Final = 5
 """Longest wait for a message that may have come without its notice."""
 
@@ -42,34 +54,88 @@ REST_MS: Final = 5
 def check_model(config: Any, kv_cache: Any) -> None:
     """Refuse what the connector cannot move rightly.
 
-    Layers that see a window of tokens beside others that see all are one group of full attention here: vLLM allocates for
-    all of them alike where the connector takes one group.
-
     Raises:
         ConfigError: names the feature.
     """
-    groups = kv_cache.kv_cache_groups if kv_cache is not None else ()
-    if len(groups) > 1:
-        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
-        raise ConfigError(f"kv connector: models with several KV cache groups are not supported (this one has {kinds})")
-    for group in groups:
-        spec = group.kv_cache_spec
-        parts = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,)
-        for part in parts:
-            if type(part) not in {FullAttentionSpec, MLAAttentionSpec}:
-                raise ConfigError(f"kv connector: {type(part).__name__} is not supported (full attention and MLA are): "
-                                  "its blocks are not all kept until prefill ends")
-            if isinstance(part, MLAAttentionSpec) and common.rotates_wrongly(config):
-                raise ConfigError(
-                    "kv connector: this vLLM computes latent attention (MLA) wrongly on CPUs with its own rotary "
-                    "embedding, whose result depends on how a prompt is cut, so prefill's KV and decode's would not fit; "
-                    """turn it off with --compilation-config '{"custom_ops": ["none"]}'""")
+    for part in _parts(kv_cache).values() if kv_cache is not None else ():
+        if type(part) not in {FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, MambaSpec}:
+            raise ConfigError(f"kv connector: {type(part).__name__} is not supported (full and latent attention, sliding "
+                              "windows and some states are); with --disable-hybrid-kv-cache-manager vLLM makes one group "
+                              "of layers with full attention and such ones, where it can")
+        if isinstance(part, MambaSpec):
+            _check_state(config, part)
+        if isinstance(part, SlidingWindowSpec) and part.sliding_window < 2:
+            raise ConfigError(f"kv connector: a sliding window of {part.sliding_window} tokens is not supported")
+        if isinstance(part, MLAAttentionSpec) and common.rotates_wrongly(config):
+            raise ConfigError(
+                "kv connector: this vLLM computes latent attention (MLA) wrongly on CPUs with its own rotary "
+                "embedding, whose result depends on how a prompt is cut, so prefill's KV and decode's would not fit; "
+                """turn it off with --compilation-config '{"custom_ops": ["none"]}'""")
     common.refuse_sleep(config)
     parallel = config.parallel_config
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise ConfigError(f"kv connector: {name} {getattr(parallel, name)} is not supported (1 is)")
     drafting.check(config)
+
+
+def _check_state(config: Any, part: MambaSpec) -> None:
+    kind = part.mamba_type.name
+    if kind not in STATES:
+        known = " and ".join(sorted(one.lower() for one in STATES))
+        raise ConfigError(f"kv connector: layers that keep a state of kind {kind.lower()} are not supported ({known} are): "
+                          "no engine has been seen to hand one over rightly")
+    if config.parallel_config.pipeline_parallel_size > 1:
+        raise ConfigError("kv connector: layers that keep a state are not supported with pipeline_parallel_size "
+                          f"{config.parallel_config.pipeline_parallel_size} (1 is)")
+
+
+def _parts(kv_cache: Any) -> dict[str, Any]:
+    """What vLLM says of each layer's blocks, for the groups that are moved."""
+    out: dict[str, Any] = {}
+    for group in kv_cache.transfer_groups:
+        spec = group.kv_cache_spec
+        out |= spec.kv_cache_specs if isinstance(spec, UniformTypeKVCacheSpecs) else dict.fromkeys(group.layer_names, spec)
+    return out
+
+
+def _reach(part: Any) -> Reach:
+    if isinstance(part, MambaSpec):
+        return Reach("state", 0)
+    if isinstance(part, SlidingWindowSpec):
+        return Reach("window", part.block_size, part.sliding_window, part.extra_retained_tokens)
+    return Reach("all", part.block_size)
+
+
+def _types(part: MambaSpec) -> str:
+    types = "/".join(str(one).removeprefix("torch.") for one in part.dtypes)
+    return f"{part.mamba_type.name.lower()} {types} {get_conv_state_layout()} +{part.num_speculative_blocks}"
+
+
+def cache_groups(kv_cache: Any) -> dict[int, CacheGroup]:
+    """VLLM's groups that are moved, by number."""
+    out = {}
+    for at, group in zip(kv_cache.transfer_group_ids, kv_cache.transfer_groups, strict=True):
+        spec = group.kv_cache_spec
+        part = next(iter(spec.kv_cache_specs.values())) if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+        out[at] = CacheGroup(_reach(part), int(part.block_size))
+    return out
+
+
+def layer_groups(kv_cache: Any) -> dict[str, LayerGroup]:
+    """Which of those groups each layer is in, and what it keeps."""
+    parts, out = _parts(kv_cache), {}
+    for at, group in enumerate(kv_cache.transfer_groups):
+        for name in group.layer_names:
+            part = parts[name]
+            state = f"{_types(part)} {'/'.join(map(str, part.shapes))}" if isinstance(part, MambaSpec) else ""
+            out[name] = LayerGroup(at, _reach(part), state)
+    return out
+
+
+def states(kv_cache: Any) -> str:
+    """What layers keep that have a state; empty: none has one."""
+    return ", ".join(sorted({_types(one) for one in _parts(kv_cache).values() if isinstance(one, MambaSpec)}))
 
 
 def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
@@ -82,16 +148,15 @@ def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
     drafts = drafting.layers(config, kv_cache)
     of_draft = drafting.heads(config) if drafts else (0, 0)
     out = {}
-    for group in kv_cache.kv_cache_groups:
-        spec = group.kv_cache_spec
-        parts = spec.kv_cache_specs if isinstance(spec, UniformTypeKVCacheSpecs) else dict.fromkeys(group.layer_names, spec)
-        for name, part in parts.items():
-            if isinstance(part, MLAAttentionSpec):
-                out[name] = 0
-            elif part.num_head_slots is None and name in drafts and part.num_kv_heads == of_draft[1]:
-                out[name] = of_draft[0]
-            elif part.num_head_slots is None and name not in drafts and part.num_kv_heads == mine:
-                out[name] = total
+    for name, part in _parts(kv_cache).items():
+        if isinstance(part, MLAAttentionSpec):
+            out[name] = 0
+        elif isinstance(part, MambaSpec) or part.num_head_slots is not None:
+            continue
+        elif name in drafts and part.num_kv_heads == of_draft[1]:
+            out[name] = of_draft[0]
+        elif name not in drafts and part.num_kv_heads == mine:
+            out[name] = total
     return out
 
 

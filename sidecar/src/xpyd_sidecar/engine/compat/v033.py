@@ -22,17 +22,22 @@ from xpyd_sidecar.engine.compat.v032 import (
     KVConnectorStats,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
+    cache_groups,
     check_model,
     create_metric_per_engine,
     instruction_set,
     kv_heads,
+    layer_groups,
     rest_while,
+    states,
 )
 
 __all__ = [
     "KV_ABI", "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
-    "KVConnectorWorkerMetadata", "check_model", "create_metric_per_engine", "instruction_set", "kv_heads", "rest_while",
+    "KVConnectorWorkerMetadata", "SupportsHMA", "cache_groups", "check_model", "create_metric_per_engine",
+    "instruction_set", "kv_heads", "layer_groups", "rest_while", "states",
 ]
 
 KV_ABI: Final = {"0.33.0": "0.33.0"}

@@ -1,0 +1,122 @@
+"""A prefill and a decode engine of a model with several KV cache groups, and what one engine alone says.
+
+    for pair in started(ModelPair(folder, "tiny-gemma-3")):     a fixture's body
+        pair.compare(prompt)                                     → Compared: equal, how far apart log probabilities are
+
+Prefill is the engine to compare with, too: what it is asked without a transfer it computes with the last token of the
+prompt in a step of its own (``last_token_alone``), which is where a hand-over cuts it. So sums are made in the same parts,
+and answers must be equal in every bit, also in bfloat16. One request at a time for that; where several run at once sums
+differ in their last bits.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from engine_pair import Pair, new, wait_until
+from engines import Engine
+from model_variants import ensure
+
+from xpyd_sidecar.contract import legs, metrics
+from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
+from xpyd_sidecar.contract.launch import KvOptions
+
+PLUGIN = Path(__file__).parent / "last_token_alone"
+PATIENCE_S: Final = 180.0
+"""Of the first request of an engine, for which kernels are made."""
+BLOCK = 128
+
+
+class Facts(NamedTuple):
+    """Of a model: the tokens that a window sees, 0 without windows, and what its engines are started with."""
+
+    window: int
+    args: tuple[str, ...]
+
+
+NO_PREFIXES = "--no-enable-prefix-caching"
+"""With them Mamba2 fails in vLLM for CPUs itself."""
+FACTS: Final = {
+    "tiny-gemma-3": Facts(200, ("--max-num-batched-tokens", "512")),
+    "tiny-gpt-oss": Facts(128, ("--max-num-batched-tokens", "512")),
+    "tiny-granite": Facts(0, ("--max-num-batched-tokens", "512", NO_PREFIXES)),
+    "tiny-qwen-next": Facts(0, ("--max-num-batched-tokens", "1024", NO_PREFIXES, "--dtype", "bfloat16")),
+}
+
+
+class Answer(NamedTuple):
+    """Tokens, and their log probabilities."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class Compared(NamedTuple):
+    """Of two answers: the first token that differs, or None, and how far log probabilities before it are apart."""
+
+    at: int | None
+    apart: float
+
+
+class ModelPair(Pair):
+    """Both engines; ``wire``, ``p`` and ``d`` as ``Pair`` has them."""
+
+    def __init__(self, folder: Path, model: str, *, policy: Literal["recompute", "fail"] = "recompute",
+                 d_args: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(folder, policy=policy)
+        self.answer_s = PATIENCE_S
+        self.model = model
+        facts = FACTS[model]
+        path = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))
+        kv = KvOptions(**{"peer_timeout_s": 10.0, "load_timeout_s": 20.0, **options})
+        # A plugin is looked for where an engine is imported, which a forked one is already.
+        made: dict[str, Any] = {"model": ensure(model), "env": {"PYTHONPATH": path}, "options": kv, "forked": False}
+        self.p = Engine("p", folder, args=facts.args, **made)
+        self.d = Engine("d", folder, args=(*facts.args, *d_args), on_load_failure=policy, **made)
+
+    def handed(self, prompt: list[int], n: int = 12, *, decode_first: bool = False) -> Answer:
+        """Decode's answer, with KV from prefill."""
+        transfer = new()
+        leg = legs.encode(legs.Leg(legs.VERSION, Role.DECODE, TransferId(transfer), Attempt(1), PATIENCE_S))
+        if not decode_first:
+            self.p_leg(prompt, transfer).result(PATIENCE_S)
+        decode = self.pool.submit(answer, self.d, prompt, n, kv_transfer_params=leg)
+        if decode_first:
+            wait_until(lambda: decode.done() or self.d.metric(metrics.RECEIVES_OPEN) > 0, PATIENCE_S, "parked")
+            self.p_leg(prompt, transfer).result(PATIENCE_S)
+        return decode.result(PATIENCE_S)
+
+    def alone(self, prompt: list[int], n: int = 12) -> Answer:
+        """What one engine says."""
+        return answer(self.p, prompt, n)
+
+    def compare(self, prompt: list[int], **how: Any) -> Compared:
+        """A hand-over with one engine."""
+        return self.compared(self.handed(prompt, **how), prompt)
+
+    def compared(self, got: Answer, prompt: list[int]) -> Compared:
+        """An answer with one engine's."""
+        return compared(got, self.alone(prompt, len(got.tokens)))
+
+
+def answer(engine: Engine, prompt: list[int], n: int, **more: Any) -> Answer:
+    """A greedy answer."""
+    choice = engine.complete(prompt, n, timeout_s=PATIENCE_S, logprobs=1, **more)
+    return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+
+
+def compared(one: Answer, other: Answer) -> Compared:
+    """See ``Compared``."""
+    at = next((at for at, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=True)) if a != b), None)
+    pairs = list(zip(one.logprobs, other.logprobs, strict=True))[:at]
+    return Compared(at, max((abs(a - b) for a, b in pairs), default=0.0))
+
+
+def prompt_of(length: int, seed: int = 10000) -> list[int]:
+    """Token ids that no other prompt begins with."""
+    draw = random.Random(length + seed)
+    return [draw.randrange(2, 500) for _ in range(length)]
