@@ -44,16 +44,14 @@ _ABORTED = b'"finish_reason":"abort"'
 _SHOWN = 500
 """Bytes of a refusal that the log shows."""
 STREAM_STALL_S = 3.0
-"""Silence of a stream that has begun after which its engine is probed. One that was told to end may leave its streams open
-and say nothing more; it refuses connections, and so fails the probe."""
+"""Silence of a stream after which its engine is probed: one that was told to end may leave streams open, and fails that."""
 
 
 class Serving:
     """One request, from what is asked to its last byte."""
 
     __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_paused", "_reminder", "_reply",
-                 "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash",
-                 "sent")
+                 "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash", "sent")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
                  picks: Selection, began: float) -> None:
@@ -74,8 +72,7 @@ class Serving:
         self._first = b""
         self._answer: tuple[UpstreamCall, bytes] | None = None
         self._reminder = Reminder(context.loop)
-        self.sent: dict[Role, EngineTarget] = {}
-        """Where its last legs went."""
+        self.sent: dict[Role, EngineTarget] = {}  # where its last legs went
         self._paused = False
         self._gone = False
         self.alone, self.request_hash, self.instances = asks.alone, asks.request_hash, self.legs.instances
@@ -96,9 +93,9 @@ class Serving:
         """As ``InFlightRequest``'s."""
         record, sent, request = self.record, self.sent, self._asks.generates
         straight = record.outcome == "ok" and record.attempt == 1 and not (record.retries or record.skips)
-        if not straight or request is None or sent.keys() != set(Role):
-            return None
-        return request, Pair(sent[Role.DECODE], sent[Role.PREFILL])
+        if straight and request is not None and sent.keys() == set(Role):
+            return request, Pair(sent[Role.DECODE], sent[Role.PREFILL])
+        return None
 
     # ---- the client (reply.RequestHandler)
 
