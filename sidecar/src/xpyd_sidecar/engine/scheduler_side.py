@@ -24,6 +24,7 @@ from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.engine import compat, fingerprint
 from xpyd_sidecar.engine.control_handler import ControlHandler
+from xpyd_sidecar.engine.handed_blocks import HandedBlocks, prompt_identity
 from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
 from xpyd_sidecar.engine.settings import ConnectorSettings
@@ -31,13 +32,13 @@ from xpyd_sidecar.engine.siblings import Siblings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.kv import identity, mapping, offers, pairing, peers, versions
+from xpyd_sidecar.kv import mapping, offers, pairing, peers, versions
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.load_room import LoadRoom
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing, Verdict
-from xpyd_sidecar.kv.reach import CacheGroup, Reach, TableSpan, handed
+from xpyd_sidecar.kv.reach import CacheGroup, Reach
 from xpyd_sidecar.session.control import ControlThread
 from xpyd_sidecar.threads import watched
 from xpyd_sidecar.threads.idle_polling import LOOK_S, IdlePolling
@@ -70,23 +71,15 @@ class SchedulerSide:
         self._speculation = speculation or Speculation()
         self._incarnation = Incarnation(compat.common_id(config) or secrets.token_hex(16))
         block_size = int(config.cache_config.block_size)
-        known = groups or {0: CacheGroup(Reach("all", block_size), block_size)}
-        self._tables = tuple(known)
-        """Which of vLLM's tables are moved."""
-        self._groups = tuple(known.values())
-        self._backoff = compat.backoff(config)
+        self._blocks = HandedBlocks(groups or {0: CacheGroup(Reach("all", block_size), block_size)}, compat.backoff(config))
         self._states = states
-        self._cuts = self._backoff > 1 or any(one.reach.over == "state" for one in self._groups)
-        """Prefill stops before the tokens that decode computes: there is no way back from a state after them."""
-        self._drops = self._cuts or any(one.reach.over != "all" for one in self._groups)
-        """Blocks of a request that goes on after its prompt do not all stay until they are copied out."""
         tensor, pipeline, data = compat.sizes(config)
         self._parallel = Parallel(tensor, pipeline, data)
         self._ranks = tensor * pipeline
         self._lock = threading.RLock()
         options = settings.options
         self._pairing = Pairing(recompute=recompute, unclaimed_s=options.claim_s)
-        self._offers = Offers(groups=self._groups, ranks=self._ranks, blocks=blocks)
+        self._offers = Offers(groups=self._blocks.groups, ranks=self._ranks, blocks=blocks)
         self._room = LoadRoom(blocks)
         self._siblings = Siblings(self._ranks) if beside else None
         self._tell_s = min(options.peer_timeout_s / 4, options.load_timeout_s / 8)
@@ -159,11 +152,11 @@ class SchedulerSide:
             return
         try:
             leg = legs.decode(params)
-            prompt = _identity(request)
+            prompt = prompt_identity(request)
         except (ValueError, TypeError) as error:
             logger.warning("xpyd: request %s is served as an ordinary one: %s", request.request_id, error)
             return
-        tokens = self._handed(request)
+        tokens = self._blocks.tokens(request)
         withdrawn = list(request.prompt_token_ids[:2]) == REFUSED_PROMPT
         if not tokens and not withdrawn:
             return  # prefill has nothing that decode does not compute itself
@@ -174,18 +167,8 @@ class SchedulerSide:
                 self._register_decode(request, leg, prompt, tokens, withdrawn=withdrawn)
             elif tokens:
                 of = int(request.num_prompt_tokens), tokens
-                if self._offers.register(request.request_id, key, leg.peer, prompt, of) and self._drops:
-                    compat.answer_once(request)
-                    if self._cuts:
-                        compat.cut_prompt(request, tokens)
-
-    def _handed(self, request: Any) -> int:
-        """How many tokens of a prompt prefill hands over and decode takes; both sides say the same of one prompt."""
-        tokens = handed(int(request.num_prompt_tokens), self._backoff)
-        if self._cuts and (compat.reads_no_cache(request) or any(
-                one.mm_position.offset + one.mm_position.length > tokens for one in request.mm_features or ())):
-            return 0  # it cannot be cut there
-        return tokens
+                if self._offers.register(request.request_id, key, leg.peer, prompt, of):
+                    self._blocks.shorten(request, tokens)
 
     def _register_decode(self, request: Any, leg: Leg, prompt: bytes, tokens: int, *, withdrawn: bool) -> None:
         self._waiting_since[request.request_id] = time.monotonic()
@@ -205,7 +188,7 @@ class SchedulerSide:
             more = leg.handed - computed if leg is not None else 0
             if more <= 0 and verdict in {Verdict.LOAD, Verdict.WAIT}:
                 return 0, False  # all that prefill hands over is in this engine's own cache
-            blocks = sum(map(len, self._wanted(leg, computed)))
+            blocks = self._blocks.count(leg.handed, computed) if leg is not None else 0
             if verdict is Verdict.LOAD and not self._room.may(request.request_id, blocks):
                 verdict = Verdict.WAIT
         if verdict is Verdict.WAIT:
@@ -214,20 +197,6 @@ class SchedulerSide:
             return more, True
         # The smallest load there is, only so that it can be reported as failed: vLLM has no other way to fail a request.
         return (1, True) if verdict is Verdict.FAIL else (0, False)
-
-    def _wanted(self, leg: pairing.Leg | None, computed: int) -> list[range]:
-        """By group, which blocks are loaded beyond what is computed."""
-        return [] if leg is None else [one.reach.wanted(leg.handed, computed) for one in self._groups]
-
-    def _placed(self, leg: pairing.Leg, tables: Sequence[Sequence[int]], computed: int) -> tuple[TableSpan, ...] | None:
-        """Where they belong; None: there is not a block for each."""
-        spans = []
-        for at, group, wanted in zip(self._tables, self._groups, self._wanted(leg, computed), strict=True):
-            ids = group.ids(tables[at], wanted, leg.handed)
-            if ids is None:
-                return None
-            spans.append(TableSpan(wanted.start, ids))
-        return tuple(spans)
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
         """Blocks have been allocated for a request, by vLLM's groups."""
@@ -238,13 +207,13 @@ class SchedulerSide:
                 self._loading[name] = request
                 leg = self._pairing.leg(name)
                 if leg is not None and leg.source is not None and leg.asked is Verdict.LOAD:
-                    spans = self._placed(leg, tables, leg.handed - external)
+                    spans = self._blocks.placed(tables, leg.handed, leg.handed - external)
                     if spans is None:
                         self._pairing.unplaceable(name, f"decode has no blocks for {external} tokens of {leg.handed}")
                     else:
                         self._carrying.loading[name] = LoadOrder(name, leg.source, spans, external,
                                                                  limit_s=leg.ends.left(time.monotonic()))
-                    self._room.took(name, sum(map(len, self._wanted(leg, leg.handed - external))))
+                    self._room.took(name, self._blocks.count(leg.handed, leg.handed - external))
                     self._carrying.ring.mark(leg.source.key, "allocated", sends=False)
             else:
                 self._room.left(name)
@@ -289,9 +258,8 @@ class SchedulerSide:
     def _computes(self, output: Any, name: str, computed: int) -> None:
         """A request runs in this step. Its tables are asked of vLLM: blocks that have left a window are gone from them."""
         if self._offers.tracks(name):
-            tables = output.kv_connector_block_state.get_block_ids(name)
-            self._carrying.offer(self._offers.step(name, [tables[at] for at in self._tables],
-                                                   computed=computed + output.num_scheduled_tokens[name]))
+            tables = self._blocks.moved(output.kv_connector_block_state.get_block_ids(name))
+            self._carrying.offer(self._offers.step(name, tables, computed=computed + output.num_scheduled_tokens[name]))
 
     def _tell_of_work(self, tokens: Mapping[str, int]) -> None:
         """Only here, in a step: whatever else in this process lives on, an engine that hangs says nothing of work."""
@@ -315,13 +283,13 @@ class SchedulerSide:
         so nothing is gained by having it earlier. Nor is it asked where KV of drafts stays behind: it would count the
         arrays here as if they were its own.
         """
-        if self._cuts:
+        if self._blocks.cuts:
             return
         for peer, source in self._pairing.without_blocks():
             met = self._carrying.greeted.get(peer)
             if source.key not in self._invited and len(source.data) == self._ranks and met and not met.drafts_stay:
                 self._invited.put(source.key, None)
-                blocks = tuple(len(one.reach.wanted(source.handed)) for one in self._groups)
+                blocks = tuple(map(len, self._blocks.wanted(source.handed, 0)))
                 self._carrying.orders.expects.append(ExpectOrder(source, blocks))
 
     def heard(self, output: Any) -> None:
@@ -429,13 +397,3 @@ class SchedulerSide:
         """Workers could not be called, on the crew's thread: it goes with the next step."""
         with self._lock:
             self._carrying.orders.releases += releases
-
-
-def _identity(request: Any) -> bytes:
-    if request.prompt_token_ids is None or request.prompt_embeds is not None:
-        raise ValueError("prompts given as embeddings have no token ids to be paired by")
-    media = [identity.MediaItem(str(one.identifier), int(one.mm_position.offset), int(one.mm_position.length))
-             for one in request.mm_features or ()]
-    lora = request.lora_request
-    return identity.identity(request.prompt_token_ids, media, (lora.lora_name, lora.lora_path) if lora else None,
-                             request.cache_salt)
