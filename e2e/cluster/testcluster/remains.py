@@ -32,7 +32,8 @@ POLL_S = 0.1
 LINKS = Path("/sys/class/net")
 DAEMONS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kwok",
            "containerd", "containerd-shim-runc-v2", "netpol")
-DATA = ("etcd", "pki", "config", "kubeconfigs", "node", "admin.kubeconfig", "cluster.json", "cluster.partial")
+DATA = ("etcd", "pki", "config", "kubeconfigs", "kubectl-cache", "node", "admin.kubeconfig", "cluster.json",
+        "cluster.partial")
 """What ``remove`` deletes in the folder. Logs stay."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
