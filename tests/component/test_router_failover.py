@@ -99,7 +99,7 @@ def test_a_decode_engine_that_stands_still_and_one_that_is_killed(tmp_path: Path
                 assert stream.events[-1] == "[DONE]", (name, stream.events[-2:])
                 assert (len(seen.names), len(seen.created), seen.error, seen.after_finish) == (1, 1, None, 0), name
                 assert seen.usage is not None
-                assert seen.usage["completion_tokens"] == GREEDY["max_tokens"], name
+                assert seen.usage["completion_tokens"] == GREEDY["max_tokens"], (name, stream.events[-6:])
                 assert seen.tokens[0] == [], "ids are the router's own"
             assert (first.texts, first.finish, first.usage) == (second.texts, second.finish, second.usage), name
             assert first.roles == second.roles

@@ -70,6 +70,9 @@ class FirstToken(EventStream):
         self.prompt = b""
         """Its token ids, as JSON without brackets."""
 
+    def _feed_end(self, data: bytes) -> bytes:
+        return self._feed_carefully(data)  # its [DONE] is not the client's
+
     def _seen(self, event: bytes) -> bytes:
         if not event.startswith(b"data: {"):
             return b""
