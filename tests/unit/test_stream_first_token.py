@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from xpyd_sidecar.router.stream.events import END
@@ -21,7 +23,7 @@ STREAM = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in (EVENT, USA
 def test_only_the_token_goes_to_the_client_and_prefills_end_does_not(reads: list[int], *, framed: bool) -> None:
     stream = FirstToken(framed=framed)
     cuts = [0, *[cut for cut in reads if cut < len(STREAM)], len(STREAM)]
-    out = [given for start, end in zip(cuts, cuts[1:], strict=False) if (given := stream.feed(STREAM[start:end]))]
+    out = [given for start, end in pairwise(cuts) if (given := stream.feed(STREAM[start:end]))]
     assert len(out) == 1
     assert b'"text":" a"' in out[0]
     assert b'"finish_reason":null' in out[0]
