@@ -147,7 +147,7 @@ async def test_nothing_of_it_shows_to_clients_or_in_what_is_known_of_instances()
         metrics = f.context.observer.metrics
         assert (metrics.requests_total, metrics.requests_failed) == (2, 0)
         assert all(member.pickable and not member.doubted for member in f.context.roster.members())
-        assert not f.context.pool.calls
+        await f.wait(lambda: not f.context.pool.calls, "no call is left")
 
 
 async def test_one_runs_a_few_wait_and_the_others_are_counted() -> None:
