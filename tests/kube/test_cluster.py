@@ -117,6 +117,7 @@ def test_everything_killed_is_started_again_and_removed_without_a_record(tmp_pat
     cluster.up()
     for component in cluster.components():
         os.kill(cluster.pid(component), signal.SIGKILL)
+    wait_until(lambda: not remains.processes(cluster.folder), 30, "what was killed has ended")
     assert set(cluster.up()) == set(cluster.components())
     pids = [cluster.pid(component) for component in cluster.components()]
     (cluster.folder / "cluster.json").unlink()
