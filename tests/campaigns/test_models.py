@@ -1,6 +1,6 @@
 """Models of several KV cache groups on real engines: 49 prompts of 1 to 1,500 tokens, in every order and with every fault.
 
-One by one a hand-over must say what one engine says, in every bit (``model_pairs``). Eight at once, where sums are made in
+One by one a hand-over must say what one engine says (``model_pairs`` says how near). Eight at once, where sums are made in
 batches of another shape, texts must be equal, or differ where two tokens are nearly alike. What was seen goes into
 ``bench/results/campaign_models.json`` by model; what ``-k`` leaves out stays as it is.
 """
@@ -33,7 +33,6 @@ LENGTHS: Final = (
 """Around blocks of 128, windows of 128 and 200, chunks of 512 and 1024; 327, 455, 583 … and 383, 511, 639 … are the edges
 where ``(N - W + 1) % 128`` is 0."""
 GROWING: Final = (300, 700, 700, 701, 640, 641, 1000, 1024, 1025, 1281, 1500, 1500, 130, 129, 128)
-EQUAL: Final = Compared(None, 0.0)
 NEAR: Final = 0.15
 """Of log probabilities: two steps of bfloat16 at these sizes."""
 
@@ -72,7 +71,7 @@ def test_one_by_one(pair: ModelPair, first: str) -> None:
     pair.wait_empty()
     moved = pair.d.metric(metrics.LOADED_BYTES + "_total") - before
     record(pair, first, **summed(answers), bytes=int(moved))
-    assert answers == [EQUAL] * len(LENGTHS)
+    assert [(length, one) for length, one in zip(LENGTHS, answers, strict=True) if not pair.same(one)] == []
 
 
 def test_of_a_window_at_most_two_blocks_are_moved(pair: ModelPair) -> None:
