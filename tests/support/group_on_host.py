@@ -22,7 +22,7 @@ from processes import free_port
 
 from xpyd_sidecar.agent.remote import Remote
 from xpyd_sidecar.agent.rounds import Rounds
-from xpyd_sidecar.contract import group, keys
+from xpyd_sidecar.contract import group, keys, run_folder
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.group import STATE, MemberAnswer, MemberState, Pulse
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, join_host_port
@@ -104,11 +104,11 @@ class MemberOnHost:
 
     def pulse(self, beat: int, *, pid: int = 7) -> None:
         """As a worker would."""
-        group.write(group.pulse_path(self.folder, pid), Pulse(pid, self.runs(), beat))
+        run_folder.write(group.pulse_path(self.folder, pid), Pulse(pid, self.runs(), beat))
 
     def state(self) -> MemberState:
         """What the launcher says."""
-        found = group.read(self.folder / STATE, MemberState)
+        found = run_folder.read(self.folder / STATE, MemberState)
         assert found is not None
         return found
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from xpyd_sidecar.contract import group
+from xpyd_sidecar.contract import run_folder
 from xpyd_sidecar.contract.group import ROUND, STATE, GroupRound, MemberState
 
 ENDS = "import sys; sys.exit(3)"
@@ -40,10 +40,10 @@ class Launched:
 
     def tell(self, life: str) -> None:
         self.turn += 1
-        group.write(self.folder / ROUND, GroupRound(self.turn, life, "h", 1))
+        run_folder.write(self.folder / ROUND, GroupRound(self.turn, life, "h", 1))
 
     def state(self) -> MemberState | None:
-        return group.read(self.folder / STATE, MemberState)
+        return run_folder.read(self.folder / STATE, MemberState)
 
     def is_at(self, life: str, *, running: bool) -> bool:
         state = self.state()

@@ -21,13 +21,12 @@ import msgspec
 from xpyd_sidecar.agent.beat import Look
 from xpyd_sidecar.agent.group import SILENT_S, Lead, Seat
 from xpyd_sidecar.agent.pulses import Pulses
-from xpyd_sidecar.contract import group, keys, signing
+from xpyd_sidecar.contract import group, keys, run_folder, signing
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.group import (
     ROUND,
     STATE,
     WIRE_VERSION,
-    FileT,
     GroupRound,
     MemberAnswer,
     MemberHello,
@@ -35,6 +34,7 @@ from xpyd_sidecar.contract.group import (
 )
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import GroupConfig, SidecarConfig
+from xpyd_sidecar.contract.run_folder import FileT
 from xpyd_sidecar.listening import bound
 
 logger = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class Rounds:
         if self._seat.turn == self._turn:
             return
         try:
-            group.write(self._run_dir / ROUND, self._seat.round)
+            run_folder.write(self._run_dir / ROUND, self._seat.round)
         except OSError as error:
             self._complain("write", f"the launcher cannot be told: {error}")
             return
@@ -218,7 +218,7 @@ class Rounds:
 
     def _read(self, name: str, kind: type[FileT]) -> FileT | None:
         try:
-            found = group.read(self._run_dir / name, kind)
+            found = run_folder.read(self._run_dir / name, kind)
         except (ValueError, OSError) as error:
             self._complain(name, str(error))
             return None

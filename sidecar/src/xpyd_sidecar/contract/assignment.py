@@ -10,12 +10,12 @@ Of several the one with the highest epoch holds. The epoch that an instance begi
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from xpyd_sidecar.contract import run_folder
 from xpyd_sidecar.contract.ids import Role
 
 FIRST_EPOCH = 1
@@ -74,6 +74,4 @@ def keep(run_dir: Path, assignment: Assignment) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    temporary = run_dir / f"{KEPT}.{os.getpid()}"
-    temporary.write_text(encode(assignment))
-    temporary.replace(run_dir / KEPT)
+    run_folder.put(run_dir / KEPT, encode(assignment).encode())

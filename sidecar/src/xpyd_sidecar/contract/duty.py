@@ -6,11 +6,11 @@ serves both kinds of legs whatever stands there; it tells which memory is of use
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
+from xpyd_sidecar.contract import run_folder
 from xpyd_sidecar.contract.ids import Role
 
 FILE = "duty.json"
@@ -30,9 +30,7 @@ def write(run_dir: Path, duty: Duty) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    temporary = run_dir / f"{FILE}.{os.getpid()}"
-    temporary.write_bytes(msgspec.json.encode(duty))
-    temporary.replace(run_dir / FILE)
+    run_folder.write(run_dir / FILE, duty)
 
 
 def read(run_dir: Path) -> Duty | None:
@@ -42,10 +40,4 @@ def read(run_dir: Path) -> Duty | None:
         ValueError: what stands there is none; names the file and the field.
         OSError: it cannot be read.
     """
-    path = run_dir / FILE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Duty)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return run_folder.read(run_dir / FILE, Duty)

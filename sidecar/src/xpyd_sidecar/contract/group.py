@@ -12,12 +12,12 @@ A *life* is one run of all engines of the group, 32 hex digits: members begin it
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
 import msgspec
 
+from xpyd_sidecar.contract import run_folder
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 WIRE_VERSION: Final = 1
@@ -41,7 +41,6 @@ PORT_HERE: Final = "{xpyd:port}"
 ENV_LIFE: Final = "XPYD_LIFE"
 """The life, in the environment of a member's engine."""
 
-FileT = TypeVar("FileT", bound=msgspec.Struct)
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST_MEMBERS)]
 Token = Annotated[str, msgspec.Meta(max_length=64)]
 Words = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -140,32 +139,6 @@ def pulses(run_dir: Path) -> list[Pulse]:
     found = []
     for path in run_dir.glob("pulse-*.json"):
         with contextlib.suppress(ValueError, OSError):
-            one = read(path, Pulse)
+            one = run_folder.read(path, Pulse)
             found += [one] if one is not None else []
     return found
-
-
-def write(path: Path, value: msgspec.Struct) -> None:
-    """Write one of these files, so that it is there whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    temporary = path.with_suffix(f".tmp{os.getpid()}")
-    temporary.write_bytes(msgspec.json.encode(value))
-    os.replace(temporary, path)
-
-
-def read(path: Path, kind: type[FileT]) -> FileT | None:
-    """One of these files; None where there is none.
-
-    Raises:
-        ValueError: what stands there is none; the message names the file.
-        OSError: it cannot be read.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{path}: {error}") from None

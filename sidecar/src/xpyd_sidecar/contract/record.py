@@ -6,11 +6,11 @@ file; a stale one does no harm, since the agent calls an engine ready only when 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
+from xpyd_sidecar.contract import run_folder
 from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.contract.membership import Parallel, Sampling
@@ -48,10 +48,7 @@ def path_of(run_dir: Path, dp_rank: int) -> Path:
 
 def write(run_dir: Path, record: EngineRecord) -> None:
     """Write atomically: a reader sees the old record or the new one, never half."""
-    target = path_of(run_dir, record.dp_rank)
-    temporary = target.with_suffix(f".tmp{os.getpid()}")
-    temporary.write_bytes(msgspec.json.encode(record))
-    os.replace(temporary, target)
+    run_folder.write(path_of(run_dir, record.dp_rank), record)
 
 
 def read(run_dir: Path, dp_rank: int) -> EngineRecord | None:
@@ -60,10 +57,4 @@ def read(run_dir: Path, dp_rank: int) -> EngineRecord | None:
     Raises:
         ValueError: the file is no record (names the file and the field).
     """
-    path = path_of(run_dir, dp_rank)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=EngineRecord)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ValueError(f"{path}: {error}") from None
+    return run_folder.read(path_of(run_dir, dp_rank), EngineRecord)

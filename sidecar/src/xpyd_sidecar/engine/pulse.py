@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from xpyd_sidecar.contract import group
+from xpyd_sidecar.contract import group, run_folder
 from xpyd_sidecar.contract.group import Pulse
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class PulseThread:
         while True:
             beat += 1
             try:
-                group.write(self._path, Pulse(os.getpid(), self._life, beat, self._steps, self._inside))
+                run_folder.write(self._path, Pulse(os.getpid(), self._life, beat, self._steps, self._inside))
             except OSError as error:  # read as silence, which ends the round if it lasts
                 if str(error) != said:
                     logger.warning("xpyd: the pulse cannot be written: %s", error)

@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from xpyd_sidecar.contract import group
+from xpyd_sidecar.contract import run_folder
 from xpyd_sidecar.contract.group import ENV_LIFE, ROUND, STATE, GroupRound, MemberState
 from xpyd_sidecar.contract.launch import ENV_RUN_DIR
 from xpyd_sidecar.member.wanted import filled, given_up, wanted
@@ -91,7 +91,7 @@ class Launcher:
     def _life_before(self) -> str:
         """What a launcher before this one has run in this folder: it is over."""
         try:
-            before = group.read(self._run_dir / STATE, MemberState)
+            before = run_folder.read(self._run_dir / STATE, MemberState)
         except (ValueError, OSError) as error:
             logger.warning("%s", error)
             return ""
@@ -100,7 +100,7 @@ class Launcher:
     def _told(self) -> GroupRound | None:
         """What is to run; what cannot be read changes nothing."""
         try:
-            return group.read(self._run_dir / ROUND, GroupRound)
+            return run_folder.read(self._run_dir / ROUND, GroupRound)
         except (ValueError, OSError) as error:
             logger.warning("%s; what runs goes on", error)
             return GroupRound(self._state.turn, self._state.life if self._state.running else "")
@@ -165,7 +165,7 @@ class Launcher:
             why=before.why if why is None else why[:1024])
         self._said_at = time.monotonic()
         try:
-            group.write(self._run_dir / STATE, self._state)
+            run_folder.write(self._run_dir / STATE, self._state)
         except OSError as error:  # its agent sees a launcher that is gone
             logger.warning("cannot write %s: %s", self._run_dir / STATE, error)
 
