@@ -15,6 +15,11 @@ _NODES_OWN = re.compile(r"/+((etc|usr|var|proc|sys|root|home|boot|lib|lib64|bin|
 _DOTS = re.compile(r"(^|/)[.][.]?(/|$)")
 
 
+def _above_0(name: str) -> str:
+    """CEL: a size that is given is more than nothing."""
+    return f"!has(self.{name}) || string(self.{name}).matches('^[0-9.]*[1-9]')"
+
+
 def _get_buffer(kv: Kv) -> list[Finding]:
     none = kv.mode == "get" and kv.buffer_size is not None and size_of_share(kv.buffer_size, 100) == 0
     return when(none, "bufferSize", "mode get keeps KV on prefill until decode pulls it; give a size, e.g. 10%")
@@ -60,7 +65,7 @@ RULES: tuple[Rule, ...] = (
         at=("spec.kv",),
         reads=("mode", "bufferSize"),
         says="mode get needs a bufferSize above 0",
-        cel="""self.mode != 'get' || !has(self.bufferSize) || string(self.bufferSize).matches('^[0-9.]*[1-9]')""",
+        cel=f"self.mode != 'get' || {_above_0('bufferSize')}",
         wrong=_get_buffer,
     ),
     Rule(
@@ -96,8 +101,8 @@ RULES: tuple[Rule, ...] = (
         at=("spec.kv.offload",),
         reads=("memory", "disk"),
         says="memory and disk of offload must be above 0",
-        cel="""(!has(self.memory) || string(self.memory).matches('^[0-9.]*[1-9]')) &&
-            (!has(self.disk) || string(self.disk).matches('^[0-9.]*[1-9]'))""",
+        cel=f"""({_above_0('memory')}) &&
+            ({_above_0('disk')})""",
         wrong=_sizes,
     ),
     Rule(

@@ -97,11 +97,10 @@ class Audits:
         if handed is None:
             return
         request, pair = handed
-        assert pair.prefill is not None
         if reason := "unfit" if pair.decode.p2p else audited.unfit(request):
-            self._skip(pair, reason)
+            self._tell(pair, reason)
         elif len(self._waiting) >= MAX_WAITING:
-            self._skip(pair, "full")
+            self._tell(pair, "full")
         else:
             self._waiting.append(Waiting(request, pair, self._around.loop.time() + WAIT_S))
             if self._running is None:  # behind the bytes of the answer, which may not have left yet
@@ -111,7 +110,7 @@ class Audits:
         """Called every second."""
         now = self._around.loop.time()
         while self._waiting and self._waiting[0].until <= now:
-            self._skip(self._waiting.popleft().pair, "late")
+            self._tell(self._waiting.popleft().pair, "late")
         running = self._running
         if running is None:
             self._next()
@@ -123,15 +122,14 @@ class Audits:
     def abort(self) -> None:
         """The router stops."""
         while self._waiting:
-            self._skip(self._waiting.popleft().pair, "busy")
+            self._tell(self._waiting.popleft().pair, "busy")
         if self._running is not None:
             self._running.end("busy")
 
     def ended(self, pair: Pair, result: str, difference: float) -> None:
         """The audit that ran is over. ``difference``: NaN where nothing was found."""
         self._running = None
-        assert pair.prefill is not None
-        self._around.tell(pair.prefill.instance, pair.decode.instance, result, difference)
+        self._tell(pair, result, difference)
         if self._waiting:
             self._around.loop.call_soon(self._next)
 
@@ -155,9 +153,9 @@ class Audits:
             return False  # they may come back before it is too late
         return not first.load.waiting and second.load.waiting <= 1 and second.load.kv_usage < MOST_KV
 
-    def _skip(self, pair: Pair, reason: str) -> None:
+    def _tell(self, pair: Pair, result: str, difference: float = math.nan) -> None:
         assert pair.prefill is not None
-        self._around.tell(pair.prefill.instance, pair.decode.instance, reason, math.nan)
+        self._around.tell(pair.prefill.instance, pair.decode.instance, result, difference)
 
 
 class _Audit:
