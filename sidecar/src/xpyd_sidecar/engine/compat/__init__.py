@@ -1,9 +1,10 @@
 """Everything of vLLM that xpyd uses, in one place: these are internals, and another version may move them.
 
-    common    what every version known here has alike
-    drafting  speculative decoding, of every version known here
-    v032      0.32: its classes, and what hangs on its internals
-    v033      0.33: what is not as in 0.32
+    common       what every version known here has alike
+    cache_specs  what is said of each layer's blocks, of every version known here
+    drafting     speculative decoding, likewise
+    v032         0.32: its classes, and what hangs on its internals
+    v033         0.33: what is not as in 0.32
 
 The module of the installed version is chosen here, before anything of vLLM is imported but its version: a version that no
 module knows is refused by name, and never met by an import that fails. Modules of versions have the same names.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Final
 
-from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import MambaSpec
 
 from xpyd_sidecar.contract.speculation import Speculation
+from xpyd_sidecar.engine.compat.cache_specs import layer_specs
 from xpyd_sidecar.engine.weights import model_hash
 from xpyd_sidecar.errors import ConfigError
 
@@ -41,7 +41,7 @@ def check(config: Any) -> None:
 
 def told(config: Any, kv_cache: Any) -> Speculation:
     """What other engines must know of it."""
-    given, states = config.speculative_config, any(isinstance(spec, MambaSpec) for _, spec in _layers(kv_cache))
+    given, states = config.speculative_config, any(isinstance(spec, MambaSpec) for spec in _layers(kv_cache).values())
     if given is None:
         return Speculation(states=states)
     about = Speculation(str(given.method), num_speculative_tokens=int(given.num_speculative_tokens), states=states)
@@ -73,7 +73,8 @@ def layers(config: Any, kv_cache: Any) -> frozenset[str]:
     if given is None or given.method not in BY_MODELS:
         return frozenset()
     count = int(config.model_config.get_total_num_hidden_layers())
-    return frozenset(name for name, spec in _layers(kv_cache) if getattr(spec, "is_draft", False) or _beyond(name, count))
+    return frozenset(name for name, spec in _layers(kv_cache).items()
+                     if getattr(spec, "is_draft", False) or _beyond(name, count))
 
 
 def heads(config: Any) -> tuple[int, int]:
@@ -83,11 +84,8 @@ def heads(config: Any) -> tuple[int, int]:
     return total, max(1, total // int(parallel.tensor_parallel_size))
 
 
-def _layers(kv_cache: Any) -> Iterator[tuple[str, Any]]:
-    for group in kv_cache.kv_cache_groups if kv_cache is not None else ():
-        spec = group.kv_cache_spec
-        for name in group.layer_names:
-            yield name, spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+def _layers(kv_cache: Any) -> dict[str, Any]:
+    return {} if kv_cache is None else layer_specs(kv_cache.kv_cache_groups)
 
 
 def _beyond(name: str, count: int) -> bool:

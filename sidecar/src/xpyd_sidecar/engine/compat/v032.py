@@ -23,12 +23,12 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
-    UniformTypeKVCacheSpecs,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.metrics.utils import create_metric_per_engine
 
 from xpyd_sidecar.engine.compat import common, drafting
+from xpyd_sidecar.engine.compat.cache_specs import layer_specs
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.reach import CacheGroup, LayerGroup, Reach
 
@@ -57,7 +57,7 @@ def check_model(config: Any, kv_cache: Any) -> None:
     Raises:
         ConfigError: names the feature.
     """
-    for part in _parts(kv_cache).values() if kv_cache is not None else ():
+    for part in layer_specs(kv_cache.transfer_groups).values() if kv_cache is not None else ():
         if type(part) not in {FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, MambaSpec}:
             raise ConfigError(f"kv connector: {type(part).__name__} is not supported (full and latent attention, sliding "
                               "windows and some states are); with --disable-hybrid-kv-cache-manager vLLM makes one group "
@@ -90,15 +90,6 @@ def _check_state(config: Any, part: MambaSpec) -> None:
                           f"{config.parallel_config.pipeline_parallel_size} (1 is)")
 
 
-def _parts(kv_cache: Any) -> dict[str, Any]:
-    """What vLLM says of each layer's blocks, for the groups that are moved."""
-    out: dict[str, Any] = {}
-    for group in kv_cache.transfer_groups:
-        spec = group.kv_cache_spec
-        out |= spec.kv_cache_specs if isinstance(spec, UniformTypeKVCacheSpecs) else dict.fromkeys(group.layer_names, spec)
-    return out
-
-
 def _reach(part: Any) -> Reach:
     if isinstance(part, MambaSpec):
         return Reach("state", 0)
@@ -116,15 +107,14 @@ def cache_groups(kv_cache: Any) -> dict[int, CacheGroup]:
     """VLLM's groups that are moved, by number."""
     out = {}
     for at, group in zip(kv_cache.transfer_group_ids, kv_cache.transfer_groups, strict=True):
-        spec = group.kv_cache_spec
-        part = next(iter(spec.kv_cache_specs.values())) if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+        part = next(iter(layer_specs([group]).values()))
         out[at] = CacheGroup(_reach(part), int(part.block_size))
     return out
 
 
 def layer_groups(kv_cache: Any) -> dict[str, LayerGroup]:
     """Which of those groups each layer is in, and what it keeps."""
-    parts, out = _parts(kv_cache), {}
+    parts, out = layer_specs(kv_cache.transfer_groups), {}
     for at, group in enumerate(kv_cache.transfer_groups):
         for name in group.layer_names:
             part = parts[name]
@@ -135,7 +125,8 @@ def layer_groups(kv_cache: Any) -> dict[str, LayerGroup]:
 
 def states(kv_cache: Any) -> str:
     """What layers keep that have a state; empty: none has one."""
-    return ", ".join(sorted({_types(one) for one in _parts(kv_cache).values() if isinstance(one, MambaSpec)}))
+    parts = layer_specs(kv_cache.transfer_groups).values()
+    return ", ".join(sorted({_types(one) for one in parts if isinstance(one, MambaSpec)}))
 
 
 def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
@@ -148,7 +139,7 @@ def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
     drafts = drafting.layers(config, kv_cache)
     of_draft = drafting.heads(config) if drafts else (0, 0)
     out = {}
-    for name, part in _parts(kv_cache).items():
+    for name, part in layer_specs(kv_cache.transfer_groups).items():
         if isinstance(part, MLAAttentionSpec):
             out[name] = 0
         elif isinstance(part, MambaSpec) or part.num_head_slots is not None:
