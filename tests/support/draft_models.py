@@ -11,15 +11,11 @@ identity, and the draft takes the embedding alone.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from make_model import MAKE_TIMEOUT_S, OTHER_STD, STD, cache_root, ensure_model
+from make_model import OTHER_STD, STD, ensure_by
 from model_variants import COMMON
 
 TARGET: Final = "tiny-target-1"
@@ -28,24 +24,7 @@ EAGLE: Final = "tiny-eagle-1"
 
 def ensure(name: str) -> Path:
     """The folder of one of them; made at the first call (about 15 s)."""
-    target = cache_root() / name
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
-    try:
-        tokenizer = shutil.ignore_patterns("*.safetensors", "config.json", "generation_config.json")
-        shutil.copytree(ensure_model(), temporary, dirs_exist_ok=True, ignore=tokenizer)
-        subprocess.run([sys.executable, __file__, str(temporary), name], check=True, timeout=MAKE_TIMEOUT_S,
-                       env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
-        temporary.chmod(0o755)
-        temporary.rename(target)
-    except OSError:
-        if not target.is_dir():  # else another has made it meanwhile
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return target
+    return ensure_by(__file__, name)
 
 
 def speculating(tokens: int = 3) -> tuple[str, str]:

@@ -61,7 +61,13 @@ def ensure_adapter(root: Path | None = None) -> Path:
     return _ensure(root or cache_root(), ADAPTER)
 
 
-def _ensure(root: Path, name: str) -> Path:
+def ensure_by(script: str, name: str) -> Path:
+    """A model that another script writes, beside the tokenizer of the first; made at the first call (about 15 s)."""
+    return _ensure(cache_root(), name, script, ensure_model())
+
+
+def _ensure(root: Path, name: str, script: str = __file__, like: Path | None = None) -> Path:
+    """``like``: the model whose tokenizer lies in the folder before ``script`` is called."""
     target = root / name
     if target.is_dir():
         return target
@@ -72,7 +78,10 @@ def _ensure(root: Path, name: str) -> Path:
             return target
         temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
         try:
-            subprocess.run([sys.executable, __file__, str(temporary), name], check=True, timeout=MAKE_TIMEOUT_S,
+            if like is not None:
+                others = shutil.ignore_patterns("*.safetensors", "config.json", "generation_config.json")
+                shutil.copytree(like, temporary, dirs_exist_ok=True, ignore=others)
+            subprocess.run([sys.executable, script, str(temporary), name], check=True, timeout=MAKE_TIMEOUT_S,
                            env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
             temporary.chmod(0o755)
             temporary.rename(target)

@@ -14,16 +14,12 @@ Each has several KV cache groups but the first three. Their greedy text depends 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from make_model import CONTEXT, MAKE_TIMEOUT_S, NAME, OTHER_STD, STD, VOCABULARY, cache_root, ensure_model
+from make_model import CONTEXT, NAME, OTHER_STD, STD, VOCABULARY, ensure_by, ensure_model
 
 COMMON: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
@@ -97,25 +93,7 @@ def ensure(name: str) -> Path:
     """The folder of a model of these, or of the tiny Llama itself; made at the first call (about 15 s)."""
     if name == NAME:
         return ensure_model()
-    root = cache_root()
-    target = root / name
-    if target.is_dir():
-        return target
-    root.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
-    try:
-        tokenizer = shutil.ignore_patterns("*.safetensors", "config.json", "generation_config.json")
-        shutil.copytree(ensure_model(), temporary, dirs_exist_ok=True, ignore=tokenizer)
-        subprocess.run([sys.executable, __file__, str(temporary), name], check=True, timeout=MAKE_TIMEOUT_S,
-                       env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
-        temporary.chmod(0o755)
-        temporary.rename(target)
-    except OSError:
-        if not target.is_dir():  # else another has made it meanwhile
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return target
+    return ensure_by(__file__, name)
 
 
 def make(folder: Path, name: str) -> None:
