@@ -13,9 +13,10 @@ from every state in which the world does no more the group must come to serve (`
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
+
+from state_space import Found, all_states
 
 from xpyd_sidecar.agent.group import Lead, Seat
 from xpyd_sidecar.contract.group import GroupRound, MemberAnswer, MemberHello, MemberState
@@ -64,13 +65,6 @@ class State(NamedTuple):
     sites: tuple[Site, ...]
     faults: int
     bad: str = ""
-
-
-class Found(NamedTuple):
-    verdict: str
-    states: int
-    transitions: int
-    trace: tuple[str, ...]
 
 
 def start(bounds: Bounds) -> State:
@@ -289,24 +283,12 @@ def recovers(bounds: Bounds, s: State, turns: int = 40) -> bool:
 
 def explore(bounds: Bounds, most: int = 2_000_000, check_every: int = 211) -> Found:
     """Breadth first, so the way to a bad state is a shortest one."""
-    first = start(bounds)
-    came: dict[State, tuple[State, str] | None] = {first: None}
-    queue, transitions = deque([first]), 0
-    while queue:
-        state = queue.popleft()
-        wrong = fault(bounds, state)
-        if not wrong and len(came) % check_every == 0 and not recovers(bounds, state):
-            wrong = "stuck"
-        if wrong:
-            return Found(wrong, len(came), transitions, _way(came, state))
-        if len(came) > most:
-            return Found("cut off", len(came), transitions, ())
-        for name, after in moves(bounds, state):
-            transitions += 1
-            if after not in came:
-                came[after] = (state, name)
-                queue.append(after)
-    return Found("ok", len(came), transitions, ())
+    def wrong(state: State, _: object, met: int) -> str:
+        if found := fault(bounds, state):
+            return found
+        return "stuck" if met % check_every == 0 and not recovers(bounds, state) else ""
+
+    return all_states(start(bounds), lambda state: moves(bounds, state), wrong, most)
 
 
 def walk(bounds: Bounds, rng: random.Random, most: int = 300) -> Found:
@@ -320,11 +302,3 @@ def walk(bounds: Bounds, rng: random.Random, most: int = 300) -> Found:
         if wrong := fault(bounds, state):
             return Found(wrong, len(names), len(names), tuple(names))
     return Found("ok" if recovers(bounds, state) else "stuck", len(names), len(names), tuple(names))
-
-
-def _way(came: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
-    names: list[str] = []
-    while (before := came[state]) is not None:
-        state, name = before
-        names.append(name)
-    return tuple(reversed(names))

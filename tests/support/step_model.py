@@ -13,9 +13,10 @@ done, all pauses held, or, after a death, everybody ended.
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
+
+from state_space import Found, all_states
 
 from xpyd_sidecar.dp.coordinator import Coordinator
 from xpyd_sidecar.dp.frames import Grant, Want
@@ -72,15 +73,6 @@ class State(NamedTuple):
     losses: int
     ghosts: int
     deaths: int
-
-
-class Found(NamedTuple):
-    verdict: str
-    """``ok``, ``stuck``, ``misaligned`` or ``cut off`` (more states than allowed)."""
-    states: int
-    transitions: int
-    trace: tuple[str, ...]
-    """The way to the bad state."""
 
 
 def start(bounds: Bounds) -> State:
@@ -249,22 +241,8 @@ def fault(bounds: Bounds, s: State, *, last: bool) -> str:
 
 def explore(bounds: Bounds, most: int = 3_000_000) -> Found:
     """Breadth first, so the way to a bad state is a shortest one."""
-    first = start(bounds)
-    came: dict[State, tuple[State, str] | None] = {first: None}
-    queue, transitions = deque([first]), 0
-    while queue:
-        state = queue.popleft()
-        following = moves(bounds, state)
-        transitions += len(following)
-        if wrong := fault(bounds, state, last=not following):
-            return Found(wrong, len(came), transitions, _way(came, state))
-        if len(came) > most:
-            return Found("cut off", len(came), transitions, ())
-        for name, after in following:
-            if after not in came:
-                came[after] = (state, name)
-                queue.append(after)
-    return Found("ok", len(came), transitions, ())
+    return all_states(start(bounds), lambda state: moves(bounds, state),
+                      lambda state, following, _: fault(bounds, state, last=not following), most)
 
 
 def walk(bounds: Bounds, rng: random.Random, most: int = 10_000) -> Found:
@@ -280,11 +258,3 @@ def walk(bounds: Bounds, rng: random.Random, most: int = 10_000) -> Found:
         name, state = rng.choice(following)
         names.append(name)
     return Found("cut off", 1, len(names), tuple(names))
-
-
-def _way(came: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
-    names: list[str] = []
-    while (step := came[state]) is not None:
-        state, name = step
-        names.append(name)
-    return tuple(reversed(names))
