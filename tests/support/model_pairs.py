@@ -82,8 +82,7 @@ class ModelPair(Pair):
         common: dict[str, Any] = {"peer_timeout_s": 10.0, "load_timeout_s": 20.0, **options}
         through = {"transport": "tcp", "checksum": "none", "data_port": self.data_port,
                    "advertise_data": join_host_port("127.0.0.1", self.wire.port)} if wired else {}
-        # A plugin is looked for where an engine is imported, which a forked one is already.
-        made: dict[str, Any] = {"model": ensure(model), "env": {"PYTHONPATH": path}, "forked": False}
+        made: dict[str, Any] = {"model": ensure(model), "env": {"PYTHONPATH": path}}
         self.p = Engine("p", folder, args=facts.args, options=KvOptions(**common | through), **made)
         self._decode = partial(Engine, folder=folder, args=(*facts.args, *d_args), **made)
         self._options = common
