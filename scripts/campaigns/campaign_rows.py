@@ -66,7 +66,9 @@ LONG = (*zero("wrong"), Goal("prefill_s", ">=", 300), Goal("loaded", "=", 1))
 MODELS = (*(Goal(f"*/{order}/{figure}", "=", goal) for order in ("prefill first", "decode first")
             for figure, goal in (("equal", 49),)),
           *(Goal(f"*/{order}/apart", "<=", 1e-4) for order in ("prefill first", "decode first")),
-          Goal("*/1500 tokens/blocks_of_a_window_layer", "<=", 3), Goal("*/prefill killed/equal", "=", 1))
+          Goal("*/1500 tokens/blocks_of_a_window_layer", "<=", 3), Goal("*/prefill killed/equal", "=", 1),
+          Goal("*/ruined/found_by_sums", "=", 4), Goal("*/ruined/least_apart", ">=", 1e-2),
+          Goal("*/decode killed in mid-stream/moved", ">=", 1), Goal("*/clients left/clients", "=", 4))
 FILES = (*zero("soft/other", "soft/refused", "hard/other", "hard/other_beside_a_death"), Goal("*/streams", "=", 700),
          Goal("hard/whole", "shown"), Goal("hard/whole_beside_a_death", "shown"))
 DRAFTS = (*zero("*/wrong"), Goal("*/within", "=", 1), Goal("*/accepted_per_token", "shown"))
