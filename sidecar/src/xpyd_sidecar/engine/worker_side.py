@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -26,6 +26,7 @@ from xpyd_sidecar.engine import kv_cache, nixl_setup
 from xpyd_sidecar.engine.draft_hooks import DraftHooks
 from xpyd_sidecar.engine.kv_cache import KvCache
 from xpyd_sidecar.engine.loading import Loading
+from xpyd_sidecar.engine.memory_sizes import StepLoad, memory_sizes, told
 from xpyd_sidecar.engine.nccl_setup import choose
 from xpyd_sidecar.engine.pulse import PulseThread
 from xpyd_sidecar.engine.put_mode import PutMode
@@ -53,16 +54,8 @@ from xpyd_sidecar.threads.idle_polling import LOOK_S
 
 logger = logging.getLogger(__name__)
 
-STAGING_BYTES: Final = 64 << 20
-"""Of what arrives, on a host: it is placed as it comes."""
-DEVICE_STAGING_BYTES: Final = 512 << 20
-"""The same for a device, where it is placed once per step: 10 GB/s at steps of 50 ms."""
-DEVICE_KEEP_BYTES: Final = 512 << 20
-"""Of copies to send, at least, on a device: what one peer may have of it leaves at 10 GB/s beside steps of 30 ms."""
 LEAST_BLOCKS: Final = 4
 """That there is always room for: of fewer, no holder's share would have one."""
-SLAB_BYTES: Final = 256 << 20
-"""Of device memory that copies out pass through."""
 BUFFER_MOST: Final = 1 << 30
 """Of a lookup buffer whose size nobody has chosen."""
 RETRY_GRACE_S: Final = 1.0
@@ -75,12 +68,13 @@ class WorkerSide:
     def __init__(self, settings: ConnectorSettings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
                  heads: Mapping[str, int] = MappingProxyType({}), *, by_layer: bool = True,
                  groups: Mapping[str, LayerGroup] = MappingProxyType({}), drafts: frozenset[str] = frozenset(),
+                 load: StepLoad = StepLoad(),  # noqa: B008 (immutable)
                  view: Callable[[dict[str, torch.Tensor], int, Mapping[str, LayerGroup]], KvCache] = KvCache) -> None:
         """Start sender and receiver. ``heads``: KV heads over all ranks by layer, 0 where all ranks have the same.
 
         ``groups``: of layers that share a table of blocks, by layer; empty: there is one. ``by_layer``: a layer's hook says
         that all of the layer is written; else layers leave at the end of the step. ``drafts``: layers of a model that
-        drafts.
+        drafts. ``load``: what a step brings.
         ``view``: makes what copies blocks out of the caches and into them.
 
         Raises:
@@ -105,8 +99,10 @@ class WorkerSide:
                              limit_s=options.load_limit_s + options.peer_timeout_s)
         buffer = _buffer_bytes(options, self._memory.cache_block_bytes * num_blocks)
         pinned = self._memory.device.type == "cuda"
-        keep = max(options.keep_bytes, DEVICE_KEEP_BYTES if pinned else 0) + options.host_pool_bytes \
-            + (buffer if options.mode == "get" else 0)
+        sizes = memory_sizes(options.keep_bytes, self._memory.token_bytes, load, device=pinned)
+        if pinned:
+            logger.info("%s", told(sizes, rank))
+        keep = sizes.keep + options.host_pool_bytes + (buffer if options.mode == "get" else 0)
         ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
         make = partial(kv_cache.chunk, pinned=pinned)
         bound = max(keep, LEAST_BLOCKS * sum(rounded(size, UNIT) for size in self._memory.block_bytes))
@@ -116,15 +112,11 @@ class WorkerSide:
         """Copies of blocks, for decode to take."""
         if pinned:
             self.store.prepare()
-        self._memory.prepare(max(SLAB_BYTES, 2 * block_bytes))
+        self._memory.prepare(max(sizes.slab, 2 * block_bytes))
         self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
                               ways=ways, store=self.store, peer_timeout_s=options.peer_timeout_s,
                               largest_frame=self._memory.largest_frame, grouping=self._groups, reading=self._reading)
-        frame = self._memory.largest_frame
-        arena = Allocation(make, max(2, (DEVICE_STAGING_BYTES if pinned else STAGING_BYTES) // frame) * frame)
-        if pinned:
-            arena.prepare()
-        staging = Staging(partial(_next_of, arena, itertools.count(), frame), arena.size // frame)
+        staging = staging_of(sizes.staging, self._memory.largest_frame, make, prepare=pinned)
         self._receiver = Receiver(me, staging, block_bytes=self._memory.block_bytes,
                                   largest_frame=self._memory.largest_frame, cover=cover,
                                   peer_timeout_s=options.peer_timeout_s, ways=ways, caches=self._memory.caches(),
@@ -195,6 +187,7 @@ class WorkerSide:
             self.store.prepare()
         self.store.spare(spare=role is Role.DECODE)
         ahead.spare(spare=role is Role.PREFILL)
+        kv_cache.give_back_pinned()
         buffer, pool = ahead.used
         return {"kept": self.store.used, "buffer": buffer, "pool": pool}
 
@@ -303,9 +296,13 @@ class WorkerSide:
             self._reading.stop()
 
 
-def _next_of(arena: Allocation, numbers: Iterator[int], size: int) -> Chunk:
-    """The next chunk of an arena."""
-    return arena.at(next(numbers) * size, size)
+def staging_of(size: int, frame: int, make: Callable[[int], Chunk], *, prepare: bool = False) -> Staging:
+    """Chunks of a frame each in one allocation of ``size`` bytes, two at least; ``prepare``: made now."""
+    arena = Allocation(make, max(2, size // frame) * frame)
+    if prepare:
+        arena.prepare()
+    numbers = itertools.count()
+    return Staging(lambda: arena.at(next(numbers) * frame, frame), arena.size // frame)
 
 
 def _buffer_bytes(options: KvOptions, cache_bytes: int) -> int:
