@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames, messages
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.reads import unusable
@@ -50,7 +50,7 @@ class DecodeEndpoint:
         self._ended = ended
         self._joining = DecodeHandshake(shared, address, incarnation)
         self._intake = BlockReceiver(shared, address)
-        self._later: list[tuple[Kind, Key, messages.Body | None]] = []
+        self._later: list[tuple[Kind, Key, bodies.Body | None]] = []
         self._born = time.monotonic()
         host, port = split_host_port(address)
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
@@ -83,15 +83,15 @@ class DecodeEndpoint:
             self.link.last_in = time.monotonic()
         self.expected.add(key)
 
-    def tell(self, kind: Kind, key: Key, body: messages.Body | None = None) -> None:
+    def tell(self, kind: Kind, key: Key, body: bodies.Body | None = None) -> None:
         """Send a frame of a transfer, once the link is agreed."""
         if self._joining.settled:
             self._say(kind, key, body)
         else:
             self._later.append((kind, key, body))
 
-    def _say(self, kind: Kind, key: Key, body: messages.Body | None = None) -> None:
-        payload = messages.body(body) if body is not None else b""
+    def _say(self, kind: Kind, key: Key, body: bodies.Body | None = None) -> None:
+        payload = bodies.body(body) if body is not None else b""
         self.link.queue(frames.encode(kind, key, payload), payload)
 
     def resume(self) -> None:
@@ -118,10 +118,10 @@ class DecodeEndpoint:
             raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
         try:
             if header.kind is Kind.OFFER and self._intake.taker is not None:
-                self._intake.taker.offered(header, messages.read_body(payload, messages.Offer))
+                self._intake.taker.offered(header, bodies.read_body(payload, bodies.Offer))
             elif header.kind is Kind.OFFER:
-                read = self._intake.offered(connection, header, messages.read_body(payload, messages.Offer))
-                taken = messages.Taken(read=True) if read else self._joining.cannot_read(self._intake.unread)
+                read = self._intake.offered(connection, header, bodies.read_body(payload, bodies.Offer))
+                taken = bodies.Taken(read=True) if read else self._joining.cannot_read(self._intake.unread)
                 self._say(Kind.TAKEN, header.key, taken)
             else:
                 self._said(header, payload)
@@ -130,18 +130,18 @@ class DecodeEndpoint:
 
     def _said(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.REJECT:
-            why = messages.read_body(payload, messages.Reason)
+            why = bodies.read_body(payload, bodies.Reason)
             raise Rejected(self.link.peer, why)
         if header.kind is Kind.STORE and self._joining.settled and self._shared.ahead is not None:
             self._store(header, self._shared.ahead)
         elif header.kind is Kind.GONE and self._joining.settled:
-            why = messages.read_body(payload, messages.Reason)
+            why = bodies.read_body(payload, bodies.Reason)
             self._drop(header.key)
             gone = self.asked.pop(header.key, None)
             if gone is not None:
                 self._shared.broken(gone.step, why.outcome, f"{self.link.peer}: {why.reason}", not why.retry)
         elif header.kind in {Kind.GROUP, Kind.UNGROUP} and (taker := self._intake.taker) is not None:
-            message = messages.read_body(payload, messages.Group)
+            message = bodies.read_body(payload, bodies.Group)
             if header.kind is Kind.GROUP:
                 taker.group(message)
             else:
@@ -173,7 +173,7 @@ class DecodeEndpoint:
             self._intake.taker = None
         self._answer(*self._joining.reached(reason))
 
-    def _answer(self, answer: Kind, body: messages.Body) -> None:
+    def _answer(self, answer: Kind, body: bodies.Body) -> None:
         """Say a word of the handshake; once the link is agreed, ask for what was ordered meanwhile."""
         self._say(answer, NO_TRANSFER, body)
         if self._joining.refused:
@@ -194,7 +194,7 @@ class DecodeEndpoint:
             room = ahead.store(header)
         except ValueError as error:
             raise ProtocolError(self.link.peer, f"STORE: {error}") from None
-        kind, body = (Kind.ROOM, b"") if room else (Kind.BUSY, messages.body(Busy(RETRY_S)))
+        kind, body = (Kind.ROOM, b"") if room else (Kind.BUSY, bodies.body(Busy(RETRY_S)))
         self.link.queue(frames.encode(kind, header.key, body, region=header.region, first=header.first,
                                       blocks=header.blocks), body)
 
@@ -240,7 +240,7 @@ class DecodeEndpoint:
 class Rejected(Incompatible):
     """Prefill refuses this rank, with its reason."""
 
-    def __init__(self, peer: str, why: messages.Reason) -> None:
+    def __init__(self, peer: str, why: bodies.Reason) -> None:
         super().__init__(peer, why.reason)
         self.outcome = why.outcome
 

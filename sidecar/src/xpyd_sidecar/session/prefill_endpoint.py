@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
-from xpyd_sidecar.kv import frames, messages, proofs
+from xpyd_sidecar.kv import bodies, frames, messages, proofs
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.session.link_choice import LinkOptions
@@ -61,12 +61,12 @@ class PrefillEndpoint:
         grouped = partial(grouping.link, context) if grouping is not None else None
         shown = partial(reading.link, context) if reading is not None else None
         self.way = PrefillLinkChoice(host.ways, host.largest_frame, host.arenas, grouped, shown)
-        self.say(Kind.CHALLENGE, NO_TRANSFER, messages.Challenge(self._nonce, host.me.incarnation))
+        self.say(Kind.CHALLENGE, NO_TRANSFER, bodies.Challenge(self._nonce, host.me.incarnation))
 
-    def say(self, kind: Kind, key: Key, body: messages.Body | None = None, *, region: int = 0, first: int = 0,
+    def say(self, kind: Kind, key: Key, body: bodies.Body | None = None, *, region: int = 0, first: int = 0,
             blocks: int = 0) -> None:
         """Send a frame other than DATA."""
-        payload = messages.body(body) if body is not None else b""
+        payload = bodies.body(body) if body is not None else b""
         self.link.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
 
     def room(self, connection: Connection, header: Header) -> PayloadPlace | None:
@@ -84,25 +84,25 @@ class PrefillEndpoint:
             if self._accepted:
                 self._host.asked(self, header, payload)
             elif header.kind is Kind.HELLO:
-                self._greet(messages.read_body(payload, messages.DataHello))
+                self._greet(bodies.read_body(payload, bodies.DataHello))
             else:
                 raise ProtocolError(connection.peer, f"sent {header.kind.name} before HELLO")
         except messages.MessageError as error:
             raise ProtocolError(connection.peer, str(error)) from None
 
-    def decided(self, choice: messages.LinkChoice) -> None:
+    def decided(self, choice: bodies.LinkChoice) -> None:
         """Decode has chosen how blocks travel."""
         if not self._show(partial(self.way.decided, choice)):
             logger.info("xpyd: blocks for %s go over %s%s", self.link.peer, self.way.link.name,
                         f" ({choice.reason})" if choice.reason else "")
 
-    def taken(self, taken: messages.Taken) -> None:
+    def taken(self, taken: bodies.Taken) -> None:
         """Decode is done with the oldest offer, or cannot read it."""
         before = self.way.link
         if not self._show(partial(self.way.taken, self.link, taken)) and self.way.link is not before:
             logger.warning("xpyd: blocks for %s go over %s from now on (%s)", self.link.peer, self.way.link.name, taken.why)
 
-    def _show(self, ask: Callable[[], messages.Arena | None]) -> bool:
+    def _show(self, ask: Callable[[], bodies.Arena | None]) -> bool:
         """Show decode an arena, if it is to see one. Whether it is."""
         try:
             arena = ask()
@@ -134,7 +134,7 @@ class PrefillEndpoint:
         elif now - max(self.link.last_in, self.link.last_out) > IDLE_S:
             self.link.close(PeerGone(self.link.peer, "idle"))
 
-    def _greet(self, hello: messages.DataHello) -> None:
+    def _greet(self, hello: bodies.DataHello) -> None:
         me = self._host.me
         terms = proofs.Terms(self._nonce, hello.nonce, me.incarnation, hello.incarnation)
         if not proofs.holds(me.key, "decode", terms, hello.proof):
@@ -153,8 +153,8 @@ class PrefillEndpoint:
         self._accepted = True
         self.link.beside |= near is not None
         proof = proofs.prove(me.key, "prefill", terms)
-        self.say(Kind.WELCOME, NO_TRANSFER, messages.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
+        self.say(Kind.WELCOME, NO_TRANSFER, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
 
     def _reject(self, outcome: Outcome, reason: str) -> None:
-        self.say(Kind.REJECT, NO_TRANSFER, messages.Reason(outcome, reason))
+        self.say(Kind.REJECT, NO_TRANSFER, bodies.Reason(outcome, reason))
         self.link.flush()

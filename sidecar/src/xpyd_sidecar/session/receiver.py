@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.errors import PeerGone
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.receiving import Ask, Cancel, Confirm, Pull
@@ -132,7 +132,7 @@ class Receiver:
         if isinstance(step, Confirm):
             source.tell(Kind.DONE, step.key)
         else:
-            source.tell(Kind.CANCEL, step.key, messages.Reason(step.outcome, step.reason))
+            source.tell(Kind.CANCEL, step.key, bodies.Reason(step.outcome, step.reason))
 
     def _ask(self, step: Ask, target: LoadTarget | None) -> None:
         source = self._source(step.address, step.incarnation)
@@ -177,7 +177,7 @@ class Receiver:
             for source in self._sources.values():
                 if key in source.expected:
                     source.expected.discard(key)
-                    source.tell(Kind.CANCEL, key, messages.Reason(Outcome.DEADLINE, reason))
+                    source.tell(Kind.CANCEL, key, bodies.Reason(Outcome.DEADLINE, reason))
 
     def _broken(self, step: Ask, outcome: Outcome, reason: str, final: bool) -> None:
         """What was asked for will not come."""

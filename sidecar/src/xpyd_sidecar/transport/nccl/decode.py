@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from xpyd_sidecar.errors import ChecksumError, PeerGone, ProtocolError
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.memory.staging import Chunk, Staging
@@ -40,7 +40,7 @@ class NcclTaker(PieceTaker):
         """Of the oldest offer: waits for its turn to be received."""
         self._running: set[Piece] = set()
 
-    def group(self, message: messages.Group) -> None:
+    def group(self, message: bodies.Group) -> None:
         """Prefill makes a group.
 
         Raises:
@@ -54,7 +54,7 @@ class NcclTaker(PieceTaker):
         self._last = message.number
         self._number = self._hub.join(self, Way.RECEIVE, message.uid)
 
-    def ungrouped(self, message: messages.Group) -> None:
+    def ungrouped(self, message: bodies.Group) -> None:
         """Prefill has left a group."""
         if self._number and message.number == self._last:
             self._hub.leave(self._number, f"prefill: {message.reason}")
@@ -102,7 +102,7 @@ class NcclTaker(PieceTaker):
         self._running.add(piece)
         if piece is self._given:
             self._given = None
-            self._context.say(Kind.POSTED, messages.Taken(read=True), self._offers.popleft().header.key)
+            self._context.say(Kind.POSTED, bodies.Taken(read=True), self._offers.popleft().header.key)
             self._pump()
 
     def moved(self, piece: Piece) -> None:
@@ -122,7 +122,7 @@ class NcclTaker(PieceTaker):
         if number == self._number:
             self._without(reason)
             if not self._closed:
-                self._context.say(Kind.UNGROUP, messages.Group(self._last, reason=reason))
+                self._context.say(Kind.UNGROUP, bodies.Group(self._last, reason=reason))
                 self._pump()
 
     def over(self, given_back: tuple[Piece, ...]) -> None:

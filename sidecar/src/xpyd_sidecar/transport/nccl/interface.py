@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.transport.link import BlockLink, LinkContext, PieceTaker, Session
@@ -21,14 +21,14 @@ class GroupLink(BlockLink, Protocol):
             ProtocolError: nothing is on offer.
         """
 
-    def ungrouped(self, message: messages.Group) -> None:
+    def ungrouped(self, message: bodies.Group) -> None:
         """Decode has left a group."""
 
 
 class Wanted(Protocol):
     """What decode's side asks of the session that it belongs to."""
 
-    def wants(self, header: Header, offer: messages.Offer) -> bool:
+    def wants(self, header: Header, offer: bodies.Offer) -> bool:
         """Whether an offer is still wanted.
 
         Raises:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.transport.link import LinkContext, OfferedPiece, PieceTaker
 from xpyd_sidecar.transport.moves_plain import address_of
@@ -33,14 +33,14 @@ prefill has not answered in time."""
 class Placing(Protocol):
     """What this side asks of the session that it belongs to."""
 
-    def wants(self, header: Header, offer: messages.Offer) -> bool:
+    def wants(self, header: Header, offer: bodies.Offer) -> bool:
         """Whether an offer is still wanted.
 
         Raises:
             ProtocolError: it is not what was asked for.
         """
 
-    def place(self, header: Header, offer: messages.Offer, address: int) -> bool:
+    def place(self, header: Header, offer: bodies.Offer, address: int) -> bool:
         """Put blocks, which are at an address of this process, to their places. False: no memory is free for them now.
 
         Raises:
@@ -51,7 +51,7 @@ class Placing(Protocol):
 class NixlTaker(PieceTaker):
     """Decode's side of a session."""
 
-    def __init__(self, hub: NixlThread, context: LinkContext, wanted: Placing, memory: messages.NixlMemory, told: Told, *,
+    def __init__(self, hub: NixlThread, context: LinkContext, wanted: Placing, memory: bodies.NixlMemory, told: Told, *,
                  piece: int, pieces: int) -> None:
         """Begin to reach prefill's memory; ``told`` is called once with how that has ended, or never if this is closed."""
         super().__init__(context, piece, pieces)
