@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -45,7 +45,7 @@ from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.memory.completions import Completions
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.memory.store import UNIT, Allocation, CopyStore
-from xpyd_sidecar.session.local_rank import LocalRank
+from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.receiver import Receiver
 from xpyd_sidecar.session.sender import Kept, Sender
 from xpyd_sidecar.session.transfer_trace import Forwards, packed, packed_first
@@ -60,6 +60,17 @@ BUFFER_MOST: Final = 1 << 30
 """Of a lookup buffer whose size nobody has chosen."""
 RETRY_GRACE_S: Final = 1.0
 """How long a load whose source was lost waits for another try before decode computes the prompt itself."""
+
+
+class ThreadedPart(Protocol):
+    """What has a thread that this rank cannot do without."""
+
+    @property
+    def thread(self) -> watched.Watched:
+        """It."""
+
+    def stop(self) -> None:
+        """End it."""
 
 
 class WorkerSide:
@@ -136,6 +147,9 @@ class WorkerSide:
         self._by_layer = by_layer
         self._drafts = DraftHooks(drafts)
         self._hand: WorkerRpcServer | None = None
+        self._parts: list[ThreadedPart] = [self._completions, self._receiver, self._sender]
+        self._parts += [one for one in (self._groups, self._reading) if one is not None]
+        """In the order in which they end."""
         self._orders = Orders()
         self._copied: set[str] = set()
         self.calm = False
@@ -168,6 +182,7 @@ class WorkerSide:
             self._hand = WorkerRpcServer(orders.crew, self._rank, host=self._settings.host, key=self._settings.key,
                                          let_go=self._sender.release, duty=self.duty,
                                          abandon=watched.end_process if self._settings.life else None)
+            self._parts.insert(0, self._hand)
         if orders.worked:
             self._sender.progressed(orders.worked)
         for release in orders.releases:
@@ -182,7 +197,6 @@ class WorkerSide:
     def duty(self, role: Role) -> dict[str, int]:
         """What this engine is for: memory of the other role goes back. Bytes that are held; on a thread of its own."""
         ahead = self._receiver.ahead
-        assert ahead is not None
         if role is Role.PREFILL and self._memory.device.type == "cuda":
             self.store.prepare()
         self.store.spare(spare=role is Role.DECODE)
@@ -221,10 +235,7 @@ class WorkerSide:
         Raises:
             ThreadEnded: a thread that this rank cannot do without has died.
         """
-        watched.check(self._sender.thread, self._receiver.thread, self._completions.thread,
-                      self._groups.thread if self._groups is not None else None,
-                      self._reading.thread if self._reading is not None else None,
-                      self._hand.thread if self._hand is not None else None)
+        watched.check(*(one.thread for one in self._parts))
         return self._loading.poll(calm=self.calm)
 
     def take_copied(self) -> set[str]:
@@ -260,7 +271,6 @@ class WorkerSide:
 
     def _counted(self) -> dict[str, float]:
         counts, self._counts = self._counts, {}
-        assert self._receiver.ahead is not None
         for counted in (self._sender.spilling.counted, self._receiver.ahead.counted):
             while counted:
                 name, amount = counted.popleft()
@@ -269,7 +279,6 @@ class WorkerSide:
 
     def _leveled(self) -> dict[str, int]:
         """Gauges, if one of them has changed."""
-        assert self._receiver.ahead is not None
         buffer, pool = self._receiver.ahead.used
         levels = {metrics.KEPT_BYTES: self.store.used, metrics.BLOCKS_WAITING: self._saving.waiting,
                   metrics.BUFFER_USED: buffer, metrics.POOL_USED: pool}
@@ -285,15 +294,8 @@ class WorkerSide:
         """End the threads."""
         if self._pulse is not None:
             self._pulse.stop()
-        if self._hand is not None:
-            self._hand.stop()
-        self._completions.stop()
-        self._receiver.stop()
-        self._sender.stop()
-        if self._groups is not None:
-            self._groups.stop()
-        if self._reading is not None:
-            self._reading.stop()
+        for one in self._parts:
+            one.stop()
 
 
 def staging_of(size: int, frame: int, make: Callable[[int], Chunk], *, prepare: bool = False) -> Staging:

@@ -140,8 +140,7 @@ class BlockReceiver:
 
     def _beforehand(self, header: Header) -> PayloadPlace:
         """A place in the buffer for what no load has asked for, if it was granted."""
-        ahead = self._shared.ahead
-        self._slot = ahead.begin(header) if ahead is not None else None
+        self._slot = self._shared.ahead.begin(header)
         if self._slot is None:
             return NOWHERE
         if self._shared.cover and not header.covered:
@@ -153,7 +152,6 @@ class BlockReceiver:
         if header.covered and place.total() != header.checksum:
             self._shared.staging.give(slot.chunk)
             raise ChecksumError(self._peer, "DATA frame with a wrong checksum")
-        assert self._shared.ahead is not None
         asked = self.asked.get(header.key)
         if asked is None:
             self._shared.ahead.complete(header, slot)

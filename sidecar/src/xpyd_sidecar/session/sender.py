@@ -24,8 +24,8 @@ from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.memory.store import CopyStore, StoreLease
+from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.local_rank import LocalRank
 from xpyd_sidecar.session.prefill_endpoint import PrefillEndpoint
 from xpyd_sidecar.session.prefill_link_choice import Arenas
 from xpyd_sidecar.session.spilling import Spilling
