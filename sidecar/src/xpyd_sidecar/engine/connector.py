@@ -20,8 +20,7 @@ from xpyd_sidecar.engine.compat import device_room as compat_room
 from xpyd_sidecar.engine.memory_sizes import StepLoad
 from xpyd_sidecar.engine.reports import Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
-from xpyd_sidecar.engine.stats import PromMetrics, Stats
-from xpyd_sidecar.engine.step_stats import AllMetrics, AllStats, with_steps
+from xpyd_sidecar.engine.stats import PromMetrics, Stats, with_steps
 from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.errors import ConfigError, OurFault
 from xpyd_sidecar.resources import memory_bytes
@@ -210,13 +209,13 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
         """Statistics as they were on the other side of a pipe."""
-        return AllStats(data=data or {})
+        return Stats(data=data or {})
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: list[str],
                            per_engine_labelvalues: dict[int, list[object]]) -> PromMetrics:
         """The Prometheus side."""
-        return AllMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003 (vLLM's signature)
