@@ -358,7 +358,7 @@ def test_an_offer_outside_of_the_memory_or_too_large_is_a_protocol_error(
     def wrong(address: int, length: int, checksum: int | None, within: object = None) -> Offer:
         return Offer(address + shift, length + size, checksum)
 
-    monkeypatch.setattr(offers, "messages", SimpleNamespace(Offer=wrong, body=bodies.body))
+    monkeypatch.setattr(offers, "bodies", SimpleNamespace(Offer=wrong, body=bodies.body))
     p, d = stage.prefill(), stage.decode()
     push(p)
     d.load("a", key(), p, first=0, count=4)

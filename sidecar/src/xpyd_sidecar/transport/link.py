@@ -18,6 +18,7 @@ from xpyd_sidecar.errors import PeerError, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.frames import FRAME_BYTES, NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.transport import moves
 
 
@@ -137,6 +138,31 @@ class LinkContext(NamedTuple):
             call()
         except PeerError as error:
             self.fail(error)
+
+
+class PieceOwner(Protocol):
+    """Whose pieces come beside a session of decode's. Offers are wanted, or not; what has come is theirs to place."""
+
+    def wants(self, header: Header, offer: bodies.Offer) -> bool:
+        """Whether an offer is still wanted.
+
+        Raises:
+            ProtocolError: it is not what was asked for.
+        """
+
+    def received(self, header: Header, chunk: Chunk, size: int) -> None:
+        """Blocks are here, intact, in GPU memory.
+
+        Raises:
+            ProtocolError: they have come before.
+        """
+
+    def place(self, header: Header, offer: bodies.Offer, address: int) -> bool:
+        """Put blocks, which are at an address of this process, to their places. False: no memory is free for them now.
+
+        Raises:
+            ChecksumError, ProtocolError: they are not what was sent, or have come before.
+        """
 
 
 @dataclass

@@ -15,9 +15,8 @@ from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.threads.watched import Watched
-from xpyd_sidecar.transport.link import LinkContext, PieceTaker
+from xpyd_sidecar.transport.link import LinkContext, PieceOwner, PieceTaker
 from xpyd_sidecar.transport.nccl.driver import Piece
-from xpyd_sidecar.transport.nccl.interface import Wanted
 from xpyd_sidecar.transport.nccl.prefill import OFFERS_AHEAD, NcclLink
 from xpyd_sidecar.transport.nccl.thread import NcclThread, NcclUsage
 
@@ -25,7 +24,7 @@ from xpyd_sidecar.transport.nccl.thread import NcclThread, NcclUsage
 class NcclTaker(PieceTaker):
     """Decode's side of a session."""
 
-    def __init__(self, hub: NcclThread, context: LinkContext, staging: Staging, wanted: Wanted) -> None:
+    def __init__(self, hub: NcclThread, context: LinkContext, staging: Staging, wanted: PieceOwner) -> None:
         """``staging``: slots of GPU memory, one for a piece."""
         super().__init__(context, hub.driver.piece, OFFERS_AHEAD)
         self._hub = hub
@@ -60,7 +59,7 @@ class NcclTaker(PieceTaker):
             self._hub.leave(self._number, f"prefill: {message.reason}")
 
     def _pump(self) -> None:
-        """Answer what can be answered. Raises what ``Wanted.wants`` does."""
+        """Answer what can be answered. Raises what ``PieceOwner.wants`` does."""
         while self._offers and self._given is None and not self._closed:
             header, offer = self._offers[0].header, self._offers[0].offer
             if not self._wanted.wants(header, offer):
@@ -148,7 +147,7 @@ class NcclGrouping:
         """Prefill's side of a session."""
         return NcclLink(self._hub, context, piece)
 
-    def taker(self, context: LinkContext, wanted: Wanted) -> NcclTaker:
+    def taker(self, context: LinkContext, wanted: PieceOwner) -> NcclTaker:
         """Decode's side of a session."""
         return NcclTaker(self._hub, context, self._staging, wanted)
 

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.kv.frames import Header
-from xpyd_sidecar.memory.staging import Chunk
-from xpyd_sidecar.transport.link import BlockLink, LinkContext, PieceTaker, Session
+from xpyd_sidecar.transport.link import BlockLink, LinkContext, PieceOwner, PieceTaker, Session
 
 
 class GroupLink(BlockLink, Protocol):
@@ -25,31 +23,13 @@ class GroupLink(BlockLink, Protocol):
         """Decode has left a group."""
 
 
-class Wanted(Protocol):
-    """What decode's side asks of the session that it belongs to."""
-
-    def wants(self, header: Header, offer: bodies.Offer) -> bool:
-        """Whether an offer is still wanted.
-
-        Raises:
-            ProtocolError: it is not what was asked for.
-        """
-
-    def received(self, header: Header, chunk: Chunk, size: int) -> None:
-        """Blocks are here, intact, in GPU memory.
-
-        Raises:
-            ProtocolError: they have come before.
-        """
-
-
 class Grouping(Protocol):
     """Makes both sides."""
 
     def link(self, context: LinkContext, piece: int) -> GroupLink:
         """Prefill's side of a session; ``piece``: bytes of the largest piece that both take."""
 
-    def taker(self, context: LinkContext, wanted: Wanted) -> PieceTaker:
+    def taker(self, context: LinkContext, wanted: PieceOwner) -> PieceTaker:
         """Decode's side of a session."""
 
     def on_free(self, call: Callable[[], None] | None) -> None:

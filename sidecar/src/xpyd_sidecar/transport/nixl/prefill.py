@@ -27,9 +27,9 @@ from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.reads import METADATA_MAX, TICKET_BYTES
 from xpyd_sidecar.threads.watched import Watched
-from xpyd_sidecar.transport.link import Blocks, LinkContext, PieceTaker, Session
+from xpyd_sidecar.transport.link import Blocks, LinkContext, PieceOwner, PieceTaker, Session
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.nixl.decode import NixlTaker, Placing, Told
+from xpyd_sidecar.transport.nixl.decode import NixlTaker, Told
 from xpyd_sidecar.transport.nixl.thread import NixlThread
 from xpyd_sidecar.transport.offers import OfferQueue, offer
 from xpyd_sidecar.transport.tcp.link import TcpLink
@@ -199,7 +199,7 @@ class NixlReading:
         """Serve those whose session has just ended for a while."""
         self.hub.serve_reads(LAST_SERVED_S)
 
-    def taker(self, context: LinkContext, wanted: Placing, memory: bodies.NixlMemory, told: Told) -> PieceTaker:
+    def taker(self, context: LinkContext, wanted: PieceOwner, memory: bodies.NixlMemory, told: Told) -> PieceTaker:
         """Decode's side of a session."""
         return NixlTaker(self.hub, context, wanted, memory, told, piece=self.piece, pieces=PIECES)
 
