@@ -14,7 +14,7 @@ from scripted_engine import Play, ScriptedEngine, Seen
 from worker_fleet import several
 
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.router.balance.draw import Draw
+from xpyd_sidecar.router.balance.candidates import Draw
 from xpyd_sidecar.router.serving import audits as serving_audits
 from xpyd_sidecar.router.serving.fast_path import FastPath
 from xpyd_sidecar.router.serving.request import Serving

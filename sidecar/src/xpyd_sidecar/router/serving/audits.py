@@ -30,7 +30,7 @@ import msgspec
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import audited, bodies
-from xpyd_sidecar.router.balance.draw import Draw
+from xpyd_sidecar.router.balance.candidates import Draw
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.http.wire import request_bytes

@@ -14,9 +14,9 @@ from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.sampled import SamplingTerms
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.affinity import SessionAffinity
 from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
 from xpyd_sidecar.router.balance.picker import Picker
+from xpyd_sidecar.router.balance.policies import SessionAffinity
 from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.member import EngineTarget
