@@ -107,10 +107,11 @@ class LeastLoadedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class LeastLoaded:
-    """The least loaded of a few that are drawn (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
+    """The least loaded of a few drawn at random.
 
-    Taking the least loaded of all would send every router's next requests to the same instance until the next beat (a
-    herd); two random ones keep the load almost as even without that. Ties go to the first drawn, which is random.
+    Power of two choices (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001). Taking the least
+    loaded of all would send every router's next requests to the same instance until the next beat (a herd); two random
+    ones keep the load almost as even without that. Ties go to the first drawn, which is random.
     """
 
     holds = False
