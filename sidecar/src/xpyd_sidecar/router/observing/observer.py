@@ -28,7 +28,6 @@ from xpyd_sidecar.router.observing import history as hi
 from xpyd_sidecar.router.observing.access_log import access, line_of, passed_outcome, tell_straight
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.record import Record, StraightRecord
-from xpyd_sidecar.router.observing.totals import Counting
 
 if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import SpanTracing
@@ -77,7 +76,7 @@ class RouterObserver:
         self._recent: deque[Record | StraightRecord] = deque(maxlen=KEPT)
         self.metrics = RouterMetrics(roster.members, self.settle)
         self.history = hi.History(time())
-        self.counting = Counting(time())
+        self.counting = batch.Counting(time())
 
     # ---- requests
 
@@ -138,11 +137,11 @@ class RouterObserver:
 
     def passed(self, path: str, outcome: str) -> None:
         """A request whose answer passes through ended so."""
-        self.metrics.passed(path, outcome)
+        self.metrics.count("passed_requests", path, outcome)
 
     def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
         """An audit of a pair ended so, or was left out. ``difference``: of log probabilities; NaN: none was found."""
-        self.metrics.audits.add(prefill, decode, result, difference)
+        self.metrics.audited(prefill, decode, result, difference)
 
     def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request that would have generated was not served."""
@@ -192,12 +191,12 @@ class RouterObserver:
 
     def changed(self, change: ro.Changed) -> None:
         """The roster changed."""
-        self.metrics.changed(change.kind)
+        self.metrics.count("roster_changes", change.kind)
         self.history.changed(time(), change.instance, change.what)
 
     def probed(self, result: ro.Probed) -> None:
         """A health probe ended."""
-        self.metrics.probed(result.value)
+        self.metrics.count("probes", result.value)
 
     # ---- what others read
 
@@ -226,7 +225,7 @@ class RouterObserver:
             in_flight=self.metrics.in_flight, queued=self.metrics.queued(), window_s=len(seconds),
             rates=Rates(requests=rate("done"), **{name: rate(name) for name in (
                 "failed", "retries", "continued", "tokens", "bytes")}),
-            latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in hi.MEASURES},
+            latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in batch.MEASURES},
             pairs=hi.pairs(seconds, over), failures=tuple(self.history.failures), totals=self.counting.told(),
             changes=tuple(self.history.changes))
 

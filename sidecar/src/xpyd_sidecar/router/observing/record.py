@@ -1,4 +1,9 @@
-"""What is known of one request when it is over: one record, from which log, metrics and spans are made.
+"""What is known of one request when it is over, from which log, metrics and spans are made; and its measures.
+
+    arrived ─── queued_s ───┬─ prefill leg ──▶ 2xx ┐
+                            │                      ├─ handover ─▶ decode's first event ── tokens ──▶ end
+                            └─ decode leg ─ waits ─┘
+    ├──────────────────────── TTFT ──────────────────────────────┤├── TPOT * (tokens - 1) ─────────┤
 
 Times are seconds of ``time.perf_counter``; NaN where a thing never happened. ``arrived_unix`` ties them to a wall clock.
 """
@@ -14,6 +19,9 @@ from xpyd_sidecar.router.api.fields import Api
 
 REFUSED = "refused"
 """Why a request went without prefill, where prefill said that it is wrong (``Record.skips``)."""
+FAILED = frozenset({"failed", "broken", "timeout", "unavailable", "poison"})
+"""Outcomes that the router or its engines are to blame for: neither served nor the client's own doing."""
+_DONE = "2xx"
 
 
 class LegRecord(msgspec.Struct):
@@ -30,6 +38,15 @@ class LegRecord(msgspec.Struct):
     result: str = ""
     """``2xx``, ``4xx``, ``5xx``, ``cancelled``, ``aborted``, ``refused``, ``lost``, ``broken``, ``differs``; empty while it
     is open."""
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """KV that one prefill instance made and one decode instance went on with."""
+
+    prefill: InstanceName
+    decode: InstanceName
+    seconds: float
+    """From the end of the prefill leg to decode's first event, at least 0: what the way of the KV adds to TTFT."""
 
 
 class Record(msgspec.Struct):
@@ -87,10 +104,65 @@ class Record(msgspec.Struct):
 
     def went(self, role: Role) -> str:
         """The instance that the last leg of a role went to; empty where none did."""
-        for leg in reversed(self.legs):
-            if leg.role is role:
-                return leg.instance
-        return ""
+        return next((leg.instance for leg in reversed(self.legs) if leg.role is role), "")
+
+    # ---- measures
+
+    @property
+    def ended(self) -> float:
+        """When the client had its whole answer.
+
+        A served request ends with the decode leg; ``last_at`` may be later, when a prefill leg took longer to end.
+        """
+        if self.outcome == "ok":
+            for leg in reversed(self.legs):
+                if leg.role is Role.DECODE and leg.result == _DONE and leg.ended <= self.last_at:
+                    return leg.ended
+        return self.last_at
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole request."""
+        return self.ended - self.arrived
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token, seconds: from arrival to the first event of the stream. None: no stream began.
+
+        Answers that come whole have no first token that a client could see, so they have no TTFT.
+        """
+        if not self.stream or math.isnan(self.first_at) or self.status >= 400:
+            return None
+        return self.first_at - self.arrived
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token: (end - first token) / (tokens - 1). None: no whole stream of two tokens or more.
+        ``tokens`` counts ids, not chunks: a chunk may carry several.
+        """
+        if self.ttft is None or self.outcome != "ok" or self.tokens < 2:
+            return None
+        return max(0.0, self.ended - self.first_at) / (self.tokens - 1)
+
+    @property
+    def handovers(self) -> list[Handover]:
+        """The pairs that worked: for each decode leg that answered, the prefill leg whose KV it had.
+
+        A decode leg of attempt a waits while prefill legs a, a + 1 … are tried; the next decode leg starts a later attempt,
+        and the KV of the former went elsewhere. Attempt 0 is decode alone.
+        """
+        out: list[Handover] = []
+        below = math.inf
+        for decode in reversed(self.legs) if len(self.legs) > 1 else ():
+            if decode.role is not Role.DECODE or not decode.attempt:
+                continue
+            for leg in reversed(self.legs):
+                if leg.role is Role.PREFILL and leg.result == _DONE and decode.attempt <= leg.attempt < below:
+                    if not math.isnan(decode.first_at):
+                        out.append(Handover(leg.instance, decode.instance, max(0.0, decode.first_at - leg.ended)))
+                    break
+            below = decode.attempt
+        return out[::-1]
 
 
 class StraightRecord(msgspec.Struct, eq=False):

@@ -21,8 +21,8 @@ from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.api.request_hash import RequestHash
 from xpyd_sidecar.router.fleet.deaths import DeathVerdict
 from xpyd_sidecar.router.fleet.replica import Event
+from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.observing.record import Record
-from xpyd_sidecar.router.observing.vitals import Vitals
 from xpyd_sidecar.router.serving.poison_ledger import Conviction
 from xpyd_sidecar.router.stream.failures import FailureReason
 

@@ -31,7 +31,7 @@ from xpyd_sidecar.router.app import RouterProcess
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply
-from xpyd_sidecar.router.observing.vitals import Vitals
+from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.stream.failures import FailureReason
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.leg_counts import LegCounts
