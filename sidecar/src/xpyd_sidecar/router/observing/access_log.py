@@ -11,7 +11,7 @@ import msgspec
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.observing.record import Record, StraightRecord
+from xpyd_sidecar.router.observing.record import Record
 
 access = logging.getLogger("xpyd_sidecar.access")
 
@@ -43,27 +43,24 @@ def passed_outcome(outcome: str, ended_as: str) -> str:
     return "engine_error" if ended_as in {"4xx", "5xx", "aborted"} else outcome
 
 
-def tell_straight(records: list[StraightRecord]) -> None:
-    """Log some that went their straight course; their lines leave at once."""
+def tell_straight(records: list[Record]) -> None:
+    """Log some that went their straight course (prefill and decode answered well at once); their lines leave at once."""
     logs.tell_all(access, "ok", records, _Straight())
 
 
 class _Straight:
-    """``logs.Form``: the line of one that went its straight course, which is that of its record."""
+    """``logs.Form``: the line of one that went its straight course."""
 
     at = attrgetter("ended_unix")
+    fields = staticmethod(line_of)
 
     @staticmethod
-    def fields(one: StraightRecord) -> dict[str, object]:
-        """The fields."""
-        return line_of(one.record())
-
-    @staticmethod
-    def json(one: StraightRecord) -> str:
+    def json(one: Record) -> str:
         """The fields as JSON, without braces. No request id has what JSON escapes (``incoming.request_id_of``)."""
-        arrived = one.arrived
-        return (f'"request":"{one.request_id}","transfer":"{one.transfer}",{_between(one.api, one.prefill, one.decode)},'
-                f'"seconds":{one.ended - arrived:.4f},"first_byte_s":{one.begun - arrived:.4f},"detail":""')
+        arrived, (prefill, decode) = one.arrived, one.legs
+        between = _between(one.api, prefill.instance, decode.instance)
+        return (f'"request":"{one.request_id}","transfer":"{one.transfer}",{between},'
+                f'"seconds":{one.last_at - arrived:.4f},"first_byte_s":{one.first_at - arrived:.4f},"detail":""')
 
 
 @lru_cache(maxsize=1024)

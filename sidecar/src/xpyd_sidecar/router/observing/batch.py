@@ -8,9 +8,9 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.contract.totals import Totals, add_buckets, buckets_of
-from xpyd_sidecar.router.observing.record import FAILED, Record, StraightRecord
+from xpyd_sidecar.router.observing.record import FAILED, Record
 
 _T = TypeVar("_T")
 Pair = tuple[InstanceName, InstanceName]
@@ -22,7 +22,6 @@ SUMS = ("retries", "continued", "tokens", "bytes")
 MAX_PAIRS = 256
 OTHER = InstanceName("other")
 Measured = tuple[int, int, int]
-_PREFILLED, _DECODED = (Role.PREFILL.value, "2xx"), (Role.DECODE.value, "2xx")
 
 
 class Flow(msgspec.Struct):
@@ -81,28 +80,6 @@ class Batch:
             flow = flows.setdefault(place_of(pair, flows), Flow())
             flow.count += len(handovers)
             flow.seconds += sum(handovers)
-
-
-def of_straight(api: str, those: Sequence[StraightRecord]) -> Batch:
-    """Of requests that went their straight course."""
-    batch = Batch(api, len(those))
-    batch.outcomes["ok"] = len(those)
-    batch.times = {
-        "ttft": [one.begun - one.arrived for one in those],
-        "tpot": [max(0.0, one.ended - one.begun) / (one.tokens - 1) for one in those if one.tokens >= 2],
-        "total": [one.ended - one.arrived for one in those], "queue": [0.0] * len(those)}
-    batch.legs = {_PREFILLED: [one.prefilled - one.opened for one in those],
-                  _DECODED: [one.ended - one.opened for one in those]}
-    batch.tokens = sum([one.tokens for one in those if one.tokens > 0])
-    batch.bytes = sum([one.sent for one in those])
-    batch.measured = [(one.prompt_tokens, one.prompt_size, one.tokens) for one in those
-                      if one.prompt_tokens >= 0 and one.tokens >= 0]
-    for one in those:
-        batch.pairs.setdefault((one.prefill, one.decode), []).append(max(0.0, one.begun - one.prefilled))
-    for pair, handovers in batch.pairs.items():
-        for name in pair:
-            batch.served[name] = batch.served.get(name, 0) + len(handovers)
-    return batch.summed()
 
 
 def of_records(api: str, records: Sequence[Record]) -> Batch:

@@ -27,7 +27,7 @@ from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
 from xpyd_sidecar.router.observing.access_log import access, line_of, passed_outcome, tell_straight
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
-from xpyd_sidecar.router.observing.record import Record, StraightRecord
+from xpyd_sidecar.router.observing.record import Record
 
 if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import SpanTracing
@@ -48,7 +48,7 @@ class Straight(Protocol):
 
     prompt_size: int
 
-    def record(self) -> StraightRecord:
+    def record(self) -> Record:
         """What is known of it."""
 
     def request_hash(self) -> RequestHash:
@@ -64,16 +64,19 @@ class RouterObserver:
         self._access_log = access_log
         self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
         """How many prefixes an instance is taken to hold."""
+        self.told: Callable[..., None] = lambda *_: None
+        """Who else hears of what is counted: the name of the method that was called (``closed`` for each that ended), and
+        its arguments."""
         self._over: list[Straight] = []
         """Requests of the straight course that have ended, of which nobody was told yet."""
         self._telling = False
         """They will be, by the time."""
         self.on_straight: Callable[[Sequence[Straight]], None] = lambda _: None
         """Who else hears of them."""
-        self._unsettled: list[Record | StraightRecord] = []
+        self._unsettled: list[Record] = []
         self._opened: list[int] = []
         """About how many tokens the prompts of new requests have."""
-        self._recent: deque[Record | StraightRecord] = deque(maxlen=KEPT)
+        self._recent: deque[Record] = deque(maxlen=KEPT)
         self.metrics = RouterMetrics(roster.members, self.settle)
         self.history = hi.History(time())
         self.counting = batch.Counting(time())
@@ -84,6 +87,7 @@ class RouterObserver:
         """A request is being served, whose prompt has about so many tokens."""
         self.metrics.in_flight += 1
         self._opened.append(tokens)
+        self.told("opened", tokens)
 
     def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request ended before it was served: count it, and log it."""
@@ -138,24 +142,29 @@ class RouterObserver:
     def passed(self, path: str, outcome: str) -> None:
         """A request whose answer passes through ended so."""
         self.metrics.count("passed_requests", path, outcome)
+        self.told("passed", path, outcome)
 
     def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
         """An audit of a pair ended so, or was left out. ``difference``: of log probabilities; NaN: none was found."""
         self.metrics.audited(prefill, decode, result, difference)
+        self.told("audited", prefill, decode, result, difference)
 
     def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request that would have generated was not served."""
         self.settle()
         self.metrics.counted(api, outcome)
         self.history.refused(time(), request_id, outcome, status, detail)
+        self.told("refused", api, request_id, outcome, status, detail)
 
     def closed(self, record: Record) -> None:
         """A request is over."""
         self.metrics.in_flight -= 1
         self.ended([record])
 
-    def ended(self, records: Sequence[Record | StraightRecord]) -> None:
+    def ended(self, records: Sequence[Record]) -> None:
         """What is known of requests. Many are counted at a time, which is cheaper: between requests the caches are cold."""
+        for record in records:
+            self.told("closed", record)
         self._unsettled += records
         self._recent += records
         if len(self._unsettled) >= MAX_UNSETTLED:
@@ -165,7 +174,7 @@ class RouterObserver:
     def recent(self) -> list[Record]:
         """Those that ended last, for timelines."""
         self.tell()
-        return [one if isinstance(one, Record) else one.record() for one in self._recent]
+        return list(self._recent)
 
     def settle(self) -> None:
         """Count what has ended."""
@@ -174,15 +183,11 @@ class RouterObserver:
         if opened:
             self.history.opened(len(opened))
             self.counting.opened(sum(opened), len(opened))
-        straight: dict[str, list[StraightRecord]] = {}
-        others: dict[str, list[Record]] = {}
         records, self._unsettled = self._unsettled, []
+        by_api: dict[str, list[Record]] = {}
         for record in records:
-            if isinstance(record, StraightRecord):
-                straight.setdefault(record.api, []).append(record)
-            else:
-                others.setdefault(record.api, []).append(record)
-        for done in (*starmap(batch.of_straight, straight.items()), *starmap(batch.of_records, others.items())):
+            by_api.setdefault(record.api, []).append(record)
+        for done in starmap(batch.of_records, by_api.items()):
             self.metrics.closed(done)
             self.counting.closed(done)
             self.history.closed(done)

@@ -64,7 +64,7 @@ class RequestContext:
         self.line = AdmissionQueue(self.loop, router.queue_size, router.queue_timeout_s)
         self.poison: Poison = Poison(self.loop, self.roster)
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
-        self.observer = self._make_observer()
+        self.observer = RouterObserver(self.roster, self.loop, access_log=router.access_log)
         self.observer.metrics.retries_left = lambda: self.budget.left(self.loop.time())
         self.observer.metrics.poison = self.poison.counts
         self.observer.metrics.queued = self.line.__len__
@@ -76,9 +76,6 @@ class RequestContext:
         self.watch = FleetWatch(self.roster, self.servings.lost, self.observer)
         self.watch.on_leaving = self.servings.leaving
         self.watch.on_verdict = self.poison.judged
-
-    def _make_observer(self) -> RouterObserver:
-        return RouterObserver(self.roster, self.loop, access_log=self.config.access_log)
 
     def _whole(self, ended: Iterable[Straight]) -> None:
         if self.poison.watching:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
@@ -12,13 +11,10 @@ from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.watch import FleetWatch
-from xpyd_sidecar.router.observing.observer import RouterObserver
-from xpyd_sidecar.router.observing.record import Record, StraightRecord
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.poison_sharing import WorkerPoison
 
-_T = TypeVar("_T")
 FLUSH_S = 0.02
 """How long a report waits for more."""
 MAX_UNSENT = 16 << 20
@@ -45,30 +41,10 @@ class Reports:
         self._changed.add(key)
         self.soon()
 
-    def opened(self, tokens: int) -> None:
-        """A request is being served, whose prompt has about so many tokens."""
-        self._report.opened.append(tokens)
-        self.soon()
-
-    def closed(self, record: Record) -> None:
-        """It ended."""
-        self._add(self._report.closed, record)
-
-    def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
-        """A request was not served."""
-        self._add(self._report.refused, (api, request_id, outcome, status, detail))
-
-    def passed(self, path: str, outcome: str) -> None:
-        """A passed request ended."""
-        self._add(self._report.passed, (path, outcome))
-
-    def audited(self, one: li.Audited) -> None:
-        """An audit ended, or was left out."""
-        self._add(self._report.audited, one)
-
-    def _add(self, those: list[_T], one: _T) -> None:
-        if self._link.backlog < MAX_UNSENT:
-            those.append(one)
+    def tell(self, what: str, *of: object) -> None:
+        """The observer heard of something (``RouterObserver.told``); dropped while the owner does not read."""
+        if what == "opened" or self._link.backlog < MAX_UNSENT:
+            getattr(self._report, what).append(of)
         self.soon()
 
     def soon(self) -> None:
@@ -110,57 +86,21 @@ class RosterFollower(FleetWatch):
         """Time is the owner's."""
 
 
-class WorkerObserver(RouterObserver):
-    """Tells the owner, too, what happens."""
-
-    reports: Reports
-
-    def opened(self, tokens: int) -> None:
-        """A request is being served."""
-        self.reports.opened(tokens)
-        super().opened(tokens)
-
-    def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
-        """A request that would have generated was not served."""
-        super().refused(api, request_id, outcome, status, detail)
-        self.reports.refused(api, request_id, outcome, status, detail)
-
-    def passed(self, path: str, outcome: str) -> None:
-        """A request whose answer passes through ended so."""
-        super().passed(path, outcome)
-        self.reports.passed(path, outcome)
-
-    def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
-        """An audit ended so, or was left out."""
-        super().audited(prefill, decode, result, difference)
-        self.reports.audited((prefill, decode, result, difference))
-
-    def ended(self, records: Sequence[Record | StraightRecord]) -> None:
-        """What is known of requests that ended."""
-        super().ended(records)
-        for record in records:
-            self.reports.closed(record if isinstance(record, Record) else record.record())
-
-
 class WorkerContext(RequestContext):
     """What the requests of one worker share."""
 
     def __init__(self, config: SidecarConfig, link: li.WorkerLink[li.Down], started: float) -> None:
-        self.reports = Reports(asyncio.get_running_loop(), link)
-        self.reports.levels = self._levels
         super().__init__(config)
         router = self.config
+        self.reports = Reports(self.loop, link)
+        self.reports.levels = self._levels
+        self.observer.told = self.reports.tell
         self.started = started
         follower = RosterFollower(self.roster, self.servings.lost, self.observer)
         follower.link = link
         self.watch = follower
         self.shared = self.poison = WorkerPoison(self.loop, self.roster, link.send)
         self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
-
-    def _make_observer(self) -> RouterObserver:
-        observer = WorkerObserver(self.roster, self.loop, access_log=self.config.access_log)
-        observer.reports = self.reports
-        return observer
 
     def _levels(self) -> li.Levels:
         left = self.budget.left(self.loop.time())

@@ -114,10 +114,6 @@ class Levels(msgspec.Struct, frozen=True):
     """Requests that are held because they may be what ends engines."""
 
 
-Audited = tuple[InstanceName, InstanceName, str, float]
-"""An audit: prefill, decode, what was found, and the difference (NaN: none)."""
-
-
 class WorkerReport(msgspec.Struct, tag=True):
     """What happened since the last one; also a sign of life."""
 
@@ -125,14 +121,12 @@ class WorkerReport(msgspec.Struct, tag=True):
     """Events of the owner up to this index are applied."""
     legs: list[tuple[InstanceName, Incarnation, int]] = []
     """Open legs, of those whose number changed."""
-    opened: list[int] = []
-    """About how many tokens the prompt of each has that came."""
-    closed: list[Record] = []
+    opened: list[tuple[int]] = []
+    closed: list[tuple[Record]] = []
     refused: list[tuple[str, str, str, int, str]] = []
-    """Generation requests that were refused before anything was sent: API, request id, outcome, status, detail."""
     passed: list[tuple[str, str]] = []
-    """Passed requests that ended: path of the table, outcome."""
-    audited: list[Audited] = []
+    audited: list[tuple[InstanceName, InstanceName, str, float]] = []
+    """What the observer was told: each the arguments of the method of this name."""
     levels: Levels = Levels()
 
 

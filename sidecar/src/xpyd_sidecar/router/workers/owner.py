@@ -349,16 +349,9 @@ class OwnerRouter(RouterProcess):
             member = roster.find(*key)
             if member is not None:
                 member.in_flight = self._legs.of(key)
-        for tokens in report.opened:
-            observer.opened(tokens)
-        for record in report.closed:
-            observer.closed(record)
-        for refusal in report.refused:
-            observer.refused(*refusal)
-        for path, outcome in report.passed:
-            observer.passed(path, outcome)
-        for audit in report.audited:
-            observer.audited(*audit)
+        for what in ("opened", "closed", "refused", "passed", "audited"):
+            for of in getattr(report, what):
+                getattr(observer, what)(*of)
         worker.levels = report.levels
         self._level()
 
