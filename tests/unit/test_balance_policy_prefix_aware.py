@@ -14,7 +14,7 @@ from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.candidates import score
 from xpyd_sidecar.router.balance.policies import Policy, Query
 from xpyd_sidecar.router.balance.prefix_index import Holdings
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember
 
 
 def fleet(count: int = 8) -> tuple[FleetMember, ...]:

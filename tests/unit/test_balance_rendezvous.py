@@ -10,7 +10,7 @@ from members import member
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.prompt import key_of
 from xpyd_sidecar.router.balance.candidates import Rendezvous
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember
 
 KEYS = [key_of(str(number).encode()) for number in range(20_000)]
 

@@ -18,7 +18,8 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.fleet import heartbeat_listener as me
 from xpyd_sidecar.router.fleet import pump
 from xpyd_sidecar.router.fleet.heartbeat_listener import Members
-from xpyd_sidecar.router.fleet.roster import BeatRefused, Roster
+from xpyd_sidecar.router.fleet.member import BeatRefused
+from xpyd_sidecar.router.fleet.roster import Roster
 
 LOOPS = ("router",)
 KEY = keys.ServiceKey(bytes(32))

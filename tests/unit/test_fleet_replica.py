@@ -8,7 +8,8 @@ from beats import SERVICE, beat
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye
 from xpyd_sidecar.router.fleet import replica as rep
-from xpyd_sidecar.router.fleet.roster import BeatRefused, Probed, Roster
+from xpyd_sidecar.router.fleet.member import BeatRefused, Probed
+from xpyd_sidecar.router.fleet.roster import Roster
 
 _KINDS = (State.STARTING, State.READY, State.DRAINING)
 

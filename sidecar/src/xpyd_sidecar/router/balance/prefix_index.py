@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
 from xpyd_sidecar.router.api.prompt import PromptPrefix
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember
 
 MOST_NODES = 1 << 16
 """Nodes of one router: about 10 MB."""

@@ -9,7 +9,7 @@ import asyncio
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
-from xpyd_sidecar.router.fleet.roster import Probed
+from xpyd_sidecar.router.fleet.member import Probed
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, Malformed, ResponseHead
 

@@ -23,7 +23,8 @@ import msgspec
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye, Heartbeat, Up
 from xpyd_sidecar.contract.p2p import is_p2p
-from xpyd_sidecar.router.fleet.roster import BeatRefused, Instruction, Probed, Roster
+from xpyd_sidecar.router.fleet.member import BeatRefused, Instruction, Probed
+from xpyd_sidecar.router.fleet.roster import Roster
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -73,7 +74,7 @@ _TAKERS: dict[type[Event], Callable[..., list[Instruction]]] = {
 
 
 def apply(roster: Roster, event: Event) -> list[Instruction]:
-    """Apply an event. Raises roster.BeatRefused: a message that is not taken; nothing has changed."""
+    """Apply an event. Raises BeatRefused: a message that is not taken; nothing has changed."""
     return _TAKERS[type(event)](roster, *msgspec.structs.astuple(event))
 
 

@@ -17,7 +17,15 @@ from xpyd_sidecar.contract.membership import Heartbeat, Up
 from xpyd_sidecar.router.fleet import deaths
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.member import EngineTarget
+from xpyd_sidecar.router.fleet.member import (
+    Changed,
+    EngineTarget,
+    InstanceLeaves,
+    InstanceLost,
+    Instruction,
+    Probed,
+    ProbeInstance,
+)
 from xpyd_sidecar.router.fleet.probe import probe
 from xpyd_sidecar.router.stream.failures import FailureReason
 
@@ -32,10 +40,10 @@ OnVerdict = Callable[[InstanceName, Incarnation, deaths.DeathVerdict], None]
 class FleetNotes(Protocol):
     """Who is told of what happens to instances, for metrics and the dashboard."""
 
-    def changed(self, change: ro.Changed) -> None:
+    def changed(self, change: Changed) -> None:
         """The roster changed."""
 
-    def probed(self, result: ro.Probed) -> None:
+    def probed(self, result: Probed) -> None:
         """A health probe ended."""
 
 
@@ -58,7 +66,7 @@ class FleetWatch:
         self._probes: set[asyncio.Task[None]] = set()
 
     def on_message(self, message: Up) -> int:
-        """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``roster.BeatRefused``."""
+        """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``BeatRefused``."""
         now = self._loop.time()
         if isinstance(message, Heartbeat) and (same := self.roster.heard(now, message)) is not None:
             if self.told is not None:
@@ -84,29 +92,29 @@ class FleetWatch:
         self.take(rep.RosterTick(self._loop.time()))
 
     def take(self, event: rep.Event) -> None:
-        """An event, seen here or by somebody else. Raises ``roster.BeatRefused``."""
+        """An event, seen here or by somebody else. Raises ``BeatRefused``."""
         instructions = rep.apply(self.roster, event)
         if self.told is not None:
             self.told(event)
         self.do(instructions)
 
-    def do(self, instructions: Iterable[ro.Instruction]) -> None:
+    def do(self, instructions: Iterable[Instruction]) -> None:
         """Carry out what the roster says."""
         for instruction in instructions:
             match instruction:
-                case ro.Changed(instance=instance, what=what):
+                case Changed(instance=instance, what=what):
                     logger.info("%s: %s", instance, what, extra={"peer": instance})
                     self._notes.changed(instruction)
-                case ro.InstanceLost(instance=instance, incarnation=incarnation, reason=reason):
+                case InstanceLost(instance=instance, incarnation=incarnation, reason=reason):
                     self.on_lost(instance, incarnation, reason)
-                case ro.InstanceLeaves(instance=instance, incarnation=incarnation, reason=reason):
+                case InstanceLeaves(instance=instance, incarnation=incarnation, reason=reason):
                     self.on_leaving(instance, incarnation, reason)
-                case ro.ProbeInstance():
+                case ProbeInstance():
                     task = self._loop.create_task(self._probe(instruction))
                     self._probes.add(task)
                     task.add_done_callback(self._probes.discard)
 
-    async def _probe(self, wanted: ro.ProbeInstance) -> None:
+    async def _probe(self, wanted: ProbeInstance) -> None:
         end = self._loop.time() + ro.PROBE_LOST_S - PROBE_AGAIN_S
         while True:
             try:

@@ -22,7 +22,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 
 from xpyd_sidecar import __version__
 from xpyd_sidecar.contract.ids import InstanceName
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember
 from xpyd_sidecar.router.observing.batch import Batch, Flow, Pair, place_of, still_here
 from xpyd_sidecar.router.observing.record import FAILED
 from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, WhenAsked, buckets_of, filled

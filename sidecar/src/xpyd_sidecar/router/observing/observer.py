@@ -22,7 +22,8 @@ from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.paths import Route, RouteKind, api_of
 from xpyd_sidecar.router.api.request_hash import RequestHash
-from xpyd_sidecar.router.fleet import roster as ro
+from xpyd_sidecar.router.fleet.member import Changed, Probed
+from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
 from xpyd_sidecar.router.observing.access_log import access, line_of, passed_outcome, tell_straight
@@ -58,7 +59,7 @@ class Straight(Protocol):
 class RouterObserver:
     """Counts and remembers for one router."""
 
-    def __init__(self, roster: ro.Roster, loop: asyncio.AbstractEventLoop, *, access_log: bool = False) -> None:
+    def __init__(self, roster: Roster, loop: asyncio.AbstractEventLoop, *, access_log: bool = False) -> None:
         self._roster = roster
         self._loop = loop
         self._access_log = access_log
@@ -194,12 +195,12 @@ class RouterObserver:
 
     # ---- instances (watch.FleetNotes)
 
-    def changed(self, change: ro.Changed) -> None:
+    def changed(self, change: Changed) -> None:
         """The roster changed."""
         self.metrics.count("roster_changes", change.kind)
         self.history.changed(time(), change.instance, change.what)
 
-    def probed(self, result: ro.Probed) -> None:
+    def probed(self, result: Probed) -> None:
         """A health probe ended."""
         self.metrics.count("probes", result.value)
 

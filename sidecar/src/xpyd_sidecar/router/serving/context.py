@@ -18,8 +18,8 @@ from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.balance.policies import SessionAffinity
 from xpyd_sidecar.router.balance.retry_budget import RetryBudget
-from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.member import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
+from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, Straight, tracing_of
 from xpyd_sidecar.router.serving.audits import Around, Audits
@@ -47,7 +47,7 @@ class RequestContext:
         self.draining = False
         """The router stops, or sends clients elsewhere."""
         self.servings = InFlight()
-        self.roster = ro.Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
+        self.roster = Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
                                 missed_beats=router.missed_beats, beside_engine=router.beside_engine)
         policy = policies.make(router.policy, router.policy_options, secrets.randbits(64))
         self.affinity_header = router.affinity_header.lower().encode()
@@ -123,14 +123,14 @@ class RequestContext:
 
     # ---- legs
 
-    def leg_opened(self, target: EngineTarget) -> ro.FleetMember | None:
+    def leg_opened(self, target: EngineTarget) -> FleetMember | None:
         """Count a leg on its instance; give the member back with ``leg_closed``."""
         member = self.roster.find(target.instance, target.incarnation)
         if member is not None:
             member.in_flight += 1
         return member
 
-    def leg_closed(self, member: ro.FleetMember) -> None:
+    def leg_closed(self, member: FleetMember) -> None:
         """The leg ended."""
         member.in_flight -= 1
         self.rooms.ended(self.loop.time(), member)

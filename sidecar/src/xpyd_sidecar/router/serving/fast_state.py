@@ -10,8 +10,7 @@ from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.fleet.member import Pair
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember, Pair
 from xpyd_sidecar.router.http.reply import ReplyConnection
 from xpyd_sidecar.router.http.wire import ResponseHead
 from xpyd_sidecar.router.observing.record import LegRecord, Record

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.fleet import replica as rep
-from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.member import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.workers import link as li
@@ -106,14 +105,14 @@ class WorkerContext(RequestContext):
         left = self.budget.left(self.loop.time())
         return li.Levels(self.observer.metrics.in_flight, len(self.line), left, held=len(self.poison))
 
-    def leg_opened(self, target: EngineTarget) -> ro.FleetMember | None:
+    def leg_opened(self, target: EngineTarget) -> FleetMember | None:
         """Count a leg."""
         member = super().leg_opened(target)
         if member is not None:
             self.reports.leg(target.instance, target.incarnation, 1)
         return member
 
-    def leg_closed(self, member: ro.FleetMember) -> None:
+    def leg_closed(self, member: FleetMember) -> None:
         """The leg ended."""
         super().leg_closed(member)
         self.reports.leg(member.name, member.incarnation, -1)
