@@ -9,7 +9,7 @@ from operator import attrgetter
 import msgspec
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
-from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
+from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling, Up
 from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.stream.failures import FailureReason
 
@@ -102,6 +102,49 @@ class FleetMember(msgspec.Struct, eq=False):
         # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
         self.suspended = "its health was not checked yet" if is_p2p(self.fingerprint) else ""
         self.probing, self.doubted, self.probe_at = False, False, -math.inf
+
+
+class DeathVerdict(Enum):
+    """How an incarnation ended, or that it did not: which ends are a death by itself.
+
+    its agent beats, and GET /health is refused, broken off or answered with an error   DIED
+    it did not drain, and another incarnation beats in its place                         DIED: it was restarted at once
+    GET /health is answered with success                                                 LIVES
+    it drains, or has said goodbye                                                       LIVES: it ends in order
+    its agent is silent as well                                                          LOST with its machine
+    no answer to GET /health in time                                                     nothing is known
+
+    Known weakness: where a machine goes in such a way that its ports are refused at once, the engine counts as dead until
+    the silence of its agent is noticed, and as lost from then on.
+    """
+
+    DIED = "died"
+    LIVES = "lives"
+    LOST = "lost"
+
+
+def by_probe(member: FleetMember | None, result: Probed, *, silent: bool) -> DeathVerdict | None:
+    """By a probe of the incarnation that ``member`` was before; None: nothing is known. ``silent``: its agent is."""
+    if result is Probed.HEALTHY:
+        return DeathVerdict.LIVES
+    if member is None:
+        return None
+    if silent:
+        return DeathVerdict.LOST
+    if result is Probed.SILENT:
+        return None
+    return DeathVerdict.LIVES if member.state is State.DRAINING else DeathVerdict.DIED
+
+
+def by_message(member: FleetMember | None, message: Up) -> tuple[Incarnation, DeathVerdict] | None:
+    """By a message that was taken, of the incarnation that was there before it; None: it says nothing of one."""
+    if member is None or not member.incarnation:
+        return None
+    if not isinstance(message, Heartbeat):
+        return member.incarnation, DeathVerdict.LIVES
+    if message.incarnation == member.incarnation:
+        return None
+    return member.incarnation, DeathVerdict.LIVES if member.state is State.DRAINING else DeathVerdict.DIED
 
 
 class EngineTarget(msgspec.Struct, frozen=True):

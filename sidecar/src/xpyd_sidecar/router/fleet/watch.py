@@ -2,6 +2,9 @@
 
 A router of one process has one ``FleetWatch``. With several, the owner of the membership socket has it, ``told`` of every
 event that its roster took, and each worker has a replica of the roster.
+
+A probe is ``GET /health`` of an engine on a fresh connection: an engine that is ending refuses new ones at once,
+while old ones may stay open and silent.
 """
 
 from __future__ import annotations
@@ -12,29 +15,33 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from xpyd_sidecar import resources
-from xpyd_sidecar.contract.ids import Incarnation, InstanceName
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split_host_port
 from xpyd_sidecar.contract.membership import Heartbeat, Up
-from xpyd_sidecar.router.fleet import deaths
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.member import (
     Changed,
+    DeathVerdict,
     EngineTarget,
     InstanceLeaves,
     InstanceLost,
     Instruction,
     Probed,
     ProbeInstance,
+    by_message,
+    by_probe,
 )
-from xpyd_sidecar.router.fleet.probe import probe
+from xpyd_sidecar.router.http.patience import within
+from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, Malformed, ResponseHead
 from xpyd_sidecar.router.stream.failures import FailureReason
 
 logger = logging.getLogger(__name__)
 
+TIMEOUT_S = 5.0
 PROBE_AGAIN_S = 1.0
 """After which a probe is tried again that this process had no file, port or memory for."""
 OnLost = Callable[[InstanceName, Incarnation, FailureReason], None]
-OnVerdict = Callable[[InstanceName, Incarnation, deaths.DeathVerdict], None]
+OnVerdict = Callable[[InstanceName, Incarnation, DeathVerdict], None]
 
 
 class FleetNotes(Protocol):
@@ -72,7 +79,7 @@ class FleetWatch:
             if self.told is not None:
                 self.told(rep.Message(now, message))
             return same.in_flight
-        found = deaths.by_message(self.roster.known(message.instance), message)
+        found = by_message(self.roster.known(message.instance), message)
         self.take(rep.Message(now, message))
         if found is not None:
             self.on_verdict(message.instance, *found)
@@ -128,7 +135,7 @@ class FleetWatch:
         self._notes.probed(result)
         now, member = self._loop.time(), self.roster.find(wanted.instance, wanted.incarnation)
         silent = member is not None and self.roster.silent(now, member)
-        verdict = deaths.by_probe(member, result, silent=silent)
+        verdict = by_probe(member, result, silent=silent)
         self.take(rep.ProbeEnded(now, wanted.instance, wanted.incarnation, result, detail))
         if verdict is not None:
             self.on_verdict(wanted.instance, wanted.incarnation, verdict)
@@ -138,3 +145,42 @@ class FleetWatch:
         for task in list(self._probes):
             task.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
+
+
+async def probe(address: HostPort, timeout_s: float = TIMEOUT_S) -> tuple[Probed, str]:
+    """Ask once; never raises for what the other side does. The words say why it is not healthy. Raises Lack: nobody was
+    asked, since this process has no file, port or memory for a connection.
+    """
+    try:
+        async with within(timeout_s):
+            return await _ask(address)
+    except TimeoutError:
+        return Probed.SILENT, f"no answer to GET /health within {timeout_s:g} s"
+    except (OSError, ValueError, EOFError, Malformed) as error:
+        if isinstance(error, OSError) and resources.ours(error):
+            raise resources.Lack(resources.words(error)) from None
+        return Probed.DEAD, f"GET /health: {error}"
+
+
+async def _ask(address: HostPort) -> tuple[Probed, str]:
+    host, port = split_host_port(address)
+    reader, writer = await asyncio.open_connection(host, port, limit=MAX_HEAD)
+    try:
+        writer.write(b"GET /health HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % address.encode())
+        head = await _head_of(reader)
+    finally:
+        writer.transport.abort()
+    if head.status < 300:
+        return Probed.HEALTHY, ""
+    return Probed.DEAD, f"GET /health answered {head.status}"
+
+
+async def _head_of(reader: asyncio.StreamReader) -> ResponseHead:
+    heads = HeadReader()
+    while True:
+        data = await reader.read(MAX_HEAD)
+        if not data:
+            raise EOFError("the connection was closed without an answer")
+        found = heads.feed(data)
+        if found is not None:
+            return found[0]
