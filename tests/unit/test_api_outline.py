@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from router_fleet import fleet
 
-from xpyd_sidecar.router.api import bodies, dialects, outline, passthrough_bodies
+from xpyd_sidecar.router.api import bodies, dialects, outline
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.outline import MAX_DEPTH, MAX_NAMES, Outline
 from xpyd_sidecar.router.serving import shapes
@@ -100,7 +100,7 @@ def test_a_large_body_of_names_is_refused_before_anything_is_built() -> None:
     assert len(body) > LARGE
     known = shapes.Shapes(goes_on=True)
     acts: list[Callable[[], object]] = [lambda: bodies.parse("completions", body),
-                                        lambda: passthrough_bodies.checked("/tokenize", body),
+                                        lambda: bodies.passed("/tokenize", body),
                                         lambda: known.parse("completions", body)]
     for act in acts:
         blocks = sys.getallocatedblocks()

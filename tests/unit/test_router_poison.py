@@ -17,7 +17,7 @@ from scripted_engine import Play, Seen
 from scripted_engine import ScriptedEngine as Engine
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
-from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.api.bodies import RequestHash, hash_of
 from xpyd_sidecar.router.fleet.member import DeathVerdict
 
 LOOPS = ("router",)

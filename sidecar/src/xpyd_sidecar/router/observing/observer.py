@@ -20,8 +20,8 @@ from xpyd_sidecar.contract.fleet import Fleet, Rates
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, ServiceName
 from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.router.api.paths import Route, RouteKind, api_of
-from xpyd_sidecar.router.api.request_hash import RequestHash
 from xpyd_sidecar.router.fleet.member import Changed, Probed
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.observing import batch

@@ -15,9 +15,9 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api import prompt
+from xpyd_sidecar.router.api.bodies import PassedBody, passed
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, unknown_model
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
-from xpyd_sidecar.router.api.passthrough_bodies import PassedBody, checked
 from xpyd_sidecar.router.api.paths import BodyKind, Route
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import Pair
@@ -83,7 +83,7 @@ def _passed(route: Route, request: HttpRequest) -> Passthrough:
         if request.upload is not None and request.upload.fault is not None:
             raise request.upload.fault
     elif route.body is BodyKind.JSON:
-        asked = checked(route.path, request.body)
+        asked = passed(route.path, request.body)
     return Passthrough(route, request, asked)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.api.bodies import RequestHash, hash_of
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import FleetMember, Pair
 from xpyd_sidecar.router.http.reply import ReplyConnection

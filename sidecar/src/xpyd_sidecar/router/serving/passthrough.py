@@ -12,9 +12,9 @@ from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api import dialects
+from xpyd_sidecar.router.api.bodies import PassedBody
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import refuse_in_form
-from xpyd_sidecar.router.api.passthrough_bodies import PassedBody
 from xpyd_sidecar.router.api.paths import BodyKind, Route
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http.reply import HttpRequest

@@ -18,7 +18,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.router.api.request_hash import RequestHash
+from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.router.fleet.member import DeathVerdict
 from xpyd_sidecar.router.fleet.replica import Event
 from xpyd_sidecar.router.observing.metrics import Vitals
