@@ -52,7 +52,7 @@ class RequestHandler(Protocol):
         """Go on."""
 
 
-class LaterReply:
+class LaterReply(RequestHandler):
     """Handles a request whose answer is one write, later: nothing is to be stopped, and nobody hears of it who has gone."""
 
     def __init__(self, reply: Reply) -> None:
@@ -62,12 +62,6 @@ class LaterReply:
     def on_client_gone(self) -> None:
         """The answer goes nowhere."""
         self.gone = True
-
-    def on_pause(self) -> None:
-        """It is one write."""
-
-    def on_resume(self) -> None:
-        """Likewise."""
 
 
 class Application(Protocol):

@@ -36,7 +36,7 @@ from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.serving.in_flight import InFlightRequest
 from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
-from xpyd_sidecar.router.upstream.call import UpstreamCall
+from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
 from xpyd_sidecar.router.upstream.cancel_notice import Farewells
 from xpyd_sidecar.router.upstream.pool import EnginePool
 
@@ -158,8 +158,8 @@ class Audits:
         self._around.tell(pair.prefill.instance, pair.decode.instance, result, difference)
 
 
-class _Audit:
-    """One that runs (``call.Sink``)."""
+class _Audit(Sink):
+    """One that runs."""
 
     def __init__(self, audits: Audits, around: Around, one: Waiting) -> None:
         self._audits = audits
@@ -202,15 +202,6 @@ class _Audit:
         self._audits.ended(self._pair, result, difference)
 
     # ---- call.Sink
-
-    def on_comments(self, call: UpstreamCall, data: bytes) -> None:
-        """Nobody waits for one."""
-
-    def on_events(self, call: UpstreamCall, data: bytes) -> None:
-        """Nothing is streamed."""
-
-    def on_end(self, call: UpstreamCall) -> None:
-        """Nothing is streamed."""
 
     def on_whole(self, call: UpstreamCall, body: bytes) -> None:
         """An answer."""

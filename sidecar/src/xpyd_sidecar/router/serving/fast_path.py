@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import lru_cache
 from operator import itemgetter
 from time import perf_counter
 from typing import Any
@@ -73,7 +72,8 @@ class FastPath(FastState, eq=False):
         if self.pending:
             data, self.pending = self.pending + data, b""
         at = data.find(_EMPTY) + len(_EMPTY)
-        length = _plain_length(data[:at]) if at <= MAX_KNOWN else 0
+        head = _head_of(data[:at])
+        length = 0 if head is None else head.length or 0
         if not 0 < length <= MAX_PENDING:
             self.unfold()
             return data
@@ -95,10 +95,11 @@ class FastPath(FastState, eq=False):
     def _on_decode(self, connection: EngineConnection, data: bytes) -> bytes | None:
         if self.head is None:
             at = data.find(_EMPTY) + len(_EMPTY)
-            head = self.head = _stream_head(data[:at]) if at <= MAX_KNOWN else None
-            if head is None:
+            head = _head_of(data[:at])
+            if head is None or not head.chunked or not head.is_event_stream:
                 self.unfold()
                 return data
+            self.head = head
             if at == len(data):
                 return None
             data = data[at:]
@@ -305,23 +306,10 @@ def serving_of(lane: FastState) -> Serving:
     return serving
 
 
-@lru_cache(maxsize=256)
-def _plain_length(raw: bytes) -> int:
-    """How long the body behind a head is, where that is all there is to say of it; else 0."""
-    head = _head_of(raw)
-    return 0 if head is None or head.status != 200 or not head.keep_alive else head.length or 0
-
-
-@lru_cache(maxsize=256)
-def _stream_head(raw: bytes) -> ResponseHead | None:
-    """The head of an event stream that is like nearly all of them."""
-    head = _head_of(raw)
-    usual = head is not None and head.status == 200 and head.chunked and head.is_event_stream and head.keep_alive
-    return head if usual else None
-
-
 def _head_of(raw: bytes) -> ResponseHead | None:
+    """The head of an answer that is like nearly all: with success, on a connection that stays."""
     try:
-        return parse_head(raw[:-len(_EMPTY)])
+        head = parse_head(raw[:-len(_EMPTY)]) if len(raw) <= MAX_KNOWN else None
     except Malformed:  # who reads it next says what is wrong
         return None
+    return head if head is not None and head.status == 200 and head.keep_alive else None

@@ -25,7 +25,10 @@ MAX_ANSWER = 256 << 20
 
 
 class Sink(Protocol):
-    """Who gets what comes of a call. After ``on_whole``, ``on_end`` or ``on_failed`` nothing more comes."""
+    """Who gets what comes of a call. After ``on_whole``, ``on_end`` or ``on_failed`` nothing more comes.
+
+    Who asks for a whole answer inherits from it: nothing comes of the others then.
+    """
 
     def on_events(self, call: UpstreamCall, data: bytes) -> None:
         """Part of an answer that may be relayed (``call.head`` is set); empty where that is all of it."""
