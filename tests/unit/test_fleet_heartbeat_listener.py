@@ -278,9 +278,9 @@ async def test_answers_of_a_batch_leave_at_its_end_each_to_its_sender() -> None:
         answered: list[list[tuple[bytes, bytes]]] = []
         whole = members._send
 
-        def note(answers: list[tuple[bytes, bytes]]) -> None:
+        def note(socket: zmq.Socket[bytes], answers: list[tuple[bytes, bytes]]) -> None:
             answered.append(answers)
-            whole(answers)
+            whole(socket, answers)
 
         members._send = note  # type: ignore[method-assign]
         for seq, agent in enumerate(agents):

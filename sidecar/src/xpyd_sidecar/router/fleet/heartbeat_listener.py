@@ -148,7 +148,7 @@ class BeatListener(ABC):
             if answer is not None:
                 answers.append((sender, answer))
         if answers and not self._socket.closed:
-            self._send(answers)
+            self._send(self._socket, answers)
         if taken:
             self._watch(False)
             if self._paused is None:
@@ -156,8 +156,8 @@ class BeatListener(ABC):
         elif self._paused is None:
             self._watch(True)
 
-    def _send(self, answers: list[tuple[bytes, bytes]]) -> None:
-        send = super(zmq.Socket, self._socket).send  # without what other kinds of sockets need, a third of the time
+    def _send(self, socket: zmq.Socket[bytes], answers: list[tuple[bytes, bytes]]) -> None:
+        send = super(zmq.Socket, socket).send  # without what other kinds of sockets need, a third of the time
         for sender, answer in answers:
             try:
                 send(sender, zmq.NOBLOCK | zmq.SNDMORE)

@@ -47,9 +47,11 @@ class RequestHandler(Protocol):
 
     def on_pause(self) -> None:
         """The client is slower than its answer: stop writing soon."""
+        return
 
     def on_resume(self) -> None:
         """Go on."""
+        return
 
 
 class LaterReply(RequestHandler):

@@ -32,12 +32,15 @@ class Sink(Protocol):
 
     def on_events(self, call: UpstreamCall, data: bytes) -> None:
         """Part of an answer that may be relayed (``call.head`` is set); empty where that is all of it."""
+        return
 
     def on_comments(self, call: UpstreamCall, data: bytes) -> None:
         """The same of a stream without any event yet: comments alone."""
+        return
 
     def on_end(self, call: UpstreamCall) -> None:
         """The answer that was relayed is whole; an event stream ended with [DONE]."""
+        return
 
     def on_whole(self, call: UpstreamCall, body: bytes) -> None:
         """The whole answer."""
