@@ -33,7 +33,7 @@ from xpyd_sidecar.router.serving.exchange import Exchange
 from xpyd_sidecar.router.stream import answers
 from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
-from xpyd_sidecar.router.upstream.call import UpstreamCall
+from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
 
 if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import Trace
@@ -47,7 +47,7 @@ STREAM_STALL_S = 3.0
 """Silence of a stream after which its engine is probed: one that was told to end may leave streams open, and fails that."""
 
 
-class Serving:
+class Serving(Sink):
     """One request, from what is asked to its last byte."""
 
     __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_paused", "_reminder", "_reply",

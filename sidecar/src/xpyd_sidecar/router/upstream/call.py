@@ -24,23 +24,22 @@ MAX_ANSWER = 256 << 20
 """Bytes of an answer that is not streamed."""
 
 
-class Sink(Protocol):
+class Sink:
     """Who gets what comes of a call. After ``on_whole``, ``on_end`` or ``on_failed`` nothing more comes.
 
-    Who asks for a whole answer inherits from it: nothing comes of the others then.
+    Who asks for a whole answer hears nothing of streams.
     """
+
+    __slots__ = ()
 
     def on_events(self, call: UpstreamCall, data: bytes) -> None:
         """Part of an answer that may be relayed (``call.head`` is set); empty where that is all of it."""
-        return
 
     def on_comments(self, call: UpstreamCall, data: bytes) -> None:
         """The same of a stream without any event yet: comments alone."""
-        return
 
     def on_end(self, call: UpstreamCall) -> None:
         """The answer that was relayed is whole; an event stream ended with [DONE]."""
-        return
 
     def on_whole(self, call: UpstreamCall, body: bytes) -> None:
         """The whole answer."""
