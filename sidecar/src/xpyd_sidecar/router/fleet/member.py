@@ -67,13 +67,15 @@ class FleetMember(msgspec.Struct, eq=False):
     in_flight: int = 0
     in_flight_at_beat: int = 0
     turn: int = 0
+    suspected: bool = False
+    """Of a replica: this process suspends it, and who is followed has not said so yet."""
 
     @property
     def pickable(self) -> bool:
         """Whether new legs may go there."""
         return self.state is State.READY and not self.suspended and bool(self.http) and bool(self.incarnation)
 
-    def same(self, beat: Heartbeat) -> bool:
+    def same(self, beat: Heartbeat | FleetMember) -> bool:
         """Whether a beat says nothing new but load and time: most do, and must cost next to nothing."""
         return _told(beat) == _told(self)
 
@@ -93,6 +95,22 @@ class FleetMember(msgspec.Struct, eq=False):
         """Take the part of a beat that says what the instance is."""
         for name in TOLD:
             setattr(self, name, getattr(beat, name))
+
+    def follow(self, told: FleetMember) -> bool:
+        """Become as another process knows it, but for what each counts itself. Whether that is more than load and time.
+
+        What this process suspends stays suspended until the other one has heard of it.
+        """
+        if self.suspected and not told.suspended and told.incarnation == self.incarnation:
+            told.suspended = self.suspended
+        else:
+            self.suspected = False
+        new = not told.same(self) or told.suspended != self.suspended
+        if told.beat_at != self.beat_at:
+            self.in_flight_at_beat = self.in_flight
+        for name in _FOLLOWED:
+            setattr(self, name, getattr(told, name))
+        return new
 
     def __repr__(self) -> str:
         return f"Member({self.name}, {self.role}, {self.state}, {self.suspended or 'ok'})"
@@ -145,6 +163,10 @@ def by_message(member: FleetMember | None, message: Up) -> tuple[Incarnation, De
     if message.incarnation == member.incarnation:
         return None
     return member.incarnation, DeathVerdict.LIVES if member.state is State.DRAINING else DeathVerdict.DIED
+
+
+_FOLLOWED = [name for name in FleetMember.__struct_fields__
+             if name not in {"name", "in_flight", "in_flight_at_beat", "turn", "suspected"}]
 
 
 class EngineTarget(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ Laws
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
@@ -101,8 +102,7 @@ class Roster:
     def _nobody_beats(self, now: float) -> bool:
         return now - self._heard >= self._settle_s
 
-    def _hear(self, now: float, member: FleetMember, beat: Heartbeat) -> None:
-        member.hear(now, beat)
+    def _hear(self, now: float) -> None:
         if self._since is None or self._nobody_beats(now):
             self._since = now
         self._heard = now
@@ -191,7 +191,8 @@ class Roster:
         if (member is None or beat.seq < member.seq or not member.same(beat) or beat.leaving
                 or beat.service != self.service or beat.v not in heartbeat_validation.VERSIONS):
             return None
-        self._hear(now, member, beat)
+        member.hear(now, beat)
+        self._hear(now)
         return member
 
     def _on_beat(self, now: float, beat: Heartbeat) -> list[Instruction]:
@@ -202,7 +203,8 @@ class Roster:
         out = [] if member.same(beat) else self._change(member, beat)
         if beat.leaving:  # with each beat: what had nowhere to go may have by now
             out.append(InstanceLeaves(member.name, member.incarnation, f"{member.name} drains and ends soon"))
-        self._hear(now, member, beat)
+        member.hear(now, beat)
+        self._hear(now)
         return out
 
     def _join(self, now: float, beat: Heartbeat) -> list[Instruction]:
@@ -212,7 +214,8 @@ class Roster:
         member = self._members[beat.instance] = FleetMember(beat.instance)
         member.become(beat)
         member.begin()
-        self._hear(now, member, beat)
+        member.hear(now, beat)
+        self._hear(now)
         self._changed()
         return [Changed(beat.instance, f"joined as {beat.role}, {beat.state}", "joined"),
                 *(self._probe(now, member) if member.suspended else [])]
@@ -322,6 +325,24 @@ class Roster:
             room -= len(probes)
             out += probes
         return out
+
+    def follow(self, members: Iterable[FleetMember], gone: Iterable[InstanceName] | None) -> None:
+        """Become as the roster that this one is a replica of, in all but what each process counts itself (open legs).
+
+        ``members``: those that changed there, as they are, in the order of their beats. ``gone``: those that left; None:
+        all others did.
+        """
+        given = list(members)
+        names = self._members.keys() - {told.name for told in given} if gone is None else self._members.keys() & set(gone)
+        for name in names:
+            self._forget(self._members[name])
+        for told in given:
+            member = self._members.get(told.name) or FleetMember(told.name)
+            if told.beat_at != member.beat_at:
+                self._hear(told.beat_at)
+            if member.follow(told) or told.name not in self._members:
+                self._members[told.name] = member
+                self._changed()
 
     def _suspend(self, member: FleetMember, reason: str) -> list[Instruction]:
         if member.suspended:

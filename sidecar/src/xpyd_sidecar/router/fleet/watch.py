@@ -1,7 +1,7 @@
 """Who watches the instances: the roster, and what it instructs.
 
-A router of one process has one ``FleetWatch``. With several, the owner of the membership socket has it, ``told`` of every
-event that its roster took, and each worker has a replica of the roster.
+A router of one process has one ``FleetWatch``. With several, the owner of the membership socket has it, ``told`` whenever
+its roster heard of an instance, and each worker has a replica of the roster.
 
 A probe is ``GET /health`` of an engine on a fresh connection: an engine that is ending refuses new ones at once,
 while old ones may stay open and silent.
@@ -17,7 +17,6 @@ from typing import Protocol
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split_host_port
 from xpyd_sidecar.contract.membership import Heartbeat, Up
-from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.member import (
     Changed,
@@ -57,8 +56,7 @@ class FleetNotes(Protocol):
 class FleetWatch:
     """Keeps a roster right: beats in, probes out."""
 
-    def __init__(self, roster: ro.Roster, on_lost: OnLost, notes: FleetNotes,
-                 told: Callable[[rep.Event], None] | None = None) -> None:
+    def __init__(self, roster: ro.Roster, on_lost: OnLost, notes: FleetNotes) -> None:
         """``on_lost``: legs on an incarnation will never answer, and why."""
         self._loop = asyncio.get_running_loop()
         self.roster = roster
@@ -68,7 +66,8 @@ class FleetWatch:
         self.on_verdict: OnVerdict = lambda *_: None
         """It has died by itself, or it has not; what is lost with it was told before."""
         self._notes = notes
-        self.told = told
+        self.told: Callable[[InstanceName | None], None] = lambda _: None
+        """The roster has heard of an instance; None: time went on."""
         self._lacks = resources.Complaint("no probe of an engine")
         self._probes: set[asyncio.Task[None]] = set()
 
@@ -76,11 +75,10 @@ class FleetWatch:
         """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``BeatRefused``."""
         now = self._loop.time()
         if isinstance(message, Heartbeat) and (same := self.roster.heard(now, message)) is not None:
-            if self.told is not None:
-                self.told(rep.Message(now, message))
+            self.told(message.instance)
             return same.in_flight
         found = by_message(self.roster.known(message.instance), message)
-        self.take(rep.Message(now, message))
+        self.take(message.instance, self.roster.on_message(now, message))
         if found is not None:
             self.on_verdict(message.instance, *found)
         member = self.roster.find(message.instance, message.incarnation)
@@ -88,21 +86,20 @@ class FleetWatch:
 
     def suspect(self, target: EngineTarget, reason: str) -> None:
         """A connection was refused."""
-        self.take(rep.RefusedAt(self._loop.time(), target.instance, target.incarnation, reason))
+        instance, incarnation = target.instance, target.incarnation
+        self.take(instance, self.roster.on_refused(self._loop.time(), instance, incarnation, reason))
 
     def doubt(self, target: EngineTarget) -> None:
         """An engine failed a request, broke a connection, or is silent."""
-        self.take(rep.Doubt(self._loop.time(), target.instance, target.incarnation))
+        self.take(target.instance, self.roster.on_doubt(self._loop.time(), target.instance, target.incarnation))
 
     def tick(self) -> None:
         """Called every second."""
-        self.take(rep.RosterTick(self._loop.time()))
+        self.take(None, self.roster.on_tick(self._loop.time()))
 
-    def take(self, event: rep.Event) -> None:
-        """An event, seen here or by somebody else. Raises ``BeatRefused``."""
-        instructions = rep.apply(self.roster, event)
-        if self.told is not None:
-            self.told(event)
+    def take(self, of: InstanceName | None, instructions: Iterable[Instruction]) -> None:
+        """The roster has heard of an instance (None: time went on), and this follows from it."""
+        self.told(of)
         self.do(instructions)
 
     def do(self, instructions: Iterable[Instruction]) -> None:
@@ -136,7 +133,7 @@ class FleetWatch:
         now, member = self._loop.time(), self.roster.find(wanted.instance, wanted.incarnation)
         silent = member is not None and self.roster.silent(now, member)
         verdict = by_probe(member, result, silent=silent)
-        self.take(rep.ProbeEnded(now, wanted.instance, wanted.incarnation, result, detail))
+        self.take(wanted.instance, self.roster.on_probe(now, wanted.instance, wanted.incarnation, result, detail))
         if verdict is not None:
             self.on_verdict(wanted.instance, wanted.incarnation, verdict)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -67,19 +66,22 @@ class Reports:
 
 
 class RosterFollower(FleetWatch):
-    """Keeps a replica: the owner's events in, verdicts of the data path out. Never probes."""
+    """Keeps a replica, which follows the owner's roster; verdicts of the data path go there. Never probes."""
 
     link: li.WorkerLink[li.Down]
 
     def suspect(self, target: EngineTarget, reason: str) -> None:
         """A connection was refused: suspend it here at once."""
-        event = rep.RefusedAt(self._loop.time(), target.instance, target.incarnation, reason)
-        rep.follow(self.roster, event)
-        self.link.send(li.LegVerdict(event))
+        instance, incarnation = target.instance, target.incarnation
+        member = self.roster.find(instance, incarnation)
+        if member is not None:
+            self.roster.on_refused(self._loop.time(), instance, incarnation, reason)
+            member.suspected = True
+        self.link.send(li.LegVerdict(instance, incarnation, reason))
 
     def doubt(self, target: EngineTarget) -> None:
         """Let the owner ask whether it lives."""
-        self.link.send(li.LegVerdict(rep.Doubt(self._loop.time(), target.instance, target.incarnation)))
+        self.link.send(li.LegVerdict(target.instance, target.incarnation))
 
     def tick(self) -> None:
         """Time is the owner's."""

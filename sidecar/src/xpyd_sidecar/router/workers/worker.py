@@ -22,11 +22,9 @@ from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.app import RouterProcess, leave_garbage
 from xpyd_sidecar.router.endpoints.application import Paths
-from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.relay.loop import run
@@ -58,8 +56,7 @@ class WorkerRouter(RouterProcess):
         return paths
 
     async def _open(self) -> None:
-        rep.catch_up(self.context.roster, self._begin.events)
-        self.worker.reports.applied = self._begin.index
+        self._follow(self._begin.told)
         self.turn_away(self._begin.away)
         self.port = await self.server.listen(self._begin.host, self._begin.port, self._certificate, shared=True)
 
@@ -67,28 +64,22 @@ class WorkerRouter(RouterProcess):
         self._link.send(self.vitals())
         self.worker.reports.flush()  # a sign of life
 
+    def _follow(self, told: li.RosterTold) -> None:
+        self.context.roster.follow(told.members, told.gone)
+        self.worker.reports.applied = told.index
+        if any(member.state is State.DRAINING for member in told.members):
+            self.worker.reports.soon()  # the drain waits for this worker to know of it
+
     def on_message(self, message: li.Down, stop: asyncio.Event) -> None:
         """The owner says something."""
-        roster, reports = self.context.roster, self.worker.reports
         match message:
-            case li.RosterTold(index=index, event=event, gone=gone):
-                if event is not None:
-                    rep.follow(roster, event)
-                for name in gone:
-                    rep.forget(roster, self.context.loop.time(), name)
-                reports.applied = index
+            case li.RosterTold():
+                self._follow(message)
                 self.worker.line.moved()
-                beat = event.message if isinstance(event, rep.Message) else None
-                if isinstance(beat, Heartbeat) and beat.state is State.DRAINING:
-                    reports.soon()  # the drain waits for this worker to know of it
-                    if beat.leaving:
-                        self.context.servings.leaving(beat.instance, beat.incarnation,
-                                                      f"{beat.instance} drains and ends soon")
             case li.LostAt(instance=instance, incarnation=incarnation, reason=reason):
                 self.context.servings.lost(instance, incarnation, reason)
-            case li.CatchUp(index=index, events=events):
-                rep.catch_up(roster, events)
-                reports.applied = index
+            case li.LeavesAt(instance=instance, incarnation=incarnation):
+                self.context.servings.leaving(instance, incarnation, f"{instance} drains and ends soon")
             case li.Away(away=away):
                 self.turn_away(away)
             case li.StopWorker():
