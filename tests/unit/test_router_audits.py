@@ -54,7 +54,7 @@ def with_odds(f: RouterFleet, handed: float = -0.5, alone: float = -0.5) -> None
 
 def audits(f: RouterFleet) -> dict[str, float]:
     """How many ended so."""
-    samples = [sample for family in f.context.observer.metrics._counts["audits"].collect() for sample in family.samples]
+    samples = f.context.observer.metrics._counts["xpyd_router_audits"].family().samples
     return {sample.labels["result"]: sample.value for sample in samples}
 
 

@@ -15,17 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import msgspec
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily as Counters
 from prometheus_client.core import GaugeMetricFamily as Gauges
 from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
 from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.router.fleet.member import FleetMember
 from xpyd_sidecar.router.observing.batch import Batch, Flow, Pair, place_of, still_here
 from xpyd_sidecar.router.observing.record import FAILED
-from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, WhenAsked, buckets_of, filled
+from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, buckets_of, filled
 
 TTFT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -67,46 +68,48 @@ class Vitals(msgspec.Struct, tag=True):
 
 
 _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "requests": ("Generation requests by outcome", ("api", "outcome")),
-    "legs": ("Legs sent to engines by how they ended", ("role", "result")),
-    "probes": ("Health probes of engines by result", ("result",)),
-    "roster_changes": ("Changes of the roster by kind", ("change",)),
-    "membership_messages": ("Heartbeats and goodbyes by result", ("result",)),
-    "retries": ("Legs sent beyond the first pair of a request", ()),
-    "skipped_prefill": ("Requests sent to decode alone, by the field or the rule that made it so", ("by",)),
-    "passed_requests": ("Requests passed to one decode instance, by path and outcome", ("path", "outcome")),
-    "continued": ("Streams that went on with another decode instance", ()),
-    "tokens": ("Generated tokens relayed to clients, counted by their ids", ()),
-    "relayed_bytes": ("Bytes of answers to generation requests", ()),
-    "audits": (("Answers with KV from prefill that were chosen to be computed again without it, "
-                "by what was found, or why nothing was"), ("result",))}
-"""Counters, by their names behind ``xpyd_router_``: words and labels."""
+    "xpyd_router_requests": ("Generation requests by outcome", ("api", "outcome")),
+    "xpyd_router_legs": ("Legs sent to engines by how they ended", ("role", "result")),
+    "xpyd_router_probes": ("Health probes of engines by result", ("result",)),
+    "xpyd_router_roster_changes": ("Changes of the roster by kind", ("change",)),
+    "xpyd_router_membership_messages": ("Heartbeats and goodbyes by result", ("result",)),
+    "xpyd_router_retries": ("Legs sent beyond the first pair of a request", ()),
+    "xpyd_router_skipped_prefill": ("Requests sent to decode alone, by the field or the rule that made it so", ("by",)),
+    "xpyd_router_passed_requests": ("Requests passed to one decode instance, by path and outcome", ("path", "outcome")),
+    "xpyd_router_continued": ("Streams that went on with another decode instance", ()),
+    "xpyd_router_tokens": ("Generated tokens relayed to clients, counted by their ids", ()),
+    "xpyd_router_relayed_bytes": ("Bytes of answers to generation requests", ()),
+    "xpyd_router_audits": (("Answers with KV from prefill that were chosen to be computed again without it, by what was "
+                            "found, or why nothing was"), ("result",))}
+"""Counters, by name: words and labels."""
 _TIMED: dict[str, tuple[str, str, tuple[float, ...], tuple[str, ...]]] = {
-    "ttft": ("ttft_seconds", "From a request's arrival to the first event of its stream", TTFT, ("api",)),
-    "tpot": ("tpot_seconds", "(end - first token) / (tokens - 1) of whole streams", TPOT, ("api",)),
-    "total": ("request_seconds", "From a request's arrival to the end of its answer", SECONDS, ("api",)),
-    "queue": ("queue_seconds", "How long a request waited for a place", WAITS, ()),
-    "handover": ("handover_seconds", "From the end of the prefill leg to decode's first event", WAITS, ()),
-    "leg": ("leg_seconds", "From a leg's request to its end", SECONDS, ("role",)),
+    "ttft": ("xpyd_router_ttft_seconds", "From a request's arrival to the first event of its stream", TTFT, ("api",)),
+    "tpot": ("xpyd_router_tpot_seconds", "(end - first token) / (tokens - 1) of whole streams", TPOT, ("api",)),
+    "total": ("xpyd_router_request_seconds", "From a request's arrival to the end of its answer", SECONDS, ("api",)),
+    "queue": ("xpyd_router_queue_seconds", "How long a request waited for a place", WAITS, ()),
+    "handover": ("xpyd_router_handover_seconds", "From the end of the prefill leg to decode's first event", WAITS, ()),
+    "leg": ("xpyd_router_leg_seconds", "From a leg's request to its end", SECONDS, ("role",)),
     "difference": (
-        "audit_difference", "How far the log probability of a first token is from the one without KV from prefill",
+        "xpyd_router_audit_difference",
+        "How far the log probability of a first token is from the one without KV from prefill",
         DIFFERENCES, ())}
-"""Histograms, by measure: name behind ``xpyd_router_``, words, upper ends of buckets, labels."""
+"""Histograms, by measure: name, words, upper ends of buckets, labels."""
 
 
-class RouterMetrics:
+class RouterMetrics(Collector):
     """The metrics of one router."""
 
     def __init__(self, members: Callable[[], Iterable[FleetMember]], settle: Callable[[], None] = lambda: None) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
         self._members = members
         self.in_flight = 0
         """Generation requests that are being served; the observer counts them."""
         self._settle = settle
         self.requests_total = 0
         self.requests_failed = 0
-        self._counts = {name: TallyCounts(registry, f"xpyd_router_{name}", *row) for name, row in _COUNTED.items()}
-        self._times = {measure: TallyTimes(registry, f"xpyd_router_{name}", words, bounds, labels)
+        self._counts = {name: TallyCounts(name, *row) for name, row in _COUNTED.items()}
+        self._times = {measure: TallyTimes(name, words, bounds, labels)
                        for measure, (name, words, bounds, labels) in _TIMED.items()}
         self.queued: Callable[[], int] = int
         """Whom to ask how many requests wait."""
@@ -116,22 +119,14 @@ class RouterMetrics:
         """Whom to ask what each process knows of itself, by the number of the worker."""
         self.poison: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
         """Whom to ask of requests that end engines: deaths so far, suspects, refused requests, held ones."""
-        gauge = partial(Gauge, registry=registry)
-        gauge("xpyd_router_in_flight", "Generation requests being served").set_function(lambda: self.in_flight)
-        # Whom to ask is said later, so it is looked up when it is asked.
-        gauge("xpyd_router_queued", "Generation requests that wait for a place").set_function(lambda: float(self.queued()))
-        gauge("xpyd_router_retry_budget", "Retries that may be made now").set_function(lambda: float(self.retries_left()))
-        gauge("xpyd_router_build_info", "The version", ["version"]).labels(__version__).set(1)
         self._systems: dict[int, ProcessCollector] = {}
         """What the system knows of each process, by its id."""
         self._pairs: dict[Pair, Flow] = {}
         self._audited: dict[Pair, dict[str, int]] = {}
-        for ask in (self._ask_processes, self._ask_poison, self._ask_pairs, self._ask_instances, self._ask_audits):
-            registry.register(WhenAsked(ask))
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
-        """Add to a counter of the table."""
-        self._counts[name].add(labels, by)
+        """Add to the counter ``xpyd_router_{name}``."""
+        self._counts[f"xpyd_router_{name}"].add(labels, by)
 
     def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
         """An audit of a pair ended so, or was left out. ``difference``: of log probabilities; NaN: none was found."""
@@ -169,7 +164,16 @@ class RouterMetrics:
         self._settle()
         return generate_latest(self.registry)
 
-    # ---- when somebody asks
+    def collect(self) -> Iterable[Metric]:
+        """For the library, whenever somebody scrapes."""
+        for one in (*self._counts.values(), *self._times.values()):
+            yield one.family()
+        yield Gauges("xpyd_router_in_flight", "Generation requests being served", self.in_flight)
+        yield Gauges("xpyd_router_queued", "Generation requests that wait for a place", self.queued())
+        yield Gauges("xpyd_router_retry_budget", "Retries that may be made now", self.retries_left())
+        yield filled(Gauges("xpyd_router_build_info", "The version", labels=["version"]), {(__version__,): 1})
+        for ask in (self._ask_processes, self._ask_poison, self._ask_pairs, self._ask_instances, self._ask_audits):
+            yield from ask()
 
     def _ask_pairs(self) -> Iterable[Metric]:
         """Pairs of instances that are gone are shown once more, and then forgotten (``still_here``)."""

@@ -8,27 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 Labels = tuple[str, ...]
 Family = CounterMetricFamily | GaugeMetricFamily
-
-
-class WhenAsked(Collector):
-    """Families that are made whenever somebody scrapes."""
-
-    def __init__(self, ask: Callable[[], Iterable[Metric]]) -> None:
-        self._ask = ask
-
-    def collect(self) -> Iterable[Metric]:
-        """For the library."""
-        return self._ask()
 
 
 def filled(family: Family, cells: Mapping[Labels, float]) -> Family:
@@ -38,30 +25,28 @@ def filled(family: Family, cells: Mapping[Labels, float]) -> Family:
     return family
 
 
-class TallyCounts(Collector):
+class TallyCounts:
     """A counter; ``name`` is without ``_total``."""
 
-    def __init__(self, registry: CollectorRegistry, name: str, words: str, labels: Labels = ()) -> None:
+    def __init__(self, name: str, words: str, labels: Labels = ()) -> None:
         self.name = name
         self._words = words
         self._labels = labels
         self._cells: dict[Labels, float] = {} if labels else {(): 0.0}
-        registry.register(self)
 
     def add(self, labels: Labels = (), by: float = 1) -> None:
         """Count. Labels in the order in which they were named."""
         self._cells[labels] = self._cells.get(labels, 0.0) + by
 
-    def collect(self) -> Iterable[Metric]:
+    def family(self) -> Metric:
         """For the library."""
-        return [filled(CounterMetricFamily(self.name, self._words, labels=self._labels), self._cells)]
+        return filled(CounterMetricFamily(self.name, self._words, labels=self._labels), self._cells)
 
 
-class TallyTimes(Collector):
+class TallyTimes:
     """A histogram of seconds; ``bounds`` are the upper ends of its buckets."""
 
-    def __init__(self, registry: CollectorRegistry, name: str, words: str, bounds: tuple[float, ...],
-                 labels: Labels = ()) -> None:
+    def __init__(self, name: str, words: str, bounds: tuple[float, ...], labels: Labels = ()) -> None:
         self.name = name
         self._words = words
         self._bounds = bounds
@@ -69,7 +54,6 @@ class TallyTimes(Collector):
         self._cells: dict[Labels, list[float]] = {}
         if not labels:
             self._cell(())
-        registry.register(self)
 
     def add_all(self, durations: Sequence[float], labels: Labels = ()) -> None:
         """Count several."""
@@ -84,12 +68,12 @@ class TallyTimes(Collector):
         cell = self._cells[labels] = [0.0] * (len(self._bounds) + 2)
         return cell
 
-    def collect(self) -> Iterable[Metric]:
+    def family(self) -> Metric:
         """For the library."""
         family = HistogramMetricFamily(self.name, self._words, labels=self._labels)
         for labels, cell in self._cells.items():
             family.add_metric(labels, buckets_of(self._bounds, cell), cell[-1])
-        return [family]
+        return family
 
 
 def buckets_of(bounds: tuple[float, ...], cell: Sequence[float]) -> list[tuple[str, float]]:
