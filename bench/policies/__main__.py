@@ -27,9 +27,8 @@ from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.candidates import Mean, score
+from xpyd_sidecar.router.balance.candidates import Holdings, Mean, score
 from xpyd_sidecar.router.balance.policies import Policy, Query
-from xpyd_sidecar.router.balance.prefix_index import Holdings
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 INSTANCES = 8

@@ -10,7 +10,7 @@ from msgspec import Raw
 from xpyd_sidecar.router.api import dialects
 from xpyd_sidecar.router.api.bodies import parse, passed
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.api.lax import is_true, truth, unmarked, whole
+from xpyd_sidecar.router.api.fields import is_true, truth, unmarked, whole
 from xpyd_sidecar.router.serving.shapes import Shapes, looked, shape_of
 
 BOOLS = [

@@ -14,10 +14,10 @@ import pytest
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
-from xpyd_sidecar.router.observing.access_log import access, line_of, tell_straight
 from xpyd_sidecar.router.observing.batch import MAX_PAIRS, Batch, Counting, of_records
 from xpyd_sidecar.router.observing.history import History
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
+from xpyd_sidecar.router.observing.observer import access, line_of, tell_straight
 from xpyd_sidecar.router.observing.record import LegRecord, Record
 
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.contract import legs
-from xpyd_sidecar.router.api.lax import is_true
+from xpyd_sidecar.router.api.fields import is_true
 
 MAX_TOOLS = 1 << 20
 """Bytes of tools that are read, since every one of them is built; decode does all of a request that has more."""

@@ -15,8 +15,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.prompt import BLOCK_BYTES, PromptPrefix
-from xpyd_sidecar.router.balance.candidates import Draw, Mean, Rendezvous, score
-from xpyd_sidecar.router.balance.prefix_index import Holdings
+from xpyd_sidecar.router.balance.candidates import Draw, Holdings, Mean, Rendezvous, score
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 MATCHED = 0.1

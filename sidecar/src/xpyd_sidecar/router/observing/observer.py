@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import starmap
+from operator import attrgetter
 from time import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,7 +20,7 @@ import msgspec
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.fleet import Fleet, Rates
-from xpyd_sidecar.contract.ids import Incarnation, InstanceName, ServiceName
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.bodies import RequestHash
@@ -26,7 +29,6 @@ from xpyd_sidecar.router.fleet.member import Changed, Probed
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
-from xpyd_sidecar.router.observing.access_log import access, line_of, passed_outcome, tell_straight
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.record import Record
 
@@ -42,6 +44,64 @@ MAX_OVER, LONG = 64, 4096
 """Requests of the straight course that have ended are told of after so long, when there are so many, or at once where the
 prompt has so many tokens: they hold what they were asked.
 """
+access = logging.getLogger("xpyd_sidecar.access")
+
+
+def line_of(record: Record) -> dict[str, object]:
+    """The fields of a request that is over."""
+    if not record.api:
+        return {"request": record.request_id, "path": record.path, "status": record.status,
+                "decode": record.went(Role.DECODE), "attempt": len(record.legs),
+                "seconds": round(record.last_at - record.arrived, 4), "detail": record.detail}
+    passed = {"path": record.path} if record.path else {}
+    return {"request": record.request_id, "transfer": record.transfer, "api": record.api, "stream": record.stream,
+            "status": record.status, "prefill": record.went(Role.PREFILL), "decode": record.went(Role.DECODE),
+            "attempt": record.attempt, "skips": record.skips, "continued": record.continued,
+            "seconds": round(record.last_at - record.arrived, 4),
+            "first_byte_s": None if math.isnan(record.first_at) else round(record.first_at - record.arrived, 4),
+            "detail": record.detail, **passed}
+
+
+def passed_outcome(outcome: str, ended_as: str) -> str:
+    """What ``xpyd_router_passed_requests_total`` calls the outcome of a request whose answer passes through.
+
+    ``ended_as``: the result of the leg that answered, empty where none did.
+    """
+    if outcome == "ok":
+        return "complete"
+    if outcome in {"client_gone", "stopped"}:
+        return "aborted"
+    return "engine_error" if ended_as in {"4xx", "5xx", "aborted"} else outcome
+
+
+def tell_straight(records: list[Record]) -> None:
+    """Log some that went their straight course (prefill and decode answered well at once); their lines leave at once."""
+    logs.tell_all(access, "ok", records, _Straight())
+
+
+class _Straight:
+    """``logs.Form``: the line of one that went its straight course."""
+
+    at = attrgetter("ended_unix")
+    fields = staticmethod(line_of)
+
+    @staticmethod
+    def json(one: Record) -> str:
+        """The fields as JSON, without braces. No request id has what JSON escapes (``incoming.request_id_of``)."""
+        arrived, (prefill, decode) = one.arrived, one.legs
+        between = _between(one.api, prefill.instance, decode.instance)
+        return (f'"request":"{one.request_id}","transfer":"{one.transfer}",{between},'
+                f'"seconds":{one.last_at - arrived:.4f},"first_byte_s":{one.first_at - arrived:.4f},"detail":""')
+
+
+@lru_cache(maxsize=1024)
+def _between(api: str, prefill: str, decode: str) -> str:
+    fields = {"api": api, "stream": True, "status": 200, "prefill": prefill, "decode": decode, "attempt": 1, "skips": "",
+              "continued": 0}
+    return _encode(fields).decode()[1:-1]
+
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Straight(Protocol):

@@ -22,9 +22,8 @@ from xpyd_sidecar.router.http.upload import Upload
 from xpyd_sidecar.router.http.wire import before_length, chunk_of, lines_of
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.asks import Asked, Asks, Headers
-from xpyd_sidecar.router.stream.answers import AnswerReader
+from xpyd_sidecar.router.stream.answers import AnswerReader, OpaqueAnswer
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.opaque import OpaqueAnswer
 from xpyd_sidecar.router.upstream.call import UpstreamCall
 
 HEADERS = (b"accept", b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority", b"anthropic-version",
