@@ -14,7 +14,7 @@ import pytest
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
-from xpyd_sidecar.router.observing.batch import MAX_PAIRS, Batch, Counting, of_records
+from xpyd_sidecar.router.observing.batch import MAX_PAIRS, Batch, Counting, of_records, of_straight
 from xpyd_sidecar.router.observing.history import History
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.observer import access, line_of, tell_straight
@@ -63,7 +63,7 @@ def test_a_batch_is_counted_as_each_of_its_requests(instances: int) -> None:
         of = [each for each in those if each.api == api]
         for each in of:
             count(of_records(api, [each]), *one)
-        count(of_records(api, of), *many)
+        count(of_straight(api, of), *many)
     alone, together = told(*one), told(*many)
     for what, value in alone.items():
         assert together[what] == value, what

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from xpyd_sidecar.contract.ids import InstanceName
+from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.totals import Totals, add_buckets, buckets_of
 from xpyd_sidecar.router.observing.record import FAILED, Record
 
@@ -82,20 +82,43 @@ class Batch:
             flow.seconds += sum(handovers)
 
 
+def of_straight(api: str, those: Sequence[Record]) -> Batch:
+    """Of requests that went their straight course: both of their legs answered well at once. As ``of_records``, in less."""
+    batch, legs = Batch(api, len(those)), [one.legs for one in those]
+    batch.outcomes["ok"] = len(those)
+    batch.times = {
+        "ttft": [one.first_at - one.arrived for one in those],
+        "tpot": [max(0.0, one.last_at - one.first_at) / (one.tokens - 1) for one in those if one.tokens >= 2],
+        "total": [one.last_at - one.arrived for one in those], "queue": [0.0] * len(those)}
+    batch.legs = {(Role.PREFILL, "2xx"): [leg.ended - leg.opened for leg, _ in legs],
+                  (Role.DECODE, "2xx"): [leg.ended - leg.opened for _, leg in legs]}
+    batch.tokens = sum([one.tokens for one in those if one.tokens > 0])
+    batch.bytes = sum([one.bytes for one in those])
+    batch.measured = [(one.prompt_tokens, one.prompt_size, one.tokens) for one in those
+                      if one.prompt_tokens >= 0 and one.tokens >= 0]
+    for prefill, decode in legs:
+        handover = max(0.0, decode.first_at - prefill.ended)
+        batch.pairs.setdefault((prefill.instance, decode.instance), []).append(handover)
+    for pair, handovers in batch.pairs.items():
+        for name in pair:
+            batch.served[name] = batch.served.get(name, 0) + len(handovers)
+    return batch.summed()
+
+
 def of_records(api: str, records: Sequence[Record]) -> Batch:
     """Of any requests."""
     batch = Batch(api, len(records))
-    batch.times = {
-        "ttft": [ttft for record in records if (ttft := record.ttft) is not None],
-        "tpot": [tpot for record in records if (tpot := record.tpot) is not None],
-        "total": [record.seconds for record in records], "queue": [record.queued_s for record in records]}
+    measures = [record.measures() for record in records]
+    batch.times = {"ttft": [ttft for _, ttft, _ in measures if ttft is not None],
+                   "tpot": [tpot for _, _, tpot in measures if tpot is not None],
+                   "total": [seconds for seconds, _, _ in measures], "queue": [record.queued_s for record in records]}
     for record in records:
-        for handover in record.handovers:
+        for handover in record.handovers():
             batch.pairs.setdefault((handover.prefill, handover.decode), []).append(handover.seconds)
         outcome = record.outcome
         batch.outcomes[outcome] = batch.outcomes.get(outcome, 0) + 1
         for leg in record.legs:
-            batch.legs.setdefault((leg.role.value, leg.result), []).append(leg.ended - leg.opened)
+            batch.legs.setdefault((leg.role, leg.result), []).append(leg.ended - leg.opened)
             if leg.result == "2xx":
                 batch.served[leg.instance] = batch.served.get(leg.instance, 0) + 1
         if outcome == "ok" and record.prompt_tokens >= 0 and record.tokens >= 0:

@@ -166,8 +166,8 @@ class RouterMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """For the library, whenever somebody scrapes."""
-        for one in (*self._counts.values(), *self._times.values()):
-            yield one.family()
+        yield from [one.family() for one in self._counts.values()]
+        yield from [one.family() for one in self._times.values()]
         yield Gauges("xpyd_router_in_flight", "Generation requests being served", self.in_flight)
         yield Gauges("xpyd_router_queued", "Generation requests that wait for a place", self.queued())
         yield Gauges("xpyd_router_retry_budget", "Retries that may be made now", self.retries_left())

@@ -11,7 +11,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from itertools import starmap
 from operator import attrgetter
 from time import time
 from typing import TYPE_CHECKING, Protocol
@@ -135,6 +134,8 @@ class RouterObserver:
         self.on_straight: Callable[[Sequence[Straight]], None] = lambda _: None
         """Who else hears of them."""
         self._unsettled: list[Record] = []
+        self._straight: list[Record] = []
+        """The same of those that went their straight course."""
         self._opened: list[int] = []
         """About how many tokens the prompts of new requests have."""
         self._recent: deque[Record] = deque(maxlen=KEPT)
@@ -196,7 +197,7 @@ class RouterObserver:
             return
         self.on_straight(over)
         records = [one.record() for one in over]
-        self.ended(records)
+        self._ended(records, self._straight)
         if self._access_log:
             tell_straight(records)
 
@@ -220,15 +221,15 @@ class RouterObserver:
     def closed(self, record: Record) -> None:
         """A request is over."""
         self.metrics.in_flight -= 1
-        self.ended([record])
+        self._ended([record], self._unsettled)
 
-    def ended(self, records: Sequence[Record]) -> None:
-        """What is known of requests. Many are counted at a time, which is cheaper: between requests the caches are cold."""
+    def _ended(self, records: list[Record], those: list[Record]) -> None:
+        # Many are counted at a time, which is cheaper: between requests the caches are cold.
         for record in records:
             self.told("closed", record)
-        self._unsettled += records
+        those += records
         self._recent += records
-        if len(self._unsettled) >= MAX_UNSETTLED:
+        if len(those) >= MAX_UNSETTLED:
             self.settle()
 
     @property
@@ -244,14 +245,13 @@ class RouterObserver:
         if opened:
             self.history.opened(len(opened))
             self.counting.opened(sum(opened), len(opened))
-        records, self._unsettled = self._unsettled, []
-        by_api: dict[str, list[Record]] = {}
-        for record in records:
-            by_api.setdefault(record.api, []).append(record)
-        for done in starmap(batch.of_records, by_api.items()):
-            self.metrics.closed(done)
-            self.counting.closed(done)
-            self.history.closed(done)
+        straight, others, self._straight, self._unsettled = self._straight, self._unsettled, [], []
+        for count, records in ((batch.of_straight, straight), (batch.of_records, others)):
+            for api in {record.api for record in records}:
+                done = count(api, [record for record in records if record.api == api])
+                self.metrics.closed(done)
+                self.counting.closed(done)
+                self.history.closed(done)
 
     # ---- instances (watch.FleetNotes)
 

@@ -108,47 +108,28 @@ class Record(msgspec.Struct):
     @property
     def ended_unix(self) -> float:
         """When its client had its whole answer, on the clock of ``arrived_unix``."""
-        return self.arrived_unix + self.seconds
+        return self.arrived_unix + self.measures()[0]
 
     # ---- measures
 
-    @property
-    def ended(self) -> float:
-        """When the client had its whole answer.
+    def measures(self) -> tuple[float, float | None, float | None]:
+        """Seconds of the whole request, its TTFT and its TPOT.
 
-        A served request ends with the decode leg; ``last_at`` may be later, when a prefill leg took longer to end.
-        """
-        if self.outcome == "ok":
-            for leg in reversed(self.legs):
-                if leg.role is Role.DECODE and leg.result == _DONE and leg.ended <= self.last_at:
-                    return leg.ended
-        return self.last_at
-
-    @property
-    def seconds(self) -> float:
-        """Of the whole request."""
-        return self.ended - self.arrived
-
-    @property
-    def ttft(self) -> float | None:
-        """Time to first token, seconds: from arrival to the first event of the stream. None: no stream began.
-
-        Answers that come whole have no first token that a client could see, so they have no TTFT.
-        """
-        if not self.stream or math.isnan(self.first_at) or self.status >= 400:
-            return None
-        return self.first_at - self.arrived
-
-    @property
-    def tpot(self) -> float | None:
-        """Time per output token: (end - first token) / (tokens - 1). None: no whole stream of two tokens or more.
+        A served request ends with the decode leg; ``last_at`` may be later, when a prefill leg took longer to end. TTFT is
+        from arrival to the first event of the stream. None: no stream began; answers that come whole have no first token
+        that a client could see. TPOT is (end - first token) / (tokens - 1). None: no whole stream of two tokens or more.
         ``tokens`` counts ids, not chunks: a chunk may carry several.
         """
-        if self.ttft is None or self.outcome != "ok" or self.tokens < 2:
-            return None
-        return max(0.0, self.ended - self.first_at) / (self.tokens - 1)
+        ended, first, served = self.last_at, self.first_at, self.outcome == "ok"
+        for leg in reversed(self.legs) if served else ():
+            if leg.role is Role.DECODE and leg.result == _DONE and leg.ended <= ended:
+                ended = leg.ended
+                break
+        if not self.stream or math.isnan(first) or self.status >= 400:
+            return ended - self.arrived, None, None
+        each = max(0.0, ended - first) / (self.tokens - 1) if served and self.tokens >= 2 else None
+        return ended - self.arrived, first - self.arrived, each
 
-    @property
     def handovers(self) -> list[Handover]:
         """The pairs that worked: for each decode leg that answered, the prefill leg whose KV it had.
 

@@ -39,7 +39,7 @@ def found(records: Sequence[Record], which: str, number: int) -> list[Record]:
     """The ``last`` or the ``slowest`` ones of those that went to engines, the latest or slowest first."""
     sent = [record for record in records if record.legs]
     if which == "slowest":
-        sent.sort(key=lambda record: -(record.ttft or record.seconds))
+        sent.sort(key=lambda record: -(record.measures()[1] or record.measures()[0]))
     else:
         sent.reverse()
     return sent[:number]
@@ -47,8 +47,9 @@ def found(records: Sequence[Record], which: str, number: int) -> list[Record]:
 
 def of(record: Record, heard: Iterable[EngineNotes]) -> Timeline:
     """What is known of a request."""
+    seconds, ttft, _ = record.measures()
     events = [*_routed(record), *(event for one in heard for event in _noted(one, record.transfer, record.arrived))]
-    return Timeline(record.request_id, record.transfer, record.outcome, record.arrived_unix, record.ttft, record.seconds,
+    return Timeline(record.request_id, record.transfer, record.outcome, record.arrived_unix, ttft, seconds,
                     record.prompt_tokens, record.tokens, _ordered(events))
 
 

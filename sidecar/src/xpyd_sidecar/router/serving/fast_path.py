@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import lru_cache
 from operator import itemgetter
 from time import perf_counter
 from typing import Any
@@ -72,7 +73,7 @@ class FastPath(FastState, eq=False):
         if self.pending:
             data, self.pending = self.pending + data, b""
         at = data.find(_EMPTY) + len(_EMPTY)
-        head = _head_of(data[:at])
+        head = _head_of(data[:at]) if at <= MAX_KNOWN else None
         length = 0 if head is None else head.length or 0
         if not 0 < length <= MAX_PENDING:
             self.unfold()
@@ -95,7 +96,7 @@ class FastPath(FastState, eq=False):
     def _on_decode(self, connection: EngineConnection, data: bytes) -> bytes | None:
         if self.head is None:
             at = data.find(_EMPTY) + len(_EMPTY)
-            head = _head_of(data[:at])
+            head = _head_of(data[:at]) if at <= MAX_KNOWN else None
             if head is None or not head.chunked or not head.is_event_stream:
                 self.unfold()
                 return data
@@ -306,10 +307,11 @@ def serving_of(lane: FastState) -> Serving:
     return serving
 
 
+@lru_cache(maxsize=256)
 def _head_of(raw: bytes) -> ResponseHead | None:
     """The head of an answer that is like nearly all: with success, on a connection that stays."""
     try:
-        head = parse_head(raw[:-len(_EMPTY)]) if len(raw) <= MAX_KNOWN else None
+        head = parse_head(raw[:-len(_EMPTY)])
     except Malformed:  # who reads it next says what is wrong
         return None
-    return head if head is not None and head.status == 200 and head.keep_alive else None
+    return head if head.status == 200 and head.keep_alive else None
