@@ -92,6 +92,6 @@ def test_its_access_line_is_that_of_its_record(monkeypatch: pytest.MonkeyPatch) 
         for mine, theirs in zip(map(json.loads, straight), map(json.loads, plain), strict=True):
             assert list(mine) == list(theirs)
             assert mine | {"time": ""} == theirs | {"time": ""}
+        ended = [datetime.fromtimestamp(one.arrived_unix + one.last_at - one.arrived, UTC) for one in those]
         assert [json.loads(line)["time"] for line in straight] == [
-            datetime.fromtimestamp(one.ended_unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            for one in those]
+            at.isoformat(timespec="milliseconds").replace("+00:00", "Z") for at in ended]

@@ -11,7 +11,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from operator import attrgetter
 from time import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -81,8 +80,12 @@ def tell_straight(records: list[Record]) -> None:
 class _Straight:
     """``logs.Form``: the line of one that went its straight course."""
 
-    at = attrgetter("ended_unix")
     fields = staticmethod(line_of)
+
+    @staticmethod
+    def at(one: Record) -> float:
+        """When it ended, in seconds since 1970."""
+        return one.arrived_unix + one.last_at - one.arrived
 
     @staticmethod
     def json(one: Record) -> str:

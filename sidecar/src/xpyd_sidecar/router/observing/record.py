@@ -105,11 +105,6 @@ class Record(msgspec.Struct):
         """The instance that the last leg of a role went to; empty where none did."""
         return next((leg.instance for leg in reversed(self.legs) if leg.role is role), "")
 
-    @property
-    def ended_unix(self) -> float:
-        """When its client had its whole answer, on the clock of ``arrived_unix``."""
-        return self.arrived_unix + self.measures()[0]
-
     # ---- measures
 
     def measures(self) -> tuple[float, float | None, float | None]:
