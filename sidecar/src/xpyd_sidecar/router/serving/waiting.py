@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from xpyd_sidecar.router.api.faults import HttpFault, too_many, unavailable
 from xpyd_sidecar.router.balance.queue import FairQueue, Full, Ticket
@@ -14,33 +14,22 @@ from xpyd_sidecar.router.http.reply import RequestHandler
 logger = logging.getLogger(__name__)
 
 
-class QueuedRequest(ABC):
+class QueuedRequest:
     """A request that may have to wait: while it does it answers to its client, and then hands that on to who serves it."""
 
     ticket: Ticket | None = None
     _handler: RequestHandler | None = None
     _paused = False
 
-    def __init__(self, line: AdmissionQueue, key: str, priority: int, cost: float) -> None:
-        """``key``: whose share of the queue it takes, and ``cost`` how much of it."""
+    def __init__(self, line: AdmissionQueue, key: str, priority: int, cost: float, *, room: Callable[[], bool],
+                 serve: Callable[[float], RequestHandler], unserved: Callable[[HttpFault | None], None]) -> None:
+        """``key``: whose share of the queue it takes, and ``cost`` how much of it. ``room``: whether it could be served now.
+        ``serve``: begin to, after so many seconds. ``unserved``: it was not, and gets this answer; None: its client has
+        gone.
+        """
         self._line = line
         self.key, self.priority, self.cost = key, priority, cost
-
-    @abstractmethod
-    def room(self) -> bool:
-        """Whether it could be served now."""
-
-    @abstractmethod
-    def serve(self, queued_s: float) -> RequestHandler:
-        """Begin to."""
-
-    @abstractmethod
-    def refuse(self, fault: HttpFault) -> None:
-        """It was not served: answer it."""
-
-    @abstractmethod
-    def left(self) -> None:
-        """Its client has gone."""
+        self.room, self.serve, self.unserved = room, serve, unserved
 
     def begin(self, queued_s: float) -> None:
         """It waited, and it is its turn."""
@@ -57,7 +46,7 @@ class QueuedRequest(ABC):
             self._handler.on_client_gone()
         elif self.ticket is not None:
             self._line.leave(self)
-            self.left()
+            self.unserved(None)
 
     def on_pause(self) -> None:
         """Its answer is to wait."""
@@ -125,7 +114,7 @@ class AdmissionQueue:
         """Refuse all that wait: the router stops."""
         for request in list(self.waits.values()):
             self.leave(request)
-            request.refuse(unavailable(reason))
+            request.unserved(unavailable(reason))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -141,7 +130,7 @@ class AdmissionQueue:
             except Exception:
                 # The others must not wait for ever because one could not begin.
                 logger.exception("a request that waited could not begin")
-                request.refuse(unavailable("the router failed to begin this request"))
+                request.unserved(unavailable("the router failed to begin this request"))
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -150,6 +139,6 @@ class AdmissionQueue:
             request = self.waits.pop(ticket.number)
             request.ticket = None
             again = self._queue.retry_after(now, len(self._queue) + 1)
-            request.refuse(unavailable(f"no instance had room within {self._timeout_s:g} s", again))
+            request.unserved(unavailable(f"no instance had room within {self._timeout_s:g} s", again))
         if self.waits:
             self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)
