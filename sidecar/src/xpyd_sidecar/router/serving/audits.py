@@ -17,13 +17,12 @@ Laws
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import secrets
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -53,19 +52,6 @@ _PREFILL, _HANDED, _ALONE = range(3)
 """The three requests, by the tags of their calls."""
 
 
-class Around(NamedTuple):
-    """What an audit needs of its router."""
-
-    loop: asyncio.AbstractEventLoop
-    pool: EnginePool
-    farewells: Farewells
-    roster: Roster
-    calm: Callable[[], bool]
-    """Whether this router has room for audits now."""
-    tell: Callable[[InstanceName, InstanceName, str, float], None]
-    """Hears of each request that was chosen: prefill, decode, what was found or why nothing was, the difference or NaN."""
-
-
 class Waiting(msgspec.Struct):
     """A request that is to be audited."""
 
@@ -77,9 +63,14 @@ class Waiting(msgspec.Struct):
 class Audits:
     """Those of one router process."""
 
-    def __init__(self, around: Around, share: float) -> None:
-        """``share`` of the requests with KV from prefill that are audited, 0 to 1."""
-        self._around = around
+    def __init__(self, pool: EnginePool, farewells: Farewells, roster: Roster, share: float, *, calm: Callable[[], bool],
+                 tell: Callable[[InstanceName, InstanceName, str, float], None]) -> None:
+        """``share`` of the requests with KV from prefill that are audited, 0 to 1. ``calm``: whether this router has room
+        for audits now. ``tell`` hears of each request that was chosen: prefill, decode, what was found or why nothing was,
+        the difference or NaN.
+        """
+        self.pool, self.farewells = pool, farewells
+        self._loop, self._roster, self._calm, self._hears = pool.loop, roster, calm, tell
         self._below = int(share * _DRAWN)
         self._draw = Draw(secrets.randbits(64))
         self._waiting: deque[Waiting] = deque()
@@ -102,13 +93,13 @@ class Audits:
         elif len(self._waiting) >= MAX_WAITING:
             self._tell(pair, "full")
         else:
-            self._waiting.append(Waiting(request, pair, self._around.loop.time() + WAIT_S))
+            self._waiting.append(Waiting(request, pair, self._loop.time() + WAIT_S))
             if self._running is None:  # behind the bytes of the answer, which may not have left yet
-                self._around.loop.call_soon(self._next)
+                self._loop.call_soon(self._next)
 
     def tick(self) -> None:
         """Called every second."""
-        now = self._around.loop.time()
+        now = self._loop.time()
         while self._waiting and self._waiting[0].until <= now:
             self._tell(self._waiting.popleft().pair, "late")
         running = self._running
@@ -116,7 +107,7 @@ class Audits:
             self._next()
         elif running.until <= now:
             running.end("late")
-        elif not self._around.calm():
+        elif not self._calm():
             running.end("busy")
 
     def abort(self) -> None:
@@ -131,22 +122,22 @@ class Audits:
         self._running = None
         self._tell(pair, result, difference)
         if self._waiting:
-            self._around.loop.call_soon(self._next)
+            self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        if self._running is not None or not self._around.calm():
+        if self._running is not None or not self._calm():
             return
         for _ in range(len(self._waiting)):
             one = self._waiting.popleft()
             if self._idle(one.pair):
-                self._running = _Audit(self, self._around, one)
+                self._running = _Audit(self, one)
                 self._running.begin()
                 return
             self._waiting.append(one)
 
     def _idle(self, pair: Pair) -> bool:
         """Whether the engines of a pair are there, the same as then, with nothing waiting."""
-        roster, prefill = self._around.roster, pair.prefill
+        roster, prefill = self._roster, pair.prefill
         assert prefill is not None
         first, second = (roster.find(one.instance, one.incarnation) for one in (prefill, pair.decode))
         if first is None or second is None or not (first.pickable and second.pickable):
@@ -155,22 +146,21 @@ class Audits:
 
     def _tell(self, pair: Pair, result: str, difference: float = math.nan) -> None:
         assert pair.prefill is not None
-        self._around.tell(pair.prefill.instance, pair.decode.instance, result, difference)
+        self._hears(pair.prefill.instance, pair.decode.instance, result, difference)
 
 
 class _Audit(Sink):
     """One that runs."""
 
-    def __init__(self, audits: Audits, around: Around, one: Waiting) -> None:
+    def __init__(self, audits: Audits, one: Waiting) -> None:
         self._audits = audits
-        self._around = around
         self._pair = one.pair
         self._api = one.request.api
         self._fields = audited.fields_of(one.request)
         self._transfer = TransferId(secrets.token_hex(16))
         self._calls: dict[int, UpstreamCall] = {}
         self._handed: audited.Odds | None = None
-        self.until = around.loop.time() + RUN_S
+        self.until = audits.pool.loop.time() + RUN_S
 
     def begin(self) -> None:
         """Have prefill compute the prompt and decode load it, as for a client."""
@@ -188,7 +178,7 @@ class _Audit(Sink):
         if target.dp_rank is not None:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
         body = audited.body_of(self._fields, f"xpyd-audit-{salt}", leg)
-        pool = self._around.pool
+        pool = self._audits.pool
         call = self._calls[number] = pool.hold(target.http, self, tag=number)
         pool.send(call, request_bytes(b"POST", _PATHS[self._api], target.http, headers, body))
 
@@ -198,7 +188,7 @@ class _Audit(Sink):
         for number, call in calls.items():
             call.cancel()
             if number == _HANDED:  # the engine may not know it yet: its connector would wait
-                self._around.farewells.say(self._pair.decode, self._leg(Role.DECODE, None))
+                self._audits.farewells.say(self._pair.decode, self._leg(Role.DECODE, None))
         self._audits.ended(self._pair, result, difference)
 
     # ---- call.Sink

@@ -22,7 +22,7 @@ from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, Straight, tracing_of
-from xpyd_sidecar.router.serving.audits import Around, Audits
+from xpyd_sidecar.router.serving.audits import Audits
 from xpyd_sidecar.router.serving.in_flight import InFlight, InFlightRequest
 from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.quarantine import Poison
@@ -71,8 +71,8 @@ class RequestContext:
         self.observer.on_straight = self._whole
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
-        around = Around(self.loop, self.pool, self.farewells, self.roster, self._calm, self.observer.audited)
-        self.audits = Audits(around, router.audit) if router.audit else None
+        self.audits = Audits(self.pool, self.farewells, self.roster, router.audit, calm=self._calm,
+                             tell=self.observer.audited) if router.audit else None
         self.watch = FleetWatch(self.roster, self.servings.lost, self.observer)
         self.watch.on_leaving = self.servings.leaving
         self.watch.on_verdict = self.poison.judged

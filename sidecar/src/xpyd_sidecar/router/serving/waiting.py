@@ -23,7 +23,7 @@ class QueuedRequest:
 
     def __init__(self, line: AdmissionQueue, key: str, priority: int, cost: float, *, room: Callable[[], bool],
                  serve: Callable[[float], RequestHandler], unserved: Callable[[HttpFault | None], None]) -> None:
-        """``key``: whose share of the queue it takes, and ``cost`` how much of it. ``room``: whether it could be served now.
+        """``key``: whose share of the queue it takes, and ``cost`` how much of it. ``room``: whether it could be served.
         ``serve``: begin to, after so many seconds. ``unserved``: it was not, and gets this answer; None: its client has
         gone.
         """

@@ -29,7 +29,8 @@ class Reports:
         self._open: dict[tuple[InstanceName, Incarnation], int] = {}
         self._changed: set[tuple[InstanceName, Incarnation]] = set()
         self._report = li.WorkerReport()
-        self.levels: Callable[[], li.Levels] = li.Levels
+        self.fill: Callable[[li.WorkerReport], None] = lambda _: None
+        """Who says in a report how much there is of something now."""
         self.applied = 0
 
     def leg(self, name: InstanceName, incarnation: Incarnation, change: int) -> None:
@@ -56,7 +57,8 @@ class Reports:
             self._timer.cancel()
             self._timer = None
         report, self._report = self._report, li.WorkerReport()
-        report.applied, report.levels = self.applied, self.levels()
+        report.applied = self.applied
+        self.fill(report)
         for key in self._changed:
             report.legs.append((*key, self._open[key]))
             if not self._open[key]:
@@ -94,7 +96,7 @@ class WorkerContext(RequestContext):
         super().__init__(config)
         router = self.config
         self.reports = Reports(self.loop, link)
-        self.reports.levels = self._levels
+        self.reports.fill = self._fill
         self.observer.told = self.reports.tell
         self.started = started
         follower = RosterFollower(self.roster, self.servings.lost, self.observer)
@@ -103,9 +105,9 @@ class WorkerContext(RequestContext):
         self.shared = self.poison = WorkerPoison(self.loop, self.roster, link.send)
         self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
 
-    def _levels(self) -> li.Levels:
-        left = self.budget.left(self.loop.time())
-        return li.Levels(self.observer.metrics.in_flight, len(self.line), left, held=len(self.poison))
+    def _fill(self, report: li.WorkerReport) -> None:
+        report.in_flight, report.queued, report.held = self.observer.metrics.in_flight, len(self.line), len(self.poison)
+        report.retries_left = self.budget.left(self.loop.time())
 
     def leg_opened(self, target: EngineTarget) -> FleetMember | None:
         """Count a leg."""

@@ -105,16 +105,6 @@ class LegVerdict(msgspec.Struct, frozen=True, tag=True):
     reason: str | None = None
 
 
-class Levels(msgspec.Struct, frozen=True):
-    """How much there is of something in a worker, now."""
-
-    in_flight: int = 0
-    queued: int = 0
-    retries_left: float = 0.0
-    held: int = 0
-    """Requests that are held because they may be what ends engines."""
-
-
 class WorkerReport(msgspec.Struct, tag=True):
     """What happened since the last one; also a sign of life."""
 
@@ -128,7 +118,12 @@ class WorkerReport(msgspec.Struct, tag=True):
     passed: list[tuple[str, str]] = []
     audited: list[tuple[InstanceName, InstanceName, str, float]] = []
     """What the observer was told: each the arguments of the method of this name."""
-    levels: Levels = Levels()
+    in_flight: int = 0
+    """Requests that are being served now; the next ones say what waits, what may be retried, and what is held because it
+    may be what ends engines."""
+    queued: int = 0
+    retries_left: float = 0.0
+    held: int = 0
 
 
 class AskOwner(msgspec.Struct, frozen=True, tag=True):

@@ -62,7 +62,8 @@ class _Worker(msgspec.Struct, eq=False):
     listening: bool = False
     behind: bool = False
     """It does not read, and is told no more."""
-    levels: li.Levels = li.Levels()
+    report: li.WorkerReport = msgspec.field(default_factory=li.WorkerReport)
+    """The latest one."""
     vitals: Vitals | None = None
 
     @property
@@ -111,13 +112,13 @@ class OwnerRouter(RouterProcess):
         self._deaths: deque[float] = deque()
         self._changed = asyncio.Event()
         self.failed: asyncio.Future[None] = self._loop.create_future()
-        self.context.observer.metrics.queued = lambda: sum(levels.queued for levels in self._levels())
-        self.context.observer.metrics.retries_left = lambda: sum(levels.retries_left for levels in self._levels())
+        self.context.observer.metrics.queued = lambda: sum(one.queued for one in self._reports())
+        self.context.observer.metrics.retries_left = lambda: sum(one.retries_left for one in self._reports())
         self.context.watch.told = self._told
         self.context.watch.on_lost = self._lost
         self.context.watch.on_leaving = self._leaving
         self._poison = OwnerPoison(self._loop, self.context.roster, self._tell, self._give_turn)
-        self._poison.held_elsewhere = lambda: sum(levels.held for levels in self._levels())
+        self._poison.held_elsewhere = lambda: sum(one.held for one in self._reports())
         self.context.poison = self._poison
         self.context.watch.on_verdict = self._poison.judged
         self.context.observer.metrics.poison = self._poison.counts
@@ -127,8 +128,8 @@ class OwnerRouter(RouterProcess):
         own = super().processes()
         return own | {str(worker.number): worker.vitals for worker in self._workers.values() if worker.vitals is not None}
 
-    def _levels(self) -> list[li.Levels]:
-        return [worker.levels for worker in self._workers.values()]
+    def _reports(self) -> list[li.WorkerReport]:
+        return [worker.report for worker in self._workers.values()]
 
     # ---- start and end
 
@@ -189,7 +190,7 @@ class OwnerRouter(RouterProcess):
             async with within(1.0):  # what it said last may still be on its way
                 await worker.link.ended
         self._legs.end(worker.number)
-        worker.levels, worker.vitals, worker.listening = li.Levels(), None, False
+        worker.report, worker.vitals, worker.listening = li.WorkerReport(), None, False
         self._poison.left(worker.number)
         self._recount()
         self._changed.set()
@@ -320,7 +321,7 @@ class OwnerRouter(RouterProcess):
         self._level()
 
     def _level(self) -> None:
-        self.context.observer.metrics.in_flight = sum(levels.in_flight for levels in self._levels())
+        self.context.observer.metrics.in_flight = sum(one.in_flight for one in self._reports())
 
     # ---- from the workers
 
@@ -356,7 +357,7 @@ class OwnerRouter(RouterProcess):
         for what in ("opened", "closed", "refused", "passed", "audited"):
             for of in getattr(report, what):
                 getattr(observer, what)(*of)
-        worker.levels = report.levels
+        worker.report = report
         self._level()
 
     def _on_ask(self, worker: _Worker, ask: li.AskOwner) -> None:
