@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes
+from xpyd_sidecar.router.observing.metrics import TallyCounts, TallyTimes
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
 

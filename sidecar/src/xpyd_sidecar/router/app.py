@@ -23,9 +23,8 @@ from xpyd_sidecar.router.fleet.heartbeat_listener import PORT_AFTER_MEMBERS, Gue
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.patience import GRACE_S, late, within
-from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server import Certificate, Server
 from xpyd_sidecar.router.http.server_state import MAX_CONNECTIONS, RequestBounds
-from xpyd_sidecar.router.http.tls import Certificate
 from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.relay import fast, loop
 from xpyd_sidecar.router.serving.context import RequestContext

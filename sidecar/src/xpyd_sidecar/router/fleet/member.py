@@ -11,7 +11,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling, Up
 from xpyd_sidecar.contract.p2p import is_p2p
-from xpyd_sidecar.router.stream.failures import FailureReason
+from xpyd_sidecar.router.api.faults import FailureReason
 
 INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""

@@ -28,6 +28,7 @@ from collections.abc import Iterable
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.api.sampled import UNTOLD, EngineDefaults, told_of
 from xpyd_sidecar.router.fleet import heartbeat_validation
 from xpyd_sidecar.router.fleet.member import (
@@ -40,7 +41,6 @@ from xpyd_sidecar.router.fleet.member import (
     Probed,
     ProbeInstance,
 )
-from xpyd_sidecar.router.stream.failures import FailureReason
 
 MAX_INSTANCES = 4096
 """Bound of the roster; instances beyond it are refused."""

@@ -17,6 +17,7 @@ from typing import Protocol
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split_host_port
 from xpyd_sidecar.contract.membership import Heartbeat, Up
+from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.member import (
     Changed,
@@ -32,7 +33,6 @@ from xpyd_sidecar.router.fleet.member import (
 )
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, Malformed, ResponseHead
-from xpyd_sidecar.router.stream.failures import FailureReason
 
 logger = logging.getLogger(__name__)
 

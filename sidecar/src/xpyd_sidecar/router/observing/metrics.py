@@ -3,6 +3,10 @@
 Label values come from small fixed sets, never from clients, so that the number of series is bounded; only ``instance``
 grows with the fleet, ``worker`` with the router's processes, and pairs are bounded by ``MAX_PAIRS``. What belongs to
 requests is counted when they are over.
+
+Counters and histograms are of one thread, and shown through the Prometheus library when somebody scrapes. Its own lock and
+look children up for every request, which costs three times as much as all of this. A router counts on one thread, so plain
+numbers in dictionaries do.
 """
 
 from __future__ import annotations
@@ -11,14 +15,15 @@ import math
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.core import CounterMetricFamily as Counters
 from prometheus_client.core import GaugeMetricFamily as Gauges
-from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
@@ -26,7 +31,6 @@ from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.router.fleet.member import FleetMember
 from xpyd_sidecar.router.observing.batch import Batch, Flow, Pair, place_of, still_here
 from xpyd_sidecar.router.observing.record import FAILED
-from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, buckets_of, filled
 
 TTFT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -38,6 +42,71 @@ LAGS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 1
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _DRAFTS = {"drafted": "Tokens that an engine which speculates has drafted since its start, by the latest beat",
            "accepted": "Those of them that it accepted", "generated": "All tokens that such an engine gave out"}
+Labels = tuple[str, ...]
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
+def filled(family: Family, cells: Mapping[Labels, float]) -> Family:
+    """A family with these cells."""
+    for labels, value in cells.items():
+        family.add_metric(labels, value)
+    return family
+
+
+class TallyCounts:
+    """A counter; ``name`` is without ``_total``."""
+
+    def __init__(self, name: str, words: str, labels: Labels = ()) -> None:
+        self.name = name
+        self._words = words
+        self._labels = labels
+        self._cells: dict[Labels, float] = {} if labels else {(): 0.0}
+
+    def add(self, labels: Labels = (), by: float = 1) -> None:
+        """Count. Labels in the order in which they were named."""
+        self._cells[labels] = self._cells.get(labels, 0.0) + by
+
+    def family(self) -> Metric:
+        """For the library."""
+        return filled(CounterMetricFamily(self.name, self._words, labels=self._labels), self._cells)
+
+
+class TallyTimes:
+    """A histogram of seconds; ``bounds`` are the upper ends of its buckets."""
+
+    def __init__(self, name: str, words: str, bounds: tuple[float, ...], labels: Labels = ()) -> None:
+        self.name = name
+        self._words = words
+        self._bounds = bounds
+        self._labels = labels
+        self._cells: dict[Labels, list[float]] = {}
+        if not labels:
+            self._cell(())
+
+    def add_all(self, durations: Sequence[float], labels: Labels = ()) -> None:
+        """Count several."""
+        if durations:
+            cell = self._cells.get(labels) or self._cell(labels)
+            for bucket, count in Counter(map(partial(bisect_left, self._bounds), durations)).items():
+                cell[bucket] += count  # a bucket's upper end belongs to it
+            cell[-1] += sum(durations)
+
+    def _cell(self, labels: Labels) -> list[float]:
+        """Counts by bucket, those beyond the last bound, and the sum."""
+        cell = self._cells[labels] = [0.0] * (len(self._bounds) + 2)
+        return cell
+
+    def family(self) -> Metric:
+        """For the library."""
+        family = HistogramMetricFamily(self.name, self._words, labels=self._labels)
+        for labels, cell in self._cells.items():
+            family.add_metric(labels, buckets_of(self._bounds, cell), cell[-1])
+        return family
+
+
+def buckets_of(bounds: tuple[float, ...], cell: Sequence[float]) -> list[tuple[str, float]]:
+    """As the library takes them. ``cell``: counts by bucket, those beyond the last bound, and the sum (left out)."""
+    return list(zip((*map(str, bounds), "+Inf"), accumulate(cell[:-1]), strict=True))
 
 
 class Vitals(msgspec.Struct, tag=True):

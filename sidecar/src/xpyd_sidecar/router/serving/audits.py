@@ -29,12 +29,12 @@ import msgspec
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import audited, bodies
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.balance.candidates import Draw
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.http.wire import request_bytes
-from xpyd_sidecar.router.serving.in_flight import InFlightRequest
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
+from xpyd_sidecar.router.serving.waiting import InFlightRequest
 from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
 from xpyd_sidecar.router.upstream.cancel_notice import Farewells
 from xpyd_sidecar.router.upstream.pool import EnginePool

@@ -23,11 +23,10 @@ from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, Straight, tracing_of
 from xpyd_sidecar.router.serving.audits import Audits
-from xpyd_sidecar.router.serving.in_flight import InFlight, InFlightRequest
 from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.shapes import Shapes
-from xpyd_sidecar.router.serving.waiting import AdmissionQueue
+from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
 from xpyd_sidecar.router.upstream.cancel_notice import Farewells
 from xpyd_sidecar.router.upstream.pool import EnginePool
 

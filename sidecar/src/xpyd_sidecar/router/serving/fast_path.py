@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import MAX_KNOWN, Malformed, ResponseHead, parse_head
 from xpyd_sidecar.router.observing.record import LegRecord
@@ -29,7 +30,6 @@ from xpyd_sidecar.router.serving.fast_state import FastState
 from xpyd_sidecar.router.serving.generation import Generation
 from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.stream.events import ABORT, END, only_comments
-from xpyd_sidecar.router.stream.failures import FailureReason
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
 from xpyd_sidecar.router.upstream.call import EngineConnection, UpstreamCall

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.api import dialects
+from xpyd_sidecar.router.api import paths
 from xpyd_sidecar.router.api.bodies import PassedBody
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import refuse_in_form
@@ -48,7 +48,7 @@ class Passthrough(Asks):
         self._body = asked.body
         self._answer: AnswerReader | None = None
         """What is read of the latest answer, where it generates."""
-        self._split = dialects.request(route.path, asked.fields)
+        self._split = paths.in_dialect(route.path, asked.fields)
         if self._split is not None:
             self.stream, self.api = self._split.stream, self._split.dialect.name
             self.skips, self.prompt = self._split.alone, self._split.prompt

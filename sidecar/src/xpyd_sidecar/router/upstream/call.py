@@ -14,11 +14,11 @@ from typing import Protocol, cast
 import msgspec
 
 from xpyd_sidecar.contract.ids import HostPort
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.http.wire import HeadReader, Malformed, ResponseHead, WholeBody
 from xpyd_sidecar.router.relay.fast import Outlet, UpstreamReceiver
 from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 MAX_ANSWER = 256 << 20
 """Bytes of an answer that is not streamed."""

@@ -19,10 +19,10 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.contract import legs
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http.patience import Alarm
 from xpyd_sidecar.router.http.wire import request_bytes
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
 from xpyd_sidecar.router.upstream.pool import EnginePool
 

@@ -19,11 +19,11 @@ import msgspec
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.api.bodies import RequestHash
+from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.fleet.member import DeathVerdict, FleetMember
 from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.serving.poison_ledger import Conviction
-from xpyd_sidecar.router.stream.failures import FailureReason
 
 logger = logging.getLogger(__name__)
 

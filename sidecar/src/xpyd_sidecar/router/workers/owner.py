@@ -25,12 +25,11 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import ConfigError, XpydError
-from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.api.faults import FailureReason, HttpFault
 from xpyd_sidecar.router.app import RouterProcess
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply
 from xpyd_sidecar.router.observing.metrics import Vitals
-from xpyd_sidecar.router.stream.failures import FailureReason
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.leg_counts import LegCounts
 from xpyd_sidecar.router.workers.poison_sharing import OwnerPoison
