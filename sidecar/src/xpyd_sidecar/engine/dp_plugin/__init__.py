@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Have what ends an engine kept (``threads.termination_log``); install the rules if ``XPYD_DP_SYNC`` asks for them.
+    """Have what ends an engine kept (``threads.termination_log``); put the broadcast queue under the executor where that is
+    asked for (``engine.executor_queue``); install the rules if ``XPYD_DP_SYNC`` asks for them.
 
     With ``auto`` a vLLM that the rules were not written for keeps its own way, and the log says why. So it is for all ranks
     of an engine: they have one image.
@@ -34,6 +35,9 @@ def register() -> None:
     from xpyd_sidecar.threads import termination_log  # noqa: PLC0415 (vLLM calls this in every process)
 
     termination_log.listen()
+    from xpyd_sidecar.engine import executor_queue  # noqa: PLC0415 (likewise)
+
+    executor_queue.register()
     from xpyd_sidecar.engine.dp_plugin import settings  # noqa: PLC0415 (likewise)
 
     wanted = settings.read()
