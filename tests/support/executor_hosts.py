@@ -1,6 +1,6 @@
 """Hosts with vLLM's own executor and its worker processes; only what a worker does with a call is the test's.
 
-Each host is a forked process, and its workers are forked by the executor. So it runs with the Python sources of any
+Each host is a process, and its workers are forked by the executor. So it runs with the Python sources of any
 version, without a model. Hosts of one engine are all on this machine; another host's workers count as elsewhere.
 
     with hosts(1, 2, settings) as (host,):                     one host with two workers
@@ -41,7 +41,9 @@ KEY = keys.of_life(SERVICE_KEY, LIFE)
 SETTINGS = QueueSettings(KEY, "127.0.0.1", LIFE)
 """Of members of one life."""
 START_S = 90.0
-FORK = mp.get_context("fork")
+CLEAN = mp.get_context("forkserver")
+"""Forks from a process in which nothing runs: in one that had threads of OpenMP, vLLM 0.33 would wait for them for ever."""
+CLEAN.set_forkserver_preload(["executor_hosts"])
 
 
 class HandWorker:
@@ -186,8 +188,8 @@ class Host:
     """A host, seen from the test."""
 
     def __init__(self, *args: Any) -> None:
-        self._told, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=serve, args=(theirs, *args))
+        self._told, theirs = CLEAN.Pipe()
+        self.process = CLEAN.Process(target=serve, args=(theirs, *args))
         self.process.start()
         theirs.close()
 

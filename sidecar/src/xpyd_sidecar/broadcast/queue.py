@@ -91,7 +91,8 @@ class Writer:
         self.handle = wire.pack(wire.Handle(
             version=wire.WIRE_VERSION, queue=name, token=token, layout=layout, local=tuple(local),
             door=self._shared.door.address if self._shared else "", remote=tuple(remote),
-            endpoint=self._remotes.endpoint if self._remotes else "", secure=key is not None, message_max=message_max))
+            endpoint=self._remotes.endpoint if self._remotes else "", secure=key is not None, message_max=message_max,
+            second=self._remotes.second if self._remotes else ""))
 
     @property
     def live(self) -> tuple[str, ...]:

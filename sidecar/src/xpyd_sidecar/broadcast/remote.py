@@ -5,8 +5,8 @@ queues are bounded, and nothing is ever dropped on the way, which PUB sockets do
 reader: it does not come back, since what was on the way is lost. ZMQ's own heartbeats find peers that vanish without a
 word; they are answered by its own thread, so a reader that computes for minutes still lives.
 
-A second connection of each reader, over which nothing is said, asks the writer's side to end it after less silence, and is
-made again: it shows that a reader is stopped or cut off before that is the end of it (``silent``).
+A second connection of each reader, over which nothing is said, is ended after less silence, and made again: it shows that a
+reader is stopped or cut off before that is the end of it (``silent``).
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_MS: Final = 2_000
 SILENCE_MS: Final = 10_000
 """A peer whose ZMQ thread is silent for that long is gone."""
-SEEN_MS: Final = 3_000
+SEEN_MS: Final = 2_500
 """The same, until it counts as silent; asked once a second."""
+SECOND_MAX: Final = 1024
+"""Bytes of a message on the second connections."""
 ASK_S: Final = 1.0
 """How often a reader that is waited for is asked whether it is still connected."""
 LINGER_MS: Final = 1_000
@@ -66,17 +68,25 @@ class Remotes:
         self._from: dict[bytes, str] = {}
         self._context: zmq.Context[Any] = zmq.Context()
         self._sock = self._context.socket(zmq.ROUTER)
-        for option, value in (*_both_sides(host), (zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1),
-                              (zmq.MAXMSGSIZE, wire.CONTROL_MAX)):
+        for option, value in (*_both_sides(host), (zmq.ROUTER_MANDATORY, 1), (zmq.MAXMSGSIZE, wire.CONTROL_MAX)):
             self._sock.setsockopt(option, value)
+        self._second = self._context.socket(zmq.ROUTER)
+        for option, value in (*_both_sides(host), (zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1),
+                              (zmq.MAXMSGSIZE, SECOND_MAX), (zmq.HEARTBEAT_IVL, SEEN_MS // 3),
+                              (zmq.HEARTBEAT_TIMEOUT, SEEN_MS)):
+            self._second.setsockopt(option, value)
         if key is not None:
-            curve.serve(self._sock, key, "broadcast")
+            for each in (self._sock, self._second):
+                curve.serve(each, key, "broadcast")
         try:
             self._sock.bind(f"tcp://{join_host_port(host, port) if port else _any_port(host)}")
+            self._second.bind(f"tcp://{_any_port(host)}")
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ConfigError(f"{queue}: cannot listen on {host} port {port}: {error}") from None
         self.endpoint = self._sock.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.second = self._second.getsockopt_string(zmq.LAST_ENDPOINT)
+        """Of the second connections."""
 
     def missing(self) -> tuple[str, ...]:
         """Readers that have not joined."""
@@ -120,7 +130,7 @@ class Remotes:
         found = []
         for name in self.taken:
             try:
-                self._sock.send_multipart([_second(self._token, name), b""], zmq.NOBLOCK)
+                self._second.send_multipart([_second(self._token, name), b""], zmq.NOBLOCK)
                 self._seen.add(name)
             except zmq.ZMQError:
                 found.append(name)
@@ -194,7 +204,7 @@ class RemoteLink:
                               (zmq.RECONNECT_IVL, _NEVER_MS)):
             self._sock.setsockopt(option, value)
         self._second = self._context.socket(zmq.DEALER)
-        for option, number in (*_both_sides(_host(handle)), (zmq.HEARTBEAT_IVL, SEEN_MS // 3), (zmq.HEARTBEAT_TTL, SEEN_MS),
+        for option, number in (*_both_sides(_host(handle)), (zmq.MAXMSGSIZE, SECOND_MAX),
                                (zmq.RECONNECT_IVL, SEEN_MS // 10)):
             self._second.setsockopt(option, number)
         self._second.setsockopt(zmq.ROUTING_ID, _second(handle.token, name))
@@ -215,7 +225,8 @@ class RemoteLink:
     def _connect(self, handle: wire.Handle, name: str, note: bytes, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
         try:
-            self._second.connect(handle.endpoint)
+            if handle.second:
+                self._second.connect(handle.second)
             self._sock.connect(handle.endpoint)
         except zmq.ZMQError as error:
             raise ConfigError(f"{handle.queue}: {handle.endpoint!r} is not an address: {error}") from None

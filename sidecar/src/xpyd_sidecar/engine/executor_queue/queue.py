@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from xpyd_sidecar.broadcast import wire
-from xpyd_sidecar.broadcast.errors import Cancelled, NothingCame
+from xpyd_sidecar.broadcast.errors import Cancelled, Closed, NothingCame
 from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import LocalReader, RemoteReader, join
 from xpyd_sidecar.engine.executor_queue.compat import MessageQueue, get_ip
@@ -228,7 +228,7 @@ class ExecutorReader:
         Raises:
             TimeoutError: nothing came in time.
             PeerGone: the writer has ended.
-            RuntimeError: ``shutdown`` was called.
+            RuntimeError: ``shutdown`` was called, here or at the writer.
         """
         reader = self._reader
         if reader is None:
@@ -237,7 +237,7 @@ class ExecutorReader:
             try:
                 with reader.take(SAY_S if timeout is None else timeout) as parts:
                     return loads(parts)
-            except Cancelled:
+            except (Cancelled, Closed):
                 break
             except NothingCame:
                 if timeout is not None:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 
 
-class Looked(Protocol):
+class WatchedReaders(Protocol):
     """Whose readers are looked after."""
 
     def look(self) -> dict[str, str] | None:
@@ -25,7 +25,7 @@ class Looked(Protocol):
 class ReaderWatch:
     """The thread."""
 
-    def __init__(self, queue: Looked, lost: Callable[[str, str], None]) -> None:
+    def __init__(self, queue: WatchedReaders, lost: Callable[[str, str], None]) -> None:
         """Begin at once. ``lost``: called once, with a name and the reason; then the thread ends."""
         self._queue = queue
         self._lost = lost
