@@ -86,6 +86,16 @@ def test_ranks_behind_one_door_take_turns_and_are_named() -> None:
         ("127.0.0.1:1", "10.0.0.1:1", 0), ("127.0.0.1:1", "10.0.0.1:2", 1), ("127.0.0.1:1", "10.0.0.1:1", 0)]
 
 
+def test_ranks_of_prefill_take_turns_too_whoever_decodes() -> None:
+    ranks = {"control": tuple(HostPort(f"10.0.0.2:{port}") for port in (1, 2, 3))}
+    pick = picker({"p0": ranks}, {"d0": {"control": (HostPort("10.0.0.1:1"), HostPort("10.0.0.1:2"))}})
+    pairs = [pair for _ in range(6) if (pair := pick.asked(RAW).pair(alone=False))]
+    assert [(pair.prefill.dp_rank, pair.decode.dp_rank) for pair in pairs if pair.prefill] == [
+        (0, 0), (1, 1), (2, 0), (0, 1), (1, 0), (2, 1)]
+    again = [found.dp_rank for _ in range(3) if (found := pick.asked(RAW).prefill_for(pairs[0].decode))]
+    assert again == [0, 1, 2], "whoever takes over is asked by rank, too"
+
+
 def test_ranks_with_doors_of_their_own_need_no_name() -> None:
     pick = picker({}, {"d0": {"control": (HostPort("h:1"), HostPort("h:2")), "http": (HostPort("h:8"), HostPort("h:9"))}})
     targets = [pair.decode for _ in range(2) if (pair := pick.asked(RAW).pair(alone=True))]

@@ -119,8 +119,6 @@ def _local_router(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 def _role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
     """One role."""
-    if which is Role.PREFILL and service.spec.prefill.parallelism.data > 1:
-        yield "spec.prefill.parallelism.data", "data-parallel prefill is not built yet; write 1 and more replicas"
     if service.spec.role(which).parallelism.pods > 1:
         yield from _members(service, which)
 
