@@ -102,6 +102,17 @@ def test_ranks_with_doors_of_their_own_need_no_name() -> None:
     assert [(t.http, t.control, t.dp_rank) for t in targets] == [("h:8", "h:1", None), ("h:9", "h:2", None)]
 
 
+def test_ranks_of_several_members_are_named_as_the_server_of_their_member_counts_them() -> None:
+    control = tuple(HostPort(f"10.0.0.{1 + rank // 2}:{5 + rank}") for rank in range(4))
+    doors = tuple(HostPort(f"10.0.0.{1 + rank // 2}:8000") for rank in range(4))
+    pick = picker({"p0": {"control": control, "http": doors}}, {"d0": {"control": control, "http": doors}})
+    pairs = [pair for _ in range(4) if (pair := pick.asked(RAW).pair(alone=False))]
+    wanted = [("10.0.0.1:8000", "10.0.0.1:5", 0), ("10.0.0.1:8000", "10.0.0.1:6", 1),
+              ("10.0.0.2:8000", "10.0.0.2:7", 0), ("10.0.0.2:8000", "10.0.0.2:8", 1)]
+    assert [(t.http, t.control, t.dp_rank) for t in (pair.decode for pair in pairs)] == wanted
+    assert [(t.http, t.control, t.dp_rank) for t in (pair.prefill for pair in pairs) if t is not None] == wanted
+
+
 def test_an_instance_without_a_control_address_is_never_paired() -> None:
     assert both(picker({"p0": {}}, {"d0": {"control": ()}}).asked(RAW).pair(alone=False)) == (None, "d0")
     assert both(picker({"p0": {"control": ()}}, {"d0": {}}).asked(RAW).pair(alone=False)) == (None, "d0")

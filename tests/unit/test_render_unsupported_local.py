@@ -93,8 +93,11 @@ def test_older_engines_need_the_port_after_that_of_membership() -> None:
 def test_what_an_instance_of_several_members_cannot_do_is_refused_by_name() -> None:
     wide = {"parallelism": {"tensor": 4, "pods": 2}}
     assert list(local_refusals(service(decode=wide, prefill=wide), 8)) == []
-    assert [path for path, _ in local_refusals(service(decode={"parallelism": {"data": 4, "pods": 2}}), 8)] == [
-        "spec.decode.parallelism.data"]
+    ranks = {"parallelism": {"data": 4, "pods": 2}}
+    for way in ("auto", "rpc", "disabled"):
+        assert list(local_refusals(service(prefill=ranks, decode=ranks, engine={"dpStepSync": way}), 8)) == []
+    assert [path for path, _ in local_refusals(service(decode=ranks, engine={"dpStepSync": "shm"}), 8)] == [
+        "spec.engine.dpStepSync"]
     assert [path for path, _ in local_refusals(service(decode=wide, kv={"transport": "shm"}), 8)] == ["spec.kv.transport"]
 
 

@@ -126,11 +126,10 @@ class Picker:
         known = self._known.targets.get((member.name, rank))
         if known is not None:
             return known
-        one_door = len(member.http) == 1 and len(member.control) > 1
         made = self._known.targets[member.name, rank] = EngineTarget(
             member.name, member.incarnation, member.fingerprint, http=member.http[rank % len(member.http)],
             control=member.control[rank % len(member.control)] if member.control else HostPort(""),
-            dp_rank=rank if one_door else None, p2p=member.control[0] if is_p2p(member.fingerprint) else "")
+            dp_rank=_behind_door(member, rank), p2p=member.control[0] if is_p2p(member.fingerprint) else "")
         if max(len(member.http), len(member.control)) <= 1:
             self._known.only[member.name] = made
         return made
@@ -193,6 +192,14 @@ class Selection:
     def why_not(self, role: Role) -> str:
         """Why nobody of a role can be picked."""
         return self._picker.why_not(role)
+
+
+def _behind_door(member: FleetMember, rank: int) -> int | None:
+    """What a rank is called by the server that it shares with others; None where it has one for itself."""
+    if len(member.http) == 1:
+        return rank if len(member.control) > 1 else None
+    door = member.http[rank % len(member.http)]
+    return member.http[:rank].count(door) if member.http.count(door) > 1 else None
 
 
 def _but(candidates: tuple[FleetMember, ...], names: Collection[InstanceName]) -> tuple[FleetMember, ...]:

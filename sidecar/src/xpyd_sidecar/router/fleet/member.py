@@ -114,7 +114,7 @@ class EngineTarget(msgspec.Struct, frozen=True):
     control: HostPort
     """KV control address of the chosen DP rank; empty where the instance has none."""
     dp_rank: int | None = None
-    """Set where one HTTP server stands before several ranks: it is told by a header."""
+    """Set where one HTTP server stands before several ranks: which of its own it is, told by a header."""
     p2p: str = ""
     """Set for an older engine: its address in request ids, by which it pairs."""
 
@@ -127,11 +127,13 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class ProbeInstance(msgspec.Struct, frozen=True):
-    """Instruction: ask ``GET /health`` of this address and report with ``on_probe``."""
+    """Instruction: ask ``GET /health`` of these addresses and report the worst with ``on_probe``."""
 
     instance: InstanceName
     incarnation: Incarnation
     address: HostPort
+    others: tuple[HostPort, ...] = ()
+    """Further servers, of ranks that do not share the first one's."""
 
 
 class InstanceLost(msgspec.Struct, frozen=True):

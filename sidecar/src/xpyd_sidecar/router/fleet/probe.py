@@ -6,6 +6,7 @@ A fresh connection on purpose: an engine that is ending refuses new ones at once
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
@@ -29,6 +30,12 @@ async def probe(address: HostPort, timeout_s: float = TIMEOUT_S) -> tuple[Probed
         if isinstance(error, OSError) and resources.ours(error):
             raise resources.Lack(resources.words(error)) from None
         return Probed.DEAD, f"GET /health: {error}"
+
+
+async def probe_all(addresses: Sequence[HostPort]) -> tuple[Probed, str]:
+    """Ask several servers of an instance at once: what the worst of them says. Raises as ``probe`` does."""
+    found = await asyncio.gather(*map(probe, addresses))
+    return next((one for wanted in (Probed.DEAD, Probed.SILENT) for one in found if one[0] is wanted), found[0])
 
 
 async def _ask(address: HostPort) -> tuple[Probed, str]:

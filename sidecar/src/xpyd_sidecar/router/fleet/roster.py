@@ -372,4 +372,5 @@ class Roster:
         if not member.http or now - member.probe_at < gap:
             return []
         member.probing, member.probe_at = True, now
-        return [ProbeInstance(member.name, member.incarnation, member.http[0])]
+        first, *others = dict.fromkeys(member.http)
+        return [ProbeInstance(member.name, member.incarnation, first, tuple(others))]

@@ -18,7 +18,7 @@ from xpyd_sidecar.router.fleet import deaths
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.member import EngineTarget
-from xpyd_sidecar.router.fleet.probe import probe
+from xpyd_sidecar.router.fleet.probe import probe_all
 from xpyd_sidecar.router.stream.failures import FailureReason
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class FleetWatch:
         end = self._loop.time() + ro.PROBE_LOST_S - PROBE_AGAIN_S
         while True:
             try:
-                result, detail = await probe(wanted.address)
+                result, detail = await probe_all((wanted.address, *wanted.others))
                 break
             except resources.Lack as lack:  # nobody was asked, so there is nothing to report
                 self._lacks.add(lack)
