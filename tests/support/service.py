@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,8 +36,8 @@ XPYD = Path(sys.executable).with_name("xpyd")
 class Service:
     """One service; ``with`` takes it down at the end, whatever happened."""
 
-    def __init__(self, folder: Path, router: dict[str, Any] | None = None) -> None:
-        """``router``: further fields of ``spec.router``."""
+    def __init__(self, folder: Path, router: dict[str, Any] | None = None, plugins: Sequence[Path] = ()) -> None:
+        """``router``: further fields of ``spec.router``. ``plugins``: folders that have plugins of vLLM."""
         self.folder = folder
         self._router = router or {}
         self.home = folder / "home"
@@ -49,7 +49,7 @@ class Service:
         self.engine_env: dict[str, str] = {}
         """Further variables of the engines, likewise; other ones make a new revision."""
         self._environment = {**os.environ, "XPYD_HOME": str(self.home), "PYTHONPATH": os.pathsep.join(
-            filter(None, (str(FORKS), os.environ.get("PYTHONPATH"))))}
+            filter(None, (str(FORKS), *map(str, plugins), os.environ.get("PYTHONPATH"))))}
         self.shared_memory_before = shared_memory()
         home_begins(self.home)
 
