@@ -135,8 +135,10 @@ def test_followers_say_the_ranks_of_the_life_and_the_leader_forgets_those_of_one
             await wait_for(lambda: len(leader.others()) == 2)
             assert [(said.first.dp_rank, said.control) for said in leader.others()] == [
                 (2, ("127.0.0.1:4002", "127.0.0.1:4003")), (4, ("127.0.0.1:4004", "127.0.0.1:4005"))]
+            await group.members[1].stop_agent()  # what it has said last is of this life
             os.kill(group.members[2].pid(), signal.SIGKILL)
             await wait_for(lambda: leader.others() == ())
+            await group.members[1].start_agent()
             await group.wait_serves(after=life)
             assert leader.others() == (), "the launchers have removed what is of the life before"
     asyncio.run(body())
