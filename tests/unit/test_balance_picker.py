@@ -197,3 +197,17 @@ def test_candidates_are_found_anew_when_the_roster_changes() -> None:
     assert both(pick.asked(RAW).pair(alone=False)) == (None, "d0")
     pick._roster.on_message(1.0, beat("d1", Role.DECODE, seq=1))
     assert {both(pick.asked(RAW).pair(alone=False)) for _ in range(4)} == {(None, "d0"), (None, "d1")}
+
+
+def test_a_conversation_stays_at_one_rank_of_each_role_where_prompts_are_looked_at() -> None:
+    control = tuple(HostPort(f"10.0.0.2:{port}") for port in (1, 2, 3))
+    pick = picker_with({"p0": {"control": control}}, {"d0": {"control": control}}, "prefix_aware")
+    texts = [f"{number}" * 1000 for number in range(3)]
+    for turn in range(4):
+        pairs = [pick.asked(prompt(text)).pair(alone=False) for text in texts]
+        ranks = [(pair.prefill.dp_rank, pair.decode.dp_rank) for pair in pairs if pair is not None and pair.prefill]
+        assert ranks == [(0, 0), (1, 1), (2, 2)], turn
+        texts = [text + f"{turn}" * 300 for text in texts]
+    again = picker_with({"p0": {"control": control}}, {"d0": {"control": control}}, "prefix_aware")
+    sessions = [again.asked(prompt(text), session=7).pair(alone=False) for text in "abc"]
+    assert {(pair.prefill.dp_rank, pair.decode.dp_rank) for pair in sessions if pair and pair.prefill} == {(0, 0)}

@@ -13,6 +13,7 @@ from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
 from xpyd_sidecar.router.balance.load import Mean, score
 from xpyd_sidecar.router.balance.policies import Policy, Query
 from xpyd_sidecar.router.balance.prefix_index import Holdings
+from xpyd_sidecar.router.balance.rank_choice import RankChoice
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.fleet.roster import FleetMember, Roster
 
@@ -56,6 +57,7 @@ class Picker:
         """What ``_known`` was made of."""
         self._mean = Mean()
         self.holdings = Holdings() if policy.holds or cached_share else None
+        self._ranks = RankChoice()
 
     def asked(self, prompt: bytes, session: int = 0) -> Selection:
         """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
@@ -118,11 +120,11 @@ class Picker:
         return [decodes[index] for cut, index in self.holdings.longest(decodes, asked.prefix)
                 if cut >= enough and score(decodes[index]) < usual]
 
-    def _target(self, member: FleetMember) -> EngineTarget:
+    def _target(self, member: FleetMember, asked: Selection) -> EngineTarget:
         only = self._known.only.get(member.name)
         if only is not None:
             return only
-        rank = self._roster.next_rank(member)
+        rank = self._ranks.choose(member, asked.prefix if self.holdings is not None else None, asked.session)
         known = self._known.targets.get((member.name, rank))
         if known is not None:
             return known
@@ -173,21 +175,21 @@ class Selection:
                 decode = picker._choose(self, paired, sending)
                 prefill = picker._choose(self, partners[decode.fingerprint], len(paired))
                 known_target = known.only.get
-                pair = Pair(known_target(decode.name) or picker._target(decode),
-                            known_target(prefill.name) or picker._target(prefill))
+                pair = Pair(known_target(decode.name) or picker._target(decode, self),
+                            known_target(prefill.name) or picker._target(prefill, self))
                 return Pair(pair.decode, None) if self._own_id and pair.decode.p2p else pair
         decodes: Sequence[FleetMember] = _but(known.able, not_decode)
         if not decodes:
             return None
         if self._stays:
             decodes = picker._holders(self, decodes) or decodes
-        return Pair(picker._target(picker._choose(self, decodes, 1)), None)
+        return Pair(picker._target(picker._choose(self, decodes, 1), self), None)
 
     def prefill_for(self, decode: EngineTarget, not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
         """Another prefill instance for a request that waits on ``decode``."""
         picker = self._picker
         equal = _but(picker._look().partners.get(decode.fingerprint, ()), not_prefill) if decode.control else ()
-        return picker._target(picker._choose(self, equal, 1)) if equal else None
+        return picker._target(picker._choose(self, equal, 1), self) if equal else None
 
     def why_not(self, role: Role) -> str:
         """Why nobody of a role can be picked."""

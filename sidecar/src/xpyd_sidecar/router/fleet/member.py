@@ -66,7 +66,6 @@ class FleetMember(msgspec.Struct, eq=False):
     """Those since its agent last had an answer, or a probe."""
     in_flight: int = 0
     in_flight_at_beat: int = 0
-    turn: int = 0
 
     @property
     def pickable(self) -> bool:
