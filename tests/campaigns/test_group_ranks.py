@@ -22,7 +22,7 @@ import pytest
 from dp_engines import PLUGIN
 from engines import BASE_ARGS, BASE_ENV, MODEL_NAME, complete, metric
 from make_model import ensure_moe
-from service import Service, wait
+from service import Service, command_of, wait
 
 from xpyd_operator.local import procs
 from xpyd_sidecar.contract import keys
@@ -73,6 +73,13 @@ def engine_of(one: Service, name: str, index: int) -> int:
     return found
 
 
+def core_of(one: Service, name: str, index: int) -> int:
+    """Process of the engine core of a member's rank."""
+    launcher = one.processes()[f"{name}/engine-{index}" if index else f"{name}/engine"]
+    (found,) = [each.pid for each in procs.everyone() if each.session == launcher and "EngineCore" in command_of(each.pid)]
+    return found
+
+
 def stream(url: str, prompt: list[int], tokens: int, into: list[int]) -> None:
     """Token ids of a stream, as they come."""
     body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
@@ -100,16 +107,19 @@ def test_decode_of_two_members_answers_as_one_engine_and_comes_back_after_a_deat
         assert found == [complete(plain, prompt, TOKENS)["token_ids"] for prompt in PROMPTS]
         logs = "".join(path.read_text() for path in one.home.glob(f"t/instances/{group.instance}/engine*.log"))
         assert logs.count("runs in step by rpc over several hosts") == 2
-        for index in (1, 0):
+        for index, process, how in ((1, engine_of, signal.SIGKILL), (0, engine_of, signal.SIGKILL),
+                                    (1, core_of, signal.SIGSTOP)):
             before_death = {name: pid for name, pid in one.processes().items() if "/core" not in name}
-            os.kill(engine_of(one, group.instance, index), signal.SIGKILL)
+            (lived,), began = fleet(one, "decode"), time.monotonic()
+            os.kill(process(one, group.instance, index), how)
             wait(lambda: not one.ready(), 30, "seen as not ready")
-            began = time.monotonic()
+            seen = time.monotonic()
             wait(lambda: one.ready() == "1P1D", BACK_S, "back by itself")
-            print(f"member {index} killed: back after {time.monotonic() - began:.0f} s", flush=True)
+            after_s = time.monotonic() - seen
+            print(f"{how.name} of member {index}: seen after {seen - began:.0f} s, back {after_s:.0f} s later", flush=True)
             assert {name: pid for name, pid in one.processes().items() if "/core" not in name} == before_death
             (again,) = fleet(one, "decode")
-            assert again.incarnation != group.incarnation
+            assert again.incarnation != lived.incarnation
             assert [complete(one.url, prompt, TOKENS)["token_ids"] for prompt in PROMPTS] == found
 
 
