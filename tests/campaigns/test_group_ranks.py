@@ -33,12 +33,11 @@ OTHERS = [[90 + number, 41, 60 + number, 8] * (3 + 9 * number) for number in ran
 TOKENS = 12
 BACK_S = 300.0
 LOCAL = {"name": "vllm:prompt_tokens_by_source_total", "source": "local_compute"}
-TWO = {"data": 2, "pods": 2}
 
 
 @contextmanager
-def service(folder: Path, role: str, replicas: int = 1) -> Iterator[Service]:
-    """One service whose ``role`` is a group of two ranks, the other one a single engine."""
+def service(folder: Path, role: str, replicas: int = 1, data: int = 2) -> Iterator[Service]:
+    """One service whose ``role`` is a group of two members with so many ranks in all, the other one a single engine."""
     with Service(folder, plugins=(PLUGIN,)) as one:
         env = {**BASE_ENV, "GLOO_SOCKET_IFNAME": "lo"}
         one.spec = {
@@ -47,7 +46,7 @@ def service(folder: Path, role: str, replicas: int = 1) -> Iterator[Service]:
                        "env": [{"name": name, "value": value} for name, value in env.items()]},
             "prefill": {"replicas": 1}, "decode": {"replicas": 1},
         }
-        one.spec[role] = {"replicas": replicas, "parallelism": TWO}
+        one.spec[role] = {"replicas": replicas, "parallelism": {"data": data, "pods": 2}}
         one.up(one.spec["prefill"]["replicas"], one.spec["decode"]["replicas"])
         yield one
 
@@ -121,6 +120,19 @@ def test_decode_of_two_members_answers_as_one_engine_and_comes_back_after_a_deat
             (again,) = fleet(one, "decode")
             assert again.incarnation != lived.incarnation
             assert [complete(one.url, prompt, TOKENS)["token_ids"] for prompt in PROMPTS] == found
+
+
+def test_two_ranks_behind_the_server_of_each_member_get_their_own_requests(tmp_path: Path) -> None:
+    with service(tmp_path, "decode", data=4) as one:
+        (group,), (prefill,) = fleet(one, "decode"), fleet(one, "prefill")
+        assert [group.http.count(door) for door in group.http] == [2, 2, 2, 2]
+        prompts = [*PROMPTS, *OTHERS[:2]]
+        found = [complete(one.url, prompt, TOKENS)["token_ids"] for prompt in prompts]
+        loaded = [metric(f"http://{door}", "xpyd_kv_loaded_tokens_total", engine=str(rank))
+                  for rank, door in enumerate(group.http)]
+        assert loaded == [sum(len(prompt) - 1 for prompt in prompts[rank::4]) for rank in range(4)]
+        assert sum(counted(group, **LOCAL)) <= len(prompts)
+        assert found == [complete(f"http://{prefill.http[0]}", prompt, TOKENS)["token_ids"] for prompt in prompts]
 
 
 def test_prefill_of_two_members_computes_all_of_the_prompts_and_decode_none(tmp_path: Path) -> None:
