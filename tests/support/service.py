@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,8 +36,8 @@ XPYD = Path(sys.executable).with_name("xpyd")
 class Service:
     """One service; ``with`` takes it down at the end, whatever happened."""
 
-    def __init__(self, folder: Path, router: dict[str, Any] | None = None) -> None:
-        """``router``: further fields of ``spec.router``."""
+    def __init__(self, folder: Path, router: dict[str, Any] | None = None, plugins: Sequence[Path] = ()) -> None:
+        """``router``: further fields of ``spec.router``. ``plugins``: folders that have plugins of vLLM."""
         self.folder = folder
         self._router = router or {}
         self.home = folder / "home"
@@ -51,7 +51,7 @@ class Service:
         self.before: tuple[str, ...] = ()
         """What the command is started by, as ``prlimit`` with its arguments."""
         self._environment = {**os.environ, "XPYD_HOME": str(self.home), "PYTHONPATH": os.pathsep.join(
-            filter(None, (str(FORKS), os.environ.get("PYTHONPATH"))))}
+            filter(None, (str(FORKS), *map(str, plugins), os.environ.get("PYTHONPATH"))))}
         self.shared_memory_before = shared_memory()
         home_begins(self.home)
 
@@ -129,13 +129,13 @@ class Service:
                 found[name] = pid
                 if file.stem == "engine":
                     session = [stat.pid for stat in procs.everyone() if stat.session == pid]
-                    cores = [child for child in session if "EngineCore" in _command(child)]
+                    cores = [child for child in session if "EngineCore" in command_of(child)]
                     found |= {f"{file.parent.name}/core": core for core in cores}
         return found
 
     def left(self) -> list[str]:
         """Commands of processes that still belong to the service."""
-        return [_command(pid) for pid in remains.pids(ServiceFolder(NAME, self.home))]
+        return [command_of(pid) for pid in remains.pids(ServiceFolder(NAME, self.home))]
 
     def idle(self) -> dict[str, float]:
         """What engines still hold, by instance and series; empty when nothing runs, waits, moves or is in use."""
@@ -159,7 +159,8 @@ def wait(condition: Callable[[], bool], deadline_s: float, what: str) -> None:
         time.sleep(0.5)
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
+    """Of a process, in one line; empty where there is none."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
