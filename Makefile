@@ -331,8 +331,8 @@ campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 
 	@REQUESTS=$(REQUESTS) KILLS=$(DP_KILLS) $(BIN)/pytest -s tests/campaigns/test_dp.py --timeout 7200
 
 .PHONY: campaign-groups
-campaign-groups: $(STAMP) ## Members of a group: all sizes through vLLM's parser, larger models of their rounds (half an hour; MINUTES= of random ways)
-	@$(BIN)/pytest -s tests/campaigns/test_groups.py --timeout 3600
+campaign-groups: $(STAMP) ## Members of a group: all sizes through vLLM's parser, larger models of their rounds, data-parallel ranks of real engines (an hour; MINUTES= of random ways)
+	@$(BIN)/pytest -s tests/campaigns/test_groups.py tests/campaigns/test_group_ranks.py --timeout 3600
 
 .PHONY: campaign-scale
 STEPS ?= 60

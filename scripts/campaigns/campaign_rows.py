@@ -112,7 +112,7 @@ ROWS: Final = (
     Row("campaign-scenarios-models", 60, 200, AT + "campaign_scenarios_models.json", OF_MODELS),
     Row("campaign-mixed", 31, 60, AT + "campaign_mixed.json", MIXED),
     Row("campaign-router", 40, 120, AT + "campaign_router.json", ROUTER),
-    Row("campaign-groups", 30, 90),
+    Row("campaign-groups", 45, 120),
     Row("campaign-dp", 60, 180, AT + "campaign_dp.json", DP, so_far=".cache/campaign_dp.json"),
     Row("campaign-scale", 66, 180, AT + "campaign_scale.json", SCALE),
     Row("campaign-away", 45, 90, AT + "campaign_away.json", AWAY, root=True),

@@ -25,7 +25,7 @@ from xpyd_sidecar.contract.membership import Drafts
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.router.observing.batch import of_records
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
-from xpyd_sidecar.router.observing.summary import FAILED
+from xpyd_sidecar.router.observing.record import FAILED
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "manifests/observability"
@@ -65,10 +65,10 @@ def router() -> Labels:
     of = record(P1, D1, retries=1, continued=1, skips="short")
     metrics.in_flight += 1
     metrics.closed(of_records(of.api, [of]))
-    metrics.message("taken")
-    metrics.probed("healthy")
-    metrics.changed("joined")
-    metrics.audits.add("p1", "d1", "equal", 0.0)
+    metrics.count("membership_messages", "taken")
+    metrics.count("probes", "healthy")
+    metrics.count("roster_changes", "joined")
+    metrics.audited("p1", "d1", "equal", 0.0)
     return shown(list(metrics.registry.collect()))
 
 

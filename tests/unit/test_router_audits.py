@@ -15,7 +15,7 @@ from worker_fleet import several
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.router.balance.draw import Draw
+from xpyd_sidecar.router.balance.candidates import Draw
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.serving import audits as serving_audits
 from xpyd_sidecar.router.serving.fast_path import FastPath
@@ -61,7 +61,7 @@ def with_odds(f: RouterFleet, handed: float = -0.5, alone: float = -0.5) -> None
 
 def audits(f: RouterFleet) -> dict[str, float]:
     """How many ended so."""
-    samples = [sample for family in f.context.observer.metrics.audits._results.collect() for sample in family.samples]
+    samples = f.context.observer.metrics._counts["xpyd_router_audits"].family().samples
     return {sample.labels["result"]: sample.value for sample in samples}
 
 

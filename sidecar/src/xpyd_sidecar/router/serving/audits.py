@@ -19,26 +19,25 @@ Laws
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import secrets
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import audited, bodies
-from xpyd_sidecar.router.balance.draw import Draw
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
+from xpyd_sidecar.router.balance.candidates import Draw
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.http.wire import request_bytes
-from xpyd_sidecar.router.serving.in_flight import InFlightRequest
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
-from xpyd_sidecar.router.upstream.call import UpstreamCall
+from xpyd_sidecar.router.serving.waiting import InFlightRequest
+from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
 from xpyd_sidecar.router.upstream.cancel_notice import Farewells
 from xpyd_sidecar.router.upstream.pool import EnginePool
 
@@ -60,19 +59,6 @@ _Rank = tuple[InstanceName, int | None]
 """What compiles by itself: an engine, or a data-parallel rank of one."""
 
 
-class Around(NamedTuple):
-    """What an audit needs of its router."""
-
-    loop: asyncio.AbstractEventLoop
-    pool: EnginePool
-    farewells: Farewells
-    roster: Roster
-    calm: Callable[[], bool]
-    """Whether this router has room for audits now."""
-    tell: Callable[[InstanceName, InstanceName, str, float], None]
-    """Hears of each request that was chosen: prefill, decode, what was found or why nothing was, the difference or NaN."""
-
-
 class Waiting(msgspec.Struct):
     """A request that is to be audited."""
 
@@ -84,9 +70,14 @@ class Waiting(msgspec.Struct):
 class Audits:
     """Those of one router process."""
 
-    def __init__(self, around: Around, share: float) -> None:
-        """``share`` of the requests with KV from prefill that are audited, 0 to 1."""
-        self._around = around
+    def __init__(self, pool: EnginePool, farewells: Farewells, roster: Roster, share: float, *, calm: Callable[[], bool],
+                 tell: Callable[[InstanceName, InstanceName, str, float], None]) -> None:
+        """``share`` of the requests with KV from prefill that are audited, 0 to 1. ``calm``: whether this router has room
+        for audits now. ``tell`` hears of each request that was chosen: prefill, decode, what was found or why nothing was,
+        the difference or NaN.
+        """
+        self.pool, self.farewells = pool, farewells
+        self._loop, self._roster, self._calm, self._hears = pool.loop, roster, calm, tell
         self._below = int(share * _DRAWN)
         self._draw = Draw(secrets.randbits(64))
         self._waiting: deque[Waiting] = deque()
@@ -110,13 +101,13 @@ class Audits:
         elif len(self._waiting) >= MAX_WAITING:
             self._tell(pair, "full")
         else:
-            self._waiting.append(Waiting(request, pair, self._around.loop.time() + WAIT_S))
+            self._waiting.append(Waiting(request, pair, self._loop.time() + WAIT_S))
             if self._running is None:  # behind the bytes of the answer, which may not have left yet
-                self._around.loop.call_soon(self._next)
+                self._loop.call_soon(self._next)
 
     def tick(self) -> None:
         """Called every second."""
-        now = self._around.loop.time()
+        now = self._loop.time()
         while self._waiting and self._waiting[0].until <= now:
             self._tell(self._waiting.popleft().pair, "late")
         running = self._running
@@ -124,7 +115,7 @@ class Audits:
             self._next()
         elif running.until <= now:
             running.end("late")
-        elif not self._around.calm():
+        elif not self._calm():
             running.end("busy")
 
     def abort(self) -> None:
@@ -149,22 +140,22 @@ class Audits:
         self._running = None
         self._tell(pair, result, difference)
         if self._waiting:
-            self._around.loop.call_soon(self._next)
+            self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        if self._running is not None or not self._around.calm():
+        if self._running is not None or not self._calm():
             return
         for _ in range(len(self._waiting)):
             one = self._waiting.popleft()
             if self._idle(one.pair):
-                self._running = _Audit(self, self._around, one)
+                self._running = _Audit(self, one)
                 self._running.begin()
                 return
             self._waiting.append(one)
 
     def _idle(self, pair: Pair) -> bool:
         """Whether the engines of a pair are there, the same as then, with nothing waiting."""
-        roster, prefill = self._around.roster, pair.prefill
+        roster, prefill = self._roster, pair.prefill
         assert prefill is not None
         first, second = (roster.find(one.instance, one.incarnation) for one in (prefill, pair.decode))
         if first is None or second is None or not (first.pickable and second.pickable):
@@ -173,15 +164,14 @@ class Audits:
 
     def _tell(self, pair: Pair, result: str, difference: float = math.nan) -> None:
         assert pair.prefill is not None
-        self._around.tell(pair.prefill.instance, pair.decode.instance, result, difference)
+        self._hears(pair.prefill.instance, pair.decode.instance, result, difference)
 
 
-class _Audit:
-    """One that runs (``call.Sink``)."""
+class _Audit(Sink):
+    """One that runs."""
 
-    def __init__(self, audits: Audits, around: Around, one: Waiting) -> None:
+    def __init__(self, audits: Audits, one: Waiting) -> None:
         self._audits = audits
-        self._around = around
         self._pair = one.pair
         self._api = one.request.api
         self._fields, self._shown = audited.fields_of(one.request), audited.SHOWN[one.request.api]
@@ -190,7 +180,7 @@ class _Audit:
         self._alone: audited.Odds | None = None
         self._handed: audited.Odds | None = None
         self._warming = not audits.warm(one.pair.decode)
-        self.until = around.loop.time() + (WARM_S if self._warming else RUN_S)
+        self.until = audits.pool.loop.time() + (WARM_S if self._warming else RUN_S)
 
     def begin(self) -> None:
         """Have decode compute the prompt. First, so that nothing is held for an engine that compiles."""
@@ -198,7 +188,7 @@ class _Audit:
 
     def _hand_over(self) -> None:
         """Have prefill compute the prompt and decode load it, as for a client."""
-        self.until = self._around.loop.time() + RUN_S
+        self.until = self._audits.pool.loop.time() + RUN_S
         prefill, decode = self._pair.prefill, self._pair.decode
         assert prefill is not None
         peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
@@ -214,7 +204,7 @@ class _Audit:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
         shown = {} if number == _PREFILL else self._shown
         body = audited.body_of(self._fields | shown, f"xpyd-audit-{salt}", leg)
-        pool = self._around.pool
+        pool = self._audits.pool
         call = self._calls[number] = pool.hold(target.http, self, tag=number)
         pool.send(call, request_bytes(b"POST", _PATHS[self._api], target.http, headers, body))
 
@@ -226,19 +216,10 @@ class _Audit:
         for number, call in calls.items():
             call.cancel()
             if number == _HANDED:  # the engine may not know it yet: its connector would wait
-                self._around.farewells.say(self._pair.decode, self._leg(Role.DECODE, None))
+                self._audits.farewells.say(self._pair.decode, self._leg(Role.DECODE, None))
         self._audits.ended(self._pair, result, difference)
 
     # ---- call.Sink
-
-    def on_comments(self, call: UpstreamCall, data: bytes) -> None:
-        """Nobody waits for one."""
-
-    def on_events(self, call: UpstreamCall, data: bytes) -> None:
-        """Nothing is streamed."""
-
-    def on_end(self, call: UpstreamCall) -> None:
-        """Nothing is streamed."""
 
     def on_whole(self, call: UpstreamCall, body: bytes) -> None:
         """An answer."""
