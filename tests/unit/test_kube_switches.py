@@ -14,7 +14,7 @@ from memory_api import MemoryApi
 from xpyd_operator.kube import switches as module
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
-from xpyd_operator.kube.observe import Facts, facts
+from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.switches import Switches
 from xpyd_operator.plan.actions import Switch
 from xpyd_operator.render import labels

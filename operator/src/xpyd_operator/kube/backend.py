@@ -7,6 +7,7 @@ finds its object gone or changed is no error, since the watch tells and the next
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -20,12 +21,13 @@ from xpyd_operator.kube.cache import OWNER_KIND, Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
 from xpyd_operator.kube.events import Events, now_text
+from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import Fleets
 from xpyd_operator.kube.key import ServiceKeys
 from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.observe import Facts, Told, facts, front, instances
+from xpyd_operator.kube.observe import Told, front, instances
 from xpyd_operator.kube.outdated import outdated
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.pods import Pods
@@ -38,14 +40,16 @@ from xpyd_operator.kube.troubles import keyless, refused, troubles
 from xpyd_operator.kube.turns import Turns
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.desired import Desired, Revision
 from xpyd_operator.plan.news import news
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.observed import Observed, Phase
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
-from xpyd_operator.render.pod import engine_pod
-from xpyd_sidecar.contract.ids import Role, ServiceName
+from xpyd_operator.render.pod import engine_pods
+from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.keys import ServiceKey
+
+Body = dict[str, Any]
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -90,6 +94,10 @@ class KubeBackend:
         self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=timeout_s)
         self._switching = False
         self._both_families = True
+        self._several = False
+        """There are instances of several pods."""
+        self._place_after = 0.0
+        """When such instances are made again (``Remove.pause_s``)."""
         self._waits_until = 0.0
         """When a surplus has waited long enough for the other role to want it."""
 
@@ -105,7 +113,8 @@ class KubeBackend:
         """
         entry = self._entry()
         try:
-            return await self._blueprint.desired(entry, self._shared.clock())
+            desired = await self._blueprint.desired(entry, self._shared.clock())
+            return msgspec.structs.replace(desired, place_after=self._place_after)
         except KeyTrouble as error:
             if not self._settings.dry_run:
                 self._keyless(entry, error)
@@ -141,7 +150,9 @@ class KubeBackend:
             prefill=self._blueprint.counts is None or self._blueprint.counts.prefill > 0,
         )
         name = ServiceName(service.name)
-        found = instances(name, self.uid, pods, self._told, now, taken=self._pods.taken(now))
+        found = instances(name, self.uid, pods, self._told, now, taken=self._pods.taken(now),
+                          current=self._blueprint.revisions.values())
+        self._several = any(each.member is not None for each in mine)
         found = outdated(found, pods, self._settings.sidecar_image, now)
         self._switching = any(each.switching for each in mine)
         self._planner.look(self._told.fleet, found, [each for each in routers if each.usable], now)
@@ -164,7 +175,7 @@ class KubeBackend:
     @property
     def hurried(self) -> bool:
         """Something is on its way that no watch tells of: look again soon."""
-        waits = self._shared.clock() < self._waits_until
+        waits = self._shared.clock() < max(self._waits_until, self._place_after)
         return self._fleets.hurried or self._switching or waits or self._named != self._children.taken
 
     def _key_of(self, pod: Facts) -> ServiceKey | None:
@@ -195,9 +206,13 @@ class KubeBackend:
         try:
             if self._choice.wanted is not None:
                 await self._keys.provide(service, self._choice.wanted, self._choice.used, now, soon=making)
+            if self._several:
+                await self._pods.end_together()
+                await self._complete(round_)
             await self._switches.tend(self._told.fleet, self._key_of)
             key = self._choice.of_routers(service)
-            await self._children.tend(service, wanted, now, key, both_families=self._both_families)
+            await self._children.tend(service, wanted, now, key, both_families=self._both_families,
+                                      several=self._several)
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             await self._planner.tend(self._entry(), service, planned, self._key_of, now=now)
         except ApiError as error:
@@ -214,13 +229,12 @@ class KubeBackend:
         self._entry()
         match action:
             case Create():
-                blueprint = self._blueprint
-                if blueprint.revisions.get(action.role) != action.revision:
+                if self._blueprint.revisions.get(action.role) != action.revision:
                     raise XpydError(f"{action.instance} was planned of {action.revision}, which is not in force any more")
-                key = self._choice.wanted.pod if self._choice.wanted is not None else None
-                pod = engine_pod(blueprint.service, action.role, action.instance, action.revision, self._settings, key=key)
-                await self._pods.create(pod, self._shared.clock())
+                await self._pods.create(self._rendered(action.instance, action.role, action.revision), self._shared.clock())
             case Drain() | Remove():
+                if isinstance(action, Remove) and action.pause_s:
+                    self._place_after = self._shared.clock() + action.pause_s
                 await self._pods.delete(action.instance)
             case Switch():
                 await self._switches.assign(action, self._key_of, self._shared.clock())
@@ -228,6 +242,25 @@ class KubeBackend:
                 await self._pods.label(action)
             case _:
                 raise XpydError(f"pods know no such thing: {action}")
+
+    async def _complete(self, round_: Round) -> None:
+        """Make what is missing of instances whose making ended in the middle; but for those that go."""
+        going = {action.instance for action in round_.plan.actions if isinstance(action, Drain | Remove)}
+        for each in round_.observed.instances:
+            if each.parts == 1 or each.phase is not Phase.STARTING or each.name in going or self._pods.leads(each.name):
+                continue
+            if self._blueprint.revisions.get(each.role) != each.revision:
+                continue  # the other role has this revision: what is of it there is found to be broken in the end
+            pods = self._rendered(each.name, each.role, each.revision)
+            layouts = {pod.derived(facts).layout for pod in self._pods.all_of(each.name)}
+            if layouts == {pods[0]["metadata"]["annotations"][labels.LAYOUT]}:
+                await self._pods.create(pods, self._shared.clock())
+            else:  # this operator renders them otherwise than the one that began
+                await self._pods.delete(each.name)
+
+    def _rendered(self, instance: InstanceName, role: Role, revision: Revision) -> tuple[Body, ...]:
+        key = self._choice.wanted.pod if self._choice.wanted is not None else None
+        return engine_pods(self._blueprint.service, role, instance, revision, self._settings, key=key)
 
     # What is said
 

@@ -26,9 +26,9 @@ from xpyd_operator.errors import Unsupported, XpydError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
+from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.key import Known
 from xpyd_operator.kube.keychoice import KeyChoice
-from xpyd_operator.kube.observe import facts
 from xpyd_operator.kube.status_writer import read
 from xpyd_operator.plan.counts import Counts, counts, target
 from xpyd_operator.plan.desired import Desired, Revision
@@ -123,7 +123,8 @@ class Blueprint:
             self._counts_since = now
         self.counts = found
         one_by_one = spec.prefill.scaling is not None and spec.decode.scaling is not None
-        targets = {role: target(found.of(role), self.revisions[role], spec.rollout) for role in Role}
+        targets = {role: target(found.of(role), self.revisions[role], spec.rollout, spec.role(role).parallelism.pods)
+                   for role in Role}
         return Desired(
             service=ServiceName(service.name),
             prefill=targets[Role.PREFILL],
