@@ -32,9 +32,6 @@ DEVICE_KEEP_BYTES = 512 << 20
 def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     """Every field that is refused, and why."""
     for role in Role:
-        if service.spec.role(role).parallelism.pods > 1:
-            reason = "instances of several pods are made by `xpyd up` alone for now; write 1"
-            yield f"spec.{role}.parallelism.pods", reason
         yield from _role(service, role)
         yield from _executor(service, role, devices=bool(devices(service.spec.role(role))))
         yield from _pipeline(service, role, devices=bool(devices(service.spec.role(role))))
