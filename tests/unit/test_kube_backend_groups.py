@@ -96,6 +96,19 @@ async def test_the_leader_is_written_last(world: MemoryWorld) -> None:
     assert {each.parts: each.ready for each in done.observed.instances} == {1: True, 3: True}
 
 
+async def test_a_leader_is_not_written_while_another_one_cannot_be(world: MemoryWorld) -> None:
+    world.write(**WIDE)
+    taken = ApiError(409, "AlreadyExists", "pods qwen-e1-1 already exists")
+    world.api.fault = lambda verb, kind, name: taken if (verb, kind, name) == ("create", "Pod", "qwen-e1-1") else None
+    await settle(world, 3)
+    assert "qwen-e1-2" in pods(world)
+    assert not {"qwen-e1-0", "qwen-e1-1"} & set(pods(world))
+    world.api.fault = lambda verb, kind, name: None
+    await settle(world)
+    assert set(pods(world)) == NAMES
+    assert created(world)[-1] == "qwen-e1-0"
+
+
 @pytest.mark.parametrize("after", range(7))
 async def test_an_operator_that_is_killed_between_any_two_writes_goes_on(world: MemoryWorld, after: int) -> None:
     world.write(**WIDE)

@@ -251,7 +251,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         at=("spec",),
-        reads=("networkPolicy.enabled", "networkPolicy.allowOpenPods", "prefill.parallelism.pods", "decode.parallelism.pods"),
+        reads=("networkPolicy.enabled", "networkPolicy.allowOpenPods",
+               "prefill.parallelism.pods", "decode.parallelism.pods"),
         says="networkPolicy.enabled must be true where parallelism.pods is above 1; or write networkPolicy.allowOpenPods",
         cel="""self.networkPolicy.enabled || self.networkPolicy.allowOpenPods ||
             (self.prefill.parallelism.pods == 1 && self.decode.parallelism.pods == 1)""",

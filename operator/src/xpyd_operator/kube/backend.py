@@ -7,7 +7,6 @@ finds its object gone or changed is no error, since the watch tells and the next
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -38,18 +37,16 @@ from xpyd_operator.kube.status_writer import StatusWriter, read
 from xpyd_operator.kube.switches import Switches
 from xpyd_operator.kube.troubles import keyless, refused, troubles
 from xpyd_operator.kube.turns import Turns
+from xpyd_operator.kube.whole import make_whole
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
-from xpyd_operator.plan.desired import Desired, Revision
+from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.news import news
-from xpyd_operator.plan.observed import Observed, Phase
+from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
-from xpyd_operator.render.pod import engine_pods
-from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
+from xpyd_sidecar.contract.ids import Role, ServiceName
 from xpyd_sidecar.contract.keys import ServiceKey
-
-Body = dict[str, Any]
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -90,14 +87,11 @@ class KubeBackend:
         self._named: list[str] = []
         """Objects of others whose names we need, as the last round knew them."""
         self._pods = Pods(shared.api, shared.cache, entry, self.holds)
-        timeout_s = shared.settings.fleet_timeout_s
-        self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=timeout_s)
+        self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=self._settings.fleet_timeout_s)
         self._switching = False
         self._both_families = True
-        self._several = False
-        """There are instances of several pods."""
-        self._place_after = 0.0
-        """When such instances are made again (``Remove.pause_s``)."""
+        self._several = False  # there are instances of several pods
+        self._place_after = 0.0  # when such instances are made again (``Remove.pause_s``)
         self._waits_until = 0.0
         """When a surplus has waited long enough for the other role to want it."""
 
@@ -113,8 +107,8 @@ class KubeBackend:
         """
         entry = self._entry()
         try:
-            desired = await self._blueprint.desired(entry, self._shared.clock())
-            return msgspec.structs.replace(desired, place_after=self._place_after)
+            found = await self._blueprint.desired(entry, self._shared.clock())
+            return msgspec.structs.replace(found, place_after=self._place_after)
         except KeyTrouble as error:
             if not self._settings.dry_run:
                 self._keyless(entry, error)
@@ -138,6 +132,7 @@ class KubeBackend:
         # A Service that led to a router by IPv6 before it listens there would lose requests, after an upgrade of xpyd.
         self._both_families = not any(e.ipv4_alone and not e.ends_by for e in (routers if on_their_own else mine))
         learners = [] if on_their_own else [each for each in mine if each.roster and not each.router]
+        prefill = self._blueprint.counts is None or self._blueprint.counts.prefill > 0
         self._told = await self._fleets.ask(
             [each for each in routers if each.usable],
             [each for each in learners if each.usable],
@@ -147,24 +142,19 @@ class KubeBackend:
             limit=service.spec.router.max_sidecars + 1,
             tls=service.spec.router.tls.secret is not None,
             picture=_picture(seen, now),
-            prefill=self._blueprint.counts is None or self._blueprint.counts.prefill > 0,
+            prefill=prefill,
         )
-        name = ServiceName(service.name)
-        found = instances(name, self.uid, pods, self._told, now, taken=self._pods.taken(now),
+        found = instances(ServiceName(service.name), self.uid, pods, self._told, now, taken=self._pods.taken(now),
                           current=self._blueprint.revisions.values())
         self._several = any(each.member is not None for each in mine)
         found = outdated(found, pods, self._settings.sidecar_image, now)
         self._switching = any(each.switching for each in mine)
         self._planner.look(self._told.fleet, found, [each for each in routers if each.usable], now)
-        wanted = self._blueprint.counts
-        prefill = wanted is None or wanted.prefill > 0
         self._named = self._children.taken
         clients = f"Service {service.name}"
         return Observed(
             found,
-            front=front(
-                routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away
-            ),
+            front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away),
             fleet_known=self._told.fleet is not None,
             problems=(
                 *troubles(self._named, self._blueprint.valid, self._told.fleet, self._shared.master.trouble),
@@ -207,8 +197,7 @@ class KubeBackend:
             if self._choice.wanted is not None:
                 await self._keys.provide(service, self._choice.wanted, self._choice.used, now, soon=making)
             if self._several:
-                await self._pods.end_together()
-                await self._complete(round_)
+                await make_whole(self._pods, self._blueprint, round_, now)
             await self._switches.tend(self._told.fleet, self._key_of)
             key = self._choice.of_routers(service)
             await self._children.tend(service, wanted, now, key, both_families=self._both_families,
@@ -229,9 +218,8 @@ class KubeBackend:
         self._entry()
         match action:
             case Create():
-                if self._blueprint.revisions.get(action.role) != action.revision:
-                    raise XpydError(f"{action.instance} was planned of {action.revision}, which is not in force any more")
-                await self._pods.create(self._rendered(action.instance, action.role, action.revision), self._shared.clock())
+                made = self._blueprint.pods_of(action.instance, action.role, action.revision)
+                await self._pods.create(made, self._shared.clock())
             case Drain() | Remove():
                 if isinstance(action, Remove) and action.pause_s:
                     self._place_after = self._shared.clock() + action.pause_s
@@ -242,25 +230,6 @@ class KubeBackend:
                 await self._pods.label(action)
             case _:
                 raise XpydError(f"pods know no such thing: {action}")
-
-    async def _complete(self, round_: Round) -> None:
-        """Make what is missing of instances whose making ended in the middle; but for those that go."""
-        going = {action.instance for action in round_.plan.actions if isinstance(action, Drain | Remove)}
-        for each in round_.observed.instances:
-            if each.parts == 1 or each.phase is not Phase.STARTING or each.name in going or self._pods.leads(each.name):
-                continue
-            if self._blueprint.revisions.get(each.role) != each.revision:
-                continue  # the other role has this revision: what is of it there is found to be broken in the end
-            pods = self._rendered(each.name, each.role, each.revision)
-            layouts = {pod.derived(facts).layout for pod in self._pods.all_of(each.name)}
-            if layouts == {pods[0]["metadata"]["annotations"][labels.LAYOUT]}:
-                await self._pods.create(pods, self._shared.clock())
-            else:  # this operator renders them otherwise than the one that began
-                await self._pods.delete(each.name)
-
-    def _rendered(self, instance: InstanceName, role: Role, revision: Revision) -> tuple[Body, ...]:
-        key = self._choice.wanted.pod if self._choice.wanted is not None else None
-        return engine_pods(self._blueprint.service, role, instance, revision, self._settings, key=key)
 
     # What is said
 
