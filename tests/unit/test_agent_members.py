@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 import pytest
@@ -24,6 +25,8 @@ from xpyd_sidecar.contract.ids import HostPort, State
 from xpyd_sidecar.contract.launch import GroupConfig
 
 OVER_S = 1.5
+LEADER = "test-e0-0.test-engines.models.svc.cluster.local."
+"""As a cluster's name service knows it."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +36,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xpyd_sidecar.agent.app.FAST_S", 0.05)
     monkeypatch.setattr("xpyd_sidecar.agent.app.LOOK_S", 0.05)
     monkeypatch.setattr("xpyd_sidecar.agent.app.ROLE_S", 0.05)
+    real = socket.getaddrinfo
+
+    def resolve(host: str, *rest: Any, **more: Any) -> Any:
+        return real("127.0.0.1" if host == LEADER else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
 
 
 class Pair:
@@ -53,7 +62,8 @@ class Pair:
     async def __aenter__(self) -> Self:
         await self.engine.start()
         for index, folder in enumerate(self.folders):
-            group = GroupConfig(index, 2, "x", self.listen[0] if index else HostPort(""), "127.0.0.1", OVER_S)
+            leader = HostPort(self.listen[0].replace("127.0.0.1", LEADER)) if index else HostPort("")
+            group = GroupConfig(index, 2, "x", leader, "127.0.0.1", OVER_S)
             config = config_of(folder, self.engine.address, (), listen=self.listen[index], group=group,
                                heartbeat_s=0.1, drain_timeout_s=20.0, **self._agent)
             self.agents.append(Agent(config, KEY))
