@@ -72,7 +72,7 @@ def engine_pod(
             service, member.name, labels.engine(service, role, revision) | (group.marks(member) if several else {})
         ) | {"annotations": {"kubectl.kubernetes.io/default-container": labels.MAIN}
              | (group.notes(members) if several else {})},
-        "spec": (group.named(service, member) if several else {}) | {
+        "spec": (group.named(service, member) | group.placed(service, role, member) if several else {}) | {
             "restartPolicy": "Always",
             "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT to a URL, on which vLLM ends
             "automountServiceAccountToken": False,
