@@ -1,10 +1,15 @@
-"""Instances of several pods on a real API server: made, killed in the middle, and what becomes of a group when one goes."""
+"""Instances of several pods on a real API server: made, killed in the middle, and what becomes of a group when one goes.
+
+    XPYD_GROUPS=96P144D …      another size of the fleet (480 pods)
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +23,8 @@ from node_agent import INSTANCE, MEMBER, MEMBERS, ROLE, Script
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
 LAYOUT = "xpyd.dev/layout"
 DECODE = {"replicas": 2, "parallelism": {"tensor": 2, "pods": 2, "device": "none"}}
+FLEET = os.environ.get("XPYD_GROUPS", "4P6D")
+MADE_S = 20.0
 PREFILL = {"replicas": 1, "parallelism": {"tensor": 2, "device": "none"}}
 
 
@@ -219,4 +226,17 @@ async def test_a_rollout_of_groups_goes_by_instances(team: Team) -> None:
     await team.wait(lambda: {pod["spec"]["containers"][0]["image"] for pod in team.pods()} == {"engine:2"}, "all are new")
     await team.wait_settled("1P4D")
     assert 4 < most <= 6, "one group above the two that are wanted"
+    watch.check()
+
+
+async def test_a_fleet_of_groups_is_made_at_once_where_all_fit(team: Team) -> None:
+    watch = GroupWatch(team)
+    prefill, decode = map(int, re.findall(r"\d+", FLEET))
+    began = time.monotonic()
+    await team.apply(team.document("qwen", DECODE | {"replicas": prefill}, DECODE | {"replicas": decode}))
+    await team.wait(lambda: len(team.pods()) == 2 * (prefill + decode), "all are made", deadline_s=120)
+    took_s = time.monotonic() - began
+    print(f"{FLEET} of two pods each made in {took_s:.1f} s")
+    assert took_s <= MADE_S
+    await team.wait_settled(f"{2 * prefill}P{2 * decode}D", deadline_s=120 + prefill + decode)
     watch.check()
