@@ -10,8 +10,8 @@ from beats import SERVICE, beat
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role, State
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.picker import Picker
-from xpyd_sidecar.router.fleet.member import Pair
-from xpyd_sidecar.router.fleet.roster import FleetMember, Roster
+from xpyd_sidecar.router.fleet.member import FleetMember, Pair
+from xpyd_sidecar.router.fleet.roster import Roster
 
 RAW = msgspec.Raw(b"")
 A, B = Fingerprint("a" * 32), Fingerprint("b" * 32)

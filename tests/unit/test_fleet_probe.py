@@ -6,8 +6,8 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from xpyd_sidecar.contract.ids import HostPort
-from xpyd_sidecar.router.fleet.probe import probe, probe_all
-from xpyd_sidecar.router.fleet.roster import Probed
+from xpyd_sidecar.router.fleet.member import Probed
+from xpyd_sidecar.router.fleet.watch import probe, probe_all
 
 LOOPS = ("router",)
 

@@ -13,7 +13,7 @@ from rosters import D0, I0, losts, make, names, probes
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.roster import BeatRefused, Changed, InstanceLeaves, Probed, ProbeInstance
+from xpyd_sidecar.router.fleet.member import BeatRefused, Changed, InstanceLeaves, Probed, ProbeInstance
 
 
 def test_a_ready_beat_makes_an_instance_pickable_for_its_role() -> None:

@@ -9,13 +9,12 @@ import msgspec
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role
 from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.api.prompt import PromptPrefix
+from xpyd_sidecar.router.balance.candidates import Holdings, Mean, score
 from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
-from xpyd_sidecar.router.balance.load import Mean, score
 from xpyd_sidecar.router.balance.policies import Policy, Query
-from xpyd_sidecar.router.balance.prefix_index import Holdings
 from xpyd_sidecar.router.balance.rank_choice import RankChoice
-from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
-from xpyd_sidecar.router.fleet.roster import FleetMember, Roster
+from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember, Pair
+from xpyd_sidecar.router.fleet.roster import Roster
 
 CACHED_BOUND = 2.0
 """A prompt goes to decode alone for what is cached there only while that has less than this times the mean."""

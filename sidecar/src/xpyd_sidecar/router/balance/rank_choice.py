@@ -7,7 +7,7 @@
 
 Engines tell their load as a whole, so what counts is what this router has given to each rank lately: counts are halved when
 there are ``LATELY`` for each rank. What is remembered of prompts is a belief in bounded memory, in two generations, as in
-``prefix_index``.
+``candidates``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.router.api.prompt import PromptPrefix
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember
 
 LATELY: Final = 32
 OVERLOADED: Final = 1.5
