@@ -132,6 +132,15 @@ def _policy_off(policy: NetworkPolicy) -> list[Finding]:
     return when(useless, "enabled", "must be true for clients or egress to have an effect")
 
 
+def _open_pods(spec: ServiceSpec) -> Iterator[Finding]:
+    policy = spec.network_policy
+    for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+        if role.parallelism.pods > 1 and not policy.enabled and not policy.allow_open_pods:
+            why = f"the pods of one instance ({name}.parallelism.pods) do not authenticate each other"
+            yield "networkPolicy.enabled", f"must be true, as {why}; or write networkPolicy.allowOpenPods: true"
+            return
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec",),
@@ -270,5 +279,15 @@ RULES: tuple[Rule, ...] = (
         says="clients and egress have an effect only when enabled",
         cel="self.enabled || (self.clients.size() == 0 && self.egress.size() == 0)",
         wrong=_policy_off,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("networkPolicy.enabled", "networkPolicy.allowOpenPods",
+               "prefill.parallelism.pods", "decode.parallelism.pods"),
+        says="networkPolicy.enabled must be true where parallelism.pods is above 1; or write networkPolicy.allowOpenPods",
+        cel="""self.networkPolicy.enabled || self.networkPolicy.allowOpenPods ||
+            (self.prefill.parallelism.pods == 1 && self.decode.parallelism.pods == 1)""",
+        wrong=_open_pods,
+        target=Target.KUBERNETES,
     ),
 )

@@ -18,6 +18,7 @@ import msgspec
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import revision_of
+from xpyd_operator.plan.names import member_name
 from xpyd_operator.render.engine import MODULE, dp_env, engine_args, queue_env, shutdown_args
 from xpyd_sidecar.contract.group import LEADER_HERE, LIFE_HERE, PORT_HERE
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -73,7 +74,7 @@ def layout(
         Member(
             instance=instance,
             index=index,
-            name=f"{instance}-{index}",
+            name=member_name(instance, index),
             devices=parallel.devices // pods,
             module=MODULE if index == 0 or parallel.data > 1 else FOLLOWING,
             args=(*args, *(_ranks(index, parallel.data // pods) if parallel.data > 1 else _node(index, pods))),
