@@ -194,6 +194,11 @@ MALFORMED: dict[str, Bad] = {
         "ray does not run over several pods; write mp or leave it out",
         {"spec.decode.parallelism": {"tensor": 2, "pods": 2, "executor": "ray"}},
     ),
+    "the queue of xpyd under ray": bad(
+        "spec.engine.queue",
+        "decode.parallelism.executor ray has a queue of its own; write auto, or executor mp",
+        {"spec.decode.parallelism": {"tensor": 2, "executor": "ray"}, "spec.engine.queue": "xpyd"},
+    ),
     "devices of all pods where those of one belong": bad(
         'spec.decode.resources.limits["nvidia.com/gpu"]',
         "must be 8, not 16: tensor 16 x pipeline 1 x data 1 over 2 pods",

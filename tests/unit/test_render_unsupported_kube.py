@@ -20,7 +20,6 @@ def limit(memory: str) -> dict[str, Any]:
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"bufferSize": "1Gi"}, "decode": limit("1Gi")}, "spec.decode.resources.limits.memory"),
     ({"kv": {"hostPool": "1Gi"}, "decode": limit("2Gi")}, "spec.decode.resources.limits.memory"),
-    ({"prefill": {"parallelism": {"data": 2}}}, "spec.prefill.parallelism.data"),
     ({"decode": {"parallelism": {"pipeline": 2}, "args": ["--enforce-eager"], "resources": {}}},
      "spec.decode.parallelism.pipeline"),
     ({"decode": {"parallelism": {"executor": "ray"}, "resources": {}}}, "spec.decode.parallelism.executor"),
@@ -48,6 +47,7 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {"model": {"source": "a/b", "tokenSecret": SECRET, "cache": {"claim": "c"}}, "router": {"apiKeySecret": SECRET}},
         {"prefill": {"parallelism": {"tensor": 2, "executor": "ray"}}, "decode": {"parallelism": {"tensor": 2}}},
         {"prefill": {"parallelism": {"tensor": 4}}, "decode": {"parallelism": {"tensor": 2}}},
+        {"prefill": {"parallelism": {"data": 2}}, "decode": {"parallelism": {"data": 4}}},
         {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"pipeline": 2}}},
         {"decode": {"resources": {"limits": {"memory": "1Gi"}}}},
         {"decode": {"parallelism": {"device": "none"}, "resources": {"limits": {"memory": "320Mi"}}}},
@@ -103,7 +103,7 @@ def test_memory_that_is_offloaded_to_is_in_the_limit_once_and_both_roles_without
 
 def test_every_refusal_is_found_not_only_the_first() -> None:
     template = {"spec": {"hostNetwork": True, "restartPolicy": "Never"}}
-    one = service(None, prefill={"parallelism": {"data": 2}}, decode={"template": template})
+    one = service(None, prefill={"parallelism": {"executor": "ray"}, "resources": {}}, decode={"template": template})
     found = [path for path, _ in kube_refusals(one)]
     pod = "spec.decode.template.spec"
-    assert found == ["spec.prefill.parallelism.data", f"{pod}.restartPolicy", f"{pod}.hostNetwork"]
+    assert found == ["spec.prefill.parallelism.executor", f"{pod}.restartPolicy", f"{pod}.hostNetwork"]

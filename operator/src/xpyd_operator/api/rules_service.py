@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.operation import Limits, NetworkPolicy, Rollout
 from xpyd_operator.api.router import Ports, Router
-from xpyd_operator.api.rule import Finding, Rule, when
+from xpyd_operator.api.rule import Finding, Rule, Target, when
 from xpyd_operator.api.service import ServiceSpec
 
 _COUNTS = tuple(f"{role}.{field}" for role in ("prefill", "decode") for field in ("replicas", "scaling", "scaling.min"))
@@ -34,6 +34,20 @@ def _tensor(spec: ServiceSpec) -> list[Finding]:
         "decode.parallelism.tensor",
         f"one of the tensor sizes of prefill ({ours}) and decode ({theirs}) must divide the other: KV is split by heads",
     )
+
+
+def _queue_between_pods(spec: ServiceSpec) -> Iterator[Finding]:
+    for role in (spec.prefill, spec.decode):
+        if spec.engine.queue == "vllm" and role.parallelism.pods > 1:
+            yield "engine.queue", "vllm takes calls between pods from everybody who reaches it; write auto"
+            return
+
+
+def _queue_of_ray(spec: ServiceSpec) -> Iterator[Finding]:
+    for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+        if spec.engine.queue == "xpyd" and role.parallelism.executor == "ray":
+            yield "engine.queue", f"{name}.parallelism.executor ray has a queue of its own; write auto, or executor mp"
+            return
 
 
 def _planner_counts(spec: ServiceSpec) -> list[Finding]:
@@ -133,6 +147,23 @@ RULES: tuple[Rule, ...] = (
         cel="""has(self.prefill.scaling) || !has(self.prefill.replicas) || self.prefill.replicas > 0 ||
             self.router.onNoPrefill != 'reject'""",
         wrong=_prefill_needed,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("engine.queue", *(f"{role}.parallelism.pods" for role in ("prefill", "decode"))),
+        says="engine.queue vllm takes calls between pods from everybody who reaches it; write auto",
+        cel="self.engine.queue != 'vllm' || self.prefill.parallelism.pods == 1 && self.decode.parallelism.pods == 1",
+        wrong=_queue_between_pods,
+        target=Target.KUBERNETES,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("engine.queue", *(f"{role}.parallelism.executor" for role in ("prefill", "decode"))),
+        says="engine.queue xpyd is for executor mp; ray has a queue of its own",
+        cel="""self.engine.queue != 'xpyd' ||
+            (!has(self.prefill.parallelism.executor) || self.prefill.parallelism.executor != 'ray') &&
+            (!has(self.decode.parallelism.executor) || self.decode.parallelism.executor != 'ray')""",
+        wrong=_queue_of_ray,
     ),
     Rule(
         at=("spec",),

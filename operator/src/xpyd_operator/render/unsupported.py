@@ -120,17 +120,15 @@ def _local_router(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 def _role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
     """One role."""
-    if which is Role.PREFILL and service.spec.prefill.parallelism.data > 1:
-        yield "spec.prefill.parallelism.data", "data-parallel prefill is not built yet; write 1 and more replicas"
     if service.spec.role(which).parallelism.pods > 1:
         yield from _members(service, which)
 
 
 def _members(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
     """What an instance of several members cannot do yet, or never."""
-    if service.spec.role(which).parallelism.data > 1:
-        reason = "data-parallel ranks of one instance over several pods are not built yet; write 1 and more replicas"
-        yield f"spec.{which}.parallelism.data", reason
+    if service.spec.role(which).parallelism.data > 1 and service.spec.engine.dp_step_sync == "shm":
+        reason = f"shm does not reach the ranks in other pods of {which}'s instances; write auto or rpc"
+        yield "spec.engine.dpStepSync", reason
     if service.spec.kv.transport == "shm":
         yield "spec.kv.transport", f"shm does not reach the other pods of {which}'s instances; write auto or tcp"
     if service.spec.kv.offload is not None:

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 def register() -> None:
     """Have what ends an engine kept (``threads.termination_log``), and memory of devices left for the connector
-    (``device_room``); install the rules if ``XPYD_DP_SYNC`` asks for them.
+    (``device_room``); put the broadcast queue under the executor where that is asked for (``engine.executor_queue``);
+    install the rules if ``XPYD_DP_SYNC`` asks for them.
 
     With ``auto`` a vLLM that the rules were not written for keeps its own way, and the log says why. So it is for all ranks
     of an engine: they have one image.
@@ -36,6 +37,9 @@ def register() -> None:
 
     termination_log.listen()
     _leave_room()
+    from xpyd_sidecar.engine import executor_queue  # noqa: PLC0415 (likewise)
+
+    executor_queue.register()
     from xpyd_sidecar.engine.dp_plugin import settings  # noqa: PLC0415 (likewise)
 
     wanted = settings.read()
