@@ -44,7 +44,6 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat.multiproc_executor, "MessageQueue", compat.MessageQueue)
     monkeypatch.setattr(compat.MultiprocExecutor, "_init_executor", patch._STOCK)
     monkeypatch.setattr(ExecutorWriter, "settings", QueueSettings())
-    monkeypatch.setattr(patch.vllm_compat, "log_like_vllm", lambda _: None)  # it would take the records elsewhere
 
 
 def in_place() -> list[bool]:

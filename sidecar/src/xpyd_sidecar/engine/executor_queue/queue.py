@@ -26,6 +26,7 @@ from xpyd_sidecar.broadcast import wire
 from xpyd_sidecar.broadcast.errors import Cancelled, Closed, NothingCame
 from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import LocalReader, RemoteReader, join
+from xpyd_sidecar.engine.compat import log_like_vllm
 from xpyd_sidecar.engine.executor_queue.compat import MessageQueue, get_ip
 from xpyd_sidecar.engine.executor_queue.pickles import dumps, loads
 from xpyd_sidecar.engine.executor_queue.settings import QueueSettings
@@ -219,6 +220,7 @@ class ExecutorReader:
             PeerGone: the writer has ended, lets nobody in, or does not hold the same key.
             AuthError: it refuses.
         """
+        log_like_vllm("xpyd_sidecar")
         self._reader = reader = join(self.handle.raw, self._name, timeout_s=WAIT_S, key=self._key)
         weakref.finalize(self, _closed, reader.close, os.getpid()).atexit = False
 
