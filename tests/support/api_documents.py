@@ -302,6 +302,8 @@ MALFORMED: dict[str, Bad] = {
         {"spec.decode.template": {"spec": {"containers": [{"name": "main", "command": ["sh"]}]}}},
         server=False,
     ),
+    "nothing to keep": bad("spec.kv.keep", "above 0", kv={"keep": 0}),
+    "nothing to keep, in units": bad("spec.kv.keep", "above 0", kv={"keep": "0.0Gi"}),
     "get without a buffer": bad("spec.kv.bufferSize", "mode get", kv={"mode": "get", "bufferSize": 0}),
     "offload to nowhere": bad("spec.kv.offload", "names no place", kv={"offload": {}}),
     "offload to no memory": bad("spec.kv.offload.memory", "above 0", kv={"offload": {"memory": "0Gi"}}),
