@@ -59,11 +59,11 @@ def engine(queue: str, hosts: int, folder: Path) -> Iterator[Engine]:
     leader = Engine(f"{queue}-{hosts}", folder, args=(*args, *rank), env=env, forked=False)
     with leader, contextlib.ExitStack() as stack:
         if hosts > 1:
-            stack.callback(follower(leader, args).kill)
+            stack.callback(follower(leader).kill)
         yield leader
 
 
-def follower(leader: Engine, args: tuple[str, ...]) -> Group:
+def follower(leader: Engine) -> Group:
     """The worker of the other process set."""
     command = leader.command
     at = command.index("--model")
@@ -77,9 +77,9 @@ def steps(one: Engine, prompt: list[int]) -> list[float]:
     """Seconds between the tokens of a stream."""
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=STREAM_S)
     try:
-        connection.request("POST", "/v1/completions", json.dumps(
-            {"model": MODEL_NAME, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}),
-            {"content-type": "application/json"})
+        body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
+                "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
             raise RuntimeError(f"{one.name}: {answer.status} {answer.read()[:300]!r}")
