@@ -33,6 +33,7 @@ from processes import Group, free_port
 
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.group import ENV_LIFE
+from xpyd_sidecar.contract.launch import KvOptions
 
 RESULTS = Path(__file__).parent / "results/queue_steps.json"
 QUEUES = ("vllm", "xpyd")
@@ -50,13 +51,15 @@ ROUNDS_MIN = 10
 def engine(queue: str, hosts: int, folder: Path) -> Iterator[Engine]:
     """An engine with this queue; it is ready when the caller has waited for it."""
     port = free_port()
+    life = f"{port:032x}"
     env = {launch.ENV_QUEUE: queue, "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    config = launch.kv_transfer_config(KvOptions(), "recompute") | {"engine_id": life}
     nodes = ("--nnodes", str(hosts), "--master-addr", "127.0.0.1", "--master-port", str(port))
     if hosts > 1:
-        env[ENV_LIFE] = f"{port:032x}"
-    args = (*SIZES, *(nodes if hosts > 1 else ()))
+        env[ENV_LIFE] = life
+    args = (*SIZES, "--kv-transfer-config", json.dumps(config), *(nodes if hosts > 1 else ()))
     rank = ("--node-rank", "0") if hosts > 1 else ()
-    leader = Engine(f"{queue}-{hosts}", folder, args=(*args, *rank), env=env, forked=False)
+    leader = Engine(f"{queue}-{hosts}", folder, connector=False, args=(*args, *rank), env=env, forked=False)
     with leader, contextlib.ExitStack() as stack:
         if hosts > 1:
             stack.callback(follower(leader).kill)
