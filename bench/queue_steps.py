@@ -86,10 +86,7 @@ def steps(one: Engine, prompt: list[int]) -> list[float]:
         answer = connection.getresponse()
         if answer.status != 200:
             raise RuntimeError(f"{one.name}: {answer.status} {answer.read()[:300]!r}")
-        times = []
-        for line in answer:
-            if line.startswith(b"data: {"):
-                times.append(time.perf_counter())
+        times = [time.perf_counter() for line in answer if line.startswith(b"data: {")]
     finally:
         connection.close()
     if len(times) < TOKENS:
