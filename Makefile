@@ -244,6 +244,11 @@ campaign-upgrade: $(STAMP) ## xpyd itself is upgraded under load on a whole clus
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_upgrade.py --timeout 3600
 
+.PHONY: campaign-groups-cluster
+campaign-groups-cluster: $(STAMP) ## An instance of two pods on a whole cluster with real engines: a killed engine, an evicted pod (root, 15 minutes)
+	@$(CLUSTER) build --profile full
+	@$(BIN)/pytest -s e2e/campaign_groups.py --timeout 1800
+
 campaign-ipv6: $(STAMP) ## A whole cluster without IPv4, and a service on real engines in it, into bench/results (root, 10 minutes)
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_ipv6.py --timeout 900

@@ -26,9 +26,6 @@ from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES
 def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     """Every field that is refused, and why."""
     for role in Role:
-        if service.spec.role(role).parallelism.pods > 1:
-            reason = "instances of several pods are made by `xpyd up` alone for now; write 1"
-            yield f"spec.{role}.parallelism.pods", reason
         yield from _role(service, role)
         yield from _executor(service, role, devices=bool(devices(service.spec.role(role))))
         yield from _pipeline(service, role, devices=bool(devices(service.spec.role(role))))
