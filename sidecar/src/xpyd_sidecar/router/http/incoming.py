@@ -18,11 +18,10 @@ import httptools
 
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request
 from xpyd_sidecar.router.http import heads, ids
-from xpyd_sidecar.router.http.body_budget import SMALL, BodyOwner, HeldBody
+from xpyd_sidecar.router.http.body_budget import HELD, SMALL, BodyOwner, HeldBody, Upload
 from xpyd_sidecar.router.http.heads import KnownHead, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.server_state import ServerState
-from xpyd_sidecar.router.http.upload import HELD, Upload
 
 MAX_URL = 8192
 FRAMING = 16

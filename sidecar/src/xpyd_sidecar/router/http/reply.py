@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http.upload import Upload
+from xpyd_sidecar.router.http.body_budget import Upload
 from xpyd_sidecar.router.http.wire import chunk_of, lines_of
 from xpyd_sidecar.router.relay.fast import Outlet
 
