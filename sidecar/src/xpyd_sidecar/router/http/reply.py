@@ -182,11 +182,6 @@ class Reply:
             self._send(begun)
         self._sent += len(first)
 
-    def begun(self, status: int, sent: int, *, close: bool) -> None:
-        """The head and so many bytes of the body were sent without this reply."""
-        self.started = True
-        self.status, self._sent, self._close = status, sent, close
-
     def write(self, data: bytes) -> None:
         """A part."""
         self._sent += len(data)

@@ -183,6 +183,7 @@ class Entrance:
         if size < config.skip_prefill_below:
             return None
         arrived, arrived_unix, began = perf_counter(), time(), context.loop.time()
+        reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
         picks = context.picker.asked(asks)
         pair = picks.pair(alone=False)
         target = None if pair is None else pair.prefill
@@ -192,7 +193,6 @@ class Entrance:
         if pair is None or target is None or prefill is None or decode is None:
             if prefill is not None:
                 prefill.take_back()
-            reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
             generation = Generation(shape.request(bodies.split(http.body), slots), config, context.terms)
             return serve(context, http, reply, generation, picks=picks, picked=pair)
         transfer, line = TransferId(ids.fresh()), b"%b%b\r\n\r\n" % (_ID, http.request_id.encode())
@@ -201,7 +201,7 @@ class Entrance:
         who = (other.instance, other.incarnation, other.control)
         asked = (_message(path, target, line, to_prefill.fill(slots, params(self._left, who, self._limit), name)),
                  _message(path, other, line, to_decode.fill(slots, params(self._left, None, self._limit), name)))
-        lane = FastPath(context, client, shape, slots, http.body, picks, pair, transfer, http.request_id, began, arrived,
+        lane = FastPath(context, client, reply, shape, slots, http.body, picks, pair, transfer, began, arrived,
                         arrived_unix, size, asked, prefill, decode)
         prefill.lend(lane, asked[0])
         decode.lend(lane, asked[1])  # engines are at work while the rest is written down
