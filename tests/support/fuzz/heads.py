@@ -17,7 +17,7 @@ from paper import served
 
 from xpyd_sidecar.router.http import ids
 from xpyd_sidecar.router.http.reply import HttpRequest
-from xpyd_sidecar.router.http.server_state import RequestBounds
+from xpyd_sidecar.router.http.server import RequestBounds
 
 MODULES: tuple[str, ...] = ()
 """Nothing of it is compiled: outcomes alone lead on."""

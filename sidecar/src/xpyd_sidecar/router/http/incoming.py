@@ -21,7 +21,7 @@ from xpyd_sidecar.router.http import heads, ids
 from xpyd_sidecar.router.http.body_budget import HELD, SMALL, BodyOwner, HeldBody, Upload
 from xpyd_sidecar.router.http.heads import KnownHead, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
-from xpyd_sidecar.router.http.server_state import ServerState
+from xpyd_sidecar.router.http.server import Server
 
 MAX_URL = 8192
 FRAMING = 16
@@ -66,7 +66,7 @@ class IncomingRequests:
                  "_hosts", "_in_head", "_judge_head", "_judged", "_known_path", "_like", "_line", "_parser", "_raw",
                  "_server", "_size", "_url", "_version", "_wanted", "ended", "fault", "refused", "upload")
 
-    def __init__(self, server: ServerState, line: RequestSink) -> None:
+    def __init__(self, server: Server, line: RequestSink) -> None:
         self._server = server
         self._bounds = server.bounds
         self._bodies = server.bodies

@@ -3,9 +3,9 @@
     entered ─▶ both legs sent ──▶ prefill answered 200 ──▶ decode's stream begins ──▶ … ──▶ ends ──▶ record
                 └────────────────────┴───────────────────────┴── whatever else ──▶ ``unfold``: a ``Serving`` goes on
 
-One object holds what a ``Serving``, its legs and calls would. It decides nothing: what is not on this way (a failure, a slow
-engine, a client that goes, an instance that leaves) makes the ``Serving`` that has seen all of it, which hears of it as if
-it had been there from the start. A test holds every course against that of a ``Serving``.
+One object holds what a ``Serving``, its legs and calls would. It decides nothing: what is not on this way (a failure, a
+slow engine, a client that goes, an instance that leaves) makes the ``Serving`` that has seen all of it, which hears of it
+as if it had been there from the start. A test holds every course against that of a ``Serving``.
 """
 
 from __future__ import annotations
