@@ -9,7 +9,7 @@ import pytest
 from fuzz import heads
 from paper import Echo, Paper, served
 
-from xpyd_sidecar.router.http import ids
+from xpyd_sidecar.router.http import heads as router_heads
 from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import RequestBounds, Server
@@ -98,7 +98,7 @@ async def test_requests_are_the_same_however_they_are_cut_and_as_a_parser_alone_
         monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain, odd, malformed and smuggled ones, alone and behind each other on one connection."""
     dice, seen, refused = random.Random(int(os.environ.get("XPYD_SEED", "5"))), 0, 0
-    monkeypatch.setattr(ids, "fresh", lambda: "fresh")
+    monkeypatch.setattr(router_heads, "fresh", lambda: "fresh")
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=1))
     for _ in range(CASES):
         reads = reads_of(dice)

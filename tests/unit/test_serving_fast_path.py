@@ -20,7 +20,7 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.endpoints.application import Paths
-from xpyd_sidecar.router.http import connection, ids
+from xpyd_sidecar.router.http import connection, heads
 from xpyd_sidecar.router.http.auth import Admin
 from xpyd_sidecar.router.http.server import RequestBounds, Server
 from xpyd_sidecar.router.http.wire import chunk_of
@@ -364,7 +364,7 @@ class Play:
 async def outcome(script: Script, monkeypatch: pytest.MonkeyPatch, *, lanes: bool) -> tuple[dict[str, object], World]:
     """A script in a fresh world."""
     numbers = iter(range(10_000))
-    monkeypatch.setattr(ids, "fresh", lambda: f"{next(numbers):032x}")
+    monkeypatch.setattr(heads, "fresh", lambda: f"{next(numbers):032x}")
     monkeypatch.setattr(secrets, "randbits", lambda _: 7)
     world = World(script, lanes=lanes)
     monkeypatch.setattr(world.context.watch, "suspect", lambda target, _: world.doubted.append(target.instance))

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import httptools
 
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request
-from xpyd_sidecar.router.http import heads, ids
+from xpyd_sidecar.router.http import heads
 from xpyd_sidecar.router.http.body_budget import HELD, SMALL, BodyOwner, HeldBody, Upload
 from xpyd_sidecar.router.http.heads import KnownHead, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
@@ -56,7 +56,7 @@ class RequestSink(BodyOwner, Protocol):
 
 def request_id_of(given: bytes | None) -> str:
     """The client's own request id where it is one, else a new one."""
-    return given.decode() if given and _REQUEST_ID.fullmatch(given) else ids.fresh()
+    return given.decode() if given and _REQUEST_ID.fullmatch(given) else heads.fresh()
 
 
 class IncomingRequests:
@@ -143,7 +143,7 @@ class IncomingRequests:
                 return None
         except HttpFault:
             return None  # it is refused where everything is
-        return HttpRequest(head.method, head.path, headers, body, ids.fresh(), head.target, None, True)
+        return HttpRequest(head.method, head.path, headers, body, heads.fresh(), head.target, None, True)
 
     def feed(self, data: bytes) -> None:
         """Bytes of one or several requests, or of a part of one; ``fault`` says whether they are in order."""

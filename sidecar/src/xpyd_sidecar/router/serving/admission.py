@@ -22,7 +22,7 @@ from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.paths import BodyKind, Route
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
-from xpyd_sidecar.router.http import auth, ids
+from xpyd_sidecar.router.http import auth, heads
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, ReplyConnection, RequestHandler
 from xpyd_sidecar.router.http.wire import before_length
 from xpyd_sidecar.router.serving.attempts import Asks
@@ -62,7 +62,7 @@ def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Ask
     """Begin to serve a request that waited for so long. ``picked``: the first of its picks, where it was made."""
     now, headers = context.loop.time(), request.headers
     passed_on = [(name, headers[name]) for name in asks.passed_on if name in headers]
-    serving = Serving(context, reply, asks, TransferId(ids.fresh()), passed_on, picks=picks, began=now)
+    serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now)
     record, trace = serving.record, None
     record.queued_s = queued_s
     record.arrived -= queued_s
@@ -195,7 +195,7 @@ class Entrance:
                 prefill.take_back()
             generation = Generation(shape.request(bodies.split(http.body), slots), config, context.terms)
             return serve(context, http, reply, generation, picks=picks, picked=pair)
-        transfer, line = TransferId(ids.fresh()), b"%b%b\r\n\r\n" % (_ID, http.request_id.encode())
+        transfer, line = TransferId(heads.fresh()), b"%b%b\r\n\r\n" % (_ID, http.request_id.encode())
         to_prefill, to_decode = shape.templates()
         name, path, other = transfer.encode(), PATHS[api], pair.decode
         who = (other.instance, other.incarnation, other.control)
