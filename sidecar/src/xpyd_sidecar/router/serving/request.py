@@ -26,8 +26,7 @@ from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.observing.record import REFUSED, Record
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving import waiting
-from xpyd_sidecar.router.serving.asks import Asks, Headers, Later
-from xpyd_sidecar.router.serving.attempts import OpenAttempt, OpenAttempts
+from xpyd_sidecar.router.serving.attempts import Asks, Headers, Later, OpenAttempt, OpenAttempts
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.exchange import Exchange
 from xpyd_sidecar.router.stream import answers
