@@ -314,7 +314,7 @@ campaign-service: $(STAMP) ## kill -9 of every process of a service of each role
 campaign-fuzz: $(STAMP) sanitizers ## What is written in C, fuzzed for five minutes at each entry point (15 minutes; SEED=)
 	@$(BIN)/python scripts/sanitize.py fuzz --seconds 300 --seed '$(SEED)'
 
-.PHONY: campaign-failures campaign-scenarios
+.PHONY: campaign-failures campaign-scenarios campaign-scenarios-models
 campaign-failures: $(STAMP) ## Rows of the failure table with two real engines, stopped, killed and started again (5 minutes)
 	@$(BIN)/pytest tests/campaigns/test_failures.py --timeout 600
 
@@ -322,8 +322,12 @@ REAL ?= 1000
 SCRIPTED ?= 1000
 SEED ?= 1
 SCENARIO_MINUTES ?= 60
-campaign-scenarios: $(STAMP) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=; goes on where it ended, FRESH=1 begins anew)
-	@$(BIN)/python tests/campaigns/scenarios.py --scripted $(SCRIPTED) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh)
+campaign-scenarios: $(STAMP) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=; MODEL=tiny-gemma-3: with real engines of that; goes on where it ended, FRESH=1 begins anew)
+	@$(BIN)/python tests/campaigns/scenarios.py $(if $(MODEL),--model $(MODEL),--scripted $(SCRIPTED)) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh)
+
+MODELS ?= tiny-gemma-3 tiny-granite
+campaign-scenarios-models: $(STAMP) ## The same with models of windows and of states, 500 scenarios each, into bench/results (an hour; MODELS=, SCENARIO_MINUTES= for each; goes on where it ended, FRESH=1 begins anew)
+	@worst=0; for model in $(MODELS); do $(BIN)/python tests/campaigns/scenarios.py --model $$model --real 500 --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh) || worst=1; done; exit $$worst
 
 .PHONY: campaign-dp
 REQUESTS ?= 10000
@@ -332,8 +336,8 @@ campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 
 	@REQUESTS=$(REQUESTS) KILLS=$(DP_KILLS) $(BIN)/pytest -s tests/campaigns/test_dp.py --timeout 7200
 
 .PHONY: campaign-groups
-campaign-groups: $(STAMP) ## Members of a group: all sizes through vLLM's parser, larger models of their rounds (half an hour; MINUTES= of random ways)
-	@$(BIN)/pytest -s tests/campaigns/test_groups.py --timeout 3600
+campaign-groups: $(STAMP) ## Members of a group: all sizes through vLLM's parser, larger models of their rounds, data-parallel ranks of real engines (an hour; MINUTES= of random ways)
+	@$(BIN)/pytest -s tests/campaigns/test_groups.py tests/campaigns/test_group_ranks.py --timeout 3600
 
 .PHONY: campaign-scale
 STEPS ?= 60

@@ -27,10 +27,9 @@ from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.load import Mean, score
+from xpyd_sidecar.router.balance.candidates import Holdings, Mean, score
 from xpyd_sidecar.router.balance.policies import Policy, Query
-from xpyd_sidecar.router.balance.prefix_index import Holdings
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember
 
 INSTANCES = 8
 TOKENS_PER_S = 8000.0

@@ -10,11 +10,10 @@ from vllm_places import MODULE
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.legs import FIELD, Leg, Peer
-from xpyd_sidecar.router.api import dialects
-from xpyd_sidecar.router.api.bodies import decode_body, parse, prefill_body
+from xpyd_sidecar.router.api import paths
+from xpyd_sidecar.router.api.bodies import decode_body, parse, passed, prefill_body
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.fields import TABLE, Api
-from xpyd_sidecar.router.api.passthrough_bodies import checked
 
 P_LEG = Leg(1, Role.PREFILL, TransferId("0" * 32), Attempt(1), 5.0,
             Peer(InstanceName("d"), Incarnation("i"), HostPort("h:1")))
@@ -138,9 +137,9 @@ if MODULE != "v032":
         "safety_identifier", "prompt_cache_options", "spaces_between_special_tokens", "prompt_cache_retention"}
 
 
-@pytest.mark.parametrize("path", list(dialects.DIALECTS))
+@pytest.mark.parametrize("path", list(paths.DIALECTS))
 def test_every_field_of_other_dialects_is_classified(spoken: dict[str, Any], path: str) -> None:
-    dialect = dialects.DIALECTS[path]
+    dialect = paths.DIALECTS[path]
     changed = dialect.dropped | dialect.forced.keys() | {FIELD}
     assert changed | PROMPT_OF[path] == set(spoken[path].model_fields), "decide what prefill does with them"
     assert not changed & PROMPT_OF[path]
@@ -156,7 +155,7 @@ SHOWS = {"model": "m", "input": "hi", "max_output_tokens": 40, "top_logprobs": 2
 @pytest.mark.parametrize(("path", "body"), [("/v1/messages", THINKS), ("/v1/responses", SHOWS)])
 def test_both_legs_in_other_dialects_pass_the_engines_checks(spoken: dict[str, Any], path: str,
                                                              body: dict[str, Any]) -> None:
-    request = dialects.request(path, checked(path, json.dumps(body).encode()).fields)
+    request = paths.in_dialect(path, passed(path, json.dumps(body).encode()).fields)
     assert request is not None
     prefill = spoken[path](**json.loads(request.prefill_body(P_LEG)))
     decode = spoken[path](**json.loads(request.decode_body(D_LEG)))
@@ -190,7 +189,7 @@ def test_the_router_takes_stream_and_a_byte_order_mark_as_the_engine_does(models
 @pytest.mark.parametrize(("path", "said"), [("/v1/messages", THINKS), ("/v1/responses", SHOWS)])
 def test_so_it_does_in_other_dialects(spoken: dict[str, Any], path: str, said: dict[str, Any], raw: str) -> None:
     body = {**said, "stream": json.loads(raw)}
-    request = dialects.request(path, checked(path, json.dumps(body).encode()).fields)
+    request = paths.in_dialect(path, passed(path, json.dumps(body).encode()).fields)
     assert request is not None
     try:
         assert request.stream is bool(spoken[path](**body).stream)

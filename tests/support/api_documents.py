@@ -194,6 +194,11 @@ MALFORMED: dict[str, Bad] = {
         "ray does not run over several pods; write mp or leave it out",
         {"spec.decode.parallelism": {"tensor": 2, "pods": 2, "executor": "ray"}},
     ),
+    "the queue of xpyd under ray": bad(
+        "spec.engine.queue",
+        "decode.parallelism.executor ray has a queue of its own; write auto, or executor mp",
+        {"spec.decode.parallelism": {"tensor": 2, "executor": "ray"}, "spec.engine.queue": "xpyd"},
+    ),
     "devices of all pods where those of one belong": bad(
         'spec.decode.resources.limits["nvidia.com/gpu"]',
         "must be 8, not 16: tensor 16 x pipeline 1 x data 1 over 2 pods",
@@ -309,6 +314,8 @@ MALFORMED: dict[str, Bad] = {
         {"spec.decode.template": {"spec": {"containers": [{"name": "main", "command": ["sh"]}]}}},
         server=False,
     ),
+    "nothing to keep": bad("spec.kv.keep", "above 0", kv={"keep": 0}),
+    "nothing to keep, in units": bad("spec.kv.keep", "above 0", kv={"keep": "0.0Gi"}),
     "get without a buffer": bad("spec.kv.bufferSize", "mode get", kv={"mode": "get", "bufferSize": 0}),
     "offload to nowhere": bad("spec.kv.offload", "names no place", kv={"offload": {}}),
     "offload to no memory": bad("spec.kv.offload.memory", "above 0", kv={"offload": {"memory": "0Gi"}}),

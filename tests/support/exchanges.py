@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.serving.exchange import Exchange
 from xpyd_sidecar.router.serving.instructions import (
@@ -25,7 +26,6 @@ from xpyd_sidecar.router.serving.instructions import (
     Resume,
     SendAttempt,
 )
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 
 def word_of(instruction: Instruction) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.membership import Drafts, Load
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember
 
 
 def member(name: str, role: Role = Role.DECODE, *, running: int = 0, waiting: int = 0, in_flight: int = 0,

@@ -8,7 +8,8 @@ from beats import SERVICE
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.roster import InstanceLost, ProbeInstance, Roster
+from xpyd_sidecar.router.fleet.member import InstanceLost, ProbeInstance
+from xpyd_sidecar.router.fleet.roster import Roster
 
 D0 = InstanceName("d0")
 I0 = Incarnation("i-d0")

@@ -9,16 +9,16 @@ import pytest
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
-from xpyd_sidecar.router.api import dialects
-from xpyd_sidecar.router.api.passthrough_bodies import checked
+from xpyd_sidecar.router.api import paths
+from xpyd_sidecar.router.api.bodies import passed
 
 PEER = legs.Peer(InstanceName("d"), Incarnation("i"), HostPort("127.0.0.1:1"))
 PUSH = legs.Leg(1, Role.PREFILL, TransferId("0" * 32), Attempt(2), 3.0, PEER)
 WAIT = legs.Leg(1, Role.DECODE, TransferId("0" * 32), Attempt(1), 3.0)
 
 
-def split(path: str, body: dict[str, Any]) -> dialects.DialectRequest | None:
-    return dialects.request(path, checked(path, json.dumps(body).encode()).fields)
+def split(path: str, body: dict[str, Any]) -> paths.DialectRequest | None:
+    return paths.in_dialect(path, passed(path, json.dumps(body).encode()).fields)
 
 
 @pytest.mark.parametrize(("path", "body", "kept"), [

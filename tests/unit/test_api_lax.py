@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from xpyd_sidecar.router.api import dialects
-from xpyd_sidecar.router.api.bodies import parse
+from xpyd_sidecar.router.api import paths
+from xpyd_sidecar.router.api.bodies import parse, passed
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.api.lax import is_true, truth, unmarked, whole
-from xpyd_sidecar.router.api.passthrough_bodies import checked
+from xpyd_sidecar.router.api.fields import is_true, truth, unmarked, whole
 from xpyd_sidecar.router.serving.shapes import Shapes, looked, shape_of
 
 BOOLS = [
@@ -72,7 +71,7 @@ def test_what_streams_is_the_same_for_every_reader(raw: str) -> None:
     shape = shape_of(found)
     assert shape is not None
     assert shape.stream is shape.plain is expected
-    request = dialects.request("/v1/messages", checked("/v1/messages", body).fields)
+    request = paths.in_dialect("/v1/messages", passed("/v1/messages", body).fields)
     assert request is not None
     assert request.stream is expected
 
@@ -82,12 +81,12 @@ def test_one_byte_order_mark_is_no_fault_and_two_are() -> None:
     marked = b"\xef\xbb\xbf" + body
     assert json.loads(marked) == json.loads(body)
     assert parse("completions", marked) == parse("completions", body)
-    assert checked("/pooling", marked).model == "m"
+    assert passed("/pooling", marked).model == "m"
     assert unmarked(body) is body
     found = looked(marked, 1000)
     assert found is not None
     assert found[0] == looked(body, 1000)[0]  # type: ignore[index]
-    for read in (lambda raw: parse("chat", raw), lambda raw: checked("/pooling", raw)):
+    for read in (lambda raw: parse("chat", raw), lambda raw: passed("/pooling", raw)):
         with pytest.raises(HttpFault) as caught:
             read(b"\xef\xbb\xbf" + marked)
         assert caught.value.code == "invalid_json"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from router_fleet import fleet
 
-from xpyd_sidecar.router.api import bodies, dialects, outline, passthrough_bodies
+from xpyd_sidecar.router.api import bodies, outline, paths
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.outline import MAX_DEPTH, MAX_NAMES, Outline
 from xpyd_sidecar.router.serving import shapes
@@ -100,7 +100,7 @@ def test_a_large_body_of_names_is_refused_before_anything_is_built() -> None:
     assert len(body) > LARGE
     known = shapes.Shapes(goes_on=True)
     acts: list[Callable[[], object]] = [lambda: bodies.parse("completions", body),
-                                        lambda: passthrough_bodies.checked("/tokenize", body),
+                                        lambda: bodies.passed("/tokenize", body),
                                         lambda: known.parse("completions", body)]
     for act in acts:
         blocks = sys.getallocatedblocks()
@@ -150,10 +150,10 @@ def test_stop_strings_and_tools_are_read_up_to_a_bound() -> None:
     assert continuation._lag(request) is None
     assert grown(lambda: continuation._lag(request)) < 10_000
     tools = msgspec.Raw(b"[%b]" % b",".join([b"{}"] * 500_000))
-    asked = dialects.request("/v1/responses", {"tools": tools})
+    asked = paths.in_dialect("/v1/responses", {"tools": tools})
     assert asked is not None
     assert asked.alone == "tools"
-    assert grown(lambda: dialects.request("/v1/responses", {"tools": tools})) < 10_000
+    assert grown(lambda: paths.in_dialect("/v1/responses", {"tools": tools})) < 10_000
 
 
 def test_a_refused_name_is_found_however_it_is_written() -> None:

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from xpyd_sidecar.router.api.bodies import ASIDE, HASH_SIZE, hash_of
 from xpyd_sidecar.router.api.fields import TABLE
-from xpyd_sidecar.router.api.request_hash import ASIDE, SIZE, hash_of
 
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "hi", "max_tokens": 8, "temperature": 0, "seed": 1}
 
@@ -25,7 +25,7 @@ def made(kind: str = "completions", **fields: Any) -> bytes:
 ], ids=str)
 def test_who_asks_and_how_it_is_shown_make_no_difference(fields: dict[str, Any]) -> None:
     assert made(**fields) == made()
-    assert len(made()) == SIZE
+    assert len(made()) == HASH_SIZE
 
 
 @pytest.mark.parametrize("fields", [

@@ -9,9 +9,8 @@ from members import member
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.prompt import key_of
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.affinity import ALWAYS, SessionAffinity
-from xpyd_sidecar.router.balance.policies import Query
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.balance.policies import ALWAYS, Query, SessionAffinity
+from xpyd_sidecar.router.fleet.member import FleetMember
 
 FLEET = tuple(member(f"e{number}") for number in range(8))
 

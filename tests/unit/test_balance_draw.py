@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from xpyd_sidecar.router.balance.draw import Draw
+from xpyd_sidecar.router.balance.candidates import Draw
 
 
 def test_the_same_seed_gives_the_published_splitmix64_numbers() -> None:

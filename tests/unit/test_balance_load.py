@@ -5,7 +5,7 @@ from __future__ import annotations
 from members import member
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.balance.load import REFRESH, Mean, score
+from xpyd_sidecar.router.balance.candidates import REFRESH, Mean, score
 
 
 def test_own_legs_since_the_beat_correct_it() -> None:

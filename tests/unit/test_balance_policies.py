@@ -6,7 +6,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.balance import policies
 
 
-def test_every_file_of_the_folder_is_a_policy() -> None:
+def test_the_policies_there_are() -> None:
     assert policies.names() == ["least_loaded", "prefix_aware", "random", "round_robin"]
 
 

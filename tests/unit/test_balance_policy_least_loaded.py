@@ -6,7 +6,7 @@ from members import member
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.load import score
+from xpyd_sidecar.router.balance.candidates import score
 from xpyd_sidecar.router.balance.policies import Query
 
 

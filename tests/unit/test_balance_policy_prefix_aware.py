@@ -11,10 +11,9 @@ from members import member
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.load import score
+from xpyd_sidecar.router.balance.candidates import Holdings, score
 from xpyd_sidecar.router.balance.policies import Policy, Query
-from xpyd_sidecar.router.balance.prefix_index import Holdings
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember
 
 
 def fleet(count: int = 8) -> tuple[FleetMember, ...]:

@@ -10,8 +10,8 @@ from members import member
 
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.router.api.prompt import PromptPrefix
-from xpyd_sidecar.router.balance.prefix_index import MOST_INSTANCES, MOST_NODES, Holdings
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.balance.candidates import MOST_INSTANCES, MOST_NODES, Holdings
+from xpyd_sidecar.router.fleet.member import FleetMember
 
 FLEET = tuple(member(f"e{number}") for number in range(5))
 

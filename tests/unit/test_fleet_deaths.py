@@ -7,8 +7,7 @@ from beats import beat, bye
 from rosters import D0, make
 
 from xpyd_sidecar.contract.ids import Incarnation, State
-from xpyd_sidecar.router.fleet.deaths import DeathVerdict, by_message, by_probe
-from xpyd_sidecar.router.fleet.member import FleetMember, Probed
+from xpyd_sidecar.router.fleet.member import DeathVerdict, FleetMember, Probed, by_message, by_probe
 
 
 def member(state: State = State.READY) -> FleetMember:

@@ -16,9 +16,9 @@ from xpyd_sidecar.contract.ids import ServiceName
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.fleet import heartbeat_listener as me
-from xpyd_sidecar.router.fleet import pump
 from xpyd_sidecar.router.fleet.heartbeat_listener import Members
-from xpyd_sidecar.router.fleet.roster import BeatRefused, Roster
+from xpyd_sidecar.router.fleet.member import BeatRefused
+from xpyd_sidecar.router.fleet.roster import Roster
 
 LOOPS = ("router",)
 KEY = keys.ServiceKey(bytes(32))
@@ -121,8 +121,8 @@ async def test_who_does_not_hold_the_key_is_not_heard() -> None:
 
 
 async def test_a_flood_is_taken_in_turns_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pump, "PER_LOOK", 7)
-    monkeypatch.setattr(pump, "PACE_S", 0.01)
+    monkeypatch.setattr(me, "PER_LOOK", 7)
+    monkeypatch.setattr(me, "PACE_S", 0.01)
     async with listening() as (_, port, taken), beater(port) as agent:
         for seq in range(500):
             await agent.send(beat("d0", seq=seq))
@@ -145,7 +145,7 @@ async def test_a_flood_of_garbage_does_not_keep_another_agent_from_being_heard(c
             most, before = max(most, taken.counts["undecodable"] - before), taken.counts["undecodable"]
         assert answer.result().refused == ""
         assert before < 3000, "it did not wait for the flood to end"
-        assert most <= pump.PER_LOOK, "requests get their turn"
+        assert most <= me.PER_LOOK, "requests get their turn"
         lines = [r for r in caplog.records if "refused" in r.message]
         assert len(lines) == 1, "the log does not grow with the flood"
 
@@ -181,19 +181,18 @@ async def test_a_field_that_cannot_be_is_named_in_the_refusal(fields: dict[str, 
 async def test_a_single_message_is_taken_at_once_and_a_stream_of_them_in_batches() -> None:
     async with listening() as (members, port, _taken), beater(port) as agent:
         await agent.say(beat("d0"))
-        await asyncio.sleep(3 * pump.PACE_S)
+        await asyncio.sleep(3 * me.PACE_S)
         loop, took = asyncio.get_running_loop(), []
         for seq in range(20):
             began = loop.time()
             await agent.say(beat("d0", seq=seq))
             took.append(loop.time() - began)
-            if took[-1] < pump.PACE_S:
+            if took[-1] < me.PACE_S:
                 break
-            await asyncio.sleep(3 * pump.PACE_S)
-        assert min(took) < pump.PACE_S
+            await asyncio.sleep(3 * me.PACE_S)
+        assert min(took) < me.PACE_S
         looks = 0
-        inner = members._pump
-        assert inner is not None
+        inner = members
         go_on = inner._go_on
 
         def counted() -> None:
@@ -276,15 +275,14 @@ async def test_answers_of_a_batch_leave_at_its_end_each_to_its_sender() -> None:
         agents = [await stack.enter_async_context(beater(port, identity=b"a%d" % i)) for i in range(5)]
         for agent in agents:
             await agent.say(beat("d0"))
-        assert members._pump is not None
         answered: list[list[tuple[bytes, bytes]]] = []
-        whole = members._pump._answer
+        whole = members._send
 
-        def note(answers: list[tuple[bytes, bytes]]) -> None:
+        def note(socket: zmq.Socket[bytes], answers: list[tuple[bytes, bytes]]) -> None:
             answered.append(answers)
-            whole(answers)
+            whole(socket, answers)
 
-        members._pump._answer = note  # type: ignore[method-assign]
+        members._send = note  # type: ignore[method-assign]
         for seq, agent in enumerate(agents):
             await agent.send(beat("d0", seq=seq))
         assert [(await agent.ack()).seq for agent in agents] == list(range(5))

@@ -13,7 +13,7 @@ from rosters import D0, I0, losts, make, names, probes
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.roster import BeatRefused, Changed, InstanceLeaves, Probed, ProbeInstance
+from xpyd_sidecar.router.fleet.member import BeatRefused, Changed, InstanceLeaves, Probed, ProbeInstance
 
 
 def test_a_ready_beat_makes_an_instance_pickable_for_its_role() -> None:
@@ -61,6 +61,14 @@ def test_a_probe_of_the_old_incarnation_does_not_keep_the_new_one_from_being_pro
     new = Incarnation("new")
     roster.on_message(1.2, beat("d0", incarnation=new))
     assert probes(roster.on_refused(1.3, D0, new, "refused")) == [ProbeInstance(D0, new, HostPort("127.0.0.1:1"))]
+
+
+def test_all_servers_of_an_instance_are_probed_each_once() -> None:
+    roster = make()
+    doors = tuple(HostPort(f"h{rank // 2}:8000") for rank in range(6))
+    roster.on_message(1.0, beat("d0", http=doors, control=tuple(HostPort(f"h:{rank + 1}") for rank in range(6))))
+    (probe,) = probes(roster.on_doubt(2.0, D0, I0))
+    assert (probe.address, probe.others) == ("h0:8000", ("h1:8000", "h2:8000"))
 
 
 def test_a_probe_that_nobody_reports_on_is_made_again() -> None:

@@ -7,7 +7,7 @@ import pytest
 from http_site import site
 from router_fleet import read_answer, request_bytes
 
-from xpyd_sidecar.router.http import rules
+from xpyd_sidecar.router.http import heads
 
 LOOPS = ("asyncio", "uvloop", "router")
 
@@ -238,7 +238,7 @@ async def test_a_slow_client_pauses_its_answer_and_one_that_never_reads_is_cut(m
         await s.wait(lambda: later.pauses == ["pause", "resume"])
         for _ in range(400):
             later.reply.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
-        monkeypatch.setattr(rules, "UNREAD_S", -1.0)
+        monkeypatch.setattr(heads, "UNREAD_S", -1.0)
         s.server.sweep()
         await s.wait(lambda: later.gone)
         writer.transport.abort()
@@ -256,7 +256,7 @@ async def test_a_slow_loris_is_told_to_hurry_and_closed(monkeypatch: pytest.Monk
         assert (answer.status, answer.json["error"]["code"]) == (408, "request_timeout")
         assert await at_end(reader)
         writer.transport.abort()
-        monkeypatch.setattr(rules, "SLOWEST_BODY", 500)
+        monkeypatch.setattr(heads, "SLOWEST_BODY", 500)
         reader, writer = await s.open()
         writer.write(request_bytes("/echo", b"x" * 50_000)[:-1])
         await asyncio.sleep(0.1)
@@ -273,7 +273,7 @@ async def test_an_idle_connection_is_closed_without_a_word(monkeypatch: pytest.M
         writer.write(request_bytes("/echo"))
         await read_answer(reader)
         s.server.sweep()
-        monkeypatch.setattr(rules, "IDLE_S", -1.0)
+        monkeypatch.setattr(heads, "IDLE_S", -1.0)
         s.server.sweep()
         s.server.sweep()
         assert await at_end(reader)
@@ -323,7 +323,7 @@ async def test_a_refused_client_that_goes_on_sending_is_cut_in_the_end(monkeypat
         assert (await read_answer(reader)).status == 400
         writer.write(b"more nonsense")
         assert len(s.server.connections) == 1
-        monkeypatch.setattr(rules, "LINGER_S", -1.0)
+        monkeypatch.setattr(heads, "LINGER_S", -1.0)
         s.server.sweep()
         await s.wait(lambda: not s.server.connections)
         writer.transport.abort()

@@ -8,9 +8,9 @@ import pytest
 from paper import Echo, Paper
 
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http import known_heads as kh
+from xpyd_sidecar.router.http import heads as kh
 from xpyd_sidecar.router.http.connection import ClientConnection
-from xpyd_sidecar.router.http.known_heads import KnownHead, KnownHeads, whole_read
+from xpyd_sidecar.router.http.heads import KnownHead, KnownHeads, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import Server
 from xpyd_sidecar.router.http.server_state import RequestBounds

@@ -14,7 +14,7 @@ from router_fleet import KEY, fleet, read_answer, request_bytes
 
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.http.tls import Certificate
+from xpyd_sidecar.router.http.server import Certificate
 
 LOOPS = ("asyncio", "uvloop", "router")
 

@@ -13,26 +13,27 @@ import msgspec
 import pytest
 
 from xpyd_sidecar import logs
-from xpyd_sidecar.contract.ids import InstanceName, TransferId
-from xpyd_sidecar.router.observing.access_log import access, line_of, tell_straight
-from xpyd_sidecar.router.observing.batch import MAX_PAIRS, Batch, of_records, of_straight
+from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
+from xpyd_sidecar.router.observing.batch import MAX_PAIRS, Batch, Counting, of_records, of_straight
 from xpyd_sidecar.router.observing.history import History
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
-from xpyd_sidecar.router.observing.record import StraightRecord
-from xpyd_sidecar.router.observing.totals import Counting
+from xpyd_sidecar.router.observing.observer import access, line_of, tell_straight
+from xpyd_sidecar.router.observing.record import LegRecord, Record
 
 
-def made_up(dice: random.Random, instances: int) -> StraightRecord:
+def made_up(dice: random.Random, instances: int) -> Record:
     at = 100.0 + dice.random()
-    times = [at, at + dice.choice([0.0, 1e-5, 0.2])]
-    prefilled, begun = times[1] + dice.random(), times[1] + dice.random() ** 6 * 40
+    opened = at + dice.choice([0.0, 1e-5, 0.2])
+    prefilled, begun = opened + dice.random(), opened + dice.random() ** 6 * 40
     ended = max(begun, prefilled) + dice.choice([0.0, dice.random()])
     tokens = dice.choice([-1, 0, 1, 2, 7, 300])
-    return StraightRecord(
-        f"r-{dice.random()}", TransferId("ab" * 16), dice.choice(("chat", "completions")),
-        InstanceName(f"p{dice.randrange(instances)}"), InstanceName(f"d{dice.randrange(instances)}"), times[0], 1.7e9,
-        times[1], prefilled, begun, ended, tokens, -1 if tokens < 0 else dice.randrange(5000),
-        dice.randrange(5000), dice.randrange(100_000))
+    prefill, decode = InstanceName(f"p{dice.randrange(instances)}"), InstanceName(f"d{dice.randrange(instances)}")
+    return Record(
+        f"r-{dice.random()}", TransferId("ab" * 16), dice.choice(("chat", "completions")), True, at, 1.7e9, "ok", 200,
+        first_at=begun, last_at=ended, tokens=tokens, prompt_tokens=-1 if tokens < 0 else dice.randrange(5000),
+        prompt_size=dice.randrange(5000), attempt=1, bytes=dice.randrange(100_000), legs=[
+            LegRecord(Role.PREFILL, prefill, 1, opened, prefilled, prefilled, "2xx"),
+            LegRecord(Role.DECODE, decode, 1, opened, begun, ended, "2xx")])
 
 
 def told(metrics: RouterMetrics, history: History, counting: Counting) -> dict[str, object]:
@@ -61,7 +62,7 @@ def test_a_batch_is_counted_as_each_of_its_requests(instances: int) -> None:
     for api in ("chat", "completions"):
         of = [each for each in those if each.api == api]
         for each in of:
-            count(of_records(api, [each.record()]), *one)
+            count(of_records(api, [each]), *one)
         count(of_straight(api, of), *many)
     alone, together = told(*one), told(*many)
     for what, value in alone.items():
@@ -82,8 +83,7 @@ def test_its_access_line_is_that_of_its_record(monkeypatch: pytest.MonkeyPatch) 
         stream.truncate(0)
         stream.seek(0)
         for one in those:
-            record = one.record()
-            logs.tell(access, "ok", lambda record=record: line_of(record))  # type: ignore[misc]
+            logs.tell(access, "ok", lambda one=one: line_of(one))  # type: ignore[misc]
         plain = stream.getvalue().splitlines()
         assert len(straight) == len(plain) == 50
         if style == "text":
@@ -92,6 +92,6 @@ def test_its_access_line_is_that_of_its_record(monkeypatch: pytest.MonkeyPatch) 
         for mine, theirs in zip(map(json.loads, straight), map(json.loads, plain), strict=True):
             assert list(mine) == list(theirs)
             assert mine | {"time": ""} == theirs | {"time": ""}
+        ended = [datetime.fromtimestamp(one.arrived_unix + one.last_at - one.arrived, UTC) for one in those]
         assert [json.loads(line)["time"] for line in straight] == [
-            datetime.fromtimestamp(one.ended_unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            for one in those]
+            at.isoformat(timespec="milliseconds").replace("+00:00", "Z") for at in ended]

@@ -10,8 +10,9 @@ from records import D1, P1, pair, record
 
 from xpyd_sidecar.contract.fleet import Quantiles
 from xpyd_sidecar.contract.ids import InstanceName
+from xpyd_sidecar.contract.totals import bucket_of
 from xpyd_sidecar.router.observing import history as hi
-from xpyd_sidecar.router.observing.batch import MAX_PAIRS, OTHER, of_records
+from xpyd_sidecar.router.observing.batch import MAX_PAIRS, MEASURES, OTHER, of_records
 from xpyd_sidecar.router.observing.record import Record
 
 
@@ -24,7 +25,7 @@ def test_a_percentile_is_right_within_its_bucket() -> None:
     values = sorted(draw.lognormvariate(-3, 1.2) for _ in range(5000))
     buckets: hi.Buckets = {}
     for value in values:
-        buckets[hi.bucket_of(value)] = buckets.get(hi.bucket_of(value), 0) + 1
+        buckets[bucket_of(value)] = buckets.get(bucket_of(value), 0) + 1
     found = hi.quantiles([buckets])
     assert found.count == 5000
     for share, seen in ((0.5, found.p50), (0.95, found.p95), (0.99, found.p99)):
@@ -34,7 +35,7 @@ def test_a_percentile_is_right_within_its_bucket() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-9, 1e-4, 1e9])
 def test_durations_beyond_the_ends_have_a_bucket(seconds: float) -> None:
-    assert 0 <= hi.bucket_of(seconds) <= 200
+    assert 0 <= bucket_of(seconds) <= 200
 
 
 def test_every_second_is_there_once() -> None:
@@ -67,7 +68,7 @@ def test_a_request_counts_in_the_second_in_which_it_ends() -> None:
     first, idle, last = history.seconds
     assert (first.opened, first.done, first.in_flight, idle.done) == (1, 0, 1, 0)
     assert (last.done, last.failed, last.retries, last.continued, last.tokens, last.bytes) == (1, 0, 1, 2, 11, 70)
-    assert [sum(getattr(last, name).values()) for name in hi.MEASURES] == [1, 1, 1, 1, 1]
+    assert [sum(getattr(last, name).values()) for name in MEASURES] == [1, 1, 1, 1, 1]
     assert last.served == {"p1": 1, "d1": 1}
     row = dict(zip(hi.COLUMNS, history.rows[-1], strict=True))
     assert (row["at"], row["done"], row["bytes"]) == (102, 1, 70)

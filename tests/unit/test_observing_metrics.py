@@ -19,9 +19,8 @@ from xpyd_sidecar.contract.membership import Drafts, Load
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.observing import metrics as me
 from xpyd_sidecar.router.observing.batch import MAX_PAIRS, of_records
-from xpyd_sidecar.router.observing.metrics import RouterMetrics
+from xpyd_sidecar.router.observing.metrics import RouterMetrics, Vitals
 from xpyd_sidecar.router.observing.record import Record
-from xpyd_sidecar.router.observing.vitals import Vitals
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/observability.md"
 
@@ -138,15 +137,15 @@ def test_queue_and_budget_are_read_when_asked() -> None:
 
 def test_probes_and_changes_of_the_roster_are_counted() -> None:
     metrics = RouterMetrics(list)
-    metrics.probed("dead")
-    metrics.changed("evicted")
+    metrics.count("probes", "dead")
+    metrics.count("roster_changes", "evicted")
     assert value(metrics, "xpyd_router_probes_total", result="dead") == 1
     assert value(metrics, "xpyd_router_roster_changes_total", change="evicted") == 1
 
 
 def test_two_routers_in_one_process_do_not_share_counters() -> None:
     first, second = RouterMetrics(list), RouterMetrics(list)
-    first.message("taken")
+    first.count("membership_messages", "taken")
     assert value(first, "xpyd_router_membership_messages_total", result="taken") == 1
     assert value(second, "xpyd_router_membership_messages_total") == 0
 
@@ -225,10 +224,10 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics: RouterMetrics = f.context.observer.metrics
         close(metrics, record(P1, D1))
         close(metrics, record(D1, skips="short"))
-        metrics.message("taken")
-        metrics.probed("healthy")
-        metrics.changed("joined")
-        metrics.audits.add(P1.instance, D1.instance, "equal", 0.0)
+        metrics.count("membership_messages", "taken")
+        metrics.count("probes", "healthy")
+        metrics.count("roster_changes", "joined")
+        metrics.audited(P1.instance, D1.instance, "equal", 0.0)
         f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))
         f.context.roster.members()[0].load = Load(drafts=Drafts(1, 1, 1))
         found: dict[str, tuple[str, ...]] = {}

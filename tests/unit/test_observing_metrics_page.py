@@ -13,7 +13,7 @@ from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.reply import HttpRequest, RequestHandler
 from xpyd_sidecar.router.workers import link as li
-from xpyd_sidecar.router.workers.worker_paths import ASK_S, WorkerPaths
+from xpyd_sidecar.router.workers.worker import ASK_S, WorkerPaths
 
 LOOPS = ("router",)
 EVERY_S = 0.25

@@ -10,7 +10,8 @@ from records import pair, record
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.router.fleet.roster import Changed, InstanceName, Probed, Roster
+from xpyd_sidecar.router.fleet.member import Changed, Probed
+from xpyd_sidecar.router.fleet.roster import InstanceName, Roster
 from xpyd_sidecar.router.observing import observer as ob
 
 

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
-from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes
+from xpyd_sidecar.router.observing.metrics import TallyCounts, TallyTimes
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
+
+
+class Shown(Collector):
+    def __init__(self, *families: TallyCounts | TallyTimes) -> None:
+        self.families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return [one.family() for one in self.families]
 
 
 def shown(registry: CollectorRegistry) -> list[str]:
@@ -16,8 +27,9 @@ def shown(registry: CollectorRegistry) -> list[str]:
 
 def test_they_show_what_the_librarys_own_show() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    counts, times = TallyCounts(ours, "a", "words", ("x", "y")), TallyTimes(ours, "b", "words", BOUNDS, ("x",))
-    plain = TallyCounts(ours, "c", "words")
+    counts, times = TallyCounts("a", "words", ("x", "y")), TallyTimes("b", "words", BOUNDS, ("x",))
+    plain = TallyCounts("c", "words")
+    ours.register(Shown(counts, times, plain))
     counter = Counter("a", "words", ["x", "y"], registry=theirs)
     histogram = Histogram("b", "words", ["x"], buckets=BOUNDS, registry=theirs)
     single = Counter("c", "words", registry=theirs)
@@ -36,7 +48,6 @@ def test_they_show_what_the_librarys_own_show() -> None:
 
 def test_metrics_without_labels_are_there_before_anything_happens() -> None:
     registry = CollectorRegistry()
-    TallyCounts(registry, "a", "words")
-    TallyTimes(registry, "b", "words", BOUNDS)
+    registry.register(Shown(TallyCounts("a", "words"), TallyTimes("b", "words", BOUNDS)))
     assert "a_total 0.0" in shown(registry)
     assert "b_count 0.0" in shown(registry)

@@ -6,8 +6,7 @@ import msgspec
 from records import pair, record
 
 from xpyd_sidecar.contract.totals import Totals, bucket_of, middle_of
-from xpyd_sidecar.router.observing.batch import of_records
-from xpyd_sidecar.router.observing.totals import Counting
+from xpyd_sidecar.router.observing.batch import Counting, of_records
 
 
 def test_a_request_is_counted_by_its_size_when_it_comes_and_by_its_tokens_when_it_ends() -> None:

@@ -133,7 +133,7 @@ async def test_where_no_prefill_is_left_a_response_that_was_only_created_is_aske
         record = await last(f)
         assert [leg.result for leg in record.legs] == ["lost", "cancelled", "2xx"]
         assert (record.attempt, record.retries) == (1, 1)
-        assert not timeline.summary.handovers(record)
+        assert not record.handovers()
 
 
 @pytest.mark.parametrize(("serve", "outcome", "passed"), [

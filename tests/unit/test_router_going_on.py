@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from exchanges import Drive, FakeBudget, FakeCourse, FakePicks, begun, lost
 
-from xpyd_sidecar.router.api.faults import unavailable
+from xpyd_sidecar.router.api.faults import FailureKind, unavailable
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
     AttemptEnded,
@@ -14,7 +14,6 @@ from xpyd_sidecar.router.serving.instructions import (
     DeadlinePassed,
     GivenUp,
 )
-from xpyd_sidecar.router.stream.failures import FailureKind
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind not in {FailureKind.DIFFERS, FailureKind.LACKING}])

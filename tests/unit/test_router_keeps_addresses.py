@@ -14,7 +14,7 @@ from router_fleet import Answer, RouterFleet, request_bytes
 from socket_engines import joined
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.stream.failures import FailureReason
+from xpyd_sidecar.router.api.faults import FailureReason
 
 LOOPS = ("router",)
 P, D = Role.PREFILL, Role.DECODE

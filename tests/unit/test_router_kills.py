@@ -16,7 +16,7 @@ GONE_S = 5.0
 
 @pytest.mark.timeout(120)
 async def test_100_kills_at_random_points_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.router.serving.in_flight.STALL_S", 0.3)
+    monkeypatch.setattr("xpyd_sidecar.router.serving.waiting.STALL_S", 0.3)
     async with fleet(1, 5, replay=Replay(load()), retry_budget=1.0) as f:
         report = await kill_streams(f, kills=100, seed=1)
         await f.wait_quiet()

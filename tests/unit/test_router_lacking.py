@@ -14,7 +14,6 @@ from recorded import seen_of
 from router_fleet import RouterFleet, fleet
 from scripted_engine import Play
 
-from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import watch
 from xpyd_sidecar.router.upstream import pool
 
@@ -120,7 +119,8 @@ async def test_a_probe_that_cannot_be_made_is_no_probe(monkeypatch: pytest.Monke
     async with fleet(1, 1) as f:
         lacking = Lacking(f, monkeypatch)
         [member] = [one for one in f.context.roster.members() if one.name == "d0"]
-        f.context.watch.take(rep.Doubt(asyncio.get_running_loop().time(), member.name, member.incarnation))
+        now = asyncio.get_running_loop().time()
+        f.context.watch.take(member.name, f.context.roster.on_doubt(now, member.name, member.incarnation))
         await f.wait(lambda: lacking.tries >= 3, "several tries")
         assert not member.suspended
         assert member.unanswered == 0

@@ -258,7 +258,7 @@ async def test_health_checks_and_beats_do_not_zero_the_load_counters(monkeypatch
         [member] = [m for m in f.context.roster.members() if m.name == "d0"]
         for _ in range(3):
             f.beat(f.d[0], load=Load(), interval_s=60.0)
-        monkeypatch.setattr("xpyd_sidecar.router.serving.in_flight.STALL_S", 0.0)
+        monkeypatch.setattr("xpyd_sidecar.router.serving.waiting.STALL_S", 0.0)
         await f.wait(lambda: member.probe_at > 0 and not member.probing, "a health check")
         assert member.in_flight == 5
         held.set()

@@ -17,8 +17,8 @@ from scripted_engine import Play, Seen
 from scripted_engine import ScriptedEngine as Engine
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
-from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
-from xpyd_sidecar.router.fleet.deaths import DeathVerdict
+from xpyd_sidecar.router.api.bodies import RequestHash, hash_of
+from xpyd_sidecar.router.fleet.member import DeathVerdict
 
 LOOPS = ("router",)
 MID_STREAM = Play(down_after=3)

@@ -208,7 +208,7 @@ async def test_a_restarted_engine_loses_its_legs_at_once() -> None:
 
 
 async def test_a_silent_engine_that_refuses_connections_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.router.serving.in_flight.STALL_S", 0.1)
+    monkeypatch.setattr("xpyd_sidecar.router.serving.waiting.STALL_S", 0.1)
     async with fleet(1, 1) as f:
         held = asyncio.Event()
         f.d[0].plays.append(Play(hold_after=(1, held)))

@@ -8,7 +8,8 @@ from rosters import D0, I0, losts, make, names, probes
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, State
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.roster import Changed, Probed, ProbeInstance, Roster
+from xpyd_sidecar.router.fleet.member import Changed, Probed, ProbeInstance
+from xpyd_sidecar.router.fleet.roster import Roster
 
 
 def test_silence_alone_evicts_nobody_a_failed_probe_does() -> None:

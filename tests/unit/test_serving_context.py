@@ -11,9 +11,9 @@ from router_fleet import KEY, fleet
 from scripted_engine import Play
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
-from xpyd_sidecar.router.fleet.roster import Changed, InstanceLost, ProbeInstance
+from xpyd_sidecar.router.api.faults import FailureReason
+from xpyd_sidecar.router.fleet.member import Changed, InstanceLost, ProbeInstance
 from xpyd_sidecar.router.observing.observer import TELL_S
-from xpyd_sidecar.router.stream.failures import FailureReason
 
 LOOPS = ("router",)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from exchanges import Drive, FakeCourse, FakePicks, lost
 
-from xpyd_sidecar.router.api.faults import unavailable
+from xpyd_sidecar.router.api.faults import FailureKind, unavailable
 from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
@@ -15,7 +15,6 @@ from xpyd_sidecar.router.serving.instructions import (
     Event,
     GivenUp,
 )
-from xpyd_sidecar.router.stream.failures import FailureKind
 
 
 def test_both_legs_are_sent_at_once_with_one_transfer_and_attempt() -> None:

@@ -8,6 +8,7 @@ import pytest
 from exchanges import FakeBudget, FakeCourse, FakePicks, lost
 
 from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.router.api.faults import FailureKind
 from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS, Exchange
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
@@ -28,7 +29,6 @@ from xpyd_sidecar.router.serving.instructions import (
     Resume,
     SendAttempt,
 )
-from xpyd_sidecar.router.stream.failures import FailureKind
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -18,6 +18,7 @@ from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, Instan
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
+from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.http import connection, ids, server_state
 from xpyd_sidecar.router.http.auth import Admin
@@ -26,7 +27,6 @@ from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.serving import fast_path
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.fast_path import FastPath
-from xpyd_sidecar.router.stream.failures import FailureReason
 from xpyd_sidecar.router.upstream import call as engine_connection
 
 IDS = b"[11,12,13]"

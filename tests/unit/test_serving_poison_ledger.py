@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
-from xpyd_sidecar.router.api.request_hash import RequestHash
+from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.router.serving import poison_ledger as po
 from xpyd_sidecar.router.serving.poison_ledger import Conviction, Engine, Ledger, Word
 

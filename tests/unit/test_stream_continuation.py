@@ -18,11 +18,11 @@ from recorded import Line, Seen, Step, seen_of
 
 from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
+from xpyd_sidecar.router.api.faults import FailureKind
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.stream.continuation import Going, first_request, go_on, position_of, speaks_first
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.failures import FailureKind
 from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 from xpyd_sidecar.router.stream.splice import Splicer

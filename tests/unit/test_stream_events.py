@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
+from xpyd_sidecar.router.api.faults import FailureKind
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.stream.events import EventStream, only_comments
-from xpyd_sidecar.router.stream.failures import FailureKind
 from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 

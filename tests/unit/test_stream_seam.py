@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xpyd_sidecar.router.stream.seam import MAX_NEW, MAX_PLAIN, NOWHERE, Seam
+from xpyd_sidecar.router.stream.continuation import MAX_NEW, MAX_PLAIN, NOWHERE, Seam
 
 PROMPT, SAID = "Tell me of the sea. ", "日本 is an island"
 

@@ -8,9 +8,9 @@ import pytest
 from scripted_engine import Play, ScriptedEngine
 
 from xpyd_sidecar.contract.ids import HostPort
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 from xpyd_sidecar.router.upstream import pool as up
 from xpyd_sidecar.router.upstream.call import UpstreamCall
 from xpyd_sidecar.router.upstream.pool import EnginePool

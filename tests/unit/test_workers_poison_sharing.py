@@ -11,9 +11,9 @@ import pytest
 from rosters import make
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
+from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.api.request_hash import RequestHash
-from xpyd_sidecar.router.fleet.deaths import DeathVerdict
+from xpyd_sidecar.router.fleet.member import DeathVerdict
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.poison_sharing import GATHER_S, OwnerPoison, WorkerPoison
 

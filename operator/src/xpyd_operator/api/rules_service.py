@@ -36,6 +36,20 @@ def _tensor(spec: ServiceSpec) -> list[Finding]:
     )
 
 
+def _queue_between_pods(spec: ServiceSpec) -> Iterator[Finding]:
+    for role in (spec.prefill, spec.decode):
+        if spec.engine.queue == "vllm" and role.parallelism.pods > 1:
+            yield "engine.queue", "vllm takes calls between pods from everybody who reaches it; write auto"
+            return
+
+
+def _queue_of_ray(spec: ServiceSpec) -> Iterator[Finding]:
+    for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+        if spec.engine.queue == "xpyd" and role.parallelism.executor == "ray":
+            yield "engine.queue", f"{name}.parallelism.executor ray has a queue of its own; write auto, or executor mp"
+            return
+
+
 def _planner_counts(spec: ServiceSpec) -> list[Finding]:
     idle = spec.planner.mode == "auto" and spec.prefill.scaling is None and spec.decode.scaling is None
     return when(idle, "planner.mode", "auto sets the counts of roles with scaling; write prefill.scaling or decode.scaling")
@@ -142,6 +156,23 @@ RULES: tuple[Rule, ...] = (
         cel="""has(self.prefill.scaling) || !has(self.prefill.replicas) || self.prefill.replicas > 0 ||
             self.router.onNoPrefill != 'reject'""",
         wrong=_prefill_needed,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("engine.queue", *(f"{role}.parallelism.pods" for role in ("prefill", "decode"))),
+        says="engine.queue vllm takes calls between pods from everybody who reaches it; write auto",
+        cel="self.engine.queue != 'vllm' || self.prefill.parallelism.pods == 1 && self.decode.parallelism.pods == 1",
+        wrong=_queue_between_pods,
+        target=Target.KUBERNETES,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("engine.queue", *(f"{role}.parallelism.executor" for role in ("prefill", "decode"))),
+        says="engine.queue xpyd is for executor mp; ray has a queue of its own",
+        cel="""self.engine.queue != 'xpyd' ||
+            (!has(self.prefill.parallelism.executor) || self.prefill.parallelism.executor != 'ray') &&
+            (!has(self.decode.parallelism.executor) || self.decode.parallelism.executor != 'ray')""",
+        wrong=_queue_of_ray,
     ),
     Rule(
         at=("spec",),

@@ -317,7 +317,7 @@ class Agent:
             scrape = not calm or began - scraped >= self._config.heartbeat_s - LOOK_S / 2
             if scrape:
                 scraped = began
-            look = await self._probe.look(scrape=scrape)
+            look = await self._probe.look(scrape=scrape, others=self._rounds.others() if self._rounds is not None else ())
             if look.health == "unmade":
                 self._complaint.add(resources.Lack(look.problem))
             if self._rounds is not None:

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import aiohttp
 import msgspec
 
+from xpyd_sidecar.agent import ranks
 from xpyd_sidecar.agent.beat import Look
 from xpyd_sidecar.agent.group import SILENT_S, Lead, Seat
 from xpyd_sidecar.agent.pulses import Pulses
@@ -30,6 +31,7 @@ from xpyd_sidecar.contract.group import (
     GroupRound,
     MemberAnswer,
     MemberHello,
+    MemberRanks,
     MemberState,
 )
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -87,6 +89,8 @@ class Rounds:
         self._launcher: tuple[MemberState | None, float] = (None, now)
         self._port = kept.port if kept is not None else 0
         self._lead = Lead.again(self._boot, mine.size, now, kept, mine.over_s) if mine.index == 0 else None
+        self._heard: dict[int, MemberHello] = {}
+        """Of each follower, what counted last."""
         self._answer = ""
         self._turn = self._seat.turn
 
@@ -138,6 +142,12 @@ class Rounds:
         late = self._loop.time() - lead.since > startup_s
         return f"the engine is not up {startup_s:g} s after the life began" if late else ""
 
+    def others(self) -> tuple[MemberRanks, ...]:
+        """Ranks of the followers, in order; those of a member that does not run the life are left out."""
+        life = self._lead.life if self._lead is not None else ""
+        return tuple(said.ranks for _, said in sorted(self._heard.items())
+                     if life and said.call == life and said.held == "running" and said.ranks is not None)
+
     def status(self) -> dict[str, Any]:
         """For people."""
         call, life = self._lead.answer() if self._lead is not None else (self._seat.promised, self._seat.life)
@@ -159,11 +169,21 @@ class Rounds:
             raise HelloRefused(f"no {name} of {hello.instance}: this is {self._config.instance}, of {mine.size}")
         if hello.layout != mine.layout:
             raise HelloRefused(f"{name} is of another layout ({hello.layout}) than the leader ({mine.layout})")
+        self._check_ranks(hello)
         asking = self.asking | {hello.index} if hello.drain else self.asking - {hello.index}
         if asking != self.asking:
             self.asking = asking
             self._drains()
         return self._count(hello)
+
+    def _check_ranks(self, hello: MemberHello) -> None:
+        assert self._config.agent is not None
+        if hello.ranks is None:
+            return
+        first, count = hello.ranks.first.dp_rank, len(hello.ranks.control)
+        if range(first, first + count) != (right := ranks.of_member(self._config.agent, hello.index)):
+            raise HelloRefused(f"member {hello.index} says ranks {first} to {first + count - 1}, it has {right.start} to "
+                               f"{right.stop - 1}")
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -201,11 +221,26 @@ class Rounds:
         held = seat.held
         return MemberHello(WIRE_VERSION, self._config.instance, self._mine.index, self._mine.layout, self._boot, self._seq,
                            held, seat.promised, self._pulses.word if held == "running" else "",
-                           launcher.why if launcher is not None else "", self.drain)
+                           launcher.why if launcher is not None else "",
+                           self._ranks() if held == "running" and not self.leads else None, self.drain)
+
+    def _ranks(self) -> MemberRanks | None:
+        agent = self._config.agent
+        assert agent is not None
+        try:
+            found = ranks.found(self._run_dir, ranks.own(agent), agent.advertised)
+        except (ValueError, OSError) as error:
+            self._complain("ranks", f"engine record: {error}")
+            return None
+        self._problems.pop("ranks", None)
+        return found
 
     def _count(self, hello: MemberHello) -> MemberAnswer:
         assert self._lead is not None
         before, self._lead = self._lead, self._lead.hear(hello, self._loop.time())
+        seen = self._lead.members[hello.index]
+        if hello.index and seen is not None and (seen.boot, seen.seq) == (hello.boot, hello.seq):
+            self._heard[hello.index] = hello
         if self._lead.life and not before.life:
             self._port = _free_port(self._host)
             logger.info("a round begins", extra={"life": self._lead.life, "members": self._mine.size})

@@ -43,6 +43,8 @@ class Handle(msgspec.Struct, frozen=True):
     secure: bool
     """CURVE with the service's key."""
     message_max: int
+    second: str = ""
+    """Where remote readers connect a second time; empty: nowhere."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", tag_field="t"):

@@ -19,7 +19,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from xpyd_sidecar.contract import run_folder
-from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
+from xpyd_sidecar.contract.membership import MAX_RANKS
+from xpyd_sidecar.contract.record import EngineRecord
 
 WIRE_VERSION: Final = 1
 PATH: Final = "/member"
@@ -28,8 +30,8 @@ READY_PATH: Final = "/group/ready"
 """Whether the group serves, as this member knows."""
 LIVE_PATH: Final = "/group/live"
 """Whether this member's launcher, and with the leader the engine's server, is worth waiting for."""
-MOST_BYTES: Final = 16 << 10
-"""Of a hello."""
+MOST_BYTES: Final = 64 << 10
+"""Of a hello; an address of each of its ranks is in it."""
 MOST_MEMBERS: Final = 16
 """Each says hello once a second, and an agent takes 4,096 signed calls in two minutes."""
 
@@ -95,6 +97,17 @@ class Pulse(msgspec.Struct, frozen=True):
     """It is in a step."""
 
 
+class MemberRanks(msgspec.Struct, frozen=True):
+    """Data-parallel ranks of a member that has a server of its own."""
+
+    door: HostPort
+    """Where the server is reached."""
+    first: EngineRecord
+    """Of the first one; the others differ in rank and address alone."""
+    control: Annotated[tuple[HostPort, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
+    """KV control addresses, the first one's first."""
+
+
 class MemberHello(msgspec.Struct, frozen=True):
     """From a follower's agent to the leader's. Fields that are not known are ignored."""
 
@@ -114,6 +127,8 @@ class MemberHello(msgspec.Struct, frozen=True):
     """Of the engine, or of the launcher while the engine starts. Another one than before: it lives."""
     why: Words = ""
     """How the engine has ended."""
+    ranks: MemberRanks | None = None
+    """While its engine runs and all its ranks have started; None too where it has none."""
     drain: bool = False
     """This member is to go, and asks that the whole group is drained first."""
 

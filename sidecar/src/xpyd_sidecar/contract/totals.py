@@ -1,6 +1,6 @@
 """What a router has counted since it started: two answers of one router give what happened between them.
 
-Belongs here: the form and the widths of the buckets. Does not belong here: counting (``observing.totals``).
+Belongs here: the form and the widths of the buckets. Does not belong here: counting (``observing.batch``).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import gc
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -22,10 +23,9 @@ from xpyd_sidecar.router.fleet.heartbeat_listener import PORT_AFTER_MEMBERS, Gue
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.patience import GRACE_S, late, within
-from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server import Certificate, Server
 from xpyd_sidecar.router.http.server_state import MAX_CONNECTIONS, RequestBounds
-from xpyd_sidecar.router.http.tls import Certificate
-from xpyd_sidecar.router.observing.vitals import Vitals
+from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.relay import fast, loop
 from xpyd_sidecar.router.serving.context import RequestContext
 
@@ -65,9 +65,10 @@ class RouterProcess:
         self.server = Server(self.paths, bounds, STREAMED, body_budget=self._config.body_budget_bytes)
         self.server.most = room.connections
         self.context.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
-        self.members = Members(config.instance, self.context.watch.on_message, self.context.observer.metrics.message)
-        self.guests = GuestListener(config.service, self.context.watch.on_message, self.context.observer.metrics.message,
-                                    self.context.roster.members) if self._config.compat == "p2p" else None
+        take, count = self.context.watch.on_message, partial(self.context.observer.metrics.count, "membership_messages")
+        self.members = Members(config.instance, take, count)
+        self.guests = (GuestListener(config.service, take, count, self.context.roster.members)
+                       if self._config.compat == "p2p" else None)
         cert, key_file = self._config.tls_cert_file, self._config.tls_key_file
         self._certificate = Certificate(cert, key_file) if cert is not None and key_file is not None else None
         self.port = self.members_port = self.guests_port = 0

@@ -1,4 +1,4 @@
-"""One request, split into fields that are never decoded, and the two bodies that are derived from it.
+"""One request, split into fields that are never decoded, its hash, and the two bodies that are derived from it.
 
 A prompt of any size is skipped over, not read: splitting costs 41 µs for 128 KB. Re-encoding also does away with repeated
 names, so that router and engine can never read two different values of one field. A body's outline is judged before
@@ -7,8 +7,9 @@ anything is built of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, NewType, TypeVar, cast
 
 import msgspec
 from msgspec import Raw
@@ -17,14 +18,20 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.faults import bad_request
-from xpyd_sidecar.router.api.fields import FORCED, TABLE, Api, OnPrefill, is_null
-from xpyd_sidecar.router.api.hidden import refuse
-from xpyd_sidecar.router.api.lax import truth, unmarked
+from xpyd_sidecar.router.api.fields import FORCED, TABLE, Api, OnPrefill, is_null, is_true, truth, unmarked
+from xpyd_sidecar.router.api.hidden import may_hold, refuse
 from xpyd_sidecar.router.api.outline import MAX_DEPTH, MAX_NAMES, Outline, judged
 
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
 PROMPT: dict[Api, str] = {"completions": "prompt", "chat": "messages"}
+RequestHash = NewType("RequestHash", bytes)
+HASH_SIZE = 16
+ASIDE = frozenset({
+    "request_id", "session_id", "user", "metadata", "safety_identifier", "prompt_cache_key", "cache_salt", "priority",
+    "service_tier", "store", "stream", "stream_options", "stream_interval"})
+"""Fields that a request's hash is not made of."""
+_KEPT = "the answer it names is kept by one engine, and requests go to any of them; send the whole conversation"
 _T = TypeVar("_T")
 _V = TypeVar("_V")
 _FIRST_TOKEN = ("temperature", "logit_bias", "allowed_token_ids", "repetition_penalty", "ignore_eos", "stop_token_ids",
@@ -91,6 +98,52 @@ def checked(api: Api, fields: dict[str, Raw]) -> GenerationRequest:
         raise bad_request("'model' must not be empty", param="model")
     stream = "stream" in fields and bool(_read(truth, "stream", fields["stream"]))
     return GenerationRequest(api, fields, model, stream, skips)
+
+
+class PassedBody(msgspec.Struct, frozen=True):
+    """The JSON body of a passed request. The engine checks the rest of it: it alone knows its API."""
+
+    model: str | None
+    fields: dict[str, Raw]
+    body: bytes
+    """What an engine gets: the client's, or the same with each field once where one might be read that was not checked."""
+
+
+def passed(path: str, body: bytes) -> PassedBody:
+    """Split a JSON body into its fields, which are not decoded, and check those that are the router's.
+
+    Raises HttpFault: 400; see ``split``, or it holds a field that a client must not send (``param`` names it).
+    """
+    fields = split(body)
+    refuse(fields)
+    if path == "/v1/responses":
+        earlier = fields.get("previous_response_id")
+        for name, wanted in (("previous_response_id", earlier is not None and not is_null(earlier)),
+                             ("background", is_true(fields.get("background")))):
+            if wanted:
+                raise bad_request(f"{name!r} cannot be served: {_KEPT}", param=name, code="refused_field")
+    model = _read(_model, "model", fields["model"]) if "model" in fields else None
+    return PassedBody(model, fields, _encode(fields) if may_hold(body) else body)
+
+
+def hash_of(kind: str, fields: Mapping[str, Raw]) -> RequestHash:
+    """The hash of a request of this kind (``completions``, ``chat``, or the path of a passed one): equal for all that ask
+    engines for the same work.
+
+    It is made of the model, of the prompt and of how tokens are chosen, as the client wrote them. Left out is what differs
+    between two tries of one request, or says only how the answer is shown: ids, whose request it is, whether it is
+    streamed. Where a table says which fields an API has, others are left out too: the engine ignores them, so they are no
+    way to look new.
+    """
+    known = TABLE.get(cast("Api", kind))
+    digest = hashlib.blake2b(kind.encode(), digest_size=HASH_SIZE)
+    for name in sorted(fields):
+        raw = fields[name]
+        if name in ASIDE or (known is not None and name not in known) or is_null(raw):
+            continue
+        digest.update(b"\0%b\0%d\0" % (name.encode(errors="surrogatepass"), len(raw)))
+        digest.update(raw)
+    return RequestHash(digest.digest())
 
 
 def body_of(request: GenerationRequest, role: Role, leg: legs.Leg | None) -> bytes:

@@ -33,7 +33,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
 from xpyd_sidecar.router.balance.queue import Rate
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember
 
 WAIT_S = 2.0
 """Work that is left queued in an engine, in seconds."""

@@ -1,4 +1,16 @@
-"""The sockets of membership: heartbeats in, acknowledgements out (docs/protocols/membership.md)."""
+"""The sockets of membership: heartbeats in, acknowledgements out (docs/protocols/membership.md).
+
+Messages are taken in the event loop, in batches. A ZMQ socket's descriptor is edge-triggered: readable means "look at the
+socket now", and every look must go on until nothing is left, also after sending. Waking up costs more than a heartbeat, so
+after a look that found something the next one is ``PACE_S`` later, whatever comes: a single message is taken at once, a
+stream of them in batches. A look is bounded too, so at most ``PER_LOOK`` messages are taken per ``PACE_S``: a flood never
+starves requests, and ZMQ's fair queue gives each peer its share. What is answered leaves at the end of a look: ZMQ's own
+thread is woken once for all of it, and not for each.
+
+    idle, descriptor watched ──readable──▶ look ──found something──▶ paused for PACE_S ──▶ look ──▶ …
+            ▲                                │
+            └──────── found nothing ─────────┘
+"""
 
 from __future__ import annotations
 
@@ -19,11 +31,12 @@ from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, Heartbeat, Up
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.fleet.member import BeatRefused, FleetMember, Undecodable
 from xpyd_sidecar.router.fleet.p2p import Guests
-from xpyd_sidecar.router.fleet.pump import Pump
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 64 << 10
+PER_LOOK = 512
+PACE_S = 0.1
 FIND_DEAD_S = 15.0
 LOG_AGAIN_S = 60.0
 LOG_PEERS = 1024
@@ -50,7 +63,9 @@ class BeatListener(ABC):
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
-        self._pump: Pump | None = None
+        self._fd = -1
+        self._watched = False
+        self._paused: asyncio.TimerHandle | None = None
         self._said: dict[str, float] = {}
 
     @abstractmethod
@@ -90,17 +105,84 @@ class BeatListener(ABC):
         self._said[key] = now
         logger.warning("%s refused: %s", self.what, reason[:500], extra={"peer": peer})
 
+    def _listen(self, host: str, port: int, max_message: int, setting: str, key: ServiceKey | None = None) -> int:
+        """Bind, and begin; the port. ``key``: messages are encrypted with it. Raises ConfigError: names the setting."""
+        socket = self._context.socket(zmq.ROUTER)
+        if key is not None:
+            curve.serve(socket, key, "membership")
+        host = listening.bound(host)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, max_message)
+        socket.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that comes back with the same identity replaces its old self
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        sockets.find_dead(socket, FIND_DEAD_S)
+        try:
+            socket.bind(f"tcp://{join_host_port(host, port or '*')}")
+        except zmq.ZMQError as error:
+            socket.close()
+            raise ConfigError(f"{setting}: cannot bind {join_host_port(host, port)}: {error}") from None
+        self._socket, self._fd = socket, int(socket.getsockopt(zmq.FD))
+        self.look()
+        return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+
     def look(self) -> None:
-        """Take what is there. Called every second, should an edge ever be missed."""
-        if self._pump is not None:
-            self._pump.look()
+        """Take what is there. Also called every second, should an edge ever be missed."""
+        if self._socket is None:
+            return
+        taken, receive = 0, self._socket.recv
+        answers: list[tuple[bytes, bytes]] = []
+        while taken < PER_LOOK and not self._socket.closed:
+            try:
+                sender = receive(zmq.NOBLOCK)
+                frames = [receive(zmq.NOBLOCK, copy=False)]
+                while frames[-1].more:
+                    frames.append(receive(zmq.NOBLOCK, copy=False))
+            except zmq.Again:
+                break
+            except zmq.ZMQError as error:
+                logger.error("membership socket: %s", error)  # noqa: TRY400 (a traceback would say nothing more)
+                break
+            taken += 1
+            answer = self._on_message(frames)
+            if answer is not None:
+                answers.append((sender, answer))
+        if answers and not self._socket.closed:
+            self._send(self._socket, answers)
+        if taken:
+            self._watch(False)
+            if self._paused is None:
+                self._paused = self._loop.call_later(PACE_S, self._go_on)
+        elif self._paused is None:
+            self._watch(True)
+
+    def _send(self, socket: zmq.Socket[bytes], answers: list[tuple[bytes, bytes]]) -> None:
+        send = super(zmq.Socket, socket).send  # without what other kinds of sockets need, a third of the time
+        for sender, answer in answers:
+            try:
+                send(sender, zmq.NOBLOCK | zmq.SNDMORE)
+                send(answer, zmq.NOBLOCK)
+            except zmq.ZMQError as error:  # the peer is gone or does not read: it will beat again
+                logger.debug("answer not sent: %s", error)
+
+    def _go_on(self) -> None:
+        self._paused = None
+        self.look()
+
+    def _watch(self, watched: bool) -> None:
+        if watched and not self._watched:
+            self._loop.add_reader(self._fd, self.look)
+        elif self._watched and not watched:
+            self._loop.remove_reader(self._fd)
+        self._watched = watched
 
     def close(self) -> None:
         """Stop listening."""
-        if self._pump is not None:
-            self._pump.close()
-            self._pump = None
-        elif self._socket is not None:
+        self._watch(False)
+        if self._paused is not None:
+            self._paused.cancel()
+            self._paused = None
+        if self._socket is not None:
             self._socket.close()
         self._context.term()
 
@@ -116,11 +198,7 @@ class Members(BeatListener):
 
     def listen(self, host: str, port: int, key: ServiceKey) -> int:
         """Bind; the port (chosen by the kernel where ``port`` is 0). Raises ConfigError: the address cannot be bound."""
-        self._socket = self._context.socket(zmq.ROUTER)
-        curve.serve(self._socket, key, "membership")
-        bound = bind(self._socket, host, port, MAX_MESSAGE, "router.members_port")
-        self._pump = Pump(self._socket, self._on_message)
-        return bound
+        return self._listen(host, port, MAX_MESSAGE, "router.members_port", key)
 
     def _read(self, frames: list[zmq.Frame]) -> Up:
         if len(frames) != 1:
@@ -153,9 +231,7 @@ class GuestListener(BeatListener):
 
     def listen(self, host: str, port: int) -> int:
         """Bind; the port (chosen by the kernel where ``port`` is 0). Raises ConfigError: the address cannot be bound."""
-        self._socket = self._context.socket(zmq.ROUTER)
-        bound = bind(self._socket, host, port, p2p.MAX_MESSAGE, "router.compat: members_port + 1")
-        self._pump = Pump(self._socket, self._on_message)
+        bound = self._listen(host, port, p2p.MAX_MESSAGE, "router.compat: members_port + 1")
         logger.warning("engines that nobody can identify may join on port %d (compat: p2p)", bound, extra={"port": bound})
         return bound
 
@@ -168,20 +244,3 @@ class GuestListener(BeatListener):
 
     def _answer(self, *_: object) -> None:
         return None
-
-
-def bind(socket: zmq.Socket[bytes], host: str, port: int, max_message: int, setting: str) -> int:
-    """Bind a ROUTER socket with the options of membership; the port. Raises ConfigError: names the setting."""
-    host = listening.bound(host)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, max_message)
-    socket.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that comes back with the same identity replaces its old self
-    socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-    sockets.find_dead(socket, FIND_DEAD_S)
-    try:
-        socket.bind(f"tcp://{join_host_port(host, port or '*')}")
-    except zmq.ZMQError as error:
-        socket.close()
-        raise ConfigError(f"{setting}: cannot bind {join_host_port(host, port)}: {error}") from None
-    return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])

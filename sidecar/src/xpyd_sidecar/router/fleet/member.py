@@ -9,9 +9,9 @@ from operator import attrgetter
 import msgspec
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
-from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
+from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling, Up
 from xpyd_sidecar.contract.p2p import is_p2p
-from xpyd_sidecar.router.stream.failures import FailureReason
+from xpyd_sidecar.router.api.faults import FailureReason
 
 INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
@@ -66,14 +66,15 @@ class FleetMember(msgspec.Struct, eq=False):
     """Those since its agent last had an answer, or a probe."""
     in_flight: int = 0
     in_flight_at_beat: int = 0
-    turn: int = 0
+    suspected: bool = False
+    """Of a replica: this process suspends it, and who is followed has not said so yet."""
 
     @property
     def pickable(self) -> bool:
         """Whether new legs may go there."""
         return self.state is State.READY and not self.suspended and bool(self.http) and bool(self.incarnation)
 
-    def same(self, beat: Heartbeat) -> bool:
+    def same(self, beat: Heartbeat | FleetMember) -> bool:
         """Whether a beat says nothing new but load and time: most do, and must cost next to nothing."""
         return _told(beat) == _told(self)
 
@@ -94,6 +95,22 @@ class FleetMember(msgspec.Struct, eq=False):
         for name in TOLD:
             setattr(self, name, getattr(beat, name))
 
+    def follow(self, told: FleetMember) -> bool:
+        """Become as another process knows it, but for what each counts itself. Whether that is more than load and time.
+
+        What this process suspends stays suspended until the other one has heard of it.
+        """
+        if self.suspected and not told.suspended and told.incarnation == self.incarnation:
+            told.suspended = self.suspended
+        else:
+            self.suspected = False
+        new = not told.same(self) or told.suspended != self.suspended
+        if told.beat_at != self.beat_at:
+            self.in_flight_at_beat = self.in_flight
+        for name in _FOLLOWED:
+            setattr(self, name, getattr(told, name))
+        return new
+
     def __repr__(self) -> str:
         return f"Member({self.name}, {self.role}, {self.state}, {self.suspended or 'ok'})"
 
@@ -102,6 +119,53 @@ class FleetMember(msgspec.Struct, eq=False):
         # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
         self.suspended = "its health was not checked yet" if is_p2p(self.fingerprint) else ""
         self.probing, self.doubted, self.probe_at = False, False, -math.inf
+
+
+class DeathVerdict(Enum):
+    """How an incarnation ended, or that it did not: which ends are a death by itself.
+
+    its agent beats, and GET /health is refused, broken off or answered with an error   DIED
+    it did not drain, and another incarnation beats in its place                         DIED: it was restarted at once
+    GET /health is answered with success                                                 LIVES
+    it drains, or has said goodbye                                                       LIVES: it ends in order
+    its agent is silent as well                                                          LOST with its machine
+    no answer to GET /health in time                                                     nothing is known
+
+    Known weakness: where a machine goes in such a way that its ports are refused at once, the engine counts as dead until
+    the silence of its agent is noticed, and as lost from then on.
+    """
+
+    DIED = "died"
+    LIVES = "lives"
+    LOST = "lost"
+
+
+def by_probe(member: FleetMember | None, result: Probed, *, silent: bool) -> DeathVerdict | None:
+    """By a probe of the incarnation that ``member`` was before; None: nothing is known. ``silent``: its agent is."""
+    if result is Probed.HEALTHY:
+        return DeathVerdict.LIVES
+    if member is None:
+        return None
+    if silent:
+        return DeathVerdict.LOST
+    if result is Probed.SILENT:
+        return None
+    return DeathVerdict.LIVES if member.state is State.DRAINING else DeathVerdict.DIED
+
+
+def by_message(member: FleetMember | None, message: Up) -> tuple[Incarnation, DeathVerdict] | None:
+    """By a message that was taken, of the incarnation that was there before it; None: it says nothing of one."""
+    if member is None or not member.incarnation:
+        return None
+    if not isinstance(message, Heartbeat):
+        return member.incarnation, DeathVerdict.LIVES
+    if message.incarnation == member.incarnation:
+        return None
+    return member.incarnation, DeathVerdict.LIVES if member.state is State.DRAINING else DeathVerdict.DIED
+
+
+_FOLLOWED = [name for name in FleetMember.__struct_fields__
+             if name not in {"name", "in_flight", "in_flight_at_beat", "turn", "suspected"}]
 
 
 class EngineTarget(msgspec.Struct, frozen=True):
@@ -114,7 +178,7 @@ class EngineTarget(msgspec.Struct, frozen=True):
     control: HostPort
     """KV control address of the chosen DP rank; empty where the instance has none."""
     dp_rank: int | None = None
-    """Set where one HTTP server stands before several ranks: it is told by a header."""
+    """Set where one HTTP server stands before several ranks: which of its own it is, told by a header."""
     p2p: str = ""
     """Set for an older engine: its address in request ids, by which it pairs."""
 
@@ -127,11 +191,13 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class ProbeInstance(msgspec.Struct, frozen=True):
-    """Instruction: ask ``GET /health`` of this address and report with ``on_probe``."""
+    """Instruction: ask ``GET /health`` of these addresses and report the worst with ``on_probe``."""
 
     instance: InstanceName
     incarnation: Incarnation
     address: HostPort
+    others: tuple[HostPort, ...] = ()
+    """Further servers, of ranks that do not share the first one's."""
 
 
 class InstanceLost(msgspec.Struct, frozen=True):

@@ -23,10 +23,12 @@ Laws
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.api.sampled import UNTOLD, EngineDefaults, told_of
 from xpyd_sidecar.router.fleet import heartbeat_validation
 from xpyd_sidecar.router.fleet.member import (
@@ -39,10 +41,6 @@ from xpyd_sidecar.router.fleet.member import (
     Probed,
     ProbeInstance,
 )
-from xpyd_sidecar.router.stream.failures import FailureReason
-
-__all__ = ["BeatRefused", "Changed", "FleetMember", "InstanceLeaves", "InstanceLost", "Instruction", "ProbeInstance",
-           "Probed", "Roster"]
 
 MAX_INSTANCES = 4096
 """Bound of the roster; instances beyond it are refused."""
@@ -57,44 +55,6 @@ STANDSTILL_S = 5.0
 """A tick that comes so long after the last one: the process was stopped, or its machine was."""
 
 
-class Settle:
-    """Agents look up the routers' name again and again, so all of them find a router within one such interval of the first
-    that did, and beat within one more interval. Until then the router knows only some of them.
-    """
-
-    def __init__(self, *, started: float, settle_s: float, beside_engine: bool) -> None:
-        """``settle_s``: look-up and beat interval. ``beside_engine``: agents are told of this router after its start."""
-        self._started = started
-        self._settle_s = settle_s
-        self._beside_engine = beside_engine
-        self._since: float | None = None
-        self._heard = started
-
-    def hear(self, now: float) -> None:
-        """A beat was taken."""
-        if self._since is None or self._unheard(now):
-            self._since = now
-        self._heard = now
-
-    def stood_still(self, since: float, now: float) -> None:
-        """Nothing ran here between the two times: it was not the agents who were silent."""
-        if not self._unheard(since):
-            self._heard = now
-
-    def settled(self, now: float) -> bool:
-        """Every agent had the time to find this router and to beat once."""
-        if not self._beside_engine:
-            return self.listened(now)
-        return self._since is not None and not self._unheard(now) and now - self._since >= self._settle_s
-
-    def listened(self, now: float) -> bool:
-        """Agents that knew this router before its start had the time to come back."""
-        return now - self._started >= self._settle_s
-
-    def _unheard(self, now: float) -> bool:
-        return now - self._heard >= self._settle_s
-
-
 class Roster:
     """The instances of one service. Times are seconds of one monotonic clock."""
 
@@ -102,7 +62,7 @@ class Roster:
                  beside_engine: bool = False) -> None:
         """``beside_engine``: agents are told of this router at some time, not before its start."""
         self.service = service
-        self._settle = Settle(started=started, settle_s=settle_s, beside_engine=beside_engine)
+        self.begin(started, settle_s, beside_engine=beside_engine)
         self._members: dict[InstanceName, FleetMember] = {}
         self._missed = missed_beats
         self._ticked = math.inf
@@ -116,18 +76,36 @@ class Roster:
         self._named: list[FleetMember] | None = None
 
     def begin(self, started: float, settle_s: float, *, beside_engine: bool) -> None:
-        """It is a replica of one that began at another time."""
-        self._settle = Settle(started=started, settle_s=settle_s, beside_engine=beside_engine)
+        """It begins, or is a replica of one that began at that time. ``settle_s``: look-up and beat interval."""
+        self._started, self._settle_s, self._beside_engine = started, settle_s, beside_engine
+        self._since: float | None = None
+        """Since when beats come."""
+        self._heard = started
+        """When the latest beat was taken."""
 
     # ---- what others read
 
     def settled(self, now: float) -> bool:
-        """Every agent had the time to find this router and to beat once."""
-        return self._settle.settled(now)
+        """Every agent had the time to find this router and to beat once.
+
+        Agents look up the routers' name again and again, so all of them find a router within one such interval of the first
+        that did, and beat within one more interval. Until then the router knows only some of them.
+        """
+        if not self._beside_engine:
+            return self.listened(now)
+        return self._since is not None and not self._nobody_beats(now) and now - self._since >= self._settle_s
 
     def listened(self, now: float) -> bool:
         """Agents that knew this router before its start had the time to come back."""
-        return self._settle.listened(now)
+        return now - self._started >= self._settle_s
+
+    def _nobody_beats(self, now: float) -> bool:
+        return now - self._heard >= self._settle_s
+
+    def _hear(self, now: float) -> None:
+        if self._since is None or self._nobody_beats(now):
+            self._since = now
+        self._heard = now
 
     def members(self) -> list[FleetMember]:
         """All, by name."""
@@ -190,12 +168,6 @@ class Roster:
         shown = ", ".join(f"{m.name} {'suspended' if m.suspended else m.state}" for m in here[:4])
         return f"no {role} instance is ready ({shown}{', …' if len(here) > 4 else ''})"
 
-    def next_rank(self, member: FleetMember) -> int:
-        """Its DP rank whose turn it is; 0 where it has one."""
-        turn = member.turn
-        member.turn += 1
-        return turn % max(len(member.http), len(member.control), 1)
-
     # ---- events
 
     def on_message(self, now: float, message: Up) -> list[Instruction]:
@@ -214,7 +186,7 @@ class Roster:
                 or beat.service != self.service or beat.v not in heartbeat_validation.VERSIONS):
             return None
         member.hear(now, beat)
-        self._settle.hear(now)
+        self._hear(now)
         return member
 
     def _on_beat(self, now: float, beat: Heartbeat) -> list[Instruction]:
@@ -226,7 +198,7 @@ class Roster:
         if beat.leaving:  # with each beat: what had nowhere to go may have by now
             out.append(InstanceLeaves(member.name, member.incarnation, f"{member.name} drains and ends soon"))
         member.hear(now, beat)
-        self._settle.hear(now)
+        self._hear(now)
         return out
 
     def _join(self, now: float, beat: Heartbeat) -> list[Instruction]:
@@ -237,7 +209,7 @@ class Roster:
         member.become(beat)
         member.begin()
         member.hear(now, beat)
-        self._settle.hear(now)
+        self._hear(now)
         self._changed()
         return [Changed(beat.instance, f"joined as {beat.role}, {beat.state}", "joined"),
                 *(self._probe(now, member) if member.suspended else [])]
@@ -328,7 +300,8 @@ class Roster:
         """Once per beat interval or oftener: probe who is silent, suspended or in doubt."""
         if now - self._ticked > STANDSTILL_S:
             # Beats that came meanwhile wait in the socket; whoever is dead is found one silence later.
-            self._settle.stood_still(self._ticked, now)
+            if not self._nobody_beats(self._ticked):
+                self._heard = now
             self._awake = now
         self._ticked = now
         out: list[Instruction] = []
@@ -346,6 +319,24 @@ class Roster:
             room -= len(probes)
             out += probes
         return out
+
+    def follow(self, members: Iterable[FleetMember], gone: Iterable[InstanceName] | None) -> None:
+        """Become as the roster that this one is a replica of, in all but what each process counts itself (open legs).
+
+        ``members``: those that changed there, as they are, in the order of their beats. ``gone``: those that left; None:
+        all others did.
+        """
+        given = list(members)
+        names = self._members.keys() - {told.name for told in given} if gone is None else self._members.keys() & set(gone)
+        for name in names:
+            self._forget(self._members[name])
+        for told in given:
+            member = self._members.get(told.name) or FleetMember(told.name)
+            if told.beat_at != member.beat_at:
+                self._hear(told.beat_at)
+            if member.follow(told) or told.name not in self._members:
+                self._members[told.name] = member
+                self._changed()
 
     def _suspend(self, member: FleetMember, reason: str) -> list[Instruction]:
         if member.suspended:
@@ -372,4 +363,5 @@ class Roster:
         if not member.http or now - member.probe_at < gap:
             return []
         member.probing, member.probe_at = True, now
-        return [ProbeInstance(member.name, member.incarnation, member.http[0])]
+        first, *others = dict.fromkeys(member.http)
+        return [ProbeInstance(member.name, member.incarnation, first, tuple(others))]

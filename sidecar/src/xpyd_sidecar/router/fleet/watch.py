@@ -1,49 +1,62 @@
 """Who watches the instances: the roster, and what it instructs.
 
-A router of one process has one ``FleetWatch``. With several, the owner of the membership socket has it, ``told`` of every
-event that its roster took, and each worker has a replica of the roster.
+A router of one process has one ``FleetWatch``. With several, the owner of the membership socket has it, ``told`` whenever
+its roster heard of an instance, and each worker has a replica of the roster.
+
+A probe is ``GET /health`` of an engine on a fresh connection: an engine that is ending refuses new ones at once,
+while old ones may stay open and silent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from xpyd_sidecar import resources
-from xpyd_sidecar.contract.ids import Incarnation, InstanceName
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split_host_port
 from xpyd_sidecar.contract.membership import Heartbeat, Up
-from xpyd_sidecar.router.fleet import deaths
-from xpyd_sidecar.router.fleet import replica as rep
+from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.member import EngineTarget
-from xpyd_sidecar.router.fleet.probe import probe
-from xpyd_sidecar.router.stream.failures import FailureReason
+from xpyd_sidecar.router.fleet.member import (
+    Changed,
+    DeathVerdict,
+    EngineTarget,
+    InstanceLeaves,
+    InstanceLost,
+    Instruction,
+    Probed,
+    ProbeInstance,
+    by_message,
+    by_probe,
+)
+from xpyd_sidecar.router.http.patience import within
+from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, Malformed, ResponseHead
 
 logger = logging.getLogger(__name__)
 
+TIMEOUT_S = 5.0
 PROBE_AGAIN_S = 1.0
 """After which a probe is tried again that this process had no file, port or memory for."""
 OnLost = Callable[[InstanceName, Incarnation, FailureReason], None]
-OnVerdict = Callable[[InstanceName, Incarnation, deaths.DeathVerdict], None]
+OnVerdict = Callable[[InstanceName, Incarnation, DeathVerdict], None]
 
 
 class FleetNotes(Protocol):
     """Who is told of what happens to instances, for metrics and the dashboard."""
 
-    def changed(self, change: ro.Changed) -> None:
+    def changed(self, change: Changed) -> None:
         """The roster changed."""
 
-    def probed(self, result: ro.Probed) -> None:
+    def probed(self, result: Probed) -> None:
         """A health probe ended."""
 
 
 class FleetWatch:
     """Keeps a roster right: beats in, probes out."""
 
-    def __init__(self, roster: ro.Roster, on_lost: OnLost, notes: FleetNotes,
-                 told: Callable[[rep.Event], None] | None = None) -> None:
+    def __init__(self, roster: ro.Roster, on_lost: OnLost, notes: FleetNotes) -> None:
         """``on_lost``: legs on an incarnation will never answer, and why."""
         self._loop = asyncio.get_running_loop()
         self.roster = roster
@@ -53,19 +66,19 @@ class FleetWatch:
         self.on_verdict: OnVerdict = lambda *_: None
         """It has died by itself, or it has not; what is lost with it was told before."""
         self._notes = notes
-        self.told = told
+        self.told: Callable[[InstanceName | None], None] = lambda _: None
+        """The roster has heard of an instance; None: time went on."""
         self._lacks = resources.Complaint("no probe of an engine")
         self._probes: set[asyncio.Task[None]] = set()
 
     def on_message(self, message: Up) -> int:
-        """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``roster.BeatRefused``."""
+        """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``BeatRefused``."""
         now = self._loop.time()
         if isinstance(message, Heartbeat) and (same := self.roster.heard(now, message)) is not None:
-            if self.told is not None:
-                self.told(rep.Message(now, message))
+            self.told(message.instance)
             return same.in_flight
-        found = deaths.by_message(self.roster.known(message.instance), message)
-        self.take(rep.Message(now, message))
+        found = by_message(self.roster.known(message.instance), message)
+        self.take(message.instance, self.roster.on_message(now, message))
         if found is not None:
             self.on_verdict(message.instance, *found)
         member = self.roster.find(message.instance, message.incarnation)
@@ -73,44 +86,43 @@ class FleetWatch:
 
     def suspect(self, target: EngineTarget, reason: str) -> None:
         """A connection was refused."""
-        self.take(rep.RefusedAt(self._loop.time(), target.instance, target.incarnation, reason))
+        instance, incarnation = target.instance, target.incarnation
+        self.take(instance, self.roster.on_refused(self._loop.time(), instance, incarnation, reason))
 
     def doubt(self, target: EngineTarget) -> None:
         """An engine failed a request, broke a connection, or is silent."""
-        self.take(rep.Doubt(self._loop.time(), target.instance, target.incarnation))
+        self.take(target.instance, self.roster.on_doubt(self._loop.time(), target.instance, target.incarnation))
 
     def tick(self) -> None:
         """Called every second."""
-        self.take(rep.RosterTick(self._loop.time()))
+        self.take(None, self.roster.on_tick(self._loop.time()))
 
-    def take(self, event: rep.Event) -> None:
-        """An event, seen here or by somebody else. Raises ``roster.BeatRefused``."""
-        instructions = rep.apply(self.roster, event)
-        if self.told is not None:
-            self.told(event)
+    def take(self, of: InstanceName | None, instructions: Iterable[Instruction]) -> None:
+        """The roster has heard of an instance (None: time went on), and this follows from it."""
+        self.told(of)
         self.do(instructions)
 
-    def do(self, instructions: Iterable[ro.Instruction]) -> None:
+    def do(self, instructions: Iterable[Instruction]) -> None:
         """Carry out what the roster says."""
         for instruction in instructions:
             match instruction:
-                case ro.Changed(instance=instance, what=what):
+                case Changed(instance=instance, what=what):
                     logger.info("%s: %s", instance, what, extra={"peer": instance})
                     self._notes.changed(instruction)
-                case ro.InstanceLost(instance=instance, incarnation=incarnation, reason=reason):
+                case InstanceLost(instance=instance, incarnation=incarnation, reason=reason):
                     self.on_lost(instance, incarnation, reason)
-                case ro.InstanceLeaves(instance=instance, incarnation=incarnation, reason=reason):
+                case InstanceLeaves(instance=instance, incarnation=incarnation, reason=reason):
                     self.on_leaving(instance, incarnation, reason)
-                case ro.ProbeInstance():
+                case ProbeInstance():
                     task = self._loop.create_task(self._probe(instruction))
                     self._probes.add(task)
                     task.add_done_callback(self._probes.discard)
 
-    async def _probe(self, wanted: ro.ProbeInstance) -> None:
+    async def _probe(self, wanted: ProbeInstance) -> None:
         end = self._loop.time() + ro.PROBE_LOST_S - PROBE_AGAIN_S
         while True:
             try:
-                result, detail = await probe(wanted.address)
+                result, detail = await probe_all((wanted.address, *wanted.others))
                 break
             except resources.Lack as lack:  # nobody was asked, so there is nothing to report
                 self._lacks.add(lack)
@@ -120,8 +132,8 @@ class FleetWatch:
         self._notes.probed(result)
         now, member = self._loop.time(), self.roster.find(wanted.instance, wanted.incarnation)
         silent = member is not None and self.roster.silent(now, member)
-        verdict = deaths.by_probe(member, result, silent=silent)
-        self.take(rep.ProbeEnded(now, wanted.instance, wanted.incarnation, result, detail))
+        verdict = by_probe(member, result, silent=silent)
+        self.take(wanted.instance, self.roster.on_probe(now, wanted.instance, wanted.incarnation, result, detail))
         if verdict is not None:
             self.on_verdict(wanted.instance, wanted.incarnation, verdict)
 
@@ -130,3 +142,48 @@ class FleetWatch:
         for task in list(self._probes):
             task.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
+
+
+async def probe(address: HostPort, timeout_s: float = TIMEOUT_S) -> tuple[Probed, str]:
+    """Ask once; never raises for what the other side does. The words say why it is not healthy. Raises Lack: nobody was
+    asked, since this process has no file, port or memory for a connection.
+    """
+    try:
+        async with within(timeout_s):
+            return await _ask(address)
+    except TimeoutError:
+        return Probed.SILENT, f"no answer to GET /health within {timeout_s:g} s"
+    except (OSError, ValueError, EOFError, Malformed) as error:
+        if isinstance(error, OSError) and resources.ours(error):
+            raise resources.Lack(resources.words(error)) from None
+        return Probed.DEAD, f"GET /health: {error}"
+
+
+async def probe_all(addresses: Sequence[HostPort]) -> tuple[Probed, str]:
+    """Ask several servers of an instance at once: what the worst of them says. Raises as ``probe`` does."""
+    found = await asyncio.gather(*map(probe, addresses))
+    return next((one for wanted in (Probed.DEAD, Probed.SILENT) for one in found if one[0] is wanted), found[0])
+
+
+async def _ask(address: HostPort) -> tuple[Probed, str]:
+    host, port = split_host_port(address)
+    reader, writer = await asyncio.open_connection(host, port, limit=MAX_HEAD)
+    try:
+        writer.write(b"GET /health HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % address.encode())
+        head = await _head_of(reader)
+    finally:
+        writer.transport.abort()
+    if head.status < 300:
+        return Probed.HEALTHY, ""
+    return Probed.DEAD, f"GET /health answered {head.status}"
+
+
+async def _head_of(reader: asyncio.StreamReader) -> ResponseHead:
+    heads = HeadReader()
+    while True:
+        data = await reader.read(MAX_HEAD)
+        if not data:
+            raise EOFError("the connection was closed without an answer")
+        found = heads.feed(data)
+        if found is not None:
+            return found[0]

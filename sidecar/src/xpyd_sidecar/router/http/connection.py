@@ -22,7 +22,7 @@ from typing import cast
 
 from xpyd_sidecar.accepting import of_this_host
 from xpyd_sidecar.router.api.faults import HttpFault, unavailable
-from xpyd_sidecar.router.http import rules
+from xpyd_sidecar.router.http import heads
 from xpyd_sidecar.router.http.incoming import Held, IncomingRequests
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server_state import ServerState
@@ -345,17 +345,17 @@ class ClientConnection(asyncio.Protocol):
             outlet.direct = not (outlet.buffered or self._transport.get_write_buffer_size())
             outlet.buffered = False
         since = max(self._since, awake)
-        if self._blocked_at and now - max(self._blocked_at, awake) > rules.UNREAD_S:
-            logger.info("a client left its answer unread", extra={"seconds": rules.UNREAD_S})
+        if self._blocked_at and now - max(self._blocked_at, awake) > heads.UNREAD_S:
+            logger.info("a client left its answer unread", extra={"seconds": heads.UNREAD_S})
             self.abort()
         elif self._closing:
-            if now - since > rules.LINGER_S:
+            if now - since > heads.LINGER_S:
                 self.abort()
         elif (upload := self._incoming.upload) is not None:
             if upload.blocked:
                 self._since = now  # it is not the client who is slow
             elif now - since > self._incoming.allowed_s:
-                self.end_body(rules.too_slow(self._incoming.allowed_s))
+                self.end_body(heads.too_slow(self._incoming.allowed_s))
         elif self._busy or self._queue or self._rest or self._blocked_at:
             return
         elif self._incoming.receiving:
@@ -364,8 +364,8 @@ class ClientConnection(asyncio.Protocol):
             if self._incoming.refused:  # it has its answer
                 self._end()
             else:
-                self._refuse(rules.too_slow(self._incoming.allowed_s))
-        elif now - since > (rules.IDLE_LEAVING_S if self.server.leaving else rules.IDLE_S):
+                self._refuse(heads.too_slow(self._incoming.allowed_s))
+        elif now - since > (heads.IDLE_LEAVING_S if self.server.leaving else heads.IDLE_S):
             self._close_idle()
 
     def leave(self) -> None:

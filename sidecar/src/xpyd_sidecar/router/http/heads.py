@@ -1,5 +1,13 @@
-"""What of a request is refused by its head alone, beside its framing: the host it is for, what its body is written in,
-and which origins may read its answer.
+r"""What of a request is known and refused by its head: sizes and times, framing, the host it is for, what its body is
+written in, which origins may read its answer; and heads that came before.
+
+A client's heads are all alike, but for the length of the body:
+
+    POST /v1/chat/completions HTTP/1.1\r\nHost: …\r\nContent-Length: 1191\r\nAuthorization: …\r\n\r\n{"model": …
+    └──────────────────── like ───────────────────┘                 └─┘ └────────── like ──────────┘
+
+Theory: what a parser makes of a head depends on its bytes alone. So one that was parsed, found in order, and differs in the
+digits of its length alone need not be parsed again. Parsing costs a call for each header; looking a head up costs two.
 """
 
 from __future__ import annotations
@@ -8,7 +16,9 @@ import ipaddress
 import re
 from collections.abc import Mapping
 
-from xpyd_sidecar.router.api.faults import HttpFault, bad_request
+import msgspec
+
+from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable
 
 ANY = "*"
 METHODS = b"GET, HEAD, OPTIONS, POST"
@@ -24,6 +34,57 @@ JSON = b"application/json"
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 """What a host and a port may be written with (RFC 3986, section 3.2.2)."""
 _PORT = re.compile(rb"(:[0-9]*)?")
+IDLE_S = 75.0
+"""How long a connection may lie idle between requests."""
+IDLE_LEAVING_S = 1.0
+"""The same for a connection without any request yet when the server has stopped listening: one may be on its way."""
+UNREAD_S = 60.0
+"""How long a client may leave bytes unread before it counts as gone."""
+LINGER_S = 3.0
+"""How long a closed connection may take to send its last bytes and to see the client's end."""
+SLOWEST_BODY = 100_000
+"""Bytes a second that a large body must come with, beyond the time that every request has. So few that clients far away
+can send; where there is no room for all, a body must come ten times as fast (``body_budget.PRESSED``)."""
+
+
+def too_large_head(limit: int) -> HttpFault:
+    """431."""
+    return HttpFault(431, f"the request's headers are larger than {limit} bytes", code="headers_too_large")
+
+
+def too_large_body(limit: int) -> HttpFault:
+    """413."""
+    return HttpFault(413, f"the request's body is larger than {limit} bytes", code="body_too_large")
+
+
+def too_slow(allowed_s: float) -> HttpFault:
+    """408."""
+    return HttpFault(408, f"the request did not come within {allowed_s:g} s", code="request_timeout")
+
+
+def no_room() -> HttpFault:
+    """503."""
+    return unavailable("this router holds as many bytes of requests as it may: there is no room for this body now")
+
+
+def too_slow_for_the_room() -> HttpFault:
+    """408."""
+    words = "this router holds as many bytes of requests as it may, and this body came more slowly than others"
+    return HttpFault(408, words, code="request_timeout", retry_after_s=1)
+
+
+def framing_fault(version: str, hosts: int, coding: bytes | None) -> HttpFault | None:
+    """What the parser lets pass and RFC 9112 does not: its sections 3.2 and 6.1."""
+    if hosts > 1 or (version == "1.1" and not hosts):
+        return bad_request(f"malformed HTTP: {hosts or 'no'} Host headers", code="malformed_http")
+    if coding is None:
+        return None
+    if version == "1.0":
+        return bad_request("malformed HTTP: Transfer-Encoding in HTTP/1.0", code="malformed_http")
+    if coding.strip().lower() != b"chunked":
+        return HttpFault(501, f"Transfer-Encoding: {coding[:40].decode('latin-1')} is not understood",
+                         code="transfer_encoding")
+    return None
 
 
 class Hosts:
@@ -130,3 +191,69 @@ class CorsRules:
 def is_preflight(method: str, headers: Headers) -> bool:
     """Whether a browser asks before it sends the request itself."""
     return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
+
+
+MAX_HEADS = 256
+MAX_BYTES = 2048
+MAX_DIGITS = 9
+ONCE = frozenset({b"x-request-id", b"traceparent"})
+_LENGTHS = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
+_SIZE = len(_LENGTHS[0])
+_END = b"\r\n\r\n"
+
+
+class KnownHead(msgspec.Struct, frozen=True):
+    """What a head says, without the length."""
+
+    method: str
+    path: str
+    target: bytes
+    headers: dict[bytes, bytes]
+    """Names in lower case; not to be changed."""
+
+
+def whole_read(data: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """A read as one whole request with a body: its head without the line of the length, the length, and the body.
+
+    None: it is none, or not one that could be known.
+    """
+    end = data.find(_END, 0, MAX_BYTES)
+    at = data.find(_LENGTHS[0], 0, end)
+    if at < 0:
+        at = data.find(_LENGTHS[1], 0, end)
+    if at < 0 or end < 0:
+        return None
+    stop = data.find(b"\r\n", at + _SIZE)
+    length = data[at + _SIZE:stop]
+    if not length.isdigit() or len(length) > MAX_DIGITS or len(data) != end + len(_END) + int(length):
+        return None
+    body = data[end + len(_END):]
+    return (data[:at] + data[stop:end], length, body) if body else None
+
+
+class KnownHeads:
+    """Those of a server's clients.
+
+    Laws
+      * A head is kept if each of its headers stands in one line, which is its own: then leaving one line out leaves the
+        others what they were.
+      * A head that names its request (``ONCE``) will not come again, and is not kept.
+      * At most ``MAX_HEADS`` are kept, of at most ``MAX_BYTES`` each.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, KnownHead] = {}
+        self.find = self._known.get
+        """The head that is like this one."""
+
+    def keep(self, like: bytes, head: KnownHead) -> None:
+        """It was parsed and found in order. ``head`` has the length still."""
+        headers = {name: value for name, value in head.headers.items() if name != b"content-length"}
+        lines = like.split(b"\r\n")
+        if not ONCE.isdisjoint(headers) or len(lines) != len(headers) + 1 or any(line[:1] in b" \t" for line in lines):
+            return
+        if like.count(b"\n") != len(headers) or like.count(b"\r") != len(headers):
+            return
+        if len(self._known) >= MAX_HEADS:
+            self._known.clear()
+        self._known[like] = KnownHead(head.method, head.path, head.target, headers)

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import httptools
 
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request
-from xpyd_sidecar.router.http import ids, rules
+from xpyd_sidecar.router.http import heads, ids
 from xpyd_sidecar.router.http.body_budget import SMALL, BodyOwner, HeldBody
-from xpyd_sidecar.router.http.known_heads import KnownHead, whole_read
+from xpyd_sidecar.router.http.heads import KnownHead, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.server_state import ServerState
 from xpyd_sidecar.router.http.upload import HELD, Upload
@@ -111,7 +111,7 @@ class IncomingRequests:
     @property
     def allowed_s(self) -> float:
         """How long it may take to come."""
-        return self._bounds.receive_s + max(self._declared, self._size) / rules.SLOWEST_BODY
+        return self._bounds.receive_s + max(self._declared, self._size) / heads.SLOWEST_BODY
 
     @property
     def missing(self) -> int:
@@ -219,7 +219,7 @@ class IncomingRequests:
         self._bound_head(0)
         coding = headers.get(b"transfer-encoding")
         if self.fault is None:
-            self.fault = rules.framing_fault(self._version, self._hosts + (b"host" in headers), coding)
+            self.fault = heads.framing_fault(self._version, self._hosts + (b"host" in headers), coding)
         length = headers.get(b"content-length", b"").strip()
         if length.isdigit():
             self._declared = int(length)
@@ -241,7 +241,7 @@ class IncomingRequests:
         try:
             wanted = self._judge_head(method, path, self._headers)
             if self._declared > self._bounds.body_bytes:
-                raise rules.too_large_body(self._bounds.body_bytes)
+                raise heads.too_large_body(self._bounds.body_bytes)
             if wanted and (coding is not None or self._declared > SMALL):
                 self._held = self._begin(None if coding is not None else self._declared)
         except HttpFault as fault:
@@ -262,7 +262,7 @@ class IncomingRequests:
         if self.refused:
             self.ended = self.ended or self._size > DROPPED
         elif self._size > self._bounds.body_bytes:
-            self.fault = self.fault or rules.too_large_body(self._bounds.body_bytes)
+            self.fault = self.fault or heads.too_large_body(self._bounds.body_bytes)
             self._body.clear()
         elif self._wanted and self.fault is None:
             self._keep(body)
@@ -271,9 +271,9 @@ class IncomingRequests:
         """Have room for a body. ``length``: None where it comes in chunks. Raises HttpFault: there is none."""
         body, slow = self._bodies.begin(self._line, length, self._server.loop.time())
         for one in slow:
-            one.owner.end_body(rules.too_slow_for_the_room())
+            one.owner.end_body(heads.too_slow_for_the_room())
         if body is None:
-            raise rules.no_room()
+            raise heads.no_room()
         return body
 
     def _keep(self, body: bytes) -> None:
@@ -283,10 +283,10 @@ class IncomingRequests:
         if held is not None:  # few bytes are here at a time of what is handed on
             for one in self._bodies.grow(held, len(body), self._server.loop.time(), kept=not streamed or held.size < HELD):
                 if one is held:
-                    self.fault = rules.no_room()
+                    self.fault = heads.no_room()
                     self._body.clear()
                     return
-                one.owner.end_body(rules.too_slow_for_the_room())
+                one.owner.end_body(heads.too_slow_for_the_room())
         if self.upload is not None:
             self.upload.feed(body)
         else:
@@ -334,7 +334,7 @@ class IncomingRequests:
         self._head_size += more
         most = self._bounds.header_bytes
         if self._head_size > most or ((self._fed > most or not self._began) and self._known_size() > most):
-            self.fault = self.fault or rules.too_large_head(self._bounds.header_bytes)
+            self.fault = self.fault or heads.too_large_head(self._bounds.header_bytes)
 
     def _known_size(self) -> int:
         known = self._headers.items()

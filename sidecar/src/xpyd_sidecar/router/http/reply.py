@@ -47,12 +47,14 @@ class RequestHandler(Protocol):
 
     def on_pause(self) -> None:
         """The client is slower than its answer: stop writing soon."""
+        return
 
     def on_resume(self) -> None:
         """Go on."""
+        return
 
 
-class LaterReply:
+class LaterReply(RequestHandler):
     """Handles a request whose answer is one write, later: nothing is to be stopped, and nobody hears of it who has gone."""
 
     def __init__(self, reply: Reply) -> None:
@@ -62,12 +64,6 @@ class LaterReply:
     def on_client_gone(self) -> None:
         """The answer goes nowhere."""
         self.gone = True
-
-    def on_pause(self) -> None:
-        """It is one write."""
-
-    def on_resume(self) -> None:
-        """Likewise."""
 
 
 class Application(Protocol):

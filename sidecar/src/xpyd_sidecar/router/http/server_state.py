@@ -11,7 +11,7 @@ import msgspec
 
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.body_budget import BodyBudget
-from xpyd_sidecar.router.http.known_heads import KnownHeads
+from xpyd_sidecar.router.http.heads import KnownHeads
 from xpyd_sidecar.router.http.reply import Application
 
 logger = logging.getLogger(__name__)

@@ -1,22 +1,27 @@
-"""Requests that are over, many at a time, by measure: what metrics, history and totals count."""
+"""Requests that are over, many at a time, by measure: what metrics, history and totals count; and the totals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.contract.totals import buckets_of
-from xpyd_sidecar.router.observing import summary
-from xpyd_sidecar.router.observing.record import Record, StraightRecord
+from xpyd_sidecar.contract.totals import Totals, add_buckets, buckets_of
+from xpyd_sidecar.router.observing.record import FAILED, Record
 
+_T = TypeVar("_T")
 Pair = tuple[InstanceName, InstanceName]
 """Prefill and decode."""
+MEASURES = ("ttft", "tpot", "total", "queue", "handover")
+"""What is measured of requests, in seconds."""
+SUMS = ("retries", "continued", "tokens", "bytes")
+"""What is added up."""
 MAX_PAIRS = 256
 OTHER = InstanceName("other")
 Measured = tuple[int, int, int]
-_PREFILLED, _DECODED = (Role.PREFILL.value, "2xx"), (Role.DECODE.value, "2xx")
 
 
 class Flow(msgspec.Struct):
@@ -27,28 +32,30 @@ class Flow(msgspec.Struct):
     """Of all handovers together."""
 
 
-def count_pair(flows: dict[Pair, Flow], pair: Pair, seconds: float, handovers: int) -> None:
-    """Count handovers that took so many seconds together. P times D pairs would grow with the square of the fleet, so there
-    is a bound: what is beyond ``MAX_PAIRS`` counts as ``OTHER``.
+def place_of(pair: Pair, table: Collection[Pair]) -> Pair:
+    """Where a pair counts. P times D pairs would grow with the square of the fleet, so there is a bound: what is beyond
+    ``MAX_PAIRS`` counts as ``OTHER``.
     """
-    if pair not in flows and len(flows) >= MAX_PAIRS:
-        pair = (OTHER, OTHER)
-    flow = flows.setdefault(pair, Flow())
-    flow.count += handovers
-    flow.seconds += seconds
+    return pair if pair in table or len(table) < MAX_PAIRS else (OTHER, OTHER)
+
+
+def still_here(table: dict[Pair, _T], instances: Collection[InstanceName]) -> dict[Pair, _T]:
+    """A table without the pairs of instances that are gone, once half of the places are taken."""
+    if len(table) <= MAX_PAIRS // 2:
+        return table
+    here = {OTHER, *instances}
+    return {pair: one for pair, one in table.items() if here.issuperset(pair)}
 
 
 class Batch:
-    """Several requests of one API. Times are seconds."""
+    """Several requests of one API."""
 
-    def __init__(self, api: str, seconds: list[float]) -> None:
+    def __init__(self, api: str, requests: int) -> None:
         self.api = api
-        self.seconds = seconds
+        self.requests = requests
         self.outcomes: dict[str, int] = {}
-        self.queue: list[float] = []
-        """How long those waited that were not served at once."""
-        self.ttft: list[float] = []
-        self.tpot: list[float] = []
+        self.times: dict[str, list[float]] = {}
+        """By measure; a request that was served at once waited 0 s."""
         self.legs: dict[tuple[str, str], list[float]] = {}
         """How long they took, by role and result."""
         self.pairs: dict[Pair, list[float]] = {}
@@ -61,32 +68,37 @@ class Batch:
         """Tokens of the prompt, its size, and tokens of the answer, where the router followed these."""
         self.failed: list[Record] = []
 
-    def __len__(self) -> int:
-        """How many they are."""
-        return len(self.seconds)
-
     def summed(self) -> Batch:
         """With the counts by bucket, once all else is there."""
-        self.handover = [seconds for those in self.pairs.values() for seconds in those]
-        self.seconds_buckets, self.handover_buckets = buckets_of(self.seconds), buckets_of(self.handover)
-        self.ttft_buckets, self.tpot_buckets = buckets_of(self.ttft), buckets_of(self.tpot)
+        self.times["handover"] = [seconds for those in self.pairs.values() for seconds in those]
+        self.buckets = {measure: buckets_of(self.times[measure]) for measure in MEASURES}
         return self
 
+    def flow_into(self, flows: dict[Pair, Flow]) -> None:
+        """Count the hand-overs by pair."""
+        for pair, handovers in self.pairs.items():
+            flow = flows.setdefault(place_of(pair, flows), Flow())
+            flow.count += len(handovers)
+            flow.seconds += sum(handovers)
 
-def of_straight(api: str, those: Sequence[StraightRecord]) -> Batch:
-    """Of requests that went their straight course."""
-    batch = Batch(api, [one.ended - one.arrived for one in those])
+
+def of_straight(api: str, those: Sequence[Record]) -> Batch:
+    """Of requests that went their straight course: both of their legs answered well at once. As ``of_records``, in less."""
+    batch, legs = Batch(api, len(those)), [one.legs for one in those]
     batch.outcomes["ok"] = len(those)
-    batch.ttft = [one.begun - one.arrived for one in those]
-    batch.tpot = [max(0.0, one.ended - one.begun) / (one.tokens - 1) for one in those if one.tokens >= 2]
-    batch.legs = {_PREFILLED: [one.prefilled - one.opened for one in those],
-                  _DECODED: [one.ended - one.opened for one in those]}
+    batch.times = {
+        "ttft": [one.first_at - one.arrived for one in those],
+        "tpot": [max(0.0, one.last_at - one.first_at) / (one.tokens - 1) for one in those if one.tokens >= 2],
+        "total": [one.last_at - one.arrived for one in those], "queue": [0.0] * len(those)}
+    batch.legs = {(Role.PREFILL, "2xx"): [leg.ended - leg.opened for leg, _ in legs],
+                  (Role.DECODE, "2xx"): [leg.ended - leg.opened for _, leg in legs]}
     batch.tokens = sum([one.tokens for one in those if one.tokens > 0])
-    batch.bytes = sum([one.sent for one in those])
+    batch.bytes = sum([one.bytes for one in those])
     batch.measured = [(one.prompt_tokens, one.prompt_size, one.tokens) for one in those
                       if one.prompt_tokens >= 0 and one.tokens >= 0]
-    for one in those:
-        batch.pairs.setdefault((one.prefill, one.decode), []).append(max(0.0, one.begun - one.prefilled))
+    for prefill, decode in legs:
+        handover = max(0.0, decode.first_at - prefill.ended)
+        batch.pairs.setdefault((prefill.instance, decode.instance), []).append(handover)
     for pair, handovers in batch.pairs.items():
         for name in pair:
             batch.served[name] = batch.served.get(name, 0) + len(handovers)
@@ -95,18 +107,18 @@ def of_straight(api: str, those: Sequence[StraightRecord]) -> Batch:
 
 def of_records(api: str, records: Sequence[Record]) -> Batch:
     """Of any requests."""
-    told = [summary.of(record) for record in records]
-    batch = Batch(api, [each.seconds for each in told])
-    batch.queue = [record.queued_s for record in records if record.queued_s]
-    batch.ttft = [each.ttft for each in told if each.ttft is not None]
-    batch.tpot = [each.tpot for each in told if each.tpot is not None]
-    for handover in [handover for each in told for handover in each.handovers]:
-        batch.pairs.setdefault((handover.prefill, handover.decode), []).append(handover.seconds)
+    batch = Batch(api, len(records))
+    measures = [record.measures() for record in records]
+    batch.times = {"ttft": [ttft for _, ttft, _ in measures if ttft is not None],
+                   "tpot": [tpot for _, _, tpot in measures if tpot is not None],
+                   "total": [seconds for seconds, _, _ in measures], "queue": [record.queued_s for record in records]}
     for record in records:
+        for handover in record.handovers():
+            batch.pairs.setdefault((handover.prefill, handover.decode), []).append(handover.seconds)
         outcome = record.outcome
         batch.outcomes[outcome] = batch.outcomes.get(outcome, 0) + 1
         for leg in record.legs:
-            batch.legs.setdefault((leg.role.value, leg.result), []).append(leg.ended - leg.opened)
+            batch.legs.setdefault((leg.role, leg.result), []).append(leg.ended - leg.opened)
             if leg.result == "2xx":
                 batch.served[leg.instance] = batch.served.get(leg.instance, 0) + 1
         if outcome == "ok" and record.prompt_tokens >= 0 and record.tokens >= 0:
@@ -117,6 +129,40 @@ def of_records(api: str, records: Sequence[Record]) -> Batch:
         batch.bytes += record.bytes
         if record.skips:
             batch.skips.append(record.skips)
-        if summary.failed(outcome):
+        if outcome in FAILED:
             batch.failed.append(record)
     return batch.summed()
+
+
+class Counting:
+    """Counters of one router since its start, for who asks now and then and wants to know what happened in between.
+
+    Prompts are counted twice: by their size when a request comes, so that a change of traffic shows at once, and by their
+    tokens when it ends. Requests whose answer's tokens the router does not follow are unmeasured.
+    """
+
+    def __init__(self, since: float) -> None:
+        self._totals = Totals(since=since)
+
+    def opened(self, tokens: int, requests: int = 1) -> None:
+        """Requests came, whose prompts have about so many tokens together."""
+        self._add(arrivals=requests, arrived_tokens=tokens)
+
+    def closed(self, batch: Batch) -> None:
+        """Requests are over."""
+        prompts, handovers = [prompt for prompt, _, _ in batch.measured], batch.times["handover"]
+        self._add(measured=len(prompts), prompt_tokens=sum(prompts), prompt_squares=sum(prompt ** 2 for prompt in prompts),
+                  measured_size=sum(size for _, size, _ in batch.measured),
+                  output_tokens=sum(output for _, _, output in batch.measured),
+                  handovers=len(handovers), handover_s=sum(handovers))
+        add_buckets(self._totals.ttft, batch.buckets["ttft"])
+        add_buckets(self._totals.tpot, batch.buckets["tpot"])
+
+    def _add(self, **more: float) -> None:
+        told = self._totals
+        self._totals = replace(told, **{name: getattr(told, name) + value for name, value in more.items()})
+
+    def told(self) -> Totals:
+        """As it is now."""
+        told = self._totals
+        return replace(told, handover_s=round(told.handover_s, 6), ttft=dict(told.ttft), tpot=dict(told.tpot))

@@ -12,7 +12,7 @@ Buckets are those of ``contract.totals``, so a percentile is right within 4.5 %.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
@@ -20,9 +20,9 @@ import msgspec
 
 from xpyd_sidecar.contract.fleet import FleetFailure, FleetNews, FleetPair, Quantiles
 from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.contract.totals import Buckets, add_buckets, bucket_of, buckets_of, middle_of
-from xpyd_sidecar.router.observing import summary
-from xpyd_sidecar.router.observing.batch import MAX_PAIRS, Batch, Flow, Pair, count_pair
+from xpyd_sidecar.contract.totals import Buckets, add_buckets, middle_of
+from xpyd_sidecar.router.observing.batch import MAX_PAIRS, MEASURES, SUMS, Batch, Flow, Pair
+from xpyd_sidecar.router.observing.record import FAILED
 
 SECONDS = 600
 MAX_NEWS = 64
@@ -76,8 +76,7 @@ class Second(msgspec.Struct):
     """Legs that ended well, by instance."""
 
 
-MEASURES = ("ttft", "tpot", "total", "queue", "handover")
-COUNTS = ("at", "done", "failed", "retries", "continued", "tokens", "bytes", "in_flight", "queued")
+COUNTS = ("at", "done", "failed", *SUMS, "in_flight", "queued")
 COLUMNS = (*COUNTS, *(f"{measure}_{which}" for measure in MEASURES for which in ("p50", "p95")))
 """What a row says: counts of one second, and percentiles (None where nothing was measured)."""
 
@@ -114,26 +113,19 @@ class History:
     def refused(self, now_unix: float, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request was refused before a leg was sent."""
         self._now.done += 1
-        if summary.failed(outcome):
+        if outcome in FAILED:
             self._now.failed += 1
             self.failures.append(FleetFailure(round(now_unix, 3), outcome, status, detail[:MAX_WORDS], request_id))
 
     def closed(self, batch: Batch) -> None:
         """Requests are over."""
         now = self._now
-        now.done += len(batch)
-        now.retries += batch.retries
-        now.continued += batch.continued
-        now.tokens += batch.tokens
-        now.bytes += batch.bytes
-        at_once = len(batch) - len(batch.queue)
-        add_buckets(now.total, batch.seconds_buckets)
-        add_buckets(now.queue, buckets_of(batch.queue) + Counter({bucket_of(0.0): at_once}))
-        add_buckets(now.ttft, batch.ttft_buckets)
-        add_buckets(now.tpot, batch.tpot_buckets)
-        add_buckets(now.handover, batch.handover_buckets)
-        for pair, handovers in batch.pairs.items():
-            count_pair(now.flows, pair, sum(handovers), len(handovers))
+        now.done += batch.requests
+        for name in SUMS:
+            setattr(now, name, getattr(now, name) + getattr(batch, name))
+        for measure in MEASURES:
+            add_buckets(getattr(now, measure), batch.buckets[measure])
+        batch.flow_into(now.flows)
         for name, count in batch.served.items():
             if name in now.served or len(now.served) < MAX_PAIRS:
                 now.served[name] = now.served.get(name, 0) + count

@@ -3,69 +3,183 @@
 Label values come from small fixed sets, never from clients, so that the number of series is bounded; only ``instance``
 grows with the fleet, ``worker`` with the router's processes, and pairs are bounded by ``MAX_PAIRS``. What belongs to
 requests is counted when they are over.
+
+Counters and histograms are of one thread, and shown through the Prometheus library when somebody scrapes. Its own lock and
+look children up for every request, which costs three times as much as all of this. A router counts on one thread, so plain
+numbers in dictionaries do.
 """
 
 from __future__ import annotations
 
+import math
+import os
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+import msgspec
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.core import CounterMetricFamily as Counters
 from prometheus_client.core import GaugeMetricFamily as Gauges
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
-from xpyd_sidecar.router.fleet.roster import FleetMember
-from xpyd_sidecar.router.observing.audit_metrics import AuditMetrics
-from xpyd_sidecar.router.observing.batch import MAX_PAIRS, OTHER, Batch, Flow, Pair, count_pair
-from xpyd_sidecar.router.observing.summary import failed
-from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, WhenAsked, buckets_of, filled
-from xpyd_sidecar.router.observing.vitals import LAGS, Vitals
+from xpyd_sidecar.contract.ids import InstanceName
+from xpyd_sidecar.router.fleet.member import FleetMember
+from xpyd_sidecar.router.observing.batch import Batch, Flow, Pair, place_of, still_here
+from xpyd_sidecar.router.observing.record import FAILED
 
 TTFT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
 SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 WAITS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+DIFFERENCES = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Of log probabilities."""
+LAGS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _DRAFTS = {"drafted": "Tokens that an engine which speculates has drafted since its start, by the latest beat",
            "accepted": "Those of them that it accepted", "generated": "All tokens that such an engine gave out"}
+Labels = tuple[str, ...]
+Family = CounterMetricFamily | GaugeMetricFamily
 
 
-class RouterMetrics:
+def filled(family: Family, cells: Mapping[Labels, float]) -> Family:
+    """A family with these cells."""
+    for labels, value in cells.items():
+        family.add_metric(labels, value)
+    return family
+
+
+class TallyCounts:
+    """A counter; ``name`` is without ``_total``."""
+
+    def __init__(self, name: str, words: str, labels: Labels = ()) -> None:
+        self.name = name
+        self._words = words
+        self._labels = labels
+        self._cells: dict[Labels, float] = {} if labels else {(): 0.0}
+
+    def add(self, labels: Labels = (), by: float = 1) -> None:
+        """Count. Labels in the order in which they were named."""
+        self._cells[labels] = self._cells.get(labels, 0.0) + by
+
+    def family(self) -> Metric:
+        """For the library."""
+        return filled(CounterMetricFamily(self.name, self._words, labels=self._labels), self._cells)
+
+
+class TallyTimes:
+    """A histogram of seconds; ``bounds`` are the upper ends of its buckets."""
+
+    def __init__(self, name: str, words: str, bounds: tuple[float, ...], labels: Labels = ()) -> None:
+        self.name = name
+        self._words = words
+        self._bounds = bounds
+        self._labels = labels
+        self._cells: dict[Labels, list[float]] = {}
+        if not labels:
+            self._cell(())
+
+    def add_all(self, durations: Sequence[float], labels: Labels = ()) -> None:
+        """Count several."""
+        if durations:
+            cell = self._cells.get(labels) or self._cell(labels)
+            for bucket, count in Counter(map(partial(bisect_left, self._bounds), durations)).items():
+                cell[bucket] += count  # a bucket's upper end belongs to it
+            cell[-1] += sum(durations)
+
+    def _cell(self, labels: Labels) -> list[float]:
+        """Counts by bucket, those beyond the last bound, and the sum."""
+        cell = self._cells[labels] = [0.0] * (len(self._bounds) + 2)
+        return cell
+
+    def family(self) -> Metric:
+        """For the library."""
+        family = HistogramMetricFamily(self.name, self._words, labels=self._labels)
+        for labels, cell in self._cells.items():
+            family.add_metric(labels, buckets_of(self._bounds, cell), cell[-1])
+        return family
+
+
+def buckets_of(bounds: tuple[float, ...], cell: Sequence[float]) -> list[tuple[str, float]]:
+    """As the library takes them. ``cell``: counts by bucket, those beyond the last bound, and the sum (left out)."""
+    return list(zip((*map(str, bounds), "+Inf"), accumulate(cell[:-1]), strict=True))
+
+
+class Vitals(msgspec.Struct, tag=True):
+    """What one process of a router knows of itself. Counts are since its start.
+
+    A router of one process has one, as ``worker="0"``. With several, each worker says its own once a second, and the owner
+    of the membership socket, which is ``0`` then, shows all of them: what lags or is full is one process, so nothing is
+    summed.
+    """
+
+    pid: int = msgspec.field(default_factory=os.getpid)
+    connections: int = 0
+    """Open ones of clients."""
+    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    """Connections that ended without a whole request, by the code of the fault."""
+    body_bytes: int = 0
+    """Of requests, that are held."""
+    accept_errors: int = 0
+    """How often nobody could be accepted, for a lack of the process's own."""
+    lags: list[float] = msgspec.field(default_factory=lambda: [0.0] * (len(LAGS) + 2))
+    """How late timers of the loop were: counts by bucket, those beyond the last one, and the sum."""
+
+    def lagged(self, seconds: float) -> None:
+        """A timer was so late."""
+        late = max(0.0, seconds)
+        self.lags[bisect_left(LAGS, late)] += 1
+        self.lags[-1] += late
+
+
+_COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "xpyd_router_requests": ("Generation requests by outcome", ("api", "outcome")),
+    "xpyd_router_legs": ("Legs sent to engines by how they ended", ("role", "result")),
+    "xpyd_router_probes": ("Health probes of engines by result", ("result",)),
+    "xpyd_router_roster_changes": ("Changes of the roster by kind", ("change",)),
+    "xpyd_router_membership_messages": ("Heartbeats and goodbyes by result", ("result",)),
+    "xpyd_router_retries": ("Legs sent beyond the first pair of a request", ()),
+    "xpyd_router_skipped_prefill": ("Requests sent to decode alone, by the field or the rule that made it so", ("by",)),
+    "xpyd_router_passed_requests": ("Requests passed to one decode instance, by path and outcome", ("path", "outcome")),
+    "xpyd_router_continued": ("Streams that went on with another decode instance", ()),
+    "xpyd_router_tokens": ("Generated tokens relayed to clients, counted by their ids", ()),
+    "xpyd_router_relayed_bytes": ("Bytes of answers to generation requests", ()),
+    "xpyd_router_audits": (("Answers with KV from prefill that were chosen to be computed again without it, by what was "
+                            "found, or why nothing was"), ("result",))}
+"""Counters, by name: words and labels."""
+_TIMED: dict[str, tuple[str, str, tuple[float, ...], tuple[str, ...]]] = {
+    "ttft": ("xpyd_router_ttft_seconds", "From a request's arrival to the first event of its stream", TTFT, ("api",)),
+    "tpot": ("xpyd_router_tpot_seconds", "(end - first token) / (tokens - 1) of whole streams", TPOT, ("api",)),
+    "total": ("xpyd_router_request_seconds", "From a request's arrival to the end of its answer", SECONDS, ("api",)),
+    "queue": ("xpyd_router_queue_seconds", "How long a request waited for a place", WAITS, ()),
+    "handover": ("xpyd_router_handover_seconds", "From the end of the prefill leg to decode's first event", WAITS, ()),
+    "leg": ("xpyd_router_leg_seconds", "From a leg's request to its end", SECONDS, ("role",)),
+    "difference": (
+        "xpyd_router_audit_difference",
+        "How far the log probability of a first token is from the one without KV from prefill",
+        DIFFERENCES, ())}
+"""Histograms, by measure: name, words, upper ends of buckets, labels."""
+
+
+class RouterMetrics(Collector):
     """The metrics of one router."""
 
     def __init__(self, members: Callable[[], Iterable[FleetMember]], settle: Callable[[], None] = lambda: None) -> None:
-        self.registry = registry = CollectorRegistry()
-        counts, times = partial(TallyCounts, registry), partial(TallyTimes, registry)
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
         self._members = members
         self.in_flight = 0
         """Generation requests that are being served; the observer counts them."""
         self._settle = settle
         self.requests_total = 0
         self.requests_failed = 0
-        self._requests = counts("xpyd_router_requests", "Generation requests by outcome", ("api", "outcome"))
-        self._legs = counts("xpyd_router_legs", "Legs sent to engines by how they ended", ("role", "result"))
-        self._probes = counts("xpyd_router_probes", "Health probes of engines by result", ("result",))
-        self._changes = counts("xpyd_router_roster_changes", "Changes of the roster by kind", ("change",))
-        self._beats = counts("xpyd_router_membership_messages", "Heartbeats and goodbyes by result", ("result",))
-        self._retries = counts("xpyd_router_retries", "Legs sent beyond the first pair of a request")
-        self._skips = counts("xpyd_router_skipped_prefill",
-                             "Requests sent to decode alone, by the field or the rule that made it so", ("by",))
-        self._passed = counts("xpyd_router_passed_requests",
-                              "Requests passed to one decode instance, by path and outcome", ("path", "outcome"))
-        self._continued = counts("xpyd_router_continued", "Streams that went on with another decode instance")
-        self._tokens = counts("xpyd_router_tokens", "Generated tokens relayed to clients, counted by their ids")
-        self._bytes = counts("xpyd_router_relayed_bytes", "Bytes of answers to generation requests")
-        by_api = partial(times, labels=("api",))
-        self._ttft = by_api("xpyd_router_ttft_seconds", "From a request's arrival to the first event of its stream", TTFT)
-        self._tpot = by_api("xpyd_router_tpot_seconds", "(end - first token) / (tokens - 1) of whole streams", TPOT)
-        self._seconds = by_api("xpyd_router_request_seconds", "From a request's arrival to the end of its answer", SECONDS)
-        self._queue = times("xpyd_router_queue_seconds", "How long a request waited for a place", WAITS)
-        self._handover = times("xpyd_router_handover_seconds", "From the end of the prefill leg to decode's first event",
-                               WAITS)
-        self._leg_seconds = times("xpyd_router_leg_seconds", "From a leg's request to its end", SECONDS, ("role",))
+        self._counts = {name: TallyCounts(name, *row) for name, row in _COUNTED.items()}
+        self._times = {measure: TallyTimes(name, words, bounds, labels)
+                       for measure, (name, words, bounds, labels) in _TIMED.items()}
         self.queued: Callable[[], int] = int
         """Whom to ask how many requests wait."""
         self.retries_left: Callable[[], float] = int
@@ -74,83 +188,80 @@ class RouterMetrics:
         """Whom to ask what each process knows of itself, by the number of the worker."""
         self.poison: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
         """Whom to ask of requests that end engines: deaths so far, suspects, refused requests, held ones."""
-        gauge = partial(Gauge, registry=registry)
-        gauge("xpyd_router_in_flight", "Generation requests being served").set_function(lambda: self.in_flight)
-        # Whom to ask is said later, so it is looked up when it is asked.
-        gauge("xpyd_router_queued", "Generation requests that wait for a place").set_function(lambda: float(self.queued()))
-        gauge("xpyd_router_retry_budget", "Retries that may be made now").set_function(lambda: float(self.retries_left()))
-        gauge("xpyd_router_build_info", "The version", ["version"]).labels(__version__).set(1)
         self._systems: dict[int, ProcessCollector] = {}
         """What the system knows of each process, by its id."""
         self._pairs: dict[Pair, Flow] = {}
-        for ask in (self._ask_processes, self._ask_poison, self._ask_pairs, self._ask_instances):
-            registry.register(WhenAsked(ask))
-        self.audits = AuditMetrics(registry, members)
+        self._audited: dict[Pair, dict[str, int]] = {}
 
-    def passed(self, path: str, outcome: str) -> None:
-        """A request whose answer passes through ended so. ``path``: of the router's table."""
-        self._passed.add((path, outcome))
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Add to the counter ``xpyd_router_{name}``."""
+        self._counts[f"xpyd_router_{name}"].add(labels, by)
+
+    def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
+        """An audit of a pair ended so, or was left out. ``difference``: of log probabilities; NaN: none was found."""
+        self.count("audits", result)
+        if not math.isnan(difference):
+            self._times["difference"].add_all((difference,))
+            pair = place_of((prefill, decode), self._audited)
+            self._audited.setdefault(pair, {"equal": 0, "differs": 0})[result] += 1
 
     def closed(self, batch: Batch) -> None:
         """Requests that ended."""
-        api = (batch.api,)
-        self._seconds.add_all(batch.seconds, api)
-        self._queue.add_all(batch.queue)
-        self._queue.add_all([0.0] * (len(batch) - len(batch.queue)))
-        self._ttft.add_all(batch.ttft, api)
-        self._tpot.add_all(batch.tpot, api)
+        for measure, durations in batch.times.items():
+            self._times[measure].add_all(durations, (batch.api,) if measure in {"ttft", "tpot", "total"} else ())
         for (role, result), durations in batch.legs.items():
-            self._legs.add((role, result), len(durations))
-            self._leg_seconds.add_all(durations, (role,))
-        self._handover.add_all(batch.handover)
-        for pair, handovers in batch.pairs.items():
-            count_pair(self._pairs, pair, sum(handovers), len(handovers))
-        for counts, number in ((self._retries, batch.retries), (self._continued, batch.continued),
-                               (self._tokens, batch.tokens), (self._bytes, batch.bytes)):
-            if number:
-                counts.add(by=number)
+            self.count("legs", role, result, by=len(durations))
+            self._times["leg"].add_all(durations, (role,))
+        batch.flow_into(self._pairs)
+        for name, number in (("retries", batch.retries), ("continued", batch.continued), ("tokens", batch.tokens),
+                             ("relayed_bytes", batch.bytes)):
+            self.count(name, by=number)
         for field in batch.skips:
-            self._skips.add((field,))
+            self.count("skipped_prefill", field)
         for outcome, count in batch.outcomes.items():
             self.counted(batch.api, outcome, count)
 
     def counted(self, api: str, outcome: str, count: int = 1) -> None:
         """Requests that ended so."""
-        self._requests.add((api, outcome), count)
+        self.count("requests", api, outcome, by=count)
         self.requests_total += count
-        if failed(outcome):
+        if outcome in FAILED:
             self.requests_failed += count
-
-    def message(self, result: str) -> None:
-        """A membership message: taken, refused, or undecodable."""
-        self._beats.add((result,))
-
-    def probed(self, result: str) -> None:
-        """A health probe ended."""
-        self._probes.add((result,))
-
-    def changed(self, kind: str) -> None:
-        """The roster changed."""
-        self._changes.add((kind,))
 
     def text(self) -> bytes:
         """The exposition format."""
         self._settle()
         return generate_latest(self.registry)
 
-    # ---- when somebody asks
+    def collect(self) -> Iterable[Metric]:
+        """For the library, whenever somebody scrapes."""
+        yield from [one.family() for one in self._counts.values()]
+        yield from [one.family() for one in self._times.values()]
+        yield Gauges("xpyd_router_in_flight", "Generation requests being served", self.in_flight)
+        yield Gauges("xpyd_router_queued", "Generation requests that wait for a place", self.queued())
+        yield Gauges("xpyd_router_retry_budget", "Retries that may be made now", self.retries_left())
+        yield filled(Gauges("xpyd_router_build_info", "The version", labels=["version"]), {(__version__,): 1})
+        for ask in (self._ask_processes, self._ask_poison, self._ask_pairs, self._ask_instances, self._ask_audits):
+            yield from ask()
 
     def _ask_pairs(self) -> Iterable[Metric]:
-        """When half of the places are taken, pairs of instances that are gone are shown once more, and then forgotten."""
+        """Pairs of instances that are gone are shown once more, and then forgotten (``still_here``)."""
         pairs = self._pairs
-        if len(pairs) > MAX_PAIRS // 2:
-            here = {OTHER, *(member.name for member in self._members())}
-            self._pairs = {pair: flow for pair, flow in pairs.items() if here.issuperset(pair)}
+        self._pairs = still_here(pairs, [member.name for member in self._members()])
         names = ("prefill", "decode")
         count = Counters("xpyd_router_pair_handovers", "Requests whose KV went from one to the other", labels=names)
         total = Counters("xpyd_router_pair_handover_seconds", "Their handovers, added up", labels=names)
         return [filled(count, {pair: flow.count for pair, flow in pairs.items()}),
                 filled(total, {pair: flow.seconds for pair, flow in pairs.items()})]
+
+    def _ask_audits(self) -> Iterable[Metric]:
+        """As those of handovers. Where a pair has any, both results are there, so that shares of them can be asked for."""
+        family = Counters("xpyd_router_pair_audits", "Audits of which something was found, by pair",
+                          labels=["prefill", "decode", "result"])
+        cells: dict[tuple[str, ...], float] = {
+            (*pair, result): count for pair, found in self._audited.items() for result, count in found.items()}
+        self._audited = still_here(self._audited, [member.name for member in self._members()])
+        return [filled(family, cells)]
 
     def _ask_processes(self) -> Iterable[Metric]:
         """Every process of the router: what it knows of itself, and what the system knows of it (``process_*``)."""

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import starmap
+from functools import lru_cache, partial
 from time import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,18 +18,17 @@ import msgspec
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.fleet import Fleet, Rates
-from xpyd_sidecar.contract.ids import Incarnation, InstanceName, ServiceName
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.router.api.paths import Route, RouteKind, api_of
-from xpyd_sidecar.router.api.request_hash import RequestHash
-from xpyd_sidecar.router.fleet import roster as ro
+from xpyd_sidecar.router.fleet.member import Changed, Probed
+from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
-from xpyd_sidecar.router.observing.access_log import access, line_of, passed_outcome, tell_straight
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
-from xpyd_sidecar.router.observing.record import Record, StraightRecord
-from xpyd_sidecar.router.observing.totals import Counting
+from xpyd_sidecar.router.observing.record import Record
 
 if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import SpanTracing
@@ -42,6 +42,68 @@ MAX_OVER, LONG = 64, 4096
 """Requests of the straight course that have ended are told of after so long, when there are so many, or at once where the
 prompt has so many tokens: they hold what they were asked.
 """
+access = logging.getLogger("xpyd_sidecar.access")
+
+
+def line_of(record: Record) -> dict[str, object]:
+    """The fields of a request that is over."""
+    if not record.api:
+        return {"request": record.request_id, "path": record.path, "status": record.status,
+                "decode": record.went(Role.DECODE), "attempt": len(record.legs),
+                "seconds": round(record.last_at - record.arrived, 4), "detail": record.detail}
+    passed = {"path": record.path} if record.path else {}
+    return {"request": record.request_id, "transfer": record.transfer, "api": record.api, "stream": record.stream,
+            "status": record.status, "prefill": record.went(Role.PREFILL), "decode": record.went(Role.DECODE),
+            "attempt": record.attempt, "skips": record.skips, "continued": record.continued,
+            "seconds": round(record.last_at - record.arrived, 4),
+            "first_byte_s": None if math.isnan(record.first_at) else round(record.first_at - record.arrived, 4),
+            "detail": record.detail, **passed}
+
+
+def passed_outcome(outcome: str, ended_as: str) -> str:
+    """What ``xpyd_router_passed_requests_total`` calls the outcome of a request whose answer passes through.
+
+    ``ended_as``: the result of the leg that answered, empty where none did.
+    """
+    if outcome == "ok":
+        return "complete"
+    if outcome in {"client_gone", "stopped"}:
+        return "aborted"
+    return "engine_error" if ended_as in {"4xx", "5xx", "aborted"} else outcome
+
+
+def tell_straight(records: list[Record]) -> None:
+    """Log some that went their straight course (prefill and decode answered well at once); their lines leave at once."""
+    logs.tell_all(access, "ok", records, _Straight())
+
+
+class _Straight:
+    """``logs.Form``: the line of one that went its straight course."""
+
+    fields = staticmethod(line_of)
+
+    @staticmethod
+    def at(one: Record) -> float:
+        """When it ended, in seconds since 1970."""
+        return one.arrived_unix + one.last_at - one.arrived
+
+    @staticmethod
+    def json(one: Record) -> str:
+        """The fields as JSON, without braces. No request id has what JSON escapes (``incoming.request_id_of``)."""
+        arrived, (prefill, decode) = one.arrived, one.legs
+        between = _between(one.api, prefill.instance, decode.instance)
+        return (f'"request":"{one.request_id}","transfer":"{one.transfer}",{between},'
+                f'"seconds":{one.last_at - arrived:.4f},"first_byte_s":{one.first_at - arrived:.4f},"detail":""')
+
+
+@lru_cache(maxsize=1024)
+def _between(api: str, prefill: str, decode: str) -> str:
+    fields = {"api": api, "stream": True, "status": 200, "prefill": prefill, "decode": decode, "attempt": 1, "skips": "",
+              "continued": 0}
+    return _encode(fields).decode()[1:-1]
+
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Straight(Protocol):
@@ -49,7 +111,7 @@ class Straight(Protocol):
 
     prompt_size: int
 
-    def record(self) -> StraightRecord:
+    def record(self) -> Record:
         """What is known of it."""
 
     def request_hash(self) -> RequestHash:
@@ -59,25 +121,30 @@ class Straight(Protocol):
 class RouterObserver:
     """Counts and remembers for one router."""
 
-    def __init__(self, roster: ro.Roster, loop: asyncio.AbstractEventLoop, *, access_log: bool = False) -> None:
+    def __init__(self, roster: Roster, loop: asyncio.AbstractEventLoop, *, access_log: bool = False) -> None:
         self._roster = roster
         self._loop = loop
         self._access_log = access_log
         self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
         """How many prefixes an instance is taken to hold."""
+        self.told: Callable[..., None] = lambda *_: None
+        """Who else hears of what is counted: the name of the method that was called (``closed`` for each that ended), and
+        its arguments."""
         self._over: list[Straight] = []
         """Requests of the straight course that have ended, of which nobody was told yet."""
         self._telling = False
         """They will be, by the time."""
         self.on_straight: Callable[[Sequence[Straight]], None] = lambda _: None
         """Who else hears of them."""
-        self._unsettled: list[Record | StraightRecord] = []
+        self._unsettled: list[Record] = []
+        self._straight: list[Record] = []
+        """The same of those that went their straight course."""
         self._opened: list[int] = []
         """About how many tokens the prompts of new requests have."""
-        self._recent: deque[Record | StraightRecord] = deque(maxlen=KEPT)
+        self._recent: deque[Record] = deque(maxlen=KEPT)
         self.metrics = RouterMetrics(roster.members, self.settle)
         self.history = hi.History(time())
-        self.counting = Counting(time())
+        self.counting = batch.Counting(time())
 
     # ---- requests
 
@@ -85,6 +152,7 @@ class RouterObserver:
         """A request is being served, whose prompt has about so many tokens."""
         self.metrics.in_flight += 1
         self._opened.append(tokens)
+        self.told("opened", tokens)
 
     def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request ended before it was served: count it, and log it."""
@@ -132,41 +200,46 @@ class RouterObserver:
             return
         self.on_straight(over)
         records = [one.record() for one in over]
-        self.ended(records)
+        self._ended(records, self._straight)
         if self._access_log:
             tell_straight(records)
 
     def passed(self, path: str, outcome: str) -> None:
         """A request whose answer passes through ended so."""
-        self.metrics.passed(path, outcome)
+        self.metrics.count("passed_requests", path, outcome)
+        self.told("passed", path, outcome)
 
     def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
         """An audit of a pair ended so, or was left out. ``difference``: of log probabilities; NaN: none was found."""
-        self.metrics.audits.add(prefill, decode, result, difference)
+        self.metrics.audited(prefill, decode, result, difference)
+        self.told("audited", prefill, decode, result, difference)
 
     def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request that would have generated was not served."""
         self.settle()
         self.metrics.counted(api, outcome)
         self.history.refused(time(), request_id, outcome, status, detail)
+        self.told("refused", api, request_id, outcome, status, detail)
 
     def closed(self, record: Record) -> None:
         """A request is over."""
         self.metrics.in_flight -= 1
-        self.ended([record])
+        self._ended([record], self._unsettled)
 
-    def ended(self, records: Sequence[Record | StraightRecord]) -> None:
-        """What is known of requests. Many are counted at a time, which is cheaper: between requests the caches are cold."""
-        self._unsettled += records
+    def _ended(self, records: list[Record], those: list[Record]) -> None:
+        # Many are counted at a time, which is cheaper: between requests the caches are cold.
+        for record in records:
+            self.told("closed", record)
+        those += records
         self._recent += records
-        if len(self._unsettled) >= MAX_UNSETTLED:
+        if len(those) >= MAX_UNSETTLED:
             self.settle()
 
     @property
     def recent(self) -> list[Record]:
         """Those that ended last, for timelines."""
         self.tell()
-        return [one if isinstance(one, Record) else one.record() for one in self._recent]
+        return list(self._recent)
 
     def settle(self) -> None:
         """Count what has ended."""
@@ -175,29 +248,24 @@ class RouterObserver:
         if opened:
             self.history.opened(len(opened))
             self.counting.opened(sum(opened), len(opened))
-        straight: dict[str, list[StraightRecord]] = {}
-        others: dict[str, list[Record]] = {}
-        records, self._unsettled = self._unsettled, []
-        for record in records:
-            if isinstance(record, StraightRecord):
-                straight.setdefault(record.api, []).append(record)
-            else:
-                others.setdefault(record.api, []).append(record)
-        for done in (*starmap(batch.of_straight, straight.items()), *starmap(batch.of_records, others.items())):
-            self.metrics.closed(done)
-            self.counting.closed(done)
-            self.history.closed(done)
+        straight, others, self._straight, self._unsettled = self._straight, self._unsettled, [], []
+        for count, records in ((batch.of_straight, straight), (batch.of_records, others)):
+            for api in {record.api for record in records}:
+                done = count(api, [record for record in records if record.api == api])
+                self.metrics.closed(done)
+                self.counting.closed(done)
+                self.history.closed(done)
 
     # ---- instances (watch.FleetNotes)
 
-    def changed(self, change: ro.Changed) -> None:
+    def changed(self, change: Changed) -> None:
         """The roster changed."""
-        self.metrics.changed(change.kind)
+        self.metrics.count("roster_changes", change.kind)
         self.history.changed(time(), change.instance, change.what)
 
-    def probed(self, result: ro.Probed) -> None:
+    def probed(self, result: Probed) -> None:
         """A health probe ended."""
-        self.metrics.probed(result.value)
+        self.metrics.count("probes", result.value)
 
     # ---- what others read
 
@@ -226,7 +294,7 @@ class RouterObserver:
             in_flight=self.metrics.in_flight, queued=self.metrics.queued(), window_s=len(seconds),
             rates=Rates(requests=rate("done"), **{name: rate(name) for name in (
                 "failed", "retries", "continued", "tokens", "bytes")}),
-            latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in hi.MEASURES},
+            latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in batch.MEASURES},
             pairs=hi.pairs(seconds, over), failures=tuple(self.history.failures), totals=self.counting.told(),
             changes=tuple(self.history.changes))
 

@@ -1,4 +1,9 @@
-"""What is known of one request when it is over: one record, from which log, metrics and spans are made.
+"""What is known of one request when it is over, from which log, metrics and spans are made; and its measures.
+
+    arrived ─── queued_s ───┬─ prefill leg ──▶ 2xx ┐
+                            │                      ├─ handover ─▶ decode's first event ── tokens ──▶ end
+                            └─ decode leg ─ waits ─┘
+    ├──────────────────────── TTFT ──────────────────────────────┤├── TPOT * (tokens - 1) ─────────┤
 
 Times are seconds of ``time.perf_counter``; NaN where a thing never happened. ``arrived_unix`` ties them to a wall clock.
 """
@@ -10,10 +15,12 @@ import math
 import msgspec
 
 from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
-from xpyd_sidecar.router.api.fields import Api
 
 REFUSED = "refused"
 """Why a request went without prefill, where prefill said that it is wrong (``Record.skips``)."""
+FAILED = frozenset({"failed", "broken", "timeout", "unavailable", "poison"})
+"""Outcomes that the router or its engines are to blame for: neither served nor the client's own doing."""
+_DONE = "2xx"
 
 
 class LegRecord(msgspec.Struct):
@@ -30,6 +37,15 @@ class LegRecord(msgspec.Struct):
     result: str = ""
     """``2xx``, ``4xx``, ``5xx``, ``cancelled``, ``aborted``, ``refused``, ``lost``, ``broken``, ``differs``; empty while it
     is open."""
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """KV that one prefill instance made and one decode instance went on with."""
+
+    prefill: InstanceName
+    decode: InstanceName
+    seconds: float
+    """From the end of the prefill leg to decode's first event, at least 0: what the way of the KV adds to TTFT."""
 
 
 class Record(msgspec.Struct):
@@ -87,44 +103,43 @@ class Record(msgspec.Struct):
 
     def went(self, role: Role) -> str:
         """The instance that the last leg of a role went to; empty where none did."""
-        for leg in reversed(self.legs):
-            if leg.role is role:
-                return leg.instance
-        return ""
+        return next((leg.instance for leg in reversed(self.legs) if leg.role is role), "")
 
+    # ---- measures
 
-class StraightRecord(msgspec.Struct, eq=False):
-    """One request that went its straight course: prefill and decode answered well at once. Times as in ``Record``."""
+    def measures(self) -> tuple[float, float | None, float | None]:
+        """Seconds of the whole request, its TTFT and its TPOT.
 
-    request_id: str
-    transfer: TransferId
-    api: Api
-    prefill: InstanceName
-    decode: InstanceName
-    arrived: float
-    arrived_unix: float
-    opened: float
-    """When both legs were sent."""
-    prefilled: float
-    begun: float
-    ended: float
-    """Decode's leg, and with it the request."""
-    tokens: int
-    prompt_tokens: int
-    prompt_size: int
-    sent: int
-    """``Record.bytes``"""
+        A served request ends with the decode leg; ``last_at`` may be later, when a prefill leg took longer to end. TTFT is
+        from arrival to the first event of the stream. None: no stream began; answers that come whole have no first token
+        that a client could see. TPOT is (end - first token) / (tokens - 1). None: no whole stream of two tokens or more.
+        ``tokens`` counts ids, not chunks: a chunk may carry several.
+        """
+        ended, first, served = self.last_at, self.first_at, self.outcome == "ok"
+        for leg in reversed(self.legs) if served else ():
+            if leg.role is Role.DECODE and leg.result == _DONE and leg.ended <= ended:
+                ended = leg.ended
+                break
+        if not self.stream or math.isnan(first) or self.status >= 400:
+            return ended - self.arrived, None, None
+        each = max(0.0, ended - first) / (self.tokens - 1) if served and self.tokens >= 2 else None
+        return ended - self.arrived, first - self.arrived, each
 
-    @property
-    def ended_unix(self) -> float:
-        """When it ended, on the clock of ``arrived_unix``."""
-        return self.arrived_unix + self.ended - self.arrived
+    def handovers(self) -> list[Handover]:
+        """The pairs that worked: for each decode leg that answered, the prefill leg whose KV it had.
 
-    def record(self) -> Record:
-        """All of it, as of any request."""
-        legs = [LegRecord(Role.PREFILL, self.prefill, 1, self.opened, self.prefilled, self.prefilled, "2xx"),
-                LegRecord(Role.DECODE, self.decode, 1, self.opened, self.begun, self.ended, "2xx")]
-        return Record(
-            self.request_id, self.transfer, self.api, True, self.arrived, self.arrived_unix, "ok", 200, first_at=self.begun,
-            last_at=self.ended, tokens=self.tokens, prompt_tokens=self.prompt_tokens, prompt_size=self.prompt_size,
-            attempt=1, bytes=self.sent, legs=legs)
+        A decode leg of attempt a waits while prefill legs a, a + 1 … are tried; the next decode leg starts a later attempt,
+        and the KV of the former went elsewhere. Attempt 0 is decode alone.
+        """
+        out: list[Handover] = []
+        below = math.inf
+        for decode in reversed(self.legs) if len(self.legs) > 1 else ():
+            if decode.role is not Role.DECODE or not decode.attempt:
+                continue
+            for leg in reversed(self.legs):
+                if leg.role is Role.PREFILL and leg.result == _DONE and decode.attempt <= leg.attempt < below:
+                    if not math.isnan(decode.first_at):
+                        out.append(Handover(leg.instance, decode.instance, max(0.0, decode.first_at - leg.ended)))
+                    break
+            below = decode.attempt
+        return out[::-1]

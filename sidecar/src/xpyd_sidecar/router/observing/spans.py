@@ -27,8 +27,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from xpyd_sidecar import __version__
 from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
-from xpyd_sidecar.router.observing import summary
-from xpyd_sidecar.router.observing.record import LegRecord, Record
+from xpyd_sidecar.router.observing.record import FAILED, LegRecord, Record
 
 QUEUE = 4096
 """Spans that wait to be sent."""
@@ -101,19 +100,19 @@ class Trace:
             _set(span, {"xpyd.role": leg.role.value, "xpyd.instance": leg.instance, "xpyd.attempt": leg.attempt,
                         "xpyd.result": leg.result, "xpyd.first_event_s": leg.first_at - leg.opened})
             self._finish(span, leg.ended, "" if leg.result in {"2xx", "4xx", "cancelled"} else leg.result)
-        told = summary.of(record)
+        handovers, (seconds, ttft, tpot) = record.handovers(), record.measures()
         _set(self._span, {
             "http.request.method": "POST", "http.response.status_code": record.status or None,
             "xpyd.request_id": record.request_id, "xpyd.transfer": record.transfer, "xpyd.outcome": record.outcome,
             "xpyd.stream": record.stream, "xpyd.attempt": record.attempt, "xpyd.retries": record.retries,
             "xpyd.continued": record.continued, "xpyd.skips": record.skips or None,
             "xpyd.prefill": record.went(Role.PREFILL) or None, "xpyd.decode": record.went(Role.DECODE) or None,
-            "xpyd.queue_s": record.queued_s, "xpyd.ttft_s": told.ttft, "xpyd.tpot_s": told.tpot,
-            "xpyd.handover_s": told.handovers[-1].seconds if told.handovers else None,
+            "xpyd.queue_s": record.queued_s, "xpyd.ttft_s": ttft, "xpyd.tpot_s": tpot,
+            "xpyd.handover_s": handovers[-1].seconds if handovers else None,
             "gen_ai.usage.input_tokens": record.prompt_tokens if record.prompt_tokens >= 0 else None,
             "gen_ai.usage.output_tokens": record.tokens if record.tokens >= 0 else None})
         words = record.detail or record.outcome
-        self._finish(self._span, record.arrived + told.seconds, words if summary.failed(record.outcome) else "")
+        self._finish(self._span, record.arrived + seconds, words if record.outcome in FAILED else "")
 
     def _finish(self, span: Span, at: float, error: str) -> None:
         if error:

@@ -15,7 +15,6 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.contract.timeline import Event, First, Notes, Side, Span, Timeline, Told
-from xpyd_sidecar.router.observing import summary
 from xpyd_sidecar.router.observing.record import Record
 
 SAME_HOST_S: Final = 0.05
@@ -40,7 +39,7 @@ def found(records: Sequence[Record], which: str, number: int) -> list[Record]:
     """The ``last`` or the ``slowest`` ones of those that went to engines, the latest or slowest first."""
     sent = [record for record in records if record.legs]
     if which == "slowest":
-        sent.sort(key=lambda record: -(summary.ttft(record) or summary.ended_at(record) - record.arrived))
+        sent.sort(key=lambda record: -(record.measures()[1] or record.measures()[0]))
     else:
         sent.reverse()
     return sent[:number]
@@ -48,9 +47,9 @@ def found(records: Sequence[Record], which: str, number: int) -> list[Record]:
 
 def of(record: Record, heard: Iterable[EngineNotes]) -> Timeline:
     """What is known of a request."""
-    told = summary.of(record)
+    seconds, ttft, _ = record.measures()
     events = [*_routed(record), *(event for one in heard for event in _noted(one, record.transfer, record.arrived))]
-    return Timeline(record.request_id, record.transfer, record.outcome, record.arrived_unix, told.ttft, told.seconds,
+    return Timeline(record.request_id, record.transfer, record.outcome, record.arrived_unix, ttft, seconds,
                     record.prompt_tokens, record.tokens, _ordered(events))
 
 

@@ -15,9 +15,9 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api import prompt
+from xpyd_sidecar.router.api.bodies import PassedBody, passed
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, unknown_model
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
-from xpyd_sidecar.router.api.passthrough_bodies import PassedBody, checked
 from xpyd_sidecar.router.api.paths import BodyKind, Route
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import Pair
@@ -48,7 +48,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
     if context.poison.alert:
         context.poison.refuse(asks.request_hash())
     if asks.api:
-        return context.line.enter(AdmittedRequest(context, route, request, reply, asks))
+        return context.line.enter(_queued(context, route, request, reply, asks))
     if len(context.servings) >= context.config.max_in_flight:
         raise unavailable(f"{context.config.max_in_flight} requests are being served, which is the limit")
     return serve(context, request, reply, asks, picks=context.picker.unpaired(b""))
@@ -83,51 +83,33 @@ def _passed(route: Route, request: HttpRequest) -> Passthrough:
         if request.upload is not None and request.upload.fault is not None:
             raise request.upload.fault
     elif route.body is BodyKind.JSON:
-        asked = checked(route.path, request.body)
+        asked = passed(route.path, request.body)
     return Passthrough(route, request, asked)
 
 
-class AdmittedRequest(QueuedRequest):
-    """A request that generates, while it is not served yet."""
+def _queued(context: RequestContext, route: Route, request: HttpRequest, reply: Reply, asks: Asks) -> QueuedRequest:
+    """A request that generates, while it is not served yet. Raises HttpFault: 400, the priority is no whole number."""
+    below, affinity = context.config.skip_prefill_below, context.affinity_header
+    if not asks.skips and below and prompt.tokens(asks.prompt) < below and context.picker.some_prefill_themselves():
+        asks.skips = SHORT
 
-    def __init__(self, context: RequestContext, route: Route, request: HttpRequest, reply: Reply, asks: Asks) -> None:
-        """Raises HttpFault: 400, the priority is no whole number."""
-        super().__init__(context.line, key_of(request.headers, context.config), priority_of(request.headers, asks.fields),
-                         1 + len(asks.prompt) / BYTES_PER_COST)
-        self._context = context
-        self._route = route
-        self._request = request
-        self._reply = reply
-        self._asks = asks
-        below = context.config.skip_prefill_below
-        if not asks.skips and below and prompt.tokens(asks.prompt) < below and context.picker.some_prefill_themselves():
-            asks.skips = SHORT
-
-    def room(self) -> bool:
-        """Whether it could be served now."""
-        return self._context.room(alone=self._asks.alone)
-
-    def serve(self, queued_s: float) -> RequestHandler:
-        """Begin to."""
-        context, request, asks = self._context, self._request, self._asks
-        session = request.headers.get(context.affinity_header, b"") if context.affinity_header else b""
+    def begin(queued_s: float) -> RequestHandler:
+        session = request.headers.get(affinity, b"") if affinity else b""
         asked = context.picker.unpaired if asks.path else context.picker.asked
         picks = asked(asks.prompt, prompt.key_of(session) if session else 0)
         if not asks.skips and context.config.skip_prefill_cached and picks.cached():
             asks.skips = CACHED
-        return serve(context, request, self._reply, asks, picks=picks, queued_s=queued_s)
+        return serve(context, request, reply, asks, picks=picks, queued_s=queued_s)
 
-    def refuse(self, fault: HttpFault) -> None:
-        """It was not served."""
-        self._reply.fault(fault)
-        self._unserved(fault.outcome, fault.status, fault.message)
+    def unserved(fault: HttpFault | None) -> None:
+        if fault is not None:
+            reply.fault(fault)
+        ended = ("client_gone", 0, LEFT) if fault is None else (fault.outcome, fault.status, fault.message)
+        context.observer.unserved(route, request.request_id, *ended)
 
-    def left(self) -> None:
-        """Its client went away while it waited."""
-        self._unserved("client_gone", 0, LEFT)
-
-    def _unserved(self, outcome: str, status: int, detail: str) -> None:
-        self._context.observer.unserved(self._route, self._request.request_id, outcome, status, detail)
+    return QueuedRequest(
+        context.line, key_of(request.headers, context.config), priority_of(request.headers, asks.fields),
+        1 + len(asks.prompt) / BYTES_PER_COST, room=lambda: context.room(alone=asks.alone), serve=begin, unserved=unserved)
 
 
 def key_of(headers: Mapping[bytes, bytes], config: RouterConfig) -> str:

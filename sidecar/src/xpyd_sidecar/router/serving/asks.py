@@ -13,9 +13,8 @@ from typing import Protocol
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.api.bodies import GenerationRequest
+from xpyd_sidecar.router.api.bodies import GenerationRequest, RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.stream.events import EventStream

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember
 from xpyd_sidecar.router.observing.record import LegRecord, Record
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.asks import Asks

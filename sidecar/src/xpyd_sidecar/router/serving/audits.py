@@ -1,6 +1,6 @@
 """Audits: whether KV that goes from one instance to another gives the answer that it should (``kv.audit``).
 
-    a request with prefill ends ──share──▶ waits ──calm──▶ prefill's leg, decode's leg ─▶ decode alone ─▶ compared
+    a request with prefill ends ──share──▶ waits ──calm──▶ decode alone ─▶ prefill's leg, decode's leg ─▶ compared
                                              └─ not in time, no room, busy: counted, and nothing else
 
 Belongs here: which requests are audited, when, and the three requests of an audit. Does not belong here: their bodies and
@@ -9,7 +9,9 @@ what is compared (``api.audited``), counting (``observing``).
 Laws
 1. No client waits for an audit. It begins after its client's answer has ended, asks engines as anybody would, and nothing
    that becomes of it is told of an instance: neither a failure nor load.
-2. One at a time, ``MAX_WAITING`` wait, each for ``WAIT_S`` at most, and one takes ``RUN_S`` at most.
+2. One at a time, ``MAX_WAITING`` wait, each for ``WAIT_S`` at most. Decode alone takes ``RUN_S`` at most, and so does what
+   follows. The first log probabilities that an engine gives take ``WARM_S`` at most: it compiles a function for them. What
+   is given up until then counts as ``warming``, which says nothing against anybody.
 3. Audits are the first to go: none begins, and the one that runs ends, where requests wait in this router, where it drains
    or where engines die of requests; none begins where the pair's engines have work waiting.
 4. Every request that was chosen is counted once: what was found, or why nothing was.
@@ -17,26 +19,25 @@ Laws
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import secrets
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from xpyd_sidecar.contract import legs
-from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
+from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import audited, bodies
-from xpyd_sidecar.router.balance.draw import Draw
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
+from xpyd_sidecar.router.balance.candidates import Draw
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.http.wire import request_bytes
-from xpyd_sidecar.router.serving.in_flight import InFlightRequest
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
-from xpyd_sidecar.router.upstream.call import UpstreamCall
+from xpyd_sidecar.router.serving.waiting import InFlightRequest
+from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
 from xpyd_sidecar.router.upstream.cancel_notice import Farewells
 from xpyd_sidecar.router.upstream.pool import EnginePool
 
@@ -45,25 +46,17 @@ logger = logging.getLogger(__name__)
 MAX_WAITING: Final = 8
 WAIT_S: Final = 60.0
 RUN_S: Final = 60.0
+WARM_S: Final = 600.0
+MAX_WARM: Final = 4096
+"""Engines that are known to have compiled it. When there are more, all are forgotten: that costs patience alone."""
 MOST_KV: Final = 0.9
 """Share of decode's cache in use, from which on it has no room for audits."""
 _PATHS: Final = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 _DRAWN: Final = 1 << 32
 _PREFILL, _HANDED, _ALONE = range(3)
 """The three requests, by the tags of their calls."""
-
-
-class Around(NamedTuple):
-    """What an audit needs of its router."""
-
-    loop: asyncio.AbstractEventLoop
-    pool: EnginePool
-    farewells: Farewells
-    roster: Roster
-    calm: Callable[[], bool]
-    """Whether this router has room for audits now."""
-    tell: Callable[[InstanceName, InstanceName, str, float], None]
-    """Hears of each request that was chosen: prefill, decode, what was found or why nothing was, the difference or NaN."""
+_Rank = tuple[InstanceName, int | None]
+"""What compiles by itself: an engine, or a data-parallel rank of one."""
 
 
 class Waiting(msgspec.Struct):
@@ -77,13 +70,19 @@ class Waiting(msgspec.Struct):
 class Audits:
     """Those of one router process."""
 
-    def __init__(self, around: Around, share: float) -> None:
-        """``share`` of the requests with KV from prefill that are audited, 0 to 1."""
-        self._around = around
+    def __init__(self, pool: EnginePool, farewells: Farewells, roster: Roster, share: float, *, calm: Callable[[], bool],
+                 tell: Callable[[InstanceName, InstanceName, str, float], None]) -> None:
+        """``share`` of the requests with KV from prefill that are audited, 0 to 1. ``calm``: whether this router has room
+        for audits now. ``tell`` hears of each request that was chosen: prefill, decode, what was found or why nothing was,
+        the difference or NaN.
+        """
+        self.pool, self.farewells = pool, farewells
+        self._loop, self._roster, self._calm, self._hears = pool.loop, roster, calm, tell
         self._below = int(share * _DRAWN)
         self._draw = Draw(secrets.randbits(64))
         self._waiting: deque[Waiting] = deque()
         self._running: _Audit | None = None
+        self._warm: dict[_Rank, Incarnation] = {}
 
     def __len__(self) -> int:
         """Audits that wait or run."""
@@ -102,13 +101,13 @@ class Audits:
         elif len(self._waiting) >= MAX_WAITING:
             self._tell(pair, "full")
         else:
-            self._waiting.append(Waiting(request, pair, self._around.loop.time() + WAIT_S))
+            self._waiting.append(Waiting(request, pair, self._loop.time() + WAIT_S))
             if self._running is None:  # behind the bytes of the answer, which may not have left yet
-                self._around.loop.call_soon(self._next)
+                self._loop.call_soon(self._next)
 
     def tick(self) -> None:
         """Called every second."""
-        now = self._around.loop.time()
+        now = self._loop.time()
         while self._waiting and self._waiting[0].until <= now:
             self._tell(self._waiting.popleft().pair, "late")
         running = self._running
@@ -116,7 +115,7 @@ class Audits:
             self._next()
         elif running.until <= now:
             running.end("late")
-        elif not self._around.calm():
+        elif not self._calm():
             running.end("busy")
 
     def abort(self) -> None:
@@ -126,27 +125,37 @@ class Audits:
         if self._running is not None:
             self._running.end("busy")
 
+    def warm(self, one: EngineTarget) -> bool:
+        """Whether an engine has given log probabilities in this life, as far as is known here."""
+        return self._warm.get((one.instance, one.dp_rank)) == one.incarnation
+
+    def warmed(self, one: EngineTarget) -> None:
+        """It has now."""
+        if len(self._warm) >= MAX_WARM:
+            self._warm.clear()
+        self._warm[one.instance, one.dp_rank] = one.incarnation
+
     def ended(self, pair: Pair, result: str, difference: float) -> None:
         """The audit that ran is over. ``difference``: NaN where nothing was found."""
         self._running = None
         self._tell(pair, result, difference)
         if self._waiting:
-            self._around.loop.call_soon(self._next)
+            self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        if self._running is not None or not self._around.calm():
+        if self._running is not None or not self._calm():
             return
         for _ in range(len(self._waiting)):
             one = self._waiting.popleft()
             if self._idle(one.pair):
-                self._running = _Audit(self, self._around, one)
+                self._running = _Audit(self, one)
                 self._running.begin()
                 return
             self._waiting.append(one)
 
     def _idle(self, pair: Pair) -> bool:
         """Whether the engines of a pair are there, the same as then, with nothing waiting."""
-        roster, prefill = self._around.roster, pair.prefill
+        roster, prefill = self._roster, pair.prefill
         assert prefill is not None
         first, second = (roster.find(one.instance, one.incarnation) for one in (prefill, pair.decode))
         if first is None or second is None or not (first.pickable and second.pickable):
@@ -155,25 +164,31 @@ class Audits:
 
     def _tell(self, pair: Pair, result: str, difference: float = math.nan) -> None:
         assert pair.prefill is not None
-        self._around.tell(pair.prefill.instance, pair.decode.instance, result, difference)
+        self._hears(pair.prefill.instance, pair.decode.instance, result, difference)
 
 
-class _Audit:
-    """One that runs (``call.Sink``)."""
+class _Audit(Sink):
+    """One that runs."""
 
-    def __init__(self, audits: Audits, around: Around, one: Waiting) -> None:
+    def __init__(self, audits: Audits, one: Waiting) -> None:
         self._audits = audits
-        self._around = around
         self._pair = one.pair
         self._api = one.request.api
-        self._fields = audited.fields_of(one.request)
+        self._fields, self._shown = audited.fields_of(one.request), audited.SHOWN[one.request.api]
         self._transfer = TransferId(secrets.token_hex(16))
         self._calls: dict[int, UpstreamCall] = {}
+        self._alone: audited.Odds | None = None
         self._handed: audited.Odds | None = None
-        self.until = around.loop.time() + RUN_S
+        self._warming = not audits.warm(one.pair.decode)
+        self.until = audits.pool.loop.time() + (WARM_S if self._warming else RUN_S)
 
     def begin(self) -> None:
+        """Have decode compute the prompt. First, so that nothing is held for an engine that compiles."""
+        self._ask(_ALONE, self._pair.decode, f"{self._transfer}-alone", None)
+
+    def _hand_over(self) -> None:
         """Have prefill compute the prompt and decode load it, as for a client."""
+        self.until = self._audits.pool.loop.time() + RUN_S
         prefill, decode = self._pair.prefill, self._pair.decode
         assert prefill is not None
         peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
@@ -187,30 +202,24 @@ class _Audit:
         headers = [(b"x-request-id", b"audit-%b-%d" % (self._transfer.encode(), number))]
         if target.dp_rank is not None:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
-        body = audited.body_of(self._fields, f"xpyd-audit-{salt}", leg)
-        pool = self._around.pool
+        shown = {} if number == _PREFILL else self._shown
+        body = audited.body_of(self._fields | shown, f"xpyd-audit-{salt}", leg)
+        pool = self._audits.pool
         call = self._calls[number] = pool.hold(target.http, self, tag=number)
         pool.send(call, request_bytes(b"POST", _PATHS[self._api], target.http, headers, body))
 
     def end(self, result: str, difference: float = math.nan) -> None:
         """It is over, however."""
+        if self._warming and result in ("late", "busy"):
+            result = "warming"
         calls, self._calls = self._calls, {}
         for number, call in calls.items():
             call.cancel()
             if number == _HANDED:  # the engine may not know it yet: its connector would wait
-                self._around.farewells.say(self._pair.decode, self._leg(Role.DECODE, None))
+                self._audits.farewells.say(self._pair.decode, self._leg(Role.DECODE, None))
         self._audits.ended(self._pair, result, difference)
 
     # ---- call.Sink
-
-    def on_comments(self, call: UpstreamCall, data: bytes) -> None:
-        """Nobody waits for one."""
-
-    def on_events(self, call: UpstreamCall, data: bytes) -> None:
-        """Nothing is streamed."""
-
-    def on_end(self, call: UpstreamCall) -> None:
-        """Nothing is streamed."""
 
     def on_whole(self, call: UpstreamCall, body: bytes) -> None:
         """An answer."""
@@ -222,12 +231,13 @@ class _Audit:
                 "transfer": self._transfer, "status": call.head.status, "address": call.address})
             self.end("failed")
         elif call.tag == _ALONE:
-            assert odds is not None
-            self._compare(odds)
+            self._alone, self._warming = odds, False
+            self._audits.warmed(self._pair.decode)
+            self._hand_over()
         else:
             self._handed = odds if call.tag == _HANDED else self._handed
             if not self._calls:
-                self._ask(_ALONE, self._pair.decode, f"{self._transfer}-alone", None)
+                self._compare()
 
     def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
         """No answer. Whether that engine lives is found out by others."""
@@ -235,9 +245,10 @@ class _Audit:
         logger.info("an audit failed: %s", reason.full, extra={"transfer": self._transfer, "kind": kind.value})
         self.end("failed")
 
-    def _compare(self, alone: audited.Odds) -> None:
-        handed, prefill = self._handed, self._pair.prefill
+    def _compare(self) -> None:
+        handed, alone, prefill = self._handed, self._alone, self._pair.prefill
         assert handed is not None
+        assert alone is not None
         assert prefill is not None
         difference = audited.difference(handed, alone)
         differs = difference > audited.NEAR_TIE

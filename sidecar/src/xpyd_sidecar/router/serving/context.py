@@ -14,20 +14,19 @@ from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.sampled import SamplingTerms
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.affinity import SessionAffinity
 from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
 from xpyd_sidecar.router.balance.picker import Picker
+from xpyd_sidecar.router.balance.policies import SessionAffinity
 from xpyd_sidecar.router.balance.retry_budget import RetryBudget
-from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.member import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
+from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, Straight, tracing_of
-from xpyd_sidecar.router.serving.audits import Around, Audits
-from xpyd_sidecar.router.serving.in_flight import InFlight, InFlightRequest
+from xpyd_sidecar.router.serving.audits import Audits
 from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.shapes import Shapes
-from xpyd_sidecar.router.serving.waiting import AdmissionQueue
+from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
 from xpyd_sidecar.router.upstream.cancel_notice import Farewells
 from xpyd_sidecar.router.upstream.pool import EnginePool
 
@@ -47,7 +46,7 @@ class RequestContext:
         self.draining = False
         """The router stops, or sends clients elsewhere."""
         self.servings = InFlight()
-        self.roster = ro.Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
+        self.roster = Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
                                 missed_beats=router.missed_beats, beside_engine=router.beside_engine)
         policy = policies.make(router.policy, router.policy_options, secrets.randbits(64))
         self.affinity_header = router.affinity_header.lower().encode()
@@ -64,21 +63,18 @@ class RequestContext:
         self.line = AdmissionQueue(self.loop, router.queue_size, router.queue_timeout_s)
         self.poison: Poison = Poison(self.loop, self.roster)
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
-        self.observer = self._make_observer()
+        self.observer = RouterObserver(self.roster, self.loop, access_log=router.access_log)
         self.observer.metrics.retries_left = lambda: self.budget.left(self.loop.time())
         self.observer.metrics.poison = self.poison.counts
         self.observer.metrics.queued = self.line.__len__
         self.observer.on_straight = self._whole
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
-        around = Around(self.loop, self.pool, self.farewells, self.roster, self._calm, self.observer.audited)
-        self.audits = Audits(around, router.audit) if router.audit else None
+        self.audits = Audits(self.pool, self.farewells, self.roster, router.audit, calm=self._calm,
+                             tell=self.observer.audited) if router.audit else None
         self.watch = FleetWatch(self.roster, self.servings.lost, self.observer)
         self.watch.on_leaving = self.servings.leaving
         self.watch.on_verdict = self.poison.judged
-
-    def _make_observer(self) -> RouterObserver:
-        return RouterObserver(self.roster, self.loop, access_log=self.config.access_log)
 
     def _whole(self, ended: Iterable[Straight]) -> None:
         if self.poison.watching:
@@ -126,14 +122,14 @@ class RequestContext:
 
     # ---- legs
 
-    def leg_opened(self, target: EngineTarget) -> ro.FleetMember | None:
+    def leg_opened(self, target: EngineTarget) -> FleetMember | None:
         """Count a leg on its instance; give the member back with ``leg_closed``."""
         member = self.roster.find(target.instance, target.incarnation)
         if member is not None:
             member.in_flight += 1
         return member
 
-    def leg_closed(self, member: ro.FleetMember) -> None:
+    def leg_closed(self, member: FleetMember) -> None:
         """The leg ended."""
         member.in_flight -= 1
         self.rooms.ended(self.loop.time(), member)

@@ -38,12 +38,19 @@ import msgspec
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
-from xpyd_sidecar.router.api.faults import HttpFault, refuses_request, unavailable, upstream
+from xpyd_sidecar.router.api.faults import (
+    GONE,
+    FailureKind,
+    FailureReason,
+    HttpFault,
+    refuses_request,
+    unavailable,
+    upstream,
+)
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.stream.failures import GONE, FailureKind, FailureReason
 
 MAX_REFUSALS = 8
 """Refused connections of one request that do not count as legs: those engines never saw it."""

@@ -15,7 +15,7 @@ from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.fast_path import NO_DEADLINE_S, FastPath
 from xpyd_sidecar.router.serving.generation import HEADERS, PATHS, Generation
 from xpyd_sidecar.router.serving.request import Serving
-from xpyd_sidecar.router.serving.shapes import FirstPair
+from xpyd_sidecar.router.serving.shapes import params
 
 _ID = b"\r\nx-request-id: "
 
@@ -26,7 +26,8 @@ class Entrance:
     def __init__(self, context: RequestContext) -> None:
         self._context = context
         config, limits = context.config, context.limits
-        self._first_pair = FirstPair(limits.pair_s, min(limits.prefill_s, limits.request_s))
+        self._left, self._limit = round(limits.pair_s, 3), round(min(limits.prefill_s, limits.request_s), 3)
+        """What legs are told of their times (``Exchange.start``)."""
         speaks = config.first_token == "prefill"  # noqa: S105 (a token of an answer)
         self.open = (not speaks and not config.skip_prefill_cached and context.tracing is None
                      and min(limits.request_s, limits.pair_s) >= NO_DEADLINE_S)
@@ -70,14 +71,12 @@ class Entrance:
             reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
             generation = Generation(shape.request(bodies.split(http.body), slots), config, context.terms)
             return serve(context, http, reply, generation, picks=picks, picked=pair)
-        transfer, request_id = TransferId(ids.fresh()), http.request_id.encode()
-        params, name = self._first_pair, transfer.encode()
+        transfer, line = TransferId(ids.fresh()), b"%b%b\r\n\r\n" % (_ID, http.request_id.encode())
         to_prefill, to_decode = shape.templates()
-        path, line, (before, behind) = PATHS[api], b"".join((_ID, request_id, b"\r\n\r\n")), params.prefill(pair.decode)
-        asked = (to_prefill.message(before_length(path, target.http), _ranked(line, target),
-                                    (*slots, before, name, behind)),
-                 to_decode.message(before_length(path, pair.decode.http), _ranked(line, pair.decode),
-                                   (*slots, params.decode[0], name, params.decode[1])))
+        name, path, other = transfer.encode(), PATHS[api], pair.decode
+        who = (other.instance, other.incarnation, other.control)
+        asked = (_message(path, target, line, to_prefill.fill(slots, params(self._left, who, self._limit), name)),
+                 _message(path, other, line, to_decode.fill(slots, params(self._left, None, self._limit), name)))
         lane = FastPath(context, client, shape, slots, http.body, picks, pair, transfer, http.request_id, began, arrived,
                         arrived_unix, size, asked, prefill, decode)
         prefill.lend(lane, asked[0])
@@ -90,5 +89,6 @@ class Entrance:
         return lane
 
 
-def _ranked(line: bytes, target: EngineTarget) -> bytes:
-    return line if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d%b" % (target.dp_rank, line)
+def _message(path: bytes, target: EngineTarget, line: bytes, body: bytes) -> bytes:
+    rank = b"" if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d" % target.dp_rank
+    return b"%b%d%b%b%b" % (before_length(path, target.http), len(body), rank, line, body)

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import MAX_KNOWN, Malformed, ResponseHead, parse_head
 from xpyd_sidecar.router.observing.record import LegRecord
@@ -29,7 +30,6 @@ from xpyd_sidecar.router.serving.fast_state import FastState
 from xpyd_sidecar.router.serving.generation import Generation
 from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.stream.events import ABORT, END, only_comments
-from xpyd_sidecar.router.stream.failures import FailureReason
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
 from xpyd_sidecar.router.upstream.call import EngineConnection, UpstreamCall
@@ -73,7 +73,8 @@ class FastPath(FastState, eq=False):
         if self.pending:
             data, self.pending = self.pending + data, b""
         at = data.find(_EMPTY) + len(_EMPTY)
-        length = _plain_length(data[:at]) if at <= MAX_KNOWN else 0
+        head = _head_of(data[:at]) if at <= MAX_KNOWN else None
+        length = 0 if head is None else head.length or 0
         if not 0 < length <= MAX_PENDING:
             self.unfold()
             return data
@@ -95,10 +96,11 @@ class FastPath(FastState, eq=False):
     def _on_decode(self, connection: EngineConnection, data: bytes) -> bytes | None:
         if self.head is None:
             at = data.find(_EMPTY) + len(_EMPTY)
-            head = self.head = _stream_head(data[:at]) if at <= MAX_KNOWN else None
-            if head is None:
+            head = _head_of(data[:at]) if at <= MAX_KNOWN else None
+            if head is None or not head.chunked or not head.is_event_stream:
                 self.unfold()
                 return data
+            self.head = head
             if at == len(data):
                 return None
             data = data[at:]
@@ -306,22 +308,10 @@ def serving_of(lane: FastState) -> Serving:
 
 
 @lru_cache(maxsize=256)
-def _plain_length(raw: bytes) -> int:
-    """How long the body behind a head is, where that is all there is to say of it; else 0."""
-    head = _head_of(raw)
-    return 0 if head is None or head.status != 200 or not head.keep_alive else head.length or 0
-
-
-@lru_cache(maxsize=256)
-def _stream_head(raw: bytes) -> ResponseHead | None:
-    """The head of an event stream that is like nearly all of them."""
-    head = _head_of(raw)
-    usual = head is not None and head.status == 200 and head.chunked and head.is_event_stream and head.keep_alive
-    return head if usual else None
-
-
 def _head_of(raw: bytes) -> ResponseHead | None:
+    """The head of an answer that is like nearly all: with success, on a connection that stays."""
     try:
-        return parse_head(raw[:-len(_EMPTY)])
+        head = parse_head(raw[:-len(_EMPTY)])
     except Malformed:  # who reads it next says what is wrong
         return None
+    return head if head.status == 200 and head.keep_alive else None

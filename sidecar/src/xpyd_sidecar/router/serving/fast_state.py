@@ -6,15 +6,14 @@ import math
 
 import msgspec
 
-from xpyd_sidecar.contract.ids import TransferId
+from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.api.bodies import RequestHash, hash_of
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.fleet.member import Pair
-from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.fleet.member import FleetMember, Pair
 from xpyd_sidecar.router.http.reply import ReplyConnection
 from xpyd_sidecar.router.http.wire import ResponseHead
-from xpyd_sidecar.router.observing.record import StraightRecord
+from xpyd_sidecar.router.observing.record import LegRecord, Record
 from xpyd_sidecar.router.relay.whole import Whole
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.shapes import Shape
@@ -76,7 +75,7 @@ class FastState(msgspec.Struct, eq=False):
         """What was asked, as other courses need it."""
         return self.shape.request(bodies.split(self.body), self.slots)
 
-    def record(self) -> StraightRecord:
+    def record(self) -> Record:
         """What is known of it, once it has ended."""
         position, pair = self.position, self.pair
         tokens = prompt_tokens = -1
@@ -85,10 +84,13 @@ class FastState(msgspec.Struct, eq=False):
         elif self.prompt_tokens:
             tokens, prompt_tokens = self.log.count(b"\t"), self.prompt_tokens
         assert pair.prefill is not None
-        return StraightRecord(
-            self.request_id, self.transfer, self.shape.api, pair.prefill.instance, pair.decode.instance, self.arrived,
-            self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, self.ended_s, tokens, prompt_tokens,
-            self.prompt_size, self.sent)
+        first, ended, done = self.prefilled_s, self.ended_s, "2xx"
+        legs = [LegRecord(Role.PREFILL, pair.prefill.instance, 1, self.opened_s, first, first, done),
+                LegRecord(Role.DECODE, pair.decode.instance, 1, self.opened_s, self.begun_s, ended, done)]
+        return Record(
+            self.request_id, self.transfer, self.shape.api, True, self.arrived, self.arrived_unix, "ok", 200,
+            first_at=self.begun_s, last_at=ended, tokens=tokens, prompt_tokens=prompt_tokens, prompt_size=self.prompt_size,
+            attempt=1, bytes=self.sent, legs=legs)
 
     def handed_over(self) -> tuple[bodies.GenerationRequest, Pair]:
         """As ``InFlightRequest``'s: what ends here went the straight course."""

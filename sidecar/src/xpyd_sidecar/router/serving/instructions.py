@@ -8,9 +8,8 @@ import msgspec
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault
 from xpyd_sidecar.router.fleet.member import EngineTarget
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 # ---- given
 

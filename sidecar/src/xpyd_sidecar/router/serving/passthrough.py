@@ -11,10 +11,10 @@ from collections.abc import Callable
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.api import dialects
+from xpyd_sidecar.router.api import paths
+from xpyd_sidecar.router.api.bodies import PassedBody
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import refuse_in_form
-from xpyd_sidecar.router.api.passthrough_bodies import PassedBody
 from xpyd_sidecar.router.api.paths import BodyKind, Route
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http.reply import HttpRequest
@@ -22,9 +22,8 @@ from xpyd_sidecar.router.http.upload import Upload
 from xpyd_sidecar.router.http.wire import before_length, chunk_of, lines_of
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.asks import Asked, Asks, Headers
-from xpyd_sidecar.router.stream.answers import AnswerReader
+from xpyd_sidecar.router.stream.answers import AnswerReader, OpaqueAnswer
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.opaque import OpaqueAnswer
 from xpyd_sidecar.router.upstream.call import UpstreamCall
 
 HEADERS = (b"accept", b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority", b"anthropic-version",
@@ -49,7 +48,7 @@ class Passthrough(Asks):
         self._body = asked.body
         self._answer: AnswerReader | None = None
         """What is read of the latest answer, where it generates."""
-        self._split = dialects.request(route.path, asked.fields)
+        self._split = paths.in_dialect(route.path, asked.fields)
         if self._split is not None:
             self.stream, self.api = self._split.stream, self._split.dialect.name
             self.skips, self.prompt = self._split.alone, self._split.prompt

@@ -33,7 +33,7 @@ from enum import Enum
 import msgspec
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
-from xpyd_sidecar.router.api.request_hash import RequestHash
+from xpyd_sidecar.router.api.bodies import RequestHash
 
 Engine = tuple[InstanceName, Incarnation]
 

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
 from xpyd_sidecar.router.api import bodies
+from xpyd_sidecar.router.api.bodies import RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import HttpFault, poisonous, unavailable
 from xpyd_sidecar.router.api.fields import Api
-from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
-from xpyd_sidecar.router.fleet.deaths import DeathVerdict
-from xpyd_sidecar.router.fleet.member import EngineTarget
+from xpyd_sidecar.router.fleet.member import DeathVerdict, EngineTarget
 from xpyd_sidecar.router.serving.poison_ledger import Conviction, Ledger, Word
 
 if TYPE_CHECKING:

@@ -17,23 +17,22 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.api.bodies import GenerationRequest
-from xpyd_sidecar.router.api.faults import HttpFault, unavailable
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault, unavailable
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.http.patience import Reminder
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.observing.record import REFUSED, Record
-from xpyd_sidecar.router.serving import in_flight
 from xpyd_sidecar.router.serving import instructions as mv
+from xpyd_sidecar.router.serving import waiting
 from xpyd_sidecar.router.serving.asks import Asks, Headers, Later
 from xpyd_sidecar.router.serving.attempts import OpenAttempt, OpenAttempts
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.exchange import Exchange
 from xpyd_sidecar.router.stream import answers
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
-from xpyd_sidecar.router.upstream.call import UpstreamCall
+from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
 
 if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import Trace
@@ -47,7 +46,7 @@ STREAM_STALL_S = 3.0
 """Silence of a stream after which its engine is probed: one that was told to end may leave streams open, and fails that."""
 
 
-class Serving:
+class Serving(Sink):
     """One request, from what is asked to its last byte."""
 
     __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_paused", "_reminder", "_reply",
@@ -229,7 +228,7 @@ class Serving:
         if self._paused or self._asks.unread:
             return
         for leg in list(self.legs.values()):
-            bound = min(in_flight.STALL_S, STREAM_STALL_S) if leg.call is self.relaying else in_flight.STALL_S
+            bound = min(waiting.STALL_S, STREAM_STALL_S) if leg.call is self.relaying else waiting.STALL_S
             if now - max(leg.call.last_at, awake) > bound:
                 self._context.watch.doubt(leg.send.target)
 

@@ -26,7 +26,6 @@ from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.outline import MAX_DEPTH, shallow
 from xpyd_sidecar.router.api.sampled import EXACT_ALONE, SamplingTerms
-from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.position import Position
 
@@ -59,7 +58,7 @@ _skip = msgspec.json.Decoder(Raw).decode
 class Template:
     """A leg's body with places for slots and for what the router says of the leg."""
 
-    __slots__ = ("_format", "_framed", "_size", "_used")
+    __slots__ = ("_format", "_used")
 
     def __init__(self, request: bodies.GenerationRequest, names: list[str], role: Role) -> None:
         """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
@@ -73,22 +72,12 @@ class Template:
         order = [int(number) for number, _, _ in rest]
         assert order.count(own) == 1, "a leg's body without its parameters, or with them twice"
         literals = [b"".join(first), *(literal for _, _, literal in rest)]
-        self._size = sum(map(len, literals))
         self._format = b"%b".join(literal.replace(b"%", b"%%") for literal in literals)
-        self._framed = b"%b%d%b" + self._format
         self._used = itemgetter(*order)
         """Of the values, those that are in the body, in its order."""
 
-    def message(self, before: bytes, behind: bytes, values: tuple[bytes, ...]) -> bytes:
-        """The body with these values, behind how many bytes it has between ``before`` and ``behind``.
-
-        The values are those of the slots and of the parameters: what stands before the transfer's name, that, what follows.
-        """
-        used: tuple[bytes, ...] = self._used(values)
-        return self._framed % (before, self._size + sum(map(len, used)), behind, *used)
-
     def fill(self, slots: Sequence[bytes], params: Params, transfer: bytes) -> bytes:
-        """The body alone."""
+        """The body with these values of slots and parameters. ``transfer``: its name, which stands between the latter."""
         used: tuple[bytes, ...] = self._used((*slots, params[0], transfer, params[1]))
         return self._format % used
 
@@ -334,36 +323,15 @@ def params_of(leg: legs.Leg) -> Params:
     """``kv_transfer_params`` of a leg, as JSON."""
     peer = leg.peer
     who = None if peer is None else (peer.instance, peer.incarnation, peer.control)
-    return _params(leg.role is Role.DECODE, leg.attempt, leg.remaining_s, who, leg.limit_s)
-
-
-class FirstPair:
-    """The parameters of first legs of a straight course (``Exchange.start``)."""
-
-    def __init__(self, left_s: float, limit_s: float) -> None:
-        self._left, self._limit = round(left_s, 3), round(limit_s, 3)
-        self.decode = _params(True, _FIRST, self._left, None, self._limit)
-        self._known: dict[int, tuple[EngineTarget, Params]] = {}
-        """By the identity of decode's target, which is the same object until the roster changes."""
-
-    def prefill(self, decode: EngineTarget) -> Params:
-        """Of the prefill leg that sends to a decode instance."""
-        known = self._known.get(id(decode))
-        if known is not None and known[0] is decode:
-            return known[1]
-        if len(self._known) >= MAX_PEERS:
-            self._known.clear()
-        made = _params(False, _FIRST, self._left, (decode.instance, decode.incarnation, decode.control),
-                       self._limit)
-        self._known[id(decode)] = decode, made
-        return made
+    return params(leg.remaining_s, who, leg.limit_s, leg.attempt)
 
 
 @lru_cache(maxsize=MAX_PEERS)
-def _params(decode: bool, attempt: Attempt, remaining_s: float,
-            who: tuple[InstanceName, Incarnation, HostPort] | None, limit_s: float | None) -> Params:
-    leg = legs.Leg(legs.VERSION, Role.DECODE if decode else Role.PREFILL, _MARKED, attempt, remaining_s,
-                   None if who is None else legs.Peer(*who), limit_s)
+def params(remaining_s: float, who: tuple[InstanceName, Incarnation, HostPort] | None, limit_s: float | None,
+           attempt: Attempt = _FIRST) -> Params:
+    """The same of what a leg says. ``who``: where a prefill leg sends to; None: it is a decode leg."""
+    role, peer = (Role.DECODE, None) if who is None else (Role.PREFILL, legs.Peer(*who))
+    leg = legs.Leg(legs.VERSION, role, _MARKED, attempt, remaining_s, peer, limit_s)
     before, mark, behind = _encode(legs.encode(leg)).partition(_MARK)
     assert mark, "parameters without the transfer's name"
     return before, behind

@@ -1,46 +1,84 @@
-"""Requests before they are served: at once where there is room, else in the queue until there is."""
+"""Requests of one process: those that are served, and those that wait for that in the queue until there is room."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
 
-from xpyd_sidecar.router.api.faults import HttpFault, too_many, unavailable
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName
+from xpyd_sidecar.router.api.bodies import GenerationRequest
+from xpyd_sidecar.router.api.faults import FailureReason, HttpFault, too_many, unavailable
 from xpyd_sidecar.router.balance.queue import FairQueue, Full, Ticket
+from xpyd_sidecar.router.fleet.member import Pair
 from xpyd_sidecar.router.http.patience import Alarm
 from xpyd_sidecar.router.http.reply import RequestHandler
 
 logger = logging.getLogger(__name__)
+STALL_S = 10.0
+"""Silence on an open leg after which its engine is probed."""
 
 
-class QueuedRequest(ABC):
+class InFlightRequest(Protocol):
+    """A request that is being served (``request.Serving``, ``fast_path.FastPath``)."""
+
+    def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
+        """Once it has ended well: what was asked, and of which pair. None: not with KV from prefill, or with trouble."""
+
+    def on_lost(self, instance: str, incarnation: str, reason: FailureReason) -> None:
+        """The roster says that this incarnation will never answer."""
+
+    def on_leaving(self, instance: str, incarnation: str) -> None:
+        """The incarnation ends soon."""
+
+    def sweep(self, now: float, awake: float) -> None:
+        """Called every second. ``awake``: when this process last came back from standing still."""
+
+    def abort(self, reason: str) -> None:
+        """The router stops before this request could end."""
+
+
+class InFlight(set[InFlightRequest]):
+    """All requests that one process serves. What one of them hears may end others."""
+
+    def lost(self, instance: InstanceName, incarnation: Incarnation, reason: FailureReason) -> None:
+        """The roster says that this incarnation will never answer."""
+        for one in list(self):
+            one.on_lost(instance, incarnation, reason)
+
+    def leaving(self, instance: InstanceName, incarnation: Incarnation, _: str) -> None:
+        """The time of its drain is nearly over: what can go on elsewhere does, while nothing is lost yet."""
+        for one in list(self):
+            one.on_leaving(instance, incarnation)
+
+    def sweep(self, now: float, awake: float) -> None:
+        """Called every second."""
+        for one in list(self):
+            one.sweep(now, awake)
+
+    def abort(self, reason: str) -> None:
+        """Cut off all of them."""
+        for one in list(self):
+            one.abort(reason)
+
+
+class QueuedRequest:
     """A request that may have to wait: while it does it answers to its client, and then hands that on to who serves it."""
 
     ticket: Ticket | None = None
     _handler: RequestHandler | None = None
     _paused = False
 
-    def __init__(self, line: AdmissionQueue, key: str, priority: int, cost: float) -> None:
-        """``key``: whose share of the queue it takes, and ``cost`` how much of it."""
+    def __init__(self, line: AdmissionQueue, key: str, priority: int, cost: float, *, room: Callable[[], bool],
+                 serve: Callable[[float], RequestHandler], unserved: Callable[[HttpFault | None], None]) -> None:
+        """``key``: whose share of the queue it takes, and ``cost`` how much of it. ``room``: whether it could be served.
+        ``serve``: begin to, after so many seconds. ``unserved``: it was not, and gets this answer; None: its client has
+        gone.
+        """
         self._line = line
         self.key, self.priority, self.cost = key, priority, cost
-
-    @abstractmethod
-    def room(self) -> bool:
-        """Whether it could be served now."""
-
-    @abstractmethod
-    def serve(self, queued_s: float) -> RequestHandler:
-        """Begin to."""
-
-    @abstractmethod
-    def refuse(self, fault: HttpFault) -> None:
-        """It was not served: answer it."""
-
-    @abstractmethod
-    def left(self) -> None:
-        """Its client has gone."""
+        self.room, self.serve, self.unserved = room, serve, unserved
 
     def begin(self, queued_s: float) -> None:
         """It waited, and it is its turn."""
@@ -57,7 +95,7 @@ class QueuedRequest(ABC):
             self._handler.on_client_gone()
         elif self.ticket is not None:
             self._line.leave(self)
-            self.left()
+            self.unserved(None)
 
     def on_pause(self) -> None:
         """Its answer is to wait."""
@@ -125,7 +163,7 @@ class AdmissionQueue:
         """Refuse all that wait: the router stops."""
         for request in list(self.waits.values()):
             self.leave(request)
-            request.refuse(unavailable(reason))
+            request.unserved(unavailable(reason))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -141,7 +179,7 @@ class AdmissionQueue:
             except Exception:
                 # The others must not wait for ever because one could not begin.
                 logger.exception("a request that waited could not begin")
-                request.refuse(unavailable("the router failed to begin this request"))
+                request.unserved(unavailable("the router failed to begin this request"))
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -150,6 +188,6 @@ class AdmissionQueue:
             request = self.waits.pop(ticket.number)
             request.ticket = None
             again = self._queue.retry_after(now, len(self._queue) + 1)
-            request.refuse(unavailable(f"no instance had room within {self._timeout_s:g} s", again))
+            request.unserved(unavailable(f"no instance had room within {self._timeout_s:g} s", again))
         if self.waits:
             self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)

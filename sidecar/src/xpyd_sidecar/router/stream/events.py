@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import msgspec
 
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.http.wire import Chunks, Malformed, ResponseHead, chunk_of
 from xpyd_sidecar.router.relay.fast import PLAIN, Scanner
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 MAX_EVENT = 32 << 20
 ABORT = b'"finish_reason":"abort"'

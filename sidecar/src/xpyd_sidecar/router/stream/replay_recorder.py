@@ -8,9 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
+from xpyd_sidecar.router.api.faults import FailureKind
 from xpyd_sidecar.router.relay.fast import CAREFUL
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.failures import FailureKind
 from xpyd_sidecar.router.stream.position import FOLD_BYTES, Position, StreamEvent, split_prompt
 from xpyd_sidecar.router.stream.token_recorder import NO_IDS, TOKEN_IDS, NotedStream, decode
 

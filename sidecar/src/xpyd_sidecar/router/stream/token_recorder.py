@@ -10,10 +10,10 @@ import re
 import msgspec
 
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
+from xpyd_sidecar.router.api.faults import FailureKind
 from xpyd_sidecar.router.relay import whole
 from xpyd_sidecar.router.relay.fast import NOTED
 from xpyd_sidecar.router.stream.events import DONE, END, EventStream
-from xpyd_sidecar.router.stream.failures import FailureKind
 from xpyd_sidecar.router.stream.position import Position, StreamEvent, split_prompt
 from xpyd_sidecar.router.stream.splice import Differs, Ignored, Splicer
 

@@ -14,18 +14,23 @@ from typing import Protocol, cast
 import msgspec
 
 from xpyd_sidecar.contract.ids import HostPort
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.http.wire import HeadReader, Malformed, ResponseHead, WholeBody
 from xpyd_sidecar.router.relay.fast import Outlet, UpstreamReceiver
 from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 MAX_ANSWER = 256 << 20
 """Bytes of an answer that is not streamed."""
 
 
-class Sink(Protocol):
-    """Who gets what comes of a call. After ``on_whole``, ``on_end`` or ``on_failed`` nothing more comes."""
+class Sink:
+    """Who gets what comes of a call. After ``on_whole``, ``on_end`` or ``on_failed`` nothing more comes.
+
+    Who asks for a whole answer hears nothing of streams.
+    """
+
+    __slots__ = ()
 
     def on_events(self, call: UpstreamCall, data: bytes) -> None:
         """Part of an answer that may be relayed (``call.head`` is set); empty where that is all of it."""

@@ -19,11 +19,11 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.contract import legs
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http.patience import Alarm
 from xpyd_sidecar.router.http.wire import request_bytes
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
-from xpyd_sidecar.router.upstream.call import UpstreamCall
+from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
 from xpyd_sidecar.router.upstream.pool import EnginePool
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ OPEN_MAX: Final = 256
 """Farewells without an answer. Beyond it none is said: ``claim_s`` is there for those."""
 
 
-class Farewells:
+class Farewells(Sink):
     """Those of one router process."""
 
     def __init__(self, loop: AbstractEventLoop, pool: EnginePool) -> None:
@@ -61,15 +61,6 @@ class Farewells:
             call.cancel()
 
     # ---- call.Sink
-
-    def on_comments(self, call: UpstreamCall, data: bytes) -> None:
-        """Nobody waits for one."""
-
-    def on_events(self, call: UpstreamCall, data: bytes) -> None:
-        """Nothing is streamed."""
-
-    def on_end(self, call: UpstreamCall) -> None:
-        """Nothing is streamed."""
 
     def on_whole(self, call: UpstreamCall, body: bytes) -> None:
         """The refusal."""

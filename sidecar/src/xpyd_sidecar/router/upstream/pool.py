@@ -13,9 +13,9 @@ from collections import deque
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 from xpyd_sidecar.router.upstream.call import EngineConnection, Sink, UpstreamCall
 
 CONNECT_S = 5.0

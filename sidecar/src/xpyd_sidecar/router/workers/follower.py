@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.router.fleet import replica as rep
-from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.member import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
 from xpyd_sidecar.router.fleet.watch import FleetWatch
-from xpyd_sidecar.router.observing.observer import RouterObserver
-from xpyd_sidecar.router.observing.record import Record, StraightRecord
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.poison_sharing import WorkerPoison
 
-_T = TypeVar("_T")
 FLUSH_S = 0.02
 """How long a report waits for more."""
 MAX_UNSENT = 16 << 20
@@ -35,7 +29,8 @@ class Reports:
         self._open: dict[tuple[InstanceName, Incarnation], int] = {}
         self._changed: set[tuple[InstanceName, Incarnation]] = set()
         self._report = li.WorkerReport()
-        self.levels: Callable[[], li.Levels] = li.Levels
+        self.fill: Callable[[li.WorkerReport], None] = lambda _: None
+        """Who says in a report how much there is of something now."""
         self.applied = 0
 
     def leg(self, name: InstanceName, incarnation: Incarnation, change: int) -> None:
@@ -45,30 +40,10 @@ class Reports:
         self._changed.add(key)
         self.soon()
 
-    def opened(self, tokens: int) -> None:
-        """A request is being served, whose prompt has about so many tokens."""
-        self._report.opened.append(tokens)
-        self.soon()
-
-    def closed(self, record: Record) -> None:
-        """It ended."""
-        self._add(self._report.closed, record)
-
-    def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
-        """A request was not served."""
-        self._add(self._report.refused, (api, request_id, outcome, status, detail))
-
-    def passed(self, path: str, outcome: str) -> None:
-        """A passed request ended."""
-        self._add(self._report.passed, (path, outcome))
-
-    def audited(self, one: li.Audited) -> None:
-        """An audit ended, or was left out."""
-        self._add(self._report.audited, one)
-
-    def _add(self, those: list[_T], one: _T) -> None:
-        if self._link.backlog < MAX_UNSENT:
-            those.append(one)
+    def tell(self, what: str, *of: object) -> None:
+        """The observer heard of something (``RouterObserver.told``); dropped while the owner does not read."""
+        if what == "opened" or self._link.backlog < MAX_UNSENT:
+            getattr(self._report, what).append(of)
         self.soon()
 
     def soon(self) -> None:
@@ -82,7 +57,8 @@ class Reports:
             self._timer.cancel()
             self._timer = None
         report, self._report = self._report, li.WorkerReport()
-        report.applied, report.levels = self.applied, self.levels()
+        report.applied = self.applied
+        self.fill(report)
         for key in self._changed:
             report.legs.append((*key, self._open[key]))
             if not self._open[key]:
@@ -92,64 +68,36 @@ class Reports:
 
 
 class RosterFollower(FleetWatch):
-    """Keeps a replica: the owner's events in, verdicts of the data path out. Never probes."""
+    """Keeps a replica, which follows the owner's roster; verdicts of the data path go there. Never probes."""
 
     link: li.WorkerLink[li.Down]
 
     def suspect(self, target: EngineTarget, reason: str) -> None:
         """A connection was refused: suspend it here at once."""
-        event = rep.RefusedAt(self._loop.time(), target.instance, target.incarnation, reason)
-        rep.follow(self.roster, event)
-        self.link.send(li.LegVerdict(event))
+        instance, incarnation = target.instance, target.incarnation
+        member = self.roster.find(instance, incarnation)
+        if member is not None:
+            self.roster.on_refused(self._loop.time(), instance, incarnation, reason)
+            member.suspected = True
+        self.link.send(li.LegVerdict(instance, incarnation, reason))
 
     def doubt(self, target: EngineTarget) -> None:
         """Let the owner ask whether it lives."""
-        self.link.send(li.LegVerdict(rep.Doubt(self._loop.time(), target.instance, target.incarnation)))
+        self.link.send(li.LegVerdict(target.instance, target.incarnation))
 
     def tick(self) -> None:
         """Time is the owner's."""
-
-
-class WorkerObserver(RouterObserver):
-    """Tells the owner, too, what happens."""
-
-    reports: Reports
-
-    def opened(self, tokens: int) -> None:
-        """A request is being served."""
-        self.reports.opened(tokens)
-        super().opened(tokens)
-
-    def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
-        """A request that would have generated was not served."""
-        super().refused(api, request_id, outcome, status, detail)
-        self.reports.refused(api, request_id, outcome, status, detail)
-
-    def passed(self, path: str, outcome: str) -> None:
-        """A request whose answer passes through ended so."""
-        super().passed(path, outcome)
-        self.reports.passed(path, outcome)
-
-    def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
-        """An audit ended so, or was left out."""
-        super().audited(prefill, decode, result, difference)
-        self.reports.audited((prefill, decode, result, difference))
-
-    def ended(self, records: Sequence[Record | StraightRecord]) -> None:
-        """What is known of requests that ended."""
-        super().ended(records)
-        for record in records:
-            self.reports.closed(record if isinstance(record, Record) else record.record())
 
 
 class WorkerContext(RequestContext):
     """What the requests of one worker share."""
 
     def __init__(self, config: SidecarConfig, link: li.WorkerLink[li.Down], started: float) -> None:
-        self.reports = Reports(asyncio.get_running_loop(), link)
-        self.reports.levels = self._levels
         super().__init__(config)
         router = self.config
+        self.reports = Reports(self.loop, link)
+        self.reports.fill = self._fill
+        self.observer.told = self.reports.tell
         self.started = started
         follower = RosterFollower(self.roster, self.servings.lost, self.observer)
         follower.link = link
@@ -157,23 +105,18 @@ class WorkerContext(RequestContext):
         self.shared = self.poison = WorkerPoison(self.loop, self.roster, link.send)
         self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
 
-    def _make_observer(self) -> RouterObserver:
-        observer = WorkerObserver(self.roster, self.loop, access_log=self.config.access_log)
-        observer.reports = self.reports
-        return observer
+    def _fill(self, report: li.WorkerReport) -> None:
+        report.in_flight, report.queued, report.held = self.observer.metrics.in_flight, len(self.line), len(self.poison)
+        report.retries_left = self.budget.left(self.loop.time())
 
-    def _levels(self) -> li.Levels:
-        left = self.budget.left(self.loop.time())
-        return li.Levels(self.observer.metrics.in_flight, len(self.line), left, held=len(self.poison))
-
-    def leg_opened(self, target: EngineTarget) -> ro.FleetMember | None:
+    def leg_opened(self, target: EngineTarget) -> FleetMember | None:
         """Count a leg."""
         member = super().leg_opened(target)
         if member is not None:
             self.reports.leg(target.instance, target.incarnation, 1)
         return member
 
-    def leg_closed(self, member: ro.FleetMember) -> None:
+    def leg_closed(self, member: FleetMember) -> None:
         """The leg ended."""
         super().leg_closed(member)
         self.reports.leg(member.name, member.incarnation, -1)

@@ -1,6 +1,6 @@
 """What the owner of membership and its workers say to each other, over one Unix socket per worker.
 
-    owner ──▶ worker    Begin, Told, LostAt, CatchUp, Away, Stop, Answer
+    owner ──▶ worker    Begin, Told, LostAt, LeavesAt, Away, Stop, Answer
     worker ──▶ owner    Listening, Failed, Verdict, Report, Vitals, Ask
 
 A frame is its length (4 bytes, big endian) and a msgpack map. Both ends are of one release and one user: a frame that
@@ -18,18 +18,27 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.router.api.request_hash import RequestHash
-from xpyd_sidecar.router.fleet.deaths import DeathVerdict
-from xpyd_sidecar.router.fleet.replica import Event
+from xpyd_sidecar.router.api.bodies import RequestHash
+from xpyd_sidecar.router.api.faults import FailureReason
+from xpyd_sidecar.router.fleet.member import DeathVerdict, FleetMember
+from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.observing.record import Record
-from xpyd_sidecar.router.observing.vitals import Vitals
 from xpyd_sidecar.router.serving.poison_ledger import Conviction
-from xpyd_sidecar.router.stream.failures import FailureReason
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class RosterTold(msgspec.Struct, frozen=True, tag=True):
+    """What the roster heard, the ``index``-th time."""
+
+    index: int
+    members: list[FleetMember]
+    """Those that changed, as they are now."""
+    gone: list[InstanceName] | None
+    """Those that left; None: all others did, since this is the roster as it is."""
 
 
 class BeginWorker(msgspec.Struct, frozen=True, tag=True):
@@ -40,18 +49,8 @@ class BeginWorker(msgspec.Struct, frozen=True, tag=True):
     host: str
     port: int
     started: float
-    index: int
-    events: list[Event]
+    told: RosterTold
     away: bool
-
-
-class RosterTold(msgspec.Struct, frozen=True, tag=True):
-    """The roster took an event, the ``index``-th."""
-
-    index: int
-    event: Event | None
-    gone: list[InstanceName]
-    """Instances that left the roster with it."""
 
 
 class LostAt(msgspec.Struct, frozen=True, tag=True):
@@ -62,11 +61,11 @@ class LostAt(msgspec.Struct, frozen=True, tag=True):
     reason: FailureReason
 
 
-class CatchUp(msgspec.Struct, frozen=True, tag=True):
-    """The roster as it is: some events were not told, since the worker did not read."""
+class LeavesAt(msgspec.Struct, frozen=True, tag=True):
+    """An incarnation ends soon: streams on it go on elsewhere where they can."""
 
-    index: int
-    events: list[Event]
+    instance: InstanceName
+    incarnation: Incarnation
 
 
 class Away(msgspec.Struct, frozen=True, tag=True):
@@ -99,23 +98,11 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class LegVerdict(msgspec.Struct, frozen=True, tag=True):
-    """The data path found something out."""
+    """The data path could not connect (``reason``), or doubts that an engine lives (None)."""
 
-    event: Event
-
-
-class Levels(msgspec.Struct, frozen=True):
-    """How much there is of something in a worker, now."""
-
-    in_flight: int = 0
-    queued: int = 0
-    retries_left: float = 0.0
-    held: int = 0
-    """Requests that are held because they may be what ends engines."""
-
-
-Audited = tuple[InstanceName, InstanceName, str, float]
-"""An audit: prefill, decode, what was found, and the difference (NaN: none)."""
+    instance: InstanceName
+    incarnation: Incarnation
+    reason: str | None = None
 
 
 class WorkerReport(msgspec.Struct, tag=True):
@@ -125,15 +112,18 @@ class WorkerReport(msgspec.Struct, tag=True):
     """Events of the owner up to this index are applied."""
     legs: list[tuple[InstanceName, Incarnation, int]] = []
     """Open legs, of those whose number changed."""
-    opened: list[int] = []
-    """About how many tokens the prompt of each has that came."""
-    closed: list[Record] = []
+    opened: list[tuple[int]] = []
+    closed: list[tuple[Record]] = []
     refused: list[tuple[str, str, str, int, str]] = []
-    """Generation requests that were refused before anything was sent: API, request id, outcome, status, detail."""
     passed: list[tuple[str, str]] = []
-    """Passed requests that ended: path of the table, outcome."""
-    audited: list[Audited] = []
-    levels: Levels = Levels()
+    audited: list[tuple[InstanceName, InstanceName, str, float]] = []
+    """What the observer was told: each the arguments of the method of this name."""
+    in_flight: int = 0
+    """Requests that are being served now; the next ones say what waits, what may be retried, and what is held because it
+    may be what ends engines."""
+    queued: int = 0
+    retries_left: float = 0.0
+    held: int = 0
 
 
 class AskOwner(msgspec.Struct, frozen=True, tag=True):
@@ -203,7 +193,7 @@ class Evidence(msgspec.Struct, frozen=True, tag=True):
     convicted: list[Conviction]
 
 
-Down = (BeginWorker | RosterTold | LostAt | CatchUp | Away | StopWorker | OwnerAnswer | Broke | EndedWell | DeathJudged
+Down = (BeginWorker | RosterTold | LostAt | LeavesAt | Away | StopWorker | OwnerAnswer | Broke | EndedWell | DeathJudged
         | Convicted | SuspectTurn | Evidence)
 Up = Listening | WorkerFailed | LegVerdict | WorkerReport | Vitals | AskOwner | Broke | EndedWell | WantsTurn
 

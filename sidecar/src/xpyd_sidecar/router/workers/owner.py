@@ -24,15 +24,12 @@ import msgspec
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.errors import ConfigError, XpydError
-from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.api.faults import FailureReason, HttpFault
 from xpyd_sidecar.router.app import RouterProcess
-from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply
-from xpyd_sidecar.router.observing.vitals import Vitals
-from xpyd_sidecar.router.stream.failures import FailureReason
+from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.leg_counts import LegCounts
 from xpyd_sidecar.router.workers.poison_sharing import OwnerPoison
@@ -64,7 +61,8 @@ class _Worker(msgspec.Struct, eq=False):
     listening: bool = False
     behind: bool = False
     """It does not read, and is told no more."""
-    levels: li.Levels = li.Levels()
+    report: li.WorkerReport = msgspec.field(default_factory=li.WorkerReport)
+    """The latest one."""
     vitals: Vitals | None = None
 
     @property
@@ -107,19 +105,19 @@ class OwnerRouter(RouterProcess):
         self._reserved: socket.socket | None = None
         self._index = 0
         self._unsent: list[bytes] = []
-        self._beginning = rep.Beginning()
         self._names: set[InstanceName] = set()
         self._legs = LegCounts()
         self._away = self._stopping = False
         self._deaths: deque[float] = deque()
         self._changed = asyncio.Event()
         self.failed: asyncio.Future[None] = self._loop.create_future()
-        self.context.observer.metrics.queued = lambda: sum(levels.queued for levels in self._levels())
-        self.context.observer.metrics.retries_left = lambda: sum(levels.retries_left for levels in self._levels())
+        self.context.observer.metrics.queued = lambda: sum(one.queued for one in self._reports())
+        self.context.observer.metrics.retries_left = lambda: sum(one.retries_left for one in self._reports())
         self.context.watch.told = self._told
         self.context.watch.on_lost = self._lost
+        self.context.watch.on_leaving = self._leaving
         self._poison = OwnerPoison(self._loop, self.context.roster, self._tell, self._give_turn)
-        self._poison.held_elsewhere = lambda: sum(levels.held for levels in self._levels())
+        self._poison.held_elsewhere = lambda: sum(one.held for one in self._reports())
         self.context.poison = self._poison
         self.context.watch.on_verdict = self._poison.judged
         self.context.observer.metrics.poison = self._poison.counts
@@ -129,8 +127,8 @@ class OwnerRouter(RouterProcess):
         own = super().processes()
         return own | {str(worker.number): worker.vitals for worker in self._workers.values() if worker.vitals is not None}
 
-    def _levels(self) -> list[li.Levels]:
-        return [worker.levels for worker in self._workers.values()]
+    def _reports(self) -> list[li.WorkerReport]:
+        return [worker.report for worker in self._workers.values()]
 
     # ---- start and end
 
@@ -175,8 +173,8 @@ class OwnerRouter(RouterProcess):
         whole = self._whole_config.router  # not what this process's files allow: workers have files of their own
         assert whole is not None
         config = msgspec.structs.replace(self._whole_config, agent=None, router=share(whole, self._count))
-        link.send(li.BeginWorker(config, number, self._config.host, self.port, self.context.started, self._index,
-                           self._beginning.events(self.context.roster), self._away))
+        link.send(li.BeginWorker(config, number, self._config.host, self.port, self.context.started, self._roster(),
+                                 self._away))
         link.send(self._poison.evidence())
         if self._stopping:
             link.send(li.StopWorker())
@@ -191,7 +189,7 @@ class OwnerRouter(RouterProcess):
             async with within(1.0):  # what it said last may still be on its way
                 await worker.link.ended
         self._legs.end(worker.number)
-        worker.levels, worker.vitals, worker.listening = li.Levels(), None, False
+        worker.report, worker.vitals, worker.listening = li.WorkerReport(), None, False
         self._poison.left(worker.number)
         self._recount()
         self._changed.set()
@@ -278,30 +276,34 @@ class OwnerRouter(RouterProcess):
                 worker.link.send_frame(data)
                 worker.behind = worker.link.backlog > MAX_UNREAD
 
-    def _told(self, event: rep.Event) -> None:
-        """The roster took an event."""
+    def _roster(self) -> li.RosterTold:
+        """As it is now."""
+        return li.RosterTold(self._index, sorted(self.context.roster.members(), key=lambda member: member.beat_at), None)
+
+    def _told(self, of: InstanceName | None) -> None:
+        """The roster has heard of an instance; None: time went on."""
         roster = self.context.roster
-        gone: list[InstanceName] = []
-        if isinstance(event, rep.RosterTick | rep.ProbeEnded):
-            names = {member.name for member in roster.members()}
-            gone, self._names = sorted(self._names - names), names
-        elif isinstance(event, rep.Message):
-            self._names.add(event.message.instance)
-        if isinstance(event, rep.RosterTick) and not gone:
-            return
-        self._beginning.note(event)
+        member = None if of is None else roster.known(of)
+        if member is not None:
+            self._names.add(member.name)
+            gone: list[InstanceName] = []
+        else:
+            gone = sorted(self._names - {one.name for one in roster.members()})
+            self._names.difference_update(gone)
+            if not gone:
+                return
         self._index += 1
-        if isinstance(event, rep.Message) and isinstance(event.message, Heartbeat):
-            beat = event.message
-            key = beat.instance, beat.incarnation
-            if beat.state is State.DRAINING:
+        if member is not None:
+            key = member.name, member.incarnation
+            if member.state is State.DRAINING:
                 self._legs.drains(key, self._index)
             else:
                 self._legs.serves(key)
-            member = roster.find(*key)
-            if member is not None:
-                member.in_flight = self._legs.of(key)
-        self._tell(li.RosterTold(self._index, None if isinstance(event, rep.RosterTick) else event, gone))
+            member.in_flight = self._legs.of(key)
+        self._tell(li.RosterTold(self._index, [] if member is None else [member], gone))
+
+    def _leaving(self, instance: InstanceName, incarnation: Incarnation, _: str) -> None:
+        self._tell(li.LeavesAt(instance, incarnation))
 
     def _lost(self, instance: InstanceName, incarnation: Incarnation, reason: FailureReason) -> None:
         self._tell(li.LostAt(instance, incarnation, reason))
@@ -318,7 +320,7 @@ class OwnerRouter(RouterProcess):
         self._level()
 
     def _level(self) -> None:
-        self.context.observer.metrics.in_flight = sum(levels.in_flight for levels in self._levels())
+        self.context.observer.metrics.in_flight = sum(one.in_flight for one in self._reports())
 
     # ---- from the workers
 
@@ -331,8 +333,10 @@ class OwnerRouter(RouterProcess):
                 self._on_report(worker, message)
             case Vitals():
                 worker.vitals = message
-            case li.LegVerdict(event=event):
-                self.context.watch.take(event)
+            case li.LegVerdict(instance=instance, incarnation=incarnation, reason=reason):
+                now, roster = self._loop.time(), self.context.roster
+                self.context.watch.take(instance, roster.on_doubt(now, instance, incarnation) if reason is None else
+                                        roster.on_refused(now, instance, incarnation, reason))
             case li.AskOwner():
                 self._on_ask(worker, message)
             case li.Broke() | li.EndedWell() | li.WantsTurn():
@@ -349,17 +353,10 @@ class OwnerRouter(RouterProcess):
             member = roster.find(*key)
             if member is not None:
                 member.in_flight = self._legs.of(key)
-        for tokens in report.opened:
-            observer.opened(tokens)
-        for record in report.closed:
-            observer.closed(record)
-        for refusal in report.refused:
-            observer.refused(*refusal)
-        for path, outcome in report.passed:
-            observer.passed(path, outcome)
-        for audit in report.audited:
-            observer.audited(*audit)
-        worker.levels = report.levels
+        for what in ("opened", "closed", "refused", "passed", "audited"):
+            for of in getattr(report, what):
+                getattr(observer, what)(*of)
+        worker.report = report
         self._level()
 
     def _on_ask(self, worker: _Worker, ask: li.AskOwner) -> None:
@@ -382,7 +379,7 @@ class OwnerRouter(RouterProcess):
             if worker.behind and link.backlog < READ_AGAIN:
                 self._flush()
                 worker.behind = False
-                link.send(li.CatchUp(self._index, self._beginning.events(self.context.roster)))
+                link.send(self._roster())
                 link.send(self._poison.evidence())
             if now - max(worker.heard_at, self.awake) > SILENT_S:
                 logger.error("a worker gives no sign of life: killing it", extra={"worker": worker.number})

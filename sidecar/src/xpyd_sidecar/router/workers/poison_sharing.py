@@ -17,8 +17,8 @@ import asyncio
 from collections.abc import Callable
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
-from xpyd_sidecar.router.api.request_hash import RequestHash
-from xpyd_sidecar.router.fleet.deaths import DeathVerdict
+from xpyd_sidecar.router.api.bodies import RequestHash
+from xpyd_sidecar.router.fleet.member import DeathVerdict
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.serving.poison_ledger import Case, Conviction, Ledger, Word
 from xpyd_sidecar.router.serving.quarantine import Poison, Suspect

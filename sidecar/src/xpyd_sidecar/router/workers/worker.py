@@ -17,25 +17,88 @@ import secrets
 import signal
 import socket
 import sys
+from functools import partial
 
 from xpyd_sidecar import logs
+from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.contract.ids import State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.router.api import faults
 from xpyd_sidecar.router.app import RouterProcess, leave_garbage
-from xpyd_sidecar.router.endpoints.application import Paths
-from xpyd_sidecar.router.fleet import replica as rep
+from xpyd_sidecar.router.endpoints.application import RENDERED_S, Paths
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
-from xpyd_sidecar.router.http.patience import within
+from xpyd_sidecar.router.http.patience import Alarm, within
+from xpyd_sidecar.router.http.reply import HttpRequest, LaterReply, Reply, RequestHandler
 from xpyd_sidecar.router.relay.loop import run
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.follower import WorkerContext
-from xpyd_sidecar.router.workers.worker_paths import WorkerPaths
 
 logger = logging.getLogger(__name__)
+
+ASKED = frozenset({"/metrics", "/fleet", timeline.PATH, "/dashboard/data"})
+"""Paths that the owner answers, for all workers together."""
+ASK_S = 5.0
+
+
+class WorkerPaths(Paths):
+    """The paths of a worker: what is of all workers together is asked of the owner."""
+
+    link: li.WorkerLink[li.Down]
+
+    def __init__(self, context: RequestContext, client_keys: ClientKeys, admin: Admin) -> None:
+        super().__init__(context, client_keys, admin)
+        self._loop = context.loop
+        self._asked: dict[int, list[LaterReply]] = {}
+        """Who waits for the answer to a question, by its number."""
+        self._number = 0
+        self._metrics_asked = 0
+        """The number of the latest question for metrics, to which others that come meanwhile are added."""
+        self._metrics_answer: li.OwnerAnswer | None = None
+
+    def own(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
+        """Answer a request, which was judged, that is the router's own. Raises HttpFault."""
+        if request.path not in ASKED:
+            return super().own(request, reply)
+        shared = request.path == "/metrics"
+        if shared and self._metrics_answer is not None and self._loop.time() < self._metrics_until:
+            answer = self._metrics_answer
+            reply.whole(answer.status, answer.headers, answer.body)
+            return None
+        number = self._metrics_asked
+        if not shared or number not in self._asked:
+            number = self._ask(request, private=reply.private)
+            if shared:
+                self._metrics_asked = number
+        waiting = LaterReply(reply)
+        self._asked[number].append(waiting)
+        return waiting
+
+    def _ask(self, request: HttpRequest, *, private: bool) -> int:
+        self._number += 1
+        self._asked[self._number] = []
+        Alarm(self._loop, self._loop.time() + ASK_S, partial(self._answered, self._number, None))
+        self.link.send(li.AskOwner(
+            self._number, request.method, request.path, request.headers, request.request_id, private))
+        return self._number
+
+    def answer(self, answer: li.OwnerAnswer) -> None:
+        """The owner has answered."""
+        self._answered(answer.number, answer)
+
+    def _answered(self, number: int, answer: li.OwnerAnswer | None) -> None:
+        asked = self._asked.pop(number, [])
+        if asked and number == self._metrics_asked and answer is not None:
+            self._metrics_answer, self._metrics_until = answer, self._loop.time() + RENDERED_S
+        for waiting in asked:
+            if waiting.gone:
+                continue
+            if answer is None:
+                waiting.reply.fault(faults.unavailable("the process that owns membership does not answer"))
+            else:
+                waiting.reply.whole(answer.status, answer.headers, answer.body)
 
 
 class WorkerRouter(RouterProcess):
@@ -58,8 +121,7 @@ class WorkerRouter(RouterProcess):
         return paths
 
     async def _open(self) -> None:
-        rep.catch_up(self.context.roster, self._begin.events)
-        self.worker.reports.applied = self._begin.index
+        self._follow(self._begin.told)
         self.turn_away(self._begin.away)
         self.port = await self.server.listen(self._begin.host, self._begin.port, self._certificate, shared=True)
 
@@ -67,28 +129,22 @@ class WorkerRouter(RouterProcess):
         self._link.send(self.vitals())
         self.worker.reports.flush()  # a sign of life
 
+    def _follow(self, told: li.RosterTold) -> None:
+        self.context.roster.follow(told.members, told.gone)
+        self.worker.reports.applied = told.index
+        if any(member.state is State.DRAINING for member in told.members):
+            self.worker.reports.soon()  # the drain waits for this worker to know of it
+
     def on_message(self, message: li.Down, stop: asyncio.Event) -> None:
         """The owner says something."""
-        roster, reports = self.context.roster, self.worker.reports
         match message:
-            case li.RosterTold(index=index, event=event, gone=gone):
-                if event is not None:
-                    rep.follow(roster, event)
-                for name in gone:
-                    rep.forget(roster, self.context.loop.time(), name)
-                reports.applied = index
+            case li.RosterTold():
+                self._follow(message)
                 self.worker.line.moved()
-                beat = event.message if isinstance(event, rep.Message) else None
-                if isinstance(beat, Heartbeat) and beat.state is State.DRAINING:
-                    reports.soon()  # the drain waits for this worker to know of it
-                    if beat.leaving:
-                        self.context.servings.leaving(beat.instance, beat.incarnation,
-                                                      f"{beat.instance} drains and ends soon")
             case li.LostAt(instance=instance, incarnation=incarnation, reason=reason):
                 self.context.servings.lost(instance, incarnation, reason)
-            case li.CatchUp(index=index, events=events):
-                rep.catch_up(roster, events)
-                reports.applied = index
+            case li.LeavesAt(instance=instance, incarnation=incarnation):
+                self.context.servings.leaving(instance, incarnation, f"{instance} drains and ends soon")
             case li.Away(away=away):
                 self.turn_away(away)
             case li.StopWorker():

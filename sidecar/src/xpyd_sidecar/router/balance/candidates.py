@@ -1,0 +1,236 @@
+"""What policies know of candidates: how loaded each is, what is usual among them, their order by a key,
+what they probably hold; and chance.
+
+Rendezvous hashing: several routers agree on an order of instances without talking to each other. Highest random weight
+(Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998): each instance has a weight for each key,
+and the highest wins. An instance that comes or goes moves only the keys that it wins or won. The weight is the product of
+the key and an odd constant of the instance, modulo 2**30 (multiply-shift hashing, Dietzfelbinger et al., 1997): one
+multiplication of small integers an instance, so that 256 of them take microseconds.
+
+Random numbers: SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014): one addition and
+three mixing steps a number, the same on every machine. Good enough to choose instances; never used for keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
+from xpyd_sidecar.router.api.prompt import PromptPrefix
+from xpyd_sidecar.router.fleet.member import FleetMember
+
+REFRESH = 16
+"""The mean of n candidates is added up anew every n / ``REFRESH`` picks, so that its cost per pick does not grow with n."""
+SORT_AFTER = 8
+"""The first few of an order are found one by one, which is cheaper than sorting: hardly ever are more of them asked for."""
+_WEIGHT = (1 << 30) - 1
+_MASK = (1 << 64) - 1
+
+
+def score(member: FleetMember) -> int:
+    """Requests on the instance.
+
+    The last beat counts those of every router but is up to an interval old; what this router opened and closed since then
+    is known exactly and is added. Never less than this router's own open legs.
+    """
+    reported = member.load.running + member.load.waiting
+    return max(reported + member.in_flight - member.in_flight_at_beat, member.in_flight)
+
+
+class Mean:
+    """Mean score of candidates, per role. Between two sums each pick adds its own request."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Role, tuple[Sequence[FleetMember], list[float]]] = {}
+
+    def of(self, role: Role, candidates: Sequence[FleetMember]) -> float:
+        """Requests per instance, the one that is being placed included."""
+        n = len(candidates)
+        seen, state = self._seen.get(role, ((), []))
+        if seen is candidates and state[1] > 0:
+            state[0] += 1 / n
+            state[1] -= 1
+            return state[0]
+        mean = (sum(map(score, candidates)) + 1) / n
+        if isinstance(candidates, tuple):  # a list may change
+            self._seen[role] = (candidates, [mean, n // REFRESH])
+        return mean
+
+
+@lru_cache(maxsize=8192)
+def _constant(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "big") & _WEIGHT | 1
+
+
+class Rendezvous:
+    """Orders candidates by a key. Remembers the constants of the candidates seen last, per role."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Role, tuple[Sequence[FleetMember], list[int]]] = {}
+
+    def order(self, role: Role, candidates: Sequence[FleetMember], key: int) -> Iterator[int]:
+        """All indices, the winner first."""
+        weights = self._weights(role, candidates, key)
+        for _ in range(min(SORT_AFTER, len(weights))):
+            index = weights.index(max(weights))
+            yield index
+            weights[index] = -1
+        rest = [index for index, weight in enumerate(weights) if weight >= 0]
+        yield from sorted(rest, key=weights.__getitem__, reverse=True)
+
+    def _weights(self, role: Role, candidates: Sequence[FleetMember], key: int) -> list[int]:
+        seen, constants = self._seen.get(role, ((), []))
+        if seen is not candidates:
+            constants = [_constant(member.name) for member in candidates]
+            if isinstance(candidates, tuple):  # a list may change
+                self._seen[role] = (candidates, constants)
+        key &= _WEIGHT
+        return [key * constant & _WEIGHT for constant in constants]
+
+
+class Draw:
+    """A stream of numbers that depends on nothing but its seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed & _MASK
+
+    def bits(self) -> int:
+        """64 random bits."""
+        self._state = z = (self._state + 0x9E3779B97F4A7C15) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        return z ^ (z >> 31)
+
+    def below(self, n: int) -> int:
+        """A number in 0..n-1 (bias below n / 2**64)."""
+        return (self.bits() * n) >> 64
+
+    def two_below(self, n: int) -> tuple[int, int]:
+        """Two different numbers in 0..n-1, for n of at least 2."""
+        first = self.below(n)
+        second = self.below(n - 1)
+        return first, second + (second >= first)
+
+
+MOST_NODES = 1 << 16
+"""Nodes of one router: about 10 MB."""
+MOST_INSTANCES = 1024
+"""Instances that have a bit; beyond it the belief begins anew."""
+
+
+class Holdings:
+    """What each instance probably holds in its prefix cache, for both roles: a trie over the cuts of prompts.
+
+    Every node of the trie is a prefix, known by its key (``PromptPrefix``); with it goes the set of instances that a prompt
+    with this prefix was sent to (an instance is a bit). It is a belief: engines evict without telling. So everything
+    is forgotten in time: there are two generations of at most ``most`` / 2 nodes; the older one is dropped when the younger
+    one is full, and what is used is moved to the younger one. An instance that was restarted is another one.
+    """
+
+    def __init__(self, most: int = MOST_NODES) -> None:
+        self._half = max(1, most // 2)
+        self._young: dict[int, int] = {}
+        self._old: dict[int, int] = {}
+        self._counts: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        """Nodes by bit, of the younger and the older generation."""
+        self._bits: dict[tuple[InstanceName, Incarnation], int] = {}
+        self._seen: dict[Role, tuple[Sequence[FleetMember], int, dict[int, int]]] = {}
+
+    def __len__(self) -> int:
+        """Nodes."""
+        return len(self._young) + len(self._old)
+
+    def add(self, member: FleetMember, prefix: PromptPrefix) -> None:
+        """A prompt was sent to an instance."""
+        bit = self._bit(member)
+        count = self._counts[0]
+        for _, key in prefix.keys:
+            held = self._young.get(key)
+            if held is None:
+                held = self._old.get(key, 0)
+                if len(self._young) >= self._half:
+                    self._old, self._young = self._young, {}
+                    count = {}
+                    self._counts = (count, self._counts[0])
+            if not held & bit:
+                count[bit] = count.get(bit, 0) + 1
+            self._young[key] = held | bit
+
+    def count(self, name: InstanceName, incarnation: Incarnation) -> int:
+        """About how many prefixes an instance holds."""
+        bit = self._bits.get((name, incarnation), 0)
+        return sum(counts.get(bit, 0) for counts in self._counts)
+
+    def holders(self, candidates: Sequence[FleetMember], prefix: PromptPrefix) -> tuple[list[tuple[int, int]], int]:
+        """Who probably holds the most of a prompt: bytes and index of candidates, the longest first; and the common part.
+
+        What more than half of the candidates hold (a system prompt, say) distinguishes nobody: its length is told apart,
+        and those who hold no more than that are not listed. The list ends where less than half of the longest is held.
+        """
+        path = self._path(prefix)
+        found: list[tuple[int, int]] = []
+        if not path:
+            return found, 0
+        indices, most, seen = self._indices(candidates), len(candidates) // 2, 0
+        for cut, held in reversed(path):
+            new, seen = held & ~seen, seen | held
+            group = []
+            while new:
+                bit = new & -new
+                new ^= bit
+                index = indices.get(bit)
+                if index is not None:
+                    group.append((cut, index))
+            if len(found) + len(group) > most:
+                return found, cut
+            found += group
+            if found and 2 * cut < found[0][0]:
+                break
+        return found, 0
+
+    def longest(self, candidates: Sequence[FleetMember], prefix: PromptPrefix) -> list[tuple[int, int]]:
+        """Bytes and index of every candidate that holds something, the longest first."""
+        path = self._path(prefix)
+        found: list[tuple[int, int]] = []
+        for index, member in enumerate(candidates):
+            bit = self._bits.get((member.name, member.incarnation), 0)
+            held = next((cut for cut, mask in reversed(path) if mask & bit), 0)
+            if held:
+                found.append((held, index))
+        found.sort(reverse=True)
+        return found
+
+    def _path(self, prefix: PromptPrefix) -> list[tuple[int, int]]:
+        """Bytes and the bits of those that hold them, the shortest first."""
+        young, old = self._young, self._old
+        mask, path = -1, []
+        for cut, key in prefix.keys:
+            mask &= young.get(key, 0) or old.get(key, 0)
+            if not mask:
+                break
+            path.append((cut, mask))
+        return path
+
+    def _indices(self, candidates: Sequence[FleetMember]) -> dict[int, int]:
+        """Bit → index. Remembered for the candidates seen last, since the roster gives the same object until it changes."""
+        role = candidates[0].role
+        seen = self._seen.get(role)
+        if seen is not None and seen[0] is candidates and seen[1] == len(self._bits):
+            return seen[2]
+        made = {bit: index for index, member in enumerate(candidates)
+                if (bit := self._bits.get((member.name, member.incarnation)))}
+        if isinstance(candidates, tuple) and len(candidates) > 1:  # a list may change
+            self._seen[role] = (candidates, len(self._bits), made)
+        return made
+
+    def _bit(self, member: FleetMember) -> int:
+        who = (member.name, member.incarnation)
+        bit = self._bits.get(who)
+        if bit is None:
+            if len(self._bits) >= MOST_INSTANCES:
+                self._bits, self._young, self._old, self._seen = {}, {}, {}, {}
+                self._counts = ({}, {})
+            bit = self._bits[who] = 1 << len(self._bits)
+        return bit
