@@ -21,10 +21,10 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api import bodies, paths
 from xpyd_sidecar.router.api.bodies import PassedBody
+from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import refuse_in_form
 from xpyd_sidecar.router.api.paths import BodyKind, Route
-from xpyd_sidecar.router.api.sampled import SamplingTerms
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.p2p import PairedById
 from xpyd_sidecar.router.http.body_budget import Upload
