@@ -7,7 +7,7 @@ Theory: a greedy answer is a function of its prompt. So
     read tool calls), the request is run again from its start, and what the client has is compared and dropped (REPLAY). So
     is a sampled answer with a seed;
   * a sampled answer without a seed has no second run (ERROR). It ends with an error event, unless its rest may be drawn
-    elsewhere (``sampled``).
+    elsewhere (see below).
 The worst way that any field asks for is the way of the request. A field that is not known here asks for REPLAY: whatever it
 does, the same request does it again.
 
@@ -141,7 +141,7 @@ def _with(fields: Fields, added: Sampling) -> Fields:
 
 
 def keeps_distribution(fields: Fields) -> bool:
-    """Whether a sampled stream may go on from its ids, where a greedy one may (``ways.way_if_greedy``)."""
+    """Whether a sampled stream may go on from its ids, where a greedy one may (``way_if_greedy``)."""
     return all(is_null(raw) or name in EXACT or (name in HISTORY and (name != "stop" or bytes(raw) == b"[]"))
                for name, raw in fields.items())
 

@@ -1,7 +1,8 @@
-"""The door for every request that engines answer: what is asked, whose it is, how urgent; then served, or refused.
+"""The doors for every request that engines answer: what is asked, whose it is, how urgent; then served, or refused.
 
-    open ──parsed, checked──▶ Entry ──▶ the queue (``waiting``) ──▶ served        completions, chats, dialects
-                     └──────────────────────────────────────────▶ served        other paths
+    admit ──parsed, checked──▶ the queue (``waiting``) ──▶ served        completions, chats, dialects
+                      └──────────────────────────────────▶ served        other paths
+    Entrance ──of a known shape──▶ ``FastPath``, at once                 streams whose course will probably be straight
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
 
 
 class Generation(Asks):
-    """What one completion or chat asks, and how far its client's stream is (``asks.GoesOn``)."""
+    """What one completion or chat asks, and how far its client's stream is (``attempts.GoesOn``)."""
 
     passed_on = HEADERS
 
@@ -251,7 +251,7 @@ class Passthrough(Asks):
 
 
 class FormBody:
-    """A form's body on its way from its client to an engine (``pool.Sender``, ``upload.BodyTaker``)."""
+    """A form's body on its way from its client to an engine (``call.BodySender``, ``body_budget.BodyTaker``)."""
 
     def __init__(self, upload: Upload, refuse: Callable[[HttpFault], None]) -> None:
         self._upload = upload
