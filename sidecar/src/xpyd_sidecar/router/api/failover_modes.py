@@ -78,7 +78,7 @@ HISTORY: dict[str, str] = {
     **_because("is read by extensions that nobody knows here", "vllm_xargs"),
     **_because("groups tokens from the first one of the output on", "stream_interval", "return_weight_versions"),
 }
-"""Fields unless their value says that they are not used (``failover_modes.TABLE`` knows such values), and why."""
+"""Fields unless their value says that they are not used (``TABLE`` knows such values), and why."""
 
 
 class EngineDefaults(msgspec.Struct, frozen=True):
