@@ -64,6 +64,7 @@ $(VLLM_NEXT)/.installed: $(STAMP) requirements/vllm-next.txt scripts/vllm_source
 
 BY_HAND := $(addprefix tests/component/test_,connector_sides.py connector_rest.py connector_refused.py connector_memory.py connector_groups.py \
   late_copies.py engine_sampling.py engine_compat.py engine_kv_abi.py engine_versions.py dp_compat.py dp_by_hand.py \
+  executor_queue.py executor_hosts.py \
   request_fields.py hidden_fields.py owned_arguments.py)
 .PHONY: test-versions
 test-versions: $(VLLM_NEXT)/.installed ## What needs no engine, with the Python sources of the newer vLLM (a minute; 0.34 GB, once)
@@ -232,7 +233,7 @@ campaign-unequal: $(STAMP) ## Engines of unequal sizes or with unusual KV, pair 
 	@$(BIN)/pytest tests/campaigns/test_unequal.py $(if $(ONLY),-k '$(ONLY)') --timeout 600
 
 .PHONY: campaign-models
-campaign-models: $(STAMP) ## Models of several KV cache groups on real engines, 49 prompts in every order and with faults, into bench/results (30 minutes; ONLY=tiny-granite for some)
+campaign-models: $(STAMP) ## Models of several KV cache groups on real engines, 49 prompts in every order and with faults, into bench/results (45 minutes; ONLY=tiny-granite for some)
 	@$(BIN)/pytest tests/campaigns/test_models.py $(if $(ONLY),-k '$(ONLY)') --timeout 1800
 
 campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server, into bench/results (root)
@@ -242,6 +243,11 @@ campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server
 campaign-upgrade: $(STAMP) ## xpyd itself is upgraded under load on a whole cluster, and back, into bench/results (root, 30 minutes)
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_upgrade.py --timeout 3600
+
+.PHONY: campaign-groups-cluster
+campaign-groups-cluster: $(STAMP) ## An instance of two pods on a whole cluster with real engines: a killed engine, an evicted pod (root, 15 minutes)
+	@$(CLUSTER) build --profile full
+	@$(BIN)/pytest -s e2e/campaign_groups.py --timeout 1800
 
 campaign-ipv6: $(STAMP) ## A whole cluster without IPv4, and a service on real engines in it, into bench/results (root, 10 minutes)
 	@$(CLUSTER) build --profile full
@@ -309,7 +315,7 @@ campaign-service: $(STAMP) ## kill -9 of every process of a service of each role
 campaign-fuzz: $(STAMP) sanitizers ## What is written in C, fuzzed for five minutes at each entry point (15 minutes; SEED=)
 	@$(BIN)/python scripts/sanitize.py fuzz --seconds 300 --seed '$(SEED)'
 
-.PHONY: campaign-failures campaign-scenarios
+.PHONY: campaign-failures campaign-scenarios campaign-scenarios-models
 campaign-failures: $(STAMP) ## Rows of the failure table with two real engines, stopped, killed and started again (5 minutes)
 	@$(BIN)/pytest tests/campaigns/test_failures.py --timeout 600
 
@@ -317,8 +323,12 @@ REAL ?= 1000
 SCRIPTED ?= 1000
 SEED ?= 1
 SCENARIO_MINUTES ?= 60
-campaign-scenarios: $(STAMP) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=; goes on where it ended, FRESH=1 begins anew)
-	@$(BIN)/python tests/campaigns/scenarios.py --scripted $(SCRIPTED) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh)
+campaign-scenarios: $(STAMP) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=; MODEL=tiny-gemma-3: with real engines of that; goes on where it ended, FRESH=1 begins anew)
+	@$(BIN)/python tests/campaigns/scenarios.py $(if $(MODEL),--model $(MODEL),--scripted $(SCRIPTED)) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh)
+
+MODELS ?= tiny-gemma-3 tiny-granite
+campaign-scenarios-models: $(STAMP) ## The same with models of windows and of states, 500 scenarios each, into bench/results (an hour; MODELS=, SCENARIO_MINUTES= for each; goes on where it ended, FRESH=1 begins anew)
+	@worst=0; for model in $(MODELS); do $(BIN)/python tests/campaigns/scenarios.py --model $$model --real 500 --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh) || worst=1; done; exit $$worst
 
 .PHONY: campaign-dp
 REQUESTS ?= 10000
@@ -327,8 +337,8 @@ campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 
 	@REQUESTS=$(REQUESTS) KILLS=$(DP_KILLS) $(BIN)/pytest -s tests/campaigns/test_dp.py --timeout 7200
 
 .PHONY: campaign-groups
-campaign-groups: $(STAMP) ## Members of a group: all sizes through vLLM's parser, larger models of their rounds (half an hour; MINUTES= of random ways)
-	@$(BIN)/pytest -s tests/campaigns/test_groups.py --timeout 3600
+campaign-groups: $(STAMP) ## Members of a group: all sizes through vLLM's parser, larger models of their rounds, data-parallel ranks of real engines (an hour; MINUTES= of random ways)
+	@$(BIN)/pytest -s tests/campaigns/test_groups.py tests/campaigns/test_group_ranks.py --timeout 3600
 
 .PHONY: campaign-scale
 STEPS ?= 60
@@ -358,6 +368,10 @@ bench-operator: $(STAMP) ## The operator with 1,000 pods on fake nodes, into ben
 .PHONY: bench-queue
 bench-queue: $(STAMP) ## The broadcast queue beside vLLM's, multiprocessing's and ZMQ (7 minutes)
 	@$(BIN)/python bench/queue
+
+.PHONY: bench-queue-steps
+bench-queue-steps: $(STAMP) ## The time between decode steps with the broadcast queue and with vLLM's, on one host and over two process sets, into bench/results (8 minutes)
+	@PYTHONPATH=tests/support $(BIN)/python bench/queue_steps.py --write
 
 .PHONY: bench-observer
 bench-observer: $(STAMP) ## What metrics, history and the dashboard cost the router, into bench/results (a minute)

@@ -29,8 +29,8 @@ from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.memory.store import CopyStore
 from xpyd_sidecar.session import link_choice
+from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.local_rank import LocalRank
 from xpyd_sidecar.session.receiver import Receiver
 from xpyd_sidecar.session.receiver_events import Arrived, Broken
 from xpyd_sidecar.session.sender import Kept, Sender
@@ -188,6 +188,7 @@ class Decode:
                 LocalRank(InstanceName("d"), Incarnation(secrets.token_hex(16)), 0, KEY),
                 Staging(lambda: Chunk(None, memoryview(bytearray(largest))), 64), block_bytes=[block] * arrays,
                 largest_frame=largest, cover=bool(cover), peer_timeout_s=30, ways=self._ways, caches=caches,
+                make=lambda size: Chunk(None, memoryview(bytearray(size))),
                 reading=self._reading)
             machine = Receiving(load_s=600, grace_s=1, regions=arrays, cover=bool(cover))
             self._made[block, bool(cover)] = receiver, machine

@@ -35,7 +35,7 @@ from xpyd_sidecar.memory.completions import Completions
 from xpyd_sidecar.memory.marks import CopyMark
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.memory.store import CopyStore
-from xpyd_sidecar.session.local_rank import LocalRank
+from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.receiver import Receiver
 from xpyd_sidecar.session.receiver_events import Arrived
 from xpyd_sidecar.session.sender import Kept, Sender
@@ -111,7 +111,7 @@ class Decode(Rank):
         self.staging = Staging(lambda: kv_cache.chunk(make, pinned=device.type == "cuda"), 16)
         self.receiver = Receiver(self.me, self.staging, block_bytes=self.memory.block_bytes, largest_frame=make, cover=True,
                                  peer_timeout_s=TIMEOUT_S, ways=self.ways, caches=self.memory.caches(),
-                                 grouping=self.grouping)
+                                 make=partial(kv_cache.chunk, pinned=device.type == "cuda"), grouping=self.grouping)
         self.loads = Receiving(load_s=60, grace_s=0, regions=LAYERS, cover=True)
         self.block = block
         self.finished: list[Finished] = []

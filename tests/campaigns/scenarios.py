@@ -2,11 +2,12 @@
 
     python tests/campaigns/scenarios.py --scripted 1000             real connectors and sockets, no engines (5 minutes)
     python tests/campaigns/scenarios.py --real 1000 --minutes 4     real engines, a part of it; again for the next part
+    python tests/campaigns/scenarios.py --real 500 --model tiny-granite     of a model of several KV cache groups
     … --fresh                                                       forget what the file says
 
 Both counts are totals: what the file has already is not run again, and each run adds to it. A part with real engines is one
-life of three of them, with a router and agents; it ends with a kill -9 of two, one after the other. Exit code 1: something
-was that may never be (``scenario``).
+life of three of them, with a router and agents; it ends with a kill -9 of two, one after the other. Figures of models of
+several groups are in a file of their own, by model. Exit code 1: something was that may never be (``scenario``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support")]
@@ -32,6 +33,9 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]
 from cluster import HEARTBEAT_S, Cluster, Instance  # noqa: E402 (tests/support is not on the path before)
 from corpus import Case, Reference  # noqa: E402
 from engines import Engine  # noqa: E402
+from make_model import NAME  # noqa: E402
+from model_pairs import FACTS  # noqa: E402
+from model_variants import ensure  # noqa: E402
 from processes import free_port  # noqa: E402
 from real_scenarios import Host, Run, cases  # noqa: E402
 from scenario import MUST_BE_ZERO, REAL, TRIES, Fault, Report, draw, summed  # noqa: E402
@@ -42,15 +46,44 @@ from xpyd_sidecar.contract.ids import HostPort, Role, State  # noqa: E402
 from xpyd_sidecar.contract.launch import KvOptions  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_scenarios.json"
-REFERENCES = ROOT / ".cache" / "scenarios" / "references-1.json"
+OF_MODELS = RESULTS.with_name("campaign_scenarios_models.json")
+"""The same for each model of several groups, by name."""
+REFERENCES = ROOT / ".cache" / "scenarios"
 AT_ONCE = 25
 """Scenarios of one life without engines."""
-ENGINE_ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "24")
+Mode = Literal["put_async", "put", "get"]
+
+
+class Kind(NamedTuple):
+    """Of engines. ``blocks`` of a cache: so few that they preempt."""
+
+    model: str
+    blocks: int
+    options: tuple[str, ...] = ("--max-num-batched-tokens", "512")
+    modes: tuple[Mode, Mode, Mode] = ("put_async", "put", "get")
+    unequal: bool = True
+    """They may be of unequal tensor sizes."""
+    life: int = 250
+    """Scenarios of one life of three of them."""
+    cut: bool = False
+    """Prefill computes prompts without their last token, so the token that it answers with means nothing."""
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """What they are started with."""
+        return *self.options, "--num-gpu-blocks-override", str(self.blocks)
+
+
+def _of_groups(model: str, blocks: int) -> Kind:
+    states = not FACTS[model].window
+    return Kind(model, blocks, FACTS[model].args, ("put_async", "put", "put_async"), not states, 80, cut=states)
+
+
+KINDS: Final = {one.model: one for one in (
+    Kind(NAME, 24), _of_groups("tiny-gemma-3", 42), _of_groups("tiny-gpt-oss", 34), _of_groups("tiny-granite", 27))}
 TWO_RANKS = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
 UNEQUAL_EVERY = 4
 """One life in so many has an engine of two tensor-parallel ranks."""
-LIFE = 250
-"""Scenarios of one life with engines."""
 WAVES = 3
 """Between two signals."""
 KILLS = 0.3
@@ -58,32 +91,34 @@ KILLS = 0.3
 Section = dict[str, Any]
 
 
-def references() -> dict[Case, Reference]:
+def references(kind: Kind) -> dict[Case, Reference]:
     """What a plain engine answers; asked once, and kept."""
     prompts = cases()
-    if not REFERENCES.exists():
-        with tempfile.TemporaryDirectory() as folder, Engine("plain", Path(folder), connector=False) as engine:
+    file = REFERENCES / f"references-{kind.model}.json"
+    if not file.exists():
+        with tempfile.TemporaryDirectory() as folder, Engine(
+                "plain", Path(folder), connector=False, model=ensure(kind.model), args=kind.options) as engine:
             engine.wait_ready()
-            found = asyncio.run(plain_answers(engine.url, prompts, at_once=4))
-        REFERENCES.parent.mkdir(parents=True, exist_ok=True)
-        written = REFERENCES.with_suffix(f".{os.getpid()}")
+            found = asyncio.run(plain_answers(engine.url, prompts, at_once=4, timeout_s=600.0))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_suffix(f".{os.getpid()}")
         written.write_text(json.dumps([found[case] for case in prompts], default=lambda one: [one.tokens, one.gaps]))
-        written.rename(REFERENCES)
-    told = json.loads(REFERENCES.read_text())
+        written.rename(file)
+    told = json.loads(file.read_text())
     return {case: Reference(tuple(tokens), tuple(gaps)) for case, (tokens, gaps) in zip(prompts, told, strict=True)}
 
 
 class Life:
     """Three engines, of one mode each, and who starts again what was killed."""
 
-    def __init__(self, folder: Path, number: int, report: Report) -> None:
-        self.report = report
-        self.unequal = number % UNEQUAL_EVERY == UNEQUAL_EVERY - 1
-        self.cluster = Cluster(folder, prefill=0, decode=0, engine_args=ENGINE_ARGS)
+    def __init__(self, folder: Path, kind: Kind, number: int, report: Report) -> None:
+        self.report, self.number = report, number
+        self.unequal = kind.unequal and number % UNEQUAL_EVERY == UNEQUAL_EVERY - 1
+        self.cluster = Cluster(folder, prefill=0, decode=0, model=ensure(kind.model))
         self.instances: dict[Host, Instance] = {}
         self._restarts: list[threading.Thread] = []
         transport = "auto" if number % 3 == 2 else "tcp"
-        for name, mode, role in (("a", "put_async", Role.PREFILL), ("b", "put", Role.DECODE), ("c", "get", Role.DECODE)):
+        for name, mode, role in zip("abc", kind.modes, (Role.PREFILL, Role.DECODE, Role.DECODE), strict=True):
             two = self.unequal and name == "b"
             port = free_port()
             wire = None if two else Wire(port)
@@ -93,7 +128,7 @@ class Life:
                 **({"data_port": port, "advertise_data": HostPort(f"127.0.0.1:{wire.port}")} if wire is not None else {}))
             fails = number % 2 == 1 and name == "c"
             instance = self.cluster.add(role, options=options, on_load_failure="fail" if fails else "recompute",
-                                        args=(*ENGINE_ARGS, *(TWO_RANKS if two else ())))
+                                        args=(*kind.args, *(TWO_RANKS if two else ())))
             self.instances[Host(instance.engine, wire, fails)] = instance
         self.hosts = list(self.instances)
 
@@ -141,22 +176,22 @@ class Life:
                     host.wire.close()
 
 
-def real(total: int, have: int, minutes: float, seed: int) -> Iterator[Report]:
+def real(kind: Kind, total: int, have: int, minutes: float, seed: int) -> Iterator[Report]:
     """Lives of three engines each until ``total`` scenarios have run or the time is over; what came of each."""
     if have >= total:
         return
-    known = references()
+    known = references(kind)
     end = float("inf")
     while have < total and time.monotonic() < end:
         report = Report()
         source = random.Random(f"{seed} {have}")
         with tempfile.TemporaryDirectory() as folder:
-            life = Life(Path(folder), have // LIFE, report)
+            life = Life(Path(folder), kind, have // kind.life, report)
             with life.running():
                 end = min(end, time.monotonic() + minutes * 60)
-                run = Run(life.hosts, known, report, source)
+                run = Run(life.hosts, known, report, source, cut=kind.cut)
                 try:
-                    _live(life, run, min(total - have, LIFE), have, end)
+                    _live(life, run, min(total - have, kind.life), have, end)
                 finally:
                     run.close()
         have += report.scenarios
@@ -166,7 +201,7 @@ def real(total: int, have: int, minutes: float, seed: int) -> Iterator[Report]:
 def _live(life: Life, run: Run, most: int, first: int, end: float) -> None:
     source, report = run.source, run.report
     wave = 0
-    weights = TRIES if first // LIFE % 3 == 0 else REAL
+    weights = TRIES if life.number % 3 == 0 else REAL
     while report.scenarios < most and time.monotonic() < end:
         wave += 1
         if wave % (WAVES + 1):
@@ -225,8 +260,26 @@ def summary(sections: Section) -> Section:
     return told
 
 
-def _sections() -> Section:
-    return json.loads(RESULTS.read_text())["sections"] if RESULTS.exists() else {}
+class Results:
+    """A part of a file: all of it, or what it says of a model."""
+
+    def __init__(self, model: str) -> None:
+        self._file, self._key = (RESULTS, "") if model == NAME else (OF_MODELS, model)
+
+    def _all(self) -> Section:
+        found: Section = json.loads(self._file.read_text()) if self._file.exists() else {}
+        return found if self._key else {"": found}
+
+    def sections(self) -> Section:
+        """What came of all scenarios so far, real and scripted."""
+        return dict(self._all().get(self._key, {}).get("sections", {}))
+
+    def write(self, sections: Section) -> None:
+        """Put it there; nothing: forget it."""
+        found = self._all() | {self._key: {"summary": summary(sections), "sections": sections} if sections else {}}
+        self._file.parent.mkdir(exist_ok=True)
+        whole = {name: one for name, one in sorted(found.items()) if one} if self._key else found[""]
+        self._file.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -236,22 +289,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scripted", type=int, default=0, help="scenarios without, in all")
     parser.add_argument("--minutes", type=float, default=60.0, help="of real engines that are ready, in this run")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", choices=KINDS, default=NAME, help="of real engines")
     parser.add_argument("--fresh", action="store_true", help="forget what the file says")
     options = parser.parse_args(arguments)
+    if options.scripted and options.model != NAME:
+        parser.error("--scripted has no models: leave out --model")
+    results = Results(options.model)
     if options.fresh:
-        RESULTS.unlink(missing_ok=True)
-    have = {name: _sections().get(name, {}).get("scenarios", 0) for name in ("real", "scripted")}
+        results.write({})
+    have = {name: results.sections().get(name, {}).get("scenarios", 0) for name in ("real", "scripted")}
     parts = {"scripted": scripted(options.scripted, have["scripted"], options.seed),
-             "real": real(options.real, have["real"], options.minutes, options.seed)}
+             "real": real(KINDS[options.model], options.real, have["real"], options.minutes, options.seed)}
     clean = True
     for name, reports in parts.items():
         for report in reports:
             clean = clean and report.clean
-            sections = _sections()
+            sections = results.sections()
             sections[name] = summed(sections.get(name, {}), report.told())
-            RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_text(json.dumps({"summary": summary(sections), "sections": sections}, indent=1) + "\n")
-    sys.stdout.write(json.dumps(summary(_sections()), indent=1) + "\n")
+            results.write(sections)
+    sys.stdout.write(json.dumps(summary(results.sections()), indent=1) + "\n")
     return int(not clean)
 
 

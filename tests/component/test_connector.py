@@ -47,20 +47,21 @@ def audit(pair: Pair, prompt: list[int]) -> float:
     """What a router finds by the three requests of an audit."""
     transfer, request = new(), bodies.parse("completions", json.dumps({"model": MODEL_NAME, "prompt": prompt}).encode())
 
+    def answer(engine: Engine, salt: str, leg: legs.Leg | None, **shown: Any) -> bytes:
+        body = audited.body_of(audited.fields_of(request) | shown, salt, leg)
+        return json.dumps(post(f"{engine.url}/v1/completions", json.loads(body), timeout_s=400.0)).encode()
+
     def odds(engine: Engine, salt: str, leg: legs.Leg | None) -> audited.Odds:
-        body = audited.body_of(audited.fields_of(request), salt, leg)
-        answer = post(f"{engine.url}/v1/completions", json.loads(body), timeout_s=400.0)
-        found = audited.odds_of(json.dumps(answer).encode())
+        found = audited.odds_of(answer(engine, salt, leg, **audited.SHOWN["completions"]))
         assert found is not None
         return found
 
-    for engine in (pair.p, pair.d):  # which compiles a function for its first log probabilities
-        odds(engine, f"{transfer}-first", None)
+    alone = odds(pair.d, f"{transfer}-alone", None)  # which compiles a function for its first log probabilities
     to_prefill = legs.Leg(legs.VERSION, Role.PREFILL, TransferId(transfer), Attempt(1), 30.0, pair.peer())
     to_decode = legs.Leg(legs.VERSION, Role.DECODE, TransferId(transfer), Attempt(1), 30.0)
     handed = pair.pool.submit(odds, pair.d, transfer, to_decode)
-    odds(pair.p, transfer, to_prefill)
-    return audited.difference(handed.result(60), odds(pair.d, f"{transfer}-alone", None))
+    answer(pair.p, transfer, to_prefill)
+    return audited.difference(handed.result(60), alone)
 
 
 class TestRecompute:
@@ -281,9 +282,11 @@ class TestFail:
         assert audit(pair, tokens(300)) > 1e-2
 
     def test_without_an_announcement_the_request_fails_at_its_deadline(self, pair: Pair) -> None:
+        before = pair.outcomes(pair.d, "receive", "deadline")
         with pytest.raises(HttpError) as failed:
             pair.d_leg(tokens(300), new(), wait_s=1.0).result(10)
         assert failed.value.status == 500
+        wait_until(lambda: pair.outcomes(pair.d, "receive", "deadline") == before + 1, 10, "counted as what it was")
 
     def test_a_load_that_breaks_fails_the_request(self, pair: Pair) -> None:
         prompt, transfer = tokens(700), new()

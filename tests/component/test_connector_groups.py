@@ -7,6 +7,7 @@ and the state after what was handed over.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,38 @@ def test_engines_whose_windows_or_states_differ_refuse_each_other_by_field(make:
         job.prefill(512)
         until(lambda job=job, d=d: d.scheduler.matched(job.ours, 0) == (0, False), p, d)
         assert text in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["windows", "oss"])
+@pytest.mark.parametrize(("ours", "theirs"), [(1, 2), (2, 1)])
+def test_windows_between_unequal_tensor_sizes_are_cut_by_heads(make: Callable[..., GroupedEngine], kind: str, ours: int,
+                                                               theirs: int) -> None:
+    p, d = make("p", kind, tensor=theirs), make("d", kind, tensor=ours)
+    for chunk, prompt in product((20, 64), (2, BLOCK + 1, EDGE - 1, EDGE, EDGE + 1, EDGE + BLOCK, 200)):
+        job = Job(p, d, prompt=prompt)
+        job.prefill(chunk)
+        held = job.end_prefill()
+        job.load()
+        assert job.wrong() == [], (chunk, prompt)
+        if held:
+            until(lambda name=job.theirs.request_id: name in p.sent, p, d)
+            job.give_back()
+        job.leave()
+    over(p, d)
+    assert d.counts["receive/ok"] == p.counts["send/ok"] == 14
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(1, 2), (2, 1)])
+def test_states_between_unequal_tensor_sizes_are_refused_by_field_and_decode_computes(
+        make: Callable[..., GroupedEngine], ours: int, theirs: int, caplog: pytest.LogCaptureFixture) -> None:
+    p, d = make("p", "states", tensor=theirs), make("d", "states", tensor=ours)
+    job = Job(p, d, prompt=60)
+    job.prefill(512)
+    until(lambda: d.scheduler.matched(job.ours, 0) == (0, False), p, d)
+    assert "parallel.tensor: sizes differ, and kv cache layer0 is a state, which is not cut; give" in caplog.text
+    d.scheduler.allocated(job.ours, [[0], [0] * 4], 0)
+    over(p, d)
+    assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1
 
 
 def test_mode_get_is_refused_with_several_groups(make: Callable[..., GroupedEngine]) -> None:

@@ -21,8 +21,8 @@ from nccl_fake import FakeNccl, HostDevice, World
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine.nccl_setup import choose, most_bytes
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv.bodies import Gpu
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.messages import Gpu
 from xpyd_sidecar.memory.marks import CopyMark
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport.nccl import driver as nccl_driver

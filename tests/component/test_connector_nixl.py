@@ -17,9 +17,9 @@ from kv_ranks import BLOCK, REGIONS, DecodeRank, PrefillRank, content, key, push
 from nixl_fake import World
 from nixl_ranks import LIMITS, NixlProcess
 
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies
+from xpyd_sidecar.kv.bodies import NixlMemory, Offer
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.messages import NixlMemory, Offer
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport import offers
@@ -358,7 +358,7 @@ def test_an_offer_outside_of_the_memory_or_too_large_is_a_protocol_error(
     def wrong(address: int, length: int, checksum: int | None, within: object = None) -> Offer:
         return Offer(address + shift, length + size, checksum)
 
-    monkeypatch.setattr(offers, "messages", SimpleNamespace(Offer=wrong, body=messages.body))
+    monkeypatch.setattr(offers, "bodies", SimpleNamespace(Offer=wrong, body=bodies.body))
     p, d = stage.prefill(), stage.decode()
     push(p)
     d.load("a", key(), p, first=0, count=4)

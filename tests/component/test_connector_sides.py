@@ -251,6 +251,34 @@ def test_other_modes_bring_the_same_blocks(make: Callable[..., Engine], mode: st
         assert p.counts[metrics.PUT_WAIT_SECONDS] > 0.2
 
 
+@pytest.mark.parametrize("mode", ["put_async", "get"])
+def test_each_decode_rank_gets_the_blocks_of_the_prefill_rank_that_computed_its_prompt(make: Callable[..., Engine],
+                                                                                       mode: str) -> None:
+    """Ranks of an engine have one name and one incarnation: nothing but their addresses tells them apart."""
+    ps, ds = [[make(name, mode=mode, data=(rank, 2)) for rank in (0, 1)] for name in ("p", "d")]
+    assert len({d.peer().incarnation for d in ds}) == 1
+    assert len({p.peer().control for p in ps} | {d.peer().control for d in ds}) == 4
+    pairs = [(p, d) for p in ps for d in ds]
+    loads = []
+    for number, (p, d) in enumerate(pairs):
+        transfer = uuid.uuid4().hex
+        ours = request(decode_leg(transfer), prompt=number + 1)
+        d.scheduler.new_request(ours)
+        ids = [3 * number + at for at in (1, 2, 3)]
+        p.fill(ids, prompt=number + 1)
+        prefill(p, request(prefill_leg(transfer, d), prompt=number + 1), ids)
+        loads.append((d, ours, [15 + at for at in ids]))
+    for d, ours, into in loads:
+        until(lambda d=d, ours=ours: d.scheduler.matched(ours, 0) == (40, True), *ps, *ds)  # type: ignore[misc]
+        d.scheduler.allocated(ours, (into,), 40)
+    until(lambda: all(len(d.recved) == 2 for d in ds), *ps, *ds)
+    for number, (d, _, into) in enumerate(loads):
+        assert d.holds(into, prompt=number + 1, first=0), pairs[number]
+    until(lambda: all(map(idle, (*ps, *ds))), *ps, *ds)
+    assert [one.counts["send/ok"] for one in ps] == [one.counts["receive/ok"] for one in ds] == [2, 2]
+    assert not any(one.failed for one in ds)
+
+
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_what_prefill_cannot_keep_waits_in_decodes_buffer(make: Callable[..., Engine], tensor: int) -> None:
     block = 2 * BLOCK * 4 * 4

@@ -1,4 +1,6 @@
-"""A decode instance of two data-parallel ranks: KV reaches the rank that was asked, and the tokens are right."""
+"""An instance of two data-parallel ranks, as decode and then as prefill: KV goes from and to the rank that was asked, and
+the tokens are right.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +11,13 @@ from dp_engines import ARGS, PLUGIN, read_steps
 from engines import complete
 from make_model import ensure_moe
 
-from xpyd_sidecar.contract import launch
+from xpyd_sidecar.contract import assignment, launch
+from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import Role
 
 PROMPTS = [[3 + i, 40, 50 + i, 7] * (3 + 9 * i) for i in range(6)]
+OTHERS = [[90 + i, 41, 60 + i, 8] * (3 + 9 * i) for i in range(6)]
+"""That nobody has cached."""
 TOKENS = 10
 
 
@@ -53,3 +58,21 @@ def test_no_step_is_run_for_requests_that_wait_for_kv(cluster: Cluster, folder: 
     assert cluster.decode[0].engine.metric("xpyd_dp_dummies_total") > 0
     assert cluster.decode[0].engine.metric("xpyd_dp_local_step") > 0
     assert "runs in step by shm" in cluster.decode[0].engine.log.read_text("utf-8")
+
+
+def test_as_prefill_each_rank_computes_its_share_and_decode_none_of_it(cluster: Cluster) -> None:
+    """The instances change their roles: no engine is started for this."""
+    ranks, plain = cluster.decode[0], cluster.prefill[0]
+    roles = {ranks.name: Role.PREFILL, plain.name: Role.DECODE}
+    for one in (ranks, plain):
+        assignment.keep(one.engine.run_dir, Assignment(roles[one.name], 2))
+    cluster.wait_fleet(lambda fleet: {one.instance: one.role for one in fleet.instances} == roles, 30.0, "in other roles")
+    before = plain.engine.metric("vllm:prompt_tokens_by_source_total", source="local_compute")
+    pushed = [ranks.engine.metric("xpyd_kv_pushed_tokens_total", engine=str(rank)) for rank in (0, 1)]
+    found = [complete(cluster.url, prompt, TOKENS)["token_ids"] for prompt in OTHERS]
+    computed = plain.engine.metric("vllm:prompt_tokens_by_source_total", source="local_compute") - before
+    assert computed <= len(OTHERS), "decode computes the last token of each"
+    assert found == [plain.engine.complete(prompt, TOKENS)["token_ids"] for prompt in OTHERS]
+    shares = [sum(len(prompt) - 1 for prompt in OTHERS[first::2]) for first in (0, 1)]
+    after = [ranks.engine.metric("xpyd_kv_pushed_tokens_total", engine=str(rank)) for rank in (0, 1)]
+    assert sorted(late - early for late, early in zip(after, pushed, strict=True)) == sorted(shares)

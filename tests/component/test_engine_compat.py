@@ -15,10 +15,13 @@ import torch
 import vllm
 from vllm.config import ParallelConfig
 
+from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat, connector
 from xpyd_sidecar.engine.compat import common, v032, v033
 from xpyd_sidecar.engine.connector import XpydConnector
+from xpyd_sidecar.engine.memory_sizes import StepLoad
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.resources import memory_bytes
 
 OTHERS = ["0.31.2", "0.34.0", "0.34.0+cu129", "0.3.2", "0.3.3", "0.320.0", "0.330.0", "1.0.0", "dev"]
 
@@ -144,9 +147,18 @@ def test_with_micro_batches_no_layer_leaves_at_its_hook(monkeypatch: pytest.Monk
     monkeypatch.setattr(connector, "WorkerSide", worker_side)
     monkeypatch.setattr(compat, "rest_while", lambda _: None)
     made = XpydConnector.__new__(XpydConnector)
-    made._settings = made._worker = None  # type: ignore[assignment]
+    made._settings, made._worker = SimpleNamespace(options=KvOptions()), None  # type: ignore[assignment]
     made._vllm_config = SimpleNamespace(parallel_config=ParallelConfig(**given), speculative_config=None,
+                                        scheduler_config=SimpleNamespace(max_num_batched_tokens=512),
                                         model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 2))
     made._kv_cache_config = SimpleNamespace(kv_cache_groups=[], transfer_groups=(), transfer_group_ids=(), num_blocks=4)
     made.register_kv_caches({"l0": torch.zeros(4, 2, 8, 4)})
     assert asked["by_layer"] is not several
+    assert asked["load"] == StepLoad(512, 1, memory_bytes(), 0), "what a step brings, and what there is room for"
+
+
+def test_ranks_of_a_host_share_its_memory() -> None:
+    for tensor, data in ((1, 1), (4, 1), (2, 3)):
+        parallel = ParallelConfig(tensor_parallel_size=tensor, data_parallel_size=data, data_parallel_size_local=data,
+                                  distributed_executor_backend="mp")
+        assert compat.ranks_here(SimpleNamespace(parallel_config=parallel)) == tensor * data

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 from engines import complete, metric
-from service import Service, wait
+from service import NAME, Service, wait
 
 from xpyd_operator.local import procs
 
 PROMPT = list(range(5, 400))
+USED = "calls to 2 workers go through the broadcast queue, 1 of them on this host"
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,8 @@ def test_a_group_of_two_prefills_and_comes_back_by_itself_after_a_death(service:
     assert metric(decode, "vllm:prompt_tokens_by_source_total", source="local_compute") <= 1, "decode computes no prompt"
     assert given == complete(decode, PROMPT, 16)["token_ids"], "as one engine answers"
     (name,) = [one["name"] for one in service.status()["instances"] if one["role"] == "prefill"]
+    logs = service.home.glob(f"{NAME}/instances/{name}/**/*.log")
+    assert any(USED in log.read_text() for log in logs), "a stranger could send calls"
     before = service.processes()
     launcher = before[f"{name}/engine-1"]
     (engine,) = [one.pid for one in procs.everyone() if one.parent == launcher]

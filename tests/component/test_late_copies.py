@@ -37,7 +37,7 @@ from nccl_fake import FakeNccl, HostDevice, World
 from xpyd_sidecar.broadcast.rpc import Group
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.engine import compat, worker_rpc, worker_side
+from xpyd_sidecar.engine import compat, memory_sizes, worker_rpc, worker_side
 from xpyd_sidecar.engine.connector import XpydConnector
 from xpyd_sidecar.engine.kv_cache import Move
 from xpyd_sidecar.kv.copies import Copy
@@ -182,7 +182,7 @@ def test_a_step_may_bring_more_than_keep_bytes_while_decode_takes_it(make: Calla
 
 @late
 def test_decode_takes_in_more_while_it_makes_no_step(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_side, "STAGING_BYTES", 1)  # two chunks, the least there may be
+    monkeypatch.setattr(memory_sizes, "STAGING_BYTES", 1)  # two chunks, the least there may be
     p, d = make("p"), make("d")
     one = Transfer(p, d)
     one.ask()

@@ -18,9 +18,9 @@ import pytest
 from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key
 from nccl_fake import FakeNccl, HostDevice, World
 
+from xpyd_sidecar.kv.bodies import Gpu
 from xpyd_sidecar.kv.groups import Begin, Groups, State, Way
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.messages import Gpu
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport.nccl.decode import NcclGrouping
 from xpyd_sidecar.transport.nccl.driver import Driver

@@ -1,5 +1,6 @@
-"""A running service is upgraded under load, from the release before to this one and on to one that speaks another KV wire.
+"""A running service is upgraded under load, from the release before to this one, and to one that speaks another KV wire.
 
+Where the release before speaks another wire than this one, that is one upgrade; else an artificial next release follows.
 The operator goes first, then the engines by a rollout. No request fails, no answer differs from a plain engine's, at each
 moment a prefill and a decode serve that can pair, and none of two releases that would refuse each other is ever paired.
 """
@@ -79,7 +80,7 @@ def rolled(service: Service, release: Release, round_: str, *, killed: bool) -> 
     print(f"to {release.name} in {time.monotonic() - began:.0f} s")
 
 
-async def test_a_service_is_upgraded_under_load_to_what_is_compatible_and_to_what_is_not(
+async def test_a_service_is_upgraded_under_load_and_none_are_paired_of_two_kv_wires(
         references: References, old: Release, tmp_path: Path) -> None:
     with Service(tmp_path) as service:
         service.spec = {"drain": {"timeout": "6s"}, "rollout": {"switchWindow": "0s"}}
@@ -94,18 +95,15 @@ async def test_a_service_is_upgraded_under_load_to_what_is_compatible_and_to_wha
 
             await asyncio.to_thread(kill_supervisor, service)
             await asyncio.to_thread(rolled, service, THIS, "2", killed=True)
-            after = set(watch.prints.values())
             await steady.wait_total(steady.report.total + 4)
-
-            await asyncio.to_thread(kill_supervisor, service)
-            await asyncio.to_thread(rolled, service, releases.following("wire"), "3", killed=False)
-            await steady.wait_total(steady.report.total + 4)
+            if len(set(watch.prints.values())) == 1:  # one wire: the next release has another
+                await asyncio.to_thread(kill_supervisor, service)
+                await asyncio.to_thread(rolled, service, releases.following("wire"), "3", killed=False)
+                await steady.wait_total(steady.report.total + 4)
+            await asyncio.to_thread(wait, lambda: len(watch.handed) == 2, 60, "hand-overs of both, each among its own")
             stream.check()
         steady.report.check()
         print(f"{watch.seen} looks, {watch.handed}; {stream.ended} long streams ended")
         watch.check()
-        new = set(watch.prints.values()) - after
-        assert len(new) == 1, "the next release speaks another wire, and its fingerprint says so"
-        assert {each.partition("-kv")[0] for each in new} <= {each.partition("-kv")[0] for each in after}, (
-            "its KV is the same, its wire is not")
+        assert len(set(watch.prints.values())) == 2, "one of them speaks another wire, and its fingerprint says so"
         wait(lambda: not service.idle(), 30, "idle")

@@ -17,9 +17,9 @@ from kv_ranks import REGIONS, DecodeRank, content, key
 from nixl_peers import Peer, PrefillPeer, driver
 from nixl_ranks import LIMITS, NixlProcess
 
+from xpyd_sidecar.kv.bodies import Offer
 from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.messages import Offer
 from xpyd_sidecar.kv.reads import METADATA_MAX
 from xpyd_sidecar.transport.nixl.decode import NixlTaker
 from xpyd_sidecar.transport.nixl.session import ReadLimits

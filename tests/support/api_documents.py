@@ -194,6 +194,11 @@ MALFORMED: dict[str, Bad] = {
         "ray does not run over several pods; write mp or leave it out",
         {"spec.decode.parallelism": {"tensor": 2, "pods": 2, "executor": "ray"}},
     ),
+    "the queue of xpyd under ray": bad(
+        "spec.engine.queue",
+        "decode.parallelism.executor ray has a queue of its own; write auto, or executor mp",
+        {"spec.decode.parallelism": {"tensor": 2, "executor": "ray"}, "spec.engine.queue": "xpyd"},
+    ),
     "devices of all pods where those of one belong": bad(
         'spec.decode.resources.limits["nvidia.com/gpu"]',
         "must be 8, not 16: tensor 16 x pipeline 1 x data 1 over 2 pods",
@@ -274,6 +279,18 @@ MALFORMED: dict[str, Bad] = {
     "a device that is no key": bad(
         "spec.decode.parallelism.device", "write the key of a resource", {"spec.decode.parallelism": {"device": "gpu"}}
     ),
+    "a topology that is no label": bad(
+        "spec.decode.placement.topology",
+        "write the key of a label",
+        {"spec.decode": {"parallelism": {"tensor": 2, "pods": 2}, "placement": {"topology": "a b"}}},
+    ),
+    "a topology of one pod": bad(
+        "spec.decode.placement.topology", "parallelism.pods above 1", {"spec.decode.placement": {"topology": "zone"}}
+    ),
+    "alone, but where": bad(
+        "spec.decode.placement.exclusive", "needs topology",
+        {"spec.decode": {"parallelism": {"tensor": 2, "pods": 2}, "placement": {"exclusive": True}}},
+    ),
     "no device and one that is named": bad(
         "spec.decode.parallelism.device",
         'resources.limits["amd.com/gpu"] names a device',
@@ -297,6 +314,8 @@ MALFORMED: dict[str, Bad] = {
         {"spec.decode.template": {"spec": {"containers": [{"name": "main", "command": ["sh"]}]}}},
         server=False,
     ),
+    "nothing to keep": bad("spec.kv.keep", "above 0", kv={"keep": 0}),
+    "nothing to keep, in units": bad("spec.kv.keep", "above 0", kv={"keep": "0.0Gi"}),
     "get without a buffer": bad("spec.kv.bufferSize", "mode get", kv={"mode": "get", "bufferSize": 0}),
     "offload to nowhere": bad("spec.kv.offload", "names no place", kv={"offload": {}}),
     "offload to no memory": bad("spec.kv.offload.memory", "above 0", kv={"offload": {"memory": "0Gi"}}),

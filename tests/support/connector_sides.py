@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from xpyd_sidecar.engine.worker_side import WorkerSide
 
 KEY = keys.ServiceKey(bytes(range(32)))
 BLOCK, BLOCKS, LAYERS = 16, 32, 3
+NO_HEADS: Mapping[str, int] = {}
 Hooks = Literal["layers", "graph", "capturing"]
 """Of a forward: one after each layer; none, since one graph holds all layers; or one after each while that graph is
 recorded, which runs nothing, and none when it is replayed.
@@ -107,17 +108,19 @@ class Engine:
 
     def __init__(self, name: str, folder: Path, clock: Clock | None = None, *, runner: Runner | None = None,
                  tensor: int = 1, recompute: bool = True, model: dict[str, Any] | None = None, layout: str = "HND",
-                 by_layer: bool = True, blocks: int = BLOCKS, described: Any = None,
+                 by_layer: bool = True, blocks: int = BLOCKS, described: Any = None, heads: Mapping[str, int] = NO_HEADS,
                  make_caches: Callable[[], dict[str, torch.Tensor]] | None = None, speculation: Speculation | None = None,
-                 **options: Any) -> None:
+                 data: tuple[int, int] = (0, 1), **options: Any) -> None:
         """``clock``: that of a GPU for each rank; None: on a CPU. ``runner``: V1 on a CPU, V2 on a GPU, if not given.
 
         ``layout``: heads or tokens first in memory. ``by_layer``: as ``WorkerSide`` has it. ``described``, ``make_caches``:
-        what vLLM says of a model of several groups, and its memory. ``speculation``: its layers come after the others, and
-        call their hooks once for each draft.
+        what vLLM says of a model of several groups, and its memory. ``heads``: by layer, KV heads over all ranks, which are
+        shared out; without, each rank's are its own. ``speculation``: its layers come after the others, and call their
+        hooks once for each draft. ``data``: its data-parallel rank, of how many.
         """
-        (folder / name).mkdir()
-        self.folder = folder / name
+        self.data_rank, ranks = data
+        self.folder = folder / (name if ranks == 1 else f"{name}-{self.data_rank}")
+        self.folder.mkdir()
         kv = KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options})
         settings = ConnectorSettings(kv, ServiceName("s"), InstanceName(name), "127.0.0.1", KEY, self.folder)
         drafts = speculation or Speculation()
@@ -136,10 +139,14 @@ class Engine:
         """Copies are complete later than the step that makes them."""
         self.runner = runner or ("v1" if clock is None else "v2")
         self.devices = [Cpu() if clock is None else Gpu(clock) for _ in range(tensor)]
-        self.workers = [WorkerSide(settings, rank, caches, blocks, by_layer=by_layer, groups=groups, view=device.memory,
-                                   drafts=frozenset(drafts.layers))
+        self.workers = [WorkerSide(settings, rank, caches, blocks, heads, by_layer=by_layer, groups=groups,
+                                   view=device.memory, drafts=frozenset(drafts.layers))
                         for rank, (caches, device) in enumerate(zip(self.caches, self.devices, strict=True))]
-        self.scheduler = SchedulerSide(vllm_config(tensor, layout=layout, **(model or {})), settings,
+        config = vllm_config(tensor, layout=layout, **(model or {}))
+        config.parallel_config.data_parallel_index, config.parallel_config.data_parallel_size = data
+        if ranks > 1:
+            config.kv_transfer_config.engine_id = f"{name}_dp{self.data_rank}"
+        self.scheduler = SchedulerSide(config, settings,
                                        recompute=recompute, blocks=blocks, speculation=speculation,
                                        groups=compat.cache_groups(described) if described else None,
                                        states=compat.states(described) if described else "")
@@ -155,7 +162,7 @@ class Engine:
         self.counts: dict[str, float] = {}
 
     def peer(self, instance: str = "d") -> legs.Peer:
-        known = record.read(self.folder, 0)
+        known = record.read(self.folder, self.data_rank)
         assert known is not None
         return legs.Peer(InstanceName(instance), known.incarnation, known.control)
 

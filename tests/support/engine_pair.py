@@ -55,7 +55,7 @@ class Pair:
                  prefill_env: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None,
                  beside: Sequence[Mapping[str, Any]] = (), **options: Any) -> None:
         """``env``: of both engines, ``prefill_env``: of prefill besides. ``beside``: connectors after ours, of both."""
-        port = free_port()
+        port = self.data_port = free_port()
         self.wire = Wire(port)
         self.pool = ThreadPoolExecutor(48)
         self.answer_s = HTTP_TIMEOUT_S

@@ -43,13 +43,15 @@ OVER_S = 1.5
 class MemberOnHost:
     """One member: its agent's rounds in this process, its launcher beside it."""
 
-    def __init__(self, folder: Path, index: int, size: int, leader: HostPort, *, layout: str = "x") -> None:
+    def __init__(self, folder: Path, index: int, size: int, leader: HostPort, *, layout: str = "x",
+                 data: int = 1) -> None:
+        """``data``: ranks of all members together."""
         self.folder = folder / str(index)
         self.folder.mkdir(exist_ok=True)
         self.log = self.folder / "engine.log"
         mine = GroupConfig(index, size, layout, leader if index else HostPort(""), over_s=OVER_S)
         agent = AgentConfig(Role.DECODE, HostPort("127.0.0.1:1"), (), advertise_host="127.0.0.1", advertise_port=1,
-                            listen=leader if index == 0 else None, group=mine)
+                            listen=leader if index == 0 else None, group=mine, data_parallel=data)
         self.config = SidecarConfig(ServiceName("s"), NAME, "", str(self.folder), agent=agent)
         self.mine = mine
         self.launcher: subprocess.Popen[bytes] | None = None
@@ -72,7 +74,7 @@ class MemberOnHost:
                              self.answers.append)
         assert self.config.agent is not None
         if self.config.agent.listen is not None:
-            self._remote = Remote(self.config.agent.listen, KEY, None, NAME)  # type: ignore[arg-type]
+            self._remote = Remote(self.config.agent.listen, KEY, None, NAME, members=True)  # type: ignore[arg-type]
             self._remote.rounds = self.rounds
             await self._remote.start()
         self._task = asyncio.create_task(self.rounds.run())
@@ -131,9 +133,9 @@ class MemberOnHost:
 class GroupOnHost:
     """All members."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, *, data: int = 1) -> None:
         leader = join_host_port("127.0.0.1", free_port())
-        self.members = [MemberOnHost(folder, index, size, leader) for index in range(size)]
+        self.members = [MemberOnHost(folder, index, size, leader, data=data) for index in range(size)]
 
     async def __aenter__(self) -> Self:
         for member in self.members:

@@ -5,6 +5,7 @@
     job.prefill(chunk=20)                 vLLM allocates, a kernel writes each token's KV, and free blocks are ruined
     job.load()                            decode's load, into the blocks that decode's manager gives it
     job.wrong()                           what token 69 would read, and is not there: (layer, token)
+    GroupedEngine(…, tensor=2)            of two ranks, each with a head of its own
 
 Layers of all groups lie over each other in one memory, as vLLM has them: a block belongs to one group at a time.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +35,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 WINDOW, BLOCKS, CONTEXT = 40, 160, 512
-PAGE: Final = 2 * BLOCK * 4 * 4
+HEADS: Final = 2
+PAGE: Final = HEADS * BLOCK * 4 * 4
 """Bytes of a block: 2 heads, 4 values of 4 bytes for each token."""
 USED: Final = 300
 """Of a page, by a state."""
@@ -43,20 +46,21 @@ MODELS: Final = {"windows": ("window", "window", "window", "all"), "oss": ("wind
 """Layers by reach; each is a group of its own."""
 
 
-def described(reaches: tuple[str, ...]) -> KVCacheConfig:
-    """What vLLM says of a model with one layer of each reach."""
-    attention: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 2, "dtype": torch.float32,
-                                 "page_size_padded": PAGE}
+def described(reaches: tuple[str, ...], tensor: int = 1) -> KVCacheConfig:
+    """What vLLM says of a model with one layer of each reach, on one of so many ranks."""
+    attention: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": HEADS // tensor, "head_size": 2,
+                                 "dtype": torch.float32, "page_size_padded": PAGE // tensor}
     specs: dict[str, KVCacheSpec] = {
         "all": FullAttentionSpec(**attention), "window": SlidingWindowSpec(**attention, sliding_window=WINDOW),
-        "state": MambaSpec(block_size=CONTEXT, shapes=((USED // 4,),), dtypes=(torch.float32,), page_size_padded=PAGE)}
+        "state": MambaSpec(block_size=CONTEXT, shapes=((USED // 4 // tensor,),), dtypes=(torch.float32,),
+                           page_size_padded=PAGE // tensor)}
     groups = [KVCacheGroupSpec([f"layer{at}"], specs[reach]) for at, reach in enumerate(reaches)]
     return KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
-def written(prompt: int, layer: int, token: int) -> float:
-    """What a kernel writes for a token."""
-    return float(prompt * 4096 + layer * 1024 + token + 1)
+def written(prompt: int, layer: int, token: int, heads: range = range(HEADS)) -> torch.Tensor:
+    """What a kernel writes for a token: a row for each head."""
+    return (prompt * 4096 + layer * 1024 + token + 1 + torch.tensor(heads) / HEADS).unsqueeze(1).expand(-1, 4)
 
 
 def state_after(prompt: int, layer: int, tokens: int) -> int:
@@ -70,19 +74,28 @@ class GroupedEngine(Engine):
     def __init__(self, name: str, folder: Path, reaches: tuple[str, ...], clock: Clock | None = None,
                  **options: Any) -> None:
         self.reaches = reaches
-        config = described(reaches)
+        self.tensor = int(options.get("tensor", 1))
+        config = described(reaches, self.tensor)
         self.manager = KVCacheManager(config, CONTEXT, CONTEXT, BLOCK, enable_caching=False)
-        super().__init__(name, folder, clock, blocks=BLOCKS, described=config, make_caches=self._caches, **options)
+        heads = {f"layer{at}": HEADS for at, reach in enumerate(reaches) if reach != "state"}
+        super().__init__(name, folder, clock, blocks=BLOCKS, described=config, make_caches=self._caches, heads=heads,
+                         **options)
 
     def _caches(self) -> dict[str, torch.Tensor]:
-        return self.memory(self.reaches)
+        return self.memory(self.reaches, self.tensor)
+
+    def heads(self, rank: int) -> range:
+        """Which heads a rank has."""
+        each = HEADS // self.tensor
+        return range(rank * each, (rank + 1) * each)
 
     @staticmethod
-    def memory(reaches: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Layers of these reaches, all over each other."""
-        memory = torch.zeros(BLOCKS, PAGE, dtype=torch.uint8)
-        attention = memory.view(torch.float32).view(BLOCKS, 2, BLOCK, 4)
-        state = memory.view(torch.int8).as_strided((BLOCKS, 1, 1, USED), (PAGE, USED, USED, 1))
+    def memory(reaches: Iterable[str], tensor: int = 1) -> dict[str, torch.Tensor]:
+        """Layers of these reaches, all over each other, on one of so many ranks."""
+        page, used = PAGE // tensor, USED // 4 // tensor * 4
+        memory = torch.zeros(BLOCKS, page, dtype=torch.uint8)
+        attention = memory.view(torch.float32).view(BLOCKS, HEADS // tensor, BLOCK, 4)
+        state = memory.view(torch.int8).as_strided((BLOCKS, 1, 1, used), (page, used, used, 1))
         return {f"layer{at}": state if reach == "state" else attention for at, reach in enumerate(reaches)}
 
     def tables_of(self, request: Any) -> tuple[list[int], ...]:
@@ -93,7 +106,7 @@ class GroupedEngine(Engine):
     def compute(self, request: Any, prompt: int, tokens: range) -> None:
         """Kernels write a chunk's KV, layer by layer: a state is written over in place."""
         tables = self.tables_of(request)
-        for caches, device in zip(self.caches, self.devices, strict=True):
+        for rank, (caches, device) in enumerate(zip(self.caches, self.devices, strict=True)):
             for layer, (reach, table) in enumerate(zip(self.reaches, tables, strict=True)):
                 cache = caches[f"layer{layer}"]
                 if reach == "state":
@@ -101,7 +114,7 @@ class GroupedEngine(Engine):
                     continue
                 for token in tokens:
                     row = cache[table[token // BLOCK]][:, token % BLOCK]
-                    device.compute(0.0, partial(row.fill_, written(prompt, layer, token)))
+                    device.compute(0.0, partial(row.copy_, written(prompt, layer, token, self.heads(rank))))
 
     def ruin_free_blocks(self, tables: tuple[list[int], ...]) -> None:
         """Blocks that have been given back are somebody else's at once."""
@@ -194,8 +207,8 @@ class Job:
         self.ours.num_computed_tokens = self.tokens
         assert self.d.manager.allocate_slots(self.ours, 1) is not None
         tables = self.d.tables_of(self.ours)
-        for layer, (reach, table) in enumerate(zip(self.d.reaches, tables, strict=True)):
-            cache = self.d.caches[0][f"layer{layer}"]
+        for rank, layer in product(range(self.d.tensor), range(len(tables))):
+            cache, reach, table = self.d.caches[rank][f"layer{layer}"], self.d.reaches[layer], tables[layer]
             if reach == "state":
                 if not bool((cache[table[0]] == state_after(self.number, layer, self.tokens)).all()):
                     found.append((layer, self.tokens))
@@ -203,7 +216,8 @@ class Job:
             first = max(0, self.tokens - WINDOW + 1) if reach == "window" else 0
             for token in range(first, self.tokens):
                 block = table[token // BLOCK]
-                if not block or not bool((cache[block][:, token % BLOCK] == written(self.number, layer, token)).all()):
+                right = written(self.number, layer, token, self.d.heads(rank))
+                if not block or not bool((cache[block][:, token % BLOCK] == right).all()):
                     found.append((layer, token))
         return found
 

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 HOW_MANY = 220
 
 EVERYWHERE: dict[str, dict[str, Any]] = {
-    "data": {"prefill": {"parallelism": {"data": 2}}},
+    "executor": {"prefill": {"parallelism": {"tensor": 2, "executor": "uni"}}},
     "port of p2p": {"router": {
         "placement": "deployment", "replicas": 1, "compat": "p2p", "ports": {"http": 30003, "members": 30002}}},
     "owned": {"engine": {"args": ["--port", "1", "--tensor-parallel-size=2"]}},

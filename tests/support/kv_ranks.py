@@ -25,8 +25,8 @@ from xpyd_sidecar.memory.completions import Completions
 from xpyd_sidecar.memory.marks import NOW, CopyMark
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.memory.store import CopyStore
+from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.local_rank import LocalRank
 from xpyd_sidecar.session.lookup_buffer import Expecting
 from xpyd_sidecar.session.receiver import Receiver
 from xpyd_sidecar.session.receiver_events import Arrived

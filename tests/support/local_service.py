@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,13 @@ class LocalService:
             return 0
 
     def kill_supervisor(self) -> None:
-        os.kill(lock.holder(self.folder.lock), signal.SIGKILL)
+        """Until nobody holds its lock: the kernel takes a moment to take down who is killed."""
+        supervisor = lock.holder(self.folder.lock)
+        os.kill(supervisor, signal.SIGKILL)
+        deadline = time.monotonic() + 20.0
+        while lock.holder(self.folder.lock) == supervisor:
+            assert time.monotonic() < deadline, f"{supervisor} outlives SIGKILL"
+            time.sleep(0.01)
 
     def pids(self) -> list[int]:
         return remains.pids(self.folder)

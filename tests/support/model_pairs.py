@@ -11,9 +11,12 @@ differ in their last bits.
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -22,8 +25,9 @@ from engines import Engine
 from model_variants import ensure
 
 from xpyd_sidecar.contract import legs, metrics
-from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
+from xpyd_sidecar.contract.ids import Attempt, Role, TransferId, join_host_port
 from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.router.api import audited
 
 PLUGIN = Path(__file__).parent / "last_token_alone"
 PATIENCE_S: Final = 180.0
@@ -68,17 +72,27 @@ class ModelPair(Pair):
     """Both engines; ``wire``, ``p`` and ``d`` as ``Pair`` has them."""
 
     def __init__(self, folder: Path, model: str, *, policy: Literal["recompute", "fail"] = "recompute",
-                 d_args: Sequence[str] = (), **options: Any) -> None:
+                 d_args: Sequence[str] = (), wired: bool = False, **options: Any) -> None:
+        """``wired``: prefill's KV goes through ``wire``, with checksums where decode wants them."""
         super().__init__(folder, policy=policy)
         self.answer_s = PATIENCE_S
         self.model = model
         facts = FACTS[model]
         path = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))
-        kv = KvOptions(**{"peer_timeout_s": 10.0, "load_timeout_s": 20.0, **options})
-        # A plugin is looked for where an engine is imported, which a forked one is already.
-        made: dict[str, Any] = {"model": ensure(model), "env": {"PYTHONPATH": path}, "options": kv, "forked": False}
-        self.p = Engine("p", folder, args=facts.args, **made)
-        self.d = Engine("d", folder, args=(*facts.args, *d_args), on_load_failure=policy, **made)
+        common: dict[str, Any] = {"peer_timeout_s": 10.0, "load_timeout_s": 20.0, **options}
+        through = {"transport": "tcp", "checksum": "none", "data_port": self.data_port,
+                   "advertise_data": join_host_port("127.0.0.1", self.wire.port)} if wired else {}
+        made: dict[str, Any] = {"model": ensure(model), "env": {"PYTHONPATH": path}}
+        self.p = Engine("p", folder, args=facts.args, options=KvOptions(**common | through), **made)
+        self._decode = partial(Engine, folder=folder, args=(*facts.args, *d_args), **made)
+        self._options = common
+        self.d = self._decode("d", on_load_failure=policy, options=KvOptions(**common))
+
+    def other(self, name: str, *, policy: Literal["recompute", "fail"] = "recompute", **options: Any) -> ModelPair:
+        """The same prefill with one more decode engine; start it, and end it."""
+        other = copy.copy(self)
+        other.d = self._decode(name, on_load_failure=policy, options=KvOptions(**self._options | options))
+        return other
 
     def handed(self, prompt: list[int], n: int = 12, *, decode_first: bool = False) -> Answer:
         """Decode's answer, with KV from prefill."""
@@ -91,6 +105,18 @@ class ModelPair(Pair):
             wait_until(lambda: decode.done() or self.d.metric(metrics.RECEIVES_OPEN) > 0, PATIENCE_S, "parked")
             self.p_leg(prompt, transfer).result(PATIENCE_S)
         return decode.result(PATIENCE_S)
+
+    def first(self, prompt: list[int], *, handed: bool) -> audited.Odds:
+        """What decode says of the first token, with KV from prefill or by itself."""
+        transfer, more = new(), dict[str, Any](cache_salt=new())  # so that it finds nothing in its cache
+        if handed:
+            leg = legs.Leg(legs.VERSION, Role.DECODE, TransferId(transfer), Attempt(1), PATIENCE_S)
+            more = {legs.FIELD: legs.encode(leg)}
+            self.p_leg(prompt, transfer).result(PATIENCE_S)
+        choice = self.d.complete(prompt, 1, timeout_s=PATIENCE_S, **more, **audited.SHOWN["completions"])
+        found = audited.odds_of(json.dumps({"choices": [choice]}).encode())
+        assert found is not None
+        return found
 
     def alone(self, prompt: list[int], n: int = 12) -> Answer:
         """What one engine says."""

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from xpyd_sidecar.kv.messages import NixlMemory
+from xpyd_sidecar.kv.bodies import NixlMemory
 from xpyd_sidecar.kv.reads import TICKET_BYTES
 
 

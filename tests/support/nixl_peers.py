@@ -24,7 +24,7 @@ from kv_ranks import REGIONS, content, key
 from nixl_ranks import LIMITS, NixlProcess
 
 from xpyd_sidecar.contract.ids import HostPort
-from xpyd_sidecar.kv.messages import NixlMemory
+from xpyd_sidecar.kv.bodies import NixlMemory
 from xpyd_sidecar.transport.nixl import driver as nixl_driver
 from xpyd_sidecar.transport.nixl.prefill import NixlLink
 

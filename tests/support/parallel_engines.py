@@ -12,7 +12,7 @@ from render_service import service
 
 from xpyd_operator.local import procs
 from xpyd_operator.render.engine import executor_env
-from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract import launch, legs
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import KvOptions
 
@@ -23,11 +23,12 @@ ARGS = ("--tensor-parallel-size", "2", "--num-gpu-blocks-override", "34", "--max
 PLATFORM = Path(__file__).parent / "ray_on_cpu"
 
 
-def parallel_engine(executor: str, folder: Path, scratch: Path) -> Engine:
-    """Not started. ``scratch`` is a folder whose path is short: Ray puts sockets there."""
+def parallel_engine(executor: str, folder: Path, scratch: Path, queue: str = "vllm") -> Engine:
+    """Not started. ``scratch`` is a folder whose path is short: Ray puts sockets there. ``queue``: as ``engine.queue``."""
     options = KvOptions(claim_s=8.0, peer_timeout_s=PATIENCE_S, load_timeout_s=PATIENCE_S)
-    return Engine(executor, folder, args=(*ARGS, "--distributed-executor-backend", executor), on_load_failure="fail",
-                  options=options, env=_environment(executor, scratch), forked=executor != "ray")
+    return Engine(f"{executor}-{queue}", folder, args=(*ARGS, "--distributed-executor-backend", executor),
+                  on_load_failure="fail", options=options, forked=executor != "ray",
+                  env=_environment(executor, scratch) | {launch.ENV_QUEUE: queue})
 
 
 def _environment(executor: str, folder: Path) -> dict[str, str]:

@@ -383,7 +383,7 @@ def _held(stage: Stage) -> list[str]:
         found.append(f"{stage.name} holds {BLOCKS - 1 - len(stage.free)} blocks")
     for worker in stage.engine.workers:
         ahead = worker._receiver.ahead
-        if ahead is not None and any(ahead.used):
+        if any(ahead.used):
             found.append(f"{stage.name} has {ahead.used} bytes in its buffer")
     return found
 

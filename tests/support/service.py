@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,8 +36,8 @@ XPYD = Path(sys.executable).with_name("xpyd")
 class Service:
     """One service; ``with`` takes it down at the end, whatever happened."""
 
-    def __init__(self, folder: Path, router: dict[str, Any] | None = None) -> None:
-        """``router``: further fields of ``spec.router``."""
+    def __init__(self, folder: Path, router: dict[str, Any] | None = None, plugins: Sequence[Path] = ()) -> None:
+        """``router``: further fields of ``spec.router``. ``plugins``: folders that have plugins of vLLM."""
         self.folder = folder
         self._router = router or {}
         self.home = folder / "home"
@@ -48,8 +48,10 @@ class Service:
         """Further sections of the document, from the next ``write`` on."""
         self.engine_env: dict[str, str] = {}
         """Further variables of the engines, likewise; other ones make a new revision."""
+        self.before: tuple[str, ...] = ()
+        """What the command is started by, as ``prlimit`` with its arguments."""
         self._environment = {**os.environ, "XPYD_HOME": str(self.home), "PYTHONPATH": os.pathsep.join(
-            filter(None, (str(FORKS), os.environ.get("PYTHONPATH"))))}
+            filter(None, (str(FORKS), *map(str, plugins), os.environ.get("PYTHONPATH"))))}
         self.shared_memory_before = shared_memory()
         home_begins(self.home)
 
@@ -82,8 +84,8 @@ class Service:
 
     def xpyd(self, *arguments: str, check: bool = False, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""
-        done = subprocess.run([XPYD, *arguments], env=self._environment, check=False, text=True, timeout=timeout_s,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        done = subprocess.run([*self.before, XPYD, *arguments], env=self._environment, check=False, text=True,
+                              timeout=timeout_s, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert not check or done.returncode == 0, f"xpyd {' '.join(arguments)}: {done.returncode}\n{done.stdout}"
         return done
 
@@ -96,8 +98,9 @@ class Service:
     def changing(self, prefill: int, decode: int) -> Iterator[subprocess.Popen[str]]:
         """`xpyd up` in the middle of its work; it is ended with the block."""
         self.write(prefill, decode)
-        with subprocess.Popen([XPYD, "up", "-f", str(self.file), "--detach", "--timeout", "280"], env=self._environment,
-                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        command = [*self.before, XPYD, "up", "-f", str(self.file), "--detach", "--timeout", "280"]
+        with subprocess.Popen(command, env=self._environment, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT) as process:
             try:
                 yield process
             finally:

@@ -2,6 +2,7 @@
 
     wire = Wire(target_port)         listens at wire.port
     wire.corrupt = 1                 ruin the payload of the next data frame that comes from the target
+    wire.ruined = {2}                ruin the payload of all data frames of these arrays, as long as it is set
     wire.ruin_header = 1             flip a bit in the header of the next frame
     wire.half = 1                    pass on half of the next data frame, then close both ends
     wire.spare = 5                   let so many data frames pass before any of these
@@ -36,6 +37,9 @@ class Wire:
         self.hold = threading.Event()
         self.frames = 0
         """Data frames that have come from the target."""
+        self.ruined: set[int] = set()
+        self.arrays: set[int] = set()
+        """Of which data frames have come."""
         self._target = target_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -94,12 +98,15 @@ class Wire:
                 payload = _exactly(source, header.length)
                 if header.kind is Kind.DATA:
                     self.frames += 1
+                    self.arrays.add(header.region)
                     if self.spare > 0:
                         self.spare -= 1
                         sink.sendall(raw + payload)
                         continue
                     if self.corrupt > 0:
                         self.corrupt -= 1
+                        payload = bytes(len(payload))
+                    if header.region in self.ruined:
                         payload = bytes(len(payload))
                     if self.half > 0:
                         self.half -= 1

@@ -25,7 +25,7 @@ from xpyd_sidecar.agent.beat import (
 )
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.fingerprint import digest
-from xpyd_sidecar.contract.ids import AgentId, Role, State
+from xpyd_sidecar.contract.ids import AgentId, HostPort, Role, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
 from xpyd_sidecar.contract.speculation import Speculation
 
@@ -162,6 +162,16 @@ def test_every_rank_has_its_control_address_in_the_beat() -> None:
     for now in range(2):
         machine.handle(Looked(Look("up", records=(record_of(), record_of("b" * 32, 1)), load=IDLE), ()), float(now))
     assert machine.heartbeat().control == ("127.0.0.1:4000", "127.0.0.1:4001")
+
+
+def test_servers_of_several_members_are_in_the_beat_rank_by_rank() -> None:
+    machine = Machine(config_of(), None)
+    doors = (HostPort("10.0.0.7:8000"), HostPort("10.0.0.8:8000"))
+    look = msgspec.structs.replace(up().look, records=(record_of(), record_of(dp_rank=1)), doors=doors)
+    for now in (1.0, 2.0):
+        machine.handle(Looked(look, ()), now)
+    beat = machine.heartbeat()
+    assert (beat.state, beat.http, len(beat.control)) == (State.READY, doors, 2)
 
 
 def test_load_of_a_dead_engine_is_none() -> None:

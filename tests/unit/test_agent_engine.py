@@ -16,6 +16,9 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.agent import engine as engine_module
 from xpyd_sidecar.agent.engine import BadAnswer, Probe, choose_model, parse_load
 from xpyd_sidecar.contract import record
+from xpyd_sidecar.contract.group import MemberRanks
+from xpyd_sidecar.contract.ids import HostPort
+from xpyd_sidecar.contract.launch import GroupConfig
 from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
 
 TWO_ENGINES = b"""\
@@ -219,3 +222,33 @@ async def test_a_look_that_the_agent_has_no_file_for_says_nothing_of_the_engine(
     for look in (first, second):
         assert (look.health, look.records, look.load) == ("unmade", (), None)
         assert look.problem == resources.WORDS[errno.EMFILE]
+
+
+async def test_servers_of_all_members_are_looked_at_and_the_worst_of_them_counts(fake: FakeEngine, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    probe = make_probe(fake, group=GroupConfig(0, 2, "x"), data_parallel=4)
+    record.write(fake.run_dir, record_of(dp_rank=1))
+    try:
+        look = await probe.look(scrape=True)
+        assert (look.health, look.records) == ("up", ())
+        assert look.problem == "no engine record of DP ranks [2, 3] from the other members yet"
+        async with FakeEngine(tmp_path / "other") as other:
+            far = MemberRanks(HostPort(other.address), record_of(dp_rank=2), tuple(record_of(dp_rank=rank).control
+                                                                                   for rank in (2, 3)))
+            fake.running, other.running, fake.usage, other.usage, other.receives_open = 2, 3, 0.25, 0.75, 1
+            look = await probe.look(scrape=True, others=(far,))
+            assert (look.health, look.problem) == ("up", "")
+            assert look.records == tuple(record_of(dp_rank=rank) for rank in range(4))
+            assert look.doors == ("10.0.0.7:8000", "10.0.0.7:8000", other.address, other.address)
+            assert look.load == Load(running=5, kv_usage=0.5, transfers=1)
+            other.health = 503
+            look = await probe.look(scrape=True, others=(far,))
+            assert (look.health, look.problem) == ("down", f"GET /health of {other.address}: status 503")
+            other.health, other.metrics_text = 200, "none"
+            look = await probe.look(scrape=True, others=(far,))
+            assert (look.load, "is it a vLLM engine" in look.problem) == (None, True), "half a load is none"
+        look = await probe.look(scrape=False, others=(far,))
+        assert look.health == "down"
+        assert look.problem.startswith(f"GET /health of {other.address}: ")
+    finally:
+        await probe.close()

@@ -9,11 +9,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from agent_fakes import record_of
 from group_on_host import GroupOnHost, MemberOnHost, wait_for
 
 from xpyd_sidecar.agent import group as rules
 from xpyd_sidecar.agent import rounds as rounds_module
 from xpyd_sidecar.agent.beat import Look
+from xpyd_sidecar.contract import record
+from xpyd_sidecar.contract.group import MemberRanks
 from xpyd_sidecar.contract.ids import HostPort
 
 
@@ -117,4 +120,39 @@ def test_the_leaders_look_at_its_engine_says_what_the_group_lacks(tmp_path: Path
         assert rounds.judged(Look("slow", "x")) == Look("down", "waits for members 0, 1 of 2")
         assert rules.SILENT_S == 5.0
         await group.members[0].close()
+    asyncio.run(body())
+
+
+def test_followers_say_the_ranks_of_the_life_and_the_leader_forgets_those_of_one_that_is_over(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with GroupOnHost(tmp_path, 3, data=6) as group:
+            life = await group.wait_serves()
+            leader = group.members[0].rounds
+            assert leader is not None
+            assert leader.others() == ()
+            for rank in (2, 3, 4, 5):
+                record.write(group.members[rank // 2].folder, record_of(dp_rank=rank))
+            await wait_for(lambda: len(leader.others()) == 2)
+            assert [(said.first.dp_rank, said.control) for said in leader.others()] == [
+                (2, ("127.0.0.1:4002", "127.0.0.1:4003")), (4, ("127.0.0.1:4004", "127.0.0.1:4005"))]
+            await group.members[1].stop_agent()  # what it has said last is of this life
+            os.kill(group.members[2].pid(), signal.SIGKILL)
+            await wait_for(lambda: leader.others() == ())
+            await group.members[1].start_agent()
+            await group.wait_serves(after=life)
+            assert leader.others() == (), "the launchers have removed what is of the life before"
+    asyncio.run(body())
+
+
+def test_ranks_that_are_not_a_members_own_are_refused(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with GroupOnHost(tmp_path, 2, data=2) as group:
+            await group.wait_serves()
+            follower = group.members[1]
+            assert follower.rounds is not None
+            follower.rounds._ranks = lambda: MemberRanks(  # type: ignore[method-assign]
+                HostPort("h:1"), record_of(dp_rank=0), (HostPort("h:2"),))
+            await wait_for(lambda: "member 1 says ranks 0 to 0, it has 1 to 1" in str(follower.rounds.problem))
+            assert group.members[0].rounds is not None
+            assert group.members[0].rounds.others() == ()
     asyncio.run(body())

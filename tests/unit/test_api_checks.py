@@ -33,6 +33,8 @@ FOR_ONE_TARGET = [
     document({"spec.model.source": "pvc://claim/x"}),
     document(kv={"transport": "shm"}),
     document({"spec.engine.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]}),
+    document({"spec.prefill.parallelism": {"tensor": 2, "pods": 2}, "spec.engine.queue": "vllm"}),
+    document(decode={"parallelism": {"tensor": 2, "pods": 2}}, networkPolicy={"enabled": False}),
 ]
 
 
@@ -110,6 +112,7 @@ def test_the_api_server_admits_the_examples(path: Path) -> None:
 def test_rules_for_kubernetes_stand_in_the_crd_and_those_for_local_do_not() -> None:
     assert admit(CRD, FOR_ONE_TARGET[0])
     assert admit(CRD, FOR_ONE_TARGET[2])
+    assert admit(CRD, FOR_ONE_TARGET[4])
     assert admit(CRD, FOR_ONE_TARGET[1]) == admit(CRD, FOR_ONE_TARGET[3]) == []
 
 

@@ -99,6 +99,7 @@ def test_metadata_of_a_live_object_is_accepted() -> None:
 ONLY_LOCAL = document({"spec.model.source": "../weights"})
 ONLY_KUBERNETES = document({"spec.model.source": "pvc://claim/x"})
 SHM = document(kv={"transport": "shm"})
+OPEN_QUEUE = document({"spec.prefill.parallelism": {"tensor": 2, "pods": 2}, "spec.engine.queue": "vllm"})
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,7 @@ SHM = document(kv={"transport": "shm"})
     [
         (ONLY_LOCAL, Target.LOCAL, "spec.model.source"),
         (SHM, Target.LOCAL, "spec.kv.sharedMemory"),
+        (OPEN_QUEUE, Target.LOCAL, "spec.engine.queue"),
         (ONLY_KUBERNETES, Target.KUBERNETES, "spec.model.source"),
         (
             document({"spec.engine.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]}),

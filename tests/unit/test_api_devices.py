@@ -105,3 +105,8 @@ def test_members_of_an_instance_are_noted_with_their_share_of_the_devices() -> N
     assert [(note.path, note.message) for note in notes(wide)] == [
         ("spec.decode.parallelism.pods", "each instance is 2 members of 8 devices that begin and end together")]
     assert limits(wide.spec.decode) == {"nvidia.com/gpu": 8}
+    ranks = service(Target.LOCAL, prefill={"parallelism": {"data": 4, "tensor": 2, "pods": 2}})
+    assert [(note.path, note.message) for note in notes(ranks)] == [
+        ("spec.prefill.parallelism.pods",
+         ("each instance is 2 members of 4 devices that begin and end together; "
+          "each has 2 of the 4 data-parallel ranks, and a server for them"))]

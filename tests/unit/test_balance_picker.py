@@ -86,10 +86,31 @@ def test_ranks_behind_one_door_take_turns_and_are_named() -> None:
         ("127.0.0.1:1", "10.0.0.1:1", 0), ("127.0.0.1:1", "10.0.0.1:2", 1), ("127.0.0.1:1", "10.0.0.1:1", 0)]
 
 
+def test_ranks_of_prefill_take_turns_too_whoever_decodes() -> None:
+    ranks = {"control": tuple(HostPort(f"10.0.0.2:{port}") for port in (1, 2, 3))}
+    pick = picker({"p0": ranks}, {"d0": {"control": (HostPort("10.0.0.1:1"), HostPort("10.0.0.1:2"))}})
+    pairs = [pair for _ in range(6) if (pair := pick.asked(RAW).pair(alone=False))]
+    assert [(pair.prefill.dp_rank, pair.decode.dp_rank) for pair in pairs if pair.prefill] == [
+        (0, 0), (1, 1), (2, 0), (0, 1), (1, 0), (2, 1)]
+    again = [found.dp_rank for _ in range(3) if (found := pick.asked(RAW).prefill_for(pairs[0].decode))]
+    assert again == [0, 1, 2], "whoever takes over is asked by rank, too"
+
+
 def test_ranks_with_doors_of_their_own_need_no_name() -> None:
     pick = picker({}, {"d0": {"control": (HostPort("h:1"), HostPort("h:2")), "http": (HostPort("h:8"), HostPort("h:9"))}})
     targets = [pair.decode for _ in range(2) if (pair := pick.asked(RAW).pair(alone=True))]
     assert [(t.http, t.control, t.dp_rank) for t in targets] == [("h:8", "h:1", None), ("h:9", "h:2", None)]
+
+
+def test_ranks_of_several_members_are_named_as_the_server_of_their_member_counts_them() -> None:
+    control = tuple(HostPort(f"10.0.0.{1 + rank // 2}:{5 + rank}") for rank in range(4))
+    doors = tuple(HostPort(f"10.0.0.{1 + rank // 2}:8000") for rank in range(4))
+    pick = picker({"p0": {"control": control, "http": doors}}, {"d0": {"control": control, "http": doors}})
+    pairs = [pair for _ in range(4) if (pair := pick.asked(RAW).pair(alone=False))]
+    wanted = [("10.0.0.1:8000", "10.0.0.1:5", 0), ("10.0.0.1:8000", "10.0.0.1:6", 1),
+              ("10.0.0.2:8000", "10.0.0.2:7", 0), ("10.0.0.2:8000", "10.0.0.2:8", 1)]
+    assert [(t.http, t.control, t.dp_rank) for t in (pair.decode for pair in pairs)] == wanted
+    assert [(t.http, t.control, t.dp_rank) for t in (pair.prefill for pair in pairs) if t is not None] == wanted
 
 
 def test_an_instance_without_a_control_address_is_never_paired() -> None:
@@ -176,3 +197,17 @@ def test_candidates_are_found_anew_when_the_roster_changes() -> None:
     assert both(pick.asked(RAW).pair(alone=False)) == (None, "d0")
     pick._roster.on_message(1.0, beat("d1", Role.DECODE, seq=1))
     assert {both(pick.asked(RAW).pair(alone=False)) for _ in range(4)} == {(None, "d0"), (None, "d1")}
+
+
+def test_a_conversation_stays_at_one_rank_of_each_role_where_prompts_are_looked_at() -> None:
+    control = tuple(HostPort(f"10.0.0.2:{port}") for port in (1, 2, 3))
+    pick = picker_with({"p0": {"control": control}}, {"d0": {"control": control}}, "prefix_aware")
+    texts = [f"{number}" * 1000 for number in range(3)]
+    for turn in range(4):
+        pairs = [pick.asked(prompt(text)).pair(alone=False) for text in texts]
+        ranks = [(pair.prefill.dp_rank, pair.decode.dp_rank) for pair in pairs if pair is not None and pair.prefill]
+        assert ranks == [(0, 0), (1, 1), (2, 2)], turn
+        texts = [text + f"{turn}" * 300 for text in texts]
+    again = picker_with({"p0": {"control": control}}, {"d0": {"control": control}}, "prefix_aware")
+    sessions = [again.asked(prompt(text), session=7).pair(alone=False) for text in "abc"]
+    assert {(pair.prefill.dp_rank, pair.decode.dp_rank) for pair in sessions if pair and pair.prefill} == {(0, 0)}

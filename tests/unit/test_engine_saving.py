@@ -5,78 +5,46 @@ Saving, store and offers as they are; a device, a link and a scheduler on a virt
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import mmap
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from device_steps import (
+    BLOCK,
+    CACHE_BLOCKS,
+    LAYERS,
+    LINK,
+    STEP_TOKENS,
+    TOKENS,
+    StepClock,
+    StepDevice,
+    sizes_of,
+    untouched,
+)
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.legs import Peer
-from xpyd_sidecar.engine.saving import ROUNDS, Saving
-from xpyd_sidecar.engine.worker_side import DEVICE_KEEP_BYTES, SLAB_BYTES
+from xpyd_sidecar.engine.memory_sizes import ROUNDS, MemorySizes
+from xpyd_sidecar.engine.saving import Saving
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Offers, Push
 from xpyd_sidecar.kv.reach import CacheGroup, Reach
-from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.memory.store import CopyStore
 
-LAYERS, BLOCK = 36, 64 << 10
-"""Of an 8B model: 16 tokens, keys and values of 8 heads of 128 in 16 bits."""
-STEP_BLOCKS, CACHE_BLOCKS = 1024, 16384
-LINK, BUS = 8e9, 50e9
-"""Bytes a second."""
-
-
-class Clock:
-    """Calls at times."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
-
-    def at(self, when: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (when, next(self._numbers), call))
-
-    def advance(self, end: float) -> None:
-        while self._due and self._due[0][0] <= end:
-            self.now, _, call = heapq.heappop(self._due)
-            call()
-        self.now = end
-
-
-class Device:
-    """Gathers in order, at the speed of the bus."""
-
-    at_once = False
-    most_bytes = SLAB_BYTES
-    block_bytes = (BLOCK,) * LAYERS
-    groups = (0,) * LAYERS
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self.free_at, self.gathers, self.rounds = clock, 0.0, 0, 0
-
-    def of_group(self, group: int) -> range:
-        return range(LAYERS)
-
-    def gather(self, moves: Sequence[Any]) -> float:
-        size = sum(len(move.ids) for move in moves) * LAYERS * BLOCK
-        self.gathers += 1
-        self.rounds = max(self.rounds, -(-size // SLAB_BYTES))
-        self.free_at = max(self.free_at, self.clock.now) + size / BUS
-        return self.free_at
+LAUNCHES = 8
+STEP_BLOCKS = STEP_TOKENS // TOKENS
+FOLLOWED, LEAST = sizes_of(), sizes_of(0)
+"""Sizes of the model's steps, and those of a rank that knows nothing of them."""
 
 
 class Link:
     """The sender: copies leave one after the other, while their decode instance takes them."""
 
-    def __init__(self, clock: Clock, store: CopyStore) -> None:
+    def __init__(self, clock: StepClock, store: CopyStore) -> None:
         self.clock, self.store = clock, store
         self.queues: dict[str, deque[Any]] = {}
         self.stopped: set[str] = set()
@@ -111,16 +79,15 @@ class Link:
 class Prefill:
     """An engine whose scheduler always has prompts of one step each, in turn for each decode instance."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, decodes: int, keep: int = DEVICE_KEEP_BYTES) -> None:
-        self.clock = Clock()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, decodes: int, sizes: MemorySizes = LEAST) -> None:
+        self.clock = StepClock()
         monkeypatch.setattr("xpyd_sidecar.engine.saving.time", SimpleNamespace(monotonic=lambda: self.clock.now))
-        self.device = Device(self.clock)
-        self.store = CopyStore(lambda size: Chunk(None, memoryview(mmap.mmap(-1, size))), keep)
+        self.device = StepDevice(self.clock, sizes.slab)
+        self.store = CopyStore(untouched, sizes.keep)
         self.link = Link(self.clock, self.store)
-        completions: Any = SimpleNamespace(add=self.clock.at)
-        device: Any = self.device
+        completions: Any = SimpleNamespace(add=lambda mark, call: self.clock.at(mark.when, call))
         link: Any = self.link
-        self.saving = Saving(device, self.store, link, completions, wait_s=30.0, put=None)
+        self.saving = Saving(self.device, self.store, link, completions, wait_s=30.0, put=None)
         self.offers = Offers(groups=(CacheGroup(Reach("all", 16), 16),), ranks=1, blocks=CACHE_BLOCKS)
         self.peers = [Peer(InstanceName(f"d{n}"), Incarnation(str(n) * 32), HostPort("127.0.0.1:1"))
                       for n in range(decodes)]
@@ -148,9 +115,9 @@ class Prefill:
                 pushes += self.offers.step(name, [range(1, 1 + STEP_BLOCKS)], computed=16 * STEP_BLOCKS)
                 break
         self.saving.begin([push for push in pushes if isinstance(push, Push)])
-        before = self.device.gathers
+        before = len(self.device.enqueued)
         self.saving.finish()
-        assert self.device.gathers - before <= 1
+        assert len(self.device.enqueued) - before <= 1
         self.clock.advance(self.clock.now + seconds)
         while self.saving.copied:
             self.offers.copied(0, *self.saving.copied.popleft())
@@ -161,28 +128,52 @@ class Prefill:
         self.free += STEP_BLOCKS * len(self.offers.take_copied())
 
 
+@pytest.mark.parametrize("sizes", [FOLLOWED, LEAST], ids=["followed", "least"])
 @pytest.mark.parametrize("decodes", [1, 3])
 @pytest.mark.parametrize("step_ms", [10, 30])
 def test_a_link_slower_than_the_forward_is_full_and_nothing_overflows(monkeypatch: pytest.MonkeyPatch, decodes: int,
-                                                                      step_ms: int) -> None:
-    p = Prefill(monkeypatch, decodes)
+                                                                      step_ms: int, sizes: MemorySizes) -> None:
+    p = Prefill(monkeypatch, decodes, sizes)
     for _ in range(20):
         p.step(step_ms / 1e3)
     before, began = p.link.sent, p.clock.now
-    for _ in range(200):
+    for _ in range(100):
         p.step(step_ms / 1e3)
     assert (p.link.sent - before) / (p.clock.now - began) > 0.9 * LINK
     assert p.link.released == []
-    assert p.device.rounds <= ROUNDS
+    assert max(p.device.rounds) <= ROUNDS
+    assert max(p.device.enqueued) <= LAUNCHES, "of a step, however many layers and requests it has"
     assert p.saving.waiting <= CACHE_BLOCKS
     assert max(p.begun.values()) - min(p.begun.values()) <= 2, "decode instances take turns"
 
 
 def test_a_step_fills_the_memory_on_the_device_so_many_times_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = Prefill(monkeypatch, 1, keep=4 << 30)
+    p = Prefill(monkeypatch, 1, LEAST._replace(keep=4 << 30))
     p.step(0.03)
-    assert p.device.rounds == ROUNDS
-    assert p.saving.waiting == STEP_BLOCKS - ROUNDS * (SLAB_BYTES // (LAYERS * BLOCK))
+    assert max(p.device.rounds) == ROUNDS
+    assert p.saving.waiting == STEP_BLOCKS - ROUNDS * (LEAST.slab // (LAYERS * BLOCK))
+
+
+def test_many_small_prompts_of_one_step_leave_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = Prefill(monkeypatch, 1, FOLLOWED)
+    for _ in range(3):
+        p.saving.begin([Push(Key(TransferId(f"{n:032x}"), Attempt(1), 1), 0, tuple(range(16 * n, 16 * n + 16)))
+                        for n in range(STEP_BLOCKS // 16)])
+        p.saving.finish()
+        p.clock.advance(p.clock.now + 0.03)
+    assert len(p.device.enqueued) == 3
+    assert max(p.device.enqueued) <= LAUNCHES
+
+
+def test_with_sizes_that_follow_the_model_nearly_all_of_a_step_leaves_the_cache_with_it(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = {}
+    for name, sizes in (("followed", FOLLOWED), ("least", LEAST)):
+        p = Prefill(monkeypatch, 1, sizes)
+        p.step(0.03)
+        waiting[name] = p.saving.waiting / STEP_BLOCKS
+    assert waiting["followed"] < 0.15
+    assert waiting["least"] > 0.75
 
 
 def test_a_decode_that_takes_nothing_holds_up_nobody_else_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from scripted_engine import ScriptedEngine
 
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.router.fleet.member import Probed
-from xpyd_sidecar.router.fleet.watch import probe
+from xpyd_sidecar.router.fleet.watch import probe, probe_all
 
 LOOPS = ("router",)
 
@@ -23,6 +23,17 @@ async def test_healthy_sick_and_gone() -> None:
     assert result is Probed.DEAD
     assert "refused" in words.lower() or "connect" in words.lower()
     assert (await probe(HostPort("nonsense")))[0] is Probed.DEAD
+
+
+async def test_of_several_servers_the_worst_one_counts() -> None:
+    one, other = await ScriptedEngine("e").start(), await ScriptedEngine("f").start()
+    doors = (HostPort(one.address), HostPort(other.address))
+    assert await probe_all(doors) == (Probed.HEALTHY, "")
+    other.health = 503
+    assert await probe_all(doors) == (Probed.DEAD, "GET /health answered 503")
+    await other.stop()
+    assert (await probe_all(doors))[0] is (await probe_all(doors[::-1]))[0] is Probed.DEAD
+    await one.stop()
 
 
 @pytest.mark.parametrize(("answer", "result"), [

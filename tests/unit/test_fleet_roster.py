@@ -63,6 +63,14 @@ def test_a_probe_of_the_old_incarnation_does_not_keep_the_new_one_from_being_pro
     assert probes(roster.on_refused(1.3, D0, new, "refused")) == [ProbeInstance(D0, new, HostPort("127.0.0.1:1"))]
 
 
+def test_all_servers_of_an_instance_are_probed_each_once() -> None:
+    roster = make()
+    doors = tuple(HostPort(f"h{rank // 2}:8000") for rank in range(6))
+    roster.on_message(1.0, beat("d0", http=doors, control=tuple(HostPort(f"h:{rank + 1}") for rank in range(6))))
+    (probe,) = probes(roster.on_doubt(2.0, D0, I0))
+    assert (probe.address, probe.others) == ("h0:8000", ("h1:8000", "h2:8000"))
+
+
 def test_a_probe_that_nobody_reports_on_is_made_again() -> None:
     roster = make()
     roster.on_message(1.0, beat("d0", interval_s=60.0))

@@ -147,6 +147,14 @@ def changed(one: Geometry, **changes: object) -> Geometry:
     return msgspec.structs.replace(one, kinds=tuple(msgspec.structs.replace(k, **changes) for k in one.kinds))
 
 
+def beside_state(tensor: int, *, block_tokens: int) -> Geometry:
+    """A layer of attention, whose blocks are as long as the state of the other one wants them, and that one."""
+    attention = Kind("float32", 4 // tensor, (4, 4), 64, 4, Reach("all", block_tokens))
+    state = Kind(f"mamba2 3x{96 // tensor}", 1, (96 // tensor,), 96 // tensor, UNKNOWN, STATE)
+    arrays = [Array("layer0", attention), Array("layer1", state)]
+    return mapping.geometry(tensor, [arrays] * tensor)
+
+
 @pytest.mark.parametrize(("p", "d", "text"), [
     (changed(model(1), dtype="uint8"), model(1), "kv cache layer0, dtype: float32 in decode, uint8 in prefill"),
     (changed(model(2), dims=(8, 4)), model(1), "kv cache layer0, dims: (4, 4) in decode, (8, 4) in prefill"),
@@ -169,6 +177,8 @@ def changed(one: Geometry, **changes: object) -> Geometry:
      "kv cache layer0, head_bytes: 64 in decode, 65 in prefill; give both roles the same types and num_speculative_tokens"),
     (changed(model(2), reach=STATE), changed(model(1), reach=STATE),
      "parallel.tensor: sizes differ, and kv cache layer0 is a state, which is not cut; give prefill and decode the same"),
+    (beside_state(2, block_tokens=32), beside_state(1, block_tokens=16),
+     "parallel.tensor: sizes differ, and kv cache layer1 is a state, which is not cut; give prefill and decode the same"),
     (msgspec.structs.replace(model(1), tensor=2000), model(1), "geometry.tensor: 2000"),
     (msgspec.structs.replace(model(1), tensor=0), model(1), "geometry.tensor: 0"),
     (msgspec.structs.replace(model(1), stages=((("a", 0), ("a", 0)),)), model(1),

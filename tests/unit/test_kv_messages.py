@@ -9,24 +9,11 @@ from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies, messages
+from xpyd_sidecar.kv.bodies import Ready, Reason
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Array, Cut, Kind, geometry
-from xpyd_sidecar.kv.messages import (
-    Announce,
-    Drop,
-    Gone,
-    Hello,
-    MessageError,
-    Ping,
-    Pong,
-    Rank,
-    Ready,
-    Reason,
-    Reject,
-    Welcome,
-    WorkDone,
-)
+from xpyd_sidecar.kv.messages import Announce, Drop, Gone, Hello, MessageError, Ping, Pong, Rank, Reject, Welcome, WorkDone
 
 T = TransferId("ab" * 16)
 INC = Incarnation("c" * 32)
@@ -123,6 +110,6 @@ def test_keys_of_messages() -> None:
 
 def test_bodies_come_back_as_they_were_and_name_what_is_wrong() -> None:
     ready = Ready(1, 2, 3, 4, True, (Cut(0, 3, 1, 2, 64),), 2)
-    assert messages.read_body(messages.body(ready), Ready) == ready
+    assert bodies.read_body(bodies.body(ready), Ready) == ready
     with pytest.raises(MessageError, match=r"Ready: .*first"):
-        messages.read_body(messages.body(Reason(Outcome.OK, "")), Ready)
+        bodies.read_body(bodies.body(Reason(Outcome.OK, "")), Ready)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xpyd_sidecar.kv.messages import NixlMemory
+from xpyd_sidecar.kv.bodies import NixlMemory
 from xpyd_sidecar.kv.reads import METADATA_MAX, HandOver, Prove, Reads, SessionLost, unusable
 
 MEMORY = NixlMemory("xpyd-1", b"metadata", "1.5.1", 4096, 1 << 20, 64, b"\1" * 32)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
+from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import LOOKS
 from xpyd_sidecar.kv.mapping import Cut, Part, units
-from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.reach import ArraySpan, TableSpan
 from xpyd_sidecar.kv.receiving import Ask, Cancel, Confirm, Finished, From, Order, Place, Pull, Receiving
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
+from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.copies import Copy, Ended, Free, Refuse, Send
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import LOOKS
 from xpyd_sidecar.kv.mapping import Cut, Kind
-from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.reach import ArraySpan, Reach
 from xpyd_sidecar.kv.sending import EARLY_MAX, Sending
 

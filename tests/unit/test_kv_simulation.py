@@ -15,7 +15,7 @@ import pytest
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
-from xpyd_sidecar.kv import messages, offers, pairing, receiving, sending
+from xpyd_sidecar.kv import bodies, offers, pairing, receiving, sending
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
@@ -124,7 +124,7 @@ class Prefill:
     def hear(self, link: Link) -> None:
         what, key, body = link.to_p.popleft()
         if what == "ready":
-            assert isinstance(body, messages.Ready)
+            assert isinstance(body, bodies.Ready)
             self.send(self.sending.ready(link.number, key, body, self.sim.now))
         elif what == "done":
             self.send(self.sending.done(link.number, key))

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
+from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.copies import Copy, Ended, Free, Offer, Refuse, Send, Step, Store
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.kv.stores import Expect
 

@@ -118,6 +118,22 @@ def test_members_of_an_instance_have_ports_devices_folders_and_agents_of_their_o
     assert follower.process.env["XPYD_RUN_DIR"].endswith("/e0-1")
 
 
+def test_members_with_ranks_of_their_own_have_a_server_each(blueprint: Blueprint) -> None:
+    write(blueprint.folder, 2, prefill={"parallelism": {"data": 4, "pods": 2}})
+    name = InstanceName("qwen-e0")
+    record = blueprint.instance(Create(name, 0, Role.PREFILL, blueprint.desired().prefill.revision), [], Random(0))
+    for index, member in enumerate((record.member(0), record.member(1))):
+        argv, place = member.process.argv, member.process.argv.index
+        assert argv[place("--") + 3] == "vllm.entrypoints.launchers.api_server.entry"
+        assert (argv[place("--data-parallel-start-rank") + 1], argv[place("--host") + 1]) == (str(2 * index), "127.0.0.1")
+        assert "--data-parallel-hybrid-lb" in argv
+        assert "--headless" not in argv
+        assert (member.process.env["XPYD_DP_SYNC"], member.process.env["VLLM_HOST_IP"]) == ("auto", "127.0.0.1")
+    agents = [config.agent for config in blueprint.agents([record])[name]]
+    assert [(agent.engine, agent.advertised, agent.data_parallel) for agent in agents if agent is not None] == [
+        (f"127.0.0.1:{port}", f"127.0.0.1:{port}", 4) for port in record.ports[:2]]
+
+
 def test_agents_of_an_old_revision_keep_their_settings(blueprint: Blueprint) -> None:
     create = Create(InstanceName("qwen-e0"), 0, Role.DECODE, blueprint.desired().decode.revision)
     record = blueprint.instance(create, [], Random(0))

@@ -276,22 +276,51 @@ def test_every_alert_has_its_case() -> None:
     assert CASES.keys() == {rule["alert"] for rule in rules()}
 
 
+def run_rules(folder: Path, tests: list[dict[str, Any]]) -> None:
+    """Have promtool run tests of the alerts."""
+    plain = [{key: value for key, value in rule.items() if key != "annotations"} for rule in rules()]
+    (folder / "alerts.yaml").write_text(yaml.safe_dump({"groups": [{"name": "plain", "rules": plain}]}))
+    document = folder / "tests.yaml"
+    document.write_text(yaml.safe_dump({"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": tests}))
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, "test", "rules", str(document)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @needs_promtool
 def test_alerts_fire_in_their_case_and_no_other_does(tmp_path: Path) -> None:
     severity = {rule["alert"]: rule["labels"]["severity"] for rule in rules()}
-    plain = [{key: value for key, value in rule.items() if key != "annotations"} for rule in rules()]
-    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump({"groups": [{"name": "plain", "rules": plain}]}))
     tests = []
     for case, (changed, labels) in [("healthy", ({}, {})), *CASES.items()]:
         expected = [{"eval_time": "50m", "alertname": name, "exp_alerts":
                      [{"exp_labels": labels | {"severity": severity[name]}}] if name == case else []} for name in CASES]
         tests.append({"name": case, "interval": "1m", "alert_rule_test": expected,
                       "input_series": [{"series": name, "values": values} for name, values in (HEALTHY | changed).items()]})
-    document = tmp_path / "tests.yaml"
-    document.write_text(yaml.safe_dump({"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": tests}))
-    assert PROMTOOL is not None
-    done = subprocess.run([PROMTOOL, "test", "rules", str(document)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_rules(tmp_path, tests)
+
+
+AUDITS: dict[str, tuple[str, str, bool]] = {
+    "two of a hundred": ("0+2x60", "0x20 1x10 2x29", False),
+    "two of ten": ("0x10 1x10 4x10 8x29", "0x20 1x10 2x29", False),
+    "three of a hundred": ("0+2x60", "0x10 1x10 2x10 3x29", False),
+    "three of thirty": ("0x10 9x10 18x10 27x29", "0x10 1x10 2x10 3x29", True),
+    "half of them": ("0+1x60", "0+1x60", True),
+    "an hour ago": ("0+1x190", "0+1x60 61x130", False),
+}
+"""Of a pair: audits that are equal and that differ, a value each minute, and whether that is more than near ties."""
+
+
+@needs_promtool
+def test_audits_that_differ_alert_by_their_number_and_their_share_of_a_pair(tmp_path: Path) -> None:
+    pair = {"prefill": "p0", "decode": "d0"}
+    series_of = "xpyd_router_pair_audits_total{{{pod}, prefill=\"{p}\", decode=\"d0\", result=\"{result}\"}}".format
+    tests = [{"name": name, "interval": "1m", "alert_rule_test": [
+        {"eval_time": "185m" if "ago" in name else "59m", "alertname": "XpydAuditsDiffer",
+         "exp_alerts": [{"exp_labels": QWEN | pair | {"severity": "critical"}}] if fires else []}], "input_series": [
+        {"series": series_of(pod=POD, p=p, result=result), "values": values}
+        for p, result, values in (("p0", "equal", equal), ("p0", "differs", differs), ("p1", "equal", "0+9x190"))]}
+        for name, (equal, differs, fires) in AUDITS.items()]
+    run_rules(tmp_path, tests)
 
 
 @needs_promtool

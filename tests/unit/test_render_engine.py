@@ -105,3 +105,11 @@ def test_the_bound_of_a_load_is_left_out_where_it_is_the_default() -> None:
     for kv, written in (({}, None), ({"loadLimit": "600s"}, None), ({"loadLimit": "20m"}, 1200.0)):
         config = json.loads(value(engine_args(service(kv=kv), Role.DECODE, "m"), "--kv-transfer-config"))
         assert config["kv_connector_extra_config"]["xpyd"].get("load_limit_s") == written
+
+
+def test_a_size_of_copies_that_nobody_has_chosen_is_left_out_and_changes_no_revision() -> None:
+    for kv, written in (({}, None), ({"keep": "1Gi"}, 1 << 30), ({"keep": "256Mi"}, 256 << 20)):
+        config = json.loads(value(engine_args(service(kv=kv), Role.DECODE, "m"), "--kv-transfer-config"))
+        assert config["kv_connector_extra_config"]["xpyd"].get("keep_bytes") == written
+    revisions = {engine_revision(service(kv=kv), Role.DECODE, "m") for kv in ({}, {"keep": "256Mi"}, {"keep": "1Gi"})}
+    assert len(revisions) == 3, "on devices each means something else"

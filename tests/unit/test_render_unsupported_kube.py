@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from render_service import service
 
-from xpyd_operator.render.unsupported import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES, STAGING_BYTES, kube_refusals
+from xpyd_operator.render.unsupported import kube_refusals
 
 SECRET = {"name": "s", "key": "k"}
 GPUS = {"nvidia.com/gpu": 2}
@@ -21,7 +20,6 @@ def limit(memory: str) -> dict[str, Any]:
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"bufferSize": "1Gi"}, "decode": limit("1Gi")}, "spec.decode.resources.limits.memory"),
     ({"kv": {"hostPool": "1Gi"}, "decode": limit("2Gi")}, "spec.decode.resources.limits.memory"),
-    ({"prefill": {"parallelism": {"data": 2}}}, "spec.prefill.parallelism.data"),
     ({"decode": {"parallelism": {"pipeline": 2}, "args": ["--enforce-eager"], "resources": {}}},
      "spec.decode.parallelism.pipeline"),
     ({"decode": {"parallelism": {"executor": "ray"}, "resources": {}}}, "spec.decode.parallelism.executor"),
@@ -49,6 +47,7 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {"model": {"source": "a/b", "tokenSecret": SECRET, "cache": {"claim": "c"}}, "router": {"apiKeySecret": SECRET}},
         {"prefill": {"parallelism": {"tensor": 2, "executor": "ray"}}, "decode": {"parallelism": {"tensor": 2}}},
         {"prefill": {"parallelism": {"tensor": 4}}, "decode": {"parallelism": {"tensor": 2}}},
+        {"prefill": {"parallelism": {"data": 2}}, "decode": {"parallelism": {"data": 4}}},
         {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"pipeline": 2}}},
         {"decode": {"resources": {"limits": {"memory": "1Gi"}}}},
         {"decode": {"parallelism": {"device": "none"}, "resources": {"limits": {"memory": "320Mi"}}}},
@@ -78,9 +77,13 @@ def test_memory_is_counted_per_rank_and_the_figures_are_given() -> None:
     two = {"parallelism": {"tensor": 2}, "resources": {"limits": {**GPUS, "memory": "2000Mi"}}}
     ((path, reason),) = kube_refusals(service(None, prefill={"parallelism": {"tensor": 2}}, decode=two))
     assert path == "spec.decode.resources.limits.memory"
-    assert reason.startswith("must be above 2048Mi, not 2000Mi: each of 2 ranks keeps up to 512Mi of KV to send and 512Mi")
+    assert reason.startswith("must be above 2048Mi, not 2000Mi: each of 2 ranks keeps at least 512Mi of KV to send and ")
     more = service(None, decode={"resources": {"limits": {"memory": "1Gi"}}}, kv={"keep": "1Gi"})
     assert "must be above 1536Mi, not 1Gi: each of 1 ranks keeps up to 1024Mi" in next(iter(kube_refusals(more)))[1]
+    odd = service(None, decode={"resources": {"limits": {"memory": "4Gi"}}}, kv={"keep": "3Gi"})
+    assert "must be above 4608Mi, not 4Gi: each of 1 ranks keeps up to 4096Mi" in next(iter(kube_refusals(odd)))[1]
+    less = service(None, decode={"resources": {"limits": {"memory": "1023Mi"}}}, kv={"keep": "1Mi"})
+    assert "must be above 1024Mi, not 1023Mi: each of 1 ranks keeps up to 512Mi" in next(iter(kube_refusals(less)))[1]
 
 
 def test_memory_that_is_offloaded_to_is_in_the_limit_once_and_both_roles_without_gpus_are_named() -> None:
@@ -98,16 +101,9 @@ def test_memory_that_is_offloaded_to_is_in_the_limit_once_and_both_roles_without
     assert "prefill and decode have none: CPU Offloading is currently only supported on CUDA-alike and XPU GPUs" in reason
 
 
-def test_the_figure_is_that_of_the_connector() -> None:
-    source = Path(__file__).parents[2] / "sidecar/src/xpyd_sidecar/engine/worker_side.py"
-    assert f"\nSTAGING_BYTES: Final = {STAGING_BYTES >> 20} << 20\n" in source.read_text()
-    assert f"\nDEVICE_STAGING_BYTES: Final = {DEVICE_STAGING_BYTES >> 20} << 20\n" in source.read_text()
-    assert f"\nDEVICE_KEEP_BYTES: Final = {DEVICE_KEEP_BYTES >> 20} << 20\n" in source.read_text()
-
-
 def test_every_refusal_is_found_not_only_the_first() -> None:
     template = {"spec": {"hostNetwork": True, "restartPolicy": "Never"}}
-    one = service(None, prefill={"parallelism": {"data": 2}}, decode={"template": template})
+    one = service(None, prefill={"parallelism": {"executor": "ray"}, "resources": {}}, decode={"template": template})
     found = [path for path, _ in kube_refusals(one)]
     pod = "spec.decode.template.spec"
-    assert found == ["spec.prefill.parallelism.data", f"{pod}.restartPolicy", f"{pod}.hostNetwork"]
+    assert found == ["spec.prefill.parallelism.executor", f"{pod}.restartPolicy", f"{pod}.hostNetwork"]

@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 from render_service import service
 
-from xpyd_operator.api.rule import Target
-from xpyd_operator.render.unsupported import kube_refusals, local_refusals
+from xpyd_operator.render.unsupported import local_refusals
 
 SECRET = {"name": "s", "key": "k"}
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"transport": "nccl"}}, "spec.kv.transport"),
     ({"model": {"source": "a/b", "cache": {"size": "1Gi"}}}, "spec.model.cache"),
     ({"model": {"source": "a/b", "tokenSecret": SECRET}}, "spec.model.tokenSecret"),
-    ({"prefill": {"parallelism": {"data": 2}}}, "spec.prefill.parallelism.data"),
     ({"prefill": {"parallelism": {"executor": "ray"}}}, "spec.prefill.parallelism.executor"),
     ({"prefill": {"parallelism": {"pipeline": 2}, "args": ["--enforce-eager"]}}, "spec.prefill.parallelism.pipeline"),
     ({"kv": {"offload": {"memory": "1Gi"}}}, "spec.kv.offload.memory"),
@@ -36,6 +34,7 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {},
         {"prefill": {"parallelism": {"tensor": 2}}},
         {"decode": {"parallelism": {"pipeline": 2}}},
+        {"prefill": {"parallelism": {"data": 2}}, "decode": {"parallelism": {"data": 4}}},
         {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"pipeline": 2}}},
         {"kv": {"transport": "tcp"}},
         {"kv": {"transport": "shm"}},
@@ -93,12 +92,9 @@ def test_older_engines_need_the_port_after_that_of_membership() -> None:
 def test_what_an_instance_of_several_members_cannot_do_is_refused_by_name() -> None:
     wide = {"parallelism": {"tensor": 4, "pods": 2}}
     assert list(local_refusals(service(decode=wide, prefill=wide), 8)) == []
-    assert [path for path, _ in local_refusals(service(decode={"parallelism": {"data": 4, "pods": 2}}), 8)] == [
-        "spec.decode.parallelism.data"]
+    ranks = {"parallelism": {"data": 4, "pods": 2}}
+    for way in ("auto", "rpc", "disabled"):
+        assert list(local_refusals(service(prefill=ranks, decode=ranks, engine={"dpStepSync": way}), 8)) == []
+    assert [path for path, _ in local_refusals(service(decode=ranks, engine={"dpStepSync": "shm"}), 8)] == [
+        "spec.engine.dpStepSync"]
     assert [path for path, _ in local_refusals(service(decode=wide, kv={"transport": "shm"}), 8)] == ["spec.kv.transport"]
-
-
-def test_in_a_cluster_there_are_no_instances_of_several_members_yet() -> None:
-    found = list(kube_refusals(service(Target.KUBERNETES, decode={"parallelism": {"tensor": 4, "pods": 2}})))
-    assert found == [("spec.decode.parallelism.pods",
-                      "instances of several pods are made by `xpyd up` alone for now; write 1")]

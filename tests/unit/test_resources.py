@@ -4,6 +4,7 @@ import errno
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,17 @@ def test_a_lack_is_told_once_a_second_with_how_often(caplog: pytest.LogCaptureFi
     assert [(record.getMessage(), record.times) for record in caplog.records] == [
         ("no connection: no file descriptors are left to this process", 1),
         ("no connection: no file descriptors are left to this process", 3), ("no connection: no files", 2)]
+
+
+@pytest.mark.parametrize(("files", "found"), [
+    ({}, 0),
+    ({"proc/meminfo": "MemTotal:       16 kB\nMemFree: 1 kB\n"}, 16 << 10),
+    ({"proc/meminfo": "MemTotal: 16 kB\n", "sys/fs/cgroup/memory.max": "max\n"}, 16 << 10),
+    ({"proc/meminfo": "MemTotal: 16 kB\n", "sys/fs/cgroup/memory.max": "4096\n"}, 4096),
+    ({"proc/meminfo": "MemTotal: 16 kB\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{1 << 62}\n"}, 16 << 10),
+], ids=["unknown", "machine", "no limit", "limit", "no limit of version 1"])
+def test_memory_is_that_of_the_container_or_of_the_machine(tmp_path: Path, files: dict[str, str], found: int) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert resources.memory_bytes(tmp_path) == found

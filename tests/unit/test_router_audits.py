@@ -13,8 +13,10 @@ from router_fleet import RouterFleet, fleet
 from scripted_engine import Play, ScriptedEngine, Seen
 from worker_fleet import several
 
+from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.router.balance.candidates import Draw
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.serving import audits as serving_audits
 from xpyd_sidecar.router.serving.fast_path import FastPath
 from xpyd_sidecar.router.serving.request import Serving
@@ -34,6 +36,11 @@ def said(logprob: float, chat: bool = False) -> bytes:
 
 def of_audit(seen: Seen) -> bool:
     return seen.headers.get("x-request-id", "").startswith("audit-")
+
+
+def of_handing(seen: Seen) -> bool:
+    """One that comes with KV from elsewhere."""
+    return of_audit(seen) and "kv_transfer_params" in seen.body
 
 
 def tells(handed: float, alone: float) -> Callable[[Seen], Play | None]:
@@ -79,10 +86,12 @@ async def test_the_prompt_is_computed_twice_each_time_by_itself_and_compared(fie
         with_odds(f, -0.5, -0.5625)
         assert (await f.complete(**fields)).status == 200
         await audited(f, equal=1)
-        (first,), (handed, alone) = asked(f.p[0]), asked(f.d[0])
+        (first,), (alone, handed) = asked(f.p[0]), asked(f.d[0])
         for body in (first, handed, alone):
-            assert (body["prompt"], body["max_tokens"], body["temperature"], body["logprobs"]) == ("hi", 1, 0, 5)
+            assert (body["prompt"], body["max_tokens"], body["temperature"]) == ("hi", 1, 0)
             assert body["stream"] is False
+        assert handed["logprobs"] == alone["logprobs"] == 5
+        assert "logprobs" not in first, "prefill would compile for what nobody looks at"
         assert first["cache_salt"] == handed["cache_salt"] != alone["cache_salt"]
         assert first["kv_transfer_params"]["transfer"] == handed["kv_transfer_params"]["transfer"]
         assert (first["kv_transfer_params"]["role"], handed["kv_transfer_params"]["role"]) == ("prefill", "decode")
@@ -133,11 +142,11 @@ async def test_wrong_kv_is_counted_for_its_pair_and_said_in_the_log(stream: bool
 async def test_nothing_of_it_shows_to_clients_or_in_what_is_known_of_instances() -> None:
     held = asyncio.Event()
     async with fleet(audit=1.0) as f:
-        f.d[0].choose = lambda seen: Play(body=said(-0.5), hold=held) if of_audit(seen) else None
+        f.d[0].choose = lambda seen: Play(body=said(-0.5), hold=held) if of_handing(seen) else tells(-0.5, -0.5)(seen)
         f.p[0].choose = lambda seen: Play(status=500) if of_audit(seen) and held.is_set() else tells(0, 0)(seen)
         answer = await f.complete(**STREAM)
         assert (answer.complete, answer.events[-1]) == (True, "[DONE]")
-        await f.wait(lambda: bool(asked(f.d[0])), "an audit that hangs")
+        await f.wait(lambda: len(asked(f.d[0])) == 2, "an audit that hangs")
         assert [member.in_flight for member in f.context.roster.members()] == [0, 0]
         assert not f.context.servings
         assert (await f.complete(**STREAM)).complete, "clients are served beside it"
@@ -168,11 +177,11 @@ async def test_one_runs_a_few_wait_and_the_others_are_counted() -> None:
 async def test_what_fails_counts_as_that_and_a_leg_that_is_given_up_is_taken_back() -> None:
     async with fleet(audit=1.0) as f:
         f.p[0].choose = lambda seen: Play(die_at="request") if of_audit(seen) else None
-        f.d[0].choose = lambda seen: Play(hold=asyncio.Event()) if of_audit(seen) else None
+        f.d[0].choose = lambda seen: Play(hold=asyncio.Event()) if of_handing(seen) else tells(0, 0)(seen)
         assert (await f.complete(**STREAM)).complete
         await audited(f, failed=1)
         await f.wait(lambda: len(f.d[0].refused) == 1, "decode hears that the leg will not come")
-        (transfer,) = {body["kv_transfer_params"]["transfer"] for body in asked(f.d[0])}
+        (transfer,) = {body["kv_transfer_params"]["transfer"] for body in asked(f.d[0]) if "kv_transfer_params" in body}
         assert f.d[0].refused[0].body["kv_transfer_params"]["transfer"] == transfer
         assert all(member.pickable for member in f.context.roster.members())
 
@@ -200,7 +209,7 @@ async def test_audits_wait_for_engines_with_nothing_to_do_and_not_for_ever(monke
 async def test_one_that_takes_too_long_or_is_in_the_way_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async with fleet(audit=1.0) as f:
         f.p[0].choose = tells(0, 0)
-        f.d[0].choose = lambda seen: Play(hold=asyncio.Event()) if of_audit(seen) else None
+        f.d[0].choose = lambda seen: Play(hold=asyncio.Event()) if of_handing(seen) else tells(0, 0)(seen)
         monkeypatch.setattr(serving_audits, "RUN_S", 0.2)
         assert (await f.complete(**STREAM)).complete
         await audited(f, late=1)
@@ -211,6 +220,59 @@ async def test_one_that_takes_too_long_or_is_in_the_way_ends(monkeypatch: pytest
         await audited(f, late=1, busy=1)
         await f.wait(lambda: f.d[0].open == 0, "its leg to be closed")
         assert len(f.context.audits) == 0
+
+
+async def test_an_engine_that_compiles_for_its_first_log_probabilities_has_time_and_is_not_called_slow(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = asyncio.Event()
+    monkeypatch.setattr(serving_audits, "RUN_S", 0.5)
+    async with fleet(audit=1.0) as f:
+        with_odds(f)
+        f.d[0].choose = lambda seen: Play(body=said(-0.5), hold=compiled) if of_audit(seen) else None
+        assert (await f.complete(**STREAM)).complete
+        await f.wait(lambda: bool(asked(f.d[0])), "an audit that waits for the compiler")
+        await asyncio.sleep(2.5)  # two ticks
+        assert (audits(f), asked(f.p[0])) == ({}, []), "nothing is held for it by prefill meanwhile"
+        compiled.set()
+        await audited(f, equal=1)
+        f.d[0].choose = lambda seen: Play(hold=asyncio.Event()) if of_audit(seen) else None
+        assert (await f.complete(**STREAM)).complete
+        await audited(f, equal=1, late=1)  # it has compiled: now it is slow
+
+
+async def test_an_engine_that_was_started_again_compiles_again_and_what_is_known_of_engines_has_a_bound(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_audits, "MAX_WARM", 2)
+
+    def life(name: str, incarnation: str, rank: int | None = None) -> EngineTarget:
+        return EngineTarget(InstanceName(name), Incarnation(incarnation), Fingerprint(""), HostPort(""), HostPort(""), rank)
+
+    async with fleet(audit=1.0) as f:
+        audits = f.context.audits
+        assert audits is not None
+        audits.warmed(life("d7", "a"))
+        assert audits.warm(life("d7", "a"))
+        assert not audits.warm(life("d7", "b"))
+        assert not audits.warm(life("d7", "a", 1)), "each data-parallel rank compiles by itself"
+        audits.warmed(life("d7", "a", 1))
+        audits.warmed(life("d8", "a"))
+        assert (audits.warm(life("d7", "a")), audits.warm(life("d8", "a"))) == (False, True)
+
+
+@pytest.mark.parametrize("patience_s", [0.2, 60.0])
+async def test_what_is_given_up_while_an_engine_compiles_counts_as_warming(
+        monkeypatch: pytest.MonkeyPatch, patience_s: float) -> None:
+    monkeypatch.setattr(serving_audits, "WARM_S", patience_s)
+    async with fleet(audit=1.0) as f:
+        with_odds(f)
+        f.d[0].choose = lambda seen: Play(hold=asyncio.Event()) if of_audit(seen) else None
+        assert (await f.complete(**STREAM)).complete
+        await f.wait(lambda: len(f.context.audits) == 0 or f.d[0].open == 1, "an audit that waits for the compiler")
+        f.context.draining = patience_s == 60.0  # it is in the way
+        await audited(f, warming=1)
+        f.context.draining = False
+        await f.wait(lambda: f.d[0].open == 0, "its request to be closed")
+        assert (pair(f, "equal"), pair(f, "differs")) == (None, None)
 
 
 @pytest.mark.parametrize("spoils", ["alone", "retried", "refused"])
@@ -247,11 +309,11 @@ async def test_a_share_of_them_is_audited_and_without_one_none() -> None:
 
 async def test_what_still_waits_when_the_router_ends_is_counted() -> None:
     async with fleet(audit=1.0) as f:
-        f.d[0].choose = lambda seen: Play(hold=asyncio.Event()) if of_audit(seen) else None
+        f.d[0].choose = lambda seen: Play(hold=asyncio.Event()) if of_handing(seen) else tells(0, 0)(seen)
         f.p[0].choose = tells(0, 0)
         for _ in range(3):
             assert (await f.complete(**STREAM)).complete
-        await f.wait(lambda: bool(asked(f.d[0])), "an audit that hangs")
+        await f.wait(lambda: len(asked(f.d[0])) == 2, "an audit that hangs")
         f.context.abort("the router stopped")
         await audited(f, busy=3)
 

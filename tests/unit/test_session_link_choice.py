@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xpyd_sidecar.kv.messages import Gpu, LinkChoice
+from xpyd_sidecar.kv.bodies import Gpu, LinkChoice
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.session.prefill_link_choice import Arenas, NoLink, PrefillLinkChoice

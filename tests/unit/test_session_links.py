@@ -22,7 +22,7 @@ from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key, push
 from link_peers import DecodeProcess, PrefillProcess
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session import decode_handshake, link_choice, prefill_link_choice
@@ -341,10 +341,10 @@ def test_auto_goes_over_tcp_where_neither_works_and_says_why(monkeypatch: pytest
 def before(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
     """A side as it was before arenas were tried late."""
     if side == "decode":
-        monkeypatch.setattr(decode_handshake.DecodeHandshake, "cannot_read", lambda self, why: messages.Taken(read=False))
+        monkeypatch.setattr(decode_handshake.DecodeHandshake, "cannot_read", lambda self, why: bodies.Taken(read=False))
         return
 
-    def taken(self: prefill_link_choice.PrefillLinkChoice, session: Any, taken: messages.Taken) -> None:
+    def taken(self: prefill_link_choice.PrefillLinkChoice, session: Any, taken: bodies.Taken) -> None:
         process = self._process
         assert process is not None
         process.taken(session, read=taken.read)
@@ -381,14 +381,14 @@ class Said:
     peer = "d"
 
     def __init__(self) -> None:
-        self.offers: list[messages.Offer] = []
+        self.offers: list[bodies.Offer] = []
         self.kinds: list[Kind] = []
 
     def queue(self, header: bytes, payload: memoryview | bytes, sent: Any = None) -> None:
         found = frames.decode(header)
         self.kinds.append(found.kind)
         if found.kind is Kind.OFFER:
-            self.offers.append(messages.read_body(payload, messages.Offer))
+            self.offers.append(bodies.read_body(payload, bodies.Offer))
 
 
 def reading(link: ProcessLink) -> ProcessReader:
@@ -424,11 +424,11 @@ def test_scattered_pieces_beyond_what_one_call_takes() -> None:
 
 def test_a_process_with_the_same_number_is_not_the_peer() -> None:
     stranger = ctypes.create_string_buffer(32)
-    assert "another process has its number" in ProcessReader("p", messages.Near(
+    assert "another process has its number" in ProcessReader("p", bodies.Near(
         os.getpid(), ctypes.addressof(stranger), bytes(range(32)))).probe()
-    assert "No such process" in ProcessReader("p", messages.Near(2 ** 22 + 1, 4096, bytes(32))).probe()
-    assert "Bad address" in ProcessReader("p", messages.Near(os.getpid(), 4096, bytes(32))).probe()
-    assert "names no memory" in ProcessReader("p", messages.Near(0, 4096, bytes(32))).probe()
+    assert "No such process" in ProcessReader("p", bodies.Near(2 ** 22 + 1, 4096, bytes(32))).probe()
+    assert "Bad address" in ProcessReader("p", bodies.Near(os.getpid(), 4096, bytes(32))).probe()
+    assert "names no memory" in ProcessReader("p", bodies.Near(0, 4096, bytes(32))).probe()
 
 
 @pytest.mark.parametrize("link", ["process_vm", "arena"])
@@ -460,7 +460,7 @@ def test_a_full_arena_makes_puts_wait_and_frees_each_copy_once(folder: Path) -> 
         link.taken(session, read=True)
     assert not link.busy
     with pytest.raises(ProtocolError, match="of an arena of"):
-        reader.read(messages.Offer(link.size - 10, 11, None), packed(memoryview(bytearray(11)), 1, cover=False))
+        reader.read(bodies.Offer(link.size - 10, 11, None), packed(memoryview(bytearray(11)), 1, cover=False))
     link.put(session, key(), Blocks(0, 0, 40, memoryview(bytes(40 << 20))), lambda: freed.append(20), cover=False)
     link.close()
     assert freed == list(range(21))
@@ -485,7 +485,7 @@ def test_names_without_an_owner_are_swept_and_others_are_not(folder: Path) -> No
     ({"name": "xpyd-kv-none"}, "No such file")])
 def test_an_arena_that_is_not_the_one_meant_is_not_mapped(change: dict[str, Any], text: str, folder: Path) -> None:
     link = ArenaLink(folder, 1000)
-    shown = messages.Arena(**({"name": link.shown().name, "size": link.size, "ticket": link.ticket} | change))
+    shown = bodies.Arena(**({"name": link.shown().name, "size": link.size, "ticket": link.ticket} | change))
     reader, reason = link_choice.try_arena("p", folder, shown)
     assert reader is None
     assert text in reason
@@ -539,7 +539,7 @@ def test_prefill_killed_during_the_handshake_leaves_only_what_is_swept(tmp_path:
     monkeypatch.setattr(ProcessReader, "probe", lambda _: "no")
     killed = threading.Event()
     with PrefillProcess("shm", tmp_path, block=1000, count=4) as p, DecodeRank(ways=LinkOptions("shm", tmp_path)) as d:
-        def kill_first(peer: str, folder: Path, shown: messages.Arena) -> tuple[None, str]:
+        def kill_first(peer: str, folder: Path, shown: bodies.Arena) -> tuple[None, str]:
             assert list(tmp_path.iterdir())
             p.process.send_signal(signal.SIGKILL)
             p.process.wait()

@@ -259,3 +259,17 @@ def test_the_last_writes_of_a_stream_take_the_short_way_however_many_are_read_at
         out = b"".join(map(stream.feed, some))
         assert out.endswith(chunk_of(DONE))
         assert (stream.ended, stream.done, stream.failure, position.tokens) == (True, True, "", 4)
+
+
+@pytest.mark.parametrize("size", [1, 64, 4096])
+def test_what_events_say_of_their_time_is_the_engines_however_they_differ(size: int) -> None:
+    event = (b'data: {"id":"c","object":"x",%b"model":"m","choices":[{"index":0,"delta":{"content":"a"},"logprobs":null,'
+             b'"finish_reason":null,"token_ids":%b}]%b}\n\n')
+    events = [event % (b"", b"null", b',"prompt_token_ids":[7]')]
+    events += [event % (b'"created":%d,' % time, b"[8]", b"") for time in (1, 1, 2, 2)]
+    reads = [piece for one in events for piece in pieces(chunk_of(one), size)]
+    stream, out = stream_of(Position("chat", FailoverMode.CONTINUE), framed=True), b""
+    for read in reads:
+        some, end = stream.quick(read) or (b"", 0)
+        out += some + stream.feed(read[end:])
+    assert [int(one) for one in re.findall(rb'"created":(\d)', out)] == [1, 1, 2, 2]

@@ -63,16 +63,19 @@ def test_a_thread_that_does_not_end_is_named(caplog: pytest.LogCaptureFixture) -
 
 
 def test_faults_are_borne_until_too_many_come_in_a_row(log: Path, caplog: pytest.LogCaptureFixture) -> None:
-    faults, error = Faults("its look"), ValueError("x")
+    def fails() -> None:
+        raise ValueError("x")
+
+    faults = Faults("its look")
     for _ in range(3):
         for _ in range(FAULTS_MAX - 1):
-            faults.met(error)
-        faults.none()
+            assert faults.tried(fails) is None
+        assert faults.tried(lambda: 7) == 7
     assert len(caplog.records) == 3 * (FAULTS_MAX - 1)
     for _ in range(FAULTS_MAX - 1):
-        faults.met(error)
+        faults.tried(fails)
     with pytest.raises(ValueError, match="x"):
-        faults.met(error)
+        faults.tried(fails)
 
 
 def test_a_loop_whose_look_at_deadlines_always_fails_dies_closes_what_it_has_and_takes_nothing_more(log: Path) -> None:

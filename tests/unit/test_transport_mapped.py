@@ -13,9 +13,9 @@ from kv_ranks import key
 
 from xpyd_sidecar.engine import kv_cache
 from xpyd_sidecar.errors import PeerGone, ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
+from xpyd_sidecar.kv.bodies import Offer, Within
 from xpyd_sidecar.kv.frames import Kind
-from xpyd_sidecar.kv.messages import Offer, Within
 from xpyd_sidecar.transport.link import Blocks
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.shm import mapped
@@ -35,7 +35,7 @@ class Said:
 
     def queue(self, header: bytes, payload: memoryview | bytes, sent: Any = None) -> None:
         assert frames.decode(header).kind is Kind.OFFER
-        self.offers.append(messages.read_body(payload, Offer))
+        self.offers.append(bodies.read_body(payload, Offer))
 
 
 def within(view: memoryview) -> Within:

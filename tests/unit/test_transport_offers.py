@@ -8,7 +8,7 @@ import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.errors import ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import Blocks
@@ -80,6 +80,6 @@ def test_an_offer_says_where_a_piece_lies_and_what_its_sum_is(session: Session, 
     [(header, body)] = session.sent
     said = frames.decode(header)
     assert (said.kind, said.key, said.region, said.first, said.blocks) == (Kind.OFFER, KEY, 2, 12, 2)
-    told = messages.read_body(memoryview(body), messages.Offer)
+    told = bodies.read_body(memoryview(body), bodies.Offer)
     assert (told.address, told.size, told.within) == (4096, 32, None)
     assert told.checksum == (frames.total(frames.sums(DATA[32:64], 16)) if cover else None)

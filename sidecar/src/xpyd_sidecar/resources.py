@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import resource
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -49,6 +51,20 @@ def ours(error: BaseException) -> bool:
 def words(error: BaseException) -> str:
     """What is lacking, for a client too: it names no address. ``error``: one of ``ours``."""
     return WORDS[getattr(error, "errno", 0)]
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process may have: its container's limit, or the machine's; 0: neither can be read."""
+    found = []
+    for name, factor in (("sys/fs/cgroup/memory.max", 1), ("sys/fs/cgroup/memory/memory.limit_in_bytes", 1),
+                         ("proc/meminfo", 1024)):
+        try:
+            number = re.search(r"^(?:MemTotal: *)?([0-9]+)", (root / name).read_text())
+        except OSError:
+            continue
+        if number is not None:
+            found.append(factor * int(number[1]))
+    return min(found, default=0)
 
 
 class Room(msgspec.Struct, frozen=True):

@@ -121,9 +121,8 @@ def notes(service: DisaggService) -> list[Fault]:
     for which in Role:
         role = service.spec.role(which)
         keys = devices(role).keys
-        if (size := role.parallelism).pods > 1:
-            words = f"each instance is {size.pods} members of {size.devices_of_pod} devices that begin and end together"
-            found.append(Fault(f"spec.{which}.parallelism.pods", words))
+        if role.parallelism.pods > 1:
+            found.append(Fault(f"spec.{which}.parallelism.pods", _members(role)))
         if unstated(role):
             number = role.parallelism.devices_of_pod
             words = f"{GPU}: {number} is added; on CPUs write spec.{which}.parallelism.device: none"
@@ -132,6 +131,14 @@ def notes(service: DisaggService) -> list[Fault]:
             words = f"the default is made for CUDA; write an image with vLLM for {keys[0]} ({which})"
             found.append(Fault("spec.engine.image", words))
     return found
+
+
+def _members(role: RoleSpec) -> str:
+    size, ranks = role.parallelism, role.parallelism.data // role.parallelism.pods
+    words = f"each instance is {size.pods} members of {size.devices_of_pod} devices that begin and end together"
+    if size.data == 1:
+        return words
+    return f"{words}; each has {ranks} of the {size.data} data-parallel ranks, and a server for them"
 
 
 def _is_device(key: str) -> bool:

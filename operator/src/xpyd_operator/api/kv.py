@@ -33,9 +33,10 @@ class Kv(Part, frozen=True):
     mode: Literal["put_async", "put", "get"] = "put_async"
     """Prefill pushes beside its next steps (`put_async`), pushes before its step ends (`put`: the step waits, a quarter of
     a second at most), or decode pulls (`get`)."""
-    keep: Size = "256Mi"
+    keep: Size | None = None
     """Host memory of each rank for copies of KV that prefill holds until decode takes them; on devices 512Mi at least. What
-    finds no room waits in prefill's cache, which slows prefill down."""
+    finds no room waits in prefill's cache, which slows prefill down. Default: 256Mi; on devices the KV of two steps of
+    `max_num_batched_tokens` tokens, 512Mi to 8Gi."""
     buffer_size: SizeOrShare | None = None
     """Host memory of each rank for KV that has no place in decode's cache yet, used when prefill cannot keep it: bytes
     (`2Gi`) or a share of the rank's KV cache (`10%`). 0: none. Default: 10%, 1 GiB at most. With mode `get` prefill may
@@ -59,9 +60,9 @@ class Kv(Part, frozen=True):
     request and only while there is room, e.g. `0.01`; what differs is counted by pair of instances. 0: none."""
 
     @property
-    def keep_bytes(self) -> int:
-        """Bytes."""
-        return size(self.keep)
+    def keep_bytes(self) -> int | None:
+        """Bytes, where they are stated."""
+        return None if self.keep is None else size(self.keep)
 
     @property
     def buffer_bytes(self) -> int | None:

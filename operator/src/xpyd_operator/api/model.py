@@ -71,6 +71,10 @@ class Engine(Part, frozen=True):
     dp_step_sync: Annotated[Literal["auto", "rpc", "shm", "disabled"], older(off="disabled")] = "auto"
     """How data-parallel ranks agree on the next step: by RPC, through shared memory, or as vLLM does it
     (`disabled`)."""
+    queue: Literal["auto", "vllm", "xpyd"] = "auto"
+    """What carries an engine's calls to its workers, where it has several devices: vLLM's own queue, or that of xpyd, which
+    notices workers that are lost and, between pods, asks for the service's key. `auto`: xpyd's where `parallelism.pods` is
+    above 1, else vLLM's."""
 
     @property
     def startup_timeout_s(self) -> float:

@@ -25,6 +25,10 @@ def _get_buffer(kv: Kv) -> list[Finding]:
     return when(none, "bufferSize", "mode get keeps KV on prefill until decode pulls it; give a size, e.g. 10%")
 
 
+def _keeps_none(kv: Kv) -> list[Finding]:
+    return when(kv.keep_bytes == 0, "keep", "must be above 0; leave it out for what the model needs")
+
+
 def _shm_pods(kv: Kv) -> list[Finding]:
     return when(
         kv.transport == "shm" and kv.shared_memory is None,
@@ -67,6 +71,13 @@ RULES: tuple[Rule, ...] = (
         says="mode get needs a bufferSize above 0",
         cel=f"self.mode != 'get' || {_above_0('bufferSize')}",
         wrong=_get_buffer,
+    ),
+    Rule(
+        at=("spec.kv",),
+        reads=("keep",),
+        says="keep must be above 0",
+        cel=_above_0("keep"),
+        wrong=_keeps_none,
     ),
     Rule(
         at=("spec.kv",),

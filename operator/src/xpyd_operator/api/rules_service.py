@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.operation import Limits, NetworkPolicy, Rollout
 from xpyd_operator.api.router import Ports, Router
-from xpyd_operator.api.rule import Finding, Rule, when
+from xpyd_operator.api.rule import Finding, Rule, Target, when
 from xpyd_operator.api.service import ServiceSpec
 
 _COUNTS = tuple(f"{role}.{field}" for role in ("prefill", "decode") for field in ("replicas", "scaling", "scaling.min"))
@@ -34,6 +34,21 @@ def _tensor(spec: ServiceSpec) -> list[Finding]:
         "decode.parallelism.tensor",
         f"one of the tensor sizes of prefill ({ours}) and decode ({theirs}) must divide the other: KV is split by heads",
     )
+
+
+def _queue_between_pods(spec: ServiceSpec) -> Iterator[Finding]:
+    for role in (spec.prefill, spec.decode):
+        if spec.engine.queue == "vllm" and role.parallelism.pods > 1 and not spec.network_policy.allow_open_pods:
+            right = "write auto, or networkPolicy.allowOpenPods: true"
+            yield "engine.queue", f"vllm takes calls between pods from everybody who reaches it; {right}"
+            return
+
+
+def _queue_of_ray(spec: ServiceSpec) -> Iterator[Finding]:
+    for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+        if spec.engine.queue == "xpyd" and role.parallelism.executor == "ray":
+            yield "engine.queue", f"{name}.parallelism.executor ray has a queue of its own; write auto, or executor mp"
+            return
 
 
 def _planner_counts(spec: ServiceSpec) -> list[Finding]:
@@ -118,6 +133,15 @@ def _policy_off(policy: NetworkPolicy) -> list[Finding]:
     return when(useless, "enabled", "must be true for clients or egress to have an effect")
 
 
+def _open_pods(spec: ServiceSpec) -> Iterator[Finding]:
+    policy = spec.network_policy
+    for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+        if role.parallelism.pods > 1 and not policy.enabled and not policy.allow_open_pods:
+            why = f"the pods of one instance ({name}.parallelism.pods) do not authenticate each other"
+            yield "networkPolicy.enabled", f"must be true, as {why}; or write networkPolicy.allowOpenPods: true"
+            return
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec",),
@@ -133,6 +157,24 @@ RULES: tuple[Rule, ...] = (
         cel="""has(self.prefill.scaling) || !has(self.prefill.replicas) || self.prefill.replicas > 0 ||
             self.router.onNoPrefill != 'reject'""",
         wrong=_prefill_needed,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("engine.queue", "networkPolicy.allowOpenPods", "prefill.parallelism.pods", "decode.parallelism.pods"),
+        says="engine.queue vllm takes calls between pods from everybody; write auto, or networkPolicy.allowOpenPods",
+        cel="""self.engine.queue != 'vllm' || self.networkPolicy.allowOpenPods ||
+            (self.prefill.parallelism.pods == 1 && self.decode.parallelism.pods == 1)""",
+        wrong=_queue_between_pods,
+        target=Target.KUBERNETES,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("engine.queue", *(f"{role}.parallelism.executor" for role in ("prefill", "decode"))),
+        says="engine.queue xpyd is for executor mp; ray has a queue of its own",
+        cel="""self.engine.queue != 'xpyd' ||
+            (!has(self.prefill.parallelism.executor) || self.prefill.parallelism.executor != 'ray') &&
+            (!has(self.decode.parallelism.executor) || self.decode.parallelism.executor != 'ray')""",
+        wrong=_queue_of_ray,
     ),
     Rule(
         at=("spec",),
@@ -239,5 +281,15 @@ RULES: tuple[Rule, ...] = (
         says="clients and egress have an effect only when enabled",
         cel="self.enabled || (self.clients.size() == 0 && self.egress.size() == 0)",
         wrong=_policy_off,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("networkPolicy.enabled", "networkPolicy.allowOpenPods",
+               "prefill.parallelism.pods", "decode.parallelism.pods"),
+        says="networkPolicy.enabled must be true where parallelism.pods is above 1; or write networkPolicy.allowOpenPods",
+        cel="""self.networkPolicy.enabled || self.networkPolicy.allowOpenPods ||
+            (self.prefill.parallelism.pods == 1 && self.decode.parallelism.pods == 1)""",
+        wrong=_open_pods,
+        target=Target.KUBERNETES,
     ),
 )

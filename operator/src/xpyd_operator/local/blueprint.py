@@ -12,7 +12,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import LocalError
 from xpyd_operator.local import gpus, ports, store
 from xpyd_operator.local.paths import ServiceFolder, member_folder, run_folder
-from xpyd_operator.local.store import FollowerRecord, InstanceRecord, PlannedCounts, Settings, StopRequest
+from xpyd_operator.local.store import InstanceRecord, MemberRecord, PlannedCounts, Settings, StopRequest
 from xpyd_operator.plan.actions import Create
 from xpyd_operator.plan.counts import counts, target
 from xpyd_operator.plan.desired import Desired
@@ -117,7 +117,7 @@ class Blueprint:
             taken.append(ports.choose(host, taken, random))
             binding = EngineBinding(action.instance, action.role, share, index)
             process = engine_process(service, self._place(action.instance, index), binding)
-            members.append(FollowerRecord(process, taken[-1], binding.devices))
+            members.append(MemberRecord(process, taken[-1], binding.devices))
         leader, *followers = members
         return InstanceRecord(
             action.instance, action.ordinal, action.role, action.revision, leader.process, leader.port, leader.devices,

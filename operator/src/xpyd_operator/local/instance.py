@@ -18,7 +18,7 @@ import msgspec
 from xpyd_operator.local import logs, ports, shm, store
 from xpyd_operator.local.paths import ServiceFolder, make_private, member_folder, run_folder
 from xpyd_operator.local.procs import Scan
-from xpyd_operator.local.store import InstanceRecord, Settings
+from xpyd_operator.local.store import InstanceRecord, MemberRecord, Settings
 from xpyd_operator.local.units import Unit
 from xpyd_operator.render.process import port_args, sidecar_process
 from xpyd_sidecar.contract import assignment
@@ -119,47 +119,41 @@ class LocalInstance:
         member = next(one for one in self.members if unit in (one.engine, one.agent))
         if unit is member.agent:
             await self.start_agent(member)
-        elif member is self.leader:
-            await self.start_engine(taken, random)
         else:
-            await self._start_follower(member)
+            await self.start_engine(taken, random, member)
 
-    async def _start_follower(self, member: LocalMember) -> None:
-        """Start the engine of a member that is not the leader."""
-        record = self.record()
-        assert record is not None, f"{self.name} has not been written"
-        await member.engine.kill()
-        self.clean()
-        make_private(member.run_dir)
-        mine = record.followers[member.index - 1]
-        await member.engine.start((*mine.process.argv, *port_args(mine.process, mine.port)), mine.process.env)
-
-    async def start_engine(self, taken: Collection[int], random: Random) -> None:
-        """Start the (leader's) engine, at its port or at another one if that is taken by now; then the agent has to know.
+    async def start_engine(self, taken: Collection[int], random: Random, member: LocalMember | None = None) -> None:
+        """Start the (leader's) engine, at its port or at another one if that is taken by now; then its agent has to know.
 
         Raises:
             LocalError: it did not come up.
         """
-        record = self.record()
+        one, record = member or self.leader, self.record()
         assert record is not None, f"{self.name} has not been written"
-        await self.engine.kill()
+        await one.engine.kill()
         self.clean()
-        make_private(self.run_dir)
-        for stale in self.run_dir.glob("engine-*.json"):
+        make_private(one.run_dir)
+        for stale in one.run_dir.glob("engine-*.json"):
             stale.unlink(missing_ok=True)
-        host = record.process.argv[record.process.argv.index("--host") + 1]
-        if not ports.is_free(host, record.port):
-            port = ports.choose(host, taken, random)
-            record = msgspec.structs.replace(record, port=port)
-            config, *others = [found for member in self.members if (found := member.agent_config()) is not None]
-            assert config.agent is not None
-            address = join_host_port(host, port)
-            agent = msgspec.structs.replace(
-                config.agent, engine=address, advertise_host=host, advertise_port=port, advertise_http=None
-            )
-            self.write(record, [msgspec.structs.replace(config, agent=agent), *others])
-            await self.start_agent()
-        await self.engine.start((*record.process.argv, *port_args(record.process, record.port)), record.process.env)
+        mine = record.member(one.index)
+        if "--host" in mine.process.argv:
+            host = mine.process.argv[mine.process.argv.index("--host") + 1]
+            if not ports.is_free(host, mine.port):
+                mine = await self._move(record, one, host, ports.choose(host, taken, random))
+        await one.engine.start((*mine.process.argv, *port_args(mine.process, mine.port)), mine.process.env)
+
+    async def _move(self, record: InstanceRecord, member: LocalMember, host: str, port: int) -> MemberRecord:
+        """Give a member's server another port."""
+        configs = [found for each in self.members if (found := each.agent_config()) is not None]
+        config = configs[member.index]
+        assert config.agent is not None
+        agent = msgspec.structs.replace(config.agent, engine=join_host_port(host, port), advertise_host=host,
+                                        advertise_port=port, advertise_http=None)
+        configs[member.index] = msgspec.structs.replace(config, agent=agent)
+        moved = record.moved(member.index, port)
+        self.write(moved, configs)
+        await self.start_agent(member)
+        return moved.member(member.index)
 
     async def start_agent(self, member: LocalMember | None = None) -> None:
         """Start the (leader's) agent, again if it runs: killed, so that it says no goodbye and routers go on.

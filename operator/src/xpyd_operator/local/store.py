@@ -40,8 +40,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Interpreter of engines and sidecars."""
 
 
-class FollowerRecord(msgspec.Struct, frozen=True):
-    """Another member of the same instance."""
+class MemberRecord(msgspec.Struct, frozen=True):
+    """A member of an instance: its engine, the port that is kept for its server, its devices."""
 
     process: Process
     port: int
@@ -62,10 +62,21 @@ class InstanceRecord(msgspec.Struct, frozen=True):
     """Of the role; grows by one with each change."""
     assigned: float = 0.0
     """When the role was changed last, unix seconds."""
-    followers: tuple[FollowerRecord, ...] = ()
+    followers: tuple[MemberRecord, ...] = ()
     """Its members but for the leader, which is what stands above."""
     meeting: int = 0
     """Port of the leader's agent, where the others come to; 0: there are none."""
+
+    def member(self, index: int) -> MemberRecord:
+        """One of its members, the leader included."""
+        return MemberRecord(self.process, self.port, self.devices) if index == 0 else self.followers[index - 1]
+
+    def moved(self, index: int, port: int) -> InstanceRecord:
+        """The same with another port of a member's server."""
+        if index == 0:
+            return msgspec.structs.replace(self, port=port)
+        one = msgspec.structs.replace(self.followers[index - 1], port=port)
+        return msgspec.structs.replace(self, followers=(*self.followers[:index - 1], one, *self.followers[index:]))
 
     @property
     def ports(self) -> tuple[int, ...]:

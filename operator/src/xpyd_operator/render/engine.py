@@ -18,7 +18,14 @@ from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render import offload
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.contract.launch import ENV_DP_SYNC, KvOptions, kv_transfer_config
+from xpyd_sidecar.contract.launch import (
+    ENV_DP_SYNC,
+    ENV_OPEN_PODS,
+    ENV_QUEUE,
+    KEEP_BYTES,
+    KvOptions,
+    kv_transfer_config,
+)
 
 MODULE = "vllm.entrypoints.launchers.api_server.entry"
 """vLLM's server with one front end. ``vllm serve`` does not run in the build for CPUs, and starts a front end for each
@@ -129,9 +136,15 @@ def engine_revision(service: DisaggService, role: Role, model: str) -> Revision:
     The role itself is left out: engines run as ``kv_both``, so equal roles can switch.
     """
     older = renamed(Engine)["dpStepSync"]
-    env = engine_env(service) | {name: first(word, older) for name, word in dp_env(service, role).items()}
+    more: dict[str, int] = {"keep": KEEP_BYTES} if service.spec.kv.keep_bytes == KEEP_BYTES else {}
+    if service.spec.kv.keep is None:  # an xpyd before this one wrote this size for it
+        kv = msgspec.structs.replace(service.spec.kv, keep=KEEP_BYTES)
+        service = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, kv=kv))
+    steps = {name: first(word, older) for name, word in dp_env(service, role).items()}
+    env = engine_env(service) | steps | queue_env(service, role)
     pods = service.spec.role(role).parallelism.pods
-    return revision_of({"args": engine_args(service, role, model), "env": env} | ({"pods": pods} if pods > 1 else {}))
+    more |= {"pods": pods} if pods > 1 else {}
+    return revision_of({"args": engine_args(service, role, model), "env": env} | more)
 
 
 def dp_env(service: DisaggService, role: Role) -> dict[str, str]:
@@ -139,6 +152,22 @@ def dp_env(service: DisaggService, role: Role) -> dict[str, str]:
     if service.spec.role(role).parallelism.data == 1:
         return {}
     return {ENV_DP_SYNC: service.spec.engine.dp_step_sync}
+
+
+def queue_env(service: DisaggService, role: Role) -> dict[str, str]:
+    """What has a role's engine use xpyd's queue to its workers; nothing where it uses vLLM's, or has but one."""
+    parallel, word = service.spec.role(role).parallelism, service.spec.engine.queue
+    if word == "auto":
+        word = "xpyd" if parallel.pods > 1 else "vllm"
+    return {ENV_QUEUE: word} if word == "xpyd" and parallel.tensor * parallel.pipeline > 1 else {}
+
+
+def open_env(service: DisaggService, role: Role) -> dict[str, str]:
+    """What lets an engine of several pods start although nobody asks who calls its workers. Apart from ``queue_env``, since
+    it is no reason to replace an engine that has started.
+    """
+    allowed = service.spec.network_policy.allow_open_pods and service.spec.role(role).parallelism.pods > 1
+    return {ENV_OPEN_PODS: "1"} if allowed else {}
 
 
 def step_sync(service: DisaggService) -> str | None:

@@ -20,21 +20,12 @@ from xpyd_operator.render import offload, overlay
 from xpyd_operator.render.engine import RAY_OWNED, kv_options
 from xpyd_operator.render.paths import AGENT_PORT, ENGINE_PORT
 from xpyd_sidecar.contract.ids import Role
-
-STAGING_BYTES = 64 << 20
-"""What the connector of one rank takes in before it is in the cache (its ``worker_side.STAGING_BYTES``)."""
-DEVICE_STAGING_BYTES = 512 << 20
-"""The same on a device (``worker_side.DEVICE_STAGING_BYTES``)."""
-DEVICE_KEEP_BYTES = 512 << 20
-"""What it keeps to send on a device, at least (``worker_side.DEVICE_KEEP_BYTES``)."""
+from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES, KEEP_BYTES, STAGING_BYTES, pinned_bytes
 
 
 def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     """Every field that is refused, and why."""
     for role in Role:
-        if service.spec.role(role).parallelism.pods > 1:
-            reason = "instances of several pods are made by `xpyd up` alone for now; write 1"
-            yield f"spec.{role}.parallelism.pods", reason
         yield from _role(service, role)
         yield from _executor(service, role, devices=bool(devices(service.spec.role(role))))
         yield from _pipeline(service, role, devices=bool(devices(service.spec.role(role))))
@@ -53,18 +44,25 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 
 def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
-    """The connector's own copies on the host, all ranks together: less than this can never do."""
+    """The connector's own copies on the host, all ranks of a pod together: less than this can never do.
+
+    On a device it may take more, as the model asks for; of a limit it takes so much more by itself that room is left.
+    """
     limit = limits(service.spec.role(role)).get("memory")
-    ranks = service.spec.role(role).parallelism.devices
+    ranks = service.spec.role(role).parallelism.devices_of_pod
     on_device = bool(devices(service.spec.role(role)))
-    keep = max(kv_options(service).keep_bytes, DEVICE_KEEP_BYTES if on_device else 0)
-    buffers = (service.spec.kv.buffer_bytes or 0) + 2 * service.spec.kv.host_pool_bytes
+    stated = kv_options(service).keep_bytes
+    keep = max(stated or 0, DEVICE_KEEP_BYTES) if on_device else stated or KEEP_BYTES
+    pool = service.spec.kv.host_pool_bytes
+    keep = pinned_bytes(keep + pool) if on_device else keep + pool
+    buffers = (service.spec.kv.buffer_bytes or 0) + pool
     staging = DEVICE_STAGING_BYTES if on_device else STAGING_BYTES
     beside = offload.memory_bytes(service)
     needed = ranks * (keep + staging + buffers) + beside
     if limit is not None and size(limit) < needed:
         reason = (
-            f"must be above {needed >> 20}Mi, not {limit}: each of {ranks} ranks keeps up to {keep >> 20}Mi of KV to send "
+            f"must be above {needed >> 20}Mi, not {limit}: each of {ranks} ranks keeps "
+            f"{'at least' if on_device and stated is None else 'up to'} {keep >> 20}Mi of KV to send "
             f"and {staging >> 20}Mi to receive{', and its buffers, ' if buffers else ', '}"
             f"{f'{beside >> 20}Mi are those of kv.offload, ' if beside else ''}"
             f"beside what vLLM itself takes"
@@ -119,17 +117,15 @@ def _local_router(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 def _role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
     """One role."""
-    if which is Role.PREFILL and service.spec.prefill.parallelism.data > 1:
-        yield "spec.prefill.parallelism.data", "data-parallel prefill is not built yet; write 1 and more replicas"
     if service.spec.role(which).parallelism.pods > 1:
         yield from _members(service, which)
 
 
 def _members(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
     """What an instance of several members cannot do yet, or never."""
-    if service.spec.role(which).parallelism.data > 1:
-        reason = "data-parallel ranks of one instance over several pods are not built yet; write 1 and more replicas"
-        yield f"spec.{which}.parallelism.data", reason
+    if service.spec.role(which).parallelism.data > 1 and service.spec.engine.dp_step_sync == "shm":
+        reason = f"shm does not reach the ranks in other pods of {which}'s instances; write auto or rpc"
+        yield "spec.engine.dpStepSync", reason
     if service.spec.kv.transport == "shm":
         yield "spec.kv.transport", f"shm does not reach the other pods of {which}'s instances; write auto or tcp"
     if service.spec.kv.offload is not None:

@@ -29,7 +29,7 @@ import msgspec
 
 from xpyd_sidecar.contract import fingerprint, speculation
 from xpyd_sidecar.contract.assignment import Assignment
-from xpyd_sidecar.contract.ids import AgentId, Fingerprint, Incarnation, Role, State
+from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
 from xpyd_sidecar.contract.record import FIRST_KV, EngineRecord
@@ -55,6 +55,8 @@ class Look(msgspec.Struct, frozen=True):
     model: str = ""
     max_model_len: int = 0
     also: tuple[str, ...] = ()
+    doors: tuple[HostPort, ...] = ()
+    """Servers of the ranks, by rank; empty: all are behind the agent's own engine's."""
 
 
 class Router(msgspec.Struct, frozen=True):
@@ -136,6 +138,7 @@ class Machine:
         self._role = config.agent.role
         self._epoch = config.agent.epoch
         self._records: tuple[EngineRecord, ...] = ()
+        self._doors: tuple[HostPort, ...] = ()
         self._load = Load()
         self._model = config.agent.model
         self._max_model_len = 0
@@ -220,7 +223,7 @@ class Machine:
             epoch=self._epoch,
             state=self.state,
             incarnation=self.incarnation,
-            http=(self._agent.advertised,),
+            http=self._doors or (self._agent.advertised,),
             control=tuple(record.control for record in self._records),
             model=self._model,
             max_model_len=self._max_model_len,
@@ -284,7 +287,7 @@ class Machine:
         problem = look.problem or disagreement(look.records)
         changed = tuple(r.incarnation for r in look.records) != tuple(r.incarnation for r in self._records)
         if look.records:
-            self._records = look.records
+            self._records, self._doors = look.records, look.doors
         if look.health == "up" and not look.records and not problem:
             problem = "the engine is up, but its connector has written no record"
         if look.health == "up" and look.records and changed and not problem:
@@ -323,5 +326,7 @@ def disagreement(records: Sequence[EngineRecord]) -> str:
     for record in records[1:]:
         if record.fingerprint != records[0].fingerprint:
             fields = fingerprint.difference(records[0].fingerprint, record.fingerprint)
-            return f"DP ranks 0 and {record.dp_rank} differ: {fields}"
+            return f"DP ranks {records[0].dp_rank} and {record.dp_rank} differ: {fields}"
+        if record.incarnation != records[0].incarnation:
+            return f"DP ranks {records[0].dp_rank} and {record.dp_rank} are of two starts of the engine"
     return ""

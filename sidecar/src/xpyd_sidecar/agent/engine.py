@@ -1,22 +1,27 @@
-"""Looks at one engine: health, engine records, load, model. Every look ends within its time-outs.
+"""Looks at one engine: health, engine records, load, model. Every look ends within its time-outs. Where members of an
+instance have servers of their own, all of them are looked at: the engine is as well as the worst of them.
 
 Belongs here: HTTP to the engine and reading its files. What follows from a look is ``beat``'s.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
 
 from xpyd_sidecar import resources
+from xpyd_sidecar.agent import ranks
 from xpyd_sidecar.agent.beat import Look
 from xpyd_sidecar.contract import metrics, record
-from xpyd_sidecar.contract.ids import Incarnation
+from xpyd_sidecar.contract.group import MOST_MEMBERS, MemberRanks
+from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.contract.launch import AgentConfig
 from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
 from xpyd_sidecar.contract.record import EngineRecord
@@ -35,6 +40,9 @@ GENERATED = "vllm:generation_tokens_total"
 _SERIES = (RUNNING, WAITING, KV_USAGE, metrics.SENDS_OPEN, metrics.RECEIVES_OPEN, DRAFTED, ACCEPTED, GENERATED)
 _SAMPLE = re.compile(rb"^(" + b"|".join(map(re.escape, (name.encode() for name in _SERIES))) + rb")(?:\{.*\})? (\S+)",
                      re.MULTILINE)
+
+
+AnswerT = TypeVar("AnswerT")
 
 
 class BadAnswer(Exception):
@@ -76,6 +84,12 @@ def parse_load(text: bytes) -> Load:
     )
 
 
+def load_of(texts: Sequence[bytes]) -> Load:
+    """The same of several servers, each of which must have said its own. Raises as ``parse_load`` does."""
+    loads = [parse_load(text) for text in texts]
+    return loads[0] if len(loads) == 1 else parse_load(b"\n".join(texts))
+
+
 class Served(NamedTuple):
     """What an engine answers to."""
 
@@ -111,35 +125,33 @@ class Probe:
     def __init__(self, config: AgentConfig, run_dir: Path) -> None:
         self._config = config
         self._run_dir = run_dir
-        self._base = f"http://{config.engine}"
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4))
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4 * MOST_MEMBERS))
         self._known: tuple[Incarnation, Served] | None = None
 
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
 
-    async def look(self, *, scrape: bool) -> Look:
-        """One look; ``scrape``: the load too. Never raises for what an engine does or does not do."""
+    async def look(self, *, scrape: bool, others: Sequence[MemberRanks] = ()) -> Look:
+        """One look; ``scrape``: the load too; ``others``: ranks of other members. Never raises for what an engine does or
+        does not do.
+        """
         try:
-            return await self._look(scrape=scrape)
+            found = await self._look(scrape=scrape, others=others)
         except resources.Lack as lack:
             return Look("unmade", str(lack))
+        if not others or not found.records:
+            return found
+        doors = (self._config.advertised,) * len(ranks.own(self._config))
+        return msgspec.structs.replace(found, doors=doors + tuple(one.door for one in others for _ in one.control))
 
-    async def _look(self, *, scrape: bool) -> Look:
-        before, problem = self._records()
-        try:
-            status, _ = await self._get("/health", HEALTH_TIMEOUT_S)
-        except TimeoutError:
-            return Look("slow", f"GET /health took longer than {HEALTH_TIMEOUT_S:g} s", before)
-        except (aiohttp.ClientError, OSError, BadAnswer) as error:
-            if resources.ours(error):  # nobody was asked
-                return Look("slow", f"GET /health: {_why(error)}", before)
-            _refuse_lack(error)
-            return Look("down", f"GET /health: {_why(error)}", before)
-        if status >= 400:
-            return Look("down", f"GET /health: status {status}", before)
-        records, problem = self._records()
+    async def _look(self, *, scrape: bool, others: Sequence[MemberRanks]) -> Look:
+        doors = (self._config.engine, *(one.door for one in others))
+        before, problem = self._records(others)
+        for health, why in sorted(await _all([self._health(door) for door in doors])):
+            if health != "up":
+                return Look(health, why, before)
+        records, problem = self._records(others)
         if problem or records != before:
             return Look("up", problem or "the engine record changed during the look", records)
         load, served = None, Served(self._config.model, 0)
@@ -147,7 +159,8 @@ class Probe:
             if records:
                 served = await self._served(records[0])
             if scrape:
-                load = parse_load(await self._read("/metrics", SCRAPE_TIMEOUT_S))
+                texts = await _all([self._read("/metrics", SCRAPE_TIMEOUT_S, door) for door in doors])
+                load = load_of(texts)
         except TimeoutError:
             return Look("slow", "GET /metrics or /v1/models took too long", records)
         except (aiohttp.ClientError, OSError) as error:
@@ -157,16 +170,33 @@ class Probe:
             problem = str(error)
         return Look("up", problem, records, load, *served)
 
-    def _records(self) -> tuple[tuple[EngineRecord, ...], str]:
+    async def _health(self, door: HostPort) -> tuple[Literal["down", "slow", "up"], str]:
+        """Of one server, and why it is not up; of several the worst comes first when sorted."""
+        what = "GET /health" if door == self._config.engine else f"GET /health of {door}"
         try:
-            found = [record.read(self._run_dir, rank) for rank in range(self._config.data_parallel)]
+            status, _ = await self._get("/health", HEALTH_TIMEOUT_S, door)
+        except TimeoutError:
+            return "slow", f"{what} took longer than {HEALTH_TIMEOUT_S:g} s"
+        except (aiohttp.ClientError, OSError, BadAnswer) as error:
+            if resources.ours(error):  # nobody was asked
+                return "slow", f"{what}: {_why(error)}"
+            _refuse_lack(error)
+            return "down", f"{what}: {_why(error)}"
+        return ("down", f"{what}: status {status}") if status >= 400 else ("up", "")
+
+    def _records(self, others: Sequence[MemberRanks]) -> tuple[tuple[EngineRecord, ...], str]:
+        try:
+            mine = {rank: record.read(self._run_dir, rank) for rank in ranks.own(self._config)}
         except (ValueError, OSError) as error:
             _refuse_lack(error)
             return (), f"engine record: {error}"
+        known = mine | {one.dp_rank: one for said in others for one in ranks.records_of(said)}
+        found = [known.get(rank) for rank in range(self._config.data_parallel)]
         whole = tuple(one for one in found if one is not None)
         if 0 < len(whole) < len(found):
-            ranks = [rank for rank, one in enumerate(found) if one is None]
-            return (), f"no engine record of DP ranks {ranks} in {self._run_dir} yet"
+            missing = [rank for rank, one in enumerate(found) if one is None]
+            where = f"in {self._run_dir}" if any(rank in mine for rank in missing) else "from the other members"
+            return (), f"no engine record of DP ranks {missing} {where} yet"
         if whole and (newer := [one.v for one in whole if one.v != record.VERSION]):
             return (), f"engine record of version {newer[0]}, this agent reads {record.VERSION}"
         return whole, ""
@@ -182,23 +212,32 @@ class Probe:
             self._known = (first.incarnation, served._replace(max_model_len=first.max_model_len or served.max_model_len))
         return self._known[1]
 
-    async def _read(self, path: str, timeout_s: float) -> bytes:
-        status, body = await self._get(path, timeout_s)
+    async def _read(self, path: str, timeout_s: float, door: HostPort | None = None) -> bytes:
+        status, body = await self._get(path, timeout_s, door or self._config.engine)
         if status in {401, 403}:
             raise _Locked(f"{path}: status {status}")
         if status >= 400:
             raise BadAnswer(f"{path}: status {status}")
         return body
 
-    async def _get(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+    async def _get(self, path: str, timeout_s: float, door: HostPort) -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with self._session.get(self._base + path, timeout=timeout, allow_redirects=False) as answer:
+        async with self._session.get(f"http://{door}{path}", timeout=timeout, allow_redirects=False) as answer:
             body = bytearray()
             async for chunk in answer.content.iter_any():
                 body += chunk
                 if len(body) > ANSWER_LIMIT:
                     raise BadAnswer(f"{path}: answer longer than {ANSWER_LIMIT} bytes")
             return answer.status, bytes(body)
+
+
+async def _all(works: Sequence[Coroutine[Any, Any, AnswerT]]) -> list[AnswerT]:
+    """The answers of all; raises what the first of them raised, once all are over."""
+    done = await asyncio.gather(*works, return_exceptions=True)
+    for one in done:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in done if not isinstance(one, BaseException)]
 
 
 class _Locked(BadAnswer):

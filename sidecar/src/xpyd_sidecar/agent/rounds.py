@@ -13,11 +13,12 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import aiohttp
 import msgspec
 
+from xpyd_sidecar.agent import ranks
 from xpyd_sidecar.agent.beat import Look
 from xpyd_sidecar.agent.group import SILENT_S, Lead, Seat
 from xpyd_sidecar.agent.pulses import Pulses
@@ -30,6 +31,7 @@ from xpyd_sidecar.contract.group import (
     GroupRound,
     MemberAnswer,
     MemberHello,
+    MemberRanks,
     MemberState,
 )
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -46,6 +48,8 @@ ANSWER_MAX: Final = 64 << 10
 PORTS: Final = range(31000, 32000)
 """Where engines of a group meet: below those that the kernel gives out, above those of engines of one host."""
 
+Question = Literal["ready", "live"]
+"""What a kubelet asks of a member."""
 Standing = Callable[[], tuple[Assignment, bool, bool]]
 """Role, draining, drained, as the leader's agent has them."""
 
@@ -58,14 +62,23 @@ class Rounds:
     """One member's side. ``run`` it; the leader's also ``hear``s."""
 
     def __init__(self, config: SidecarConfig, mine: GroupConfig, key: ServiceKey, standing: Standing,
-                 told: Callable[[MemberAnswer], None]) -> None:
-        """Take up what the run folder says. ``told``: what the leader answers a follower."""
+                 told: Callable[[MemberAnswer], None], *, drains: Callable[[], None] = lambda: None) -> None:
+        """Take up what the run folder says. ``told``: what the leader answers a follower; ``drains``: whether some member
+        asks for a drain (``asking``) has changed.
+        """
         assert config.agent is not None
         self._config, self._mine = config, mine
         self._host = mine.host or config.agent.advertise_host
         self._key = keys.derive(key, "agent call")
         self._run_dir = Path(config.run_dir)
-        self._standing, self._told = standing, told
+        self._standing, self._told, self._drains = standing, told, drains
+        self.drain = False
+        """This member asks that the group is drained."""
+        self.asking: frozenset[int] = frozenset()
+        """The members that do, as the leader has heard."""
+        self._was_up = ""
+        """The life in which the leader's server was up."""
+        self._up = False
         self._boot = secrets.token_hex(12)
         self._seq = 0
         self._loop = asyncio.get_running_loop()
@@ -76,6 +89,8 @@ class Rounds:
         self._launcher: tuple[MemberState | None, float] = (None, now)
         self._port = kept.port if kept is not None else 0
         self._lead = Lead.again(self._boot, mine.size, now, kept, mine.over_s) if mine.index == 0 else None
+        self._heard: dict[int, MemberHello] = {}
+        """Of each follower, what counted last."""
         self._answer = ""
         self._turn = self._seat.turn
 
@@ -91,11 +106,47 @@ class Rounds:
 
     def judged(self, look: Look) -> Look:
         """A look at the leader's own engine, which serves only while all members do."""
+        if look.health != "unmade":
+            self._up = look.health == "up"
+            if self._up and self._lead is not None:
+                self._was_up = self._lead.life
         problem = self.problem
         if not problem:
             return look
         health = look.health if look.health in ("up", "unmade") else "down"
         return msgspec.structs.replace(look, health=health, problem=problem)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs here, and nothing is about to."""
+        return not self._seat.life and self._seat.held != "busy"
+
+    def serves(self) -> str:
+        """Why this member's group does not serve, as far as this member knows; empty where it does."""
+        silent_s = self._loop.time() - self._seat.heard
+        if self._lead is None and silent_s > SILENT_S:
+            return f"the leader at {self._mine.leader} has not answered for {silent_s:.0f} s"
+        return self.problem or ("" if self._seat.held == "running" else f"the engine of this member is {self._seat.held}")
+
+    def hangs(self, startup_s: float) -> str:
+        """Why it is no use to wait for this member's engine any longer; empty where it is. With the leader also its server
+        counts, which had ``startup_s`` from the beginning of the life.
+        """
+        if self._seat.held == "absent":
+            return "the launcher does not answer"
+        lead = self._lead
+        if lead is None or not lead.life or self._up:
+            return ""
+        if self._was_up == lead.life:
+            return "the engine was up in this life and does not answer any more"
+        late = self._loop.time() - lead.since > startup_s
+        return f"the engine is not up {startup_s:g} s after the life began" if late else ""
+
+    def others(self) -> tuple[MemberRanks, ...]:
+        """Ranks of the followers, in order; those of a member that does not run the life are left out."""
+        life = self._lead.life if self._lead is not None else ""
+        return tuple(said.ranks for _, said in sorted(self._heard.items())
+                     if life and said.call == life and said.held == "running" and said.ranks is not None)
 
     def status(self) -> dict[str, Any]:
         """For people."""
@@ -118,21 +169,35 @@ class Rounds:
             raise HelloRefused(f"no {name} of {hello.instance}: this is {self._config.instance}, of {mine.size}")
         if hello.layout != mine.layout:
             raise HelloRefused(f"{name} is of another layout ({hello.layout}) than the leader ({mine.layout})")
+        self._check_ranks(hello)
+        asking = self.asking | {hello.index} if hello.drain else self.asking - {hello.index}
+        if asking != self.asking:
+            self.asking = asking
+            self._drains()
         return self._count(hello)
+
+    def _check_ranks(self, hello: MemberHello) -> None:
+        assert self._config.agent is not None
+        if hello.ranks is None:
+            return
+        first, count = hello.ranks.first.dp_rank, len(hello.ranks.control)
+        if range(first, first + count) != (right := ranks.of_member(self._config.agent, hello.index)):
+            raise HelloRefused(f"member {hello.index} says ranks {first} to {first + count - 1}, it has {right.start} to "
+                               f"{right.stop - 1}")
 
     async def run(self) -> None:
         """Until cancelled."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=1)) as session:
-            said, at = "", float("-inf")
+            said, at = ("", False), float("-inf")
             while True:
                 self._look()
                 now = self._loop.time()
                 if self._lead is not None:
                     self._lead = self._lead.tick(now)
                     self._take(self._count(self._hello()))
-                elif self._seat.held != said or now - at >= HELLO_S:
-                    said, at = self._seat.held, now
+                elif (self._seat.held, self.drain) != said or now - at >= HELLO_S:
+                    said, at = (self._seat.held, self.drain), now
                     await self._say(session)
                     self._seat = self._seat.tick(self._loop.time())
                     self._write()
@@ -156,11 +221,26 @@ class Rounds:
         held = seat.held
         return MemberHello(WIRE_VERSION, self._config.instance, self._mine.index, self._mine.layout, self._boot, self._seq,
                            held, seat.promised, self._pulses.word if held == "running" else "",
-                           launcher.why if launcher is not None else "")
+                           launcher.why if launcher is not None else "",
+                           self._ranks() if held == "running" and not self.leads else None, self.drain)
+
+    def _ranks(self) -> MemberRanks | None:
+        agent = self._config.agent
+        assert agent is not None
+        try:
+            found = ranks.found(self._run_dir, ranks.own(agent), agent.advertised)
+        except (ValueError, OSError) as error:
+            self._complain("ranks", f"engine record: {error}")
+            return None
+        self._problems.pop("ranks", None)
+        return found
 
     def _count(self, hello: MemberHello) -> MemberAnswer:
         assert self._lead is not None
         before, self._lead = self._lead, self._lead.hear(hello, self._loop.time())
+        seen = self._lead.members[hello.index]
+        if hello.index and seen is not None and (seen.boot, seen.seq) == (hello.boot, hello.seq):
+            self._heard[hello.index] = hello
         if self._lead.life and not before.life:
             self._port = _free_port(self._host)
             logger.info("a round begins", extra={"life": self._lead.life, "members": self._mine.size})

@@ -16,6 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Container
+from pathlib import Path
 from typing import Final
 
 from xpyd_sidecar.broadcast import wire
@@ -39,7 +40,7 @@ class Link:
         self._sock = sock
         self._poll = select.poll()
         self._poll.register(sock, 0)
-        self._pidfd = _pidfd(sock)
+        self._pid, self._pidfd = _process(sock)
         if self._pidfd >= 0:
             self._poll.register(self._pidfd, select.POLLIN)
 
@@ -50,6 +51,16 @@ class Link:
     def gone(self) -> bool:
         """The peer's process has ended, or it has closed its end."""
         return any(fd == self._pidfd or events & _ENDED for fd, events in self._poll.poll(0))
+
+    def stopped(self) -> bool:
+        """The peer's process is stopped (SIGSTOP, a debugger), as far as this one can see it."""
+        if self._pidfd < 0:
+            return False
+        try:
+            stat = Path(f"/proc/{self._pid}/stat").read_bytes()
+        except OSError:  # it has ended, which ``gone`` says
+            return False
+        return stat.rpartition(b")")[2].split()[0] in (b"T", b"t")
 
     def send(self, message: wire.Control, fd: int | None = None) -> None:
         """Say something, with a descriptor beside it.
@@ -134,6 +145,14 @@ class Door:
         """A reader's process has ended, or it never joined."""
         link = self.links.get(name)
         return link is None or link.gone()
+
+    def silent(self) -> tuple[str, ...]:
+        """Readers whose processes are stopped."""
+        return tuple(name for name, link in self.links.items() if link.stopped())
+
+    def forked(self) -> None:
+        """In a child of the writer's process: what stays open here would look alive when that process has ended."""
+        self._sock.close()
 
     def close(self) -> None:
         """Nobody can join any more; those who have see the connection end."""
@@ -269,13 +288,13 @@ def open_segment(writer: str, fd: int, least: int) -> Segment:
     return segment
 
 
-def _pidfd(sock: socket.socket) -> int:
-    """Of the process at the other end; -1 where there is none to be had (another PID namespace, an old kernel)."""
+def _process(sock: socket.socket) -> tuple[int, int]:
+    """Id and pidfd of the process at the other end; no pidfd (-1) from another PID namespace, or with an old kernel."""
     pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if pid <= 0 or pid == os.getpid():
-        return -1
+        return pid, -1
     try:
-        return os.pidfd_open(pid)
+        return pid, os.pidfd_open(pid)
     except OSError as error:
         logger.info("broadcast: no pidfd of process %d (%s): its connection alone tells when it ends", pid, error)
-        return -1
+        return pid, -1

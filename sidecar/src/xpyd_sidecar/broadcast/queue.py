@@ -91,7 +91,8 @@ class Writer:
         self.handle = wire.pack(wire.Handle(
             version=wire.WIRE_VERSION, queue=name, token=token, layout=layout, local=tuple(local),
             door=self._shared.door.address if self._shared else "", remote=tuple(remote),
-            endpoint=self._remotes.endpoint if self._remotes else "", secure=key is not None, message_max=message_max))
+            endpoint=self._remotes.endpoint if self._remotes else "", secure=key is not None, message_max=message_max,
+            second=self._remotes.second if self._remotes else ""))
 
     @property
     def live(self) -> tuple[str, ...]:
@@ -178,6 +179,18 @@ class Writer:
             self._remotes.step(0)
             self._remotes.ask(time.monotonic())
             self._note_remotes()
+
+    def silent(self) -> tuple[str, ...]:
+        """Live readers that are stopped or cut off, 5 s after it happened at the latest. They may come back. One elsewhere
+        that stays silent is dropped in the end, one of this host is not.
+        """
+        local = self._shared.door.silent() if self._shared is not None else ()
+        return (*local, *(self._remotes.silent() if self._remotes is not None else ()))
+
+    def forked(self) -> None:
+        """In a child of this process, which is not to use the queue: have readers see when this process alone has ended."""
+        if self._shared is not None:
+            self._shared.door.forked()
 
     def drop(self, name: str, reason: str) -> None:
         """Wait for a reader no more: it gets ``Dropped``. Does nothing where it was dropped before.

@@ -4,10 +4,15 @@ A reader says which message it has given back, and the writer never has more tha
 queues are bounded, and nothing is ever dropped on the way, which PUB sockets do. A broken connection is the end of that
 reader: it does not come back, since what was on the way is lost. ZMQ's own heartbeats find peers that vanish without a
 word; they are answered by its own thread, so a reader that computes for minutes still lives.
+
+A second connection of each reader, over which nothing is said, is ended after less silence, and made again: it shows that a
+reader is stopped or cut off before that is the end of it (``silent``).
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 import time
 from collections.abc import Sequence
@@ -29,6 +34,10 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_MS: Final = 2_000
 SILENCE_MS: Final = 10_000
 """A peer whose ZMQ thread is silent for that long is gone."""
+SEEN_MS: Final = 2_500
+"""The same, until it counts as silent; asked once a second."""
+SECOND_MAX: Final = 1024
+"""Bytes of a message on the second connections."""
 ASK_S: Final = 1.0
 """How often a reader that is waited for is asked whether it is still connected."""
 LINGER_MS: Final = 1_000
@@ -53,20 +62,31 @@ class Remotes:
         self._token = token
         self._names = names
         self._asked = 0.0
+        self._seen: set[str] = set()
+        """Readers whose second connection was there once."""
         self._to: dict[str, bytes] = {}
         self._from: dict[bytes, str] = {}
         self._context: zmq.Context[Any] = zmq.Context()
         self._sock = self._context.socket(zmq.ROUTER)
         for option, value in (*_both_sides(host), (zmq.ROUTER_MANDATORY, 1), (zmq.MAXMSGSIZE, wire.CONTROL_MAX)):
             self._sock.setsockopt(option, value)
+        self._second = self._context.socket(zmq.ROUTER)
+        for option, value in (*_both_sides(host), (zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1),
+                              (zmq.MAXMSGSIZE, SECOND_MAX), (zmq.HEARTBEAT_IVL, SEEN_MS // 3),
+                              (zmq.HEARTBEAT_TIMEOUT, SEEN_MS)):
+            self._second.setsockopt(option, value)
         if key is not None:
-            curve.serve(self._sock, key, "broadcast")
+            for each in (self._sock, self._second):
+                curve.serve(each, key, "broadcast")
         try:
             self._sock.bind(f"tcp://{join_host_port(host, port) if port else _any_port(host)}")
+            self._second.bind(f"tcp://{_any_port(host)}")
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ConfigError(f"{queue}: cannot listen on {host} port {port}: {error}") from None
         self.endpoint = self._sock.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.second = self._second.getsockopt_string(zmq.LAST_ENDPOINT)
+        """Of the second connections."""
 
     def missing(self) -> tuple[str, ...]:
         """Readers that have not joined."""
@@ -104,6 +124,17 @@ class Remotes:
             self._asked = now
             for name in tuple(self.taken):
                 self._say(name, [zmq.Frame(wire.pack(wire.Welcome()))])
+
+    def silent(self) -> tuple[str, ...]:
+        """Live readers of whose process nothing was heard for ``SEEN_MS``: stopped, or cut off."""
+        found = []
+        for name in self.taken:
+            try:
+                self._second.send_multipart([_second(self._token, name), b""], zmq.NOBLOCK)
+                self._seen.add(name)
+            except zmq.ZMQError:
+                found.append(name)
+        return tuple(name for name in found if name in self._seen)
 
     def lose(self, name: str, reason: str) -> None:
         """Count a reader as lost; it is told, if it still listens."""
@@ -169,11 +200,18 @@ class RemoteLink:
             raise ConfigError(f"{handle.queue}: its writer wants the service's key, and this reader has none")
         self._context: zmq.Context[Any] = zmq.Context()
         self._sock = self._context.socket(zmq.DEALER)
-        for option, value in (*_both_sides(handle.endpoint.removeprefix("tcp://").rpartition(":")[0]),
-                              (zmq.MAXMSGSIZE, handle.message_max), (zmq.RECONNECT_IVL, _NEVER_MS)):
+        for option, value in (*_both_sides(_host(handle)), (zmq.MAXMSGSIZE, handle.message_max),
+                              (zmq.RECONNECT_IVL, _NEVER_MS)):
             self._sock.setsockopt(option, value)
+        self._second = self._context.socket(zmq.DEALER)
+        for option, number in (*_both_sides(_host(handle)), (zmq.MAXMSGSIZE, SECOND_MAX),
+                               (zmq.RECONNECT_IVL, SEEN_MS // 10)):
+            self._second.setsockopt(option, number)
+        self._second.setsockopt(zmq.ROUTING_ID, _second(handle.token, name))
+        self._drained = 0.0
         if handle.secure and key is not None:
-            curve.connect(self._sock, key, "broadcast")
+            for each in (self._sock, self._second):
+                curve.connect(each, key, "broadcast")
         self._monitor = self._sock.get_monitor_socket(_BROKEN)
         self._poller = zmq.Poller()
         self._poller.register(self._sock, zmq.POLLIN)
@@ -187,6 +225,8 @@ class RemoteLink:
     def _connect(self, handle: wire.Handle, name: str, note: bytes, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
         try:
+            if handle.second:
+                self._second.connect(handle.second)
             self._sock.connect(handle.endpoint)
         except zmq.ZMQError as error:
             raise ConfigError(f"{handle.queue}: {handle.endpoint!r} is not an address: {error}") from None
@@ -233,6 +273,7 @@ class RemoteLink:
             ProtocolError: the writer sent what is not allowed.
         """
         frames = self.receive(timeout_s)
+        self._drain()
         if not frames:
             return None
         raw = frames[0].bytes
@@ -258,6 +299,14 @@ class RemoteLink:
         except zmq.Again:
             raise PeerGone(self.writer, "it does not take what is said to it") from None
 
+    def _drain(self) -> None:
+        now = time.monotonic()
+        if now - self._drained < ASK_S:
+            return
+        self._drained = now
+        while self._second.poll(0):
+            self._second.recv_multipart(zmq.NOBLOCK)
+
     def close(self) -> None:
         """The writer sees it."""
         self._sock.disable_monitor()
@@ -268,6 +317,15 @@ def _both_sides(host: str) -> tuple[tuple[int, int], ...]:
     """Queues without a limit of their own: the window bounds them, in messages and so in bytes."""
     return ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.IPV6, int(":" in host)),
             (zmq.HEARTBEAT_IVL, HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, SILENCE_MS), (zmq.HEARTBEAT_TTL, SILENCE_MS))
+
+
+def _host(handle: wire.Handle) -> str:
+    return handle.endpoint.removeprefix("tcp://").rpartition(":")[0]
+
+
+def _second(token: bytes, name: str) -> bytes:
+    """How a reader's second connection is called: only who has the handle knows it."""
+    return b"seen " + hmac.digest(token, name.encode(), hashlib.sha256)[:16]
 
 
 def _any_port(host: str) -> str:

@@ -2,6 +2,7 @@
 run folder (docs/protocols/group.md).
 
     POST /member of the leader's agent   MemberHello → MemberAnswer, a signed call, once a second from each follower
+    GET  /group/ready, /group/live       of every member's agent, for probes: 200, or 503 and why not
     <run dir>/round.json                 GroupRound: the agent tells its launcher which life to run
     <run dir>/member.json                MemberState: the launcher says what it runs
     <run dir>/pulse-<pid>.json           Pulse: a worker of the engine says that it lives, and how many steps it has ended
@@ -18,13 +19,19 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from xpyd_sidecar.contract import run_folder
-from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
+from xpyd_sidecar.contract.membership import MAX_RANKS
+from xpyd_sidecar.contract.record import EngineRecord
 
 WIRE_VERSION: Final = 1
 PATH: Final = "/member"
 """Of the leader's agent."""
-MOST_BYTES: Final = 16 << 10
-"""Of a hello."""
+READY_PATH: Final = "/group/ready"
+"""Whether the group serves, as this member knows."""
+LIVE_PATH: Final = "/group/live"
+"""Whether this member's launcher, and with the leader the engine's server, is worth waiting for."""
+MOST_BYTES: Final = 64 << 10
+"""Of a hello; an address of each of its ranks is in it."""
 MOST_MEMBERS: Final = 16
 """Each says hello once a second, and an agent takes 4,096 signed calls in two minutes."""
 
@@ -90,6 +97,17 @@ class Pulse(msgspec.Struct, frozen=True):
     """It is in a step."""
 
 
+class MemberRanks(msgspec.Struct, frozen=True):
+    """Data-parallel ranks of a member that has a server of its own."""
+
+    door: HostPort
+    """Where the server is reached."""
+    first: EngineRecord
+    """Of the first one; the others differ in rank and address alone."""
+    control: Annotated[tuple[HostPort, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
+    """KV control addresses, the first one's first."""
+
+
 class MemberHello(msgspec.Struct, frozen=True):
     """From a follower's agent to the leader's. Fields that are not known are ignored."""
 
@@ -109,6 +127,10 @@ class MemberHello(msgspec.Struct, frozen=True):
     """Of the engine, or of the launcher while the engine starts. Another one than before: it lives."""
     why: Words = ""
     """How the engine has ended."""
+    ranks: MemberRanks | None = None
+    """While its engine runs and all its ranks have started; None too where it has none."""
+    drain: bool = False
+    """This member is to go, and asks that the whole group is drained first."""
 
 
 class MemberAnswer(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ HMAC-SHA256 over a fixed label, so that a leaked admin token opens no KV port:
     membership   CURVE key pair of the router's heartbeat socket
     control      CURVE key pair of the KV control sockets
     data         HMAC challenge of the KV data links
-    broadcast    CURVE key pair of broadcast queues that cross hosts
+    broadcast    CURVE key pair of broadcast queues that cross hosts; of those under vLLM's executor, from a key of the life
     admin        bearer token of the router's admin paths (/fleet), for people
     agent        bearer token of who tells agents their role, for what is older than signed calls
     admin call   calls of the operator to routers, and
@@ -44,6 +44,11 @@ def of_service(master: bytes, generation: int, uid: str) -> ServiceKey:
     """The key of the service with this uid, from one generation of the master."""
     said = f"xpyd service key\n{generation}\n{uid}"
     return ServiceKey(hmac.new(master, said.encode(), hashlib.sha256).digest())
+
+
+def of_life(key: ServiceKey, life: str) -> ServiceKey:
+    """The key of the queues of one life of a group's engines (``contract.group``); each life has another."""
+    return ServiceKey(hmac.new(key, b"xpyd life " + life.encode(), hashlib.sha256).digest())
 
 
 def digest(key: ServiceKey) -> str:

@@ -26,14 +26,32 @@ ENV_DP_LOOKAHEAD = "XPYD_DP_LOOKAHEAD"
 """Steps that a rank asks for at once: adaptive, or a number."""
 ENV_DP_TIMEOUT_S = "XPYD_DP_TIMEOUT_S"
 """Silence after which a data-parallel rank counts as dead."""
+ENV_QUEUE = "XPYD_QUEUE"
+"""Which queue is under vLLM's executor of several processes: vllm (its own), or xpyd."""
+ENV_OPEN_PODS = "XPYD_OPEN_PODS"
+"""1: where members of a group cannot have the queue of xpyd, they may have vLLM's, which anybody can join."""
 ENV_API_KEY = "VLLM_API_KEY"
 """vLLM's own: an engine that has it answers nobody without that key, and routers send none."""
 
 AGENT_SOCKET = "agent.sock"
 """Unix socket in the run folder: HTTP GET /status, POST /drain, POST /role."""
 
+KEEP_BYTES: Final = 256 << 20
+"""Host memory of a rank for copies of KV to send, on a host, where nobody has chosen."""
+STAGING_BYTES: Final = 64 << 20
+"""The same for what arrives, on a host: it is placed as it comes."""
+DEVICE_KEEP_BYTES: Final = 512 << 20
+"""Copies to send on a device, at least: what one peer may have of it leaves at 10 GB/s beside steps of 30 ms."""
+DEVICE_STAGING_BYTES: Final = 512 << 20
+"""What arrives on a device, at least: it is placed once per step, 10 GB/s at steps of 50 ms."""
+
 CONNECTOR_CLASS = "XpydConnector"
 CONNECTOR_MODULE = "xpyd_sidecar.engine.connector"
+
+
+def pinned_bytes(size: int) -> int:
+    """What ``size`` bytes of pinned memory take: torch rounds them up to a power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,8 +60,9 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transport: Literal["auto", "tcp", "shm", "nccl", "rdma"] = "auto"
     mode: Literal["put_async", "put", "get"] = "put_async"
     checksum: Literal["xxh3", "none"] = "xxh3"
-    keep_bytes: int = 256 << 20
-    """Bound on copies that a prefill sender holds while decode has not answered READY; ``host_pool_bytes`` come on top."""
+    keep_bytes: int | None = None
+    """Bound on copies that a prefill sender holds while decode has not answered READY; ``host_pool_bytes`` come on top.
+    None: ``KEEP_BYTES`` on a host, and on a device what the model asks for (``engine.memory_sizes``)."""
     buffer_bytes: int | None = None
     """Of each rank's lookup buffer for KV that comes before decode has blocks for it. None: ``buffer_share``."""
     buffer_share: float | None = None
@@ -236,7 +255,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_format: Literal["json", "text"] = "json"
 
 
-LATER_OPTIONS: Final[dict[str, float]] = {"load_limit_s": KvOptions().load_limit_s}
+LATER_OPTIONS: Final[dict[str, float | None]] = {"load_limit_s": KvOptions().load_limit_s, "keep_bytes": None}
 
 
 def kv_transfer_config(options: KvOptions, on_load_failure: Literal["recompute", "fail"],
@@ -245,8 +264,8 @@ def kv_transfer_config(options: KvOptions, on_load_failure: Literal["recompute",
 
     ``beside``: configurations of connectors that come after ours; vLLM's MultiConnector holds them together.
 
-    Options that came later are left out where they have their defaults: the engine's revision stays what it was, and an
-    engine image with the connector of an earlier release takes it.
+    Options that came later, or whose default came later, are left out where they have it: an engine image with the
+    connector of an earlier release takes what is written.
     """
     given = msgspec.to_builtins(options)
     for name, default in LATER_OPTIONS.items():

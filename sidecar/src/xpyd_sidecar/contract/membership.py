@@ -88,7 +88,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     incarnation: Incarnation = Incarnation("")
     """Empty until the engine's connector has started."""
     http: Addresses = ()
-    """HTTP endpoints, one per DP rank that has its own; one entry when a front end serves all ranks."""
+    """HTTP endpoints, one per DP rank, equal ones for ranks that share a server; one entry where one serves all ranks."""
     control: Addresses = ()
     """KV control addresses, one per DP rank."""
     model: str = ""

@@ -10,7 +10,7 @@ Each of these packages knows those behind it in this order, and none before it (
     worker_side      the cache of a rank: ``saving`` copies out for the sender, ``loading`` places what the receiver got
     reports          what the two sides hand each other through vLLM
     compat           the version of vLLM; with ``dp_plugin.compat`` alone it imports vLLM
-    dp_plugin        keeps data-parallel ranks in step; ``step_stats`` takes what it counts to the connector's statistics
+    dp_plugin        keeps data-parallel ranks in step; ``stats`` has what it counts, too
 
 Belongs here: what needs vLLM's hooks or its tensors. Does not belong here: what goes on with a peer (``session``), how
 bytes travel (``transport``), rules of a transfer (``kv``) or of steps (``dp``), what other parts read (``contract``).

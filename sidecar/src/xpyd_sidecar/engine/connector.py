@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from xpyd_sidecar.contract import launch
-from xpyd_sidecar.engine import compat, settings
+from xpyd_sidecar.engine import compat, device_room, settings
 from xpyd_sidecar.engine.compat import (
     CacheHitSource,
     KVConnectorBase_V1,
@@ -16,12 +16,14 @@ from xpyd_sidecar.engine.compat import (
     SupportsHMA,
     drafting,
 )
+from xpyd_sidecar.engine.compat import device_room as compat_room
+from xpyd_sidecar.engine.memory_sizes import StepLoad
 from xpyd_sidecar.engine.reports import Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
-from xpyd_sidecar.engine.stats import PromMetrics, Stats
-from xpyd_sidecar.engine.step_stats import AllMetrics, AllStats, with_steps
+from xpyd_sidecar.engine.stats import PromMetrics, Stats, with_steps
 from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.errors import ConfigError, OurFault
+from xpyd_sidecar.resources import memory_bytes
 
 
 class XpydConnector(KVConnectorBase_V1, SupportsHMA):
@@ -78,8 +80,13 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
                                            self._kv_cache_config.num_blocks, heads,
                                            by_layer=not compat.micro_batches(config),
                                            groups=compat.layer_groups(self._kv_cache_config),
-                                           drafts=drafting.layers(config, self._kv_cache_config))
+                                           drafts=drafting.layers(config, self._kv_cache_config), load=self._load())
         compat.rest_while(worker.rests)
+
+    def _load(self) -> StepLoad:
+        config = self._vllm_config
+        room = max(0, compat_room.left() - device_room.beside_slab(self._settings.options))
+        return StepLoad(compat.step_tokens(config), compat.ranks_here(config), memory_bytes(), room)
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ARG003 (vLLM's signature)
@@ -202,13 +209,13 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
         """Statistics as they were on the other side of a pipe."""
-        return AllStats(data=data or {})
+        return Stats(data=data or {})
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: list[str],
                            per_engine_labelvalues: dict[int, list[object]]) -> PromMetrics:
         """The Prometheus side."""
-        return AllMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003 (vLLM's signature)

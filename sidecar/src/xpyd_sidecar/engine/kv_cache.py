@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import bisect
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -107,6 +108,12 @@ class KvCache:
     def cache_block_bytes(self) -> int:
         """Bytes of one block of the cache: over the arrays of the group that has the most, since groups share blocks."""
         return max(sum(self.block_bytes[region] for region in self.of_group(group)) for group in set(self.groups))
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of KV that one token brings, rounded up; states, of which a prompt has one, are left out."""
+        return math.ceil(sum(size / of.reach.block_tokens for size, of in zip(self.block_bytes, self._of, strict=True)
+                             if of.reach.block_tokens))
 
     @property
     def total_block_bytes(self) -> int:
@@ -225,6 +232,12 @@ def chunk(size: int, *, pinned: bool) -> Chunk:
     """Staging memory of ``size`` bytes; pinned, so that copies to a GPU need not wait."""
     tensor = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
     return Chunk(tensor, memoryview(tensor.numpy()))
+
+
+def give_back_pinned() -> None:
+    """Give the system back what no chunk has any more; torch would keep it for later ones."""
+    if torch.cuda.is_available():
+        torch.accelerator.empty_host_cache()
 
 
 def mapped_chunk(size: int) -> Chunk:

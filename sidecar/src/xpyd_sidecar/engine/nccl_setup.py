@@ -12,8 +12,8 @@ import torch
 
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv.bodies import Gpu
 from xpyd_sidecar.kv.groups import group_bytes
-from xpyd_sidecar.kv.messages import Gpu
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport.nccl.decode import NcclGrouping
 from xpyd_sidecar.transport.nccl.driver import TRAILER, fixed_bytes, load, padded

@@ -13,6 +13,7 @@ All methods but ``_copied`` are called by the engine's own thread, in the order 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xpyd_sidecar.engine.kv_cache import KvCache, Move
+from xpyd_sidecar.engine.memory_sizes import ROUNDS
 from xpyd_sidecar.engine.put_mode import PutMode
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
@@ -31,8 +33,10 @@ from xpyd_sidecar.memory.completions import Completions
 from xpyd_sidecar.memory.store import CopyStore, StoreLease, offsets
 from xpyd_sidecar.session.sender import Kept, Sender
 
-ROUNDS: Final = 2
-"""Times that a step may fill the device memory which copies pass through."""
+RUNS: Final = 2
+"""Pieces of the store that a step's copies may lie in. Each may be in two rounds, which have two launches more: so a step
+has eight at most, if all arrays have one shape.
+"""
 
 
 @dataclass
@@ -57,6 +61,23 @@ class SavedPart(NamedTuple):
     lease: StoreLease
     starts: Sequence[int]
     gone: Callable[[], None] | None
+
+
+class LeasedRuns:
+    """Runs among the leases of a step, each of which begins where another ends; a device copies each by itself."""
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._ends: set[int] = set()
+        """One for each run."""
+
+    def take(self, lease: StoreLease, size: int) -> bool:
+        """Whether one more lease, rounded up to ``size`` bytes, makes no more runs than may be."""
+        if lease.offset not in self._ends and len(self._ends) >= self._most:
+            return False
+        self._ends.discard(lease.offset)
+        self._ends.add(lease.offset + size)
+        return True
 
 
 class Saving:
@@ -171,16 +192,19 @@ class Saving:
         """Take what has room out of what waits, in order; a holder that has no more room holds up nobody else."""
         parts: list[SavedPart] = []
         full: set[str] = set()
-        most = self._memory.most_bytes
-        largest = max(self._each.values())
-        left = ROUNDS * (most // largest) * largest if most is not None else None
+        runs = LeasedRuns(RUNS if self._memory.most_bytes is not None else math.inf)
+        most, rounds = self._memory.most_bytes, ROUNDS
+        left = most
+        """Of this round; it begins where the one before is full, as in ``memory.device.rounds``."""
         for one in self._waiting:
             each = self._each[one.group]
             while len(one.ids) and one.holder not in full:
                 count = min(len(one.ids), self._store.most_units(each, one.holder))
                 if most is not None and left is not None:
-                    count = min(count, most // each, left // each)
-                part = self._part(one, count) if count else None
+                    if left < each and rounds > 1:
+                        left, rounds = most, rounds - 1
+                    count = min(count, left // each)
+                part = self._part(one, count, runs) if count else None
                 if part is None:
                     full.add(one.holder)
                     break
@@ -191,12 +215,15 @@ class Saving:
         self._waiting = [one for one in self._waiting if len(one.ids)]
         return parts
 
-    def _part(self, one: WaitingBlocks, count: int) -> SavedPart | None:
-        """So many blocks of it, from its first on."""
+    def _part(self, one: WaitingBlocks, count: int, runs: LeasedRuns) -> SavedPart | None:
+        """So many blocks of it, from its first on, if they find room."""
         arrays = self._memory.of_group(one.group)
         *starts, size = offsets(self._store, [count * self._memory.block_bytes[region] for region in arrays])
         lease = self._store.lease(size, one.holder)
         if lease is None:
+            return None
+        if not runs.take(lease, self._store.rounded(size)):
+            self._store.give(lease)
             return None
         gone = self._put.tally(one.key, len(starts)) if self._put is not None and one.key in self._pushed else None
         part = SavedPart(one.key, arrays, one.first, one.ids[:count], lease, starts, gone)

@@ -79,8 +79,9 @@ def _check(options: KvOptions, field: str) -> None:
             raise ConfigError(f"{field}.{name}: {value} must be at least 0 and at most {most}")
     for name in ("keep_bytes", "claim_s", "keep_ttl_s", "load_timeout_s", "load_limit_s", "peer_timeout_s", "put_wait_s",
                  "window_bytes"):
-        if not getattr(options, name) > 0:
-            raise ConfigError(f"{field}.{name}: {getattr(options, name)} must be above 0")
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{field}.{name}: {value} must be above 0")
     for name in ("control_port", "data_port"):
         if not 0 <= getattr(options, name) < 65536:
             raise ConfigError(f"{field}.{name}: {getattr(options, name)} is no port (0 lets the kernel choose)")

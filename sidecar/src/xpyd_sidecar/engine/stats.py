@@ -1,6 +1,8 @@
 """What the connector counts, on its way through vLLM's statistics to ``/metrics`` (names in ``contract.metrics``).
 
-Only the scheduler side counts: ranks report to it, so that a transfer counts once.
+Only the scheduler side counts: ranks report to it, so that a transfer counts once. What data-parallel step sync counts goes
+the same way, since vLLM has no other for a plugin: with the outputs of a step, so a rank that runs nothing but dummies is
+heard of at its next step with tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from typing import Any
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.engine.compat import KVConnectorPromMetrics, KVConnectorStats, create_metric_per_engine
+from xpyd_sidecar.engine.dp_plugin.counters import COUNTERS as STEPS
 
 COUNTERS = {
     metrics.PUSHED_BYTES: "KV payload bytes that decode engines confirmed.",
@@ -25,6 +28,10 @@ COUNTERS = {
     metrics.BUFFERED_BYTES: "KV payload bytes that came into the lookup buffer or the host pool.",
     metrics.BUFFER_BUSY: "Times that lookup buffer and host pool had no room for what prefill offered.",
     metrics.UNCLAIMED: "Transfers in the lookup buffer that no request has claimed in time.",
+    metrics.DP_DUMMIES: "Dummy forwards of this data-parallel rank.",
+    metrics.DP_WASTED: "Dummy forwards in steps that the rank had asked for itself and had no use for.",
+    metrics.DP_WAKES: "Times that an idle data-parallel rank was granted a step and ran a dummy for it.",
+    metrics.DP_WAKE_SECONDS: "From hearing of these grants to beginning the dummies.",
 }
 GAUGES = {
     metrics.SENDS_OPEN: "Transfers whose KV this engine still holds or sends.",
@@ -35,6 +42,8 @@ GAUGES = {
     metrics.POOL_USED: "Bytes in use of the host pool behind the lookup buffer.",
     metrics.NCCL_GROUPS: "NCCL groups with peers' ranks.",
     metrics.NCCL_BYTES: "GPU memory of NCCL groups and of the slots for what they move.",
+    metrics.DP_LOCAL: "Forwards that this data-parallel rank has begun.",
+    metrics.DP_GRANTED: "The last forward that all data-parallel ranks must run.",
 }
 LINK = "link:"
 
@@ -76,6 +85,15 @@ class Stats(KVConnectorStats):
     def is_empty(self) -> bool:
         """Whether there is nothing to tell."""
         return not self.data
+
+
+def with_steps(stats: Stats | None) -> Stats | None:
+    """``stats`` and what steps have counted since the last call; None if there is nothing to tell."""
+    steps = STEPS.take()
+    if steps:
+        stats = Stats(data={}) if stats is None else stats
+        stats.data.update(steps)
+    return stats
 
 
 class PromMetrics(KVConnectorPromMetrics):

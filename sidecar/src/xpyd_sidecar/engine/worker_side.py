@@ -12,20 +12,21 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
 from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, join_host_port, split_host_port
-from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.contract.launch import KvOptions, pinned_bytes
 from xpyd_sidecar.engine import kv_cache, nixl_setup
 from xpyd_sidecar.engine.draft_hooks import DraftHooks
 from xpyd_sidecar.engine.kv_cache import KvCache
 from xpyd_sidecar.engine.loading import Loading
+from xpyd_sidecar.engine.memory_sizes import StepLoad, memory_sizes, told
 from xpyd_sidecar.engine.nccl_setup import choose
 from xpyd_sidecar.engine.pulse import PulseThread
 from xpyd_sidecar.engine.put_mode import PutMode
@@ -44,7 +45,7 @@ from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.memory.completions import Completions
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.memory.store import UNIT, Allocation, CopyStore
-from xpyd_sidecar.session.local_rank import LocalRank
+from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.receiver import Receiver
 from xpyd_sidecar.session.sender import Kept, Sender
 from xpyd_sidecar.session.transfer_trace import Forwards, packed, packed_first
@@ -53,20 +54,23 @@ from xpyd_sidecar.threads.idle_polling import LOOK_S
 
 logger = logging.getLogger(__name__)
 
-STAGING_BYTES: Final = 64 << 20
-"""Of what arrives, on a host: it is placed as it comes."""
-DEVICE_STAGING_BYTES: Final = 512 << 20
-"""The same for a device, where it is placed once per step: 10 GB/s at steps of 50 ms."""
-DEVICE_KEEP_BYTES: Final = 512 << 20
-"""Of copies to send, at least, on a device: what one peer may have of it leaves at 10 GB/s beside steps of 30 ms."""
 LEAST_BLOCKS: Final = 4
 """That there is always room for: of fewer, no holder's share would have one."""
-SLAB_BYTES: Final = 256 << 20
-"""Of device memory that copies out pass through."""
 BUFFER_MOST: Final = 1 << 30
 """Of a lookup buffer whose size nobody has chosen."""
 RETRY_GRACE_S: Final = 1.0
 """How long a load whose source was lost waits for another try before decode computes the prompt itself."""
+
+
+class ThreadedPart(Protocol):
+    """What has a thread that this rank cannot do without."""
+
+    @property
+    def thread(self) -> watched.Watched:
+        """It."""
+
+    def stop(self) -> None:
+        """End it."""
 
 
 class WorkerSide:
@@ -75,12 +79,13 @@ class WorkerSide:
     def __init__(self, settings: ConnectorSettings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
                  heads: Mapping[str, int] = MappingProxyType({}), *, by_layer: bool = True,
                  groups: Mapping[str, LayerGroup] = MappingProxyType({}), drafts: frozenset[str] = frozenset(),
+                 load: StepLoad = StepLoad(),  # noqa: B008 (immutable)
                  view: Callable[[dict[str, torch.Tensor], int, Mapping[str, LayerGroup]], KvCache] = KvCache) -> None:
         """Start sender and receiver. ``heads``: KV heads over all ranks by layer, 0 where all ranks have the same.
 
         ``groups``: of layers that share a table of blocks, by layer; empty: there is one. ``by_layer``: a layer's hook says
         that all of the layer is written; else layers leave at the end of the step. ``drafts``: layers of a model that
-        drafts.
+        drafts. ``load``: what a step brings.
         ``view``: makes what copies blocks out of the caches and into them.
 
         Raises:
@@ -105,26 +110,25 @@ class WorkerSide:
                              limit_s=options.load_limit_s + options.peer_timeout_s)
         buffer = _buffer_bytes(options, self._memory.cache_block_bytes * num_blocks)
         pinned = self._memory.device.type == "cuda"
-        keep = max(options.keep_bytes, DEVICE_KEEP_BYTES if pinned else 0) + options.host_pool_bytes \
-            + (buffer if options.mode == "get" else 0)
+        sizes = memory_sizes(options.keep_bytes, self._memory.token_bytes, load, device=pinned)
+        keep = sizes.keep + options.host_pool_bytes + (buffer if options.mode == "get" else 0)
         ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
         make = partial(kv_cache.chunk, pinned=pinned)
         bound = max(keep, LEAST_BLOCKS * sum(rounded(size, UNIT) for size in self._memory.block_bytes))
+        if pinned:
+            bound = pinned_bytes(bound)
+            logger.info("%s", told(sizes._replace(keep=bound), rank))
         ways, self._reading, copies = nixl_setup.prepare(options, ways, self._memory.largest_frame, bound,
                                                    kv_cache.mapped_chunk if ways.host and not pinned else make)
         self.store = CopyStore(copies, bound)
         """Copies of blocks, for decode to take."""
         if pinned:
             self.store.prepare()
-        self._memory.prepare(max(SLAB_BYTES, 2 * block_bytes))
+        self._memory.prepare(max(sizes.slab, 2 * block_bytes))
         self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
                               ways=ways, store=self.store, peer_timeout_s=options.peer_timeout_s,
                               largest_frame=self._memory.largest_frame, grouping=self._groups, reading=self._reading)
-        frame = self._memory.largest_frame
-        arena = Allocation(make, max(2, (DEVICE_STAGING_BYTES if pinned else STAGING_BYTES) // frame) * frame)
-        if pinned:
-            arena.prepare()
-        staging = Staging(partial(_next_of, arena, itertools.count(), frame), arena.size // frame)
+        staging = staging_of(sizes.staging, self._memory.largest_frame, make, prepare=pinned)
         self._receiver = Receiver(me, staging, block_bytes=self._memory.block_bytes,
                                   largest_frame=self._memory.largest_frame, cover=cover,
                                   peer_timeout_s=options.peer_timeout_s, ways=ways, caches=self._memory.caches(),
@@ -144,6 +148,9 @@ class WorkerSide:
         self._by_layer = by_layer
         self._drafts = DraftHooks(drafts)
         self._hand: WorkerRpcServer | None = None
+        self._parts: list[ThreadedPart] = [self._completions, self._receiver, self._sender]
+        self._parts += [one for one in (self._groups, self._reading) if one is not None]
+        """In the order in which they end."""
         self._orders = Orders()
         self._copied: set[str] = set()
         self.calm = False
@@ -176,6 +183,7 @@ class WorkerSide:
             self._hand = WorkerRpcServer(orders.crew, self._rank, host=self._settings.host, key=self._settings.key,
                                          let_go=self._sender.release, duty=self.duty,
                                          abandon=watched.end_process if self._settings.life else None)
+            self._parts.insert(0, self._hand)
         if orders.worked:
             self._sender.progressed(orders.worked)
         for release in orders.releases:
@@ -190,11 +198,11 @@ class WorkerSide:
     def duty(self, role: Role) -> dict[str, int]:
         """What this engine is for: memory of the other role goes back. Bytes that are held; on a thread of its own."""
         ahead = self._receiver.ahead
-        assert ahead is not None
         if role is Role.PREFILL and self._memory.device.type == "cuda":
             self.store.prepare()
         self.store.spare(spare=role is Role.DECODE)
         ahead.spare(spare=role is Role.PREFILL)
+        kv_cache.give_back_pinned()
         buffer, pool = ahead.used
         return {"kept": self.store.used, "buffer": buffer, "pool": pool}
 
@@ -228,10 +236,7 @@ class WorkerSide:
         Raises:
             ThreadEnded: a thread that this rank cannot do without has died.
         """
-        watched.check(self._sender.thread, self._receiver.thread, self._completions.thread,
-                      self._groups.thread if self._groups is not None else None,
-                      self._reading.thread if self._reading is not None else None,
-                      self._hand.thread if self._hand is not None else None)
+        watched.check(*(one.thread for one in self._parts))
         return self._loading.poll(calm=self.calm)
 
     def take_copied(self) -> set[str]:
@@ -267,7 +272,6 @@ class WorkerSide:
 
     def _counted(self) -> dict[str, float]:
         counts, self._counts = self._counts, {}
-        assert self._receiver.ahead is not None
         for counted in (self._sender.spilling.counted, self._receiver.ahead.counted):
             while counted:
                 name, amount = counted.popleft()
@@ -276,7 +280,6 @@ class WorkerSide:
 
     def _leveled(self) -> dict[str, int]:
         """Gauges, if one of them has changed."""
-        assert self._receiver.ahead is not None
         buffer, pool = self._receiver.ahead.used
         levels = {metrics.KEPT_BYTES: self.store.used, metrics.BLOCKS_WAITING: self._saving.waiting,
                   metrics.BUFFER_USED: buffer, metrics.POOL_USED: pool}
@@ -292,20 +295,17 @@ class WorkerSide:
         """End the threads."""
         if self._pulse is not None:
             self._pulse.stop()
-        if self._hand is not None:
-            self._hand.stop()
-        self._completions.stop()
-        self._receiver.stop()
-        self._sender.stop()
-        if self._groups is not None:
-            self._groups.stop()
-        if self._reading is not None:
-            self._reading.stop()
+        for one in self._parts:
+            one.stop()
 
 
-def _next_of(arena: Allocation, numbers: Iterator[int], size: int) -> Chunk:
-    """The next chunk of an arena."""
-    return arena.at(next(numbers) * size, size)
+def staging_of(size: int, frame: int, make: Callable[[int], Chunk], *, prepare: bool = False) -> Staging:
+    """Chunks of a frame each in one allocation of ``size`` bytes, two at least; ``prepare``: made now."""
+    arena = Allocation(make, max(2, size // frame) * frame)
+    if prepare:
+        arena.prepare()
+    numbers = itertools.count()
+    return Staging(lambda: arena.at(next(numbers) * frame, frame), arena.size // frame)
 
 
 def _buffer_bytes(options: KvOptions, cache_bytes: int) -> int:

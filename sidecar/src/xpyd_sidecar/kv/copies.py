@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.mapping import Cut
-from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.stores import Expect
 
 C = TypeVar("C")

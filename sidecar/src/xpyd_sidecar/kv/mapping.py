@@ -18,7 +18,7 @@ Rules, of vLLM (``QKVParallelLinear``) where they are about who holds what
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -200,6 +200,8 @@ def _check(one: Geometry, side: str) -> None:
 def _compare(prefill: Geometry, decode: Geometry, left_out: frozenset[str]) -> None:
     theirs = {one.name: one.kind for one in _moving(prefill, left_out)}
     ours = {one.name: one.kind for one in _moving(decode, left_out)}
+    if prefill.tensor != decode.tensor:
+        _without_states({**theirs, **ours})
     for name in [*ours, *theirs]:
         if (name in ours) != (name in theirs):
             raise Unmappable(f"kv cache {name}: only {'decode' if name in ours else 'prefill'} has it")
@@ -235,10 +237,15 @@ def _layer(array: str) -> str:
     return array.partition("#")[0]
 
 
+def _without_states(kinds: Mapping[str, Kind]) -> None:
+    """Said before what else differs: sizes of states do where tensor sizes do, and so may blocks of attention beside."""
+    for name, kind in kinds.items():
+        if kind.reach.over == "state":
+            raise Unmappable(f"parallel.tensor: sizes differ, and kv cache {name} is a state, which is not cut; "
+                             "give prefill and decode the same tensor size")
+
+
 def _divides(name: str, side: str, tensor: int, kind: Kind) -> None:
-    if kind.reach.over == "state":
-        raise Unmappable(f"parallel.tensor: sizes differ, and kv cache {name} is a state, which is not cut; "
-                         "give prefill and decode the same tensor size")
     if kind.total == UNKNOWN:
         raise Unmappable(f"tensor sizes differ, and kv cache {name} cannot be cut by heads")
     if kind.total and kind.total % tensor and tensor % kind.total:

@@ -11,7 +11,7 @@ Two channels carry them:
       | "xpyd" | version | transfer (raw) | attempt |      little endian; zeros where no transfer is meant
       +--------+---------+----------------+---------+
 
-- data: the bodies of frames (``kv.frames``) between the workers.
+- data: frames (``kv.frames``) between the workers; their bodies are in ``kv.bodies``.
 
 Structs tolerate unknown fields, so that a newer peer may add some within one version.
 
@@ -26,7 +26,7 @@ Wire history
 from __future__ import annotations
 
 import struct
-from typing import Final, Literal, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -36,9 +36,7 @@ from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.contract.timeline import ASK_MAX, Asked, Told
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.mapping import Cut, Geometry
-from xpyd_sidecar.kv.reach import ArraySpan
-from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
+from xpyd_sidecar.kv.mapping import Geometry
 
 WIRE_VERSION: Final = 2
 MAGIC: Final = b"xpyd"
@@ -102,12 +100,22 @@ class Rank(msgspec.Struct, frozen=True):
     incarnation: Incarnation
 
 
-class Announce(msgspec.Struct, frozen=True, tag="announce", tag_field="t"):
-    """Prefill has scheduled a transfer: its KV will come when asked for."""
+class Try(msgspec.Struct, frozen=True):
+    """One try of a transfer, of which a message speaks."""
 
     transfer: TransferId
     attempt: Attempt
     generation: int
+
+    @property
+    def key(self) -> Key:
+        """Its name."""
+        return Key(self.transfer, self.attempt, self.generation)
+
+
+class Announce(Try, frozen=True, tag="announce", tag_field="t"):
+    """Prefill has scheduled a transfer: its KV will come when asked for."""
+
     identity: bytes
     """``kv.identity``."""
     tokens: int
@@ -119,58 +127,29 @@ class Announce(msgspec.Struct, frozen=True, tag="announce", tag_field="t"):
     cached: int = -1
     """Tokens of the prompt that prefill had in its cache; -1: it does not say."""
 
-    @property
-    def key(self) -> Key:
-        """The try it speaks of."""
-        return Key(self.transfer, self.attempt, self.generation)
 
-
-class Gone(msgspec.Struct, frozen=True, tag="gone", tag_field="t"):
+class Gone(Try, frozen=True, tag="gone", tag_field="t"):
     """Prefill will not deliver this try. With ``retry`` another try may follow (its leg was aborted): decode waits on."""
 
-    transfer: TransferId
-    attempt: Attempt
-    generation: int
     outcome: Outcome
     reason: str
     retry: bool
 
-    @property
-    def key(self) -> Key:
-        """The try it speaks of."""
-        return Key(self.transfer, self.attempt, self.generation)
 
-
-class Drop(msgspec.Struct, frozen=True, tag="drop", tag_field="t"):
+class Drop(Try, frozen=True, tag="drop", tag_field="t"):
     """Decode does not want this try: prefill lets go of its copies."""
 
-    transfer: TransferId
-    attempt: Attempt
-    generation: int
     outcome: Outcome
     reason: str
 
-    @property
-    def key(self) -> Key:
-        """The try it speaks of."""
-        return Key(self.transfer, self.attempt, self.generation)
 
-
-class WorkDone(msgspec.Struct, frozen=True, array_like=True):
+class WorkDone(Try, frozen=True, array_like=True):
     """What prefill has done for a try until now; both numbers only grow."""
 
-    transfer: TransferId
-    attempt: Attempt
-    generation: int
     tokens: int
     """Prompt tokens computed for it, again after a preemption."""
     steps: int
     """Steps with work for others that have ended while it waited in prefill's queue, announced but not run."""
-
-    @property
-    def key(self) -> Key:
-        """The try it speaks of."""
-        return Key(self.transfer, self.attempt, self.generation)
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="t"):
@@ -191,192 +170,6 @@ ToDecode = Hello | Announce | Gone | Ping
 ToPrefill = Welcome | Reject | Drop | Pong
 Control = ToDecode | ToPrefill | Asked | Told
 """``Asked`` and ``Told`` are a router's: they need no HELLO."""
-
-# --- bodies of data frames ---------------------------------------------------------------------------------------------
-
-
-class Challenge(msgspec.Struct, frozen=True):
-    """Body of CHALLENGE."""
-
-    nonce: bytes
-    incarnation: Incarnation
-
-
-class Gpu(msgspec.Struct, frozen=True):
-    """What tells whether two ranks can form an NCCL group."""
-
-    name: str
-    """The GPU's UUID: a group needs two different ones."""
-    nccl: str
-    """Version of the library; different ones are not known to understand each other."""
-    piece: int
-    """Bytes of the largest piece that this side takes."""
-
-
-class NixlReader(msgspec.Struct, frozen=True):
-    """What tells whether decode can read prefill's memory over NIXL, and how much of it at once."""
-
-    version: str
-    """Of the library, for messages: which versions understand each other is found out by reading."""
-    piece: int
-    """Bytes of the largest piece that decode takes."""
-    pieces: int
-    """How many it reads at once."""
-
-
-class NixlMemory(msgspec.Struct, frozen=True):
-    """Where prefill's copies lie, for a decode that reads them over NIXL in this session."""
-
-    agent: str
-    """Drawn anew in each life of prefill's."""
-    metadata: bytes
-    """NIXL's own description of that agent and its memory."""
-    version: str
-    base: int
-    """Where the memory for copies begins in prefill's process."""
-    size: int
-    ticket_at: int
-    """Where this session's ticket lies there."""
-    ticket: bytes
-
-
-class DataHello(msgspec.Struct, frozen=True):
-    """Body of HELLO. ``proof``: HMAC over both nonces (``prove``)."""
-
-    nonce: bytes
-    instance: InstanceName
-    incarnation: Incarnation
-    expects: Incarnation
-    rank: int
-    proof: bytes
-    host: str = ""
-    """The kernel that decode runs on (its boot id); empty where decode wants no way within one host."""
-    gpu: Gpu | None = None
-    """None: decode has none for NCCL, or does not want it."""
-    nixl: NixlReader | None = None
-    """None: decode has no NIXL, or does not want it."""
-
-
-class Near(msgspec.Struct, frozen=True):
-    """What shows a peer on the same host whether it can read prefill's memory: a ticket, and where it lies."""
-
-    pid: int
-    address: int
-    ticket: bytes
-
-
-class DataWelcome(msgspec.Struct, frozen=True):
-    """Body of WELCOME: prefill's own proof."""
-
-    proof: bytes
-    near: Near | None = None
-    """None: no way within one host."""
-    reason: str = ""
-    """Why there is no ``near``, and no ``gpu``."""
-    gpu: Gpu | None = None
-    """Prefill's, if it can form a group with decode's."""
-    nixl: NixlMemory | None = None
-    """Prefill's memory, if decode may read it over NIXL."""
-
-
-class LinkChoice(msgspec.Struct, frozen=True):
-    """Body of LINK: how blocks are to travel."""
-
-    way: Literal["tcp", "process_vm", "arena", "make_arena", "nccl", "nixl"]
-    """``make_arena``: answer ARENA, then this side says which it is."""
-    reason: str
-    """Why not a better one."""
-
-
-class Arena(msgspec.Struct, frozen=True):
-    """Body of ARENA: a file in the folder that both sides share."""
-
-    name: str
-    """Empty: none could be made."""
-    size: int
-    ticket: bytes
-    """Its first bytes."""
-    reason: str = ""
-
-
-class Group(msgspec.Struct, frozen=True):
-    """Body of GROUP and UNGROUP. Prefill numbers the groups of a session, upwards."""
-
-    number: int
-    uid: bytes = b""
-    """NCCL's id, by which decode joins as rank 1."""
-    reason: str = ""
-    """Of UNGROUP."""
-
-
-class Within(msgspec.Struct, frozen=True):
-    """Where an offer lies in memory of prefill's that a peer on its host may map."""
-
-    name: bytes
-    """Of the memory, drawn at random; its first bytes."""
-    fd: int
-    """Prefill's descriptor of it."""
-    size: int
-    """Of the whole, its name included."""
-    offset: int
-
-
-class Offer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Body of OFFER: packed blocks, in the sender's memory, or (an offset) in the arena, or (its number) in a group."""
-
-    address: int
-    size: int
-    checksum: int | None
-    """xxh3_64 of them; None: not covered. Of a group: None or not, since the sum travels with them."""
-    within: Within | None = None
-    """None: in memory that cannot be mapped."""
-
-
-class Taken(msgspec.Struct, frozen=True):
-    """Body of TAKEN: the memory of the oldest offer is not looked at again."""
-
-    read: bool
-    """False: it cannot be read, send it otherwise."""
-    why: str = ""
-    """It cannot be read."""
-    arena: bool = False
-    """Decode would map an arena instead."""
-
-
-class Ready(msgspec.Struct, frozen=True):
-    """Body of READY: blocks ``first`` to ``first + count - 1`` of the prompt are missing, but for ``spans``."""
-
-    first: int
-    count: int
-    regions: int
-    """Arrays of blocks that are wanted. Without ``cuts``: all that prefill's rank has, or (0) none of it."""
-    block_bytes: int
-    """Bytes of one block of them together."""
-    checksum: bool
-    """Decode wants payloads covered."""
-    cuts: tuple[Cut, ...] = ()
-    """Where the rank's arrays are not wanted whole: which heads of which of them, in order."""
-    takers: int = 1
-    """How many decode ranks ask this prefill rank for this transfer."""
-    window: int = 0
-    """Decode pulls: send the first so many blocks, then what FETCH asks for. 0: send everything."""
-    frame: int = 0
-    """Bytes of the largest frame or offer that decode takes for this transfer, if more than usual."""
-    spans: tuple[ArraySpan, ...] = ()
-    """Arrays of which other blocks are missing, in order: those of windows, and states."""
-
-
-class Reason(msgspec.Struct, frozen=True):
-    """Body of REJECT, GONE and CANCEL."""
-
-    outcome: Outcome
-    reason: str
-    retry: bool = False
-
-
-Body = (Challenge | DataHello | DataWelcome | LinkChoice | Arena | Group | Offer | Taken | Ready | Expect | Busy | Fetch
-        | Reason)
-T = TypeVar("T")
 _control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -422,20 +215,3 @@ def unpack(raw: bytes) -> Control:
     if isinstance(message, Asked) and len(message.transfers) > ASK_MAX:
         raise MessageError(f"trace.transfers: {len(message.transfers)} are asked for at once, over {ASK_MAX}")
     return message
-
-
-def body(message: Body) -> bytes:
-    """The msgpack body of a frame."""
-    return _encoder.encode(message)
-
-
-def read_body(raw: bytes | bytearray | memoryview, kind: type[T]) -> T:
-    """The body of a frame.
-
-    Raises:
-        MessageError: names the field that is missing or wrong.
-    """
-    try:
-        return msgspec.msgpack.decode(raw, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise MessageError(f"{kind.__name__}: {error}") from None

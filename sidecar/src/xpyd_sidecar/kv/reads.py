@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies
 
 TICKET_BYTES: Final = 32
 METADATA_MAX: Final = 32 << 10
@@ -126,7 +126,7 @@ class Reads:
         return [Prove()]
 
 
-def unusable(memory: messages.NixlMemory) -> str:
+def unusable(memory: bodies.NixlMemory) -> str:
     """Why prefill's word on its memory is not used; empty: it may be."""
     if not 0 < len(memory.metadata) <= METADATA_MAX:
         return f"NIXL's description has {len(memory.metadata)} bytes, not 1 to {METADATA_MAX}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.mapping import Cut, Kind
-from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.reach import span_of
 
 

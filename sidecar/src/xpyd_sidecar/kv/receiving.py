@@ -28,10 +28,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
+from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease, Listened
 from xpyd_sidecar.kv.mapping import Part, Unit, units
-from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.reach import ArraySpan, TableSpan
 
 

@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic
 
 from xpyd_sidecar.kv.blocks import overlap
+from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.copies import C, Copy, Ended, Free, Held, Offer, Refuse, Send, Step, Store, Transfer, Uses
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease, Listened
 from xpyd_sidecar.kv.mapping import Cut, Kind
-from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.ready import Geometry, asked_of, blocks_asked
 from xpyd_sidecar.kv.stores import Expect
 

@@ -30,6 +30,8 @@ PROGRAMS: Final = 64
 """Of the kernel."""
 ROWS: Final = 1 << 17
 """That one launch moves at most: 8 GiB of blocks of 64 KiB."""
+TABLE_BYTES: Final = 2 * 8 * ROWS
+"""Of device memory, for their addresses."""
 TILE_BYTES: Final = 16384
 """That one program moves at once."""
 ALIGNED: Final = 16
@@ -217,7 +219,7 @@ class Mover:
     def out(self, moves: Sequence[PackedRows]) -> CopyMark:
         """Copy rows out into host memory, in rounds where they are more than the slab holds. Each move has no more."""
         with self._after_compute():
-            for some in self._rounds(moves):
+            for some in rounds(moves, len(self._slab)):
                 self._launch(self._in_slab(some), out=True)
                 for span, part in self._spans(some):
                     span.copy_(part, non_blocking=True)
@@ -230,7 +232,8 @@ class Mover:
             here = [move.at(move.address) for move in moves if move.memory.is_cuda]
             if here:
                 self._launch(here, out=False)
-            for some in self._rounds([move for move in moves if not move.memory.is_cuda]):
+            hosts = sorted((move for move in moves if not move.memory.is_cuda), key=lambda move: move.address)
+            for some in rounds(hosts, len(self._slab)):
                 for span, part in self._spans(some):
                     part.copy_(span, non_blocking=True)
                 self._launch(self._in_slab(some), out=False)
@@ -240,19 +243,6 @@ class Mover:
         """Later work of the compute stream waits for the copies out that are under way; the host does not."""
         if self._last is not None:
             torch.cuda.current_stream(self._device).wait_event(self._last)
-
-    def _rounds(self, moves: Sequence[PackedRows]) -> Iterator[Sequence[PackedRows]]:
-        """As many of them, by their addresses, as the slab holds."""
-        some: list[PackedRows] = []
-        free = len(self._slab)
-        for move in sorted(moves, key=lambda move: move.address):
-            if move.size > free:
-                yield some
-                some, free = [], len(self._slab)
-            some.append(move)
-            free -= move.size
-        if some:
-            yield some
 
     def _in_slab(self, moves: Sequence[PackedRows]) -> list[PlacedRows]:
         """The rows of a round, packed into the slab one behind the other."""
@@ -293,6 +283,20 @@ class Mover:
         event = torch.cuda.Event(blocking=True)
         event.record(self._side)
         return event
+
+
+def rounds(moves: Sequence[PackedRows], slab_bytes: int) -> Iterator[Sequence[PackedRows]]:
+    """One after the other, as many of them as the slab holds; those of a round by their addresses."""
+    some: list[PackedRows] = []
+    free = slab_bytes
+    for move in moves:
+        if move.size > free:
+            yield sorted(some, key=lambda move: move.address)
+            some, free = [], slab_bytes
+        some.append(move)
+        free -= move.size
+    if some:
+        yield sorted(some, key=lambda move: move.address)
 
 
 def spans(moves: Sequence[PackedRows]) -> list[torch.Tensor]:

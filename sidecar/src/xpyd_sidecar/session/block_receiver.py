@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.errors import ChecksumError, Incompatible, ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.blocks import overlap, runs
 from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Key
@@ -140,8 +140,7 @@ class BlockReceiver:
 
     def _beforehand(self, header: Header) -> PayloadPlace:
         """A place in the buffer for what no load has asked for, if it was granted."""
-        ahead = self._shared.ahead
-        self._slot = ahead.begin(header) if ahead is not None else None
+        self._slot = self._shared.ahead.begin(header)
         if self._slot is None:
             return NOWHERE
         if self._shared.cover and not header.covered:
@@ -153,7 +152,6 @@ class BlockReceiver:
         if header.covered and place.total() != header.checksum:
             self._shared.staging.give(slot.chunk)
             raise ChecksumError(self._peer, "DATA frame with a wrong checksum")
-        assert self._shared.ahead is not None
         asked = self.asked.get(header.key)
         if asked is None:
             self._shared.ahead.complete(header, slot)
@@ -200,7 +198,7 @@ class BlockReceiver:
         self._check(header, place, header.checksum if header.covered else None)
         self._came(asked, header, header.length, place.gate is None, "tcp")
 
-    def offered(self, connection: Connection, header: Header, offer: messages.Offer) -> bool:
+    def offered(self, connection: Connection, header: Header, offer: bodies.Offer) -> bool:
         """Read blocks from where prefill says they are; ``unread`` says why that is not done.
 
         Raises:
@@ -213,7 +211,7 @@ class BlockReceiver:
             self.unread = self.reader.why
         return not wanted or not self.unread
 
-    def wants(self, header: Header, offer: messages.Offer) -> bool:
+    def wants(self, header: Header, offer: bodies.Offer) -> bool:
         """Whether an offer is still wanted.
 
         Raises:
@@ -245,7 +243,7 @@ class BlockReceiver:
         if asked is not None and wanted:
             self._arrived(asked, header, size, chunk, "nccl")
 
-    def place(self, header: Header, offer: messages.Offer, address: int) -> bool:
+    def place(self, header: Header, offer: bodies.Offer, address: int) -> bool:
         """Put blocks that lie at an address of this process to their places. False: no staging memory is free for them.
 
         Raises:
@@ -279,7 +277,7 @@ class BlockReceiver:
         self._arrived(asked, header, size, chunk, "nixl")
         return True
 
-    def _read(self, connection: Connection, asked: AskedBlocks, header: Header, offer: messages.Offer) -> bool:
+    def _read(self, connection: Connection, asked: AskedBlocks, header: Header, offer: bodies.Offer) -> bool:
         assert self.reader is not None
         place = self._place(asked, header, offer.size, cover=offer.checksum is not None)
         assert place is not None  # ``room`` has taken a chunk where one is needed

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 import zmq
@@ -154,12 +155,10 @@ class ControlThread:
     def _run(self) -> None:
         tick_at = 0.0
         while not self._stop.is_set():
-            try:
-                ready = dict(self._poller.poll(POLL_MS))
-            except Exception as error:  # noqa: BLE001  # whatever it is
-                self._polls.met(error)
+            found = self._polls.tried(partial(self._poller.poll, POLL_MS))
+            if found is None:
                 continue
-            self._polls.none()
+            ready = dict(found)
             try:
                 if self._wake_out.fileno() in ready:
                     self._wake_out.recv(4096)
@@ -177,17 +176,12 @@ class ControlThread:
             now = time.monotonic()
             if now >= tick_at:
                 tick_at = now + POLL_MS / 1000
-                self._tick(now)
+                self._ticks.tried(partial(self._tick, now))
 
     def _tick(self, now: float) -> None:
-        try:
-            self._watch(now)
-            self._handler.tick(now)
-            self._send_posts()
-        except Exception as error:  # noqa: BLE001  # whatever it is
-            self._ticks.met(error)
-        else:
-            self._ticks.none()
+        self._watch(now)
+        self._handler.tick(now)
+        self._send_posts()
 
     def _send_posts(self) -> None:
         for _ in range(len(self._posts)):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.reads import unusable
@@ -20,19 +20,19 @@ from xpyd_sidecar.kv.receiving import Ask
 from xpyd_sidecar.kv.stores import Busy
 from xpyd_sidecar.session.block_receiver import BlockReceiver
 from xpyd_sidecar.session.decode_handshake import DecodeHandshake
-from xpyd_sidecar.session.local_rank import IDLE_S
-from xpyd_sidecar.session.lookup_buffer import RETRY_S, LookupBuffer
+from xpyd_sidecar.session.endpoint import Endpoint
+from xpyd_sidecar.session.lookup_buffer import RETRY_S
 from xpyd_sidecar.session.receiver_events import AskedBlocks, ReceiverContext
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.gates import LoadTarget
 from xpyd_sidecar.transport.link import LinkContext
 from xpyd_sidecar.transport.tcp.connection import Connection
-from xpyd_sidecar.transport.tcp.placement import NOWHERE, PayloadPlace
+from xpyd_sidecar.transport.tcp.placement import PayloadPlace
 
 logger = logging.getLogger(__name__)
 
 
-class DecodeEndpoint:
+class DecodeEndpoint(Endpoint):
     """One connection to a prefill rank."""
 
     def __init__(self, shared: ReceiverContext, loop: Loop, address: HostPort, incarnation: Incarnation,
@@ -42,6 +42,7 @@ class DecodeEndpoint:
         Raises:
             OSError, ValueError: the address cannot be used.
         """
+        super().__init__()
         self.place = (address, incarnation)
         self.expected: set[Key] = set()
         """Tries that may be pushed ahead, and have not been asked for."""
@@ -50,8 +51,7 @@ class DecodeEndpoint:
         self._ended = ended
         self._joining = DecodeHandshake(shared, address, incarnation)
         self._intake = BlockReceiver(shared, address)
-        self._later: list[tuple[Kind, Key, messages.Body | None]] = []
-        self._born = time.monotonic()
+        self._later: list[tuple[Kind, Key, bodies.Body | None]] = []
         host, port = split_host_port(address)
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -83,16 +83,12 @@ class DecodeEndpoint:
             self.link.last_in = time.monotonic()
         self.expected.add(key)
 
-    def tell(self, kind: Kind, key: Key, body: messages.Body | None = None) -> None:
+    def tell(self, kind: Kind, key: Key, body: bodies.Body | None = None) -> None:
         """Send a frame of a transfer, once the link is agreed."""
         if self._joining.settled:
-            self._say(kind, key, body)
+            self.say(kind, key, body)
         else:
             self._later.append((kind, key, body))
-
-    def _say(self, kind: Kind, key: Key, body: messages.Body | None = None) -> None:
-        payload = messages.body(body) if body is not None else b""
-        self.link.queue(frames.encode(kind, key, payload), payload)
 
     def resume(self) -> None:
         """Memory to receive into is free."""
@@ -103,7 +99,7 @@ class DecodeEndpoint:
     def room(self, connection: Connection, header: Header) -> PayloadPlace | None:
         """Where a payload goes: blocks of their own or staging for what is wanted, nowhere for what no longer is."""
         if header.kind is not Kind.DATA and header.kind is not Kind.OFFER:
-            return PayloadPlace.of(header.length) if header.length else NOWHERE
+            return PayloadPlace.of(header.length)
         if not self._joining.settled:
             raise ProtocolError(connection.peer, f"sent {header.kind.name} before the link was agreed")
         return self._intake.room(header)
@@ -113,35 +109,34 @@ class DecodeEndpoint:
         if header.kind is Kind.DATA:
             self._intake.data(header, place)
             return
-        payload = place.body
-        if not frames.intact(header, payload):
-            raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
-        try:
-            if header.kind is Kind.OFFER and self._intake.taker is not None:
-                self._intake.taker.offered(header, messages.read_body(payload, messages.Offer))
-            elif header.kind is Kind.OFFER:
-                read = self._intake.offered(connection, header, messages.read_body(payload, messages.Offer))
-                taken = messages.Taken(read=True) if read else self._joining.cannot_read(self._intake.unread)
-                self._say(Kind.TAKEN, header.key, taken)
-            else:
-                self._said(header, payload)
-        except messages.MessageError as error:
-            raise ProtocolError(connection.peer, str(error)) from None
+        super().frame(connection, header, place)
+
+    def _heard(self, header: Header, body: memoryview) -> None:
+        if header.kind is Kind.OFFER:
+            offer = bodies.read_body(body, bodies.Offer)
+            if self._intake.taker is not None:
+                self._intake.taker.offered(header, offer)
+                return
+            read = self._intake.offered(self.link, header, offer)
+            taken = bodies.Taken(read=True) if read else self._joining.cannot_read(self._intake.unread)
+            self.say(Kind.TAKEN, header.key, taken)
+        else:
+            self._said(header, body)
 
     def _said(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.REJECT:
-            why = messages.read_body(payload, messages.Reason)
+            why = bodies.read_body(payload, bodies.Reason)
             raise Rejected(self.link.peer, why)
-        if header.kind is Kind.STORE and self._joining.settled and self._shared.ahead is not None:
-            self._store(header, self._shared.ahead)
+        if header.kind is Kind.STORE and self._joining.settled:
+            self._store(header)
         elif header.kind is Kind.GONE and self._joining.settled:
-            why = messages.read_body(payload, messages.Reason)
+            why = bodies.read_body(payload, bodies.Reason)
             self._drop(header.key)
             gone = self.asked.pop(header.key, None)
             if gone is not None:
                 self._shared.broken(gone.step, why.outcome, f"{self.link.peer}: {why.reason}", not why.retry)
         elif header.kind in {Kind.GROUP, Kind.UNGROUP} and (taker := self._intake.taker) is not None:
-            message = messages.read_body(payload, messages.Group)
+            message = bodies.read_body(payload, bodies.Group)
             if header.kind is Kind.GROUP:
                 taker.group(message)
             else:
@@ -173,9 +168,9 @@ class DecodeEndpoint:
             self._intake.taker = None
         self._answer(*self._joining.reached(reason))
 
-    def _answer(self, answer: Kind, body: messages.Body) -> None:
+    def _answer(self, answer: Kind, body: bodies.Body) -> None:
         """Say a word of the handshake; once the link is agreed, ask for what was ordered meanwhile."""
-        self._say(answer, NO_TRANSFER, body)
+        self.say(answer, NO_TRANSFER, body)
         if self._joining.refused:
             self.link.flush()
             raise Incompatible(self.link.peer, self._joining.refused)
@@ -187,29 +182,26 @@ class DecodeEndpoint:
                 self._intake.taker = self._shared.grouping.taker(context, self._intake)
             later, self._later = self._later, []
             for one in later:
-                self._say(*one)
+                self.say(*one)
 
-    def _store(self, header: Header, ahead: LookupBuffer) -> None:
+    def _store(self, header: Header) -> None:
         try:
-            room = ahead.store(header)
+            room = self._shared.ahead.store(header)
         except ValueError as error:
             raise ProtocolError(self.link.peer, f"STORE: {error}") from None
-        kind, body = (Kind.ROOM, b"") if room else (Kind.BUSY, messages.body(Busy(RETRY_S)))
-        self.link.queue(frames.encode(kind, header.key, body, region=header.region, first=header.first,
-                                      blocks=header.blocks), body)
+        kind, body = (Kind.ROOM, None) if room else (Kind.BUSY, Busy(RETRY_S))
+        self.say(kind, header.key, body, region=header.region, first=header.first, blocks=header.blocks)
 
     def _drop(self, key: Key) -> None:
         """Nothing more of a try will come, and nobody wants what has."""
         self.expected.discard(key)
-        if self._shared.ahead is not None:
-            self._shared.ahead.forget(key)
+        self._shared.ahead.forget(key)
 
     def closed(self, _: Connection, error: PeerError) -> None:
         """The connection has ended: every try asked of it is broken."""
         self._intake.close()
-        if self._shared.ahead is not None:
-            for key in self.expected:
-                self._shared.ahead.lost(key)
+        for key in self.expected:
+            self._shared.ahead.lost(key)
         self._ended(self)
         asked, self._intake.asked = self._intake.asked, {}
         outcome = outcome_of(error)
@@ -221,26 +213,16 @@ class DecodeEndpoint:
 
     def tick(self, now: float, timeout: float) -> None:
         """Time passes: a source that does not accept, or is silent although it owes something, is given up."""
-        link = self.link
-        if not self._joining.settled:
-            if now - self._born > timeout:
-                link.close(PeerGone(link.peer, f"no connection within {timeout} s"))
-            return
-        if link.paused:
-            link.last_in = now  # we do not read, so we cannot hear
-        if self.asked or self.expected:
-            if link.silent(now, timeout):
-                link.close(PeerGone(link.peer, f"silent for {timeout} s"))
-            elif now - link.last_out > timeout / 4:
-                self._say(Kind.PING, NO_TRANSFER)
-        elif now - max(link.last_in, link.last_out) > IDLE_S:
-            link.close(PeerGone(link.peer, "idle"))
+        if self.link.paused:
+            self.link.last_in = now  # we do not read, so we cannot hear
+        stranger = PeerGone(self.link.peer, f"no connection within {timeout} s")
+        self._look(now, timeout, None if self._joining.settled else stranger, busy=bool(self.asked or self.expected))
 
 
 class Rejected(Incompatible):
     """Prefill refuses this rank, with its reason."""
 
-    def __init__(self, peer: str, why: messages.Reason) -> None:
+    def __init__(self, peer: str, why: bodies.Reason) -> None:
         super().__init__(peer, why.reason)
         self.outcome = why.outcome
 

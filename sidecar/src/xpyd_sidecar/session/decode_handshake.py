@@ -8,7 +8,7 @@ from typing import Literal
 
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.errors import AuthError, Incompatible, ProtocolError
-from xpyd_sidecar.kv import messages, proofs
+from xpyd_sidecar.kv import bodies, proofs
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.link_choice import OfferReader
@@ -30,7 +30,7 @@ class DecodeHandshake:
         self.settled = False
         self.reader: OfferReader | None = None
         self.grouped = False
-        self.memory: messages.NixlMemory | None = None
+        self.memory: bodies.NixlMemory | None = None
         self.refused = ""
         self.unread = ""
         """Why prefill's memory cannot be read after all; an arena is awaited."""
@@ -39,7 +39,7 @@ class DecodeHandshake:
         self._incarnation = incarnation
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
         self._terms: proofs.Terms | None = None
-        self._welcome: messages.DataWelcome | None = None
+        self._welcome: bodies.DataWelcome | None = None
         self._why = ""
 
     @property
@@ -47,7 +47,7 @@ class DecodeHandshake:
         """Whether prefill has said that it runs on this host."""
         return self._welcome is not None and self._welcome.near is not None
 
-    def said(self, kind: Kind, payload: memoryview) -> tuple[Kind, messages.Body] | None:
+    def said(self, kind: Kind, payload: memoryview) -> tuple[Kind, bodies.Body] | None:
         """Prefill's next word; what to answer. None: that is known when ``memory`` was reached.
 
         Raises:
@@ -55,25 +55,25 @@ class DecodeHandshake:
             AuthError: it does not hold the service key.
         """
         if kind is Kind.CHALLENGE and self._terms is None:
-            return Kind.HELLO, self._hello(messages.read_body(payload, messages.Challenge))
+            return Kind.HELLO, self._hello(bodies.read_body(payload, bodies.Challenge))
         if kind is Kind.WELCOME and self._terms is not None and self._welcome is None:
-            choice = self._welcomed(self._terms, messages.read_body(payload, messages.DataWelcome))
+            choice = self._welcomed(self._terms, bodies.read_body(payload, bodies.DataWelcome))
             return None if choice is None else (Kind.LINK, choice)
         if kind is Kind.ARENA and self._welcome is not None and (self.unread or not self.settled):
             self._why, self.unread = self.unread or self._why, ""
             self.reader, reason = link_choice.try_arena(self._peer, self._shared.ways.folder,
-                                                 messages.read_body(payload, messages.Arena))
+                                                 bodies.read_body(payload, bodies.Arena))
             return Kind.LINK, self._settle("; ".join(one for one in (self._why, reason) if one))
         raise ProtocolError(self._peer, f"sent {kind.name} out of turn")
 
-    def _hello(self, challenge: messages.Challenge) -> messages.DataHello:
+    def _hello(self, challenge: bodies.Challenge) -> bodies.DataHello:
         me = self._shared.me
         self._terms = proofs.Terms(challenge.nonce, self._nonce, challenge.incarnation, me.incarnation)
-        return messages.DataHello(self._nonce, me.instance, me.incarnation, self._incarnation, me.rank,
+        return bodies.DataHello(self._nonce, me.instance, me.incarnation, self._incarnation, me.rank,
                                   proofs.prove(me.key, "decode", self._terms), self._shared.ways.host,
                                   self._shared.ways.group, self._shared.ways.reads)
 
-    def reached(self, reason: str) -> tuple[Kind, messages.Body]:
+    def reached(self, reason: str) -> tuple[Kind, bodies.Body]:
         """Prefill's memory can be read over NIXL, or why not; what to answer."""
         assert self._welcome is not None
         if reason:
@@ -81,7 +81,7 @@ class DecodeHandshake:
             return Kind.LINK, self._settle("; ".join(one for one in (self._welcome.reason, reason) if one))
         return Kind.LINK, self._settle(self._welcome.reason)
 
-    def _welcomed(self, terms: proofs.Terms, welcome: messages.DataWelcome) -> messages.LinkChoice | None:
+    def _welcomed(self, terms: proofs.Terms, welcome: bodies.DataWelcome) -> bodies.LinkChoice | None:
         if not proofs.holds(self._shared.me.key, "prefill", terms, welcome.proof):
             raise AuthError(self._peer, "does not hold the service key")
         self._welcome = welcome
@@ -93,10 +93,10 @@ class DecodeHandshake:
             return None
         self.reader, self._why = link_choice.try_process(self._peer, welcome)
         if self.reader is None and welcome.near is not None and self._shared.ways.folder is not None:
-            return messages.LinkChoice("make_arena", self._why)
+            return bodies.LinkChoice("make_arena", self._why)
         return self._settle(self._why)
 
-    def cannot_read(self, why: str) -> messages.Taken:
+    def cannot_read(self, why: str) -> bodies.Taken:
         """Prefill's memory cannot be read, although its ticket could; what to answer.
 
         Raises:
@@ -108,9 +108,9 @@ class DecodeHandshake:
             raise Incompatible(self._peer, f"{reason}; {link_choice.OTHERWISE}")
         if ways.folder is not None:
             self.unread = why
-        return messages.Taken(read=False, why=why, arena=ways.folder is not None)
+        return bodies.Taken(read=False, why=why, arena=ways.folder is not None)
 
-    def _settle(self, reason: str) -> messages.LinkChoice:
+    def _settle(self, reason: str) -> bodies.LinkChoice:
         way: Literal["tcp", "process_vm", "arena", "nccl", "nixl"] = self.reader.name if self.reader is not None else "tcp"
         transport = self._shared.ways.transport
         if self.grouped:
@@ -125,4 +125,4 @@ class DecodeHandshake:
             logger.info("xpyd: blocks of %s come over %s%s%s", self._peer, way, f" ({reason})" if reason else "",
                         "" if COMPILED else ", without compiled loops")
             self.settled = True
-        return messages.LinkChoice(way, reason)
+        return bodies.LinkChoice(way, reason)

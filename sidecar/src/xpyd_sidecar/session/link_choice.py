@@ -27,7 +27,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.shm.arena import ArenaReader
 from xpyd_sidecar.transport.shm.process_vm import ProcessReader
@@ -46,10 +46,10 @@ class LinkOptions(NamedTuple):
 
     transport: str = "auto"
     folder: Path | None = None
-    gpu: messages.Gpu | None = None
+    gpu: bodies.Gpu | None = None
     no_gpu: str = "no GPU"
     one_gpu: bool = False
-    nixl: messages.NixlReader | None = None
+    nixl: bodies.NixlReader | None = None
     no_nixl: str = ""
 
     @property
@@ -58,12 +58,12 @@ class LinkOptions(NamedTuple):
         return "" if self.transport in {"tcp", "nccl", "rdma"} else host()
 
     @property
-    def reads(self) -> messages.NixlReader | None:
+    def reads(self) -> bodies.NixlReader | None:
         """What this side says of itself where memory is to be read over NIXL."""
         return self.nixl if self.transport in {"auto", "rdma"} else None
 
     @property
-    def group(self) -> messages.Gpu | None:
+    def group(self) -> bodies.Gpu | None:
         """The GPU, where a group is wanted."""
         return self.gpu if self.transport in {"auto", "nccl"} else None
 
@@ -83,7 +83,7 @@ class OfferReader(Protocol):
     def why(self) -> str:
         """What was offered last could not be read."""
 
-    def read(self, offer: messages.Offer, into: Scatter) -> bool:
+    def read(self, offer: bodies.Offer, into: Scatter) -> bool:
         """Read what is offered, of as many bytes as ``into`` takes, to its places. False: this memory cannot be read."""
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ def apart(ours: LinkOptions, theirs: str) -> str:
     return "" if theirs == ours.host else "not on one host"
 
 
-def ungrouped(ours: LinkOptions, theirs: messages.Gpu | None) -> str:
+def ungrouped(ours: LinkOptions, theirs: bodies.Gpu | None) -> str:
     """Why prefill sees no NCCL group with a decode whose GPU is ``theirs``; empty: there may be one."""
     if ours.group is None:
         return f"prefill's transport is {ours.transport}" if ours.gpu is not None else f"nccl: {ours.no_gpu} at prefill"
@@ -120,7 +120,7 @@ def ungrouped(ours: LinkOptions, theirs: messages.Gpu | None) -> str:
     return ""
 
 
-def unread(ours: LinkOptions, theirs: messages.NixlReader | None) -> str:
+def unread(ours: LinkOptions, theirs: bodies.NixlReader | None) -> str:
     """Why prefill's memory is not shown to a decode that says ``theirs`` of itself; empty: it is."""
     if ours.reads is None:
         wanted = ours.transport in {"auto", "rdma"}
@@ -130,7 +130,7 @@ def unread(ours: LinkOptions, theirs: messages.NixlReader | None) -> str:
     return "" if min(theirs.piece, theirs.pieces) > 0 else "nixl: decode takes no pieces"
 
 
-def try_process(peer: str, welcome: messages.DataWelcome) -> tuple[OfferReader | None, str]:
+def try_process(peer: str, welcome: bodies.DataWelcome) -> tuple[OfferReader | None, str]:
     """Read prefill's ticket: a reader, or why there is none."""
     if welcome.near is None:
         return None, welcome.reason or "prefill offers no other way"
@@ -139,7 +139,7 @@ def try_process(peer: str, welcome: messages.DataWelcome) -> tuple[OfferReader |
     return (None, reason) if reason else (reader, "")
 
 
-def try_arena(peer: str, folder: Path | None, shown: messages.Arena) -> tuple[OfferReader | None, str]:
+def try_arena(peer: str, folder: Path | None, shown: bodies.Arena) -> tuple[OfferReader | None, str]:
     """Map prefill's arena: a reader, or why there is none."""
     if not shown.name or folder is None:
         return None, f"arena: {shown.reason or 'no folder to share'}"

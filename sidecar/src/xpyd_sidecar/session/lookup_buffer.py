@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.kv.blocks import runs
+from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.buddy import Buddy
 from xpyd_sidecar.kv.buffer import Buffer, Cut, Place
 from xpyd_sidecar.kv.frames import FRAME_BYTES, Header
 from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.stores import Expect
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.memory.store import Allocation

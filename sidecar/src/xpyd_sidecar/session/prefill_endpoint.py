@@ -9,24 +9,23 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
-from xpyd_sidecar.kv import frames, messages, proofs
+from xpyd_sidecar.errors import AuthError, Incompatible, PeerError, ProtocolError
+from xpyd_sidecar.kv import bodies, proofs
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
-from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.session.endpoint import Endpoint, LocalRank
 from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.local_rank import IDLE_S, LocalRank
 from xpyd_sidecar.session.prefill_link_choice import Arenas, NoLink, PrefillLinkChoice
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.link import LinkContext
 from xpyd_sidecar.transport.nccl.interface import Grouping
 from xpyd_sidecar.transport.nixl.prefill import NixlReading
 from xpyd_sidecar.transport.tcp.connection import Connection
-from xpyd_sidecar.transport.tcp.placement import NOWHERE, PayloadPlace
+from xpyd_sidecar.transport.tcp.placement import PayloadPlace
 
 logger = logging.getLogger(__name__)
 
@@ -48,61 +47,48 @@ class PrefillSide(Protocol):
         """The connection has ended."""
 
 
-class PrefillEndpoint:
+class PrefillEndpoint(Endpoint):
     """One connection from a decode rank."""
 
     def __init__(self, host: PrefillSide, loop: Loop, sock: socket.socket, address: str) -> None:
+        super().__init__()
         self._host = host
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
         self._accepted = False
-        self._born = time.monotonic()
         self.link = Connection(loop, sock, address, self)
         grouping, reading, context = host.grouping, host.reading, LinkContext(self.link, loop.post, self.link.close)
         grouped = partial(grouping.link, context) if grouping is not None else None
         shown = partial(reading.link, context) if reading is not None else None
         self.way = PrefillLinkChoice(host.ways, host.largest_frame, host.arenas, grouped, shown)
-        self.say(Kind.CHALLENGE, NO_TRANSFER, messages.Challenge(self._nonce, host.me.incarnation))
-
-    def say(self, kind: Kind, key: Key, body: messages.Body | None = None, *, region: int = 0, first: int = 0,
-            blocks: int = 0) -> None:
-        """Send a frame other than DATA."""
-        payload = messages.body(body) if body is not None else b""
-        self.link.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
+        self.say(Kind.CHALLENGE, NO_TRANSFER, bodies.Challenge(self._nonce, host.me.incarnation))
 
     def room(self, connection: Connection, header: Header) -> PayloadPlace | None:
         """Where a payload goes."""
         if header.kind is Kind.DATA:
             raise ProtocolError(connection.peer, "sent DATA where prefill listens")
-        return PayloadPlace.of(header.length) if header.length else NOWHERE
+        return PayloadPlace.of(header.length)
 
-    def frame(self, connection: Connection, header: Header, place: PayloadPlace) -> None:
-        """A frame is complete."""
-        payload = place.body
-        if not frames.intact(header, payload):
-            raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
-        try:
-            if self._accepted:
-                self._host.asked(self, header, payload)
-            elif header.kind is Kind.HELLO:
-                self._greet(messages.read_body(payload, messages.DataHello))
-            else:
-                raise ProtocolError(connection.peer, f"sent {header.kind.name} before HELLO")
-        except messages.MessageError as error:
-            raise ProtocolError(connection.peer, str(error)) from None
+    def _heard(self, header: Header, body: memoryview) -> None:
+        if self._accepted:
+            self._host.asked(self, header, body)
+        elif header.kind is Kind.HELLO:
+            self._greet(bodies.read_body(body, bodies.DataHello))
+        else:
+            raise ProtocolError(self.link.peer, f"sent {header.kind.name} before HELLO")
 
-    def decided(self, choice: messages.LinkChoice) -> None:
+    def decided(self, choice: bodies.LinkChoice) -> None:
         """Decode has chosen how blocks travel."""
         if not self._show(partial(self.way.decided, choice)):
             logger.info("xpyd: blocks for %s go over %s%s", self.link.peer, self.way.link.name,
                         f" ({choice.reason})" if choice.reason else "")
 
-    def taken(self, taken: messages.Taken) -> None:
+    def taken(self, taken: bodies.Taken) -> None:
         """Decode is done with the oldest offer, or cannot read it."""
         before = self.way.link
         if not self._show(partial(self.way.taken, self.link, taken)) and self.way.link is not before:
             logger.warning("xpyd: blocks for %s go over %s from now on (%s)", self.link.peer, self.way.link.name, taken.why)
 
-    def _show(self, ask: Callable[[], messages.Arena | None]) -> bool:
+    def _show(self, ask: Callable[[], bodies.Arena | None]) -> bool:
         """Show decode an arena, if it is to see one. Whether it is."""
         try:
             arena = ask()
@@ -122,19 +108,10 @@ class PrefillEndpoint:
 
     def tick(self, now: float, *, busy: bool, timeout: float) -> None:
         """Time passes: a peer that does not greet, or is silent although it has work here, is given up."""
-        if not self._accepted:
-            if now - self._born > timeout:
-                self.link.close(AuthError(self.link.peer, f"did not greet within {timeout} s"))
-            return
-        if busy:
-            if self.link.silent(now, timeout):
-                self.link.close(PeerGone(self.link.peer, f"silent for {timeout} s"))
-            elif not self.link.writing and now - self.link.last_out > timeout / 4:
-                self.say(Kind.PING, NO_TRANSFER)
-        elif now - max(self.link.last_in, self.link.last_out) > IDLE_S:
-            self.link.close(PeerGone(self.link.peer, "idle"))
+        stranger = AuthError(self.link.peer, f"did not greet within {timeout} s")
+        self._look(now, timeout, None if self._accepted else stranger, busy=busy)
 
-    def _greet(self, hello: messages.DataHello) -> None:
+    def _greet(self, hello: bodies.DataHello) -> None:
         me = self._host.me
         terms = proofs.Terms(self._nonce, hello.nonce, me.incarnation, hello.incarnation)
         if not proofs.holds(me.key, "decode", terms, hello.proof):
@@ -153,8 +130,8 @@ class PrefillEndpoint:
         self._accepted = True
         self.link.beside |= near is not None
         proof = proofs.prove(me.key, "prefill", terms)
-        self.say(Kind.WELCOME, NO_TRANSFER, messages.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
+        self.say(Kind.WELCOME, NO_TRANSFER, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
 
     def _reject(self, outcome: Outcome, reason: str) -> None:
-        self.say(Kind.REJECT, NO_TRANSFER, messages.Reason(outcome, reason))
+        self.say(Kind.REJECT, NO_TRANSFER, bodies.Reason(outcome, reason))
         self.link.flush()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from xpyd_sidecar.errors import ProtocolError
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.link_choice import LinkOptions
@@ -35,12 +35,12 @@ class PrefillLinkChoice:
     """Which link it is. ``link`` is the one to use at any time; ``close`` ends it with the session."""
 
     def __init__(self, ways: LinkOptions, largest: int, arenas: Arenas, grouped: Callable[[int], GroupLink] | None = None,
-                 shown: Callable[[messages.NixlReader], NixlLink | None] | None = None) -> None:
+                 shown: Callable[[bodies.NixlReader], NixlLink | None] | None = None) -> None:
         """``grouped``: makes the link of an NCCL group with pieces of so many bytes; ``shown``: one over NIXL."""
         self.link: BlockLink = TcpLink()
-        self.gpu: messages.Gpu | None = None
+        self.gpu: bodies.Gpu | None = None
         """What decode is told, where a group is possible."""
-        self.memory: messages.NixlMemory | None = None
+        self.memory: bodies.NixlMemory | None = None
         """What decode is told, where it may read over NIXL."""
         self._ways = ways
         self._largest = largest
@@ -55,8 +55,8 @@ class PrefillLinkChoice:
         self._arena: ArenaLink | None = None
         self._group: GroupLink | None = None
 
-    def welcome(self, host: str, gpu: messages.Gpu | None = None,
-                nixl: messages.NixlReader | None = None) -> tuple[messages.Near | None, str]:
+    def welcome(self, host: str, gpu: bodies.Gpu | None = None,
+                nixl: bodies.NixlReader | None = None) -> tuple[bodies.Near | None, str]:
         """What a decode on ``host`` with a GPU or NIXL may try, and why nothing better; or why it must use TCP.
 
         Raises:
@@ -85,7 +85,7 @@ class PrefillLinkChoice:
         self._refuse_tcp(reason)
         return None, reason
 
-    def _show(self, theirs: messages.NixlReader | None) -> str:
+    def _show(self, theirs: bodies.NixlReader | None) -> str:
         """Show decode this side's memory; or why not."""
         reason = link_choice.unread(self._ways, theirs)
         if reason or theirs is None or self._shown is None:
@@ -96,7 +96,7 @@ class PrefillLinkChoice:
         self._may["nixl"], self.memory = link, link.shown()
         return ""
 
-    def decided(self, choice: messages.LinkChoice) -> messages.Arena | None:
+    def decided(self, choice: bodies.LinkChoice) -> bodies.Arena | None:
         """Decode says what it takes; what to answer, if anything.
 
         Raises:
@@ -133,7 +133,7 @@ class PrefillLinkChoice:
         if self._process is not None and before is self._process:
             self._process.leave(link)
 
-    def taken(self, session: Session, taken: messages.Taken) -> messages.Arena | None:
+    def taken(self, session: Session, taken: bodies.Taken) -> bodies.Arena | None:
         """Decode is done with the oldest offer, or cannot read it: then an arena to show, if it would map one.
 
         Raises:
@@ -168,17 +168,17 @@ class PrefillLinkChoice:
         if kind is Kind.POSTED:
             self._group.received(session)
         else:
-            self._group.ungrouped(messages.read_body(body, messages.Group))
+            self._group.ungrouped(bodies.read_body(body, bodies.Group))
 
-    def _make(self) -> messages.Arena:
+    def _make(self) -> bodies.Arena:
         if self._ways.folder is None:
-            return messages.Arena("", 0, b"", "no folder to share is set")
+            return bodies.Arena("", 0, b"", "no folder to share is set")
         if self._arenas.open >= ARENAS_MAX:
-            return messages.Arena("", 0, b"", f"{ARENAS_MAX} arenas are open")
+            return bodies.Arena("", 0, b"", f"{ARENAS_MAX} arenas are open")
         try:
             self._arena = self._may["arena"] = ArenaLink(self._ways.folder, self._largest)
         except OSError as error:
-            return messages.Arena("", 0, b"", f"{self._ways.folder}: {error.strerror}")
+            return bodies.Arena("", 0, b"", f"{self._ways.folder}: {error.strerror}")
         self._arenas.open += 1
         return self._arena.shown()
 

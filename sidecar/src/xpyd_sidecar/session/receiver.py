@@ -17,15 +17,15 @@ from msgspec.structs import replace
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.errors import PeerGone
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.receiving import Ask, Cancel, Confirm, Pull
 from xpyd_sidecar.kv.stores import Fetch
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.session.decode_endpoint import DecodeEndpoint
+from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.local_rank import LocalRank
 from xpyd_sidecar.session.lookup_buffer import Expecting, LookupBuffer
 from xpyd_sidecar.session.receiver_events import Arrived, Broken, ReceiverContext
 from xpyd_sidecar.threads.idle_polling import Inbox
@@ -42,8 +42,8 @@ class Receiver:
     """The thread."""
 
     def __init__(self, me: LocalRank, staging: Staging, *, block_bytes: Sequence[int], largest_frame: int, cover: bool,
-                 peer_timeout_s: float, ways: LinkOptions, caches: Sequence[CacheArray | None] = (),
-                 make: Callable[[int], Chunk] | None = None, buffer_bytes: int = 0, pool_bytes: int = 0,
+                 peer_timeout_s: float, ways: LinkOptions, make: Callable[[int], Chunk],
+                 caches: Sequence[CacheArray | None] = (), buffer_bytes: int = 0, pool_bytes: int = 0,
                  claim_s: float = 0.0, grouping: Grouping | None = None, reading: NixlReading | None = None) -> None:
         """``block_bytes``: bytes of a block, by array of the cache; ``caches``: those that may be written directly.
 
@@ -61,10 +61,8 @@ class Receiver:
         """By try and place among its sources."""
         self._loop = Loop("xpyd-receiver", self._tick)
         self._loop.at_end(self._close_all)
-        self.ahead: LookupBuffer | None = None
-        if make is not None:
-            self.ahead = LookupBuffer(make, buffer_bytes=buffer_bytes, pool_bytes=pool_bytes,
-                                      block_bytes=tuple(block_bytes), cover=cover, ttl_s=claim_s, post=self._loop.post)
+        self.ahead = LookupBuffer(make, buffer_bytes=buffer_bytes, pool_bytes=pool_bytes, block_bytes=tuple(block_bytes),
+                                  cover=cover, ttl_s=claim_s, post=self._loop.post)
         self._shared = ReceiverContext(me, ways, staging, self.inbox, cover, largest_frame, self.ahead, self._broken,
                                        grouping, reading)
         staging.on_free(lambda: self._loop.post(self._resume))
@@ -132,7 +130,7 @@ class Receiver:
         if isinstance(step, Confirm):
             source.tell(Kind.DONE, step.key)
         else:
-            source.tell(Kind.CANCEL, step.key, messages.Reason(step.outcome, step.reason))
+            source.tell(Kind.CANCEL, step.key, bodies.Reason(step.outcome, step.reason))
 
     def _ask(self, step: Ask, target: LoadTarget | None) -> None:
         source = self._source(step.address, step.incarnation)
@@ -141,7 +139,7 @@ class Receiver:
             source.ask(step, target)
         else:
             self.inbox.append(Broken(step.key, *source, step.source))
-        if self.ahead is None or not step.plain:
+        if not step.plain:
             return
         for one in self.ahead.claim(step.key, step.identity, step.ready):
             self.inbox.append(Arrived(step.key, one.region, one.first, one.blocks, one.chunk, one.size, "buffer",
@@ -161,8 +159,6 @@ class Receiver:
         return source
 
     def _expect(self, step: Expecting) -> None:
-        if self.ahead is None:
-            return
         source = self._source(step.address, step.incarnation)
         if not isinstance(source, DecodeEndpoint):
             return  # the load will find that out
@@ -177,7 +173,7 @@ class Receiver:
             for source in self._sources.values():
                 if key in source.expected:
                     source.expected.discard(key)
-                    source.tell(Kind.CANCEL, key, messages.Reason(Outcome.DEADLINE, reason))
+                    source.tell(Kind.CANCEL, key, bodies.Reason(Outcome.DEADLINE, reason))
 
     def _broken(self, step: Ask, outcome: Outcome, reason: str, final: bool) -> None:
         """What was asked for will not come."""
@@ -193,8 +189,7 @@ class Receiver:
             source.resume()
 
     def _tick(self, now: float) -> None:
-        if self.ahead is not None:
-            self._unclaimed(self.ahead.tick(now), "no request has claimed it in decode's buffer")
+        self._unclaimed(self.ahead.tick(now), "no request has claimed it in decode's buffer")
         for source in list(self._sources.values()):
             source.tick(now, self._timeout)
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.receiving import Ask
 from xpyd_sidecar.memory.staging import Chunk, Staging
+from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.local_rank import LocalRank
 from xpyd_sidecar.session.lookup_buffer import LookupBuffer
 from xpyd_sidecar.threads.idle_polling import Inbox
 from xpyd_sidecar.transport.gates import LoadTarget
@@ -61,7 +61,7 @@ class ReceiverContext:
     inbox: Inbox[Arrived | Broken]
     cover: bool
     largest_frame: int
-    ahead: LookupBuffer | None
+    ahead: LookupBuffer
     broken: Callable[[Ask, Outcome, str, bool], None]
     grouping: Grouping | None = None
     """Makes links over NCCL, where there is a GPU for it."""

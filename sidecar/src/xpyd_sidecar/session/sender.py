@@ -18,14 +18,14 @@ from typing import Final, NamedTuple
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, join_host_port
 from xpyd_sidecar.errors import ConfigError, PeerError, PeerGone, ProtocolError
-from xpyd_sidecar.kv import copies, frames, messages
+from xpyd_sidecar.kv import bodies, copies, frames
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.memory.store import CopyStore, StoreLease
+from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.local_rank import LocalRank
 from xpyd_sidecar.session.prefill_endpoint import PrefillEndpoint
 from xpyd_sidecar.session.prefill_link_choice import Arenas
 from xpyd_sidecar.session.spilling import Spilling
@@ -182,20 +182,20 @@ class Sender:
         """A frame of an accepted peer."""
         number, key = peer.link.number, header.key
         if header.kind is Kind.READY:
-            ready = messages.read_body(body, messages.Ready)
+            ready = bodies.read_body(body, bodies.Ready)
             self._noting.mark(key, "ready")
             self._carry_out(self._machine.ready(number, key, ready, time.monotonic()))
         elif header.kind is Kind.DONE:
             self._carry_out(self._machine.done(number, key))
         elif header.kind is Kind.CANCEL:
-            why = messages.read_body(body, messages.Reason)
+            why = bodies.read_body(body, bodies.Reason)
             self._carry_out(self._machine.cancel(number, key, why.outcome, why.reason))
         elif header.kind is Kind.TAKEN:
-            peer.taken(messages.read_body(body, messages.Taken))
+            peer.taken(bodies.read_body(body, bodies.Taken))
         elif header.kind is Kind.POSTED or header.kind is Kind.UNGROUP:
             peer.way.told(peer.link, header.kind, body)
         elif header.kind is Kind.LINK:
-            peer.decided(messages.read_body(body, messages.LinkChoice))
+            peer.decided(bodies.read_body(body, bodies.LinkChoice))
         elif header.kind is not Kind.PING:
             self._carry_out(self.spilling.heard(number, peer.link.peer, header, body))
             self._carry_out(self.spilling.relieve())
@@ -233,7 +233,7 @@ class Sender:
             self._store(step)
         elif isinstance(step, copies.Refuse):
             if (peer := self._peers.get(step.link)) is not None:
-                peer.say(Kind.GONE, step.key, messages.Reason(step.outcome, step.reason, step.retry))
+                peer.say(Kind.GONE, step.key, bodies.Reason(step.outcome, step.reason, step.retry))
         else:
             size = self._sent.pop(step.key, 0)
             began = self._began.pop(step.key, None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.errors import ProtocolError
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.copies import Step
 from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.sending import Sending
@@ -41,16 +41,16 @@ class Spilling:
         """
         key = header.key
         if header.kind is Kind.EXPECT:
-            steps = self._machine.expect(link, key, messages.read_body(body, Expect))
+            steps = self._machine.expect(link, key, bodies.read_body(body, Expect))
         elif header.kind is Kind.ROOM:
             steps = self._machine.room(link, key, header.region, header.first)
         elif header.kind is Kind.BUSY:
-            wait = min(max(messages.read_body(body, Busy).retry_s, 0.01), RETRY_MOST_S)
+            wait = min(max(bodies.read_body(body, Busy).retry_s, 0.01), RETRY_MOST_S)
             self._machine.full(link, key, header.region, header.first, time.monotonic() + wait)
             self.counted.append((metrics.STORE_RETRIES, 1))
             return []
         elif header.kind is Kind.FETCH:
-            steps = self._machine.fetch(link, key, messages.read_body(body, Fetch).until)
+            steps = self._machine.fetch(link, key, bodies.read_body(body, Fetch).until)
         else:
             raise ProtocolError(peer, f"sent {header.kind.name} where prefill listens")
         return steps

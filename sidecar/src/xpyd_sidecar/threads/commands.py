@@ -79,13 +79,7 @@ class CommandThread:
         moved = False
         while not self._ending:
             self.make_calls(0.0 if moved else self.rest())
-            try:
-                moved = self.look()
-            except Exception as error:  # noqa: BLE001  # whatever it is
-                moved = False
-                self._looks.met(error)
-            else:
-                self._looks.none()
+            moved = bool(self._looks.tried(self.look))
         self.end()
 
     def _last(self) -> None:

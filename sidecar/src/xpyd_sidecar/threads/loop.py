@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from xpyd_sidecar.threads.watched import Faults, Watched
@@ -108,12 +109,9 @@ class Loop:
     def _serve(self) -> None:
         tick_at = time.monotonic() + TICK_S
         while not self._stop.is_set():
-            try:
-                ready = self._selector.select(max(0.0, tick_at - time.monotonic()))
-            except Exception as error:  # noqa: BLE001  # whatever it is
-                self._selects.met(error)
+            ready = self._selects.tried(partial(self._selector.select, max(0.0, tick_at - time.monotonic())))
+            if ready is None:
                 continue
-            self._selects.none()
             self.alone = len(ready) == 1 and not self._posted
             for key, events in ready:
                 if key.data is None:
@@ -127,15 +125,7 @@ class Loop:
             now = time.monotonic()
             if now >= tick_at:
                 tick_at = now + TICK_S
-                self._tick(now)
-
-    def _tick(self, now: float) -> None:
-        try:
-            self._on_tick(now)
-        except Exception as error:  # noqa: BLE001  # whatever it is
-            self._ticks.met(error)
-        else:
-            self._ticks.none()
+                self._ticks.tried(partial(self._on_tick, now))
 
     def _guard(self, call: Callable[..., None], *args: object) -> None:
         try:

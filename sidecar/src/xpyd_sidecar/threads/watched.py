@@ -22,13 +22,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.threads import termination_log
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 FAULTS_MAX: Final = 10
 ABANDON_S: Final = 3.0
 """For the engine to end by itself."""
@@ -98,19 +99,21 @@ class Faults:
         self._what = what
         self._count = 0
 
-    def met(self, error: Exception) -> None:
-        """It has failed. Rests for a moment.
+    def tried(self, call: Callable[[], T]) -> T | None:
+        """Do it once. None where it has failed; then this rests for a moment.
 
         Raises:
-            Exception: ``error`` itself, where it has failed too often.
+            Exception: the call's own, where it has failed too often.
         """
-        self._count += 1
-        if self._count >= FAULTS_MAX:
-            raise error
-        logger.error("xpyd: %s: %s failed (%d in a row, %d end the thread)", threading.current_thread().name, self._what,
-                     self._count, FAULTS_MAX, exc_info=error)
-        time.sleep(PAUSE_S)
-
-    def none(self) -> None:
-        """It has worked."""
+        try:
+            found = call()
+        except Exception as error:
+            self._count += 1
+            if self._count >= FAULTS_MAX:
+                raise
+            logger.error("xpyd: %s: %s failed (%d in a row, %d end the thread)",  # noqa: TRY400  # it says which error
+                         threading.current_thread().name, self._what, self._count, FAULTS_MAX, exc_info=error)
+            time.sleep(PAUSE_S)
+            return None
         self._count = 0
+        return found

@@ -15,9 +15,10 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from xpyd_sidecar.errors import PeerError, ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.frames import FRAME_BYTES, NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.transport import moves
 
 
@@ -126,9 +127,9 @@ class LinkContext(NamedTuple):
     post: Callable[[Callable[[], None]], None]
     fail: Callable[[PeerError], None]
 
-    def say(self, kind: Kind, body: messages.Body, key: Key = NO_TRANSFER) -> None:
+    def say(self, kind: Kind, body: bodies.Body, key: Key = NO_TRANSFER) -> None:
         """Send a frame of the session."""
-        payload = messages.body(body)
+        payload = bodies.body(body)
         self.session.queue(frames.encode(kind, key, payload), payload)
 
     def run(self, call: Callable[[], None]) -> None:
@@ -139,12 +140,37 @@ class LinkContext(NamedTuple):
             self.fail(error)
 
 
+class PieceOwner(Protocol):
+    """Whose pieces come beside a session of decode's. Offers are wanted, or not; what has come is theirs to place."""
+
+    def wants(self, header: Header, offer: bodies.Offer) -> bool:
+        """Whether an offer is still wanted.
+
+        Raises:
+            ProtocolError: it is not what was asked for.
+        """
+
+    def received(self, header: Header, chunk: Chunk, size: int) -> None:
+        """Blocks are here, intact, in GPU memory.
+
+        Raises:
+            ProtocolError: they have come before.
+        """
+
+    def place(self, header: Header, offer: bodies.Offer, address: int) -> bool:
+        """Put blocks, which are at an address of this process, to their places. False: no memory is free for them now.
+
+        Raises:
+            ChecksumError, ProtocolError: they are not what was sent, or have come before.
+        """
+
+
 @dataclass
 class OfferedPiece:
     """An offer that is not answered. ``slot``: where it comes to, where that is begun at once; ``come``: it is there."""
 
     header: Header
-    offer: messages.Offer
+    offer: bodies.Offer
     slot: int | None = None
     come: bool = True
 
@@ -164,7 +190,7 @@ class PieceTaker:
         """Have a call made on the session's I/O thread."""
         self._context.post(partial(self._context.run, call))
 
-    def group(self, message: messages.Group) -> None:
+    def group(self, message: bodies.Group) -> None:
         """Prefill makes a group.
 
         Raises:
@@ -172,7 +198,7 @@ class PieceTaker:
         """
         raise ProtocolError(self._context.session.peer, f"made group {message.number} over a link without groups")
 
-    def ungrouped(self, message: messages.Group) -> None:
+    def ungrouped(self, message: bodies.Group) -> None:
         """Prefill has left a group.
 
         Raises:
@@ -180,7 +206,7 @@ class PieceTaker:
         """
         raise ProtocolError(self._context.session.peer, f"left group {message.number} over a link without groups")
 
-    def offered(self, header: Header, offer: messages.Offer) -> None:
+    def offered(self, header: Header, offer: bodies.Offer) -> None:
         """Prefill has a piece.
 
         Raises:
@@ -212,4 +238,4 @@ class PieceTaker:
 
     def _taken(self, *, read: bool) -> None:
         """Answer the oldest offer."""
-        self._context.say(Kind.TAKEN, messages.Taken(read), self._offers.popleft().header.key)
+        self._context.say(Kind.TAKEN, bodies.Taken(read), self._offers.popleft().header.key)

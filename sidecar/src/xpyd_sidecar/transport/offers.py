@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from xpyd_sidecar.errors import ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key
@@ -73,10 +73,10 @@ class OfferQueue:
         return held
 
 
-def offer(one: OfferedBlocks, address: int, within: messages.Within | None = None) -> None:
+def offer(one: OfferedBlocks, address: int, within: bodies.Within | None = None) -> None:
     """Tell decode where a piece lies."""
     piece = one.blocks
-    body = messages.body(messages.Offer(address, len(piece.data), piece.total() if one.cover else None, within))
+    body = bodies.body(bodies.Offer(address, len(piece.data), piece.total() if one.cover else None, within))
     tell(one, body)
 
 

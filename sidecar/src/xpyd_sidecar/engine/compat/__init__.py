@@ -3,6 +3,7 @@
     common       what every version known here has alike
     cache_specs  what is said of each layer's blocks, of every version known here
     drafting     speculative decoding, likewise
+    device_room  device memory that workers leave to the connector, likewise
     v032         0.32: its classes, and what hangs on its internals
     v033         0.33: what is not as in 0.32
 
@@ -32,11 +33,13 @@ from xpyd_sidecar.engine.compat.common import (
     model_text,
     outer_transfer,
     rank_of,
+    ranks_here,
     reads_no_cache,
     sampling,
     show_cached,
     show_own_cached,
     sizes,
+    step_tokens,
     version,
 )
 
@@ -122,6 +125,7 @@ __all__ = [
     "model_text",
     "outer_transfer",
     "rank_of",
+    "ranks_here",
     "reads_no_cache",
     "rest_while",
     "sampling",
@@ -129,6 +133,7 @@ __all__ = [
     "show_own_cached",
     "sizes",
     "states",
+    "step_tokens",
     "version",
 ]
 

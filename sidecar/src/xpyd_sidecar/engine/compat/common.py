@@ -179,6 +179,17 @@ def common_id(config: Any) -> str:
     return hashlib.sha256(minted.encode()).hexdigest()[:32] if suffix else ""
 
 
+def step_tokens(config: Any) -> int:
+    """Tokens that a step computes at most."""
+    return int(config.scheduler_config.max_num_batched_tokens)
+
+
+def ranks_here(config: Any) -> int:
+    """Ranks of this engine on this host."""
+    parallel = config.parallel_config
+    return int(parallel.local_world_size) * max(1, int(parallel.data_parallel_size_local))
+
+
 def max_model_len(config: Any) -> int:
     """Tokens."""
     return int(config.model_config.max_model_len)

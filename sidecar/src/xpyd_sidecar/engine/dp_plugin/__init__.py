@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Have what ends an engine kept (``threads.termination_log``); install the rules if ``XPYD_DP_SYNC`` asks for them.
+    """Have what ends an engine kept (``threads.termination_log``), and memory of devices left for the connector
+    (``device_room``); put the broadcast queue under the executor where that is asked for (``engine.executor_queue``);
+    install the rules if ``XPYD_DP_SYNC`` asks for them.
 
     With ``auto`` a vLLM that the rules were not written for keeps its own way, and the log says why. So it is for all ranks
     of an engine: they have one image.
@@ -34,6 +36,10 @@ def register() -> None:
     from xpyd_sidecar.threads import termination_log  # noqa: PLC0415 (vLLM calls this in every process)
 
     termination_log.listen()
+    _leave_room()
+    from xpyd_sidecar.engine import executor_queue  # noqa: PLC0415 (likewise)
+
+    executor_queue.register()
     from xpyd_sidecar.engine.dp_plugin import settings  # noqa: PLC0415 (likewise)
 
     wanted = settings.read()
@@ -47,3 +53,13 @@ def register() -> None:
         if wanted.mode != "auto":
             raise
         logger.warning("xpyd: no step sync, data-parallel ranks go by vLLM's waves: %s", error)
+
+
+def _leave_room() -> None:
+    from vllm.platforms import current_platform  # noqa: PLC0415 (likewise)
+
+    if current_platform.is_cuda_alike():
+        from xpyd_sidecar.engine import device_room  # noqa: PLC0415 (imports torch)
+        from xpyd_sidecar.engine.compat.device_room import leave  # noqa: PLC0415 (likewise)
+
+        leave(device_room.room)

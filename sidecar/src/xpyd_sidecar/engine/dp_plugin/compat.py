@@ -7,10 +7,6 @@ before a model is loaded.
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import inspect
-from functools import cache
 from typing import Any
 
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
@@ -20,6 +16,7 @@ from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineCoreProc
 
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.compat import common
+from xpyd_sidecar.engine.compat.sources import differing, hashes
 from xpyd_sidecar.engine.dp_plugin.pins import PINNED
 from xpyd_sidecar.errors import ConfigError
 
@@ -33,23 +30,16 @@ def check_sources() -> None:
     Raises:
         ConfigError: names the version, or the methods that differ.
     """
-    found = sources()
-    differ = [name for name, digest in PINNED[common.module()].items() if found.get(name) != digest]
+    differ = differing(_core, PINNED[common.module()])
     if differ:
         raise ConfigError(f"XPYD_DP_SYNC: vLLM {compat.version()} is not the one that step sync was written for: "
                           f"{', '.join(differ)} of vllm/v1/engine/core.py differ; "
                           "set spec.engine.dpStepSync to auto or disabled")
 
 
-@cache
 def sources() -> dict[str, str]:
     """The hash of every method in the module of vLLM's engine core, by ``Class.method``."""
-    text = inspect.getsource(_core)
-    lines = text.splitlines()
-    return {f"{owner.name}.{method.name}": hashlib.sha256("\n".join(lines[method.lineno - 1:method.end_lineno]).encode())
-            .hexdigest()[:16]
-            for owner in ast.parse(text).body if isinstance(owner, ast.ClassDef)
-            for method in owner.body if isinstance(method, ast.FunctionDef)}
+    return {name: digest for name, digest in hashes(_core).items() if "." in name}
 
 
 def unusable(engine: Any, config: Any) -> str:

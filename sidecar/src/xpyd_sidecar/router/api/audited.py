@@ -27,9 +27,11 @@ NEAR_TIE: Final = 0.1
 MAX_BYTES: Final = 256 << 10
 """Of the fields of a request that is audited: it is kept until its turn."""
 _encode = msgspec.json.Encoder().encode
-_SHOWN: Final[dict[str, dict[str, Any]]] = {
-    "completions": {"logprobs": TOP}, "chat": {"logprobs": True, "top_logprobs": TOP},
+_BY_ID: Final[dict[str, Any]] = {"return_tokens_as_token_ids": True}
+SHOWN: Final[dict[str, dict[str, Any]]] = {
+    "completions": {"logprobs": TOP} | _BY_ID, "chat": {"logprobs": True, "top_logprobs": TOP} | _BY_ID,
 }
+"""What asks for log probabilities. Prefill is not asked: its answer is not compared, and it would compile for it."""
 
 
 class Odds(msgspec.Struct, frozen=True):
@@ -48,8 +50,8 @@ def unfit(request: bodies.GenerationRequest) -> str:
 
 
 def fields_of(request: bodies.GenerationRequest) -> dict[str, Any]:
-    """The fields of what engines are asked, but for the salt and the leg: one token, with its log probabilities."""
-    return bodies.one_token(request) | _SHOWN[request.api] | {"return_tokens_as_token_ids": True}
+    """The fields of what engines are asked, but for the salt, the leg and what is ``SHOWN``: one token."""
+    return bodies.one_token(request)
 
 
 def body_of(fields: Mapping[str, Any], salt: str, leg: legs.Leg | None) -> bytes:

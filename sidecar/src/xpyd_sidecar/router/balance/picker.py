@@ -12,6 +12,7 @@ from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance.candidates import Holdings, Mean, score
 from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
 from xpyd_sidecar.router.balance.policies import Policy, Query
+from xpyd_sidecar.router.balance.rank_choice import RankChoice
 from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember, Pair
 from xpyd_sidecar.router.fleet.roster import Roster
 
@@ -55,6 +56,7 @@ class Picker:
         """What ``_known`` was made of."""
         self._mean = Mean()
         self.holdings = Holdings() if policy.holds or cached_share else None
+        self._ranks = RankChoice()
 
     def asked(self, prompt: bytes, session: int = 0) -> Selection:
         """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
@@ -117,19 +119,18 @@ class Picker:
         return [decodes[index] for cut, index in self.holdings.longest(decodes, asked.prefix)
                 if cut >= enough and score(decodes[index]) < usual]
 
-    def _target(self, member: FleetMember) -> EngineTarget:
+    def _target(self, member: FleetMember, asked: Selection) -> EngineTarget:
         only = self._known.only.get(member.name)
         if only is not None:
             return only
-        rank = self._roster.next_rank(member)
+        rank = self._ranks.choose(member, asked.prefix if self.holdings is not None else None, asked.session)
         known = self._known.targets.get((member.name, rank))
         if known is not None:
             return known
-        one_door = len(member.http) == 1 and len(member.control) > 1
         made = self._known.targets[member.name, rank] = EngineTarget(
             member.name, member.incarnation, member.fingerprint, http=member.http[rank % len(member.http)],
             control=member.control[rank % len(member.control)] if member.control else HostPort(""),
-            dp_rank=rank if one_door else None, p2p=member.control[0] if is_p2p(member.fingerprint) else "")
+            dp_rank=_behind_door(member, rank), p2p=member.control[0] if is_p2p(member.fingerprint) else "")
         if max(len(member.http), len(member.control)) <= 1:
             self._known.only[member.name] = made
         return made
@@ -173,25 +174,33 @@ class Selection:
                 decode = picker._choose(self, paired, sending)
                 prefill = picker._choose(self, partners[decode.fingerprint], len(paired))
                 known_target = known.only.get
-                pair = Pair(known_target(decode.name) or picker._target(decode),
-                            known_target(prefill.name) or picker._target(prefill))
+                pair = Pair(known_target(decode.name) or picker._target(decode, self),
+                            known_target(prefill.name) or picker._target(prefill, self))
                 return Pair(pair.decode, None) if self._own_id and pair.decode.p2p else pair
         decodes: Sequence[FleetMember] = _but(known.able, not_decode)
         if not decodes:
             return None
         if self._stays:
             decodes = picker._holders(self, decodes) or decodes
-        return Pair(picker._target(picker._choose(self, decodes, 1)), None)
+        return Pair(picker._target(picker._choose(self, decodes, 1), self), None)
 
     def prefill_for(self, decode: EngineTarget, not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
         """Another prefill instance for a request that waits on ``decode``."""
         picker = self._picker
         equal = _but(picker._look().partners.get(decode.fingerprint, ()), not_prefill) if decode.control else ()
-        return picker._target(picker._choose(self, equal, 1)) if equal else None
+        return picker._target(picker._choose(self, equal, 1), self) if equal else None
 
     def why_not(self, role: Role) -> str:
         """Why nobody of a role can be picked."""
         return self._picker.why_not(role)
+
+
+def _behind_door(member: FleetMember, rank: int) -> int | None:
+    """What a rank is called by the server that it shares with others; None where it has one for itself."""
+    if len(member.http) == 1:
+        return rank if len(member.control) > 1 else None
+    door = member.http[rank % len(member.http)]
+    return member.http[:rank].count(door) if member.http.count(door) > 1 else None
 
 
 def _but(candidates: tuple[FleetMember, ...], names: Collection[InstanceName]) -> tuple[FleetMember, ...]:

@@ -66,7 +66,6 @@ class FleetMember(msgspec.Struct, eq=False):
     """Those since its agent last had an answer, or a probe."""
     in_flight: int = 0
     in_flight_at_beat: int = 0
-    turn: int = 0
     suspected: bool = False
     """Of a replica: this process suspends it, and who is followed has not said so yet."""
 
@@ -166,7 +165,7 @@ def by_message(member: FleetMember | None, message: Up) -> tuple[Incarnation, De
 
 
 _FOLLOWED = [name for name in FleetMember.__struct_fields__
-             if name not in {"name", "in_flight", "in_flight_at_beat", "turn", "suspected"}]
+             if name not in {"name", "in_flight", "in_flight_at_beat", "suspected"}]
 
 
 class EngineTarget(msgspec.Struct, frozen=True):
@@ -179,7 +178,7 @@ class EngineTarget(msgspec.Struct, frozen=True):
     control: HostPort
     """KV control address of the chosen DP rank; empty where the instance has none."""
     dp_rank: int | None = None
-    """Set where one HTTP server stands before several ranks: it is told by a header."""
+    """Set where one HTTP server stands before several ranks: which of its own it is, told by a header."""
     p2p: str = ""
     """Set for an older engine: its address in request ids, by which it pairs."""
 
@@ -192,11 +191,13 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class ProbeInstance(msgspec.Struct, frozen=True):
-    """Instruction: ask ``GET /health`` of this address and report with ``on_probe``."""
+    """Instruction: ask ``GET /health`` of these addresses and report the worst with ``on_probe``."""
 
     instance: InstanceName
     incarnation: Incarnation
     address: HostPort
+    others: tuple[HostPort, ...] = ()
+    """Further servers, of ranks that do not share the first one's."""
 
 
 class InstanceLost(msgspec.Struct, frozen=True):

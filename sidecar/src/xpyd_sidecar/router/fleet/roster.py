@@ -168,12 +168,6 @@ class Roster:
         shown = ", ".join(f"{m.name} {'suspended' if m.suspended else m.state}" for m in here[:4])
         return f"no {role} instance is ready ({shown}{', …' if len(here) > 4 else ''})"
 
-    def next_rank(self, member: FleetMember) -> int:
-        """Its DP rank whose turn it is; 0 where it has one."""
-        turn = member.turn
-        member.turn += 1
-        return turn % max(len(member.http), len(member.control), 1)
-
     # ---- events
 
     def on_message(self, now: float, message: Up) -> list[Instruction]:
@@ -369,4 +363,5 @@ class Roster:
         if not member.http or now - member.probe_at < gap:
             return []
         member.probing, member.probe_at = True, now
-        return [ProbeInstance(member.name, member.incarnation, member.http[0])]
+        first, *others = dict.fromkeys(member.http)
+        return [ProbeInstance(member.name, member.incarnation, first, tuple(others))]

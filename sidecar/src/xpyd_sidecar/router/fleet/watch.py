@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from xpyd_sidecar import resources
@@ -122,7 +122,7 @@ class FleetWatch:
         end = self._loop.time() + ro.PROBE_LOST_S - PROBE_AGAIN_S
         while True:
             try:
-                result, detail = await probe(wanted.address)
+                result, detail = await probe_all((wanted.address, *wanted.others))
                 break
             except resources.Lack as lack:  # nobody was asked, so there is nothing to report
                 self._lacks.add(lack)
@@ -157,6 +157,12 @@ async def probe(address: HostPort, timeout_s: float = TIMEOUT_S) -> tuple[Probed
         if isinstance(error, OSError) and resources.ours(error):
             raise resources.Lack(resources.words(error)) from None
         return Probed.DEAD, f"GET /health: {error}"
+
+
+async def probe_all(addresses: Sequence[HostPort]) -> tuple[Probed, str]:
+    """Ask several servers of an instance at once: what the worst of them says. Raises as ``probe`` does."""
+    found = await asyncio.gather(*map(probe, addresses))
+    return next((one for wanted in (Probed.DEAD, Probed.SILENT) for one in found if one[0] is wanted), found[0])
 
 
 async def _ask(address: HostPort) -> tuple[Probed, str]:

@@ -1,6 +1,6 @@
 """Audits: whether KV that goes from one instance to another gives the answer that it should (``kv.audit``).
 
-    a request with prefill ends ──share──▶ waits ──calm──▶ prefill's leg, decode's leg ─▶ decode alone ─▶ compared
+    a request with prefill ends ──share──▶ waits ──calm──▶ decode alone ─▶ prefill's leg, decode's leg ─▶ compared
                                              └─ not in time, no room, busy: counted, and nothing else
 
 Belongs here: which requests are audited, when, and the three requests of an audit. Does not belong here: their bodies and
@@ -9,7 +9,9 @@ what is compared (``api.audited``), counting (``observing``).
 Laws
 1. No client waits for an audit. It begins after its client's answer has ended, asks engines as anybody would, and nothing
    that becomes of it is told of an instance: neither a failure nor load.
-2. One at a time, ``MAX_WAITING`` wait, each for ``WAIT_S`` at most, and one takes ``RUN_S`` at most.
+2. One at a time, ``MAX_WAITING`` wait, each for ``WAIT_S`` at most. Decode alone takes ``RUN_S`` at most, and so does what
+   follows. The first log probabilities that an engine gives take ``WARM_S`` at most: it compiles a function for them. What
+   is given up until then counts as ``warming``, which says nothing against anybody.
 3. Audits are the first to go: none begins, and the one that runs ends, where requests wait in this router, where it drains
    or where engines die of requests; none begins where the pair's engines have work waiting.
 4. Every request that was chosen is counted once: what was found, or why nothing was.
@@ -27,7 +29,7 @@ from typing import Final
 import msgspec
 
 from xpyd_sidecar.contract import legs
-from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
+from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import audited, bodies
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.balance.candidates import Draw
@@ -44,12 +46,17 @@ logger = logging.getLogger(__name__)
 MAX_WAITING: Final = 8
 WAIT_S: Final = 60.0
 RUN_S: Final = 60.0
+WARM_S: Final = 600.0
+MAX_WARM: Final = 4096
+"""Engines that are known to have compiled it. When there are more, all are forgotten: that costs patience alone."""
 MOST_KV: Final = 0.9
 """Share of decode's cache in use, from which on it has no room for audits."""
 _PATHS: Final = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 _DRAWN: Final = 1 << 32
 _PREFILL, _HANDED, _ALONE = range(3)
 """The three requests, by the tags of their calls."""
+_Rank = tuple[InstanceName, int | None]
+"""What compiles by itself: an engine, or a data-parallel rank of one."""
 
 
 class Waiting(msgspec.Struct):
@@ -75,6 +82,7 @@ class Audits:
         self._draw = Draw(secrets.randbits(64))
         self._waiting: deque[Waiting] = deque()
         self._running: _Audit | None = None
+        self._warm: dict[_Rank, Incarnation] = {}
 
     def __len__(self) -> int:
         """Audits that wait or run."""
@@ -117,6 +125,16 @@ class Audits:
         if self._running is not None:
             self._running.end("busy")
 
+    def warm(self, one: EngineTarget) -> bool:
+        """Whether an engine has given log probabilities in this life, as far as is known here."""
+        return self._warm.get((one.instance, one.dp_rank)) == one.incarnation
+
+    def warmed(self, one: EngineTarget) -> None:
+        """It has now."""
+        if len(self._warm) >= MAX_WARM:
+            self._warm.clear()
+        self._warm[one.instance, one.dp_rank] = one.incarnation
+
     def ended(self, pair: Pair, result: str, difference: float) -> None:
         """The audit that ran is over. ``difference``: NaN where nothing was found."""
         self._running = None
@@ -156,14 +174,21 @@ class _Audit(Sink):
         self._audits = audits
         self._pair = one.pair
         self._api = one.request.api
-        self._fields = audited.fields_of(one.request)
+        self._fields, self._shown = audited.fields_of(one.request), audited.SHOWN[one.request.api]
         self._transfer = TransferId(secrets.token_hex(16))
         self._calls: dict[int, UpstreamCall] = {}
+        self._alone: audited.Odds | None = None
         self._handed: audited.Odds | None = None
-        self.until = audits.pool.loop.time() + RUN_S
+        self._warming = not audits.warm(one.pair.decode)
+        self.until = audits.pool.loop.time() + (WARM_S if self._warming else RUN_S)
 
     def begin(self) -> None:
+        """Have decode compute the prompt. First, so that nothing is held for an engine that compiles."""
+        self._ask(_ALONE, self._pair.decode, f"{self._transfer}-alone", None)
+
+    def _hand_over(self) -> None:
         """Have prefill compute the prompt and decode load it, as for a client."""
+        self.until = self._audits.pool.loop.time() + RUN_S
         prefill, decode = self._pair.prefill, self._pair.decode
         assert prefill is not None
         peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
@@ -177,13 +202,16 @@ class _Audit(Sink):
         headers = [(b"x-request-id", b"audit-%b-%d" % (self._transfer.encode(), number))]
         if target.dp_rank is not None:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
-        body = audited.body_of(self._fields, f"xpyd-audit-{salt}", leg)
+        shown = {} if number == _PREFILL else self._shown
+        body = audited.body_of(self._fields | shown, f"xpyd-audit-{salt}", leg)
         pool = self._audits.pool
         call = self._calls[number] = pool.hold(target.http, self, tag=number)
         pool.send(call, request_bytes(b"POST", _PATHS[self._api], target.http, headers, body))
 
     def end(self, result: str, difference: float = math.nan) -> None:
         """It is over, however."""
+        if self._warming and result in ("late", "busy"):
+            result = "warming"
         calls, self._calls = self._calls, {}
         for number, call in calls.items():
             call.cancel()
@@ -203,12 +231,13 @@ class _Audit(Sink):
                 "transfer": self._transfer, "status": call.head.status, "address": call.address})
             self.end("failed")
         elif call.tag == _ALONE:
-            assert odds is not None
-            self._compare(odds)
+            self._alone, self._warming = odds, False
+            self._audits.warmed(self._pair.decode)
+            self._hand_over()
         else:
             self._handed = odds if call.tag == _HANDED else self._handed
             if not self._calls:
-                self._ask(_ALONE, self._pair.decode, f"{self._transfer}-alone", None)
+                self._compare()
 
     def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
         """No answer. Whether that engine lives is found out by others."""
@@ -216,9 +245,10 @@ class _Audit(Sink):
         logger.info("an audit failed: %s", reason.full, extra={"transfer": self._transfer, "kind": kind.value})
         self.end("failed")
 
-    def _compare(self, alone: audited.Odds) -> None:
-        handed, prefill = self._handed, self._pair.prefill
+    def _compare(self) -> None:
+        handed, alone, prefill = self._handed, self._alone, self._pair.prefill
         assert handed is not None
+        assert alone is not None
         assert prefill is not None
         difference = audited.difference(handed, alone)
         differs = difference > audited.NEAR_TIE

@@ -120,7 +120,7 @@ class NotedStream(EventStream):
             _guesses[api] = middle, rest
         self._prefix, self._middle, self._last = event[:text], middle, b"]" + rest + b"\r\n"
         self._lead, first = self._prefix, self._position
-        if (mine.id, mine.created) != (first.id, first.created):  # it goes on behind another stream
+        if self._splicer is not None and (mine.id, mine.created) != (first.id, first.created):  # behind another stream
             lead = self._prefix.replace(b'"id":%b' % _encode(mine.id), b'"id":%b' % _encode(first.id), 1)
             self._lead = lead.replace(b'"created":%d' % mine.created, b'"created":%d' % first.created, 1)
         self._shown = middle[:-1] + b"null" + rest

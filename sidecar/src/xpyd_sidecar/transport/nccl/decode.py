@@ -10,14 +10,13 @@ from collections.abc import Callable
 from functools import partial
 
 from xpyd_sidecar.errors import ChecksumError, PeerGone, ProtocolError
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.threads.watched import Watched
-from xpyd_sidecar.transport.link import LinkContext, PieceTaker
+from xpyd_sidecar.transport.link import LinkContext, PieceOwner, PieceTaker
 from xpyd_sidecar.transport.nccl.driver import Piece
-from xpyd_sidecar.transport.nccl.interface import Wanted
 from xpyd_sidecar.transport.nccl.prefill import OFFERS_AHEAD, NcclLink
 from xpyd_sidecar.transport.nccl.thread import NcclThread, NcclUsage
 
@@ -25,7 +24,7 @@ from xpyd_sidecar.transport.nccl.thread import NcclThread, NcclUsage
 class NcclTaker(PieceTaker):
     """Decode's side of a session."""
 
-    def __init__(self, hub: NcclThread, context: LinkContext, staging: Staging, wanted: Wanted) -> None:
+    def __init__(self, hub: NcclThread, context: LinkContext, staging: Staging, wanted: PieceOwner) -> None:
         """``staging``: slots of GPU memory, one for a piece."""
         super().__init__(context, hub.driver.piece, OFFERS_AHEAD)
         self._hub = hub
@@ -40,7 +39,7 @@ class NcclTaker(PieceTaker):
         """Of the oldest offer: waits for its turn to be received."""
         self._running: set[Piece] = set()
 
-    def group(self, message: messages.Group) -> None:
+    def group(self, message: bodies.Group) -> None:
         """Prefill makes a group.
 
         Raises:
@@ -54,13 +53,13 @@ class NcclTaker(PieceTaker):
         self._last = message.number
         self._number = self._hub.join(self, Way.RECEIVE, message.uid)
 
-    def ungrouped(self, message: messages.Group) -> None:
+    def ungrouped(self, message: bodies.Group) -> None:
         """Prefill has left a group."""
         if self._number and message.number == self._last:
             self._hub.leave(self._number, f"prefill: {message.reason}")
 
     def _pump(self) -> None:
-        """Answer what can be answered. Raises what ``Wanted.wants`` does."""
+        """Answer what can be answered. Raises what ``PieceOwner.wants`` does."""
         while self._offers and self._given is None and not self._closed:
             header, offer = self._offers[0].header, self._offers[0].offer
             if not self._wanted.wants(header, offer):
@@ -102,7 +101,7 @@ class NcclTaker(PieceTaker):
         self._running.add(piece)
         if piece is self._given:
             self._given = None
-            self._context.say(Kind.POSTED, messages.Taken(read=True), self._offers.popleft().header.key)
+            self._context.say(Kind.POSTED, bodies.Taken(read=True), self._offers.popleft().header.key)
             self._pump()
 
     def moved(self, piece: Piece) -> None:
@@ -122,7 +121,7 @@ class NcclTaker(PieceTaker):
         if number == self._number:
             self._without(reason)
             if not self._closed:
-                self._context.say(Kind.UNGROUP, messages.Group(self._last, reason=reason))
+                self._context.say(Kind.UNGROUP, bodies.Group(self._last, reason=reason))
                 self._pump()
 
     def over(self, given_back: tuple[Piece, ...]) -> None:
@@ -148,7 +147,7 @@ class NcclGrouping:
         """Prefill's side of a session."""
         return NcclLink(self._hub, context, piece)
 
-    def taker(self, context: LinkContext, wanted: Wanted) -> NcclTaker:
+    def taker(self, context: LinkContext, wanted: PieceOwner) -> NcclTaker:
         """Decode's side of a session."""
         return NcclTaker(self._hub, context, self._staging, wanted)
 

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.errors import PeerGone
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.kv.keys import Key
@@ -83,7 +83,7 @@ class NcclLink:
 
     def _offer(self, one: OfferedBlocks) -> None:
         self._hub.hold(one.where, 1)
-        tell(one, messages.body(messages.Offer(one.where, len(one.blocks.data), 0 if one.cover else None)))
+        tell(one, bodies.body(bodies.Offer(one.where, len(one.blocks.data), 0 if one.cover else None)))
 
     def _over_tcp(self, one: OfferedBlocks) -> None:
         self._tcp.put(one.session, one.key, one.blocks, one.done, cover=one.cover)
@@ -111,7 +111,7 @@ class NcclLink:
         self._hub.hold(one.where, -1)
         self._pump()
 
-    def ungrouped(self, message: messages.Group) -> None:
+    def ungrouped(self, message: bodies.Group) -> None:
         """Decode has left a group."""
         if self._number and message.number == self._number:
             self._hub.leave(self._number, f"decode: {message.reason}")
@@ -134,7 +134,7 @@ class NcclLink:
     def begun(self, uid: bytes) -> None:
         """The group is being made: decode may join."""
         if not self._closed:
-            self._context.say(Kind.GROUP, messages.Group(self._number, uid))
+            self._context.say(Kind.GROUP, bodies.Group(self._number, uid))
 
     def opened(self, number: int) -> None:
         """Decode has joined."""
@@ -160,7 +160,7 @@ class NcclLink:
             return
         if not was_open:
             self._not_before = time.monotonic() + RETRY_S
-        self._context.say(Kind.UNGROUP, messages.Group(number, reason=reason))
+        self._context.say(Kind.UNGROUP, bodies.Group(number, reason=reason))
         self._pump()
 
     def over(self, given_back: tuple[Piece, ...]) -> None:

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
-from xpyd_sidecar.kv import messages
-from xpyd_sidecar.kv.frames import Header
-from xpyd_sidecar.transport.link import LinkContext, OfferedPiece, PieceTaker
+from xpyd_sidecar.kv import bodies
+from xpyd_sidecar.transport.link import LinkContext, OfferedPiece, PieceOwner, PieceTaker
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.nixl.session import slots
 from xpyd_sidecar.transport.nixl.thread import NixlThread
@@ -30,28 +29,10 @@ Told = Callable[[str, bool], None]
 prefill has not answered in time."""
 
 
-class Placing(Protocol):
-    """What this side asks of the session that it belongs to."""
-
-    def wants(self, header: Header, offer: messages.Offer) -> bool:
-        """Whether an offer is still wanted.
-
-        Raises:
-            ProtocolError: it is not what was asked for.
-        """
-
-    def place(self, header: Header, offer: messages.Offer, address: int) -> bool:
-        """Put blocks, which are at an address of this process, to their places. False: no memory is free for them now.
-
-        Raises:
-            ChecksumError, ProtocolError: they are not what was sent, or have come before.
-        """
-
-
 class NixlTaker(PieceTaker):
     """Decode's side of a session."""
 
-    def __init__(self, hub: NixlThread, context: LinkContext, wanted: Placing, memory: messages.NixlMemory, told: Told, *,
+    def __init__(self, hub: NixlThread, context: LinkContext, wanted: PieceOwner, memory: bodies.NixlMemory, told: Told, *,
                  piece: int, pieces: int) -> None:
         """Begin to reach prefill's memory; ``told`` is called once with how that has ended, or never if this is closed."""
         super().__init__(context, piece, pieces)
@@ -78,7 +59,7 @@ class NixlTaker(PieceTaker):
             self._hub.read(self._number, one.slot * self.piece, offer.address, offer.size)
 
     def _pump(self) -> None:
-        """Put what has come to its place, and answer. Raises what ``Placing.place`` does."""
+        """Put what has come to its place, and answer. Raises what ``PieceOwner.place`` does."""
         for _ in range(PLACED_AT_ONCE):
             if self._closed or not self._offers or not self._offers[0].come:
                 return

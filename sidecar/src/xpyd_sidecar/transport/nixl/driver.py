@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import xxhash
 
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies
 
 SUM_BYTES: Final = 16
 """Of the sum (xxh3, 128 bits) that a description ends with."""
@@ -70,7 +70,7 @@ class NixlTarget:
 class NixlSource:
     """An agent that reads the memory of one peer, into memory of one session."""
 
-    def __init__(self, agent: Any, memory: messages.NixlMemory, address: int, size: int) -> None:
+    def __init__(self, agent: Any, memory: bodies.NixlMemory, address: int, size: int) -> None:
         """Reads go to ``size`` bytes from ``address`` on.
 
         Raises:
@@ -136,7 +136,7 @@ class NixlDriver:
         name = f"xpyd-{secrets.token_hex(16)}"
         return NixlTarget(self._agent(name), name)
 
-    def reader(self, memory: messages.NixlMemory, address: int, size: int) -> NixlSource:
+    def reader(self, memory: bodies.NixlMemory, address: int, size: int) -> NixlSource:
         """One that reads."""
         return NixlSource(self._agent(f"xpyd-{secrets.token_hex(16)}"), memory, address, size)
 

@@ -23,13 +23,13 @@ from collections.abc import Callable
 from typing import Final
 
 from xpyd_sidecar.errors import ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.reads import METADATA_MAX, TICKET_BYTES
 from xpyd_sidecar.threads.watched import Watched
-from xpyd_sidecar.transport.link import Blocks, LinkContext, PieceTaker, Session
+from xpyd_sidecar.transport.link import Blocks, LinkContext, PieceOwner, PieceTaker, Session
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.nixl.decode import NixlTaker, Placing, Told
+from xpyd_sidecar.transport.nixl.decode import NixlTaker, Told
 from xpyd_sidecar.transport.nixl.thread import NixlThread
 from xpyd_sidecar.transport.offers import OfferQueue, offer
 from xpyd_sidecar.transport.tcp.link import TcpLink
@@ -54,7 +54,7 @@ class NixlLink:
 
     name = "nixl"
 
-    def __init__(self, side: NixlReading, cell: int, theirs: messages.NixlReader) -> None:
+    def __init__(self, side: NixlReading, cell: int, theirs: bodies.NixlReader) -> None:
         """``cell``: number of its ticket."""
         self._side = side
         self._cell = cell
@@ -66,10 +66,10 @@ class NixlLink:
         self._outside = False
         self._closed = False
 
-    def shown(self) -> messages.NixlMemory:
+    def shown(self) -> bodies.NixlMemory:
         """What decode needs to read this process's copies in this session."""
         side = self._side
-        return messages.NixlMemory(side.agent, side.metadata, side.hub.version, side.base, side.size,
+        return bodies.NixlMemory(side.agent, side.metadata, side.hub.version, side.base, side.size,
                                    *side.tickets.shown(self._cell))
 
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
@@ -180,15 +180,15 @@ class NixlReading:
         if not 0 < len(self.metadata) <= METADATA_MAX:
             raise ValueError(f"NIXL describes this process in {len(self.metadata)} bytes, over {METADATA_MAX}")
 
-    def ours(self) -> messages.NixlReader:
+    def ours(self) -> bodies.NixlReader:
         """What decode says of itself."""
-        return messages.NixlReader(self.hub.version, self.piece, PIECES)
+        return bodies.NixlReader(self.hub.version, self.piece, PIECES)
 
     def holds(self, address: int, size: int) -> bool:
         """Whether bytes of this process can be read by others."""
         return self.base <= address and address + size <= self.base + self.size
 
-    def link(self, context: LinkContext, theirs: messages.NixlReader) -> NixlLink | None:
+    def link(self, context: LinkContext, theirs: bodies.NixlReader) -> NixlLink | None:
         """Prefill's side of a session; None: too many are open."""
         if (cell := self.tickets.take()) is None:
             return None
@@ -199,7 +199,7 @@ class NixlReading:
         """Serve those whose session has just ended for a while."""
         self.hub.serve_reads(LAST_SERVED_S)
 
-    def taker(self, context: LinkContext, wanted: Placing, memory: messages.NixlMemory, told: Told) -> PieceTaker:
+    def taker(self, context: LinkContext, wanted: PieceOwner, memory: bodies.NixlMemory, told: Told) -> PieceTaker:
         """Decode's side of a session."""
         return NixlTaker(self.hub, context, wanted, memory, told, piece=self.piece, pieces=PIECES)
 

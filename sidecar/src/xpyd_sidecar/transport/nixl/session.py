@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.reads import TICKET_BYTES, Reads
 from xpyd_sidecar.transport.nixl.driver import NixlSource, ReadHandle
 
@@ -42,7 +42,7 @@ class ReadSession:
     """A session that reads. ``slots``: its memory, with room for a ticket at the end."""
 
     member: ReadMember
-    memory: messages.NixlMemory
+    memory: bodies.NixlMemory
     slots: memoryview
     reads: Reads
     until: float

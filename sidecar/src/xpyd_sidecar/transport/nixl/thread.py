@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final, TypeVar
 
-from xpyd_sidecar.kv import messages, reads
+from xpyd_sidecar.kv import bodies, reads
 from xpyd_sidecar.kv.reads import TICKET_BYTES, Reads
 from xpyd_sidecar.threads.commands import CommandThread
 from xpyd_sidecar.transport.moves_plain import address_of
@@ -107,7 +107,7 @@ class NixlThread(CommandThread):
 
     # --- from any thread ---
 
-    def join(self, member: ReadMember, memory: messages.NixlMemory, slots: memoryview) -> int:
+    def join(self, member: ReadMember, memory: bodies.NixlMemory, slots: memoryview) -> int:
         """Reach a peer's memory, to read it into ``slots``. The session's number in this process; 0: too many are open."""
         if not self._open.acquire(blocking=False):
             return 0

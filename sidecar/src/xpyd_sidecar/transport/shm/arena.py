@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from xpyd_sidecar.errors import ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.moves import Scatter
@@ -73,9 +73,9 @@ class ArenaLink:
         self._free: deque[int] = deque(HEAD_BYTES + at * self._slot for at in range(slots))
         self._queue = OfferQueue()
 
-    def shown(self) -> messages.Arena:
+    def shown(self) -> bodies.Arena:
         """What the peer needs to map it."""
-        return messages.Arena(self._path.name, self.size, self.ticket)
+        return bodies.Arena(self._path.name, self.size, self.ticket)
 
     def unname(self) -> None:
         """Remove the name and the lock; again: nothing."""
@@ -127,7 +127,7 @@ class ArenaReader:
     way = "arena"
     why = ""
 
-    def __init__(self, peer: str, folder: Path, shown: messages.Arena) -> None:
+    def __init__(self, peer: str, folder: Path, shown: bodies.Arena) -> None:
         """Map what prefill has made.
 
         Raises:
@@ -151,7 +151,7 @@ class ArenaReader:
         self._size = shown.size
         self._base = address_of(memoryview(self._map))
 
-    def read(self, offer: messages.Offer, into: Scatter) -> bool:
+    def read(self, offer: bodies.Offer, into: Scatter) -> bool:
         """Read what lies at an offset to its places.
 
         Raises:

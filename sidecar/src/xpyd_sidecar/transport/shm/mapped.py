@@ -24,7 +24,7 @@ import stat
 import weakref
 from typing import Final, NamedTuple
 
-from xpyd_sidecar.kv.messages import Within
+from xpyd_sidecar.kv.bodies import Within
 from xpyd_sidecar.transport.moves_plain import address_of
 
 NAME_BYTES: Final = 32

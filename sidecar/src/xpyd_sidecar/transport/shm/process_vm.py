@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import BlockLink, Blocks, Session
 from xpyd_sidecar.transport.moves import Scatter
@@ -57,9 +57,9 @@ class ProcessLink:
         self._unread: list[OfferedBlocks] = []
         """What decode could not read."""
 
-    def near(self) -> messages.Near:
+    def near(self) -> bodies.Near:
         """What the peer tries to read."""
-        return messages.Near(os.getpid(), ctypes.addressof(self._cell), self._cell.raw)
+        return bodies.Near(os.getpid(), ctypes.addressof(self._cell), self._cell.raw)
 
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:
@@ -116,7 +116,7 @@ class ProcessReader:
 
     name: Literal["process_vm"] = "process_vm"
 
-    def __init__(self, peer: str, near: messages.Near) -> None:
+    def __init__(self, peer: str, near: bodies.Near) -> None:
         self._peer = peer
         self._near = near
         self._mapping: Mapping | None = None
@@ -138,7 +138,7 @@ class ProcessReader:
             return f"process_vm_readv: {error.strerror}"
         return "" if holds else "process_vm_readv: another process has its number"
 
-    def read(self, offer: messages.Offer, into: Scatter) -> bool:
+    def read(self, offer: bodies.Offer, into: Scatter) -> bool:
         """Read what is offered to its places. False: this memory cannot be read.
 
         Raises:
@@ -164,7 +164,7 @@ class ProcessReader:
             raise PeerGone(self._peer, "has given this session up")
         return True
 
-    def _base(self, within: messages.Within) -> int:
+    def _base(self, within: bodies.Within) -> int:
         """Where the peer's memory is mapped; 0: it cannot be."""
         known = self._mapping
         if known is not None and (known.name, known.size) == (within.name, within.size):

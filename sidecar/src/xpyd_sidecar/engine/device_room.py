@@ -1,0 +1,31 @@
+"""How much device memory vLLM leaves to the connector: for what copies pass through, and for NCCL where it may be used."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.engine.memory_sizes import SLAB_MOST, slab_bytes
+from xpyd_sidecar.engine.nccl_setup import most_bytes
+from xpyd_sidecar.memory.device import TABLE_BYTES
+
+
+def beside_slab(options: KvOptions) -> int:
+    """What is not the slab: the table of rows, and what NCCL takes at most where it may be a link."""
+    grouped = options.transport in {"auto", "nccl"} and importlib.util.find_spec("nccl") is not None
+    return TABLE_BYTES + (most_bytes(options) if grouped else 0)
+
+
+def room(extra: Mapping[str, Any], step: int) -> int:
+    """Bytes of the device for a rank whose steps bring so many bytes of KV. Settings that are wrong need none: the
+    connector refuses them with better words.
+    """
+    try:
+        options = msgspec.convert(extra.get("xpyd", {}), KvOptions)
+    except msgspec.ValidationError:
+        return 0
+    return slab_bytes(step, SLAB_MOST) + beside_slab(options)
