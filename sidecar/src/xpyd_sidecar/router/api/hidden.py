@@ -1,4 +1,5 @@
-"""Parameters that only the router may send, found wherever a client may have put them.
+"""What a client's body must not be: larger than bounds in its outline (``judged``), or with parameters that only the router
+may send, found wherever a client may have put them.
 
     {"kv_transfer_params": …}                                  vLLM's own field
     {"vllm_xargs": {"kv_transfer_params": …}}                  vLLM makes SamplingParams.extra_args of it

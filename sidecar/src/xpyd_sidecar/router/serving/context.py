@@ -14,7 +14,7 @@ from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits, RetryBudget
+from xpyd_sidecar.router.balance.limits import ConcurrencyLimits, RetryBudget
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.balance.policies import SessionAffinity
 from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember

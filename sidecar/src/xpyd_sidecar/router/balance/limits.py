@@ -1,4 +1,6 @@
-"""How many requests of this router an instance serves at once: no limit, until its engine shows that requests wait there.
+"""What a router bounds itself: retries (``RetryBudget``), and requests that an instance serves at once.
+
+How many of this router these are: no limit, until its engine shows that requests wait there.
 
 A request that waits in an engine can neither go elsewhere nor be overtaken by a better one, so what an engine cannot begin
 soon is better kept in the router's queue. An engine must never run dry for it. Both follow from Little's law:
