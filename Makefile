@@ -233,7 +233,7 @@ campaign-unequal: $(STAMP) ## Engines of unequal sizes or with unusual KV, pair 
 	@$(BIN)/pytest tests/campaigns/test_unequal.py $(if $(ONLY),-k '$(ONLY)') --timeout 600
 
 .PHONY: campaign-models
-campaign-models: $(STAMP) ## Models of several KV cache groups on real engines, 49 prompts in every order and with faults, into bench/results (30 minutes; ONLY=tiny-granite for some)
+campaign-models: $(STAMP) ## Models of several KV cache groups on real engines, 49 prompts in every order and with faults, into bench/results (45 minutes; ONLY=tiny-granite for some)
 	@$(BIN)/pytest tests/campaigns/test_models.py $(if $(ONLY),-k '$(ONLY)') --timeout 1800
 
 campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server, into bench/results (root)

@@ -124,6 +124,27 @@ def test_main_is_the_launcher_of_what_the_layout_says() -> None:
     assert "ports" not in follower
 
 
+def test_members_with_ranks_of_their_own_all_serve() -> None:
+    leader, follower = pods(decode={"parallelism": {"data": 4, "pods": 2}})
+    for index, pod in enumerate((leader, follower)):
+        main, agent = main_of(pod), config_of(pod).agent
+        assert main["command"][-2] == "xpyd_sidecar.listening"
+        assert main["args"][-2:] == ["--port", "8000"]
+        assert main["args"][main["args"].index("--data-parallel-start-rank") + 1] == str(2 * index)
+        assert main["ports"][0]["containerPort"] == 8000
+        assert agent is not None
+        assert (agent.advertised, agent.data_parallel) == ("10.0.0.7:8000", 4)
+        assert main["resources"]["limits"] == {"nvidia.com/gpu": 2}
+
+
+def test_memory_is_counted_for_the_ranks_of_one_pod() -> None:
+    def refused(pods: int, memory: str) -> bool:
+        role = {"parallelism": {"tensor": 4, "pods": pods}, "resources": {"limits": {"memory": memory}}}
+        return bool(list(kube_refusals(make(decode=role))))
+
+    assert [refused(1, "3Gi"), refused(2, "3Gi"), refused(2, "1Gi")] == [True, False, True]
+
+
 def test_the_probes_of_main_ask_the_agent_whether_the_group_serves() -> None:
     for main in map(main_of, pods(engine={"startupTimeout": "10m"})):
         paths = {name: main[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
@@ -234,7 +255,8 @@ def test_what_cannot_be_is_refused_with_its_field_and_the_right_value(spec: Body
     (WIDE | {"networkPolicy": {"enabled": False, "allowOpenPods": True}}, []),
     (WIDE | {"kv": {"transport": "shm", "sharedMemory": {"hostPath": "/dev/shm"}}}, ["spec.kv.transport"]),
     (WIDE | {"kv": {"offload": {"memory": "1Gi"}}}, ["spec.kv.offload"]),
-    ({"decode": {"parallelism": {"data": 4, "pods": 2}}}, ["spec.decode.parallelism.data"]),
+    ({"decode": {"parallelism": {"data": 4, "pods": 2}}}, []),
+    ({"decode": {"parallelism": {"data": 4, "pods": 2}}, "engine": {"dpStepSync": "shm"}}, ["spec.engine.dpStepSync"]),
 ], ids=str)
 def test_what_a_cluster_cannot_do_yet_is_refused_with_its_field(spec: Body, paths: list[str]) -> None:
     assert [path for path, _ in kube_refusals(make(**spec))] == paths
