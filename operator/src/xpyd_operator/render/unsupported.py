@@ -44,12 +44,12 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 
 def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
-    """The connector's own copies on the host, all ranks together: less than this can never do.
+    """The connector's own copies on the host, all ranks of a pod together: less than this can never do.
 
     On a device it may take more, as the model asks for; of a limit it takes so much more by itself that room is left.
     """
     limit = limits(service.spec.role(role)).get("memory")
-    ranks = service.spec.role(role).parallelism.devices
+    ranks = service.spec.role(role).parallelism.devices_of_pod
     on_device = bool(devices(service.spec.role(role)))
     stated = kv_options(service).keep_bytes
     keep = max(stated or 0, DEVICE_KEEP_BYTES) if on_device else stated or KEEP_BYTES
