@@ -64,6 +64,7 @@ $(VLLM_NEXT)/.installed: $(STAMP) requirements/vllm-next.txt scripts/vllm_source
 
 BY_HAND := $(addprefix tests/component/test_,connector_sides.py connector_rest.py connector_refused.py connector_memory.py connector_groups.py \
   late_copies.py engine_sampling.py engine_compat.py engine_kv_abi.py engine_versions.py dp_compat.py dp_by_hand.py \
+  executor_queue.py executor_hosts.py \
   request_fields.py hidden_fields.py owned_arguments.py)
 .PHONY: test-versions
 test-versions: $(VLLM_NEXT)/.installed ## What needs no engine, with the Python sources of the newer vLLM (a minute; 0.34 GB, once)
@@ -232,7 +233,7 @@ campaign-unequal: $(STAMP) ## Engines of unequal sizes or with unusual KV, pair 
 	@$(BIN)/pytest tests/campaigns/test_unequal.py $(if $(ONLY),-k '$(ONLY)') --timeout 600
 
 .PHONY: campaign-models
-campaign-models: $(STAMP) ## Models of several KV cache groups on real engines, 49 prompts in every order and with faults, into bench/results (30 minutes; ONLY=tiny-granite for some)
+campaign-models: $(STAMP) ## Models of several KV cache groups on real engines, 49 prompts in every order and with faults, into bench/results (45 minutes; ONLY=tiny-granite for some)
 	@$(BIN)/pytest tests/campaigns/test_models.py $(if $(ONLY),-k '$(ONLY)') --timeout 1800
 
 campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server, into bench/results (root)
@@ -367,6 +368,10 @@ bench-operator: $(STAMP) ## The operator with 1,000 pods on fake nodes, into ben
 .PHONY: bench-queue
 bench-queue: $(STAMP) ## The broadcast queue beside vLLM's, multiprocessing's and ZMQ (7 minutes)
 	@$(BIN)/python bench/queue
+
+.PHONY: bench-queue-steps
+bench-queue-steps: $(STAMP) ## The time between decode steps with the broadcast queue and with vLLM's, on one host and over two process sets, into bench/results (8 minutes)
+	@PYTHONPATH=tests/support $(BIN)/python bench/queue_steps.py --write
 
 .PHONY: bench-observer
 bench-observer: $(STAMP) ## What metrics, history and the dashboard cost the router, into bench/results (a minute)

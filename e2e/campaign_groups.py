@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import FullCluster, Images
-from service_in_cluster import ServiceInCluster, asked, check
+from service_in_cluster import Images, ServiceInCluster, asked, check
 from testcluster.errors import CommandFailed
+from testcluster.full import FullCluster
 from testcluster.kubectl import wait_until
 
 pytestmark = pytest.mark.timeout(1800)

@@ -66,7 +66,9 @@ LONG = (*zero("wrong"), Goal("prefill_s", ">=", 300), Goal("loaded", "=", 1))
 MODELS = (*(Goal(f"*/{order}/{figure}", "=", goal) for order in ("prefill first", "decode first")
             for figure, goal in (("equal", 49),)),
           *(Goal(f"*/{order}/apart", "<=", 1e-4) for order in ("prefill first", "decode first")),
-          Goal("*/1500 tokens/blocks_of_a_window_layer", "<=", 3), Goal("*/prefill killed/equal", "=", 1))
+          Goal("*/1500 tokens/blocks_of_a_window_layer", "<=", 3), Goal("*/prefill killed/equal", "=", 1),
+          Goal("*/ruined/found_by_sums", "=", 4), Goal("*/ruined/least_apart", ">=", 1e-2),
+          Goal("*/decode killed in mid-stream/moved", ">=", 1), Goal("*/clients left/clients", "=", 4))
 FILES = (*zero("soft/other", "soft/refused", "hard/other", "hard/other_beside_a_death"), Goal("*/streams", "=", 700),
          Goal("hard/whole", "shown"), Goal("hard/whole_beside_a_death", "shown"))
 DRAFTS = (*zero("*/wrong"), Goal("*/within", "=", 1), Goal("*/accepted_per_token", "shown"))
@@ -77,8 +79,7 @@ SCENARIOS = (*zero(*(f"summary/{kind}/{what}" for kind in ("scripted", "real") f
              Goal("summary/real/free_blocks_longest_s/SIGSTOP*", "<=", 8.0),
              Goal("summary/real/rejoined_longest_s", "<=", 0.6))
 OF_MODELS = (*zero(*(f"*/summary/real/{what}" for what in EACH[1:])), Goal("*/summary/real/scenarios", ">=", 500),
-             Goal("*/summary/real/free_blocks_longest_s/kill -9*", "<=", 5.0),
-             Goal("*/summary/real/free_blocks_longest_s/SIGSTOP*", "<=", 8.0))
+             Goal("*/summary/real/free_blocks_longest_s/*", "shown"))
 SCALE = (*zero("simulated/faults", "real/failed", "real/wrong", "real/engines_restarted_by_switches"),
          Goal("simulated/steps", ">=", 1000), Goal("real/steps", ">=", 60), Goal("real/switches", ">=", 100),
          Goal("real/idle_switch_s_median", "<=", 2.0))
@@ -106,7 +107,7 @@ ROWS: Final = (
     Row("campaign-sampled", 4, 20, AT + "campaign_sampled.json", SAMPLED),
     Row("campaign-parallel", 10, 40),
     Row("campaign-unequal", 20, 75, AT + "campaign_parallel.json", UNEQUAL),
-    Row("campaign-models", 30, 120, AT + "campaign_models.json", MODELS),
+    Row("campaign-models", 45, 150, AT + "campaign_models.json", MODELS),
     Row("campaign-scenarios", 30, 120, AT + "campaign_scenarios.json", SCENARIOS),
     Row("campaign-scenarios-models", 60, 200, AT + "campaign_scenarios_models.json", OF_MODELS),
     Row("campaign-mixed", 31, 60, AT + "campaign_mixed.json", MIXED),

@@ -80,7 +80,7 @@ def _of_groups(model: str, blocks: int) -> Kind:
 
 
 KINDS: Final = {one.model: one for one in (
-    Kind(NAME, 24), _of_groups("tiny-gemma-3", 56), _of_groups("tiny-gpt-oss", 34), _of_groups("tiny-granite", 27))}
+    Kind(NAME, 24), _of_groups("tiny-gemma-3", 42), _of_groups("tiny-gpt-oss", 34), _of_groups("tiny-granite", 27))}
 TWO_RANKS = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
 UNEQUAL_EVERY = 4
 """One life in so many has an engine of two tensor-parallel ranks."""

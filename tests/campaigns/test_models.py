@@ -225,7 +225,7 @@ def test_each_arrays_data_ruined_in_turn_is_found_by_its_sum_and_without_sums_by
         strict.wire.ruined = {array}
         try:
             assert refused(strict.pool.submit(strict.handed, prompt)) == 500, array
-            assert strict.outcomes(strict.d, "receive", "checksum") == before + 1
+            wait_until(partial(_ended, strict, "checksum", before + 1), 10.0, "counted")
             prompt = prompt_of(700, next(SEEDS))
             apart[str(array)] = audited.difference(bare.first(prompt, handed=False), bare.first(prompt, handed=True))
         finally:
@@ -353,6 +353,10 @@ def _first_other(reference: Reference, tokens: Tokens) -> int | None:
     """The first token that is not the reference's."""
     assert len(tokens) == len(reference.tokens)
     return next((at for at, (a, b) in enumerate(zip(tokens, reference.tokens, strict=True)) if a != b), None)
+
+
+def _ended(pair: ModelPair, outcome: str, count: float) -> bool:
+    return pair.outcomes(pair.d, "receive", outcome) == count
 
 
 def _no_blocks(pair: ModelPair) -> bool:

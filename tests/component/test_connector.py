@@ -282,9 +282,11 @@ class TestFail:
         assert audit(pair, tokens(300)) > 1e-2
 
     def test_without_an_announcement_the_request_fails_at_its_deadline(self, pair: Pair) -> None:
+        before = pair.outcomes(pair.d, "receive", "deadline")
         with pytest.raises(HttpError) as failed:
             pair.d_leg(tokens(300), new(), wait_s=1.0).result(10)
         assert failed.value.status == 500
+        wait_until(lambda: pair.outcomes(pair.d, "receive", "deadline") == before + 1, 10, "counted as what it was")
 
     def test_a_load_that_breaks_fails_the_request(self, pair: Pair) -> None:
         prompt, transfer = tokens(700), new()

@@ -12,7 +12,7 @@ from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.groups import INCOMPLETE
 from xpyd_operator.kube.observe import Told, instances
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.plan.observed import BROKEN, QUEUED, Instance, Phase
+from xpyd_operator.plan.observed import BROKEN, QUEUED, UNFINISHED, Instance, Phase
 from xpyd_operator.plan.placing import HALF_S
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -84,6 +84,15 @@ def test_of_a_crash_the_pod_is_named() -> None:
     assert "qwen-e3-1" in found.problem.message
 
 
+def test_one_that_served_and_does_not_any_more_is_told_of_its_group() -> None:
+    late = status(started=True)
+    late["conditions"][1]["lastTransitionTime"] = text(70)
+    found = one(member(0, late), member(1, late))
+    assert (found.phase, found.was_ready) == (Phase.STARTING, True)
+    assert found.problem is not None
+    assert found.problem.message.startswith("pod qwen-e3-0 served with the others of its instance and does not since")
+
+
 def test_without_a_leader_it_is_being_made() -> None:
     found = one(member(1, status(), size=3), member(2, status(), size=3))
     assert (found.phase, found.parts, found.since) == (Phase.STARTING, 3, NOW - 100)
@@ -106,7 +115,6 @@ MARKS = member(1)["metadata"]["labels"]
     ((member(0, annotations={}), member(1, annotations={})), "qwen-e3-0 is of another revision or layout"),
     ((member(0), member(1), member(2)), "3 pods have names of qwen-e3, which has 2"),
     ((member(1),), "qwen-e3-1 was ready, and its leader is missing"),
-    ((member(1, status(), ago_s=HALF_S),), "not all of its 2 pods could be made within 600 s"),
     ((member(0), member(1, labels={key: one for key, one in MARKS.items() if key != labels.ROLE})), "has lost the label"),
 ], ids=lambda one: one if isinstance(one, str) else "")
 def test_what_lacks_a_part_goes_as_a_whole(bodies: tuple[Body, ...], words: str) -> None:
@@ -114,6 +122,13 @@ def test_what_lacks_a_part_goes_as_a_whole(bodies: tuple[Body, ...], words: str)
     assert found.problem is not None
     assert (found.phase, found.problem.reason) == (Phase.CRASHED, BROKEN)
     assert words in found.problem.message
+
+
+def test_what_cannot_be_finished_in_time_gives_back_what_it_holds() -> None:
+    found = one(member(1, status(), ago_s=HALF_S))
+    assert found.problem is not None
+    assert (found.phase, found.problem.reason) == (Phase.CRASHED, UNFINISHED)
+    assert "not all of its 2 pods could be made within 600 s" in found.problem.message
 
 
 def test_what_cannot_be_finished_is_broken() -> None:

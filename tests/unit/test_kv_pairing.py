@@ -257,6 +257,29 @@ def test_a_leg_that_ends_is_entombed_whatever_its_state() -> None:
         assert pairing.finished("r", Outcome.OK, "") == []
 
 
+@pytest.mark.parametrize(("said", "told"), [
+    ((Outcome.CHECKSUM, "a sum"), (Outcome.CHECKSUM, "a sum")),
+    ((Outcome.ABORTED, "decode's leg ended"), (Outcome.ABORTED, "decode's leg ended")),
+    ((Outcome.OK, ""), (Outcome.ABORTED, "decode's leg ended"))])
+def test_where_nothing_is_computed_again_the_request_ends_before_its_load_and_workers_say_why(
+        said: tuple[Outcome, str], told: tuple[Outcome, str]) -> None:
+    pairing, key = loading(recompute=False), source().key
+    assert pairing.end("r") == [Abandon("r"), DropPeer(b"p1", key, Outcome.ABORTED, "decode's leg ended")]
+    assert pairing.open == 0
+    assert pairing.finished("r", *said, [key]) == [Ended("r", key, *told)]
+    assert pairing.finished("r", *said, [key]) == pairing.end("r") == [], "told once"
+
+
+def test_a_load_of_what_never_came_ends_of_that() -> None:
+    pairing = parked(recompute=False)
+    assert pairing.ask("r", 1000.0) is Verdict.FAIL
+    assert pairing.allocated("r", 299) == [FailLoad("r")]
+    assert pairing.end("r") == [Abandon("r")]
+    (ended,) = pairing.finished("r", Outcome.DEADLINE, "prefill did not announce in time")
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.reason) == (Outcome.DEADLINE, "prefill did not announce in time")
+
+
 def test_the_same_transfer_may_come_again_with_a_newer_attempt_only() -> None:
     pairing = parked()
     pairing.end("r")

@@ -9,7 +9,7 @@ from pod_world import wish
 
 from xpyd_operator.plan.actions import Create, Remove
 from xpyd_operator.plan.desired import Desired, Revision
-from xpyd_operator.plan.observed import Front, Instance, Observed, Phase, Problem
+from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Front, Instance, Observed, Phase, Problem
 from xpyd_operator.plan.placing import HALF_S, PAUSE_S, turns
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -65,6 +65,14 @@ def test_half_an_instance_goes_after_its_time_and_others_can_have_its_places() -
     assert actions(msgspec.structs.replace(want, place_after=NOW - 1), one(0)) == ["create qwen-e1 as decode"]
     back = msgspec.structs.replace(want, place_after=NOW + 10 * PAUSE_S)
     assert actions(back, one(0)) == ["create qwen-e1 as decode"], "the clock was set back"
+
+
+def test_one_that_could_not_be_finished_leaves_time_to_others() -> None:
+    late = one(1, phase=Phase.CRASHED, problem=Problem(UNFINISHED, "1 of 2 pods"), since_ago=60)
+    plan = step(groups(0, 1), Observed((late,)), NOW)
+    assert plan.actions[0] == Remove(late.name, "it will never run again: Unfinished", PAUSE_S)
+    broken = msgspec.structs.replace(late, problem=Problem(BROKEN, "a hole"))
+    assert step(groups(0, 1), Observed((broken,)), NOW).actions[0] == Remove(late.name, "it will never run again: Broken")
 
 
 def test_an_instance_without_any_place_may_wait_as_long_as_it_takes() -> None:

@@ -20,7 +20,6 @@ from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import pods_difference
 from xpyd_operator.render.unsupported import kube_refusals
-from xpyd_sidecar.agent import ranks
 from xpyd_sidecar.config import faults
 from xpyd_sidecar.contract.group import LEADER_HERE, LIFE_HERE, PORT_HERE
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -29,7 +28,6 @@ from xpyd_sidecar.contract.launch import GroupConfig, SidecarConfig
 SETTINGS = KubeSettings(sidecar_image="xpyd-sidecar:1", cluster_domain="example.org")
 NAME = InstanceName("qwen-e3")
 WIDE = {"decode": {"parallelism": {"tensor": 4, "pods": 2}}}
-RANKS = {"decode": {"parallelism": {"tensor": 2, "data": 4, "pods": 2}}}
 Body = dict[str, Any]
 
 
@@ -126,30 +124,25 @@ def test_main_is_the_launcher_of_what_the_layout_says() -> None:
     assert "ports" not in follower
 
 
-def test_members_with_ranks_have_a_server_each_and_say_where_it_is_reached() -> None:
-    members = layout(make(**RANKS), Role.DECODE, NAME, "Qwen/Qwen3-8B")
-    made_of = pods(**RANKS)
-    for member, pod in zip(members, made_of, strict=True):
+def test_members_with_ranks_of_their_own_all_serve() -> None:
+    leader, follower = pods(decode={"parallelism": {"data": 4, "pods": 2}})
+    for index, pod in enumerate((leader, follower)):
         main, agent = main_of(pod), config_of(pod).agent
-        assert main["command"][-4:] == ["python3", "-m", "xpyd_sidecar.listening", member.module]
+        assert main["command"][-2] == "xpyd_sidecar.listening"
         assert main["args"][-2:] == ["--port", "8000"]
-        assert main["args"][main["args"].index("--data-parallel-start-rank") + 1] == str(2 * member.index)
-        assert main["resources"]["limits"] == {"nvidia.com/gpu": 4}
-        assert {"name": "XPYD_DP_SYNC", "value": "auto"} in main["env"]
+        assert main["args"][main["args"].index("--data-parallel-start-rank") + 1] == str(2 * index)
+        assert main["ports"][0]["containerPort"] == 8000
         assert agent is not None
-        assert (agent.engine, agent.advertised, agent.data_parallel) == ("127.0.0.1:8000", "10.0.0.7:8000", 4)
-        assert list(ranks.own(agent)) == list(member.ranks)
-    assert [len(config.agent.routers) for config in map(config_of, made_of) if config.agent is not None] == [1, 0]
+        assert (agent.advertised, agent.data_parallel) == ("10.0.0.7:8000", 4)
+        assert main["resources"]["limits"] == {"nvidia.com/gpu": 2}
 
 
-def test_a_pod_needs_memory_for_its_own_ranks_alone() -> None:
-    def refused(memory: str) -> list[str]:
-        limits = {"nvidia.com/gpu": 4, "memory": memory}
-        role = RANKS["decode"] | {"resources": {"limits": limits}}
-        return [path for path, _ in kube_refusals(make(decode=role))]
+def test_memory_is_counted_for_the_ranks_of_one_pod() -> None:
+    def refused(pods: int, memory: str) -> bool:
+        role = {"parallelism": {"tensor": 4, "pods": pods}, "resources": {"limits": {"memory": memory}}}
+        return bool(list(kube_refusals(make(decode=role))))
 
-    assert refused("4095Mi") == ["spec.decode.resources.limits.memory"], "a GiB for each of its four ranks"
-    assert refused("4096Mi") == []
+    assert [refused(1, "3Gi"), refused(2, "3Gi"), refused(2, "1Gi")] == [True, False, True]
 
 
 def test_the_probes_of_main_ask_the_agent_whether_the_group_serves() -> None:
@@ -262,8 +255,8 @@ def test_what_cannot_be_is_refused_with_its_field_and_the_right_value(spec: Body
     (WIDE | {"networkPolicy": {"enabled": False, "allowOpenPods": True}}, []),
     (WIDE | {"kv": {"transport": "shm", "sharedMemory": {"hostPath": "/dev/shm"}}}, ["spec.kv.transport"]),
     (WIDE | {"kv": {"offload": {"memory": "1Gi"}}}, ["spec.kv.offload"]),
-    (RANKS, []),
-    (RANKS | {"engine": {"dpStepSync": "shm"}}, ["spec.engine.dpStepSync"]),
+    ({"decode": {"parallelism": {"data": 4, "pods": 2}}}, []),
+    ({"decode": {"parallelism": {"data": 4, "pods": 2}}, "engine": {"dpStepSync": "shm"}}, ["spec.engine.dpStepSync"]),
 ], ids=str)
 def test_what_a_cluster_cannot_do_yet_is_refused_with_its_field(spec: Body, paths: list[str]) -> None:
     assert [path for path, _ in kube_refusals(make(**spec))] == paths

@@ -38,8 +38,9 @@ def _tensor(spec: ServiceSpec) -> list[Finding]:
 
 def _queue_between_pods(spec: ServiceSpec) -> Iterator[Finding]:
     for role in (spec.prefill, spec.decode):
-        if spec.engine.queue == "vllm" and role.parallelism.pods > 1:
-            yield "engine.queue", "vllm takes calls between pods from everybody who reaches it; write auto"
+        if spec.engine.queue == "vllm" and role.parallelism.pods > 1 and not spec.network_policy.allow_open_pods:
+            right = "write auto, or networkPolicy.allowOpenPods: true"
+            yield "engine.queue", f"vllm takes calls between pods from everybody who reaches it; {right}"
             return
 
 
@@ -159,9 +160,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         at=("spec",),
-        reads=("engine.queue", *(f"{role}.parallelism.pods" for role in ("prefill", "decode"))),
-        says="engine.queue vllm takes calls between pods from everybody who reaches it; write auto",
-        cel="self.engine.queue != 'vllm' || self.prefill.parallelism.pods == 1 && self.decode.parallelism.pods == 1",
+        reads=("engine.queue", "networkPolicy.allowOpenPods", "prefill.parallelism.pods", "decode.parallelism.pods"),
+        says="engine.queue vllm takes calls between pods from everybody; write auto, or networkPolicy.allowOpenPods",
+        cel="""self.engine.queue != 'vllm' || self.networkPolicy.allowOpenPods ||
+            (self.prefill.parallelism.pods == 1 && self.decode.parallelism.pods == 1)""",
         wrong=_queue_between_pods,
         target=Target.KUBERNETES,
     ),

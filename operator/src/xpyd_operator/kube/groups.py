@@ -18,7 +18,7 @@ import msgspec
 
 from xpyd_operator.kube.facts import Facts
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.plan.observed import BROKEN, Instance, Phase, Problem
+from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, Phase, Problem
 from xpyd_operator.plan.placing import HALF_S
 from xpyd_operator.render import labels
 
@@ -30,7 +30,7 @@ _PARTS: Final = "Unschedulable"
 class Standing(NamedTuple):
     """How the pods of one instance stand together."""
 
-    state: Literal["making", "whole", "ending", "broken"]
+    state: Literal["making", "unfinished", "whole", "ending", "broken"]
     why: str = ""
 
 
@@ -80,7 +80,7 @@ def _unfinished(members: Sequence[Facts], now: float, current: Collection[Revisi
     if current is not None and first.revision not in current:
         return Standing("broken", f"it was being made of revision {first.revision}, which is not in force any more")
     if now - min(each.created for each in members) >= HALF_S:
-        return Standing("broken", f"not all of its {first.size} pods could be made within {HALF_S:g} s")
+        return Standing("unfinished", f"not all of its {first.size} pods could be made within {HALF_S:g} s")
     return Standing("making", f"{len(members)} of {first.size} pods of {first.instance} are made")
 
 
@@ -114,9 +114,10 @@ def _seen(
             lost = next((each for each in parts if each.phase is Phase.LOST), None)
             begun = min((one.asked_to_end for one in members if one.ends_by), default=first)
             return (Phase.STOPPING, begun, None) if lost is None else (Phase.LOST, begun, lost.problem)
-        case "broken":
+        case "broken" | "unfinished":
             words = f"{stands.why}; all pods of {members[0].instance} are made anew"
-            return Phase.CRASHED, max(each.created for each in members), Problem(BROKEN, words, lasting=False)
+            reason = BROKEN if stands.state == "broken" else UNFINISHED
+            return Phase.CRASHED, max(each.created for each in members), Problem(reason, words, lasting=False)
         case "making":
             return Phase.STARTING, first, _trouble(parts, members) or Problem(INCOMPLETE, stands.why, lasting=False)
         case "whole":

@@ -16,6 +16,7 @@ import msgspec
 
 from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.cause import cause
+from xpyd_operator.plan.names import member_of
 from xpyd_operator.plan.observed import QUEUED, Problem
 from xpyd_operator.render.labels import COMPONENT, INSTANCE_OF, MAIN, ROUTERS, SIDECAR
 
@@ -265,6 +266,9 @@ def _not_ready(
                 return None  # the startup probe sets the limit
             if said is ROUTER:
                 return None  # it is not ready either while nobody decodes, and the kubelet ends one that hangs
+            if member_of(name)[1] is not None:
+                words = f"pod {name} served with the others of its instance and does not since {clock(since)}"
+                return Problem("EngineNotReady", f"{words}; see kubectl logs {name} -c {SIDECAR}", lasting=late)
             words = f"the engine of pod {name} was up and does not answer its health check since {clock(since)}"
             return Problem("EngineNotReady", f"{words}; see kubectl logs {name} -c {MAIN}", lasting=late)
         if sidecar is not None and not sidecar.get("ready"):

@@ -38,7 +38,9 @@ OUTDATED = "Outdated"
 """Reason of an instance that could not begin with what another release of xpyd brings."""
 BROKEN = "Broken"
 """Reason of an instance of several parts that lacks one, or whose parts do not belong together: it goes as a whole."""
-NEVER_AGAIN = frozenset({"Failed", "Evicted", OUTDATED, BROKEN})
+UNFINISHED = "Unfinished"
+"""Reason of one of which not all parts could be made in time: it gives back what it holds."""
+NEVER_AGAIN = frozenset({"Failed", "Evicted", OUTDATED, BROKEN, UNFINISHED})
 """Reasons of a crashed instance that its platform never starts again."""
 
 

@@ -35,7 +35,7 @@ from xpyd_operator.plan.actions import (
 )
 from xpyd_operator.plan.canary import RoleView, alone, stage, view
 from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import NEVER_AGAIN, Instance, Observed, Phase, Unit
+from xpyd_operator.plan.observed import NEVER_AGAIN, UNFINISHED, Instance, Observed, Phase, Unit
 from xpyd_operator.plan.rollout import Retire, missing, reason_to_wait, retire, returning
 from xpyd_sidecar.contract.ids import Role
 
@@ -188,7 +188,8 @@ def _router(desired: Desired, observed: Observed, now: float, actions: list[Acti
 def _finish(instance: Instance, drain_timeout_s: float, now: float) -> Remove | None:
     """The removal of an instance that is through with its work, had all the time it gets, or never runs again."""
     if _spent(instance, now) and instance.problem is not None:
-        return Remove(instance.name, f"it will never run again: {instance.problem.reason}")
+        pause_s = placing.PAUSE_S if instance.problem.reason == UNFINISHED else 0.0
+        return Remove(instance.name, f"it will never run again: {instance.problem.reason}", pause_s)
     if instance.phase is Phase.DRAINED:
         return Remove(instance.name, "drained")
     if instance.phase is Phase.DRAINING and now - instance.since >= drain_timeout_s:

@@ -20,7 +20,7 @@ from xpyd_operator.render import offload, overlay
 from xpyd_operator.render.engine import RAY_OWNED, kv_options
 from xpyd_operator.render.paths import AGENT_PORT, ENGINE_PORT
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES, KEEP_BYTES, STAGING_BYTES
+from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES, KEEP_BYTES, STAGING_BYTES, pinned_bytes
 
 
 def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
@@ -53,7 +53,9 @@ def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
     on_device = bool(devices(service.spec.role(role)))
     stated = kv_options(service).keep_bytes
     keep = max(stated or 0, DEVICE_KEEP_BYTES) if on_device else stated or KEEP_BYTES
-    buffers = (service.spec.kv.buffer_bytes or 0) + 2 * service.spec.kv.host_pool_bytes
+    pool = service.spec.kv.host_pool_bytes
+    keep = pinned_bytes(keep + pool) if on_device else keep + pool
+    buffers = (service.spec.kv.buffer_bytes or 0) + pool
     staging = DEVICE_STAGING_BYTES if on_device else STAGING_BYTES
     beside = offload.memory_bytes(service)
     needed = ranks * (keep + staging + buffers) + beside

@@ -7,7 +7,9 @@ Laws
 3. Every announcement ends: it is loaded, or its sender is told to drop it. Unclaimed ones run out. The sender of a try that
    another has taken over during the load is told when the load is over: earlier, its answer could end the newer one.
 4. A transfer that has ended never loads again under the same or an older attempt.
-5. Work that prefill speaks of is progress of a load once for each growth of its numbers, and only if who announced the try
+5. What a load has ended of is what the workers report, also where its request has ended before: of a load that fails, vLLM
+   ends the request first unless it computes the prompt itself.
+6. Work that prefill speaks of is progress of a load once for each growth of its numbers, and only if who announced the try
    speaks of it.
 
     register ──▶ PARKED ──allocated(load)──▶ LOADING ──finished──▶ DONE
@@ -150,6 +152,8 @@ class Pairing:
         self._legs: dict[str, Leg] = {}
         self._active: dict[str, Leg] = {}  # those not DONE: decode legs stay known for as long as they generate
         self._by_transfer: dict[TransferId, Leg] = {}
+        self._unreported: dict[str, tuple[Ended, tuple[Outcome, str] | None]] = {}
+        """Loads whose requests have ended and whose workers have not: how that would be told, and what is known of it."""
         self._unclaimed: OrderedDict[TransferId, Unclaimed] = OrderedDict()
         self._tombs: Recent[TransferId, tuple[int, Outcome, str]] = Recent()
 
@@ -316,6 +320,9 @@ class Pairing:
     def finished(self, request: str, outcome: Outcome, reason: str, tries: Collection[Key] = ()) -> list[Instruction]:
         """All workers have reported the request's load; ``tries``: those that they have reported."""
         leg = self._legs.get(request)
+        if leg is None and (waiting := self._unreported.pop(request, None)) is not None:
+            ended, failed = waiting
+            return [ended if outcome is Outcome.OK else Ended(request, ended.key, *(failed or (outcome, reason)))]
         if leg is None or leg.state is not State.LOADING:
             return []
         if leg.failed is not None and outcome is not Outcome.OK:
@@ -332,9 +339,14 @@ class Pairing:
             return []
         out: list[Instruction] = []
         if leg.state is not State.DONE:
-            if leg.state is State.LOADING:
-                out.append(Abandon(request))
-            out += self._done(leg, Outcome.ABORTED, "decode's leg ended")
+            loading = leg.state is State.LOADING
+            ended, *told = self._done(leg, Outcome.ABORTED, "decode's leg ended")
+            assert isinstance(ended, Ended)
+            if loading and not self._recompute:
+                self._unreported[request] = ended, leg.failed
+                out += [Abandon(request), *told]
+            else:
+                out += [*([Abandon(request)] if loading else []), ended, *told]
         del self._by_transfer[leg.transfer]
         return out
 
