@@ -64,6 +64,7 @@ $(VLLM_NEXT)/.installed: $(STAMP) requirements/vllm-next.txt scripts/vllm_source
 
 BY_HAND := $(addprefix tests/component/test_,connector_sides.py connector_rest.py connector_refused.py connector_memory.py connector_groups.py \
   late_copies.py engine_sampling.py engine_compat.py engine_kv_abi.py engine_versions.py dp_compat.py dp_by_hand.py \
+  executor_queue.py executor_hosts.py \
   request_fields.py hidden_fields.py owned_arguments.py)
 .PHONY: test-versions
 test-versions: $(VLLM_NEXT)/.installed ## What needs no engine, with the Python sources of the newer vLLM (a minute; 0.34 GB, once)
@@ -243,6 +244,11 @@ campaign-upgrade: $(STAMP) ## xpyd itself is upgraded under load on a whole clus
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_upgrade.py --timeout 3600
 
+.PHONY: campaign-groups-cluster
+campaign-groups-cluster: $(STAMP) ## An instance of two pods on a whole cluster with real engines: a killed engine, an evicted pod (root, 15 minutes)
+	@$(CLUSTER) build --profile full
+	@$(BIN)/pytest -s e2e/campaign_groups.py --timeout 1800
+
 campaign-ipv6: $(STAMP) ## A whole cluster without IPv4, and a service on real engines in it, into bench/results (root, 10 minutes)
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_ipv6.py --timeout 900
@@ -362,6 +368,10 @@ bench-operator: $(STAMP) ## The operator with 1,000 pods on fake nodes, into ben
 .PHONY: bench-queue
 bench-queue: $(STAMP) ## The broadcast queue beside vLLM's, multiprocessing's and ZMQ (7 minutes)
 	@$(BIN)/python bench/queue
+
+.PHONY: bench-queue-steps
+bench-queue-steps: $(STAMP) ## The time between decode steps with the broadcast queue and with vLLM's, on one host and over two process sets, into bench/results (8 minutes)
+	@PYTHONPATH=tests/support $(BIN)/python bench/queue_steps.py --write
 
 .PHONY: bench-observer
 bench-observer: $(STAMP) ## What metrics, history and the dashboard cost the router, into bench/results (a minute)

@@ -30,9 +30,9 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.router.app import GC_THRESHOLD
 from xpyd_sidecar.router.endpoints.application import Paths
-from xpyd_sidecar.router.http import connection, server_state
+from xpyd_sidecar.router.http import connection
 from xpyd_sidecar.router.http.auth import Admin
-from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server import RequestBounds, Server
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.relay import loop
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -118,7 +118,7 @@ class Router:
                                router=router)
         self.context = RequestContext(config)
         paths = Paths(self.context, Keys(), Admin(ServiceKey(bytes(32)), "bench"))  # type: ignore[arg-type]
-        server = Server(paths, server_state.RequestBounds(64 << 10, 64 << 20, 30.0))
+        server = Server(paths, RequestBounds(64 << 10, 64 << 20, 30.0), connect=connection.ClientConnection)
         self.legs: dict[engine_connection.EngineConnection, Paper] = {}
         self.clients: list[tuple[connection.ClientConnection, Paper]] = []
         for port, role in ((1, Role.PREFILL), (2, Role.DECODE), (3, Role.DECODE)):

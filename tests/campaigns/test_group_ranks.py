@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -22,7 +23,7 @@ import pytest
 from dp_engines import PLUGIN
 from engines import BASE_ARGS, BASE_ENV, MODEL_NAME, complete, metric
 from make_model import ensure_moe
-from service import Service, command_of, wait
+from service import Service, wait
 
 from xpyd_operator.local import procs
 from xpyd_sidecar.contract import keys
@@ -73,10 +74,9 @@ def engine_of(one: Service, name: str, index: int) -> int:
 
 
 def core_of(one: Service, name: str, index: int) -> int:
-    """Process of the engine core of a member's rank."""
-    launcher = one.processes()[f"{name}/engine-{index}" if index else f"{name}/engine"]
-    (found,) = [each.pid for each in procs.everyone() if each.session == launcher and "EngineCore" in command_of(each.pid)]
-    return found
+    """Process of the engine core of a member's rank, as the member's log names it last."""
+    log = one.home / "t" / "instances" / name / (f"engine-{index}.log" if index else "engine.log")
+    return int(re.findall(rf"EngineCore_DP{index} pid=(\d+)", log.read_text("utf-8", errors="replace"))[-1])
 
 
 def stream(url: str, prompt: list[int], tokens: int, into: list[int]) -> None:

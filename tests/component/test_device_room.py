@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
@@ -47,6 +49,11 @@ def wrapper(transfer: dict[str, Any] | None, *, device: str = "cuda", stated: in
     return made
 
 
+def test_executors_ask_the_wrapper_of_each_worker() -> None:
+    assert 'collective_rpc("determine_available_memory")' in inspect.getsource(Executor.determine_available_memory)
+    assert "def __getattr__" in inspect.getsource(WorkerWrapperBase), "which has no answer of its own"
+
+
 @pytest.mark.parametrize("beside", [(), (THEIRS,)], ids=["alone", "beside another"])
 def test_what_the_connector_takes_is_left(beside: tuple[Any, ...]) -> None:
     transfer = kv_transfer_config(KvOptions(transport="tcp"), "recompute", beside)
@@ -69,6 +76,17 @@ def test_nccl_is_counted_where_it_may_be_used(monkeypatch: pytest.MonkeyPatch) -
 def test_nothing_is_left_to_who_needs_nothing(given: dict[str, Any]) -> None:
     assert wrapper(**given).determine_available_memory() == FREE
     assert compat_room.left() == 0
+
+
+def test_a_size_that_vllm_remembers_of_an_earlier_start_leaves_as_much() -> None:
+    made = wrapper(kv_transfer_config(KvOptions(transport="tcp"), "recompute"))
+
+    def remembered() -> int:
+        made.worker.vllm_config.cache_config.kv_cache_memory_bytes = FREE
+        return FREE
+
+    made.worker.determine_available_memory = remembered
+    assert FREE - made.determine_available_memory() == STEP // ROUNDS + TABLE_BYTES
 
 
 def test_wrong_settings_are_left_to_the_connector() -> None:

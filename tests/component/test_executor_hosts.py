@@ -130,7 +130,8 @@ def test_calls_cross_hosts_large_ones_too(spread: list[Host]) -> None:
     assert leader.ask("total", 8 * MIB) == [8 * MIB] * 2
     assert [len(one) for one in leader.ask("call", "bytes", 30 * MIB)] == [30 * MIB] * 2
     assert leader.ask("call", "pid")[1] == follower.ask("workers")[0]
-    assert len(leader.ask("endpoints")) == 2, "the calls, and the answers of the one elsewhere"
+    assert leader.ask("call", "spread", {"from": 0}) == [{"from": 0}] * 2, "a queue of a group of processes"
+    assert len(leader.ask("endpoints")) == 4, "the calls, and the answers of the one elsewhere; each has two"
 
 
 def test_a_stopped_worker_elsewhere_is_seen_and_eight_seconds_of_silence_end_nothing(spread: list[Host]) -> None:
@@ -216,6 +217,7 @@ def test_who_holds_the_key_and_not_the_handle_is_told_nothing(spread: list[Host]
         for endpoint in leader.ask("endpoints"):
             sock = context.socket(zmq.DEALER)
             curve.connect(sock, KEY, "broadcast")
+            sock.setsockopt(zmq.SNDTIMEO, 2000)
             sock.connect(endpoint)
             for each in frames(pickle.dumps(Bomb(mark))):
                 sock.send_multipart(each)

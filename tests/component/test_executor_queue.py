@@ -44,7 +44,6 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat.multiproc_executor, "MessageQueue", compat.MessageQueue)
     monkeypatch.setattr(compat.MultiprocExecutor, "_init_executor", patch._STOCK)
     monkeypatch.setattr(ExecutorWriter, "settings", QueueSettings())
-    monkeypatch.setattr(patch.vllm_compat, "log_like_vllm", lambda _: None)  # it would take the records elsewhere
 
 
 def in_place() -> list[bool]:
@@ -260,6 +259,20 @@ def test_who_waits_is_woken_by_shutdown_on_either_side() -> None:
             sending.result(5)
     with pytest.raises(RuntimeError, match="cancelled"):
         writer.enqueue(5)
+
+
+def test_readers_that_do_not_join_are_named_and_who_waits_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "WAIT_S", 0.0)
+    writer = ExecutorWriter(2, 2)
+    with pytest.raises(PeerGone, match="rank 0, rank 1: did not join the executor's queue"):
+        writer.wait_until_ready()
+    monkeypatch.setattr(queues, "WAIT_S", 60.0)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(writer.wait_until_ready)
+        time.sleep(0.1)
+        writer.shutdown()
+        with pytest.raises(RuntimeError, match="cancelled"):
+            waiting.result(5)
 
 
 def test_a_queue_that_was_not_joined_is_not_read_and_groups_are_written_by_rank_0() -> None:

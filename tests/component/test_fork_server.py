@@ -42,8 +42,8 @@ def test_a_fork_has_its_own_command_environment_session_and_log(tmp_path: Path) 
 def test_what_vllm_changes_in_this_process_does_not_reach_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_PRELOAD", "libtcmalloc.so")
     engine = Engine("e0", tmp_path)
-    assert "LD_PRELOAD" not in engine._env
-    assert ForkServer.shared().can(engine._command, engine._env)
+    assert "LD_PRELOAD" not in engine.env
+    assert ForkServer.shared().can(engine.command, engine.env)
 
 
 def test_a_fork_that_cannot_start_ends_as_its_command_does_with_its_words(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_what_the_server_has_not_imported_so_is_started_by_its_command(tmp_path:
                                                                        env: dict[str, str]) -> None:
     server = ForkServer.shared()
     with Engine("e0", tmp_path, connector=False) as engine:
-        assert server.can(engine._command, engine._env)
-        assert not server.can(command, {**engine._env, **env})
+        assert server.can(engine.command, engine.env)
+        assert not server.can(command, {**engine.env, **env})
 
 
 def test_the_server_ends_with_the_process_that_made_it() -> None:

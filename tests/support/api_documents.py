@@ -279,6 +279,18 @@ MALFORMED: dict[str, Bad] = {
     "a device that is no key": bad(
         "spec.decode.parallelism.device", "write the key of a resource", {"spec.decode.parallelism": {"device": "gpu"}}
     ),
+    "a topology that is no label": bad(
+        "spec.decode.placement.topology",
+        "write the key of a label",
+        {"spec.decode": {"parallelism": {"tensor": 2, "pods": 2}, "placement": {"topology": "a b"}}},
+    ),
+    "a topology of one pod": bad(
+        "spec.decode.placement.topology", "parallelism.pods above 1", {"spec.decode.placement": {"topology": "zone"}}
+    ),
+    "alone, but where": bad(
+        "spec.decode.placement.exclusive", "needs topology",
+        {"spec.decode": {"parallelism": {"tensor": 2, "pods": 2}, "placement": {"exclusive": True}}},
+    ),
     "no device and one that is named": bad(
         "spec.decode.parallelism.device",
         'resources.limits["amd.com/gpu"] names a device',

@@ -25,6 +25,7 @@ _TEXT = {
     "path": ["/dev/shm/x"],
     "device": ["none", "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-3g.40gb"],
     "header": ["x-session-id"],
+    "label": ["zone", "topology.kubernetes.io/zone", "nvidia.com/gpu.clique"],
     "host": ["models.home", "10.0.0.7", "[fd00::1]"],
     "origin": ["https://app.example", "http://localhost:3000", "*"],
     "url": ["http://collector:4318"],

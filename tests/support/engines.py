@@ -136,14 +136,14 @@ class Engine:
         self.key_file = key_file or folder / "key"
         if key_file is None:
             keys.write(self.key_file, keys.mint())
-        self._command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry",
+        self.command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry",
                          "--model", str(model or ensure_model()), "--served-model-name", MODEL_NAME,
                          "--host", "127.0.0.1", "--port", str(self.port), *BASE_ARGS]
         if connector:
             config = launch.kv_transfer_config(options or KvOptions(), on_load_failure, beside)
-            self._command += ["--kv-transfer-config", json.dumps(config)]
-        self._command += args
-        self._env = {**FOUND, **BASE_ENV, launch.ENV_RUN_DIR: str(self.run_dir), launch.ENV_SERVICE: service,
+            self.command += ["--kv-transfer-config", json.dumps(config)]
+        self.command += args
+        self.env = {**FOUND, **BASE_ENV, launch.ENV_RUN_DIR: str(self.run_dir), launch.ENV_SERVICE: service,
                      launch.ENV_KEY_FILE: str(self.key_file), launch.ENV_INSTANCE: name, launch.ENV_HOST: "127.0.0.1",
                      **(env or {})}
         self._group: Group | None = None
@@ -152,8 +152,8 @@ class Engine:
         """Start the process; does not wait."""
         assert self._group is None or self._group.returncode() is not None, f"{self.name} runs already"
         forks = ForkServer.shared()
-        self._group = Group(self._command, log=self.log, env=self._env, name=f"engine {self.name}",
-                            forks=forks if self._forked and forks.can(self._command, self._env) else None)
+        self._group = Group(self.command, log=self.log, env=self.env, name=f"engine {self.name}",
+                            forks=forks if self._forked and forks.can(self.command, self.env) else None)
         return self
 
     def __enter__(self) -> Self:

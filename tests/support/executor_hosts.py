@@ -26,9 +26,12 @@ import torch
 import vllm.config
 from processes import free_port
 from torch import distributed
+from vllm.distributed import parallel_state
+from vllm.distributed.device_communicators import shm_broadcast
 from vllm.distributed.parallel_state import GroupCoordinator
 from vllm.v1.executor import multiproc_executor
 
+from xpyd_sidecar.broadcast import wire
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.engine.executor_queue import patch
@@ -63,6 +66,8 @@ class HandWorker:
             group: Any = GroupCoordinator.__new__(GroupCoordinator)
             group.cpu_group, group.ranks = distributed.group.WORLD, list(range(parallel.world_size))
             multiproc_executor.get_inner_dp_world_group = lambda: group
+            parallel_state.in_the_same_node_as = lambda pg, source_rank=0: [rank == source_rank for rank in group.ranks]
+            self.group_queue = shm_broadcast.MessageQueue.create_from_process_group(group.cpu_group, 1 << 22, 6)
 
     def load_model(self) -> None:
         pass
@@ -72,6 +77,10 @@ class HandWorker:
 
     def echo(self, value: Any) -> tuple[int, Any]:
         return self.rank, value
+
+    def spread(self, value: Any) -> Any:
+        """What rank 0 tells the others of its group."""
+        return self.group_queue.broadcast_object(value if self.rank == 0 else None)
 
     def total(self, tensor: torch.Tensor) -> float:
         return float(tensor.sum())
@@ -156,10 +165,8 @@ class Running:
     def endpoints(self) -> list[str]:
         """Where members from elsewhere connect."""
         queues = [self.executor.rpc_broadcast_mq, *self.executor.response_mqs]
-        return [one.export_handle().remote_subscribe_addr for one in queues if one.export_handle().remote_subscribe_addr]
-
-    def handles(self) -> list[Any]:
-        return [one.export_handle() for one in [self.executor.rpc_broadcast_mq, *self.executor.response_mqs]]
+        known = [wire.read_handle(one.export_handle().raw) for one in queues]
+        return [address for one in known for address in (one.endpoint, one.second) if address]
 
     def stop(self) -> None:
         self.executor.shutdown()

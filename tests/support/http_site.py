@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable
 from router_fleet import Answer, read_answer
 
 from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
-from xpyd_sidecar.router.http.server import Server
-from xpyd_sidecar.router.http.server_state import RequestBounds
+from xpyd_sidecar.router.http.server import RequestBounds, Server
 
 
 class Later:
@@ -99,7 +99,7 @@ class Site:
 async def site(header: int = 4096, body: int = 100_000, receive_s: float = 30.0, *, budget: int = 1 << 30,
                streamed: frozenset[str] = frozenset()) -> AsyncIterator[Site]:
     app = Echo()
-    server = Server(app, RequestBounds(header, body, receive_s), streamed, body_budget=budget)
+    server = Server(app, RequestBounds(header, body, receive_s), streamed, connect=ClientConnection, body_budget=budget)
     port = await server.listen("127.0.0.1", 0)
     try:
         yield Site(server, app, port)

@@ -5,6 +5,7 @@
         proxy.faults = [Fault("status", share=0.5, status=409, methods=WRITES)]
         proxy.cut_watches()
         proxy.close()   proxy.open()              as if the API server were away
+    proxy.pods_left = 3                       the operator is cut off once it has made three more pods
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class FaultProxy:
         self.injected: Counter[str] = Counter()
         self.requests: Counter[tuple[str, int]] = Counter()
         """By method and the status that the operator saw; 0: none."""
+        self.pods_left: int | None = None
+        """Pods that may be made yet; None: all."""
         self.packed = 0
         """Answers that came packed."""
         self._random = Random(seed)
@@ -99,6 +102,11 @@ class FaultProxy:
         for request in list(self._open.values()):
             _abort(request)
 
+    @property
+    def closed(self) -> bool:
+        """Nobody gets through."""
+        return self._closed
+
     def open(self) -> None:
         """The API server is back."""
         self._closed = False
@@ -121,6 +129,11 @@ class FaultProxy:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if self._closed:
             return self._broken(request, "closed")
+        if self.pods_left is not None and request.method == "POST" and request.path.endswith("/pods"):
+            if not self.pods_left and "dryRun" not in request.query:
+                self.close()
+                return self._broken(request, "closed")
+            self.pods_left -= "dryRun" not in request.query
         fault = self._draw(request)
         if fault is not None:
             self.injected[f"{fault.kind} {fault.status}" if fault.kind == "status" else fault.kind] += 1

@@ -38,6 +38,10 @@ class Facts:
     started: str = ""
     sidecar_ready: bool = True
     ip: str = ""
+    away: bool = False
+    """Its node does not answer."""
+    began: bool = False
+    """Its engine was ready since the container was started."""
 
 
 def now_text(ago_s: float = 0.0) -> str:
@@ -62,6 +66,8 @@ def status_of(pod: Object, facts: Facts, before: Object | None) -> Object:
             _condition("ContainersReady", everything_ready, reason),
             _condition("Ready", everything_ready, reason),
         ]
+    if facts.away:
+        conditions[-1] = conditions[-1] | {"status": "Unknown", "reason": "NodeStatusUnknown"}
     for each in conditions:
         old = next((o for o in (before or {}).get("conditions", ()) if o["type"] == each["type"]), None)
         same = old is not None and old["status"] == each["status"]
@@ -118,7 +124,7 @@ def _main(container: Object, facts: Facts) -> Object:
     else:
         state = {"running": {"startedAt": facts.started}}
     ready = facts.stage == "ready"
-    result = _container(container, ready=ready, started=ready, restarts=facts.restarts, state=state)
+    result = _container(container, ready=ready, started=ready or facts.began, restarts=facts.restarts, state=state)
     if facts.exit is not None:
         ended: dict[str, Any] = {"exitCode": facts.exit.code, "reason": facts.exit.reason, "message": facts.exit.message,
                                  "startedAt": facts.started, "finishedAt": facts.exit.at}

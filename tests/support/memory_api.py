@@ -6,6 +6,7 @@ import base64
 import copy
 import itertools
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from xpyd_operator.kube.api import ApiError
@@ -56,7 +57,7 @@ class MemoryApi:
     def put(self, kind: str, body: Body) -> Body:
         """Without a request."""
         self._version += 1
-        fresh = {"uid": f"uid-{next(_uids)}", "generation": 1}
+        fresh = {"uid": f"uid-{next(_uids)}", "generation": 1, "creationTimestamp": datetime.now(UTC).strftime("%FT%TZ")}
         metadata = fresh | body["metadata"] | {"resourceVersion": str(self._version)}
         at = (kind, metadata.get("namespace", ""), metadata["name"])
         self.objects[at] = copy.deepcopy(body) | {"kind": kind, "metadata": metadata}

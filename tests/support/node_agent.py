@@ -8,6 +8,8 @@
     Pending ───▶ (pulling) ───▶ Running ───▶ Ready ───────────────▶ CrashLoopBackOff ─▶ Running …
        └ Unschedulable while the devices are taken       any ── deletionTimestamp, drain_s ──▶ gone (DELETE, grace 0)
 
+Members of an instance of several pods are ready while all of them run; they run in lives, one after the other (``rounds``).
+
 Each pod has a loopback address of its own. A router beside or without an engine answers there (``kube_routers``); it is
 settled ``settle_s`` after the pod has the roster label and runs, and tells the fleet from the state of all pods of its
 service.
@@ -43,6 +45,7 @@ from xpyd_sidecar.contract.totals import Totals
 
 SERVICE, ROLE, REVISION = "xpyd.dev/service", "xpyd.dev/role", "xpyd.dev/revision"
 ASSIGNMENT = "xpyd.dev/assignment"
+INSTANCE, MEMBER, MEMBERS = "xpyd.dev/instance", "xpyd.dev/member", "xpyd.dev/members"
 ROSTER, ROUTER = "xpyd.dev/roster", "xpyd.dev/router"
 LEASE_S = 10.0
 AGAIN_S = 0.2
@@ -131,6 +134,8 @@ class Life:
     kick: asyncio.Event = field(default_factory=asyncio.Event)
     """The script may say something else now."""
     crash: str = ""
+    up: bool = False
+    """Of a member: its engine would serve, if those of all others do."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
@@ -152,6 +157,16 @@ class Life:
     @property
     def engine(self) -> bool:
         return any(each["name"] == MAIN for each in self.pod["spec"]["containers"])
+
+    @property
+    def instance(self) -> str:
+        """That it is, or is a member of."""
+        return self.labels.get(INSTANCE, self.name)
+
+    @property
+    def leads(self) -> bool:
+        """Who speaks for its instance."""
+        return self.labels.get(MEMBER, "0") == "0"
 
     @property
     def gated(self) -> bool:
@@ -187,6 +202,8 @@ class NodeAgent:
         self._claim: socket.socket | None = None
         self._hosts = itertools.count(1)
         self._pods = Mirror(kube, "Pod", namespace)
+        self.rounds: dict[str, list[frozenset[str]]] = {}
+        """Of each instance of several pods: the uids of those that served together, one life after the other."""
         self._lease: asyncio.Task[None] | None = None
         self._ends: set[asyncio.Task[None]] = set()
 
@@ -235,8 +252,8 @@ class NodeAgent:
                 life.kick.set()
 
     def engines(self, service: str, role: str = "") -> list[Life]:
-        """Engine pods of a service, by name."""
-        found = [life for life in self.lives.values() if life.engine and life.service == service]
+        """Engine pods of a service that speak for an instance, by name."""
+        found = [life for life in self.lives.values() if life.engine and life.service == service and life.leads]
         return sorted((life for life in found if role in ("", life.labels.get(ROLE))), key=lambda life: life.name)
 
     def why_not(self, life: Life) -> str:
@@ -336,7 +353,7 @@ class NodeAgent:
             await self._kicked(life, None)
         await self._mount(life)
         assert life.keys is not None
-        life.router = ScriptedRouter(life.ip, router_port(life.pod), life.keys, name=life.name,
+        life.router = ScriptedRouter(life.ip, router_port(life.pod), life.keys, name=life.instance,
                                      fleet=lambda: self._fleet(life), why_not=lambda: self.why_not(life))
         await life.router.start()
         life.router_since = time.monotonic()
@@ -347,13 +364,15 @@ class NodeAgent:
             script = self.script(life.pod)
             await asyncio.sleep(script.start_s)
             if not (script.trouble in ("crash", "oom") and life.engine):
-                facts.stage = "ready"
+                life.up = True
+                if MEMBER not in life.labels:
+                    facts.stage = "ready"
                 life.dirty.set()
                 while not life.crash:
                     await self._kicked(life, None)
             oom = script.trouble == "oom"
             words = life.crash or script.words
-            life.crash = ""
+            life.crash, life.up, facts.began = "", False, False
             facts.exit = Exit(137 if oom else 1, "OOMKilled" if oom else "Error", words, now_text())
             facts.stage, facts.restarts = "crashed", facts.restarts + 1
             life.dirty.set()
@@ -377,6 +396,8 @@ class NodeAgent:
         """The preStop drains; then the pod is gone. With a grace period of 0 the API server takes it away by itself."""
         grace_s = life.pod["metadata"].get("deletionGracePeriodSeconds", 0)
         await asyncio.sleep(min(self.script(life.pod).drain_s, grace_s))
+        while life.facts.away:
+            await self._kicked(life, AGAIN_S)
         await self._ask(lambda: self._kube.delete("Pod", self._namespace, life.name, grace_s=0, uid=life.uid))
 
     async def _write(self, life: Life) -> None:
@@ -389,11 +410,27 @@ class NodeAgent:
             if life.gated:
                 continue  # its status is the API server's
             life.facts.sidecar_ready = self._sidecar_ready(life)
+            if MEMBER in life.labels and life.facts.stage in ("running", "ready"):
+                life.facts.stage = "ready" if self._together(life) else "running"
+                life.facts.began = life.facts.began or life.facts.stage == "ready"
             status = status_of(life.pod, life.facts, life.written)
             if status != life.written:
                 patch = {"metadata": {"uid": life.uid}, "status": status}
                 await self._ask(functools.partial(self._kube.merge, "Pod", self._namespace, life.name, patch, "status"))
                 life.written = status
+
+    def _together(self, life: Life) -> bool:
+        """Whether all members of its instance serve, of which they make a life if they did not before."""
+        size = (life.pod["metadata"].get("annotations") or {}).get(MEMBERS, "")
+        members = [each for each in self.lives.values() if each.instance == life.instance and MEMBER in each.labels]
+        if not size.isdecimal() or len(members) != int(size) or not all(
+                each.up and not each.ending and not each.facts.away for each in members):
+            return False
+        lives = self.rounds.setdefault(life.instance, [])
+        now = frozenset(each.uid for each in members)
+        if not lives or lives[-1] != now:
+            lives.append(now)
+        return True
 
     async def _keep_lease(self) -> None:
         """Else the node is called dead after a minute, and its pods are evicted."""
@@ -443,7 +480,8 @@ class NodeAgent:
 
     def _told(self, life: Life) -> FleetInstance:
         ready = life.facts.stage == "ready"
-        state = State.DRAINING if life.ending else State.READY if ready else State.STARTING
+        members = [each for each in self.lives.values() if each.instance == life.instance]
+        state = State.DRAINING if any(each.ending for each in members) else State.READY if ready else State.STARTING
         incarnation = hashlib.sha256(f"{life.uid} {life.facts.restarts}".encode()).hexdigest()[:32]
         assert life.keys is not None
         mark = f"-{life.keys.mark}" if life.keys.mark else ""
@@ -454,7 +492,7 @@ class NodeAgent:
             told = assignment.decode(shown)
             role, epoch = told.role, told.epoch
         return FleetInstance(
-            instance=InstanceName(life.name), role=role, epoch=epoch, state=state,
+            instance=InstanceName(life.instance), role=role, epoch=epoch, state=state,
             incarnation=Incarnation(incarnation if ready else ""), fingerprint=Fingerprint(fingerprint),
             http=(HostPort(f"{life.ip}:8000"),), control=(HostPort(f"{life.ip}:7000"),), model="tiny",
             load=self.load(life), drained=life.ending and not life.load, in_flight=0, beat_age_s=0.5)

@@ -7,8 +7,7 @@ from typing import Any
 
 from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
-from xpyd_sidecar.router.http.server import Server
-from xpyd_sidecar.router.http.server_state import RequestBounds
+from xpyd_sidecar.router.http.server import RequestBounds, Server
 
 
 class Paper:
@@ -51,7 +50,7 @@ class Echo:
 async def served(reads: list[bytes], bounds: RequestBounds) -> tuple[list[HttpRequest], list[object], tuple[object, ...]]:
     """Everything that one connection does with what it reads: requests, what its transport is told, its state then."""
     app = Echo()
-    server = Server(app, bounds)
+    server = Server(app, bounds, connect=ClientConnection)
     server.date = b"now"
     transport, connection = Paper(), ClientConnection(server)
     connection.connection_made(transport)  # type: ignore[arg-type]

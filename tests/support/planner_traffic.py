@@ -8,7 +8,8 @@ from typing import Any
 
 from node_agent import Life, NodeAgent
 
-from xpyd_operator.kube.observe import Facts, Told
+from xpyd_operator.kube.facts import Facts
+from xpyd_operator.kube.observe import Told
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Load

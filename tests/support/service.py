@@ -129,13 +129,13 @@ class Service:
                 found[name] = pid
                 if file.stem == "engine":
                     session = [stat.pid for stat in procs.everyone() if stat.session == pid]
-                    cores = [child for child in session if "EngineCore" in command_of(child)]
+                    cores = [child for child in session if "EngineCore" in _command(child)]
                     found |= {f"{file.parent.name}/core": core for core in cores}
         return found
 
     def left(self) -> list[str]:
         """Commands of processes that still belong to the service."""
-        return [command_of(pid) for pid in remains.pids(ServiceFolder(NAME, self.home))]
+        return [_command(pid) for pid in remains.pids(ServiceFolder(NAME, self.home))]
 
     def idle(self) -> dict[str, float]:
         """What engines still hold, by instance and series; empty when nothing runs, waits, moves or is in use."""
@@ -159,8 +159,7 @@ def wait(condition: Callable[[], bool], deadline_s: float, what: str) -> None:
         time.sleep(0.5)
 
 
-def command_of(pid: int) -> str:
-    """Of a process, in one line; empty where there is none."""
+def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

@@ -34,6 +34,7 @@ FOR_ONE_TARGET = [
     document(kv={"transport": "shm"}),
     document({"spec.engine.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]}),
     document({"spec.prefill.parallelism": {"tensor": 2, "pods": 2}, "spec.engine.queue": "vllm"}),
+    document(decode={"parallelism": {"tensor": 2, "pods": 2}}, networkPolicy={"enabled": False}),
 ]
 
 

@@ -67,6 +67,20 @@ def test_a_remote_reader_with_another_service_key_is_not_let_in() -> None:
     writer.close()
 
 
+def test_a_reader_that_connects_once_reads_as_any_other_and_is_never_called_silent() -> None:
+    writer = Writer("q", remote=("c",), key=KEY)
+    handle = wire.pack(msgspec.structs.replace(wire.read_handle(writer.handle), second=""))
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(join, handle, "c", timeout_s=JOIN_S, key=KEY)
+        writer.wait_ready(JOIN_S)
+        reader = joining.result()
+    writer.send(b"x")
+    assert reader.recv(JOIN_S) == [b"x"]
+    assert writer.silent() == ()
+    reader.close()
+    writer.close()
+
+
 @pytest.mark.parametrize("way", ["local", "remote"])
 def test_a_name_is_taken_once(make: Make, way: str) -> None:
     queue = make(way)

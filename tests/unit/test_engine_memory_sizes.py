@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES, KEEP_BYTES, STAGING_BYTES
+from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES, KEEP_BYTES, STAGING_BYTES, pinned_bytes
 from xpyd_sidecar.engine.memory_sizes import (
     KEEP_MOST,
     ROUNDS,
@@ -61,6 +61,10 @@ def test_what_was_stated_holds_but_for_the_least_of_a_device_and_is_told_with_wh
                               "more than there is room for: some of it waits in prefill's cache")
     assert "waits" not in memory_sizes(None, EIGHT_B, load, device=True).why
     assert memory_sizes(None, 0, load, device=True).why == "what a step brings is not known"
+
+
+def test_pinned_memory_takes_a_power_of_two() -> None:
+    assert [pinned_bytes(size) for size in (0, 1, 2, 3, 1 << 30, (1 << 30) + 1)] == [0, 1, 2, 4, 1 << 30, 1 << 31]
 
 
 def test_more_than_the_machine_has_is_refused_with_the_field() -> None:

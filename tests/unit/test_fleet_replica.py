@@ -93,11 +93,11 @@ def test_open_legs_are_counted_where_they_are() -> None:
     ours.on_message(1.0, beat("d0"))
     theirs.follow(everything(ours), None)
     (member,), (mine,) = theirs.members(), ours.members()
-    member.in_flight, mine.in_flight, member.turn = 2, 7, 3
+    member.in_flight, mine.in_flight = 2, 7
     ours.on_message(2.0, beat("d0", seq=2))
     theirs.follow(everything(ours), [])
     assert theirs.members() == [member], "who counts legs on it has it in hand"
-    assert (member.in_flight, member.in_flight_at_beat, member.turn, member.beat_at) == (2, 2, 3, 2.0)
+    assert (member.in_flight, member.in_flight_at_beat, member.beat_at) == (2, 2, 2.0)
 
 
 def test_a_beat_that_says_nothing_new_changes_no_choice() -> None:

@@ -12,8 +12,8 @@ from router_fleet import Answer, read_answer, request_bytes
 
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http.server import Server
-from xpyd_sidecar.router.http.server_state import RequestBounds
+from xpyd_sidecar.router.http.connection import ClientConnection
+from xpyd_sidecar.router.http.server import RequestBounds, Server
 from xpyd_sidecar.router.workers.sharing import share
 
 LOOPS = ("router",)
@@ -222,7 +222,7 @@ async def test_a_body_that_is_handed_on_counts_for_the_little_that_is_kept_of_it
 
 async def test_two_of_the_largest_bodies_always_fit() -> None:
     def limit(largest: int, **budget: int) -> int:
-        bodies = Server(None, RequestBounds(100, largest, 1.0), **budget).bodies  # type: ignore[arg-type]
+        bodies = Server(None, RequestBounds(100, largest, 1.0), connect=ClientConnection, **budget).bodies  # type: ignore[arg-type]
         return bodies.reserve.limit + bodies.rest.limit
 
     assert limit(400, body_budget=100) == 800

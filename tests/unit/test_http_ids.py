@@ -3,21 +3,21 @@ from __future__ import annotations
 import os
 import re
 
-from xpyd_sidecar.router.http import ids
+from xpyd_sidecar.router.http import heads
 
 
 def test_every_one_is_new_and_128_bits_long() -> None:
-    drawn = [ids.fresh() for _ in range(1000)]
+    drawn = [heads.fresh() for _ in range(1000)]
     assert len(set(drawn)) == 1000
     assert all(re.fullmatch(r"[0-9a-f]{32}", one) for one in drawn)
 
 
 def test_a_child_draws_its_own() -> None:
-    ids.fresh()
+    heads.fresh()
     receiving, sending = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(sending, "".join(ids.fresh() for _ in range(64)).encode())
+        os.write(sending, "".join(heads.fresh() for _ in range(64)).encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(sending)
@@ -25,4 +25,4 @@ def test_a_child_draws_its_own() -> None:
         text = told.read()
     theirs = {text[at:at + 32] for at in range(0, len(text), 32)}
     assert len(theirs) == 64
-    assert theirs.isdisjoint(ids.fresh() for _ in range(64))
+    assert theirs.isdisjoint(heads.fresh() for _ in range(64))

@@ -9,11 +9,10 @@ import pytest
 from fuzz import heads
 from paper import Echo, Paper, served
 
-from xpyd_sidecar.router.http import ids
+from xpyd_sidecar.router.http import heads as router_heads
 from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
-from xpyd_sidecar.router.http.server import Server
-from xpyd_sidecar.router.http.server_state import RequestBounds
+from xpyd_sidecar.router.http.server import RequestBounds, Server
 
 CASES = int(os.environ.get("XPYD_FUZZ", "3000"))
 BOUNDS = RequestBounds(600, 300, 30.0)
@@ -99,7 +98,7 @@ async def test_requests_are_the_same_however_they_are_cut_and_as_a_parser_alone_
         monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain, odd, malformed and smuggled ones, alone and behind each other on one connection."""
     dice, seen, refused = random.Random(int(os.environ.get("XPYD_SEED", "5"))), 0, 0
-    monkeypatch.setattr(ids, "fresh", lambda: "fresh")
+    monkeypatch.setattr(router_heads, "fresh", lambda: "fresh")
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=1))
     for _ in range(CASES):
         reads = reads_of(dice)
@@ -148,7 +147,7 @@ async def test_the_bound_of_a_head_is_exact_and_counts_headers_that_are_repeated
 async def test_a_small_body_that_comes_at_once_counts_as_any_other() -> None:
     """Until it is answered; and what is given up gives back what it had."""
     app = Echo()
-    server = Server(app, BOUNDS)
+    server = Server(app, BOUNDS, connect=ClientConnection)
     head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n"
     held: list[int] = []
     handle = app.handle
@@ -178,7 +177,7 @@ class Broken(Echo):
 
 async def test_a_bug_at_the_door_costs_one_request_which_is_answered_once() -> None:
     app = Broken()
-    server = Server(app, BOUNDS)
+    server = Server(app, BOUNDS, connect=ClientConnection)
     near = await asyncio.get_running_loop().create_server(lambda: ClientConnection(server), "127.0.0.1", 0)
     try:
         reader, writer = await asyncio.open_connection(*near.sockets[0].getsockname())

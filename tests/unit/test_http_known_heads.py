@@ -12,8 +12,7 @@ from xpyd_sidecar.router.http import heads as kh
 from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.heads import KnownHead, KnownHeads, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
-from xpyd_sidecar.router.http.server import Server
-from xpyd_sidecar.router.http.server_state import RequestBounds
+from xpyd_sidecar.router.http.server import RequestBounds, Server
 
 BOUNDS = RequestBounds(600, 300, 30.0)
 LINES = (b"Host: a", b"content-type: application/json", b"Authorization: Bearer k")
@@ -29,7 +28,7 @@ class Counted:
 
     def __init__(self, bounds: RequestBounds = BOUNDS) -> None:
         self.app = Echo()
-        self.server = Server(self.app, bounds)
+        self.server = Server(self.app, bounds, connect=ClientConnection)
         self.server.date = b"now"
         self.hits = 0
         find = self.server.heads.find

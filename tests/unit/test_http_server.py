@@ -6,9 +6,9 @@ import pytest
 from router_fleet import read_answer, request_bytes
 
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
-from xpyd_sidecar.router.http.server import Server
-from xpyd_sidecar.router.http.server_state import RequestBounds
+from xpyd_sidecar.router.http.server import RequestBounds, Server
 
 LOOPS = ("router",)
 BOUNDS = RequestBounds(4096, 4096, 30.0)
@@ -30,9 +30,9 @@ class Hello:
 
 
 async def test_it_listens_answers_and_lets_go() -> None:
-    server = Server(Hello(), BOUNDS)
+    server = Server(Hello(), BOUNDS, connect=ClientConnection)
     port = await server.listen("127.0.0.1", 0)
-    other = Server(Hello(), BOUNDS)
+    other = Server(Hello(), BOUNDS, connect=ClientConnection)
     with pytest.raises(ConfigError, match=rf"router\.port: cannot listen on 127\.0\.0\.1:{port}"):
         await other.listen("127.0.0.1", port)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -47,7 +47,7 @@ async def test_it_listens_answers_and_lets_go() -> None:
 
 
 async def test_too_many_connections_are_refused_with_a_word() -> None:
-    server = Server(Hello(), BOUNDS)
+    server = Server(Hello(), BOUNDS, connect=ClientConnection)
     server.most = 1
     port = await server.listen("127.0.0.1", 0)
     first = await asyncio.open_connection("127.0.0.1", port)
@@ -64,7 +64,7 @@ async def test_too_many_connections_are_refused_with_a_word() -> None:
 
 
 async def test_a_draining_server_closes_after_the_answer() -> None:
-    server = Server(Hello(), BOUNDS)
+    server = Server(Hello(), BOUNDS, connect=ClientConnection)
     port = await server.listen("127.0.0.1", 0)
     idle = await asyncio.open_connection("127.0.0.1", port)
     idle[1].write(request_bytes("/"))

@@ -8,86 +8,37 @@ from typing import Any
 
 import aiohttp
 import pytest
-from kube_documents import document, pod
-from kube_keys import master, turns
-from memory_api import MemoryApi
+from kube_documents import pod
+from memory_world import MemoryWorld
 
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.backend import KubeBackend, Shared
+from xpyd_operator.kube.backend import KubeBackend
 from xpyd_operator.kube.blueprint import Gone, Refused
-from xpyd_operator.kube.cache import OWNER_KIND, Cache
-from xpyd_operator.kube.events import Events
-from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.cache import OWNER_KIND
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.actions import Drain, Label, Remove, Restart
 from xpyd_operator.plan.observed import Phase
-from xpyd_operator.plan.round import Round, think
+from xpyd_operator.plan.round import think
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract.ids import InstanceName
 
 NAME = InstanceName("qwen-e0")
 
 
-class World:
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self.api, self.cache, self.now = MemoryApi(), Cache(), time.time()
-        settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2)
-        self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
-        self.shared = Shared(  # type: ignore[arg-type]
-            self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache))
-        self.backend: KubeBackend
-
-    def write(self, **spec: Any) -> None:
-        """The document, by hand."""
-        before = self.api.objects.get((OWNER_KIND, "team-a", "qwen"))
-        generation = before["metadata"]["generation"] + 1 if before else 1
-        body = document(generation=generation, **spec)
-        status = {"status": before["status"]} if before and "status" in before else {}
-        self.cache.seen(OWNER_KIND, self.api.put(OWNER_KIND, body | status))
-        if before is None:
-            entry = self.cache.get(OWNER_KIND, "team-a", "qwen")
-            assert entry is not None
-            self.backend = KubeBackend(self.shared, entry)
-
-    async def round(self) -> Round:
-        last = self.backend.last.desired if self.backend.last else None
-        done = await converge(self.backend, self.now, last=last)
-        await self.backend.close()  # writes what was said
-        return done
-
-    def run_pods(self) -> None:
-        """Every pod that was made becomes ready, as a kubelet would have it; ended ones go."""
-        self.api.run_pods(self.cache, pod(0)["status"] | {"podIP": ""})
-
-    def restart(self) -> None:
-        """The operator begins anew, over what is there."""
-        entry = self.cache.get(OWNER_KIND, "team-a", "qwen")
-        assert entry is not None
-        self.backend = KubeBackend(self.shared, entry)
-
-    def named(self, kind: str) -> set[str]:
-        return {at[2] for at in self.api.objects if at[0] == kind}
-
-    def condition(self, kind: str) -> dict[str, Any]:
-        status = self.api.objects[OWNER_KIND, "team-a", "qwen"].get("status") or {}
-        return next((each for each in status.get("conditions", ()) if each["type"] == kind), {})
-
-
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[MemoryWorld]:
     async with aiohttp.ClientSession() as session:
-        yield World(session)
+        yield MemoryWorld(session)
 
 
-async def settle(world: World) -> None:
+async def settle(world: MemoryWorld) -> None:
     for _ in range(4):
         await world.round()
         world.run_pods()
         world.now += 6
 
 
-async def test_everything_is_made_once_and_then_nothing_is_asked(world: World) -> None:
+async def test_everything_is_made_once_and_then_nothing_is_asked(world: MemoryWorld) -> None:
     world.write()
     await settle(world)
     assert world.named("Pod") == {"qwen-e0", "qwen-e1", "qwen-e2"}
@@ -99,7 +50,7 @@ async def test_everything_is_made_once_and_then_nothing_is_asked(world: World) -
     assert (world.api.asked, done.failures, done.plan.actions) == ([], (), ())
 
 
-async def test_a_new_backend_over_what_is_there_only_sees_to_it_that_the_key_is_there(world: World) -> None:
+async def test_a_new_backend_over_what_is_there_only_sees_to_it_that_the_key_is_there(world: MemoryWorld) -> None:
     world.write()
     await settle(world)
     await world.round()
@@ -111,7 +62,7 @@ async def test_a_new_backend_over_what_is_there_only_sees_to_it_that_the_key_is_
     assert done.plan.actions == ()
 
 
-async def test_drain_and_remove_delete_the_very_pod(world: World) -> None:
+async def test_drain_and_remove_delete_the_very_pod(world: MemoryWorld) -> None:
     world.write()
     await settle(world)
     world.api.asked.clear()
@@ -125,7 +76,7 @@ async def test_drain_and_remove_delete_the_very_pod(world: World) -> None:
 
 @pytest.mark.parametrize("error", [ApiError(404, "NotFound", "gone"), ApiError(409, "Conflict", "other uid"),
                                    ApiError(422, "Invalid", "metadata.uid: Invalid value: it is immutable")])
-async def test_what_has_gone_meanwhile_is_no_error(world: World, error: ApiError) -> None:
+async def test_what_has_gone_meanwhile_is_no_error(world: MemoryWorld, error: ApiError) -> None:
     world.write()
     await settle(world)
     world.api.fault = lambda verb, kind, name: error if kind == "Pod" else None
@@ -133,7 +84,7 @@ async def test_what_has_gone_meanwhile_is_no_error(world: World, error: ApiError
     await world.backend.apply(Remove(NAME, "why"))
 
 
-async def test_labels_come_and_go(world: World) -> None:
+async def test_labels_come_and_go(world: MemoryWorld) -> None:
     world.write()
     await settle(world)
     await world.backend.apply(Label(NAME, roster=True, router=True))
@@ -145,7 +96,7 @@ async def test_labels_come_and_go(world: World) -> None:
     assert labels.ROUTER not in there
 
 
-async def test_an_invalid_document_leaves_the_last_good_one_in_force(world: World) -> None:
+async def test_an_invalid_document_leaves_the_last_good_one_in_force(world: MemoryWorld) -> None:
     world.write()
     await settle(world)
     world.write(decode={"replicas": -1, "resources": {}})
@@ -158,7 +109,7 @@ async def test_an_invalid_document_leaves_the_last_good_one_in_force(world: Worl
     assert world.condition("Valid")["status"] == "True"
 
 
-async def test_nothing_is_made_of_a_document_that_never_was_good(world: World) -> None:
+async def test_nothing_is_made_of_a_document_that_never_was_good(world: MemoryWorld) -> None:
     world.write(decode={"replicas": -1, "resources": {}})
     with pytest.raises(Refused, match=r"spec\.decode\.replicas"):
         await world.round()
@@ -167,7 +118,7 @@ async def test_nothing_is_made_of_a_document_that_never_was_good(world: World) -
     assert {at[0] for at in world.api.objects} == {OWNER_KIND}
 
 
-async def test_fields_of_a_newer_version_are_named_and_ignored(world: World) -> None:
+async def test_fields_of_a_newer_version_are_named_and_ignored(world: MemoryWorld) -> None:
     world.write(futureSection={"on": True})
     await settle(world)
     assert (world.condition("Valid")["status"], world.condition("Valid")["reason"]) == ("True", "UnknownFields")
@@ -175,7 +126,7 @@ async def test_fields_of_a_newer_version_are_named_and_ignored(world: World) -> 
     assert world.named("Pod") == {"qwen-e0", "qwen-e1", "qwen-e2"}
 
 
-async def test_a_status_is_about_the_document_that_was_acted_on(world: World) -> None:
+async def test_a_status_is_about_the_document_that_was_acted_on(world: MemoryWorld) -> None:
     """A change in the middle of a round does not make it ready."""
     world.write()
     await settle(world)
@@ -191,7 +142,7 @@ async def test_a_status_is_about_the_document_that_was_acted_on(world: World) ->
     assert (status["observedGeneration"], status["wanted"]) == (2, "1P3D")
 
 
-async def test_a_status_that_cannot_be_read_does_not_make_the_document_wrong(world: World) -> None:
+async def test_a_status_that_cannot_be_read_does_not_make_the_document_wrong(world: MemoryWorld) -> None:
     world.write()
     body = world.api.objects[OWNER_KIND, "team-a", "qwen"]
     world.cache.seen(OWNER_KIND, world.api.put(OWNER_KIND, body | {"status": {"conditions": "newer", "wanted": 7}}))
@@ -199,7 +150,7 @@ async def test_a_status_that_cannot_be_read_does_not_make_the_document_wrong(wor
     assert world.condition("Valid")["status"] == "True"
 
 
-async def test_a_rejected_template_keeps_the_old_revision(world: World) -> None:
+async def test_a_rejected_template_keeps_the_old_revision(world: MemoryWorld) -> None:
     world.write()
     await settle(world)
     refusal = ApiError(422, "Invalid", "Pod is invalid: spec.nodeName")
@@ -214,7 +165,7 @@ async def test_a_rejected_template_keeps_the_old_revision(world: World) -> None:
 APART = {"placement": "deployment"}
 
 
-async def test_a_routers_template_that_is_rejected_keeps_the_old_routers(world: World) -> None:
+async def test_a_routers_template_that_is_rejected_keeps_the_old_routers(world: MemoryWorld) -> None:
     world.write(router=APART)
     await settle(world)
     before = world.api.objects["Deployment", "team-a", "qwen-router"]
@@ -227,7 +178,7 @@ async def test_a_routers_template_that_is_rejected_keeps_the_old_routers(world: 
     assert world.api.objects["Deployment", "team-a", "qwen-router"] == before
 
 
-async def test_a_routers_template_is_tried_once_and_not_at_all_where_routers_have_it(world: World) -> None:
+async def test_a_routers_template_is_tried_once_and_not_at_all_where_routers_have_it(world: MemoryWorld) -> None:
     world.write(router=APART | {"template": {"spec": {"priorityClassName": "high"}}})
     await settle(world)
     await settle(world)
@@ -241,7 +192,7 @@ async def test_a_routers_template_is_tried_once_and_not_at_all_where_routers_hav
     assert [name for verb, _, name in world.api.asked if verb == "dry-run"] == []
 
 
-async def test_services_have_both_families_once_every_router_listens_on_both(world: World) -> None:
+async def test_services_have_both_families_once_every_router_listens_on_both(world: MemoryWorld) -> None:
     """An upgrade of xpyd replaces no pod, and a router of before listens on IPv4 alone."""
     def policies() -> list[str | None]:
         services = [world.api.objects["Service", "team-a", name] for name in ("qwen", "qwen-members")]
@@ -267,7 +218,7 @@ async def test_services_have_both_families_once_every_router_listens_on_both(wor
     assert policies() == ["PreferDualStack"] * 2
 
 
-async def test_routers_whose_image_cannot_be_pulled_are_in_the_conditions(world: World) -> None:
+async def test_routers_whose_image_cannot_be_pulled_are_in_the_conditions(world: MemoryWorld) -> None:
     world.write(router=APART)
     await settle(world)
     labels = world.api.objects["Deployment", "team-a", "qwen-router"]["spec"]["template"]["metadata"]["labels"]
@@ -287,7 +238,7 @@ async def test_routers_whose_image_cannot_be_pulled_are_in_the_conditions(world:
     assert "pull access denied" in ready["message"]
 
 
-async def test_what_the_routers_deployment_may_not_make_is_in_the_conditions(world: World) -> None:
+async def test_what_the_routers_deployment_may_not_make_is_in_the_conditions(world: MemoryWorld) -> None:
     world.write(router=APART)
     await settle(world)
     body = world.api.objects["Deployment", "team-a", "qwen-router"]
@@ -299,7 +250,7 @@ async def test_what_the_routers_deployment_may_not_make_is_in_the_conditions(wor
     assert all("exceeded quota: small" in world.condition(kind)["message"] for kind in ("Degraded", "Ready"))
 
 
-async def test_a_quota_is_waited_for_without_a_storm(world: World) -> None:
+async def test_a_quota_is_waited_for_without_a_storm(world: MemoryWorld) -> None:
     full = ApiError(403, "Forbidden", "exceeded quota: small")
     world.api.fault = lambda verb, kind, name: full if (verb, kind) == ("create", "Pod") else None
     world.write()
@@ -317,7 +268,7 @@ async def test_a_quota_is_waited_for_without_a_storm(world: World) -> None:
     assert "quota" not in str(world.condition("Progressing"))
 
 
-async def test_other_refusals_are_failures_that_the_status_names(world: World) -> None:
+async def test_other_refusals_are_failures_that_the_status_names(world: MemoryWorld) -> None:
     denied = ApiError(403, "Forbidden", "webhook says no")
     world.api.fault = lambda verb, kind, name: denied if (verb, kind) == ("create", "Pod") else None
     world.write()
@@ -326,7 +277,7 @@ async def test_other_refusals_are_failures_that_the_status_names(world: World) -
     assert "webhook says no" in world.condition("Degraded")["message"]
 
 
-async def test_somebody_elses_objects_are_left_alone(world: World) -> None:
+async def test_somebody_elses_objects_are_left_alone(world: MemoryWorld) -> None:
     theirs = {"metadata": {"name": "qwen", "namespace": "team-a"}, "spec": {"ports": []}}
     world.api.put("Service", theirs)
     world.api.put("Pod", {"metadata": {"name": "qwen-e0", "namespace": "team-a"}})
@@ -341,7 +292,7 @@ async def test_somebody_elses_objects_are_left_alone(world: World) -> None:
                    for verb, kind, name in world.api.asked if kind in ("Service", "Pod"))
 
 
-async def test_a_service_that_ends_gets_no_writes(world: World) -> None:
+async def test_a_service_that_ends_gets_no_writes(world: MemoryWorld) -> None:
     world.write()
     await settle(world)
     body = world.api.objects[OWNER_KIND, "team-a", "qwen"]
@@ -356,14 +307,14 @@ async def test_a_service_that_ends_gets_no_writes(world: World) -> None:
     assert world.api.asked == []
 
 
-async def test_pods_are_not_restarted_in_parts(world: World) -> None:
+async def test_pods_are_not_restarted_in_parts(world: MemoryWorld) -> None:
     world.write()
     await settle(world)
     with pytest.raises(Exception, match="pods know no such thing"):
         await world.backend.apply(Restart(NAME, "engine", "x"))
 
 
-async def test_a_round_over_a_thousand_pods_is_fast(world: World) -> None:
+async def test_a_round_over_a_thousand_pods_is_fast(world: MemoryWorld) -> None:
     world.write(prefill={"replicas": 300, "resources": {}}, decode={"replicas": 700, "resources": {}})
     await world.round()
     world.run_pods()
@@ -385,14 +336,14 @@ async def test_a_round_over_a_thousand_pods_is_fast(world: World) -> None:
 CORES: dict[str, Any] = {"requests": {"cpu": 2, "memory": "4Gi"}}
 
 
-def gpus(world: World) -> dict[str, Any]:
+def gpus(world: MemoryWorld) -> dict[str, Any]:
     """What the containers of the engines ask for."""
     pods = {at[2]: body for at, body in world.api.objects.items() if at[0] == "Pod"}
     return {name: body["spec"]["containers"][0]["resources"].get("limits", {}).get("nvidia.com/gpu")
             for name, body in sorted(pods.items())}
 
 
-def upgraded(world: World, **spec: Any) -> None:
+def upgraded(world: MemoryWorld, **spec: Any) -> None:
     """The service as an operator made it for which resources without a device meant none, under a new operator."""
     entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
     assert entry is not None
@@ -403,7 +354,7 @@ def upgraded(world: World, **spec: Any) -> None:
     world.api.asked.clear()
 
 
-async def test_a_service_that_runs_without_devices_keeps_doing_so_when_the_operator_is_upgraded(world: World) -> None:
+async def test_a_service_that_runs_without_devices_keeps_doing_so_when_the_operator_is_upgraded(world: MemoryWorld) -> None:
     """Its pods were made when resources without a device meant none: their revision is that of ``device: none``."""
     made = {"resources": CORES, "parallelism": {"device": "none"}}
     world.write(prefill={"replicas": 1, "resources": {}}, decode={"replicas": 2, **made})
@@ -424,7 +375,7 @@ async def test_a_service_that_runs_without_devices_keeps_doing_so_when_the_opera
     assert (done.plan.actions, world.condition("Valid")["reason"]) == ((), "Valid")  # said, and nothing is replaced
 
 
-async def test_it_keeps_them_off_while_none_of_its_pods_is_there(world: World) -> None:
+async def test_it_keeps_them_off_while_none_of_its_pods_is_there(world: MemoryWorld) -> None:
     made = {"resources": CORES, "parallelism": {"device": "none"}}
     world.write(decode={"replicas": 1, **made})
     await settle(world)
@@ -436,7 +387,7 @@ async def test_it_keeps_them_off_while_none_of_its_pods_is_there(world: World) -
     assert set(gpus(world).values()) == {None}
 
 
-async def test_a_service_with_devices_is_upgraded_without_a_restart(world: World) -> None:
+async def test_a_service_with_devices_is_upgraded_without_a_restart(world: MemoryWorld) -> None:
     spec = {"prefill": {"replicas": 1}, "decode": {"replicas": 1, "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": 4}}}}
     world.write(**spec)
     await settle(world)
@@ -446,7 +397,7 @@ async def test_a_service_with_devices_is_upgraded_without_a_restart(world: World
     assert world.condition("Valid")["reason"] == "Valid"
 
 
-async def test_a_new_service_and_a_changed_one_get_the_device_beside_their_resources(world: World) -> None:
+async def test_a_new_service_and_a_changed_one_get_the_device_beside_their_resources(world: MemoryWorld) -> None:
     made = {"resources": CORES, "parallelism": {"device": "none"}}
     world.write(prefill={"replicas": 1}, decode={"replicas": 1, **made})
     await settle(world)
@@ -463,7 +414,7 @@ def newly_refused(*found: tuple[str, str]) -> Any:
 
 
 async def test_a_service_that_runs_is_followed_on_whatever_a_later_operator_has_against_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: MemoryWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = {"prefill": {"replicas": 1}, "decode": {"replicas": 1}}
     world.write(**spec)
@@ -491,7 +442,7 @@ async def test_a_service_that_runs_is_followed_on_whatever_a_later_operator_has_
     assert world.named("Pod") == {"qwen-e0", "qwen-e1"}, "the one before goes on"
 
 
-async def test_counts_that_do_not_fit_any_more_stop_no_service(world: World) -> None:
+async def test_counts_that_do_not_fit_any_more_stop_no_service(world: MemoryWorld) -> None:
     """A rule of the API that came later; the operator that accepted the document knew nothing of it."""
     four = {"parallelism": {"tensor": 4}, "resources": {"limits": {"amd.com/gpu": 2}}}
     world.write(prefill={"replicas": 1}, decode={"replicas": 1, **four})
@@ -511,7 +462,7 @@ async def test_counts_that_do_not_fit_any_more_stop_no_service(world: World) -> 
     assert 'spec.decode.resources.limits["amd.com/gpu"]: must be 4, not 2' in valid["message"]
 
 
-async def test_what_engines_would_not_start_with_is_an_event_once(world: World) -> None:
+async def test_what_engines_would_not_start_with_is_an_event_once(world: MemoryWorld) -> None:
     def told() -> list[str]:
         return [body["message"] for at, body in world.api.objects.items()
                 if at[0] == "Event" and body["reason"] == "EngineWouldRefuse"]

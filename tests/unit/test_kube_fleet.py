@@ -13,8 +13,9 @@ from kube_documents import pod
 from processes import free_port
 
 from xpyd_operator.kube import fleet as module
+from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import EVERY_S, FORGET_S, HURRY_S, Fleets
-from xpyd_operator.kube.observe import Facts, Told, facts
+from xpyd_operator.kube.observe import Told
 from xpyd_sidecar.contract import signing
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State

@@ -20,10 +20,11 @@ from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backend import KubeBackend, Shared
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
 from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.facts import Facts, facts, secret_of
 from xpyd_operator.kube.fleet import KeyOf
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.observe import Facts, Told, facts, secret_of
+from xpyd_operator.kube.observe import Told
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.round import Round

@@ -10,7 +10,8 @@ import pytest
 from kube_documents import UID, pod
 
 from xpyd_operator.kube.cache import Cache, Entry
-from xpyd_operator.kube.observe import LOST_S, Told, facts, front, instances
+from xpyd_operator.kube.facts import facts
+from xpyd_operator.kube.observe import LOST_S, Told, front, instances
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance

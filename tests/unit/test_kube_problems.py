@@ -222,3 +222,21 @@ def test_a_sidecar_that_is_killed_for_memory_is_a_router_or_an_agent_alone(ports
     found = problem(body, NOW)
     assert found is not None
     assert (found.reason, words in found.message) == ("OutOfMemory", True)
+
+
+@pytest.mark.parametrize(("message", "told"), [
+    ("0/3 nodes are available: 3 node(s) didn't match pod affinity rules.", True),
+    ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", False),
+])
+def test_a_topology_that_no_node_has_is_named_where_the_scheduler_speaks_of_affinity(message: str, told: bool) -> None:
+    body = unplaced(70)
+    body["status"]["conditions"][0]["message"] = message
+    term = {"labelSelector": {"matchExpressions": [{"key": "xpyd.dev/instance", "operator": "In", "values": ["qwen-e1"]}]},
+            "topologyKey": "example.com/rack"}
+    body["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    found = problem(body, NOW)
+    assert found is not None
+    assert found.reason == "Unschedulable"
+    assert ("placement.topology is example.com/rack: kubectl get nodes -L example.com/rack" in found.message) == told
+    body["spec"]["affinity"] = {"podAffinity": {}}
+    assert "placement" not in getattr(problem(body, NOW), "message", "")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from xpyd_operator.kube.cache import Entry
-from xpyd_operator.kube.observe import Facts, Told, facts, front
+from xpyd_operator.kube.facts import Facts, facts
+from xpyd_operator.kube.observe import Told, front
 from xpyd_operator.kube.routers import RouterTroubles, router_troubles
 
 NAME = "qwen-router"

@@ -14,7 +14,7 @@ from memory_api import MemoryApi
 from xpyd_operator.kube import switches as module
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
-from xpyd_operator.kube.observe import Facts, facts
+from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.switches import Switches
 from xpyd_operator.plan.actions import Switch
 from xpyd_operator.render import labels
@@ -148,3 +148,27 @@ def test_an_annotation_that_a_person_broke_counts_for_nothing() -> None:
     body = pod(2, annotations={labels.ASSIGNMENT: "prefill please"})
     fact = facts(body)
     assert (fact.role, fact.told, fact.switching, fact.can_switch) == (Role.DECODE, None, False, False)
+
+
+async def test_of_several_pods_the_leader_is_told_and_the_labels_of_all_follow_its(world: World) -> None:
+    for index in range(2):
+        body = pod(2, name=f"{NAME}-{index}", uid=f"pod-2-{index}")
+        body["status"]["podIP"] = "127.0.0.1"
+        world.cache.seen("Pod", world.api.put("Pod", body))
+    world.cache.gone("Pod", world.api.objects.pop(("Pod", "team-a", NAME)))
+
+    def roles() -> list[str]:
+        pods = [world.api.objects["Pod", "team-a", f"{NAME}-{index}"] for index in range(2)]
+        return [each["metadata"]["labels"][labels.ROLE] for each in pods]
+
+    switches = world.switches()
+    await switches.assign(TO_PREFILL, key_of, 1000.0)
+    await switches.tend(heard(Role.DECODE, 1), key_of)
+    assert (len(world.told), roles()) == (2, ["decode", "decode"])
+    assert "annotations" not in world.api.objects["Pod", "team-a", f"{NAME}-1"]["metadata"]
+    await switches.tend(heard(Role.PREFILL, 2), key_of)
+    await world.switches().tend(heard(Role.PREFILL, 2), key_of)  # an operator that begins in the middle
+    assert roles() == ["prefill", "prefill"]
+    world.api.asked.clear()
+    await switches.tend(heard(Role.PREFILL, 2), key_of)
+    assert world.api.asked == []

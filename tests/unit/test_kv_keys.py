@@ -25,3 +25,13 @@ def test_recent_forgets_the_oldest_beyond_its_bound() -> None:
     recent.put(3, "d")
     assert (recent.get(1), recent.get(2), recent.get(3), len(recent)) == ("c", None, "d", 2)
     assert 2 not in recent
+
+
+def test_recent_makes_what_is_not_there_once_and_forgets_what_is_taken_out() -> None:
+    recent: Recent[int, list[int]] = Recent(2)
+    recent.of(1, list).append(7)
+    assert recent.of(1, list) == [7]
+    recent.of(2, list)
+    recent.of(3, list)
+    assert 1 not in recent, "the oldest, since looking makes nothing newer"
+    assert (recent.pop(2), recent.pop(2), len(recent)) == ([], None, 1)

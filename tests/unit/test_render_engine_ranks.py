@@ -71,3 +71,12 @@ def test_another_queue_is_another_revision_and_the_one_that_was_there_is_none() 
     before, same, other = (engine_revision(service(None, **spec, engine=engine), Role.DECODE, "m")
                            for engine in ({}, {"queue": "vllm"}, {"queue": "xpyd"}))
     assert before == same != other
+
+
+def test_pods_that_may_be_open_are_told_so_and_none_is_replaced_for_it() -> None:
+    spec: dict[str, Any] = {"decode": {"parallelism": TWO | {"pods": 2}}, "prefill": {"parallelism": TWO}}
+    closed, opened = service(None, **spec), service(None, **spec, networkPolicy={"allowOpenPods": True})
+    told = [[member.env.get("XPYD_OPEN_PODS") for member in layout(one, role, InstanceName("s-e0"), "m")]
+            for one in (closed, opened) for role in (Role.PREFILL, Role.DECODE)]
+    assert told == [[None], [None, None], [None], ["1", "1"]]
+    assert engine_revision(closed, Role.DECODE, "m") == engine_revision(opened, Role.DECODE, "m")

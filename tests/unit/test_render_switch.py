@@ -50,12 +50,12 @@ def test_no_window_no_switch() -> None:
 
 def test_the_pods_have_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is rendered otherwise for a role, though the document says the same of both."""
-    def other(service: Any, role: Role, *rest: Any) -> dict[str, Any]:
+    def other(service: Any, role: Role, *rest: Any) -> tuple[dict[str, Any], ...]:
         pod = engine_pod(service, role, *rest)
         pod["spec"]["containers"][0]["args"] += ["--of", role.value]
-        return pod
+        return (pod,)
 
-    monkeypatch.setattr(switch, "engine_pod", other)
+    monkeypatch.setattr(switch, "engine_pods", other)
     found = pods_difference(service(), SETTINGS)
     assert found.startswith("the pods of prefill and decode differ in spec.containers[main].args")
 

@@ -80,6 +80,8 @@ def test_memory_is_counted_per_rank_and_the_figures_are_given() -> None:
     assert reason.startswith("must be above 2048Mi, not 2000Mi: each of 2 ranks keeps at least 512Mi of KV to send and ")
     more = service(None, decode={"resources": {"limits": {"memory": "1Gi"}}}, kv={"keep": "1Gi"})
     assert "must be above 1536Mi, not 1Gi: each of 1 ranks keeps up to 1024Mi" in next(iter(kube_refusals(more)))[1]
+    odd = service(None, decode={"resources": {"limits": {"memory": "4Gi"}}}, kv={"keep": "3Gi"})
+    assert "must be above 4608Mi, not 4Gi: each of 1 ranks keeps up to 4096Mi" in next(iter(kube_refusals(odd)))[1]
     less = service(None, decode={"resources": {"limits": {"memory": "1023Mi"}}}, kv={"keep": "1Mi"})
     assert "must be above 1024Mi, not 1023Mi: each of 1 ranks keeps up to 512Mi" in next(iter(kube_refusals(less)))[1]
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from render_service import service
 
-from xpyd_operator.api.rule import Target
-from xpyd_operator.render.unsupported import kube_refusals, local_refusals
+from xpyd_operator.render.unsupported import local_refusals
 
 SECRET = {"name": "s", "key": "k"}
 CASES: list[tuple[dict[str, Any], str]] = [
@@ -99,9 +98,3 @@ def test_what_an_instance_of_several_members_cannot_do_is_refused_by_name() -> N
     assert [path for path, _ in local_refusals(service(decode=ranks, engine={"dpStepSync": "shm"}), 8)] == [
         "spec.engine.dpStepSync"]
     assert [path for path, _ in local_refusals(service(decode=wide, kv={"transport": "shm"}), 8)] == ["spec.kv.transport"]
-
-
-def test_in_a_cluster_there_are_no_instances_of_several_members_yet() -> None:
-    found = list(kube_refusals(service(Target.KUBERNETES, decode={"parallelism": {"tensor": 4, "pods": 2}})))
-    assert found == [("spec.decode.parallelism.pods",
-                      "instances of several pods are made by `xpyd up` alone for now; write 1")]

@@ -15,7 +15,7 @@ from beats import beat
 from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.http import upload
+from xpyd_sidecar.router.http import body_budget
 from xpyd_sidecar.router.http.connection import ClientConnection
 
 LOOPS = ("asyncio", "uvloop", "router")
@@ -374,7 +374,7 @@ async def test_a_pipelined_upload_waits_for_its_turn_and_is_bounded() -> None:
         await asyncio.sleep(0.1)
         [connection] = f.router.server.connections
         assert connection._incoming.upload is not None
-        assert upload.HELD < connection._incoming.upload._size < 3 * upload.HELD
+        assert body_budget.HELD < connection._incoming.upload._size < 3 * body_budget.HELD
         first.set()
         assert (await read_answer(reader)).body == b"1"
         assert (await read_answer(reader)).status == 200

@@ -20,9 +20,9 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.endpoints.application import Paths
-from xpyd_sidecar.router.http import connection, ids, server_state
+from xpyd_sidecar.router.http import connection, heads
 from xpyd_sidecar.router.http.auth import Admin
-from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server import RequestBounds, Server
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.serving import fast_path
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -125,7 +125,7 @@ class World:
         self.clock = context.loop = context.pool.loop = context.line._loop = context.farewells._loop = Clock()  # type: ignore[assignment]
         paths = Paths(context, Keys(), Admin(ServiceKey(bytes(32)), "r"))  # type: ignore[arg-type]
         paths.entrance.open = paths.entrance.open and lanes
-        self.server = Server(paths, server_state.RequestBounds(1 << 16, 1 << 20, 30.0))
+        self.server = Server(paths, RequestBounds(1 << 16, 1 << 20, 30.0), connect=connection.ClientConnection)
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]
         self.engines: dict[engine_connection.EngineConnection, tuple[str, Paper]] = {}
         self.legs: list[tuple[engine_connection.EngineConnection, bytes]] = []
@@ -364,7 +364,7 @@ class Play:
 async def outcome(script: Script, monkeypatch: pytest.MonkeyPatch, *, lanes: bool) -> tuple[dict[str, object], World]:
     """A script in a fresh world."""
     numbers = iter(range(10_000))
-    monkeypatch.setattr(ids, "fresh", lambda: f"{next(numbers):032x}")
+    monkeypatch.setattr(heads, "fresh", lambda: f"{next(numbers):032x}")
     monkeypatch.setattr(secrets, "randbits", lambda _: 7)
     world = World(script, lanes=lanes)
     monkeypatch.setattr(world.context.watch, "suspect", lambda target, _: world.doubted.append(target.instance))

@@ -15,9 +15,9 @@ from unittest.mock import patch
 import httptools
 from paper import served
 
-from xpyd_sidecar.router.http import ids
+from xpyd_sidecar.router.http import heads
 from xpyd_sidecar.router.http.reply import HttpRequest
-from xpyd_sidecar.router.http.server_state import RequestBounds
+from xpyd_sidecar.router.http.server import RequestBounds
 
 MODULES: tuple[str, ...] = ()
 """Nothing of it is compiled: outcomes alone lead on."""
@@ -96,7 +96,7 @@ def check(data: bytes) -> Hashable:
     reads = [part for part in raw.split(b"\xff") if part]
     bounds = BOUNDS[flags >> 2 & 3] if flags & 12 != 12 else BOUNDS[0]
     others = [b"".join(reads)] if flags & 2 else [part[at:at + 7] for part in reads for at in range(0, len(part), 7)]
-    with patch.object(ids, "fresh", lambda: "fresh"), patch.object(uuid, "uuid4", lambda: uuid.UUID(int=1)):
+    with patch.object(heads, "fresh", lambda: "fresh"), patch.object(uuid, "uuid4", lambda: uuid.UUID(int=1)):
         found, told, state = _loop().run_until_complete(served(reads, bounds))
         again, _, _ = _loop().run_until_complete(served(others, bounds)) if reads else ([], [], ())
     agree(b"".join(reads), found, bounds.body_bytes)

@@ -40,6 +40,7 @@ URL_PATTERN: Final = r"^https?://[^/?#@ ]+(/[^?# ]*)?$"
 HOST_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])$"
 ORIGIN_PATTERN: Final = r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9._~%-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)$"
 DEVICE_PATTERN: Final = r"^(none|[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$"
+LABEL_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 DATA_KEY_PATTERN: Final = r"^[-._a-zA-Z0-9]+$"
 
 
@@ -56,6 +57,7 @@ ObjectName = Annotated[str, Meta(min_length=1, max_length=253, pattern=OBJECT_NA
 SecretKey = Annotated[str, Meta(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN, extra={"kind": "key"})]
 HeaderName = Annotated[str, Meta(min_length=1, max_length=64, pattern=HEADER_PATTERN, extra={"kind": "header"})]
 DeviceKey = Annotated[str, Meta(min_length=3, max_length=128, pattern=DEVICE_PATTERN, extra={"kind": "device"})]
+LabelKey = Annotated[str, Meta(min_length=1, max_length=317, pattern=LABEL_PATTERN, extra={"kind": "label"})]
 HostName = Annotated[str, Meta(min_length=1, max_length=253, pattern=HOST_PATTERN, extra={"kind": "host"})]
 Origin = Annotated[str, Meta(min_length=1, max_length=512, pattern=ORIGIN_PATTERN, extra={"kind": "origin"})]
 Url = Annotated[str, Meta(min_length=8, max_length=512, pattern=URL_PATTERN, extra={"kind": "url"})]

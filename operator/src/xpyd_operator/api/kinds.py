@@ -22,6 +22,7 @@ RIGHT: Final = {
     "header": "the name of a header: letters, digits, '-' and '_', beginning with a letter or digit",
     "host": "the name or address of a host, without a port",
     "device": "write the key of a resource, e.g. nvidia.com/gpu or amd.com/gpu, or none",
+    "label": "write the key of a label, e.g. topology.kubernetes.io/zone",
     "class": "write the name of the class alone; its Python module goes into module",
     "module": "write the name of a Python module, e.g. mine.store",
     "origin": "write https://host, with a port where it has one and no path, in lower case, or *",

@@ -116,6 +116,9 @@ class NetworkPolicy(Part, frozen=True):
 
     enabled: bool = True
     """Make a NetworkPolicy: all ports among the pods of the service, clients to the router's port only."""
+    allow_open_pods: bool = False
+    """Instances of several pods (`parallelism.pods`) also without that policy. vLLM authenticates nothing of what the pods
+    of one instance say to each other: whoever reaches them runs code in them."""
     clients: Annotated[tuple[Preserved, ...], Meta(extra={"max_items": 32})] = ()
     """Who may reach the router, as `from` of a NetworkPolicy. Default: everybody."""
     egress: Annotated[tuple[Preserved, ...], Meta(extra={"max_items": 32})] = ()

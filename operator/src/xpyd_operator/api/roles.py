@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from xpyd_operator.api.base import Arguments, Count, DeviceKey, ObjectName, Part, Positive, Preserved, Quantities
+from xpyd_operator.api.base import Arguments, Count, DeviceKey, LabelKey, ObjectName, Part, Positive, Preserved, Quantities
 
 ParallelSize = Annotated[int, Meta(ge=1, le=1024)]
 GPU = "nvidia.com/gpu"
@@ -86,6 +86,15 @@ class Resources(Part, frozen=True):
     """Devices by dynamic resource allocation: claims of `template.spec.resourceClaims`."""
 
 
+class Placement(Part, frozen=True):
+    """Where the pods of one instance of several are (`parallelism.pods`). Not used by `xpyd up`."""
+
+    topology: LabelKey | None = None
+    """Key of a label of nodes, e.g. `nvidia.com/gpu.clique`: all pods of one instance are on nodes with one value of it."""
+    exclusive: bool = False
+    """No other instance of several pods, of whichever service, is on nodes with that value. Needs `topology`."""
+
+
 class RoleSpec(Part, frozen=True):
     """One role."""
 
@@ -96,6 +105,8 @@ class RoleSpec(Part, frozen=True):
     """Bounds of a count that is set from outside. Not with `replicas`."""
     parallelism: Parallelism = Parallelism()
     """How one instance is spread over devices."""
+    placement: Placement = Placement()
+    """Where the pods of one instance are."""
     resources: Resources | None = None
     """Resources of one instance. Where they name no device, `nvidia.com/gpu` is added, one per device
     (`parallelism.device`); `{}`: no resources at all."""

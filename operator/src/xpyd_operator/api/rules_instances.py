@@ -108,6 +108,15 @@ def _pods(role: RoleSpec) -> Iterator[Finding]:
         yield "parallelism.executor", f"{parallel.executor} does not run over several pods; write mp or leave it out"
 
 
+def _placement(role: RoleSpec) -> Iterator[Finding]:
+    place = role.placement
+    if place.topology is None:
+        if place.exclusive:
+            yield "placement.exclusive", "needs topology: the label of nodes whose values are the places"
+    elif role.parallelism.pods == 1:
+        yield "placement.topology", "only for parallelism.pods above 1; one pod is placed by template.spec.affinity"
+
+
 def _main_container(role: RoleSpec) -> Iterator[Finding]:
     spec = (role.template or {}).get("spec")
     containers = spec.get("containers") if isinstance(spec, dict) else None
@@ -221,6 +230,13 @@ RULES: tuple[Rule, ...] = (
             self.parallelism.tensor * self.parallelism.pipeline) % self.parallelism.pods == 0 &&
             (!has(self.parallelism.executor) || self.parallelism.executor == 'mp'))""",
         wrong=_pods,
+    ),
+    Rule(
+        at=_ROLES,
+        reads=("placement.topology", "placement.exclusive", "parallelism.pods"),
+        says="placement.topology is for parallelism.pods above 1, and placement.exclusive needs topology",
+        cel="""has(self.placement.topology) ? self.parallelism.pods > 1 : !self.placement.exclusive""",
+        wrong=_placement,
     ),
     Rule(
         at=_ROLES,

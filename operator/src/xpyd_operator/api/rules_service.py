@@ -38,8 +38,9 @@ def _tensor(spec: ServiceSpec) -> list[Finding]:
 
 def _queue_between_pods(spec: ServiceSpec) -> Iterator[Finding]:
     for role in (spec.prefill, spec.decode):
-        if spec.engine.queue == "vllm" and role.parallelism.pods > 1:
-            yield "engine.queue", "vllm takes calls between pods from everybody who reaches it; write auto"
+        if spec.engine.queue == "vllm" and role.parallelism.pods > 1 and not spec.network_policy.allow_open_pods:
+            right = "write auto, or networkPolicy.allowOpenPods: true"
+            yield "engine.queue", f"vllm takes calls between pods from everybody who reaches it; {right}"
             return
 
 
@@ -132,6 +133,15 @@ def _policy_off(policy: NetworkPolicy) -> list[Finding]:
     return when(useless, "enabled", "must be true for clients or egress to have an effect")
 
 
+def _open_pods(spec: ServiceSpec) -> Iterator[Finding]:
+    policy = spec.network_policy
+    for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+        if role.parallelism.pods > 1 and not policy.enabled and not policy.allow_open_pods:
+            why = f"the pods of one instance ({name}.parallelism.pods) do not authenticate each other"
+            yield "networkPolicy.enabled", f"must be true, as {why}; or write networkPolicy.allowOpenPods: true"
+            return
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec",),
@@ -150,9 +160,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         at=("spec",),
-        reads=("engine.queue", *(f"{role}.parallelism.pods" for role in ("prefill", "decode"))),
-        says="engine.queue vllm takes calls between pods from everybody who reaches it; write auto",
-        cel="self.engine.queue != 'vllm' || self.prefill.parallelism.pods == 1 && self.decode.parallelism.pods == 1",
+        reads=("engine.queue", "networkPolicy.allowOpenPods", "prefill.parallelism.pods", "decode.parallelism.pods"),
+        says="engine.queue vllm takes calls between pods from everybody; write auto, or networkPolicy.allowOpenPods",
+        cel="""self.engine.queue != 'vllm' || self.networkPolicy.allowOpenPods ||
+            (self.prefill.parallelism.pods == 1 && self.decode.parallelism.pods == 1)""",
         wrong=_queue_between_pods,
         target=Target.KUBERNETES,
     ),
@@ -270,5 +281,15 @@ RULES: tuple[Rule, ...] = (
         says="clients and egress have an effect only when enabled",
         cel="self.enabled || (self.clients.size() == 0 && self.egress.size() == 0)",
         wrong=_policy_off,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("networkPolicy.enabled", "networkPolicy.allowOpenPods",
+               "prefill.parallelism.pods", "decode.parallelism.pods"),
+        says="networkPolicy.enabled must be true where parallelism.pods is above 1; or write networkPolicy.allowOpenPods",
+        cel="""self.networkPolicy.enabled || self.networkPolicy.allowOpenPods ||
+            (self.prefill.parallelism.pods == 1 && self.decode.parallelism.pods == 1)""",
+        wrong=_open_pods,
+        target=Target.KUBERNETES,
     ),
 )

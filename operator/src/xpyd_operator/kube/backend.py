@@ -20,12 +20,13 @@ from xpyd_operator.kube.cache import OWNER_KIND, Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
 from xpyd_operator.kube.events import Events, now_text
+from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import Fleets
 from xpyd_operator.kube.key import ServiceKeys
 from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.observe import Facts, Told, facts, front, instances
+from xpyd_operator.kube.observe import Told, front, instances
 from xpyd_operator.kube.outdated import outdated
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.pods import Pods
@@ -36,6 +37,7 @@ from xpyd_operator.kube.status_writer import StatusWriter, read
 from xpyd_operator.kube.switches import Switches
 from xpyd_operator.kube.troubles import keyless, refused, troubles
 from xpyd_operator.kube.turns import Turns
+from xpyd_operator.kube.whole import make_whole
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired
@@ -43,7 +45,6 @@ from xpyd_operator.plan.news import news
 from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
-from xpyd_operator.render.pod import engine_pod
 from xpyd_sidecar.contract.ids import Role, ServiceName
 from xpyd_sidecar.contract.keys import ServiceKey
 
@@ -86,10 +87,11 @@ class KubeBackend:
         self._named: list[str] = []
         """Objects of others whose names we need, as the last round knew them."""
         self._pods = Pods(shared.api, shared.cache, entry, self.holds)
-        timeout_s = shared.settings.fleet_timeout_s
-        self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=timeout_s)
+        self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=self._settings.fleet_timeout_s)
         self._switching = False
         self._both_families = True
+        self._several = False  # there are instances of several pods
+        self._place_after = 0.0  # when such instances are made again (``Remove.pause_s``)
         self._waits_until = 0.0
         """When a surplus has waited long enough for the other role to want it."""
 
@@ -105,7 +107,8 @@ class KubeBackend:
         """
         entry = self._entry()
         try:
-            return await self._blueprint.desired(entry, self._shared.clock())
+            found = await self._blueprint.desired(entry, self._shared.clock())
+            return msgspec.structs.replace(found, place_after=self._place_after)
         except KeyTrouble as error:
             if not self._settings.dry_run:
                 self._keyless(entry, error)
@@ -129,6 +132,7 @@ class KubeBackend:
         # A Service that led to a router by IPv6 before it listens there would lose requests, after an upgrade of xpyd.
         self._both_families = not any(e.ipv4_alone and not e.ends_by for e in (routers if on_their_own else mine))
         learners = [] if on_their_own else [each for each in mine if each.roster and not each.router]
+        prefill = self._blueprint.counts is None or self._blueprint.counts.prefill > 0
         self._told = await self._fleets.ask(
             [each for each in routers if each.usable],
             [each for each in learners if each.usable],
@@ -138,22 +142,19 @@ class KubeBackend:
             limit=service.spec.router.max_sidecars + 1,
             tls=service.spec.router.tls.secret is not None,
             picture=_picture(seen, now),
-            prefill=self._blueprint.counts is None or self._blueprint.counts.prefill > 0,
+            prefill=prefill,
         )
-        name = ServiceName(service.name)
-        found = instances(name, self.uid, pods, self._told, now, taken=self._pods.taken(now))
+        found = instances(ServiceName(service.name), self.uid, pods, self._told, now, taken=self._pods.taken(now),
+                          current=self._blueprint.revisions.values())
+        self._several = any(each.member is not None for each in mine)
         found = outdated(found, pods, self._settings.sidecar_image, now)
         self._switching = any(each.switching for each in mine)
         self._planner.look(self._told.fleet, found, [each for each in routers if each.usable], now)
-        wanted = self._blueprint.counts
-        prefill = wanted is None or wanted.prefill > 0
         self._named = self._children.taken
         clients = f"Service {service.name}"
         return Observed(
             found,
-            front=front(
-                routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away
-            ),
+            front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away),
             fleet_known=self._told.fleet is not None,
             problems=(
                 *troubles(self._named, self._blueprint.valid, self._told.fleet, self._shared.master.trouble),
@@ -164,7 +165,7 @@ class KubeBackend:
     @property
     def hurried(self) -> bool:
         """Something is on its way that no watch tells of: look again soon."""
-        waits = self._shared.clock() < self._waits_until
+        waits = self._shared.clock() < max(self._waits_until, self._place_after)
         return self._fleets.hurried or self._switching or waits or self._named != self._children.taken
 
     def _key_of(self, pod: Facts) -> ServiceKey | None:
@@ -195,9 +196,12 @@ class KubeBackend:
         try:
             if self._choice.wanted is not None:
                 await self._keys.provide(service, self._choice.wanted, self._choice.used, now, soon=making)
+            if self._several:
+                await make_whole(self._pods, self._blueprint, round_, now)
             await self._switches.tend(self._told.fleet, self._key_of)
             key = self._choice.of_routers(service)
-            await self._children.tend(service, wanted, now, key, both_families=self._both_families)
+            await self._children.tend(service, wanted, now, key, both_families=self._both_families,
+                                      several=self._several)
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             await self._planner.tend(self._entry(), service, planned, self._key_of, now=now)
         except ApiError as error:
@@ -214,13 +218,11 @@ class KubeBackend:
         self._entry()
         match action:
             case Create():
-                blueprint = self._blueprint
-                if blueprint.revisions.get(action.role) != action.revision:
-                    raise XpydError(f"{action.instance} was planned of {action.revision}, which is not in force any more")
-                key = self._choice.wanted.pod if self._choice.wanted is not None else None
-                pod = engine_pod(blueprint.service, action.role, action.instance, action.revision, self._settings, key=key)
-                await self._pods.create(pod, self._shared.clock())
+                made = self._blueprint.pods_of(action.instance, action.role, action.revision)
+                await self._pods.create(made, self._shared.clock())
             case Drain() | Remove():
+                if isinstance(action, Remove) and action.pause_s:
+                    self._place_after = self._shared.clock() + action.pause_s
                 await self._pods.delete(action.instance)
             case Switch():
                 await self._switches.assign(action, self._key_of, self._shared.clock())

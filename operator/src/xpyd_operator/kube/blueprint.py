@@ -26,9 +26,9 @@ from xpyd_operator.errors import Unsupported, XpydError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
+from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.key import Known
 from xpyd_operator.kube.keychoice import KeyChoice
-from xpyd_operator.kube.observe import facts
 from xpyd_operator.kube.status_writer import read
 from xpyd_operator.plan.counts import Counts, counts, target
 from xpyd_operator.plan.desired import Desired, Revision
@@ -36,10 +36,10 @@ from xpyd_operator.render.compare import differs
 from xpyd_operator.render.judge import Judgement, judge
 from xpyd_operator.render.labels import router_name
 from xpyd_operator.render.objects import router_deployment
-from xpyd_operator.render.pod import pod_revision
+from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, pods_difference
-from xpyd_sidecar.contract.ids import Role, ServiceName
+from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 
 logger = logging.getLogger(__name__)
 Body = dict[str, Any]
@@ -106,6 +106,17 @@ class Blueprint:
             raise Refused(self.valid.message or "no document was accepted yet")
         return self._service
 
+    def pods_of(self, instance: InstanceName, role: Role, revision: Revision) -> tuple[Body, ...]:
+        """The pods of an instance of the document in force, the leader's first.
+
+        Raises:
+            XpydError: this revision of the role is not in force any more.
+        """
+        if self.revisions.get(role) != revision:
+            raise XpydError(f"{instance} was planned of {revision}, which is not in force any more")
+        key = self._keys.wanted.pod if self._keys.wanted is not None else None
+        return engine_pods(self.service, role, instance, revision, self._settings, key=key)
+
     async def desired(self, entry: Entry, now: float) -> Desired:
         """For the planner.
 
@@ -123,7 +134,8 @@ class Blueprint:
             self._counts_since = now
         self.counts = found
         one_by_one = spec.prefill.scaling is not None and spec.decode.scaling is not None
-        targets = {role: target(found.of(role), self.revisions[role], spec.rollout) for role in Role}
+        targets = {role: target(found.of(role), self.revisions[role], spec.rollout, spec.role(role).parallelism.pods)
+                   for role in Role}
         return Desired(
             service=ServiceName(service.name),
             prefill=targets[Role.PREFILL],

@@ -18,7 +18,7 @@ from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.events import Events
-from xpyd_operator.kube.observe import controller
+from xpyd_operator.kube.facts import controller
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import owner_reference, role_name
@@ -60,9 +60,10 @@ class Children:
         key: PodKey | None = None,
         *,
         both_families: bool = True,
+        several: bool = False,
     ) -> None:
-        """Make everything as it should be. ``key``: of routers in pods of their own; ``both_families``: as
-        ``objects.children`` has it.
+        """Make everything as it should be. ``key``: of routers in pods of their own; ``both_families`` and ``several``: as
+        ``objects.children`` has them.
 
         Raises:
             ApiError: something could not be written; everything else was.
@@ -70,12 +71,12 @@ class Children:
         """
         namespace, uid = service.metadata.namespace or "", service.metadata.uid or ""
         work: list[Awaitable[None] | None] = []
-        for kind, name in unwanted(service):
+        for kind, name in unwanted(service, several=several):
             entry = self._cache.get(kind, namespace, name)
             if entry is not None and not entry.deleting and controller(entry.body["metadata"]) == uid:
                 work.append(self._delete(entry))
             self._taken.pop((kind, name), None)
-        rendered = self._children(service, counts, key, both_families)
+        rendered = self._children(service, counts, key, both_families=both_families, several=several)
         work += [self._child(service, wanted, now) for wanted in rendered]
         work += [self._pool(service, role, counts[role], now) for role in Role]
         await all_of(each for each in work if each is not None)
@@ -87,11 +88,11 @@ class Children:
         return entry if ours and entry is not None and not entry.deleting else None
 
     def _children(
-        self, service: DisaggService, counts: Mapping[Role, int], key: PodKey | None, both_families: bool
+        self, service: DisaggService, counts: Mapping[Role, int], key: PodKey | None, *, both_families: bool, several: bool
     ) -> tuple[Body, ...]:
-        made_of = (service, tuple(sorted(counts.items())), key, both_families)
+        made_of = (service, tuple(sorted(counts.items())), key, both_families, several)
         if self._rendered[0] != made_of:
-            made = children(service, counts, self._settings, key, both_families=both_families)
+            made = children(service, counts, self._settings, key, both_families=both_families, several=several)
             self._rendered = (made_of, made)
         return self._rendered[1]
 

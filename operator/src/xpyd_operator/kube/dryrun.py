@@ -16,7 +16,7 @@ from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import ROUTERS
 from xpyd_operator.render.objects import router_pod
-from xpyd_operator.render.pod import engine_pod
+from xpyd_operator.render.pod import engine_pods
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -57,7 +57,11 @@ class DryRun:
         name = InstanceName(f"{service.name}-check-{role}")
         if (known := self._known(role, revision, now)) is not None:
             return known
-        return await self._ask(engine_pod(service, role, name, revision, self._settings, key=key), role, revision, now)
+        pods = engine_pods(service, role, name, revision, self._settings, key=key)
+        for pod in pods[:2]:  # a leader, and one that is led
+            if words := await self._ask(pod, role, revision, now):
+                return words
+        return ""
 
     async def ask_router(self, service: DisaggService, now: float, key: PodKey | None = None) -> str:
         """The same of a router's pod, where routers have pods of their own.

@@ -16,7 +16,8 @@ import aiohttp
 import msgspec
 
 from xpyd_operator.kube import calls
-from xpyd_operator.kube.observe import Facts, Told
+from xpyd_operator.kube.facts import Facts
+from xpyd_operator.kube.observe import Told
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role, State, join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey

@@ -14,8 +14,8 @@ import msgspec
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.api import Api, ApiError
+from xpyd_operator.kube.facts import controller
 from xpyd_operator.kube.master import KeyTrouble, Master, text_key
-from xpyd_operator.kube.observe import controller
 from xpyd_operator.render import keys as render
 from xpyd_operator.render import labels
 from xpyd_operator.render.keys import PodKey

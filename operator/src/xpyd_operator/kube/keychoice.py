@@ -15,8 +15,8 @@ from collections.abc import Callable
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.cache import Cache
+from xpyd_operator.kube.facts import Facts, facts, secret_of
 from xpyd_operator.kube.key import Known, ServiceKeys
-from xpyd_operator.kube.observe import Facts, facts, secret_of
 from xpyd_operator.kube.turns import Turns
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.round import Round

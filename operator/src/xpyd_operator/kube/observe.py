@@ -1,78 +1,33 @@
 """From the pods of a service, and what a router says, to what the planner sees.
 
 What a pod says by itself is worked out once for each version of it (``facts``); a round only adds what depends on the time
-and on the router. Nothing is remembered: all times come from the pod.
+and on the router. Nothing is remembered: all times come from the pod. What several pods make of one instance: ``groups``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, Final
 
 import msgspec
 
+from xpyd_operator.kube import groups
 from xpyd_operator.kube.cache import Entry
-from xpyd_operator.kube.problems import clock, condition, problem, unix
+from xpyd_operator.kube.facts import Facts, facts
+from xpyd_operator.kube.problems import clock, problem
 from xpyd_operator.kube.routers import RouterTroubles
 from xpyd_operator.plan.backoff import HEALTHY_S
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.plan.names import ordinal_of
+from xpyd_operator.plan.names import member_of, ordinal_of
 from xpyd_operator.plan.observed import Front, Instance, Phase, Problem
 from xpyd_operator.render import labels
-from xpyd_sidecar.contract import assignment
-from xpyd_sidecar.contract.assignment import FIRST_EPOCH, Assignment
+from xpyd_sidecar.contract.assignment import FIRST_EPOCH
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role, ServiceName, State
 
 Body = dict[str, Any]
-LOST_S = 60.0
+LOST_S: Final = 60.0
 """A pod that should have ended so long ago ends on a node that does not answer."""
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """What one version of a pod says. Times in unix seconds, 0: not known."""
-
-    name: str
-    uid: str
-    owner: str
-    """uid of the controller."""
-    component: str
-    role: Role | None
-    """The one that it was told last, which its label follows."""
-    revision: Revision
-    ip: str
-    roster: bool
-    router: bool
-    phase: Phase
-    """Without regard to deletion."""
-    since: float
-    ends_by: float
-    """When a pod that is being deleted should be gone at the latest; 0: it is not being deleted."""
-    asked_to_end: float
-    crashes: int
-    running_since: float
-    """Since when ``main`` runs."""
-    was_ready: bool
-    told: Assignment | None = None
-    """The role that it was told since it was made."""
-    switching: bool = False
-    """Its label does not say that role yet."""
-    can_switch: bool = False
-    """Its agent sees what it is told."""
-    key: str = ""
-    """The Secret that it has its service's key from."""
-    ipv4_alone: bool = False
-    """Its router, if it has one, was told to listen on IPv4 alone, as xpyd did before."""
-
-    @property
-    def usable(self) -> bool:
-        """Its processes run and can be asked."""
-        return bool(self.ip) and not self.ends_by
-
-    @property
-    def ready(self) -> bool:
-        """The kubelet calls it ready and nobody deletes it."""
-        return self.phase is Phase.READY and not self.ends_by
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -84,101 +39,53 @@ class Told(msgspec.Struct, frozen=True):
     """Names of the pods whose router answers and is settled."""
 
 
-def facts(pod: Body) -> Facts:
-    """What a pod says by itself."""
-    metadata: Body = pod["metadata"]
-    status: Body = pod.get("status") or {}
-    label: Body = metadata.get("labels") or {}
-    main = _main(status)
-    phase, since = _phase(metadata, status, main)
-    state: Body = main.get("state") or {}
-    ended = state.get("terminated") or (main.get("lastState") or {}).get("terminated") or {}
-    crashes = int(main.get("restartCount", 0))
-    if ended and unix(ended.get("finishedAt")) - unix(ended.get("startedAt")) >= HEALTHY_S:
-        crashes = 1
-    if phase is Phase.CRASHED:
-        crashes = max(1, crashes)
-    ends_by = unix(metadata.get("deletionTimestamp"))
-    role = Role(label[labels.ROLE]) if label.get(labels.ROLE) in set(Role) else None
-    told = _told(metadata) if role is not None else None
-    return Facts(
-        name=metadata["name"],
-        uid=metadata.get("uid", ""),
-        owner=controller(metadata),
-        component=label.get(labels.COMPONENT, ""),
-        role=told.role if told is not None else role,
-        revision=Revision(label.get(labels.REVISION, "")),
-        ip=status.get("podIP") or "",
-        roster=label.get(labels.ROSTER) == labels.YES,
-        router=label.get(labels.ROUTER) == labels.YES,
-        phase=phase,
-        since=since,
-        ends_by=ends_by,
-        asked_to_end=ends_by - float(metadata.get("deletionGracePeriodSeconds") or 0) if ends_by else 0.0,
-        crashes=crashes,
-        running_since=unix((state.get("running") or {}).get("startedAt")),
-        was_ready=phase is Phase.STARTING and bool(main.get("started")),
-        told=told,
-        switching=told is not None and told.role is not role,
-        can_switch=_volume(pod, "assignment") is not None,
-        key=secret_of(pod),
-        ipv4_alone=_ipv4_alone(pod.get("spec") or {}),
-    )
-
-
-def _ipv4_alone(spec: Body) -> bool:
-    containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
-    ours = (each for each in containers if each.get("name") in (labels.SIDECAR, labels.ROUTERS))
-    return any('"host":"0.0.0.0"' in word for each in ours for word in each.get("command") or ())
-
-
-def secret_of(pod: Body) -> str:
-    """The Secret that a pod, or the template of one, has its service's key from."""
-    return str(((_volume(pod, "key") or {}).get("secret") or {}).get("secretName", ""))
-
-
-def _volume(pod: Body, name: str) -> Body | None:
-    volumes: list[Body] = pod.get("spec", {}).get("volumes") or []
-    return next((volume for volume in volumes if volume.get("name") == name), None)
-
-
-def _told(metadata: Body) -> Assignment | None:
-    """What its annotation says. One that is no assignment (a person's) is none."""
-    text = (metadata.get("annotations") or {}).get(labels.ASSIGNMENT, "")
-    try:
-        return assignment.decode(text) if text else None
-    except ValueError:
-        return None
-
-
-def controller(metadata: Body) -> str:
-    """The uid of an object's controller; empty without one."""
-    return next((str(each.get("uid")) for each in metadata.get("ownerReferences") or () if each.get("controller")), "")
-
-
 def instances(
-    service: ServiceName, uid: str, pods: Iterable[Entry], told: Told, now: float, *, taken: Iterable[str] = ()
+    service: ServiceName, uid: str, pods: Iterable[Entry], told: Told, now: float, *, taken: Iterable[str] = (),
+    current: Collection[Revision] | None = None,
 ) -> tuple[Instance, ...]:
-    """Engine pods as instances, by ordinal. ``taken``: names that pods of others have, which carry no label of ours.
+    """Engine pods as instances, by ordinal.
 
     A pod of ours in name only is lost to the planner: it keeps its ordinal and counts for nothing.
+
+    Args:
+        service: its name.
+        uid: of the service.
+        pods: with the label of the service.
+        told: what the routers told.
+        now: unix seconds.
+        taken: names that pods of others have, which carry no label of ours.
+        current: the revisions in force; None: not known.
     """
     heard = {each.instance: each for each in told.fleet.instances} if told.fleet is not None else {}
+    theirs = {ordinal: name for name in taken if (ordinal := ordinal_of(service, member_of(name)[0])) is not None}
+    several: dict[int, list[tuple[Facts, Entry]]] = {}
     found: dict[int, Instance] = {}
     for entry in pods:
         fact = entry.derived(facts)
-        ordinal = ordinal_of(service, fact.name)
+        ordinal = ordinal_of(service, fact.instance)
         if ordinal is None or fact.component == labels.ROUTERS:
             continue
-        if fact.owner != uid or fact.role is None:
+        if fact.owner == uid and (fact.role is not None or fact.member is not None):
+            several.setdefault(ordinal, []).append((fact, entry))
+        else:
+            theirs.pop(ordinal, None)
             found[ordinal] = _foreign(fact.name, ordinal, ours=fact.owner == uid, ending=bool(fact.ends_by))
-            continue
-        settled = fact.name in told.settled
-        found[ordinal] = _instance(entry, fact, ordinal, heard.get(InstanceName(fact.name)), now, settled=settled)
-    for name in taken:
-        ordinal = ordinal_of(service, name)
-        if ordinal is not None and ordinal not in found:
+    for ordinal, name in theirs.items():
+        if ordinal not in several or member_of(name)[1] is not None:
             found[ordinal] = _foreign(name, ordinal, ours=False, ending=False)
+    for ordinal, entries in several.items():
+        entries.sort(key=lambda one: one[0].member or 0)
+        said = heard.get(entries[0][0].instance)
+        parts = [_instance(entry, fact, ordinal, said, now, settled=fact.name in told.settled) for fact, entry in entries]
+        members = [fact for fact, _ in entries]
+        if len(parts) == 1 and members[0].member is None:
+            found[ordinal] = parts[0]
+            continue
+        serves = None if told.fleet is None else said is not None and said.state is State.READY
+        stands = groups.standing(members, now, current=current, serves=serves)
+        if ordinal in found and stands.state != "ending" and (why := found[ordinal].problem) is not None:
+            stands = groups.Standing("broken", why.message)
+        found[ordinal] = groups.together(parts, members, stands)
     return tuple(found[ordinal] for ordinal in sorted(found))
 
 
@@ -265,30 +172,7 @@ def _foreign(name: str, ordinal: int, *, ours: bool, ending: bool) -> Instance:
         found = Problem("Unrecognized", f"pod {name} has lost the label {labels.ROLE}; delete the pod, and it is made anew")
     elif not ending:
         found = Problem("NameTaken", f"pod {name} belongs to somebody else; rename or delete it to free the name")
-    return Instance(InstanceName(name), ordinal, Role.DECODE, Revision(""), Phase.LOST, problem=found)
-
-
-def _main(status: Body) -> Body:
-    """Status of the container that counts: the engine, or the only one of a router's pod."""
-    containers: list[Body] = status.get("containerStatuses") or []
-    return next((each for each in containers if each["name"] == labels.MAIN), containers[0] if containers else {})
-
-
-def _phase(metadata: Body, status: Body, main: Body) -> tuple[Phase, float]:
-    """What the pod is doing, and since when."""
-    created = unix(metadata.get("creationTimestamp"))
-    state: Body = main.get("state") or {}
-    ended = state.get("terminated") or (main.get("lastState") or {}).get("terminated") or {}
-    ready = condition(status, "Ready") or {}
-    changed = unix(ready.get("lastTransitionTime"))
-    if status.get("phase") in ("Failed", "Succeeded"):
-        return Phase.CRASHED, max(created, unix(ended.get("finishedAt")), changed)
-    looping = (state.get("waiting") or {}).get("reason") == "CrashLoopBackOff"
-    if looping or "terminated" in state:
-        return Phase.CRASHED, unix(ended.get("finishedAt")) or max(created, changed)
-    if ready.get("status") == "True":
-        return Phase.READY, changed or created
-    return Phase.STARTING, max(created, changed, unix((state.get("running") or {}).get("startedAt")))
+    return Instance(member_of(name)[0], ordinal, Role.DECODE, Revision(""), Phase.LOST, problem=found)
 
 
 def _why(fleet: Fleet, role: Role) -> str:

@@ -12,12 +12,13 @@ pods need more than that:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from xpyd_operator.kube.cache import Entry
+from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.problems import unix
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import OUTDATED, Instance, Phase, Problem
@@ -35,12 +36,14 @@ _ON_ITS_WAY: Final = frozenset({"", "PodInitializing", "ContainerCreating"})
 
 def outdated(found: tuple[Instance, ...], pods: Iterable[Entry], image: str, now: float) -> tuple[Instance, ...]:
     """Instances, with those marked that cannot stay as they are; ``image``: the operator's for xpyd's own containers."""
-    bodies = {entry.body["metadata"]["name"]: entry.body for entry in pods}
-    other = {each.name for each in found if each.name in bodies and _images(bodies[each.name]).get(labels.INSTALL) != image}
+    bodies: dict[str, list[Body]] = {}
+    for entry in pods:
+        bodies.setdefault(entry.derived(facts).instance, []).append(entry.body)
+    other = {name for name, mine in bodies.items() if any(_images(body).get(labels.INSTALL) != image for body in mine)}
     new = {each.fingerprint for each in found if each.name in bodies.keys() - other and each.ready and each.fingerprint}
     return tuple(
         _left_behind(each) if new and each.name in other and each.ready and each.fingerprint and each.fingerprint not in new
-        else _begun_in_vain(each, bodies.get(each.name), image, now)
+        else _begun_in_vain(each, bodies.get(each.name, ()), image, now)
         for each in found
     )
 
@@ -49,11 +52,12 @@ def _left_behind(instance: Instance) -> Instance:
     return msgspec.structs.replace(instance, revision=Revision(f"{instance.revision}{LEFT}"))
 
 
-def _begun_in_vain(instance: Instance, pod: Body | None, image: str, now: float) -> Instance:
-    if pod is None or instance.phase is not Phase.STARTING or instance.problem is None:
+def _begun_in_vain(instance: Instance, pods: Sequence[Body], image: str, now: float) -> Instance:
+    if not pods or instance.phase is not Phase.STARTING or instance.problem is None:
         return instance
-    created = unix(pod["metadata"].get("creationTimestamp"))
-    if now - created < OLD_S or _ran(pod) or not (other := _stuck(pod, image)):
+    created = max(unix(pod["metadata"].get("creationTimestamp")) for pod in pods)
+    other = next((found for pod in pods if not _ran(pod) and (found := _stuck(pod, image))), "")
+    if now - created < OLD_S or not other:
         return instance
     words = f"{instance.problem.message}; it is made anew with {image}, as {other} is not the operator's image any more"
     problem = Problem(OUTDATED, words, lasting=False)

@@ -14,9 +14,9 @@ from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.facts import Facts
 from xpyd_operator.kube.fleet import Fleets, KeyOf
 from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.observe import Facts
 from xpyd_operator.plan.observed import Instance
 from xpyd_operator.plan.planner.run import Planning, Verdict
 from xpyd_sidecar.contract.fleet import Fleet

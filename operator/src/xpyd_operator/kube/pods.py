@@ -1,14 +1,19 @@
-"""Pods are made, labelled and deleted, each only as the very object that was seen."""
+"""Pods are made, labelled and deleted, each only as the very object that was seen. An instance may have several of them
+(``groups``): they are made one after the other, and deleted together.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.backoff import Holds
 from xpyd_operator.kube.cache import Cache, Entry
-from xpyd_operator.kube.observe import controller
+from xpyd_operator.kube.children import all_of
+from xpyd_operator.kube.facts import controller, facts
 from xpyd_operator.plan.actions import Label
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract.ids import InstanceName
@@ -37,11 +42,30 @@ class Pods:
         self._taken = {name: when for name, when in self._taken.items() if now < when}
         return tuple(self._taken)
 
-    async def create(self, pod: dict[str, Any], now: float) -> None:
-        """Make it, unless something only means to wait."""
-        if self._holds.held(now):
-            return
+    def leads(self, instance: InstanceName) -> bool:
+        """Whether the pod that speaks for an instance is there."""
+        return leader_of(self.all_of(instance)) is not None
+
+    def all_of(self, instance: InstanceName) -> list[Entry]:
+        """The pods of an instance that are ours, in no order."""
+        return [each for each in self._mine() if each.derived(facts).instance == instance]
+
+    async def create(self, pods: Sequence[dict[str, Any]], now: float) -> None:
+        """Make those pods of an instance that are not there, the leader (the first) once all others are; unless something
+        only means to wait.
+        """
+        leader, *others = pods
+        there = await asyncio.gather(*(self._make(pod, now) for pod in others))
+        if all(there):
+            await self._make(leader, now)
+
+    async def _make(self, pod: dict[str, Any], now: float) -> bool:
+        """Whether it is there."""
         name = pod["metadata"]["name"]
+        if (entry := self._pod(name)) is not None:
+            return not entry.deleting
+        if self._holds.held(now):
+            return False
         try:
             self._cache.wrote("Pod", await self._api.create("Pod", self._namespace, pod))
         except ApiError as error:
@@ -49,16 +73,28 @@ class Pods:
                 await self._recognize(name, now)
             elif not self._holds.excuses(error, f"creating {name}", now):
                 raise
-        else:
-            self._holds.over(now)
+            return False
+        self._holds.over(now)
+        return True
 
-    async def delete(self, name: InstanceName) -> None:
-        """Begin its end: its preStop drains."""
-        entry = self._pod(name)
-        if entry is None or entry.deleting:
+    async def delete(self, instance: InstanceName) -> None:
+        """Begin the end of all pods of an instance: their preStop drains."""
+        await all_of(self._delete(entry) for entry in self.all_of(instance))
+
+    async def end_together(self) -> None:
+        """Of an instance of several pods of which one ends, all end."""
+        members = [each for each in self._mine() if each.derived(facts).member is not None]
+        ending = {each.derived(facts).instance for each in members if each.deleting}
+        left = [each for each in members if each.derived(facts).instance in ending and not each.deleting]
+        for each in left:
+            logger.info("pod %s/%s ends with the others of its instance", self._namespace, each.name)
+        await all_of(self._delete(each) for each in left)
+
+    async def _delete(self, entry: Entry) -> None:
+        if entry.deleting:
             return
         try:
-            answer = await self._api.delete("Pod", self._namespace, name, entry.uid)
+            answer = await self._api.delete("Pod", self._namespace, entry.name, entry.uid)
         except ApiError as error:
             self._excuse(entry, error)
         else:
@@ -67,14 +103,14 @@ class Pods:
 
     async def label(self, action: Label) -> None:
         """Say whether it routes."""
-        entry = self._pod(action.instance)
+        entry = leader_of(self.all_of(action.instance))
         if entry is None:
             return
         held = {labels.ROSTER: action.roster, labels.ROUTER: action.router}
         wanted = {label: labels.YES if holds else None for label, holds in held.items()}
         patch = {"metadata": {"uid": entry.uid, "labels": wanted}}
         try:
-            self._cache.wrote("Pod", await self._api.patch("Pod", self._namespace, action.instance, patch))
+            self._cache.wrote("Pod", await self._api.patch("Pod", self._namespace, entry.name, patch))
         except ApiError as error:
             self._excuse(entry, error)
 
@@ -93,7 +129,12 @@ class Pods:
         logger.warning("pod %s/%s is somebody else's", self._namespace, name)
         self._taken[name] = now + TAKEN_S
 
-    def _pod(self, name: InstanceName) -> Entry | None:
+    def _mine(self) -> list[Entry]:
+        """Without the pods of routers."""
+        found = self._cache.of_service("Pod", self._namespace, self._service)
+        return [each for each in found if each.derived(facts).owner == self._uid]
+
+    def _pod(self, name: str) -> Entry | None:
         entry = self._cache.get("Pod", self._namespace, name)
         return entry if entry is not None and controller(entry.body["metadata"]) == self._uid else None
 
@@ -103,3 +144,8 @@ class Pods:
             self._cache.missing(entry)
         elif not error.conflict:
             raise error
+
+
+def leader_of(pods: Sequence[Entry]) -> Entry | None:
+    """Of the pods of an instance, the one that speaks for it; None where it is not there."""
+    return next((each for each in pods if each.derived(facts).leads), None)

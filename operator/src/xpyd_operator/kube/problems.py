@@ -16,8 +16,9 @@ import msgspec
 
 from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.cause import cause
+from xpyd_operator.plan.names import member_of
 from xpyd_operator.plan.observed import QUEUED, Problem
-from xpyd_operator.render.labels import COMPONENT, MAIN, ROUTERS, SIDECAR
+from xpyd_operator.render.labels import COMPONENT, INSTANCE_OF, MAIN, ROUTERS, SIDECAR
 
 Body = dict[str, Any]
 PLACING_S = 60.0
@@ -82,7 +83,7 @@ def problem(pod: Body, now: float) -> Problem | None:
     if placing is not None and placing.get("reason") == "SchedulingGated":
         return None  # its gates have just gone: the scheduler has not looked yet
     if placing is not None and placing.get("status") == "False":
-        return _not_placed(name, placing, said, now)
+        return _not_placed(name, placing, said, now, pod)
     for each in status.get("initContainerStatuses") or ():
         if each["name"] != SIDECAR and (found := _init(name, each, said)):
             return found
@@ -153,10 +154,20 @@ def _queued(name: str, gates: Sequence[Body], labels: Body) -> Problem:
     return Problem(QUEUED, f"pod {name} waits to be admitted (gate {which}{queue}); {advice}", lasting=False)
 
 
-def _not_placed(name: str, placing: Body, said: PodWords, now: float) -> Problem:
+def _not_placed(name: str, placing: Body, said: PodWords, now: float, pod: Body) -> Problem:
     since = unix(placing.get("lastTransitionTime"))
     words = last_line(placing.get("message"))
+    if "affinity" in words and (key := _topology(pod)):
+        words += f"; placement.topology is {key}: kubectl get nodes -L {key} shows which nodes have that label"
     return Problem("Unschedulable", f"no node takes pod {name}: {words}; {said.room}", lasting=now - since >= PLACING_S)
+
+
+def _topology(pod: Body) -> str:
+    """The label of nodes by which the pods of one instance are to be together; empty: none."""
+    near = ((pod.get("spec") or {}).get("affinity") or {}).get("podAffinity") or {}
+    terms: list[Body] = near.get("requiredDuringSchedulingIgnoredDuringExecution") or []
+    ours = [each for each in terms if INSTANCE_OF in str(each.get("labelSelector"))]
+    return str(ours[0].get("topologyKey", "")) if ours else ""
 
 
 def _init(name: str, container: Body, said: PodWords) -> Problem | None:
@@ -255,6 +266,9 @@ def _not_ready(
                 return None  # the startup probe sets the limit
             if said is ROUTER:
                 return None  # it is not ready either while nobody decodes, and the kubelet ends one that hangs
+            if member_of(name)[1] is not None:
+                words = f"pod {name} served with the others of its instance and does not since {clock(since)}"
+                return Problem("EngineNotReady", f"{words}; see kubectl logs {name} -c {SIDECAR}", lasting=late)
             words = f"the engine of pod {name} was up and does not answer its health check since {clock(since)}"
             return Problem("EngineNotReady", f"{words}; see kubectl logs {name} -c {MAIN}", lasting=late)
         if sidecar is not None and not sidecar.get("ready"):

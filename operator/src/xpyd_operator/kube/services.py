@@ -19,10 +19,10 @@ from xpyd_operator.kube.backend import KubeBackend, Shared
 from xpyd_operator.kube.blueprint import Gone, Refused
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
 from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.logs import about
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.observe import facts
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.turns import Turns
 from xpyd_operator.loop import SLOWEST_S, converge

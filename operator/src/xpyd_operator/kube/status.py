@@ -65,7 +65,8 @@ def pool_status(round_: Round, service: DisaggService, role: Role) -> PoolStatus
     held = round_.desired.limited[role is Role.DECODE]
     conditions.append(PoolCondition(type="Limited", status="True" if held else "False",
                                     reason="Limits" if held else "WithinLimits", message=held))
-    selector = ",".join(f"{key}={value}" for key, value in sorted(labels.selector(service, role=role).items()))
+    leaders = {"member": labels.LEADER} if service.spec.role(role).parallelism.pods > 1 else {}
+    selector = ",".join(f"{key}={value}" for key, value in sorted(labels.selector(service, role=role, **leaders).items()))
     return PoolStatus(replicas=len(mine), ready_replicas=ready, selector=selector, conditions=tuple(conditions))
 
 

@@ -2,7 +2,8 @@
 
     assign    annotation with role and epoch, which the pod's volume shows to the agent sooner or later; routing ends
     push      the same to the agent at once; tried again every round until the routers know, or the volume was faster
-    follow    the label, once a router has heard the agent say so
+    follow    the label, once a router has heard the agent say so; of an instance of several pods the leader is told, which
+              tells the others, and the labels of all follow its
 
 Every step is found by looking (the annotation and the label of the pod, a router's fleet), so that an operator that begins
 in the middle goes on from there.
@@ -20,15 +21,16 @@ import msgspec
 from xpyd_operator.kube import calls
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import KeyOf
-from xpyd_operator.kube.observe import Facts, controller, facts
+from xpyd_operator.kube.pods import leader_of
 from xpyd_operator.plan.actions import Switch
 from xpyd_operator.render import labels
 from xpyd_operator.render.paths import AGENT_PORT
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.contract.ids import InstanceName, join_host_port
+from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class Switches:
         Raises:
             ApiError: the API server refuses, or does not answer.
         """
-        entry = self._pod(action.instance)
+        entry = leader_of([each for each in self._mine() if each.derived(facts).instance == action.instance])
         if entry is None or entry.deleting:
             return
         told = Assignment(action.role, action.epoch, round(now, 3))
@@ -75,20 +77,27 @@ class Switches:
         Raises:
             ApiError: a label could not be written.
         """
-        pods = [pod for pod in self._cache.of_service("Pod", self._namespace, self._service)
-                if pod.derived(facts).switching and not pod.deleting and pod.derived(facts).owner == self._uid]
+        mine = [pod for pod in self._mine() if not pod.deleting]
+        pods = [pod for pod in mine if pod.derived(facts).switching]
         there = {pod.uid for pod in pods}
         self._complained = {uid: why for uid, why in self._complained.items() if uid in there}
         heard = {each.instance: each for each in fleet.instances} if fleet is not None else {}
         deaf = []
         for pod in pods:
-            told, known = pod.derived(facts).told, heard.get(InstanceName(pod.name))
+            told, known = pod.derived(facts).told, heard.get(pod.derived(facts).instance)
             if told is not None and known is not None and (known.role, known.epoch) == (told.role, told.epoch):
                 logger.info("pod %s/%s is %s now", self._namespace, pod.name, told.role)
                 await self._patch(pod, {"uid": pod.uid, "labels": {labels.ROLE: told.role.value}})
             else:
                 deaf.append(pod.derived(facts))
         await self._push(deaf, key_of)
+        leaders = {pod.derived(facts).instance: pod for pod in mine if pod.derived(facts).leads}
+        for pod in mine:
+            leader = leaders.get(pod.derived(facts).instance)
+            if leader is None or leader is pod or (fact := leader.derived(facts)).switching or fact.role is None:
+                continue
+            if pod.derived(facts).role is not fact.role:
+                await self._patch(pod, {"uid": pod.uid, "labels": {labels.ROLE: fact.role.value}})
 
     async def _push(self, pods: Iterable[Facts], key_of: KeyOf) -> None:
         turns = asyncio.Semaphore(PUSHES)
@@ -121,9 +130,9 @@ class Switches:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return str(error) or type(error).__name__
 
-    def _pod(self, name: str) -> Entry | None:
-        entry = self._cache.get("Pod", self._namespace, name)
-        return entry if entry is not None and controller(entry.body["metadata"]) == self._uid else None
+    def _mine(self) -> list[Entry]:
+        found = self._cache.of_service("Pod", self._namespace, self._service)
+        return [each for each in found if each.derived(facts).owner == self._uid]
 
     async def _patch(self, entry: Entry, metadata: dict[str, object]) -> bool:
         """Whether it was written: a pod that has gone or changed is no error, since the watch tells."""

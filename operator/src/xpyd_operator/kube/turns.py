@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 
 from xpyd_operator.kube.cache import Cache
-from xpyd_operator.kube.observe import facts
+from xpyd_operator.kube.facts import facts
 from xpyd_operator.render.labels import ENGINE
 
 logger = logging.getLogger(__name__)

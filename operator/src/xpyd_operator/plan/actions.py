@@ -45,6 +45,8 @@ class Remove(msgspec.Struct, frozen=True, tag="remove"):
 
     instance: InstanceName
     reason: str
+    pause_s: float = 0.0
+    """For so long no instance of several parts is made, so that others can have its places (``placing``)."""
 
     def __str__(self) -> str:
         return f"remove {self.instance}: {self.reason}"

@@ -89,9 +89,9 @@ def counts(service: DisaggService, pools: Mapping[Role, int | None]) -> Counts:
     return said.counts(*asked)
 
 
-def target(wanted: int, revision: Revision, rollout: Rollout) -> RoleTarget:
+def target(wanted: int, revision: Revision, rollout: Rollout, parts: int = 1) -> RoleTarget:
     """What is wanted of one role, with the bounds of a rollout as numbers."""
-    return RoleTarget(wanted, revision, rollout.surge(wanted), rollout.unavailable(wanted))
+    return RoleTarget(wanted, revision, rollout.surge(wanted), rollout.unavailable(wanted), parts)
 
 
 def _asked(role: Role, spec: RoleSpec, pool: int | None, said: _Said) -> int:

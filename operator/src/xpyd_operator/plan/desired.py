@@ -22,6 +22,8 @@ class RoleTarget(msgspec.Struct, frozen=True):
     """Instances that may exist above the replicas while a revision is replaced, leaving ones included."""
     max_unavailable: int = 0
     """Instances that serve and may be missing while a revision is replaced."""
+    parts: int = 1
+    """Of one instance, each with a place of its own (``placing``)."""
 
 
 class Desired(msgspec.Struct, frozen=True):
@@ -53,6 +55,8 @@ class Desired(msgspec.Struct, frozen=True):
     """Which limit keeps the counts from what was asked for, in words; empty where none does."""
     limited: tuple[str, str] = ("", "")
     """The part of ``held`` that is about prefill, and about decode."""
+    place_after: float = 0.0
+    """Before this, unix seconds, no instance of several parts is made (``placing``)."""
     stopping: bool = False
     """The service is to end: router first, so that nothing new comes in, then the instances."""
 

@@ -36,7 +36,11 @@ QUEUED = "Queued"
 is wrong."""
 OUTDATED = "Outdated"
 """Reason of an instance that could not begin with what another release of xpyd brings."""
-NEVER_AGAIN = frozenset({"Failed", "Evicted", OUTDATED})
+BROKEN = "Broken"
+"""Reason of an instance of several parts that lacks one, or whose parts do not belong together: it goes as a whole."""
+UNFINISHED = "Unfinished"
+"""Reason of one of which not all parts could be made in time: it gives back what it holds."""
+NEVER_AGAIN = frozenset({"Failed", "Evicted", OUTDATED, BROKEN, UNFINISHED})
 """Reasons of a crashed instance that its platform never starts again."""
 
 
@@ -105,6 +109,12 @@ class Instance(msgspec.Struct, frozen=True):
     """Its role was changed, and not everybody who must know does yet."""
     assigned: float = 0.0
     """When its role was changed last, unix seconds; meaningful while ``switching``."""
+    parts: int = 1
+    """How many it is made of, each with a place of its own."""
+    unplaced: int = 0
+    """Of an instance of several parts: those that find no place."""
+    unplaced_since: float = 0.0
+    """Since when the first of them does not, unix seconds."""
 
     @property
     def leaving(self) -> bool:

@@ -11,6 +11,7 @@ Laws
     8. Clients always reach a router that knows the roster, as long as one can (``routers``).
     9. What the platform restarts by itself is left to it; what it never starts again is removed.
    10. Where one role has too many and the other too few, a running instance takes the other role (``switch``).
+   11. While a part of an instance finds no place, no other instance of several parts is made (``placing``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from xpyd_operator.plan import backoff, balance, names, routers, switch
+from xpyd_operator.plan import backoff, balance, names, placing, routers, switch
 from xpyd_operator.plan.actions import (
     Action,
     Create,
@@ -34,7 +35,7 @@ from xpyd_operator.plan.actions import (
 )
 from xpyd_operator.plan.canary import RoleView, alone, stage, view
 from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import NEVER_AGAIN, Instance, Observed, Phase, Unit
+from xpyd_operator.plan.observed import NEVER_AGAIN, UNFINISHED, Instance, Observed, Phase, Unit
 from xpyd_operator.plan.rollout import Retire, missing, reason_to_wait, retire, returning
 from xpyd_sidecar.contract.ids import Role
 
@@ -52,6 +53,10 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     gone = [_finish(instance, desired.drain_timeout_s, now) for instance in observed.instances]
     actions += [action for action in gone if action]
     going = {action.instance for action in gone if action}
+    without, placed = placing.turns(observed.instances, going, now)
+    actions += without
+    going |= {action.instance for action in without}
+    held = placed or _pause(desired, now)
 
     there = tuple(_seen(instance, now) for instance in observed.instances)
     drains: list[Action] = []
@@ -76,7 +81,7 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
 
     ordinals = names.free_ordinals([instance.ordinal for instance in observed.instances])
     for mine, other in (views, views[::-1]):
-        more, short = _add(desired, (mine, other), going, ordinals, fleet_known=observed.fleet_known)
+        more, short = _add(desired, (mine, other), going, ordinals, held, fleet_known=observed.fleet_known)
         actions += more
         waits += short
     actions += drains
@@ -123,15 +128,18 @@ def _add(
     views: tuple[RoleView, RoleView],
     going: Collection[str],
     ordinals: Iterator[int],
+    placed: str,
     *,
     fleet_known: bool,
 ) -> tuple[list[Action], list[Wait]]:
-    """Take back and make what is missing of the first of ``views``."""
+    """Take back and make what is missing of the first of ``views``. ``placed``: who finds its places first, in words."""
     mine, other = views
     at = stage(mine, other, fleet_known=fleet_known)
     back = [one for one in returning(mine) if one.name not in going] if desired.keep_terminating else []
     actions: list[Action] = [Undrain(instance.name, "asked for again") for instance in back]
     count = missing(mine, len(back), canary=alone(at))
+    if count and placed and mine.target.parts > 1:
+        return actions, [Wait(f"creating {count} more of {mine.role}", placed, desired.place_after)]
     for _, ordinal in zip(range(count), ordinals, strict=False):
         name = names.instance_name(desired.service, ordinal)
         actions.append(Create(name, ordinal, mine.role, mine.target.revision))
@@ -140,6 +148,12 @@ def _add(
         return actions, []
     why = f"{len(mine.everything)} exist, surge is {mine.target.max_surge}"
     return actions, [Wait(f"creating {short} more of {mine.role}", reason_to_wait(mine, other, at) if alone(at) else why)]
+
+
+def _pause(desired: Desired, now: float) -> str:
+    """Why no instance of several parts is made although none waits for places; empty where they are made."""
+    paused = 0 < desired.place_after - now <= placing.PAUSE_S  # later than that: the clock was set back
+    return "others can have the places of one that found too few of them" if paused else ""
 
 
 def _seen(instance: Instance, now: float) -> Instance:
@@ -174,7 +188,8 @@ def _router(desired: Desired, observed: Observed, now: float, actions: list[Acti
 def _finish(instance: Instance, drain_timeout_s: float, now: float) -> Remove | None:
     """The removal of an instance that is through with its work, had all the time it gets, or never runs again."""
     if _spent(instance, now) and instance.problem is not None:
-        return Remove(instance.name, f"it will never run again: {instance.problem.reason}")
+        pause_s = placing.PAUSE_S if instance.problem.reason == UNFINISHED else 0.0
+        return Remove(instance.name, f"it will never run again: {instance.problem.reason}", pause_s)
     if instance.phase is Phase.DRAINED:
         return Remove(instance.name, "drained")
     if instance.phase is Phase.DRAINING and now - instance.since >= drain_timeout_s:

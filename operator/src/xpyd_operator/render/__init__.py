@@ -5,6 +5,7 @@
     sections      configuration of routers and agents                      both backends
     process       the processes of one host
     pod           the pod of an engine      sidecar    its containers beside the engine, and a router's
+    group         what instances of several pods have besides
     objects       all other objects         policies   who reaches the pods, and how many may be evicted
     overlay       the user's template, laid over a pod
     unsupported   what a document may say and a backend cannot do

@@ -18,7 +18,14 @@ from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render import offload
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.contract.launch import ENV_DP_SYNC, ENV_QUEUE, KEEP_BYTES, KvOptions, kv_transfer_config
+from xpyd_sidecar.contract.launch import (
+    ENV_DP_SYNC,
+    ENV_OPEN_PODS,
+    ENV_QUEUE,
+    KEEP_BYTES,
+    KvOptions,
+    kv_transfer_config,
+)
 
 MODULE = "vllm.entrypoints.launchers.api_server.entry"
 """vLLM's server with one front end. ``vllm serve`` does not run in the build for CPUs, and starts a front end for each
@@ -153,6 +160,14 @@ def queue_env(service: DisaggService, role: Role) -> dict[str, str]:
     if word == "auto":
         word = "xpyd" if parallel.pods > 1 else "vllm"
     return {ENV_QUEUE: word} if word == "xpyd" and parallel.tensor * parallel.pipeline > 1 else {}
+
+
+def open_env(service: DisaggService, role: Role) -> dict[str, str]:
+    """What lets an engine of several pods start although nobody asks who calls its workers. Apart from ``queue_env``, since
+    it is no reason to replace an engine that has started.
+    """
+    allowed = service.spec.network_policy.allow_open_pods and service.spec.role(role).parallelism.pods > 1
+    return {ENV_OPEN_PODS: "1"} if allowed else {}
 
 
 def step_sync(service: DisaggService) -> str | None:

@@ -20,6 +20,11 @@ SERVICE: Final = f"{GROUP}/service"
 """Name of the DisaggService; on every object of it."""
 ROLE: Final = f"{GROUP}/role"
 REVISION: Final = f"{GROUP}/revision"
+INSTANCE_OF: Final = f"{GROUP}/instance"
+"""On the members of an instance of several pods: its name,"""
+MEMBER: Final = f"{GROUP}/member"
+"""and which of them this is; 0: the leader."""
+LEADER: Final = "0"
 ROSTER: Final = f"{GROUP}/roster"
 """``"true"`` on pods whose router hears the heartbeats."""
 ROUTER: Final = f"{GROUP}/router"
@@ -28,6 +33,10 @@ YES: Final = "true"
 ASSIGNMENT: Final = f"{GROUP}/assignment"
 """Annotation: the role that a pod was told to take since it was made, with its epoch (``contract.assignment``). The label
 ``ROLE`` follows once the routers know."""
+MEMBERS: Final = f"{GROUP}/members"
+"""Annotation of such a member: how many there are,"""
+LAYOUT: Final = f"{GROUP}/layout"
+"""and a hash of what all of them are made of (``layout.digest``): members of two layouts never run together."""
 APPLIED: Final = f"{GROUP}/applied"
 """Annotation: hash of what an applied object was rendered to."""
 
@@ -57,14 +66,21 @@ def engine(service: DisaggService, role: Role, revision: str) -> dict[str, str]:
 
 
 def selector(service: DisaggService, **more: str) -> dict[str, str]:
-    """Selects pods of a service. ``role`` and ``component`` narrow it; ``roster`` and ``router`` are ``"true"``."""
-    names = {"role": ROLE, "component": COMPONENT, "roster": ROSTER, "router": ROUTER}
+    """Selects pods of a service. ``role``, ``component`` and ``member`` narrow it; ``roster`` and ``router`` are
+    ``"true"``.
+    """
+    names = {"role": ROLE, "component": COMPONENT, "member": MEMBER, "roster": ROSTER, "router": ROUTER}
     return {SERVICE: service.name} | {names[name]: str(value) for name, value in more.items()}
 
 
 def key_name(service: str) -> str:
     """Name of the Secret with the service's key."""
     return f"{service}-key"
+
+
+def engines_name(service: str) -> str:
+    """Name of the headless Service by which the members of an instance of several pods find each other."""
+    return f"{service}-engines"
 
 
 def members_name(service: str) -> str:

@@ -18,7 +18,8 @@ import msgspec
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import revision_of
-from xpyd_operator.render.engine import MODULE, dp_env, engine_args, queue_env, shutdown_args
+from xpyd_operator.plan.names import member_name
+from xpyd_operator.render.engine import MODULE, dp_env, engine_args, open_env, queue_env, shutdown_args
 from xpyd_sidecar.contract.group import LEADER_HERE, LIFE_HERE, PORT_HERE
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -66,14 +67,14 @@ def layout(
     pods = parallel.pods
     life = "" if pods == 1 else LIFE_HERE
     args = (*engine_args(service, role, model, shared, life), *shutdown_args(service))
-    env = dp_env(service, role) | queue_env(service, role)
+    env = dp_env(service, role) | queue_env(service, role) | open_env(service, role)
     if pods == 1:
         return (Member(instance, 0, instance, parallel.devices, MODULE, args, env),)
     return tuple(
         Member(
             instance=instance,
             index=index,
-            name=f"{instance}-{index}",
+            name=member_name(instance, index),
             devices=parallel.devices // pods,
             module=MODULE if index == 0 or parallel.data > 1 else FOLLOWING,
             args=(*args, *(_ranks(index, parallel.data // pods) if parallel.data > 1 else _node(index, pods))),

@@ -14,7 +14,8 @@ from xpyd_operator.render import paths as at
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import metadata
 from xpyd_operator.render.overlay import overlay
-from xpyd_operator.render.pod import engine_pod, grace_s, pod_revision
+from xpyd_operator.render.paths import AGENT_PORT
+from xpyd_operator.render.pod import engine_pods, grace_s, pod_revision
 from xpyd_operator.render.policies import budget, clients_policy, pods_policy
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.sidecar import clients_volumes, router_container
@@ -25,12 +26,12 @@ NO_KEY = "made once by the operator"
 
 
 def manifests(service: DisaggService, settings: KubeSettings) -> tuple[dict[str, Any], ...]:
-    """The objects of a service with the counts that the document asks for, one pod per instance.
+    """The objects of a service with the counts that the document asks for, the pods of every instance.
 
     Revisions are not those of a cluster, since they depend on the key.
 
     Raises:
-        Unsupported: as ``engine_pod``.
+        Unsupported: as ``engine_pods``.
     """
     counts = {role: service.spec.replicas(role) for role in Role}
     found = [key_secret(service, NO_KEY), *children(service, counts, settings)]
@@ -40,7 +41,7 @@ def manifests(service: DisaggService, settings: KubeSettings) -> tuple[dict[str,
         revision = pod_revision(service, role, "")
         for _ in range(counts[role]):
             name = instance_name(ServiceName(service.name), ordinal)
-            found.append(engine_pod(service, role, name, revision, settings))
+            found += engine_pods(service, role, name, revision, settings)
             ordinal += 1
     return tuple(found)
 
@@ -52,21 +53,26 @@ def children(
     key: PodKey | None = None,
     *,
     both_families: bool = True,
+    several: bool = False,
 ) -> tuple[dict[str, Any], ...]:
     """Everything that is server-side applied. ``counts``: wanted instances of each role; ``key``: of routers in pods of
-    their own; ``both_families``: every router there is listens on IPv6, too, so that Services may lead to it by both.
+    their own; ``both_families``: every router there is listens on IPv6, too, so that Services may lead to it by both;
+    ``several``: there are instances of several pods, whatever the document asks for.
 
     Each object carries a hash of what it was rendered to: without it, a field that is no longer rendered would look like
     one that others added (``differs``), and stay.
     """
     families = {"ipFamilyPolicy": "PreferDualStack"} if both_families else {}
     found = [_clients_service(service, families), _members_service(service, families)]
+    if several or spans(service):
+        found.append(_engines_service(service))
     if service.spec.network_policy.enabled:
         found += [pods_policy(service, settings), clients_policy(service)]
     for role in Role:
         selector = labels.selector(service, role=role)
         missing = service.spec.rollout.unavailable(counts[role])
-        found.append(budget(service, labels.role_name(service.name, role), selector, counts[role], missing))
+        wanted = counts[role] * service.spec.role(role).parallelism.pods
+        found.append(budget(service, labels.role_name(service.name, role), selector, wanted, missing))
     if service.spec.router.placement == "deployment":
         name = labels.router_name(service.name)
         selector = labels.selector(service, component=labels.ROUTERS)
@@ -75,9 +81,16 @@ def children(
     return tuple(_marked(one) for one in found)
 
 
-def unwanted(service: DisaggService) -> tuple[tuple[str, str], ...]:
-    """Kinds and names of what other settings would make, to be deleted where it exists."""
+def spans(service: DisaggService) -> bool:
+    """Whether instances of some role have several pods."""
+    return any(service.spec.role(role).parallelism.pods > 1 for role in Role)
+
+
+def unwanted(service: DisaggService, *, several: bool = False) -> tuple[tuple[str, str], ...]:
+    """Kinds and names of what other settings would make, to be deleted where it exists; ``several``: as in ``children``."""
     found: list[tuple[str, str]] = []
+    if not several and not spans(service):
+        found.append(("Service", labels.engines_name(service.name)))
     if not service.spec.network_policy.enabled:
         found += [("NetworkPolicy", service.name), ("NetworkPolicy", labels.clients_name(service.name))]
     if service.spec.router.placement != "deployment":
@@ -140,6 +153,25 @@ def _members_service(service: DisaggService, families: dict[str, str]) -> dict[s
             **families,
             "publishNotReadyAddresses": True,
             "selector": labels.selector(service, roster=labels.YES),
+            "ports": [port | {"targetPort": port["port"]}],
+        },
+    )
+
+
+def _engines_service(service: DisaggService) -> dict[str, Any]:
+    """Gives every member of an instance a name, ready or not: they must meet before any of them can be ready. Agents
+    listen on all families from the first release with members on.
+    """
+    port = {"name": "agent", "port": AGENT_PORT, "protocol": "TCP"}
+    return _service(
+        service,
+        labels.engines_name(service.name),
+        {
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "ipFamilyPolicy": "PreferDualStack",
+            "publishNotReadyAddresses": True,
+            "selector": labels.selector(service, component=labels.ENGINE),
             "ports": [port | {"targetPort": port["port"]}],
         },
     )

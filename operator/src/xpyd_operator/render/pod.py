@@ -1,6 +1,7 @@
 """The pod of one engine: its containers, its volumes, and the revision that says when it must be replaced.
 
-The container ``main`` runs vLLM, with the connector on its path; those beside it are in ``sidecar``.
+The container ``main`` runs vLLM, with the connector on its path; those beside it are in ``sidecar``. What an instance of
+several pods has besides is in ``group``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside, Claim, Folder, Hub
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
-from xpyd_operator.render import keys, labels
+from xpyd_operator.render import group, keys, labels
 from xpyd_operator.render import paths as at
 from xpyd_operator.render.defaults import without_defaults
 from xpyd_operator.render.engine import CPU_ENV, executor_env
@@ -37,33 +38,51 @@ back. Where no agent answers there is no drain to take back, so this never fails
 _STARTUP_PERIOD_S: Final = 5
 
 
-def engine_pod(
+def engine_pods(
     service: DisaggService, role: Role, name: InstanceName, revision: Revision, settings: KubeSettings,
     *, key: PodKey | None = None,
-) -> dict[str, Any]:
-    """The pod, ready to be created. Without a ``key`` it is only to be looked at.
+) -> tuple[dict[str, Any], ...]:
+    """The pods of an instance, ready to be created, the leader's first. Without a ``key`` they are only to be looked at.
 
     Raises:
         Unsupported: the model cannot be read in a pod, or the template takes away what xpyd needs.
     """
+    count = service.spec.role(role).parallelism.pods
+    return tuple(engine_pod(service, role, name, revision, settings, key=key, index=index) for index in range(count))
+
+
+def engine_pod(
+    service: DisaggService, role: Role, name: InstanceName, revision: Revision, settings: KubeSettings,
+    *, key: PodKey | None = None, index: int = 0,
+) -> dict[str, Any]:
+    """One of them, by its index.
+
+    Raises:
+        Unsupported: as ``engine_pods``.
+    """
     shared = at.KV_SHARED if service.spec.kv.shared_memory is not None else ""
     key = key or keys.unknown(service.name)
-    member = layout(service, role, name, model_path(service), shared)[0]
+    members = layout(service, role, name, model_path(service), shared)
+    member = members[index]
+    several = member.size > 1
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata(service, member.name, labels.engine(service, role, revision))
-        | {"annotations": {"kubectl.kubernetes.io/default-container": labels.MAIN}},
-        "spec": {
+        "metadata": metadata(
+            service, member.name, labels.engine(service, role, revision) | (group.marks(member) if several else {})
+        ) | {"annotations": {"kubectl.kubernetes.io/default-container": labels.MAIN}
+             | (group.notes(members) if several else {})},
+        "spec": (group.named(service, member) | group.placed(service, role, member) if several else {}) | {
             "restartPolicy": "Always",
             "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT to a URL, on which vLLM ends
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": grace_s(service),
             "securityContext": at.pod_security(settings),
             "topologySpreadConstraints": at.spread(labels.selector(service, role=role)),
-            "initContainers": [install_container(settings), sidecar_container(service, role, name, settings, key)],
+            "initContainers": [install_container(settings),
+                               sidecar_container(service, role, members, index, settings=settings, key=key)],
             "containers": [engine_container(service, role, member, key)],
-            "volumes": _volumes(service, key),
+            "volumes": _volumes(service, key, leads=index == 0),
         },
     }
     template = service.spec.role(role).template
@@ -116,7 +135,8 @@ def _without(parts: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if name not in names}
 
 
-def _volumes(service: DisaggService, key: PodKey) -> list[dict[str, Any]]:
+def _volumes(service: DisaggService, key: PodKey, *, leads: bool) -> list[dict[str, Any]]:
+    """``leads``: it is the leader of its instance, or all of it: told its role, and perhaps with a router beside it."""
     model = service.spec.model
     cache: dict[str, Any] = {"emptyDir": {}}
     if model.cache.claim is not None:
@@ -127,13 +147,13 @@ def _volumes(service: DisaggService, key: PodKey) -> list[dict[str, Any]]:
         {"name": "xpyd", "emptyDir": {}},
         {"name": "run", "emptyDir": {}},
         key.volume(),
-        at.annotation_volume("assignment", labels.ASSIGNMENT, at.ASSIGNMENT_FILE),
+        *((at.annotation_volume("assignment", labels.ASSIGNMENT, at.ASSIGNMENT_FILE),) if leads else ()),
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "home", "emptyDir": {}},
         {"name": "cache", **cache},
     ]
-    if service.spec.router.placement == "sidecar":
+    if service.spec.router.placement == "sidecar" and leads:
         volumes += clients_volumes(service)
     if isinstance(model.origin, Claim):
         claim = {"claimName": model.origin.claim, "readOnly": True}
@@ -173,19 +193,18 @@ def model_path(service: DisaggService) -> str:
 def engine_container(service: DisaggService, role: Role, member: Member, key: PodKey) -> dict[str, Any]:
     """The container ``main`` of a member, before the user's template."""
     engine = service.spec.engine
-    args = (*member.args, "--port", str(at.ENGINE_PORT))
+    several = member.size > 1
+    args = (*member.args, *group.port_args(member))
     return {
         "name": labels.MAIN,
         "image": engine.image,
         "imagePullPolicy": engine.image_pull_policy,
-        "command": [*at.LISTENING, member.module],
+        "command": group.command(service, member) if several else [*at.LISTENING, member.module],
         "args": [literal(argument) for argument in args],
         "env": engine_variables(service, role, member, key),
-        "ports": [{"name": "engine", "containerPort": at.ENGINE_PORT, "protocol": "TCP"}],
+        **({"ports": [{"name": "engine", "containerPort": at.ENGINE_PORT, "protocol": "TCP"}]} if member.serves else {}),
         "resources": _resources(service.spec.role(role)),
-        "startupProbe": at.killing(_health(_STARTUP_PERIOD_S, math.ceil(engine.startup_timeout_s / _STARTUP_PERIOD_S))),
-        "livenessProbe": at.killing(_health(10, 12)),
-        "readinessProbe": _health(2, 3),
+        **(group.probes(service) if several else _probes(service)),
         "lifecycle": {"preStop": {"exec": {"command": [*at.ASK, "drain"]}}, "postStart": {"exec": {"command": _BACK}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": at.CONTAINER_SECURITY,
@@ -212,6 +231,8 @@ def engine_variables(service: DisaggService, role: Role, member: Member, key: Po
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_RPC_BASE_PATH": at.RUN,
     }
+    if member.size > 1:
+        del defaults[group.COMPILED]
     defaults |= {"HF_HOME": at.CACHE} if isinstance(spec.model.origin, Hub) else {"HF_HUB_OFFLINE": "1"}
     if spec.model.token_secret is not None:
         reference = {"name": spec.model.token_secret.name, "key": spec.model.token_secret.key}
@@ -240,6 +261,15 @@ def _resources(role: RoleSpec) -> dict[str, Any]:
     claims = [msgspec.to_builtins(claim) for claim in role.resources.claims] if role.resources is not None else []
     parts = (("limits", most), ("requests", requests), ("claims", claims))
     return {name: values for name, values in parts if values}
+
+
+def _probes(service: DisaggService) -> dict[str, Any]:
+    failures = math.ceil(service.spec.engine.startup_timeout_s / _STARTUP_PERIOD_S)
+    return {
+        "startupProbe": at.killing(_health(_STARTUP_PERIOD_S, failures)),
+        "livenessProbe": at.killing(_health(10, 12)),
+        "readinessProbe": _health(2, 3),
+    }
 
 
 def _health(period_s: int, failures: int) -> dict[str, Any]:

@@ -9,9 +9,10 @@ import msgspec
 from xpyd_operator.api.quantity import value
 from xpyd_operator.api.router import Router, RouterResources
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.render import labels
+from xpyd_operator.render import group, labels
 from xpyd_operator.render import paths as at
 from xpyd_operator.render.keys import PodKey
+from xpyd_operator.render.layout import Member
 from xpyd_operator.render.literal import literals
 from xpyd_operator.render.paths import ASK, HOST_VAR
 from xpyd_operator.render.sections import agent_section, router_section
@@ -49,13 +50,18 @@ def install_container(settings: KubeSettings) -> dict[str, Any]:
 
 
 def sidecar_container(
-    service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings, key: PodKey
+    service: DisaggService, role: Role, members: tuple[Member, ...], index: int, *, settings: KubeSettings, key: PodKey
 ) -> dict[str, Any]:
-    """Agent of an engine, and with placement sidecar its router, as a native sidecar."""
-    own_router = service.spec.router.placement == "sidecar"
+    """Agent of an engine, and with placement sidecar its router, as a native sidecar. Only the leader of several members
+    is told a role, speaks to routers, and has one.
+    """
+    leads = index == 0
+    own_router = service.spec.router.placement == "sidecar" and leads
     container = _container(service, labels.SIDECAR, settings, clients=own_router)
-    container |= {"command": _command(_sidecar_config(service, role, name, settings, key)), "restartPolicy": "Always"}
-    container["volumeMounts"].append(at.mount("assignment", at.ASSIGNMENT_DIR, read_only=True))
+    config = _sidecar_config(service, role, members, index, settings=settings, key=key)
+    container |= {"command": _command(config), "restartPolicy": "Always"}
+    if leads:
+        container["volumeMounts"].append(at.mount("assignment", at.ASSIGNMENT_DIR, read_only=True))
     if service.spec.kv.shared_memory is not None:
         container["volumeMounts"].append(at.mount("kv", at.KV_SHARED, read_only=True))
     container["env"] = [_field(launch.ENV_HOST, "status.podIP"), {"name": launch.ENV_RUN_DIR, "value": at.RUN}]
@@ -129,25 +135,27 @@ def clients_volumes(service: DisaggService) -> list[dict[str, Any]]:
 
 
 def _sidecar_config(
-    service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings, key: PodKey
+    service: DisaggService, role: Role, members: tuple[Member, ...], index: int, *, settings: KubeSettings, key: PodKey
 ) -> SidecarConfig:
     engine = join_host_port("127.0.0.1", at.ENGINE_PORT)
+    routers = (members_address(service, settings),) if index == 0 else ()
     agent = msgspec.structs.replace(
-        agent_section(service, role, engine, ("", at.ENGINE_PORT), (members_address(service, settings),)),
-        assignment_file=f"{at.ASSIGNMENT_DIR}/{at.ASSIGNMENT_FILE}",
+        agent_section(service, role, engine, ("", at.ENGINE_PORT), routers),
+        assignment_file=f"{at.ASSIGNMENT_DIR}/{at.ASSIGNMENT_FILE}" if index == 0 else None,
         listen=join_host_port(at.EVERYWHERE, at.AGENT_PORT),
         shared_folder=at.KV_SHARED if service.spec.kv.shared_memory is not None else None,
         previous_key_file=key.before_path,
         key_mark=key.id if key.derived else "",
+        group=group.group_config(service, members, index, settings) if len(members) > 1 else msgspec.UNSET,
     )
     return SidecarConfig(
         service=ServiceName(service.name),
-        instance=name,
+        instance=members[index].instance,
         key_file=key.path,
         run_dir=at.RUN,
         agent=agent,
         plain_bearer=key.older,
-        router=_router(service, beside_engine=True) if service.spec.router.placement == "sidecar" else None,
+        router=_router(service, beside_engine=True) if service.spec.router.placement == "sidecar" and index == 0 else None,
     )
 
 

@@ -14,7 +14,7 @@ from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render import labels
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.defaults import without_defaults
-from xpyd_operator.render.pod import engine_pod
+from xpyd_operator.render.pod import engine_pods
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -36,7 +36,8 @@ def pods_difference(service: DisaggService, settings: KubeSettings) -> str:
     """
     if found := _stated(service, ("replicas", "scaling")):
         return found
-    prefill, decode = (_without_role(engine_pod(service, role, InstanceName("x"), Revision(""), settings)) for role in Role)
+    prefill, decode = (_without_role(list(engine_pods(service, role, InstanceName("x"), Revision(""), settings)))
+                       for role in Role)
     field = differs(prefill, decode) or differs(decode, prefill)
     return f"the pods of prefill and decode differ in {field}" if field else ""
 
@@ -54,14 +55,17 @@ def _stated(service: DisaggService, apart: tuple[str, ...]) -> str:
     return f"spec.prefill and spec.decode differ in {field}" if field else ""
 
 
-def _without_role(pod: dict[str, Any]) -> Any:
-    """The pod without what says its role: the label, the same in selectors, and the agent's first role."""
-    for container in pod["spec"]["initContainers"]:
+def _without_role(pods: list[dict[str, Any]]) -> Any:
+    """The pods of an instance without what says its role: the label, the same in selectors, and the agent's first role. By
+    index, so that a difference is named as in one pod.
+    """
+    for container in (one for pod in pods for one in pod["spec"]["initContainers"]):
         if container["name"] == labels.SIDECAR:
             config = msgspec.json.decode(container["command"][-1])
             config["agent"].pop("role")
             container["command"] = [*container["command"][:-1], config]
-    return _pruned(pod)
+    leader, *others = pods
+    return _pruned(leader | ({"members": {str(index): pod for index, pod in enumerate(others, 1)}} if others else {}))
 
 
 def _pruned(part: Any) -> Any:

@@ -20,15 +20,12 @@ from xpyd_operator.render import offload, overlay
 from xpyd_operator.render.engine import RAY_OWNED, kv_options
 from xpyd_operator.render.paths import AGENT_PORT, ENGINE_PORT
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES, KEEP_BYTES, STAGING_BYTES
+from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES, KEEP_BYTES, STAGING_BYTES, pinned_bytes
 
 
 def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     """Every field that is refused, and why."""
     for role in Role:
-        if service.spec.role(role).parallelism.pods > 1:
-            reason = "instances of several pods are made by `xpyd up` alone for now; write 1"
-            yield f"spec.{role}.parallelism.pods", reason
         yield from _role(service, role)
         yield from _executor(service, role, devices=bool(devices(service.spec.role(role))))
         yield from _pipeline(service, role, devices=bool(devices(service.spec.role(role))))
@@ -47,16 +44,18 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 
 def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
-    """The connector's own copies on the host, all ranks together: less than this can never do.
+    """The connector's own copies on the host, all ranks of a pod together: less than this can never do.
 
     On a device it may take more, as the model asks for; of a limit it takes so much more by itself that room is left.
     """
     limit = limits(service.spec.role(role)).get("memory")
-    ranks = service.spec.role(role).parallelism.devices
+    ranks = service.spec.role(role).parallelism.devices_of_pod
     on_device = bool(devices(service.spec.role(role)))
     stated = kv_options(service).keep_bytes
     keep = max(stated or 0, DEVICE_KEEP_BYTES) if on_device else stated or KEEP_BYTES
-    buffers = (service.spec.kv.buffer_bytes or 0) + 2 * service.spec.kv.host_pool_bytes
+    pool = service.spec.kv.host_pool_bytes
+    keep = pinned_bytes(keep + pool) if on_device else keep + pool
+    buffers = (service.spec.kv.buffer_bytes or 0) + pool
     staging = DEVICE_STAGING_BYTES if on_device else STAGING_BYTES
     beside = offload.memory_bytes(service)
     needed = ranks * (keep + staging + buffers) + beside

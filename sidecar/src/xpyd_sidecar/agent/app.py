@@ -25,7 +25,7 @@ from xpyd_sidecar.agent.control import Control, TooOld
 from xpyd_sidecar.agent.engine import Probe
 from xpyd_sidecar.agent.remote import Remote
 from xpyd_sidecar.agent.role import Told
-from xpyd_sidecar.agent.rounds import Rounds
+from xpyd_sidecar.agent.rounds import Question, Rounds
 from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import assignment, duty, keys
 from xpyd_sidecar.contract.assignment import Assignment
@@ -78,15 +78,18 @@ class Agent:
                                   members=isinstance(config.agent.group, GroupConfig))
         self._rounds: Rounds | None = None
         if isinstance(config.agent.group, GroupConfig):
-            self._rounds = Rounds(config, config.agent.group, key, self._standing, self._led)
+            self._rounds = Rounds(config, config.agent.group, key, self._standing, self._led,
+                                  drains=self._members_ask)
             if self._remote is not None:
-                self._remote.rounds = self._rounds
+                self._remote.rounds, self._remote.probed = self._rounds, self._probed
         self._told = Told(self._run_dir, config.agent.assignment_file)
         self._look_now = asyncio.Event()
         self._beat_now = asyncio.Event()
         self._looked = asyncio.Event()
         self._drain_over: asyncio.Future[tuple[bool, str]] | None = None
         self._drain_deadline = float("inf")
+        self._own_drain = False
+        """The drain was asked of this agent, not by another member."""
         self._started = self._loop.time()
         self._starting_since: float | None = self._started
         self._said_late = False
@@ -158,18 +161,35 @@ class Agent:
         }
 
     def drain(self) -> None:
-        """Begin to drain."""
+        """Begin to drain. A member that is led asks its leader, and is drained once the whole group is."""
+        self._own_drain = True
+        self._begin_drain()
+
+    def _begin_drain(self) -> None:
         now = self._loop.time()
         if self._drain_over is None:
             self._drain_over = self._loop.create_future()
         elif now < self._drain_deadline:
             return
         self._drain_deadline = now + self._config.drain_timeout_s
+        if self._is_led:
+            self._ask_leader(True)
+            return
         self._apply(DrainAsked())
         self._draining.say(True)
 
     def undrain(self) -> None:
-        """Take the drain back."""
+        """Take the drain back, but for what other members have asked for."""
+        self._own_drain = False
+        if self._rounds is None or not self._rounds.asking:
+            self._end_drain()
+
+    def _end_drain(self) -> None:
+        if self._is_led:
+            self._ask_leader(False)
+            self._drained(False, "the drain was taken back")
+            self._drain_over = None
+            return
         self._apply(UndrainAsked())
         self._drain_over = None
         self._draining.say(False)
@@ -184,7 +204,8 @@ class Agent:
             async with asyncio.timeout(left_s if timeout_s is None else min(left_s, timeout_s)):
                 return await asyncio.shield(over)
         except TimeoutError:
-            reason = self._machine.waits_for(self._beats.routers(), self._loop.time())
+            reason = ("the leader has not drained the group" if self._is_led
+                      else self._machine.waits_for(self._beats.routers(), self._loop.time()))
             logger.warning("not drained in time: %s", reason)
             return False, f"deadline passed: {reason}"
 
@@ -212,7 +233,43 @@ class Agent:
         if answer.epoch > self._machine.epoch:
             self._apply(RoleTold(Assignment(answer.role, answer.epoch)))
         if answer.draining != (self._machine.state is State.DRAINING):
-            self.drain() if answer.draining else self.undrain()
+            self._apply(DrainAsked() if answer.draining else UndrainAsked())
+        if answer.drained:
+            self._drained(True, "the group is drained")
+
+    @property
+    def _is_led(self) -> bool:
+        """It is a member of a group, and not its leader."""
+        return self._rounds is not None and not self._rounds.leads
+
+    def _ask_leader(self, drain: bool) -> None:
+        assert self._rounds is not None
+        self._rounds.drain = drain
+
+    def _members_ask(self) -> None:
+        """Members that are to go have asked for a drain, or none does any more."""
+        assert self._rounds is not None
+        if self._rounds.asking:
+            self._begin_drain()
+        elif not self._own_drain:
+            self._end_drain()
+
+    def _probed(self, what: Question) -> str:
+        """What is wrong with this member, for a kubelet. One that drains is not ready, so that the others of its group may
+        be evicted with it.
+        """
+        assert self._rounds is not None
+        if what == "live":
+            return self._rounds.hangs(self._config.startup_timeout_s)
+        if self._machine.state is State.DRAINING:
+            return "the group is drained"
+        if self._rounds.leads:
+            return "" if self._machine.state is State.READY else self._machine.problem or "the group does not serve"
+        return self._rounds.serves()
+
+    def _drained(self, drained: bool, reason: str) -> None:
+        if self._drain_over is not None and not self._drain_over.done():
+            self._drain_over.set_result((drained, reason))
 
     def _look_at_role(self) -> None:
         for told in self._told.look():
@@ -222,6 +279,8 @@ class Agent:
         while True:
             await asyncio.sleep(ROLE_S)
             self._look_at_role()
+            if self._is_led and self._rounds is not None and self._rounds.idle:
+                self._drained(True, "nothing runs here")  # perhaps the leader has gone before
 
     def _apply(self, event: Event) -> None:
         for instruction in self._machine.handle(event, self._loop.time()):
@@ -235,8 +294,8 @@ class Agent:
                     self._look_now.set()
                 case DrainEnded(drained=drained, reason=reason):
                     logger.info("drain ended", extra={"drained": drained, "why": reason})
-                    if self._drain_over is not None and not self._drain_over.done():
-                        self._drain_over.set_result((drained, reason))
+                    if not self._is_led:
+                        self._drained(drained, reason)
 
     def _tell_engine(self) -> None:
         machine = self._machine

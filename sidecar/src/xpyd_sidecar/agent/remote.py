@@ -1,5 +1,6 @@
 """The agent's endpoint on the network, by signed calls (``contract.signing``): ``POST /role``, and ``POST /member`` where
-the engine is one of several members (``rounds``).
+the engine is one of several members (``rounds``). Those also answer the probes of a kubelet, which signs nothing:
+``GET /group/ready`` and ``GET /group/live``, 200 or 503 and why not.
 
 So a role changes at once where the operator is on another host; what it says also reaches the agent by the pod's volume,
 later. The agents' token (``contract.keys``) opens it from this host alone, or where the operator may be one that knows no
@@ -10,13 +11,14 @@ too old.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
 
 from xpyd_sidecar.accepting import Acceptor, bind, of_this_host
 from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_role
-from xpyd_sidecar.agent.rounds import HelloRefused, Rounds
+from xpyd_sidecar.agent.rounds import HelloRefused, Question, Rounds
 from xpyd_sidecar.contract import assignment, group, keys, signing
 from xpyd_sidecar.contract.group import MemberHello
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
@@ -41,10 +43,13 @@ class Remote:
         self._speaker = speaker
         self.rounds: Rounds | None = None
         """Who hears the hellos of other members; None: nobody, there are none."""
+        self.probed: Callable[[Question], str] | None = None
+        """What is wrong with a member, in words; None: there are no members."""
         self._acceptor: Acceptor | None = None
         app = web.Application(middlewares=[answer_errors, self._check],
                               client_max_size=group.MOST_BYTES if members else assignment.MOST_BYTES)
-        app.add_routes([web.post(assignment.PATH, self._role), web.post(group.PATH, self._member)])
+        app.add_routes([web.post(assignment.PATH, self._role), web.post(group.PATH, self._member),
+                        web.get(group.READY_PATH, self._ready), web.get(group.LIVE_PATH, self._live)])
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
 
     async def start(self) -> None:
@@ -70,6 +75,8 @@ class Remote:
 
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method in ("GET", "HEAD") and request.path in (group.READY_PATH, group.LIVE_PATH):
+            return await handler(request)
         signature = request.headers.get(signing.HEADER)
         refusal = "a signed call of the operator is needed"
         if signature is not None:
@@ -86,6 +93,19 @@ class Remote:
 
     async def _role(self, request: web.Request) -> web.Response:
         return await take_role(request, self._speaker)
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        return self._probe("ready")
+
+    async def _live(self, _: web.Request) -> web.Response:
+        return self._probe("live")
+
+    def _probe(self, what: Question) -> web.Response:
+        if self.probed is None:
+            raise web.HTTPNotFound(text="this engine is all of its instance")
+        if problem := self.probed(what):
+            raise web.HTTPServiceUnavailable(text=problem)
+        return web.Response()
 
     async def _member(self, request: web.Request) -> web.Response:
         if self.rounds is None:

@@ -13,13 +13,13 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import aiohttp
 import msgspec
 
 from xpyd_sidecar.agent import ranks
-from xpyd_sidecar.agent.beat import Look
+from xpyd_sidecar.agent.beat import SLOW_LOOKS, Look
 from xpyd_sidecar.agent.group import SILENT_S, Lead, Seat
 from xpyd_sidecar.agent.pulses import Pulses
 from xpyd_sidecar.contract import group, keys, run_folder, signing
@@ -48,6 +48,8 @@ ANSWER_MAX: Final = 64 << 10
 PORTS: Final = range(31000, 32000)
 """Where engines of a group meet: below those that the kernel gives out, above those of engines of one host."""
 
+Question = Literal["ready", "live"]
+"""What a kubelet asks of a member."""
 Standing = Callable[[], tuple[Assignment, bool, bool]]
 """Role, draining, drained, as the leader's agent has them."""
 
@@ -60,14 +62,25 @@ class Rounds:
     """One member's side. ``run`` it; the leader's also ``hear``s."""
 
     def __init__(self, config: SidecarConfig, mine: GroupConfig, key: ServiceKey, standing: Standing,
-                 told: Callable[[MemberAnswer], None]) -> None:
-        """Take up what the run folder says. ``told``: what the leader answers a follower."""
+                 told: Callable[[MemberAnswer], None], *, drains: Callable[[], None] = lambda: None) -> None:
+        """Take up what the run folder says. ``told``: what the leader answers a follower; ``drains``: whether some member
+        asks for a drain (``asking``) has changed.
+        """
         assert config.agent is not None
         self._config, self._mine = config, mine
         self._host = mine.host or config.agent.advertise_host
         self._key = keys.derive(key, "agent call")
         self._run_dir = Path(config.run_dir)
-        self._standing, self._told = standing, told
+        self._standing, self._told, self._drains = standing, told, drains
+        self.drain = False
+        """This member asks that the group is drained."""
+        self.asking: frozenset[int] = frozenset()
+        """The members that do, as the leader has heard."""
+        self._was_up = ""
+        """The life in which the leader's server was up."""
+        self._up: bool | None = None
+        """Whether it is now; None: nobody looked yet."""
+        self._slow = 0
         self._boot = secrets.token_hex(12)
         self._seq = 0
         self._loop = asyncio.get_running_loop()
@@ -95,11 +108,42 @@ class Rounds:
 
     def judged(self, look: Look) -> Look:
         """A look at the leader's own engine, which serves only while all members do."""
+        self._slow = self._slow + 1 if look.health == "slow" else 0
+        if look.health == "up" and self._lead is not None:
+            self._up, self._was_up = True, self._lead.life
+        elif look.health == "down" or self._slow >= SLOW_LOOKS:
+            self._up = False
         problem = self.problem
         if not problem:
             return look
         health = look.health if look.health in ("up", "unmade") else "down"
         return msgspec.structs.replace(look, health=health, problem=problem)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs here, and nothing is about to."""
+        return not self._seat.life and self._seat.held != "busy"
+
+    def serves(self) -> str:
+        """Why this member's group does not serve, as far as this member knows; empty where it does."""
+        silent_s = self._loop.time() - self._seat.heard
+        if self._lead is None and silent_s > SILENT_S:
+            return f"the leader at {self._mine.leader} has not answered for {silent_s:.0f} s"
+        return self.problem or ("" if self._seat.held == "running" else f"the engine of this member is {self._seat.held}")
+
+    def hangs(self, startup_s: float) -> str:
+        """Why it is no use to wait for this member's engine any longer; empty where it is. With the leader also its server
+        counts, which had ``startup_s`` from the beginning of the life.
+        """
+        if self._seat.held == "absent":
+            return "the launcher does not answer"
+        lead = self._lead
+        if lead is None or not lead.life or self._up:
+            return ""
+        if self._was_up == lead.life:
+            return "the engine was up in this life and does not answer any more"
+        late = self._loop.time() - lead.since > startup_s
+        return f"the engine is not up {startup_s:g} s after the life began" if late else ""
 
     def others(self) -> tuple[MemberRanks, ...]:
         """Ranks of the followers, in order; those of a member that does not run the life are left out."""
@@ -129,6 +173,10 @@ class Rounds:
         if hello.layout != mine.layout:
             raise HelloRefused(f"{name} is of another layout ({hello.layout}) than the leader ({mine.layout})")
         self._check_ranks(hello)
+        asking = self.asking | {hello.index} if hello.drain else self.asking - {hello.index}
+        if asking != self.asking:
+            self.asking = asking
+            self._drains()
         return self._count(hello)
 
     def _check_ranks(self, hello: MemberHello) -> None:
@@ -144,15 +192,15 @@ class Rounds:
         """Until cancelled."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=1)) as session:
-            said, at = "", float("-inf")
+            said, at = ("", False), float("-inf")
             while True:
                 self._look()
                 now = self._loop.time()
                 if self._lead is not None:
                     self._lead = self._lead.tick(now)
                     self._take(self._count(self._hello()))
-                elif self._seat.held != said or now - at >= HELLO_S:
-                    said, at = self._seat.held, now
+                elif (self._seat.held, self.drain) != said or now - at >= HELLO_S:
+                    said, at = (self._seat.held, self.drain), now
                     await self._say(session)
                     self._seat = self._seat.tick(self._loop.time())
                     self._write()
@@ -177,7 +225,7 @@ class Rounds:
         return MemberHello(WIRE_VERSION, self._config.instance, self._mine.index, self._mine.layout, self._boot, self._seq,
                            held, seat.promised, self._pulses.word if held == "running" else "",
                            launcher.why if launcher is not None else "",
-                           self._ranks() if held == "running" and not self.leads else None)
+                           self._ranks() if held == "running" and not self.leads else None, self.drain)
 
     def _ranks(self) -> MemberRanks | None:
         agent = self._config.agent
@@ -205,8 +253,9 @@ class Rounds:
         if hello.index and (self._seat.life != life or self._seat.turn != self._turn):
             life = ""  # nobody hears of a life that is not written down yet
         role, draining, drained = self._standing()
+        problem = self.problem or ("the leader's server is not up" if self._up is False else "")
         return MemberAnswer(WIRE_VERSION, call, life, self._host, self._port, role.role, role.epoch, draining, drained,
-                            self.problem)
+                            problem)
 
     def _take(self, answer: MemberAnswer) -> None:
         self._seat = self._seat.hear(answer, self._loop.time())

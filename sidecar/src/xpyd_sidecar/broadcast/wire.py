@@ -3,7 +3,7 @@
 A handle is bytes for the caller to hand on, over a channel that it trusts: who has it can join in the name of any reader.
 
 Wire history
-    1   first version
+    1   first version. A handle may have ``second`` since; a reader that does not know it is not seen when it is silent
 """
 
 from __future__ import annotations

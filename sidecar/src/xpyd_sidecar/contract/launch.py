@@ -49,6 +49,11 @@ CONNECTOR_CLASS = "XpydConnector"
 CONNECTOR_MODULE = "xpyd_sidecar.engine.connector"
 
 
+def pinned_bytes(size: int) -> int:
+    """What ``size`` bytes of pinned memory take: torch rounds them up to a power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
 class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``kv_connector_extra_config["xpyd"]``: the connector's settings. Sizes in bytes, times in seconds."""
 

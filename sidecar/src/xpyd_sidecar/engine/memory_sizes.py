@@ -17,7 +17,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES, KEEP_BYTES, STAGING_BYTES
+from xpyd_sidecar.contract.launch import (
+    DEVICE_KEEP_BYTES,
+    DEVICE_STAGING_BYTES,
+    KEEP_BYTES,
+    STAGING_BYTES,
+    pinned_bytes,
+)
 from xpyd_sidecar.errors import ConfigError
 
 ROUNDS: Final = 2
@@ -95,9 +101,9 @@ def _check(stated: int | None, load: StepLoad) -> None:
 
 
 def _within(size: int, least: int, most: int) -> int:
-    """A power of two: torch takes pinned memory in such, and what it rounds up to would be counted nowhere."""
-    size = min(size, most)
-    return max(least, 1 << (size.bit_length() - 1) if size else 0)
+    """A power of two, since pinned memory is taken in such; rounded down, since ``most`` is a bound."""
+    whole = pinned_bytes(min(size, most))
+    return max(least, whole if whole <= min(size, most) else whole // 2)
 
 
 def _mib(size: int) -> str:

@@ -10,14 +10,13 @@ Laws
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.contract.timeline import KEPT, Notes
-from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.kv.keys import Key, Recent
 
 RANKS_MOST: Final = 16
 
@@ -37,7 +36,7 @@ class RecentTransfers:
     """Both sides of an engine's transfers."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[TransferId, bool], _Entry] = OrderedDict()
+        self._entries: Recent[tuple[TransferId, bool], _Entry] = Recent(KEPT)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -82,10 +81,8 @@ class RecentTransfers:
         if entry is not None and entry.attempt > key.attempt and entry.loaded != key:
             return None
         if entry is None or (sends and entry.attempt < key.attempt):
-            self._entries.pop(name, None)
-            entry = self._entries[name] = _Entry(key.attempt)
-            if len(self._entries) > KEPT:
-                self._entries.popitem(last=False)
+            entry = _Entry(key.attempt)
+            self._entries.put(name, entry)
         elif entry.attempt < key.attempt:  # decode's leg waits on: what it has waited for so far is part of its story
             entry.attempt = key.attempt
         return entry

@@ -21,7 +21,7 @@ import torch
 
 from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, join_host_port, split_host_port
-from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.contract.launch import KvOptions, pinned_bytes
 from xpyd_sidecar.engine import kv_cache, nixl_setup
 from xpyd_sidecar.engine.draft_hooks import DraftHooks
 from xpyd_sidecar.engine.kv_cache import KvCache
@@ -111,12 +111,13 @@ class WorkerSide:
         buffer = _buffer_bytes(options, self._memory.cache_block_bytes * num_blocks)
         pinned = self._memory.device.type == "cuda"
         sizes = memory_sizes(options.keep_bytes, self._memory.token_bytes, load, device=pinned)
-        if pinned:
-            logger.info("%s", told(sizes, rank))
         keep = sizes.keep + options.host_pool_bytes + (buffer if options.mode == "get" else 0)
         ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
         make = partial(kv_cache.chunk, pinned=pinned)
         bound = max(keep, LEAST_BLOCKS * sum(rounded(size, UNIT) for size in self._memory.block_bytes))
+        if pinned:
+            bound = pinned_bytes(bound)
+            logger.info("%s", told(sizes._replace(keep=bound), rank))
         ways, self._reading, copies = nixl_setup.prepare(options, ways, self._memory.largest_frame, bound,
                                                    kv_cache.mapped_chunk if ways.host and not pinned else make)
         self.store = CopyStore(copies, bound)

@@ -6,6 +6,7 @@ Belongs here: the key of one try of a transfer, the outcomes, and the bounded me
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
@@ -71,6 +72,16 @@ class Recent(Generic[K, V]):
         self._items[key] = value
         while len(self._items) > self._bound:
             self._items.popitem(last=False)
+
+    def of(self, key: K, make: Callable[[], V]) -> V:
+        """The value of a key; made now, as the newest, where it is not remembered."""
+        if key not in self._items:
+            self.put(key, make())
+        return self._items[key]
+
+    def pop(self, key: K) -> V | None:
+        """Forget a key; the value that it had."""
+        return self._items.pop(key, None)
 
     def get(self, key: K) -> V | None:
         """The value of a key that is still remembered."""

@@ -22,9 +22,9 @@ from xpyd_sidecar.router.endpoints.traces import Tracer
 from xpyd_sidecar.router.fleet.heartbeat_listener import PORT_AFTER_MEMBERS, GuestListener, Members
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
+from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.patience import GRACE_S, late, within
-from xpyd_sidecar.router.http.server import Certificate, Server
-from xpyd_sidecar.router.http.server_state import MAX_CONNECTIONS, RequestBounds
+from xpyd_sidecar.router.http.server import MAX_CONNECTIONS, Certificate, RequestBounds, Server
 from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.relay import fast, loop
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -62,7 +62,8 @@ class RouterProcess:
         self.paths = self._make_paths(self._client_keys, Admin(key, config.instance, plain=config.plain_bearer))
         self.tracer = self.paths.tracer = Tracer(self.context, key)
         bounds = RequestBounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
-        self.server = Server(self.paths, bounds, STREAMED, body_budget=self._config.body_budget_bytes)
+        self.server = Server(self.paths, bounds, STREAMED, connect=ClientConnection,
+                             body_budget=self._config.body_budget_bytes)
         self.server.most = room.connections
         self.context.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
         take, count = self.context.watch.on_message, partial(self.context.observer.metrics.count, "membership_messages")

@@ -7,14 +7,14 @@ forgotten), spans of one are merged (``kv.pieces``).
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
 
 from xpyd_sidecar.contract.timeline import First, Side, Span
-from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.kv.keys import Key, Recent
 from xpyd_sidecar.kv.pieces import MOST, Pieces
 
 OPEN_MOST: Final = 1024
@@ -32,28 +32,20 @@ class TransferTrace:
     """Open transfers of one side of a rank."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[Key, tuple[dict[str, float], Pieces]] = OrderedDict()
+        self._open: Recent[Key, tuple[dict[str, float], Pieces]] = Recent(OPEN_MOST)
 
     def mark(self, key: Key, name: str) -> None:
         """Something has happened now; the first time counts."""
-        self._of(key)[0].setdefault(name, time.monotonic())
+        self._open.of(key, _nothing)[0].setdefault(name, time.monotonic())
 
     def piece(self, key: Key, at: float, until: float, size: int, link: str) -> None:
         """Bytes have moved."""
-        self._of(key)[1].add(at, until, size, link)
+        self._open.of(key, _nothing)[1].add(at, until, size, link)
 
     def end(self, key: Key) -> Noted | None:
         """What was noted; None where nothing was."""
-        found = self._open.pop(key, None)
+        found = self._open.pop(key)
         return None if found is None else Noted(key, found[0], found[1].take())
-
-    def _of(self, key: Key) -> tuple[dict[str, float], Pieces]:
-        found = self._open.get(key)
-        if found is None:
-            found = self._open[key] = {}, Pieces()
-            if len(self._open) > OPEN_MOST:
-                self._open.popitem(last=False)
-        return found
 
 
 class Forwards:
@@ -62,7 +54,7 @@ class Forwards:
     def __init__(self) -> None:
         self._began = 0.0
         self._last: deque[Span] = deque(maxlen=MOST)
-        self._pushed: OrderedDict[Key, Pieces] = OrderedDict()
+        self._pushed: Recent[Key, Pieces] = Recent(OPEN_MOST)
 
     def begin(self) -> None:
         """A step begins."""
@@ -73,21 +65,21 @@ class Forwards:
         span = Span(self._began, time.monotonic(), tokens)
         self._last.append(span)
         for key in pushes:
-            if key not in self._pushed:
-                self._pushed[key] = Pieces()
-                if len(self._pushed) > OPEN_MOST:
-                    self._pushed.popitem(last=False)
-            self._pushed[key].add(span.at, span.until, tokens)
+            self._pushed.of(key, Pieces).add(span.at, span.until, tokens)
         return span
 
     def pushed(self, key: Key) -> list[Span]:
         """Those that made what a transfer has pushed."""
-        found = self._pushed.pop(key, None)
+        found = self._pushed.pop(key)
         return found.take() if found is not None else []
 
     def since(self, at: float) -> list[Span]:
         """The last ones that ended after ``at``."""
         return [span for span in self._last if span.until > at]
+
+
+def _nothing() -> tuple[dict[str, float], Pieces]:
+    return {}, Pieces()
 
 
 def packed(rank: int, noted: Noted, forwards: list[Span]) -> bytes:

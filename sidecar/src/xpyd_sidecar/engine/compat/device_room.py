@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from xpyd_sidecar.contract.launch import CONNECTOR_CLASS
+from xpyd_sidecar.engine.compat import common
 
 logger = logging.getLogger(__name__)
 Room = Callable[[Mapping[str, Any], int], int]
@@ -31,13 +32,15 @@ def leave(room: Room) -> None:
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415 (not needed before there is a device)
 
     def determine_available_memory(self: Any) -> int:
-        available = int(self.worker.determine_available_memory())
         config = self.worker.vllm_config
+        stated = config.cache_config.kv_cache_memory_bytes  # before vLLM takes it from its plan of an earlier start
+        available = int(self.worker.determine_available_memory())
         extra = _settings(config.kv_transfer_config)
-        if extra is None or config.device_config.device_type == "cpu" or config.cache_config.kv_cache_memory_bytes:
+        if extra is None or config.device_config.device_type == "cpu" or stated:
             return available
         some = room(extra, step_bytes(config, self.worker.get_kv_cache_spec()))
         _left.append(some)
+        common.log_like_vllm("xpyd_sidecar")
         logger.info("xpyd: %d MiB of what --gpu-memory-utilization allows are left for copies of KV", some >> 20)
         return available - some
 

@@ -25,7 +25,6 @@ def install(settings: QueueSettings) -> None:
     """
     if shm_broadcast.MessageQueue is ExecutorWriter:
         return
-    vllm_compat.log_like_vllm("xpyd_sidecar")
     compat.check_sources()
     ExecutorWriter.settings = settings
     shm_broadcast.MessageQueue = multiproc_executor.MessageQueue = ExecutorWriter
@@ -33,6 +32,7 @@ def install(settings: QueueSettings) -> None:
 
 
 def _init_executor(self: Any) -> None:
+    vllm_compat.log_like_vllm("xpyd_sidecar")  # not before: vLLM sets its own logs up after it has loaded plugins
     _STOCK(self)
     queue = self.rpc_broadcast_mq
     if isinstance(queue, ExecutorWriter):

@@ -26,6 +26,7 @@ from xpyd_sidecar.broadcast import wire
 from xpyd_sidecar.broadcast.errors import Cancelled, Closed, NothingCame
 from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import LocalReader, RemoteReader, join
+from xpyd_sidecar.engine.compat import log_like_vllm
 from xpyd_sidecar.engine.executor_queue.compat import MessageQueue, get_ip
 from xpyd_sidecar.engine.executor_queue.pickles import dumps, loads
 from xpyd_sidecar.engine.executor_queue.settings import QueueSettings
@@ -93,9 +94,13 @@ class ExecutorWriter:
 
         Raises:
             PeerGone: some did not in time; the message names them.
+            RuntimeError: the queue was shut down.
         """
-        with self._lock:
-            self._writer.wait_ready(WAIT_S)
+        end = time.monotonic() + WAIT_S
+        while (missing := self._missing()) and time.monotonic() < end:
+            logger.debug("xpyd: %s did not join yet", missing)
+        if missing:
+            raise PeerGone(missing, f"did not join the executor's queue within {WAIT_S:g} s")
 
     def enqueue(self, obj: Any, timeout: float | None = None) -> None:
         """Send an object to every reader.
@@ -145,6 +150,16 @@ class ExecutorWriter:
     def silent(self) -> tuple[str, ...]:
         """Readers that were stopped or cut off at the last look, and not lost."""
         return self._silent
+
+    def _missing(self) -> str:
+        """Readers that have not joined after a moment, by name."""
+        with self._lock:
+            self._check()
+            try:
+                self._writer.wait_ready(LOOK_S)
+            except PeerGone as error:
+                return error.peer
+        return ""
 
     def _look(self) -> None:
         self._writer.check()
@@ -219,6 +234,7 @@ class ExecutorReader:
             PeerGone: the writer has ended, lets nobody in, or does not hold the same key.
             AuthError: it refuses.
         """
+        log_like_vllm("xpyd_sidecar")
         self._reader = reader = join(self.handle.raw, self._name, timeout_s=WAIT_S, key=self._key)
         weakref.finalize(self, _closed, reader.close, os.getpid()).atexit = False
 

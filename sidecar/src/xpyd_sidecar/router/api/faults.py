@@ -1,5 +1,5 @@
-"""Errors as clients see them: OpenAI's form, made in one place. And how an attempt failed, and why, in the two forms that are
-made where it is known:
+"""Errors as clients see them: OpenAI's form, made in one place. And how an attempt failed, and why, in the two forms that
+are made where it is known:
 
     FailureReason("it closed the connection", "[Errno 104] Connection reset by peer")
                    └ said: clients, too        └ more: the log, and who has the admin token
@@ -51,9 +51,11 @@ class FailureKind(Enum):
     DIFFERS = "differs"
     """A stream that was to go on did not say again what the client has: it is another answer."""
 
+    @property
+    def gone(self) -> bool:
+        """Whether the instance is not there any more, as far as a leg can tell."""
+        return self in {FailureKind.REFUSED, FailureKind.LOST}
 
-GONE = frozenset({FailureKind.REFUSED, FailureKind.LOST})
-"""The instance is not there any more, as far as a leg can tell."""
 
 
 class HttpFault(Exception):

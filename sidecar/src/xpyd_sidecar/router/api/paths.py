@@ -9,8 +9,8 @@
 
 A test holds the table against the paths that the installed vLLM registers, so that none is lost.
 
-Generation in dialects of its own (``/v1/messages``, ``/v1/responses``): the answer passes through, whatever it is, since the
-engine alone knows its dialect. But the prompt is a prompt, which prefill computes as it does those of ``fields``. So
+Generation in dialects of its own (``/v1/messages``, ``/v1/responses``): the answer passes through, whatever it is, since
+the engine alone knows its dialect. But the prompt is a prompt, which prefill computes as it does those of ``fields``. So
 
     prefill   the same prompt, one token that nobody sees     what shapes the output alone is dropped, or made cheapest
     decode    what the client sent, and where the KV is

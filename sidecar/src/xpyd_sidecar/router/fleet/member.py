@@ -165,7 +165,7 @@ def by_message(member: FleetMember | None, message: Up) -> tuple[Incarnation, De
 
 
 _FOLLOWED = [name for name in FleetMember.__struct_fields__
-             if name not in {"name", "in_flight", "in_flight_at_beat", "turn", "suspected"}]
+             if name not in {"name", "in_flight", "in_flight_at_beat", "suspected"}]
 
 
 class EngineTarget(msgspec.Struct, frozen=True):

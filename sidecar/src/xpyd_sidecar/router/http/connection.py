@@ -25,7 +25,7 @@ from xpyd_sidecar.router.api.faults import HttpFault, unavailable
 from xpyd_sidecar.router.http import heads
 from xpyd_sidecar.router.http.incoming import Held, IncomingRequests
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
-from xpyd_sidecar.router.http.server_state import ServerState
+from xpyd_sidecar.router.http.server import OpenConnection, Server
 from xpyd_sidecar.router.relay.fast import Outlet
 from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
 
@@ -41,13 +41,13 @@ SLICE = 16 << 10
 HIGH_WATER = 256 << 10
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(OpenConnection):
     """One client connection. A client that closes its sending side counts as gone: its answer would go nowhere."""
 
     __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_held", "_incoming",
                  "_paused", "_queue", "_rest", "_scheduled", "_served", "_since", "_transport", "outlet", "server")
 
-    def __init__(self, server: ServerState) -> None:
+    def __init__(self, server: Server) -> None:
         self.server = server
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()
@@ -194,6 +194,8 @@ class ClientConnection(asyncio.Protocol):
         """Another one goes on with what a handler has begun."""
         if self._handler is handler:
             self._handler = other
+            if self._blocked_at:
+                other.on_pause()
 
     def finished(self, *, close: bool) -> None:
         """The answer to the current request is written."""

@@ -13,6 +13,7 @@ digits of its length alone need not be parsed again. Parsing costs a call for ea
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Mapping
 
@@ -45,6 +46,23 @@ LINGER_S = 3.0
 SLOWEST_BODY = 100_000
 """Bytes a second that a large body must come with, beyond the time that every request has. So few that clients far away
 can send; where there is no room for all, a body must come ten times as fast (``body_budget.PRESSED``)."""
+_BYTES = 16
+_AT_ONCE = 64
+_drawn: list[str] = []
+
+
+def fresh() -> str:
+    """A name for a request or a transfer: 32 hex digits that nobody can guess and nobody has seen.
+
+    The system is asked for many at a time. A process of its own draws its own: nothing is shared with a child.
+    """
+    if not _drawn:
+        made = os.urandom(_BYTES * _AT_ONCE).hex()
+        _drawn.extend([made[at:at + 2 * _BYTES] for at in range(0, len(made), 2 * _BYTES)])
+    return _drawn.pop()
+
+
+os.register_at_fork(after_in_child=_drawn.clear)
 
 
 def too_large_head(limit: int) -> HttpFault:

@@ -5,7 +5,7 @@
 The first fault is kept, since exceptions would be wrapped by the parser; nothing is taken after it.
 
 Nearly every request is a plain one: its head fits into one read, no header is repeated, and its body is small and comes in
-one piece. It costs a call of the parser for each header and four more, the first time (``known_heads``); whatever is rare
+one piece. It costs a call of the parser for each header and four more, the first time (``KnownHeads``); whatever is rare
 is looked at only where it may be.
 """
 
@@ -17,12 +17,11 @@ from typing import Any, Protocol
 import httptools
 
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request
-from xpyd_sidecar.router.http import heads, ids
-from xpyd_sidecar.router.http.body_budget import SMALL, BodyOwner, HeldBody
+from xpyd_sidecar.router.http import heads
+from xpyd_sidecar.router.http.body_budget import HELD, SMALL, BodyOwner, HeldBody, Upload
 from xpyd_sidecar.router.http.heads import KnownHead, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
-from xpyd_sidecar.router.http.server_state import ServerState
-from xpyd_sidecar.router.http.upload import HELD, Upload
+from xpyd_sidecar.router.http.server import Server
 
 MAX_URL = 8192
 FRAMING = 16
@@ -57,7 +56,7 @@ class RequestSink(BodyOwner, Protocol):
 
 def request_id_of(given: bytes | None) -> str:
     """The client's own request id where it is one, else a new one."""
-    return given.decode() if given and _REQUEST_ID.fullmatch(given) else ids.fresh()
+    return given.decode() if given and _REQUEST_ID.fullmatch(given) else heads.fresh()
 
 
 class IncomingRequests:
@@ -67,7 +66,7 @@ class IncomingRequests:
                  "_hosts", "_in_head", "_judge_head", "_judged", "_known_path", "_like", "_line", "_parser", "_raw",
                  "_server", "_size", "_url", "_version", "_wanted", "ended", "fault", "refused", "upload")
 
-    def __init__(self, server: ServerState, line: RequestSink) -> None:
+    def __init__(self, server: Server, line: RequestSink) -> None:
         self._server = server
         self._bounds = server.bounds
         self._bodies = server.bodies
@@ -144,7 +143,7 @@ class IncomingRequests:
                 return None
         except HttpFault:
             return None  # it is refused where everything is
-        return HttpRequest(head.method, head.path, headers, body, ids.fresh(), head.target, None, True)
+        return HttpRequest(head.method, head.path, headers, body, heads.fresh(), head.target, None, True)
 
     def feed(self, data: bytes) -> None:
         """Bytes of one or several requests, or of a part of one; ``fault`` says whether they are in order."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http.upload import Upload
+from xpyd_sidecar.router.http.body_budget import Upload
 from xpyd_sidecar.router.http.wire import chunk_of, lines_of
 from xpyd_sidecar.router.relay.fast import Outlet
 
@@ -156,6 +156,10 @@ class Reply:
         """An error, whole."""
         self.whole(fault.status, fault.headers(), fault.body())
 
+    def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
+        """Another one goes on with what a handler has begun, or would have."""
+        self._connection.hand_over(handler, other)
+
     def last(self) -> None:
         """Close the connection after this answer."""
         self._close = True
@@ -181,11 +185,6 @@ class Reply:
         else:
             self._send(begun)
         self._sent += len(first)
-
-    def begun(self, status: int, sent: int, *, close: bool) -> None:
-        """The head and so many bytes of the body were sent without this reply."""
-        self.started = True
-        self.status, self._sent, self._close = status, sent, close
 
     def write(self, data: bytes) -> None:
         """A part."""

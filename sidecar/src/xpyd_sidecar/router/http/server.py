@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
 import ssl
+from collections.abc import Callable
 from email.utils import formatdate
+
+import msgspec
 
 from xpyd_sidecar.accepting import Acceptor, bind
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.http.body_budget import DEFAULT
-from xpyd_sidecar.router.http.connection import ClientConnection
+from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.http.body_budget import DEFAULT, BodyBudget
+from xpyd_sidecar.router.http.heads import KnownHeads
 from xpyd_sidecar.router.http.reply import Application
-from xpyd_sidecar.router.http.server_state import RequestBounds, ServerState
 
+MAX_CONNECTIONS = 16384
+MOST_AT_ONCE = 2
+"""So many bodies of the largest size always fit, whatever the budget is."""
 REFUSED = 64
 """Connections beyond those allowed that are open for as long as it takes to tell them so."""
 logger = logging.getLogger(__name__)
@@ -95,16 +102,70 @@ def _no_passphrase() -> str:
     raise ValueError("router.tls_key_file: a key with a passphrase cannot be used")
 
 
-class Server(ServerState):
-    """Listens, and keeps its connections."""
+class RequestBounds(msgspec.Struct, frozen=True):
+    """Limits of one request."""
+
+    header_bytes: int
+    body_bytes: int
+    receive_s: float
+    """Time a client has to send a request."""
+
+
+class OpenConnection(asyncio.Protocol):
+    """A connection of a client (``connection.ClientConnection``)."""
+
+    __slots__ = ()
+
+    def sweep(self, now: float, awake: float) -> None:
+        """Called every second: close what is overdue."""
+
+    def leave(self) -> None:
+        """The server ends."""
+
+    def abort(self) -> None:
+        """Close now."""
+
+
+class Server:
+    """Listens, and keeps its connections and what they share."""
 
     def __init__(self, application: Application, bounds: RequestBounds, streamed: frozenset[str] = frozenset(), *,
-                 body_budget: int = DEFAULT) -> None:
-        """``body_budget``: bytes of the bodies of all requests."""
-        super().__init__(application, bounds, streamed, body_budget)
+                 connect: Callable[[Server], OpenConnection], body_budget: int = DEFAULT) -> None:
+        """``connect`` makes a client's connection. ``body_budget``: bytes of the bodies of all requests."""
+        self.application = application
+        self.bounds = bounds
+        self.streamed = streamed
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.bodies = BodyBudget(max(body_budget, MOST_AT_ONCE * bounds.body_bytes))
+        self.heads = KnownHeads()
+        self.connections: set[OpenConnection] = set()
+        self.refusals: dict[str, int] = {}
+        """How many were refused, by the code of the fault."""
+        self.encrypted = False
+        """Its connections are TLS."""
+        self.draining = False
+        self.leaving = False
+        """It has stopped listening, and idle connections are closed."""
+        self.turned_away = False
+        """Every answer is the last of its connection, though the server goes on."""
+        self.date = formatdate(usegmt=True).encode()
+        self.most = MAX_CONNECTIONS
+        """Connections that may be open at once."""
+        self._connect = connect
         self._acceptor: Acceptor | None = None
         self._certificate: Certificate | None = None
         self._looked_at = self.loop.time()
+
+    @property
+    def full(self) -> bool:
+        """Whether there are more connections than allowed."""
+        return len(self.connections) > self.most
+
+    def refused(self, fault: HttpFault) -> None:
+        """A connection was refused before there was a whole request."""
+        code = fault.code or str(fault.status)
+        self.refusals[code] = self.refusals.get(code, 0) + 1
+        logger.info("refused: %s", fault.message, extra={"status": fault.status})
 
     async def listen(self, host: str, port: int, certificate: Certificate | None = None, *, shared: bool = False) -> int:
         """Listen; the port (chosen by the kernel where ``port`` is 0). ``shared``: with other processes (SO_REUSEPORT).
@@ -117,7 +178,7 @@ class Server(ServerState):
             raise ConfigError(f"router.port: cannot listen on {where}: {error.strerror or error}") from None
         self._certificate = certificate
         self.encrypted = certificate is not None
-        self._acceptor = Acceptor(sockets, lambda: ClientConnection(self), self._crowded,
+        self._acceptor = Acceptor(sockets, lambda: self._connect(self), self._crowded,
                                   certificate.context if certificate is not None else None)
         return self._acceptor.port
 

@@ -38,17 +38,9 @@ import msgspec
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
-from xpyd_sidecar.router.api.faults import (
-    GONE,
-    FailureKind,
-    FailureReason,
-    HttpFault,
-    refuses_request,
-    unavailable,
-    upstream,
-)
+from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault, refuses_request, unavailable, upstream
+from xpyd_sidecar.router.balance.limits import RetryBudget
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.serving import instructions as mv
 
@@ -234,7 +226,7 @@ class Exchange:
         # are, and so does the first break of a stream: the front end of a dead engine may live on and say so.
         if self._exhausted:
             return False
-        return kind in GONE or (self._begun and self._decode.tries == 1) or self._budget.may_retry(now)
+        return kind.gone or (self._begun and self._decode.tries == 1) or self._budget.may_retry(now)
 
     def _send_pair_elsewhere(self, now: float, last: InstanceName | None = None) -> list[mv.Instruction] | None:
         pair = self._pick(self._decode.bad)
@@ -276,7 +268,7 @@ class Exchange:
                 return self._fail("unavailable", unavailable(reason.said))
             case mv.AttemptFailed(kind=kind, reason=reason):
                 why = reason.of(f"prefill instance {leg.target.instance}")
-                return self._prefill_failed(leg, why, now, gone=kind in GONE)
+                return self._prefill_failed(leg, why, now, gone=kind.gone)
         return []
 
     def _prefill_refused(self, leg: _Open, status: int, now: float) -> list[mv.Instruction]:

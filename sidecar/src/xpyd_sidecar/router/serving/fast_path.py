@@ -3,9 +3,9 @@
     entered ─▶ both legs sent ──▶ prefill answered 200 ──▶ decode's stream begins ──▶ … ──▶ ends ──▶ record
                 └────────────────────┴───────────────────────┴── whatever else ──▶ ``unfold``: a ``Serving`` goes on
 
-One object (``fast_state``) holds what a ``Serving``, its legs, calls and reply would. It decides nothing: what is not on
-this way (a failure, a slow engine, a client that goes, an instance that leaves) makes the ``Serving`` that has seen all of
-it, which hears of it as if it had been there from the start. A test holds every course against that of a ``Serving``.
+One object holds what a ``Serving``, its legs and calls would. It decides nothing: what is not on this way (a failure, a
+slow engine, a client that goes, an instance that leaves) makes the ``Serving`` that has seen all of it, which hears of it
+as if it had been there from the start. A test holds every course against that of a ``Serving``.
 """
 
 from __future__ import annotations
@@ -17,19 +17,27 @@ from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
-from xpyd_sidecar.contract.ids import Role
+import msgspec
+
+from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.router.api import bodies
+from xpyd_sidecar.router.api.bodies import RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import FailureReason
+from xpyd_sidecar.router.balance.picker import Selection
+from xpyd_sidecar.router.fleet.member import FleetMember, Pair
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import MAX_KNOWN, Malformed, ResponseHead, parse_head
-from xpyd_sidecar.router.observing.record import LegRecord
+from xpyd_sidecar.router.observing.record import LegRecord, Record
 from xpyd_sidecar.router.relay.fast import Scanner
-from xpyd_sidecar.router.relay.whole import take
+from xpyd_sidecar.router.relay.whole import Whole, take
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.attempts import OpenAttempt
-from xpyd_sidecar.router.serving.fast_state import FastState
+from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.generation import Generation
 from xpyd_sidecar.router.serving.request import Serving
-from xpyd_sidecar.router.stream.events import ABORT, END, only_comments
+from xpyd_sidecar.router.serving.shapes import Shape
+from xpyd_sidecar.router.stream.events import ABORT, END, EventStream, only_comments
+from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
 from xpyd_sidecar.router.upstream.call import EngineConnection, UpstreamCall
@@ -46,16 +54,87 @@ NO_DEADLINE_S = 6.0
 """Requests with a deadline that comes sooner are not served here."""
 YOUNG_S = 3.0
 """Nobody counts as silent sooner."""
-_END = b"0\r\n\r\n"
 _EMPTY = b"\r\n\r\n"
 """Ends a head. Where it has not come, ``find`` says -1, and what is looked at then is no head."""
 assert YOUNG_S < NO_DEADLINE_S
 
 
-class FastPath(FastState, eq=False):
+class FastPath(msgspec.Struct, eq=False):
     """One request (``reply.RequestHandler``), from both legs sent to its last byte, or to another course."""
 
+    context: RequestContext
+    reply: Reply
+    shape: Shape
+    slots: list[bytes]
+    body: bytes
+    picks: Selection
+    pair: Pair
+    transfer: TransferId
+    began: float
+    """On the event loop's clock."""
+    arrived: float
+    """On the clock of records, as each ``_s``."""
+    arrived_unix: float
+    prompt_size: int
+    asked: tuple[bytes, bytes]
+    prefill: EngineConnection | None
+    """None: it has answered."""
+    decode: EngineConnection | None
+    members: tuple[FleetMember | None, FleetMember | None] = (None, None)
+    """Whose load its legs are."""
+    opened_s: float = math.nan
+    pending: bytes = b""
+    """Of prefill's answer."""
+    prefilled_s: float = math.nan
+    begun_s: float = math.nan
+    head: ResponseHead | None = None
+    taken: tuple[tuple[Whole, bytes], ...] = ()
+    """What was taken of decode's answer without reading it, and the reads."""
+    name: str = ""
+    """Of the answer, by its first event, as the next one."""
+    created: int = 0
+    prompt_tokens: int = 0
+    """Of the prompt, as decode says; 0: it has not."""
+    log: bytearray = bytearray()
+    """As ``Position.log``."""
+    stream: EventStream | None = None
+    """What reads decode's answer where it was not, and what the client has of it then."""
+    position: Position | None = None
+    ended_s: float = math.nan
     serving: Serving | None = None
+    """Who goes on with it on another course."""
+
+    # ---- what is known
+
+    @property
+    def request(self) -> bodies.GenerationRequest:
+        """What was asked, as other courses need it."""
+        return self.shape.request(bodies.split(self.body), self.slots)
+
+    def record(self) -> Record:
+        """What is known of it, once it has ended."""
+        position, pair = self.position, self.pair
+        tokens = prompt_tokens = -1
+        if position is not None:
+            tokens, prompt_tokens = position.tokens, position.prompt_tokens
+        elif self.prompt_tokens:
+            tokens, prompt_tokens = self.log.count(b"\t"), self.prompt_tokens
+        assert pair.prefill is not None
+        first, ended, done = self.prefilled_s, self.ended_s, "2xx"
+        legs = [LegRecord(Role.PREFILL, pair.prefill.instance, 1, self.opened_s, first, first, done),
+                LegRecord(Role.DECODE, pair.decode.instance, 1, self.opened_s, self.begun_s, ended, done)]
+        return Record(
+            self.reply.request_id, self.transfer, self.shape.api, True, self.arrived, self.arrived_unix, "ok", 200,
+            first_at=self.begun_s, last_at=ended, tokens=tokens, prompt_tokens=prompt_tokens, prompt_size=self.prompt_size,
+            attempt=1, bytes=self.reply.sent, legs=legs)
+
+    def handed_over(self) -> tuple[bodies.GenerationRequest, Pair]:
+        """As ``InFlightRequest``'s: what ends here went the straight course."""
+        return self.request, self.pair
+
+    def request_hash(self) -> RequestHash:
+        """Equal for all requests that ask for the same work."""
+        return hash_of(self.shape.api, self.request.fields)
 
     # ---- the engines
 
@@ -128,7 +207,7 @@ class FastPath(FastState, eq=False):
         else:
             self._go_on(out)
             if out:
-                connection.relay(stream, self.client.outlet)
+                connection.relay(stream, self.reply.outlet)
         return None
 
     def _take(self, connection: EngineConnection, data: bytes) -> bool:
@@ -148,11 +227,11 @@ class FastPath(FastState, eq=False):
             if len(data) > MAX_KEPT:
                 self.read_on()
                 assert self.stream is not None
-                connection.relay(self.stream, self.client.outlet)
+                connection.relay(self.stream, self.reply.outlet)
             elif to and self.prompt_tokens and not shape.shows_logprobs:
                 scanner = Scanner()
                 if scanner.learn(data, at, to, chat, self.log):
-                    connection.relay(scanner, self.client.outlet)
+                    connection.relay(scanner, self.reply.outlet)
         elif self.prefill is None:
             self._end(connection, out)
         else:  # before prefill's answer was read: what becomes of its leg is to be decided
@@ -162,13 +241,15 @@ class FastPath(FastState, eq=False):
         return True
 
     def _go_on(self, out: bytes) -> None:
-        if not out:
-            return
         if self.begun_s == self.begun_s:
-            self.sent += len(out)
-            self.client.outlet.write(out)
-        else:
-            self.client.outlet.write(self._begin(out))
+            self.reply.write(out)
+        elif out:
+            self._begin(out, ends=False)
+
+    def _begin(self, out: bytes, *, ends: bool) -> None:
+        assert self.head is not None
+        self.begun_s = perf_counter()
+        self.reply.begin(200, self.head.passed_on(), out, ends=ends)
 
     def read_on(self) -> None:
         """Have a stream read what comes, and know of what came."""
@@ -181,19 +262,8 @@ class FastPath(FastState, eq=False):
             self.stream.taken(found, data)
         self.taken = ()
 
-    def _begin(self, out: bytes) -> bytes:
-        client, head = self.client, self.head
-        assert head is not None
-        self.begun_s = perf_counter()
-        client.outlet.relayed = 0
-        self.sent = len(out)
-        self.close = client.draining
-        return b"".join((b"HTTP/1.1 200 OK\r\n", head.passed_on(), b"transfer-encoding: chunked\r\n",
-                         b"connection: close\r\n" if self.close else b"", b"x-request-id: ", self.request_id.encode(),
-                         b"\r\ndate: ", client.date, b"\r\n\r\n", out))
-
     def _end(self, connection: EngineConnection, out: bytes) -> None:
-        context, client = self.context, self.client
+        context = self.context
         self.ended_s = perf_counter()
         self.decode = None
         connection.take_back()
@@ -201,12 +271,10 @@ class FastPath(FastState, eq=False):
         if member is not None:
             context.leg_closed(member)
         if self.begun_s == self.begun_s:
-            self.sent += len(out)
+            self.reply.hold(out)
         else:
-            out = self._begin(out)
-        client.outlet.write(out + _END)
-        self.sent += client.outlet.relayed
-        client.finished(close=self.close)
+            self._begin(out, ends=True)
+        self.reply.end()
         context.closed(self)
         context.observer.straight_over(self)
 
@@ -218,7 +286,7 @@ class FastPath(FastState, eq=False):
             if self.head is not None and self.stream is None:
                 self.read_on()
             self.serving = serving_of(self)
-            self.client.hand_over(self, self.serving)
+            self.reply.hand_over(self, self.serving)
             servings, prefill = self.context.servings, self.prefill
             servings.discard(self)
             servings.add(self.serving)
@@ -264,14 +332,13 @@ class FastPath(FastState, eq=False):
                    for connection, target in open_)
 
 
-def serving_of(lane: FastState) -> Serving:
+def serving_of(lane: FastPath) -> Serving:
     """One that has seen all that the lane has; its calls have the lane's connections."""
     context, begun = lane.context, not math.isnan(lane.begun_s)
     asks = Generation(lane.request, context.config, context.terms)
-    reply = Reply(lane.client, lane.request_id, close=False, old=False, head_only=False)
     if lane.head is not None:
         asks.position = lane.position
-    serving = Serving(context, reply, asks, lane.transfer, [], picks=lane.picks, began=lane.began)
+    serving = Serving(context, lane.reply, asks, lane.transfer, [], picks=lane.picks, began=lane.began)
     record, exchange = serving.record, serving.exchange
     record.arrived, record.arrived_unix, record.prompt_size = lane.arrived, lane.arrived_unix, lane.prompt_size
     first: list[Any] = exchange.start(lane.began, lane.pair)
@@ -280,7 +347,6 @@ def serving_of(lane: FastState) -> Serving:
     for _, event in sorted((one for one in heard if not math.isnan(one[0])), key=itemgetter(0)):
         exchange.handle(event, lane.began)
     if begun:
-        reply.begun(200, lane.sent, close=lane.close)
         record.first_at = lane.begun_s
     open_ = (lane.prefill, lane.decode)
     for send, connection, member, request in zip(first, open_, lane.members, lane.asked, strict=True):
@@ -302,8 +368,8 @@ def serving_of(lane: FastState) -> Serving:
             if begun:
                 leg.first_at = lane.begun_s
                 if lane.stream is not None:
-                    connection.relay(lane.stream, reply.outlet)
-                serving.relaying, call.relay = call, reply.write
+                    connection.relay(lane.stream, lane.reply.outlet)
+                serving.relaying, call.relay = call, lane.reply.write
     return serving
 
 

@@ -26,8 +26,7 @@ from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.observing.record import REFUSED, Record
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving import waiting
-from xpyd_sidecar.router.serving.asks import Asks, Headers, Later
-from xpyd_sidecar.router.serving.attempts import OpenAttempt, OpenAttempts
+from xpyd_sidecar.router.serving.attempts import Asks, Headers, Later, OpenAttempt, OpenAttempts
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.exchange import Exchange
 from xpyd_sidecar.router.stream import answers
@@ -252,6 +251,8 @@ class Serving(Sink):
     def _broke(self, leg: OpenAttempt, *, lost: bool = False) -> None:
         if self._context.poison.broke(self, leg.send.target, lost=lost) and self._withheld is None:
             self._withheld = []
+            for other in list(self.legs.values()) if leg.send.role is Role.DECODE else ():  # they may die of it, for no use
+                self._take_back(mv.CancelAttempt(other.send.leg, self.exchange.attempt))
 
     # ---- instructions
 

@@ -156,18 +156,12 @@ class EndedWell(msgspec.Struct, frozen=True, tag=True):
 
 
 class DeathJudged(msgspec.Struct, frozen=True, tag=True):
-    """How an incarnation ended, or that it did not, and who is convicted for that."""
+    """How an incarnation ended, or that it did not, and who is convicted for that; once more where that turns out later."""
 
     instance: InstanceName
     incarnation: Incarnation
     verdict: DeathVerdict
     conviction: Conviction | None
-
-
-class Convicted(msgspec.Struct, frozen=True, tag=True):
-    """A request is refused from now on."""
-
-    conviction: Conviction
 
 
 class WantsTurn(msgspec.Struct, frozen=True, tag=True):
@@ -194,7 +188,7 @@ class Evidence(msgspec.Struct, frozen=True, tag=True):
 
 
 Down = (BeginWorker | RosterTold | LostAt | LeavesAt | Away | StopWorker | OwnerAnswer | Broke | EndedWell | DeathJudged
-        | Convicted | SuspectTurn | Evidence)
+        | SuspectTurn | Evidence)
 Up = Listening | WorkerFailed | LegVerdict | WorkerReport | Vitals | AskOwner | Broke | EndedWell | WantsTurn
 
 

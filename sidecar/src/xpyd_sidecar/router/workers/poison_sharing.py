@@ -1,6 +1,6 @@
 """Requests that end engines, in a router of several processes: one ledger for all of them.
 
-    worker ──Broke, EndedWell──▶ owner ──the same, Judged, Convicted──▶ every worker: each has a replica of the ledger
+    worker ──Broke, EndedWell──▶ owner ──the same, Judged─────────────▶ every worker: each has a replica of the ledger
     worker ──WantsTurn─────────▶ owner ──Turn──▶ one worker at a time
                                  owner ──Evidence──▶ a worker that is new, or that did not read
 
@@ -93,7 +93,7 @@ class OwnerPoison(Poison):
         self._conviction = None
         super().noted(instance, incarnation, request)
         if self._conviction is not None:  # it was the last to be named of a death
-            self._tell(li.Convicted(self._conviction))
+            self._tell(li.DeathJudged(instance, incarnation, DeathVerdict.DIED, self._conviction))
 
     def _convicted(self, conviction: Conviction | None) -> None:
         super()._convicted(conviction)
@@ -127,8 +127,7 @@ class WorkerPoison(Poison):
             self._send(li.EndedWell(request))
         super().whole(request)
 
-    def on_message(self, message: li.Broke | li.EndedWell | li.DeathJudged | li.Convicted | li.SuspectTurn | li.Evidence
-                   ) -> None:
+    def on_message(self, message: li.Broke | li.EndedWell | li.DeathJudged | li.SuspectTurn | li.Evidence) -> None:
         """The owner says something."""
         match message:
             case li.Broke(instance=instance, incarnation=incarnation, request=request):
@@ -140,9 +139,6 @@ class WorkerPoison(Poison):
                 if conviction is not None:
                     self.ledger.convict(conviction)
                     self._changed()
-            case li.Convicted(conviction=conviction):
-                self.ledger.convict(conviction)
-                self._changed()
             case li.SuspectTurn(number=number):
                 self._turn = self._wanted and number == self._number
                 self.moved()

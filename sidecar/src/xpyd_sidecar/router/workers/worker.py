@@ -151,7 +151,7 @@ class WorkerRouter(RouterProcess):
                 stop.set()
             case li.OwnerAnswer():
                 self._asking.answer(message)
-            case li.Broke() | li.EndedWell() | li.DeathJudged() | li.Convicted() | li.SuspectTurn() | li.Evidence():
+            case li.Broke() | li.EndedWell() | li.DeathJudged() | li.SuspectTurn() | li.Evidence():
                 self.worker.shared.on_message(message)
             case li.BeginWorker():
                 raise ValueError("a second beginning")

@@ -1,0 +1,151 @@
+"""The time between two decode steps with the broadcast queue under vLLM's executor, beside vLLM's own queue.
+
+    make bench-queue-steps                                 both parts, into results/queue_steps.json
+    python bench/queue_steps.py --hosts 1 --rounds 5       for a look; writes nothing
+
+Two engines of two tensor-parallel workers each, which differ in the queue alone, on one host or with their workers in two
+process sets as an instance with ``pods: 2`` has them. In a round each answers one stream, one after the other, in an order
+that is drawn. A figure is the median of the ratios within rounds, so that what else the machine does meets both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import vllm
+from engines import MODEL_NAME, Engine
+from processes import Group, free_port
+
+from xpyd_sidecar.contract import launch
+from xpyd_sidecar.contract.group import ENV_LIFE
+from xpyd_sidecar.contract.launch import KvOptions
+
+RESULTS = Path(__file__).parent / "results/queue_steps.json"
+QUEUES = ("vllm", "xpyd")
+SIZES = ("--tensor-parallel-size", "2", "--num-gpu-blocks-override", "64", "--distributed-executor-backend", "mp")
+FOLLOWER = "xpyd_sidecar.engine.compat.follower"
+TOKENS, SKIPPED = 96, 4
+"""Of a stream, and of its first ones, which are not counted."""
+PAUSE_S = 1.2
+"""Between streams: readers of vLLM's queue look for messages for a second after the last one."""
+READY_S, STREAM_S = 300.0, 120.0
+ROUNDS_MIN = 10
+
+
+@contextlib.contextmanager
+def engine(queue: str, hosts: int, folder: Path) -> Iterator[Engine]:
+    """An engine with this queue; it is ready when the caller has waited for it."""
+    port = free_port()
+    life = f"{port:032x}"
+    env = {launch.ENV_QUEUE: queue, "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    config = launch.kv_transfer_config(KvOptions(), "recompute") | {"engine_id": life}
+    nodes = ("--nnodes", str(hosts), "--master-addr", "127.0.0.1", "--master-port", str(port))
+    if hosts > 1:
+        env[ENV_LIFE] = life
+    args = (*SIZES, "--kv-transfer-config", json.dumps(config), *(nodes if hosts > 1 else ()))
+    rank = ("--node-rank", "0") if hosts > 1 else ()
+    leader = Engine(f"{queue}-{hosts}", folder, connector=False, args=(*args, *rank), env=env, forked=False)
+    with leader, contextlib.ExitStack() as stack:
+        if hosts > 1:
+            stack.callback(follower(leader).kill)
+        yield leader
+
+
+def follower(leader: Engine) -> Group:
+    """The worker of the other process set."""
+    command = leader.command
+    at = command.index("--model")
+    own = [*command[at:command.index("--host")], *command[command.index("--port") + 2:]]
+    own[own.index("--node-rank") + 1] = "1"
+    return Group([sys.executable, "-m", FOLLOWER, "--headless", "--api-server-count", "0", *own],
+                 log=leader.folder / f"{leader.name}-follower.log", env=leader.env, name=f"follower of {leader.name}")
+
+
+def steps(one: Engine, prompt: list[int]) -> list[float]:
+    """Seconds between the tokens of a stream."""
+    connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=STREAM_S)
+    try:
+        body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
+                "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise RuntimeError(f"{one.name}: {answer.status} {answer.read()[:300]!r}")
+        times = [time.perf_counter() for line in answer if line.startswith(b"data: {")]
+    finally:
+        connection.close()
+    if len(times) < TOKENS:
+        raise RuntimeError(f"{one.name}: {len(times)} events of {TOKENS} tokens")
+    return [after - before for before, after in zip(times[SKIPPED:], times[SKIPPED + 1:], strict=False)]
+
+
+def measure(hosts: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """Both engines, round after round."""
+    draw = random.Random(0)
+    mean: dict[str, list[float]] = {queue: [] for queue in QUEUES}
+    middle: dict[str, list[float]] = {queue: [] for queue in QUEUES}
+    with contextlib.ExitStack() as stack:
+        both = {queue: stack.enter_context(engine(queue, hosts, folder)) for queue in QUEUES}
+        for one in both.values():
+            one.wait_ready(READY_S)
+        same = [one.complete(list(range(5, 69)), 32)["token_ids"] for one in both.values()]
+        if same[0] != same[1]:
+            raise RuntimeError(f"the engines answer differently: {same}")
+        for number in range(rounds + 1):
+            prompt = [draw.randrange(3, 500) for _ in range(64)]
+            for queue in draw.sample(QUEUES, len(QUEUES)):
+                time.sleep(PAUSE_S)
+                found = steps(both[queue], prompt)
+                if number:  # the first round warms up
+                    mean[queue].append(statistics.fmean(found))
+                    middle[queue].append(statistics.median(found))
+            print(f"{hosts} hosts, round {number} of {rounds}", flush=True)
+    ratios = sorted(ours / theirs for ours, theirs in zip(middle["xpyd"], middle["vllm"], strict=True))
+    of_means = [ours / theirs for ours, theirs in zip(mean["xpyd"], mean["vllm"], strict=True)]
+    return {
+        "step_ratio": round(statistics.median(ratios), 4), "step_ratio_of_means": round(statistics.median(of_means), 4),
+        "step_ratio_quartiles": [round(one, 4) for one in statistics.quantiles(ratios, n=4)],
+        "step_ms": {queue: round(1000 * statistics.median(middle[queue]), 3) for queue in QUEUES},
+    }
+
+
+def main() -> None:
+    """Run it, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, choices=(1, 2), action="append", help="default: both parts")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    parts = given.hosts or [1, 2]
+    load = os.getloadavg()[0]
+    began = time.monotonic()
+    found = {}
+    for hosts in parts:
+        with tempfile.TemporaryDirectory(prefix="xpyd-steps-") as folder:
+            found["one_host" if hosts == 1 else "two_process_sets"] = measure(hosts, given.rounds, Path(folder))
+    about = {"date": datetime.now(UTC).date().isoformat(), "rounds": given.rounds, "vllm": vllm.__version__,
+             "python": platform.python_version(), "cpus": os.cpu_count() or 0, "load_before": round(load, 2),
+             "seconds": round(time.monotonic() - began)}
+    text = msgspec.json.format(msgspec.json.encode(found | about), indent=2).decode() + "\n"
+    if given.write and given.rounds >= ROUNDS_MIN and len(parts) == 2:
+        RESULTS.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""What a pod says by itself, whatever the time and whatever others say. Times in unix seconds, 0: not known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from xpyd_operator.kube.problems import condition, unix
+from xpyd_operator.plan.backoff import HEALTHY_S
+from xpyd_operator.plan.desired import Revision
+from xpyd_operator.plan.names import member_of
+from xpyd_operator.plan.observed import Phase
+from xpyd_operator.render import labels
+from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract.assignment import Assignment
+from xpyd_sidecar.contract.ids import InstanceName, Role
+
+Body = dict[str, Any]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What one version of a pod says."""
+
+    name: str
+    uid: str
+    owner: str
+    """uid of the controller."""
+    component: str
+    role: Role | None
+    """The one that it was told last, which its label follows."""
+    revision: Revision
+    ip: str
+    roster: bool
+    router: bool
+    phase: Phase
+    """Without regard to deletion."""
+    since: float
+    ends_by: float
+    """When a pod that is being deleted should be gone at the latest; 0: it is not being deleted."""
+    asked_to_end: float
+    crashes: int
+    running_since: float
+    """Since when ``main`` runs."""
+    was_ready: bool
+    told: Assignment | None = None
+    """The role that it was told since it was made."""
+    switching: bool = False
+    """Its label does not say that role yet."""
+    can_switch: bool = False
+    """Its agent sees what it is told."""
+    key: str = ""
+    """The Secret that it has its service's key from."""
+    ipv4_alone: bool = False
+    """Its router, if it has one, was told to listen on IPv4 alone, as xpyd did before."""
+    instance: InstanceName = InstanceName("")
+    """What it is, or is a member of."""
+    member: int | None = None
+    """Which member of an instance of several pods, 0: the leader; None: it is all of its instance."""
+    layout: str = ""
+    """What it says of the whole of such an instance: how many members, and a hash of what they are made of."""
+    size: int = 1
+    """Members of its instance; 0: it does not say so any more."""
+    created: float = 0.0
+    placed: bool = False
+    """It has a node."""
+    unplaced: float = 0.0
+    """Since when no node takes it; 0: it has one, or was not looked at yet."""
+    away: bool = False
+    """Its node does not answer."""
+    over: bool = False
+    """It has ended, and never runs again."""
+    began: bool = False
+    """Its engine was ready once since it was started."""
+
+    @property
+    def leads(self) -> bool:
+        """Who speaks for its instance."""
+        return not self.member
+
+    @property
+    def usable(self) -> bool:
+        """Its processes run and can be asked."""
+        return bool(self.ip) and not self.ends_by
+
+    @property
+    def ready(self) -> bool:
+        """The kubelet calls it ready and nobody deletes it."""
+        return self.phase is Phase.READY and not self.ends_by
+
+
+def facts(pod: Body) -> Facts:
+    """What a pod says by itself."""
+    metadata: Body = pod["metadata"]
+    status: Body = pod.get("status") or {}
+    label: Body = metadata.get("labels") or {}
+    main = _main(status)
+    phase, since = _phase(metadata, status, main)
+    state: Body = main.get("state") or {}
+    ended = state.get("terminated") or (main.get("lastState") or {}).get("terminated") or {}
+    crashes = int(main.get("restartCount", 0))
+    if ended and unix(ended.get("finishedAt")) - unix(ended.get("startedAt")) >= HEALTHY_S:
+        crashes = 1
+    if phase is Phase.CRASHED:
+        crashes = max(1, crashes)
+    ends_by = unix(metadata.get("deletionTimestamp"))
+    role = Role(label[labels.ROLE]) if label.get(labels.ROLE) in set(Role) else None
+    told = _told(metadata) if role is not None else None
+    instance, member = member_of(metadata["name"])
+    size = str((metadata.get("annotations") or {}).get(labels.MEMBERS, ""))
+    ready = condition(status, "Ready") or {}
+    return Facts(
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        owner=controller(metadata),
+        component=label.get(labels.COMPONENT, ""),
+        role=told.role if told is not None else role,
+        revision=Revision(label.get(labels.REVISION, "")),
+        ip=status.get("podIP") or "",
+        roster=label.get(labels.ROSTER) == labels.YES,
+        router=label.get(labels.ROUTER) == labels.YES,
+        phase=phase,
+        since=since,
+        ends_by=ends_by,
+        asked_to_end=ends_by - float(metadata.get("deletionGracePeriodSeconds") or 0) if ends_by else 0.0,
+        crashes=crashes,
+        running_since=unix((state.get("running") or {}).get("startedAt")),
+        was_ready=phase is Phase.STARTING and bool(main.get("started")),
+        told=told,
+        switching=told is not None and told.role is not role,
+        can_switch=_volume(pod, "assignment") is not None,
+        key=secret_of(pod),
+        ipv4_alone=_ipv4_alone(pod.get("spec") or {}),
+        instance=instance,
+        member=member,
+        layout=str((metadata.get("annotations") or {}).get(labels.LAYOUT, "")),
+        size=1 if member is None else int(size) if size.isdecimal() else 0,
+        created=unix(metadata.get("creationTimestamp")),
+        placed=bool((pod.get("spec") or {}).get("nodeName")),
+        unplaced=_unplaced(status),
+        away=status.get("reason") == "NodeLost" or ready.get("status") == "Unknown",
+        over=status.get("phase") in ("Failed", "Succeeded"),
+        began=bool(main.get("started")),
+    )
+
+
+def _unplaced(status: Body) -> float:
+    placing = condition(status, "PodScheduled") or {}
+    without = placing.get("status") == "False" and placing.get("reason") != "SchedulingGated"
+    return unix(placing.get("lastTransitionTime")) if without else 0.0
+
+
+def _ipv4_alone(spec: Body) -> bool:
+    containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+    ours = (each for each in containers if each.get("name") in (labels.SIDECAR, labels.ROUTERS))
+    return any('"host":"0.0.0.0"' in word for each in ours for word in each.get("command") or ())
+
+
+def secret_of(pod: Body) -> str:
+    """The Secret that a pod, or the template of one, has its service's key from."""
+    return str(((_volume(pod, "key") or {}).get("secret") or {}).get("secretName", ""))
+
+
+def _volume(pod: Body, name: str) -> Body | None:
+    volumes: list[Body] = pod.get("spec", {}).get("volumes") or []
+    return next((volume for volume in volumes if volume.get("name") == name), None)
+
+
+def _told(metadata: Body) -> Assignment | None:
+    """What its annotation says. One that is no assignment (a person's) is none."""
+    text = (metadata.get("annotations") or {}).get(labels.ASSIGNMENT, "")
+    try:
+        return assignment.decode(text) if text else None
+    except ValueError:
+        return None
+
+
+def controller(metadata: Body) -> str:
+    """The uid of an object's controller; empty without one."""
+    return next((str(each.get("uid")) for each in metadata.get("ownerReferences") or () if each.get("controller")), "")
+
+
+def _main(status: Body) -> Body:
+    """Status of the container that counts: the engine, or the only one of a router's pod."""
+    containers: list[Body] = status.get("containerStatuses") or []
+    return next((each for each in containers if each["name"] == labels.MAIN), containers[0] if containers else {})
+
+
+def _phase(metadata: Body, status: Body, main: Body) -> tuple[Phase, float]:
+    """What the pod is doing, and since when."""
+    created = unix(metadata.get("creationTimestamp"))
+    state: Body = main.get("state") or {}
+    ended = state.get("terminated") or (main.get("lastState") or {}).get("terminated") or {}
+    ready = condition(status, "Ready") or {}
+    changed = unix(ready.get("lastTransitionTime"))
+    if status.get("phase") in ("Failed", "Succeeded"):
+        return Phase.CRASHED, max(created, unix(ended.get("finishedAt")), changed)
+    looping = (state.get("waiting") or {}).get("reason") == "CrashLoopBackOff"
+    if looping or "terminated" in state:
+        return Phase.CRASHED, unix(ended.get("finishedAt")) or max(created, changed)
+    if ready.get("status") == "True":
+        return Phase.READY, changed or created
+    return Phase.STARTING, max(created, changed, unix((state.get("running") or {}).get("startedAt")))

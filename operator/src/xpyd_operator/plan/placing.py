@@ -1,0 +1,38 @@
+"""Instances of several parts find their places one at a time, so that two halves never wait for each other.
+
+    nothing without a place                     all are made at once
+    a part of some instance finds no place      that one alone goes on: the one with most places, then the lowest ordinal;
+                                                the others of which a part has no place go, and none is made
+    half of it has places, for ``HALF_S``       it goes too, and for ``PAUSE_S`` none is made, so that others can have them
+
+An instance none of whose parts has a place holds nothing, and may wait for a node as long as it takes. Instances of one
+part are not looked at: they hold nothing while they wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from xpyd_operator.plan.actions import Remove
+from xpyd_operator.plan.observed import Instance
+from xpyd_sidecar.contract.ids import InstanceName
+
+HALF_S: Final = 600.0
+"""How long an instance may hold places for a part of itself alone; a new node has come by then, if one comes."""
+PAUSE_S: Final = 60.0
+
+
+def turns(instances: Collection[Instance], going: Collection[InstanceName], now: float) -> tuple[list[Remove], str]:
+    """Which go, and who is placed now, in words; empty where nobody waits for a place."""
+    late = sorted((one for one in instances if one.unplaced and not one.leaving and one.name not in going),
+                  key=lambda one: (one.unplaced - one.parts, one.ordinal))
+    if not late:
+        return [], ""
+    first, *others = late
+    held = f"{first.unplaced} of {first.parts} parts of {first.name} find no place"
+    gone = [Remove(one.name, f"{first.name} is placed first") for one in others]
+    if first.unplaced < first.parts and now - first.unplaced_since >= HALF_S:
+        reason = f"{held} within {HALF_S:g} s, and what the others hold is of no use"
+        gone.append(Remove(first.name, reason, pause_s=PAUSE_S))
+    return gone, held

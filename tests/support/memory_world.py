@@ -1,0 +1,66 @@
+"""One DisaggService of the Kubernetes backend over a store in memory."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import aiohttp
+from kube_documents import document, pod
+from kube_keys import master, turns
+from memory_api import MemoryApi
+
+from xpyd_operator.kube.backend import KubeBackend, Shared
+from xpyd_operator.kube.cache import OWNER_KIND, Cache
+from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.loop import converge
+from xpyd_operator.plan.round import Round
+
+
+class MemoryWorld:
+    """A document, its backend, and what is there. ``round`` it, ``run_pods``, and let ``now`` pass."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self.api, self.cache, self.now = MemoryApi(), Cache(), time.time()
+        settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2)
+        self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
+        self.shared = Shared(  # type: ignore[arg-type]
+            self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache))
+        self.backend: KubeBackend
+
+    def write(self, **spec: Any) -> None:
+        """The document, by hand."""
+        before = self.api.objects.get((OWNER_KIND, "team-a", "qwen"))
+        generation = before["metadata"]["generation"] + 1 if before else 1
+        body = document(generation=generation, **spec)
+        status = {"status": before["status"]} if before and "status" in before else {}
+        self.cache.seen(OWNER_KIND, self.api.put(OWNER_KIND, body | status))
+        if before is None:
+            entry = self.cache.get(OWNER_KIND, "team-a", "qwen")
+            assert entry is not None
+            self.backend = KubeBackend(self.shared, entry)
+
+    async def round(self) -> Round:
+        last = self.backend.last.desired if self.backend.last else None
+        done = await converge(self.backend, self.now, last=last)
+        await self.backend.close()  # writes what was said
+        return done
+
+    def run_pods(self) -> None:
+        """Every pod that was made becomes ready, as a kubelet would have it; ended ones go."""
+        self.api.run_pods(self.cache, pod(0)["status"] | {"podIP": ""})
+
+    def restart(self) -> None:
+        """The operator begins anew, over what is there."""
+        entry = self.cache.get(OWNER_KIND, "team-a", "qwen")
+        assert entry is not None
+        self.backend = KubeBackend(self.shared, entry)
+
+    def named(self, kind: str) -> set[str]:
+        return {at[2] for at in self.api.objects if at[0] == kind}
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        status = self.api.objects[OWNER_KIND, "team-a", "qwen"].get("status") or {}
+        return next((each for each in status.get("conditions", ()) if each["type"] == kind), {})

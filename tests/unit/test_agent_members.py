@@ -1,0 +1,224 @@
+"""Agents of an instance of two members: what their probes say, and a drain that any of them is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+import pytest
+from agent_fakes import KEY, FakeEngine, config_of
+from group_on_host import ENGINE, wait_for
+from processes import free_port
+
+from xpyd_sidecar.agent import rounds as rounds_module
+from xpyd_sidecar.agent.app import Agent
+from xpyd_sidecar.contract.group import LIVE_PATH, READY_PATH
+from xpyd_sidecar.contract.ids import HostPort, State
+from xpyd_sidecar.contract.launch import GroupConfig
+
+OVER_S = 1.5
+LEADER = "test-e0-0.test-engines.models.svc.cluster.local."
+"""As a cluster's name service knows it."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "LOOK_S", 0.03)
+    monkeypatch.setattr(rounds_module, "HELLO_S", 0.1)
+    monkeypatch.setattr("xpyd_sidecar.agent.app.FAST_S", 0.05)
+    monkeypatch.setattr("xpyd_sidecar.agent.app.LOOK_S", 0.05)
+    monkeypatch.setattr("xpyd_sidecar.agent.app.ROLE_S", 0.05)
+    real = socket.getaddrinfo
+
+    def resolve(host: str, *rest: Any, **more: Any) -> Any:
+        return real("127.0.0.1" if host == LEADER else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
+class Pair:
+    """Two agents with their launchers; the leader's engine has a server."""
+
+    def __init__(self, folder: Path, **agent: object) -> None:
+        self.folders = [folder / str(index) for index in range(2)]
+        for one in self.folders:
+            one.mkdir()
+        self.engine = FakeEngine(self.folders[0])
+        self.listen = [HostPort(f"127.0.0.1:{free_port()}") for _ in range(2)]
+        self.agents: list[Agent] = []
+        self.launchers: list[subprocess.Popen[bytes]] = []
+        self._agent = agent
+        self._stops: list[asyncio.Event] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        await self.engine.start()
+        for index, folder in enumerate(self.folders):
+            leader = HostPort(self.listen[0].replace("127.0.0.1", LEADER)) if index else HostPort("")
+            group = GroupConfig(index, 2, "x", leader, "127.0.0.1", OVER_S)
+            config = config_of(folder, self.engine.address, (), listen=self.listen[index], group=group,
+                               heartbeat_s=0.1, drain_timeout_s=20.0, **self._agent)
+            self.agents.append(Agent(config, KEY))
+            self._stops.append(asyncio.Event())
+            self._tasks.append(asyncio.create_task(self.agents[-1].run(self._stops[-1])))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for index in range(2):
+            await self.stop(index)
+        for launcher in self.launchers:
+            launcher.terminate()
+            launcher.wait(10)
+        await self.engine.stop()
+
+    def launch(self) -> None:
+        """The launchers of both."""
+        for folder in self.folders:
+            command = [sys.executable, "-c", ENGINE, str(folder / "engine.log")]
+            self.launchers.append(subprocess.Popen(
+                [sys.executable, "-m", "xpyd_sidecar.member", "--run-dir", str(folder), "--grace-s", "1", "--", *command],
+                stderr=subprocess.DEVNULL))
+
+    async def stop(self, index: int) -> None:
+        """An agent, in good order."""
+        self._stops[index].set()
+        await asyncio.gather(self._tasks[index])
+
+    async def wait_serves(self) -> None:
+        """Until both are ready."""
+        self.launch()
+        await wait_for(lambda: all((folder / "engine.log").exists() for folder in self.folders))
+        self.engine.write_record()
+        await wait_for(lambda: self.agents[0].status()["state"] == State.READY)
+        await self.wait_probe(READY_PATH, 1)
+
+    async def probe(self, path: str, index: int) -> str:
+        """What a kubelet hears: empty where all is well."""
+        try:
+            async with (aiohttp.ClientSession() as session,
+                        session.get(f"http://{self.listen[index]}{path}") as answer):
+                assert answer.status in (200, 503)
+                return "" if answer.status == 200 else str((await answer.json())["error"])
+        except aiohttp.ClientConnectorError:
+            return "it does not listen"
+
+    async def wait_probe(self, path: str, index: int, says: Callable[[str], bool] = lambda said: not said) -> str:
+        """Until it says so."""
+        end = time.monotonic() + 20
+        while not says(said := await self.probe(path, index)):
+            assert time.monotonic() < end, said
+            await asyncio.sleep(0.02)
+        return said
+
+    def state(self) -> str:
+        """Of the leader."""
+        return str(self.agents[0].status()["state"])
+
+
+async def test_both_are_ready_once_the_group_serves_and_not_while_it_is_drained(tmp_path: Path) -> None:
+    async with Pair(tmp_path) as pair:
+        for index in range(2):
+            await pair.wait_probe(LIVE_PATH, index, lambda said: "launcher does not answer" in said)
+            assert await pair.probe(READY_PATH, index)
+        await pair.wait_serves()
+        assert [await pair.probe(path, index) for path in (READY_PATH, LIVE_PATH) for index in range(2)] == [""] * 4
+        pair.agents[0].drain()
+        for index in range(2):
+            await pair.wait_probe(READY_PATH, index, lambda said: "drained" in said)
+        assert await pair.probe(LIVE_PATH, 0) == ""
+        pair.agents[0].undrain()
+        for index in range(2):
+            await pair.wait_probe(READY_PATH, index)
+
+
+async def test_a_drain_of_a_follower_drains_the_whole_group(tmp_path: Path) -> None:
+    async with Pair(tmp_path) as pair:
+        await pair.wait_serves()
+        pair.engine.running = 1
+        pair.agents[1].drain()
+        await wait_for(lambda: pair.state() == State.DRAINING)
+        over = asyncio.create_task(pair.agents[1].wait_drained(None))
+        await asyncio.sleep(0.5)
+        assert not over.done(), "a request runs at the leader"
+        pair.engine.running = 0
+        assert await asyncio.wait_for(over, 10) == (True, "the group is drained")
+        assert pair.agents[0].status()["drained"]
+
+
+async def test_a_follower_takes_back_its_own_drain_and_no_other(tmp_path: Path) -> None:
+    async with Pair(tmp_path) as pair:
+        await pair.wait_serves()
+        pair.engine.running = 1
+        pair.agents[1].drain()
+        await wait_for(lambda: pair.state() == State.DRAINING)
+        pair.agents[1].undrain()
+        await wait_for(lambda: pair.state() == State.READY)
+        pair.agents[1].drain()
+        pair.agents[0].drain()
+        await wait_for(lambda: pair.state() == State.DRAINING)
+        pair.agents[1].undrain()
+        await asyncio.sleep(0.5)
+        assert pair.state() == State.DRAINING, "the leader was asked as well"
+        pair.agents[1].drain()
+        await asyncio.sleep(0.3)
+        pair.agents[0].undrain()
+        await asyncio.sleep(0.3)
+        assert pair.state() == State.DRAINING, "the follower still asks"
+
+
+async def test_a_follower_whose_leader_has_gone_is_drained_once_its_engine_has_ended(tmp_path: Path) -> None:
+    async with Pair(tmp_path) as pair:
+        await pair.wait_serves()
+        await pair.stop(0)
+        pair.agents[1].drain()
+        began = time.monotonic()
+        assert await asyncio.wait_for(pair.agents[1].wait_drained(None), 15) == (True, "nothing runs here")
+        assert time.monotonic() - began > OVER_S - 0.5
+        await pair.wait_probe(READY_PATH, 1, bool)
+
+
+async def test_a_server_that_was_up_and_does_not_answer_is_not_alive(tmp_path: Path) -> None:
+    async with Pair(tmp_path) as pair:
+        await pair.wait_serves()
+        pair.engine.health = 500
+        assert "was up in this life" in await pair.wait_probe(LIVE_PATH, 0, bool)
+        assert await pair.probe(LIVE_PATH, 1) == ""
+        assert "server is not up" in await pair.wait_probe(READY_PATH, 1, bool), "a budget sees the group as one"
+        pair.engine.health = 200
+        for path in (LIVE_PATH, READY_PATH):
+            for index in range(2):
+                await pair.wait_probe(path, index)
+
+
+async def test_a_server_that_does_not_come_up_in_its_time_is_not_alive(tmp_path: Path) -> None:
+    async with Pair(tmp_path, startup_timeout_s=1.0) as pair:
+        pair.engine.health = 503
+        pair.launch()
+        await wait_for(lambda: all((folder / "engine.log").exists() for folder in pair.folders))
+        assert "not up 1 s after" in await pair.wait_probe(LIVE_PATH, 0, lambda said: "not up" in said)
+
+
+async def test_an_agent_without_members_has_no_such_probe(tmp_path: Path) -> None:
+    listen, stop = HostPort(f"127.0.0.1:{free_port()}"), asyncio.Event()
+    running = asyncio.create_task(Agent(config_of(tmp_path, routers=(), listen=listen), KEY).run(stop))
+    try:
+        async with aiohttp.ClientSession() as session:
+            for _ in range(200):
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(f"http://{listen}{READY_PATH}") as answer:
+                        assert answer.status == 404
+                        break
+                await asyncio.sleep(0.02)
+            else:
+                raise AssertionError("the agent does not listen")
+    finally:
+        stop.set()
+        await running

@@ -1,0 +1,83 @@
+"""Instances of several parts find their places one at a time, and half a one does not keep them for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from pod_world import wish
+
+from xpyd_operator.plan.actions import Create, Remove
+from xpyd_operator.plan.desired import Desired, Revision
+from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Front, Instance, Observed, Phase, Problem
+from xpyd_operator.plan.placing import HALF_S, PAUSE_S, turns
+from xpyd_operator.plan.step import step
+from xpyd_sidecar.contract.ids import InstanceName, Role
+
+NOW = 10_000.0
+NO_NODE = Problem("Unschedulable", "no node takes it")
+
+
+def one(ordinal: int, unplaced: int = 0, *, since_ago: float = 20.0, parts: int = 2, **more: Any) -> Instance:
+    phase = Phase.STARTING if unplaced else Phase.READY
+    given = {"phase": phase, "since": NOW - since_ago, "problem": NO_NODE if unplaced else None} | more
+    return Instance(InstanceName(f"qwen-e{ordinal}"), ordinal, Role.DECODE, Revision("r1"), parts=parts, unplaced=unplaced,
+                    unplaced_since=NOW - since_ago if unplaced else 0.0, **given)
+
+
+def groups(prefill: int, decode: int, **more: Any) -> Desired:
+    want = wish(prefill, decode, **more)
+    return msgspec.structs.replace(want, decode=msgspec.structs.replace(want.decode, parts=2))
+
+
+def actions(want: Desired, *instances: Instance) -> list[str]:
+    seen = Observed(instances, front=Front(False), fleet_known=False)
+    return [str(each) for each in step(want, seen, NOW).actions if isinstance(each, Create | Remove)]
+
+
+def test_where_all_fit_all_are_made_at_once() -> None:
+    assert actions(groups(0, 3), one(0)) == ["create qwen-e1 as decode", "create qwen-e2 as decode"]
+
+
+def test_while_one_waits_for_a_place_no_other_is_made_and_it_alone_goes_on() -> None:
+    waiting = [one(1, 2), one(2, 1), one(3, 1), one(0)]
+    gone, held = turns(waiting, (), NOW)
+    assert [each.instance for each in gone] == ["qwen-e3", "qwen-e1"], "the one with most places stays"
+    assert held == "1 of 2 parts of qwen-e2 find no place"
+    assert actions(groups(0, 6), *waiting) == [f"remove {name}: qwen-e2 is placed first" for name in ("qwen-e3", "qwen-e1")]
+    plan = step(groups(0, 6), Observed((one(0), one(2, 1))), NOW)
+    assert [str(each) for each in plan.waits] == [f"creating 4 more of decode waits: {held}"]
+
+
+def test_instances_of_one_part_are_made_all_the_same() -> None:
+    found = actions(groups(2, 2), one(0), one(1, 1))
+    assert found == ["create qwen-e2 as prefill", "create qwen-e3 as prefill"]
+
+
+def test_half_an_instance_goes_after_its_time_and_others_can_have_its_places() -> None:
+    late = one(1, 1, since_ago=HALF_S)
+    assert turns([one(1, 1, since_ago=HALF_S - 1)], (), NOW)[0] == []
+    (gone,), _ = turns([late], (), NOW)
+    assert (gone.instance, gone.pause_s) == ("qwen-e1", PAUSE_S)
+    want = groups(0, 2)
+    paused = msgspec.structs.replace(want, place_after=NOW + PAUSE_S)
+    assert actions(paused, one(0)) == []
+    assert actions(msgspec.structs.replace(want, place_after=NOW - 1), one(0)) == ["create qwen-e1 as decode"]
+    back = msgspec.structs.replace(want, place_after=NOW + 10 * PAUSE_S)
+    assert actions(back, one(0)) == ["create qwen-e1 as decode"], "the clock was set back"
+
+
+def test_one_that_could_not_be_finished_leaves_time_to_others() -> None:
+    late = one(1, phase=Phase.CRASHED, problem=Problem(UNFINISHED, "1 of 2 pods"), since_ago=60)
+    plan = step(groups(0, 1), Observed((late,)), NOW)
+    assert plan.actions[0] == Remove(late.name, "it will never run again: Unfinished", PAUSE_S)
+    broken = msgspec.structs.replace(late, problem=Problem(BROKEN, "a hole"))
+    assert step(groups(0, 1), Observed((broken,)), NOW).actions[0] == Remove(late.name, "it will never run again: Broken")
+
+
+def test_an_instance_without_any_place_may_wait_as_long_as_it_takes() -> None:
+    assert turns([one(1, 2, since_ago=100 * HALF_S)], (), NOW)[0] == []
+
+
+def test_who_goes_anyway_does_not_hold_the_others_up() -> None:
+    assert turns([one(1, 1), one(2, 2, phase=Phase.STOPPING)], {InstanceName("qwen-e1")}, NOW) == ([], "")
