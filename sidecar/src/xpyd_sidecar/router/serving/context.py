@@ -26,8 +26,7 @@ from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.shapes import Shapes
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
-from xpyd_sidecar.router.upstream.cancel_notice import Farewells
-from xpyd_sidecar.router.upstream.pool import EnginePool
+from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
 
 
 class RequestContext:
