@@ -11,6 +11,7 @@ from router_fleet import RouterFleet, fleet, request_bytes
 from scripted_engine import Play
 
 from xpyd_sidecar.contract import legs
+from xpyd_sidecar.router.upstream import pool
 
 
 async def leave(f: RouterFleet, *, after: bytes = b"") -> None:
