@@ -19,8 +19,7 @@ from toy_model import END, PROMPT, ToyReplay, encode
 
 from xpyd_sidecar.contract.membership import Sampling
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.failover_modes import FailoverMode
-from xpyd_sidecar.router.api.sampled import EngineDefaults, SamplingTerms, told_of
+from xpyd_sidecar.router.api.failover_modes import EngineDefaults, FailoverMode, SamplingTerms, told_of
 from xpyd_sidecar.router.http.wire import Chunks, chunk_of
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.continuation import Going

@@ -191,8 +191,11 @@ async def test_a_server_that_was_up_and_does_not_answer_is_not_alive(tmp_path: P
         pair.engine.health = 500
         assert "was up in this life" in await pair.wait_probe(LIVE_PATH, 0, bool)
         assert await pair.probe(LIVE_PATH, 1) == ""
+        assert "server is not up" in await pair.wait_probe(READY_PATH, 1, bool), "a budget sees the group as one"
         pair.engine.health = 200
-        await pair.wait_probe(LIVE_PATH, 0)
+        for path in (LIVE_PATH, READY_PATH):
+            for index in range(2):
+                await pair.wait_probe(path, index)
 
 
 async def test_a_server_that_does_not_come_up_in_its_time_is_not_alive(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from router_fleet import fleet
 
-from xpyd_sidecar.router.api import bodies, outline, paths
+from xpyd_sidecar.router.api import bodies, hidden, paths
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.api.outline import MAX_DEPTH, MAX_NAMES, Outline
+from xpyd_sidecar.router.api.hidden import MAX_DEPTH, MAX_NAMES, Outline
 from xpyd_sidecar.router.serving import shapes
 from xpyd_sidecar.router.stream import continuation
 
@@ -66,7 +66,7 @@ def refused(act: Callable[[], object]) -> HttpFault:
     (b"", Outline.WITHIN), (b"{", Outline.WITHIN), (b'{"a', Outline.WITHIN), (b'{"a\\', Outline.WITHIN),
 ])
 def test_bounds_are_exact_and_what_a_string_holds_does_not_count(body: bytes, found: Outline) -> None:
-    assert outline.judged(body, MAX_NAMES, MAX_DEPTH) == found
+    assert hidden.judged(body, MAX_NAMES, MAX_DEPTH) == found
 
 
 def test_of_json_exactly_what_is_within_bounds_is_within() -> None:
@@ -87,9 +87,9 @@ def test_of_json_exactly_what_is_within_bounds_is_within() -> None:
     for _ in range(3000):
         body = {f"{number},{{": value(4) for number in range(rng.randrange(8))}
         raw = json.dumps(body, ensure_ascii=False, indent=rng.choice((None, 1))).encode()
-        assert (outline.judged(raw, 5, 99) == Outline.NAMES) is (len(body) > 5)
+        assert (hidden.judged(raw, 5, 99) == Outline.NAMES) is (len(body) > 5)
         for most in (1, 3, 4):
-            assert (outline.judged(raw, 99, most) == Outline.DEPTH) is (depth(body) > most)
+            assert (hidden.judged(raw, 99, most) == Outline.DEPTH) is (depth(body) > most)
 
 
 # ---- who asks

@@ -9,9 +9,19 @@ import pytest
 
 from xpyd_sidecar.contract.membership import Sampling
 from xpyd_sidecar.router.api import bodies, failover_modes, fields
-from xpyd_sidecar.router.api.failover_modes import FailoverMode, goes_on_sampled, way_of
+from xpyd_sidecar.router.api.failover_modes import (
+    EXACT,
+    EXACT_ALONE,
+    HISTORY,
+    UNTOLD,
+    FailoverMode,
+    SamplingTerms,
+    goes_on_sampled,
+    keeps_distribution,
+    told_of,
+    way_of,
+)
 from xpyd_sidecar.router.api.fields import Api
-from xpyd_sidecar.router.api.sampled import EXACT, EXACT_ALONE, HISTORY, UNTOLD, SamplingTerms, keeps_distribution, told_of
 from xpyd_sidecar.router.stream.continuation import go_on, may_go_on, position_of, speaks_first
 from xpyd_sidecar.router.stream.position import Position
 

@@ -11,7 +11,7 @@ from members import member
 
 from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.router.balance.concurrency import LEAST, SLACK, WAIT_S, ConcurrencyLimits
+from xpyd_sidecar.router.balance.limits import LEAST, SLACK, WAIT_S, ConcurrencyLimits
 
 BEAT_S = 3.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from xpyd_sidecar.router.balance.retry_budget import FLOOR_PER_S, WINDOW_S, RetryBudget
+from xpyd_sidecar.router.balance.limits import FLOOR_PER_S, WINDOW_S, RetryBudget
 
 FLOOR = int(FLOOR_PER_S * WINDOW_S)
 

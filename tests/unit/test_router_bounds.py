@@ -21,7 +21,7 @@ from scripted_engine import Play
 from socket_engines import MESSAGE
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.balance.retry_budget import RetryBudget
+from xpyd_sidecar.router.balance.limits import RetryBudget
 
 LOOPS = ("router",)
 P, D = Role.PREFILL, Role.DECODE

@@ -10,8 +10,8 @@ import pytest
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import bodies
+from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.api.sampled import SamplingTerms
 from xpyd_sidecar.router.serving import shapes
 from xpyd_sidecar.router.serving.shapes import MAX_SHAPES, Shapes, params_of
 from xpyd_sidecar.router.stream import continuation

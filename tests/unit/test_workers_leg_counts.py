@@ -7,7 +7,7 @@ import random
 import pytest
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
-from xpyd_sidecar.router.workers.leg_counts import Key, LegCounts
+from xpyd_sidecar.router.workers.sharing import Key, LegCounts
 
 
 def key(name: str) -> Key:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Hashable
 from typing import Any
 
-from xpyd_sidecar.router.api import outline
+from xpyd_sidecar.router.api import hidden
 from xpyd_sidecar.router.serving import shapes
 
 MODULES: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ def check(data: bytes) -> Hashable:
     """The outline is that of what ``json`` reads, a shape's key and slots are the fields; equal keys differ in slots."""
     most, body = MOST[(data[0] if data else 0) % len(MOST)], data[1:]
     names, depth = most % 7, most % 11
-    judged = outline.judged(body, names, depth)
+    judged = hidden.judged(body, names, depth)
     found = shapes.looked(body, most)
     try:
         read = json.loads(body, object_pairs_hook=_Pairs)
@@ -46,7 +46,7 @@ def check(data: bytes) -> Hashable:
     if found is None:
         return isinstance(read, _Pairs), judged
     key, slots, fields = found
-    assert outline.judged(body, outline.MAX_NAMES, outline.MAX_DEPTH) == outline.Outline.WITHIN, body
+    assert hidden.judged(body, hidden.MAX_NAMES, hidden.MAX_DEPTH) == hidden.Outline.WITHIN, body
     assert list(key[0]) == list(fields), body
     left = list(slots)
     values = [left.pop(0) if value is None else value for value in key[1]]
@@ -69,16 +69,16 @@ def _depth(value: object) -> int:
     return isinstance(value, list) + max(map(_depth, inner), default=0)
 
 
-def _outline(read: _Pairs, names: int, depth: int) -> outline.Outline:
+def _outline(read: _Pairs, names: int, depth: int) -> hidden.Outline:
     """Which bound is met first, from the beginning on."""
     if depth < 1:
-        return outline.Outline.DEPTH
+        return hidden.Outline.DEPTH
     for number, (_, value) in enumerate(read):
         if number and number >= names:
-            return outline.Outline.NAMES
+            return hidden.Outline.NAMES
         if _depth(value) + 1 > depth:
-            return outline.Outline.DEPTH
-    return outline.Outline.WITHIN
+            return hidden.Outline.DEPTH
+    return hidden.Outline.WITHIN
 
 
 def seeds() -> list[bytes]:

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from xpyd_sidecar.agent import ranks
-from xpyd_sidecar.agent.beat import Look
+from xpyd_sidecar.agent.beat import SLOW_LOOKS, Look
 from xpyd_sidecar.agent.group import SILENT_S, Lead, Seat
 from xpyd_sidecar.agent.pulses import Pulses
 from xpyd_sidecar.contract import group, keys, run_folder, signing
@@ -78,7 +78,9 @@ class Rounds:
         """The members that do, as the leader has heard."""
         self._was_up = ""
         """The life in which the leader's server was up."""
-        self._up = False
+        self._up: bool | None = None
+        """Whether it is now; None: nobody looked yet."""
+        self._slow = 0
         self._boot = secrets.token_hex(12)
         self._seq = 0
         self._loop = asyncio.get_running_loop()
@@ -106,10 +108,11 @@ class Rounds:
 
     def judged(self, look: Look) -> Look:
         """A look at the leader's own engine, which serves only while all members do."""
-        if look.health != "unmade":
-            self._up = look.health == "up"
-            if self._up and self._lead is not None:
-                self._was_up = self._lead.life
+        self._slow = self._slow + 1 if look.health == "slow" else 0
+        if look.health == "up" and self._lead is not None:
+            self._up, self._was_up = True, self._lead.life
+        elif look.health == "down" or self._slow >= SLOW_LOOKS:
+            self._up = False
         problem = self.problem
         if not problem:
             return look
@@ -250,8 +253,9 @@ class Rounds:
         if hello.index and (self._seat.life != life or self._seat.turn != self._turn):
             life = ""  # nobody hears of a life that is not written down yet
         role, draining, drained = self._standing()
+        problem = self.problem or ("the leader's server is not up" if self._up is False else "")
         return MemberAnswer(WIRE_VERSION, call, life, self._host, self._port, role.role, role.epoch, draining, drained,
-                            self.problem)
+                            problem)
 
     def _take(self, answer: MemberAnswer) -> None:
         self._seat = self._seat.hear(answer, self._loop.time())

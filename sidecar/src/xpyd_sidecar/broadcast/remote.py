@@ -314,9 +314,13 @@ class RemoteLink:
 
 
 def _both_sides(host: str) -> tuple[tuple[int, int], ...]:
-    """Queues without a limit of their own: the window bounds them, in messages and so in bytes."""
+    """Queues without a limit of their own: the window bounds them, in messages and so in bytes.
+
+    What a peer is asked to bear (TTL) counts from the last beat before a silence, which is up to ``HEARTBEAT_MS`` older.
+    """
     return ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.IPV6, int(":" in host)),
-            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, SILENCE_MS), (zmq.HEARTBEAT_TTL, SILENCE_MS))
+            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, SILENCE_MS),
+            (zmq.HEARTBEAT_TTL, SILENCE_MS + 2 * HEARTBEAT_MS))
 
 
 def _host(handle: wire.Handle) -> str:

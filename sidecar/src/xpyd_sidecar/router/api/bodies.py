@@ -19,8 +19,7 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.faults import bad_request
 from xpyd_sidecar.router.api.fields import FORCED, TABLE, Api, OnPrefill, is_null, is_true, truth, unmarked
-from xpyd_sidecar.router.api.hidden import may_hold, refuse
-from xpyd_sidecar.router.api.outline import MAX_DEPTH, MAX_NAMES, Outline, judged
+from xpyd_sidecar.router.api.hidden import MAX_DEPTH, MAX_NAMES, Outline, judged, may_hold, refuse
 
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"

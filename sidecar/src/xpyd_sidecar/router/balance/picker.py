@@ -10,7 +10,7 @@ from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role
 from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance.candidates import Holdings, Mean, score
-from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
+from xpyd_sidecar.router.balance.limits import ConcurrencyLimits
 from xpyd_sidecar.router.balance.policies import Policy, Query
 from xpyd_sidecar.router.balance.rank_choice import RankChoice
 from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember, Pair

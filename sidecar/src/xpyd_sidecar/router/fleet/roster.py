@@ -28,8 +28,8 @@ from collections.abc import Iterable
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.router.api.failover_modes import UNTOLD, EngineDefaults, told_of
 from xpyd_sidecar.router.api.faults import FailureReason
-from xpyd_sidecar.router.api.sampled import UNTOLD, EngineDefaults, told_of
 from xpyd_sidecar.router.fleet import heartbeat_validation
 from xpyd_sidecar.router.fleet.member import (
     BeatRefused,

@@ -194,6 +194,8 @@ class ClientConnection(OpenConnection):
         """Another one goes on with what a handler has begun."""
         if self._handler is handler:
             self._handler = other
+            if self._blocked_at:
+                other.on_pause()
 
     def finished(self, *, close: bool) -> None:
         """The answer to the current request is written."""

@@ -5,7 +5,7 @@
 The first fault is kept, since exceptions would be wrapped by the parser; nothing is taken after it.
 
 Nearly every request is a plain one: its head fits into one read, no header is repeated, and its body is small and comes in
-one piece. It costs a call of the parser for each header and four more, the first time (``known_heads``); whatever is rare
+one piece. It costs a call of the parser for each header and four more, the first time (``KnownHeads``); whatever is rare
 is looked at only where it may be.
 """
 

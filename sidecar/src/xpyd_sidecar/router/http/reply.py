@@ -156,6 +156,10 @@ class Reply:
         """An error, whole."""
         self.whole(fault.status, fault.headers(), fault.body())
 
+    def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
+        """Another one goes on with what a handler has begun, or would have."""
+        self._connection.hand_over(handler, other)
+
     def last(self) -> None:
         """Close the connection after this answer."""
         self._close = True

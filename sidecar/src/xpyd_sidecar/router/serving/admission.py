@@ -1,7 +1,8 @@
-"""The door for every request that engines answer: what is asked, whose it is, how urgent; then served, or refused.
+"""The doors for every request that engines answer: what is asked, whose it is, how urgent; then served, or refused.
 
-    open ──parsed, checked──▶ Entry ──▶ the queue (``waiting``) ──▶ served        completions, chats, dialects
-                     └──────────────────────────────────────────▶ served        other paths
+    admit ──parsed, checked──▶ the queue (``waiting``) ──▶ served        completions, chats, dialects
+                      └──────────────────────────────────▶ served        other paths
+    Entrance ──of a known shape──▶ ``FastPath``, at once                 streams whose course will probably be straight
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _queued(context: RequestContext, route: Route, request: HttpRequest, reply: 
         context.observer.unserved(route, request.request_id, *ended)
 
     return QueuedRequest(
-        context.line, key_of(request.headers, context.config), priority_of(request.headers, asks.fields),
+        context.line, reply, key_of(request.headers, context.config), priority_of(request.headers, asks.fields),
         1 + len(asks.prompt) / BYTES_PER_COST, room=lambda: context.room(alone=asks.alone), serve=begin, unserved=unserved)
 
 
@@ -201,7 +202,7 @@ class Entrance:
         who = (other.instance, other.incarnation, other.control)
         asked = (_message(path, target, line, to_prefill.fill(slots, params(self._left, who, self._limit), name)),
                  _message(path, other, line, to_decode.fill(slots, params(self._left, None, self._limit), name)))
-        lane = FastPath(context, client, reply, shape, slots, http.body, picks, pair, transfer, began, arrived,
+        lane = FastPath(context, reply, shape, slots, http.body, picks, pair, transfer, began, arrived,
                         arrived_unix, size, asked, prefill, decode)
         prefill.lend(lane, asked[0])
         decode.lend(lane, asked[1])  # engines are at work while the rest is written down

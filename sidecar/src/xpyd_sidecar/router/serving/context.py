@@ -12,12 +12,11 @@ from collections.abc import Iterable
 
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.router.api.sampled import SamplingTerms
+from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
+from xpyd_sidecar.router.balance.limits import ConcurrencyLimits, RetryBudget
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.balance.policies import SessionAffinity
-from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.fleet.watch import FleetWatch
@@ -27,8 +26,7 @@ from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.shapes import Shapes
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
-from xpyd_sidecar.router.upstream.cancel_notice import Farewells
-from xpyd_sidecar.router.upstream.pool import EnginePool
+from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
 
 
 class RequestContext:

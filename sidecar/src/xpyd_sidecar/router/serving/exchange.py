@@ -39,8 +39,8 @@ import msgspec
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault, refuses_request, unavailable, upstream
+from xpyd_sidecar.router.balance.limits import RetryBudget
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.serving import instructions as mv
 

@@ -25,7 +25,7 @@ from xpyd_sidecar.router.api.bodies import RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import FleetMember, Pair
-from xpyd_sidecar.router.http.reply import Reply, ReplyConnection
+from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import MAX_KNOWN, Malformed, ResponseHead, parse_head
 from xpyd_sidecar.router.observing.record import LegRecord, Record
 from xpyd_sidecar.router.relay.fast import Scanner
@@ -63,7 +63,6 @@ class FastPath(msgspec.Struct, eq=False):
     """One request (``reply.RequestHandler``), from both legs sent to its last byte, or to another course."""
 
     context: RequestContext
-    client: ReplyConnection
     reply: Reply
     shape: Shape
     slots: list[bytes]
@@ -287,7 +286,7 @@ class FastPath(msgspec.Struct, eq=False):
             if self.head is not None and self.stream is None:
                 self.read_on()
             self.serving = serving_of(self)
-            self.client.hand_over(self, self.serving)
+            self.reply.hand_over(self, self.serving)
             servings, prefill = self.context.servings, self.prefill
             servings.discard(self)
             servings.add(self.serving)

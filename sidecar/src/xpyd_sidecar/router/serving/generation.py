@@ -21,10 +21,10 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api import bodies, paths
 from xpyd_sidecar.router.api.bodies import PassedBody
+from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import refuse_in_form
 from xpyd_sidecar.router.api.paths import BodyKind, Route
-from xpyd_sidecar.router.api.sampled import SamplingTerms
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.p2p import PairedById
 from xpyd_sidecar.router.http.body_budget import Upload
@@ -48,7 +48,7 @@ HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
 
 
 class Generation(Asks):
-    """What one completion or chat asks, and how far its client's stream is (``asks.GoesOn``)."""
+    """What one completion or chat asks, and how far its client's stream is (``attempts.GoesOn``)."""
 
     passed_on = HEADERS
 
@@ -251,7 +251,7 @@ class Passthrough(Asks):
 
 
 class FormBody:
-    """A form's body on its way from its client to an engine (``pool.Sender``, ``upload.BodyTaker``)."""
+    """A form's body on its way from its client to an engine (``call.BodySender``, ``body_budget.BodyTaker``)."""
 
     def __init__(self, upload: Upload, refuse: Callable[[HttpFault], None]) -> None:
         self._upload = upload

@@ -251,7 +251,7 @@ class Serving(Sink):
     def _broke(self, leg: OpenAttempt, *, lost: bool = False) -> None:
         if self._context.poison.broke(self, leg.send.target, lost=lost) and self._withheld is None:
             self._withheld = []
-            for other in list(self.legs.values()) if leg.send.role is Role.DECODE else ():  # they might die of it, for no use
+            for other in list(self.legs.values()) if leg.send.role is Role.DECODE else ():  # they may die of it, for no use
                 self._take_back(mv.CancelAttempt(other.send.leg, self.exchange.attempt))
 
     # ---- instructions

@@ -21,11 +21,10 @@ from msgspec import Raw
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.failover_modes import FailoverMode, has_parts
+from xpyd_sidecar.router.api.failover_modes import EXACT_ALONE, FailoverMode, SamplingTerms, has_parts
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.fields import Api
-from xpyd_sidecar.router.api.outline import MAX_DEPTH, shallow
-from xpyd_sidecar.router.api.sampled import EXACT_ALONE, SamplingTerms
+from xpyd_sidecar.router.api.hidden import MAX_DEPTH, shallow
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.position import Position
 

@@ -13,7 +13,7 @@ from xpyd_sidecar.router.api.faults import FailureReason, HttpFault, too_many, u
 from xpyd_sidecar.router.balance.queue import FairQueue, Full, Ticket
 from xpyd_sidecar.router.fleet.member import Pair
 from xpyd_sidecar.router.http.patience import Alarm
-from xpyd_sidecar.router.http.reply import RequestHandler
+from xpyd_sidecar.router.http.reply import Reply, RequestHandler
 
 logger = logging.getLogger(__name__)
 STALL_S = 10.0
@@ -63,51 +63,33 @@ class InFlight(set[InFlightRequest]):
             one.abort(reason)
 
 
-class QueuedRequest:
-    """A request that may have to wait: while it does it answers to its client, and then hands that on to who serves it."""
+class QueuedRequest(RequestHandler):
+    """A request that waits: it answers to its client, and hands that on to who serves it."""
 
     ticket: Ticket | None = None
-    _handler: RequestHandler | None = None
-    _paused = False
 
-    def __init__(self, line: AdmissionQueue, key: str, priority: int, cost: float, *, room: Callable[[], bool],
-                 serve: Callable[[float], RequestHandler], unserved: Callable[[HttpFault | None], None]) -> None:
+    def __init__(self, line: AdmissionQueue, reply: Reply, key: str, priority: int, cost: float, *,
+                 room: Callable[[], bool], serve: Callable[[float], RequestHandler],
+                 unserved: Callable[[HttpFault | None], None]) -> None:
         """``key``: whose share of the queue it takes, and ``cost`` how much of it. ``room``: whether it could be served.
         ``serve``: begin to, after so many seconds. ``unserved``: it was not, and gets this answer; None: its client has
         gone.
         """
         self._line = line
+        self._reply = reply
         self.key, self.priority, self.cost = key, priority, cost
         self.room, self.serve, self.unserved = room, serve, unserved
 
     def begin(self, queued_s: float) -> None:
         """It waited, and it is its turn."""
         self.ticket = None
-        self._handler = self.serve(queued_s)
-        if self._paused:
-            self._handler.on_pause()
-
-    # ---- the client (reply.RequestHandler)
+        self._reply.hand_over(self, self.serve(queued_s))
 
     def on_client_gone(self) -> None:
         """Leave at once."""
-        if self._handler is not None:
-            self._handler.on_client_gone()
-        elif self.ticket is not None:
+        if self.ticket is not None:
             self._line.leave(self)
             self.unserved(None)
-
-    def on_pause(self) -> None:
-        """Its answer is to wait."""
-        self._paused = True
-        if self._handler is not None:
-            self._handler.on_pause()
-
-    def on_resume(self) -> None:
-        """Not any more."""
-        self._paused = False
-        if self._handler is not None:
-            self._handler.on_resume()
 
 
 class AdmissionQueue:

@@ -23,9 +23,18 @@ import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.router.api.bodies import GenerationRequest
-from xpyd_sidecar.router.api.failover_modes import FailoverMode, goes_on_sampled, one_choice, way_if_greedy, way_of
+from xpyd_sidecar.router.api.failover_modes import (
+    EXACT_ALONE,
+    UNTOLD,
+    EngineDefaults,
+    FailoverMode,
+    SamplingTerms,
+    goes_on_sampled,
+    one_choice,
+    way_if_greedy,
+    way_of,
+)
 from xpyd_sidecar.router.api.fields import is_null, is_true, whole
-from xpyd_sidecar.router.api.sampled import EXACT_ALONE, UNTOLD, EngineDefaults, SamplingTerms
 from xpyd_sidecar.router.stream.position import Channel, Have, Position
 
 COMPLETIONS_MAX_TOKENS = 16

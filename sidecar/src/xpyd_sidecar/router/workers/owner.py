@@ -31,9 +31,8 @@ from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply
 from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.workers import link as li
-from xpyd_sidecar.router.workers.leg_counts import LegCounts
 from xpyd_sidecar.router.workers.poison_sharing import OwnerPoison
-from xpyd_sidecar.router.workers.sharing import reserve, share
+from xpyd_sidecar.router.workers.sharing import LegCounts, reserve, share
 
 logger = logging.getLogger(__name__)
 
