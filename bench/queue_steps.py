@@ -4,7 +4,7 @@
     python bench/queue_steps.py --hosts 1 --rounds 5       for a look; writes nothing
 
 Two engines of two tensor-parallel workers each, which differ in the queue alone, on one host or with their workers in two
-process sets as an instance with ``pods: 2`` has them. In a round each answers one stream, one after the other, in an order
+process sets as an instance with ``pods: 2`` has them. In a round each gives one answer, one after the other, in an order
 that is drawn. A figure is the median of the ratios within rounds, so that what else the machine does meets both.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import json
 import os
 import platform
@@ -28,7 +27,7 @@ from typing import Any
 
 import msgspec
 import vllm
-from engines import MODEL_NAME, Engine
+from engines import Engine
 from processes import Group, free_port
 
 from xpyd_sidecar.contract import launch
@@ -39,11 +38,14 @@ RESULTS = Path(__file__).parent / "results/queue_steps.json"
 QUEUES = ("vllm", "xpyd")
 SIZES = ("--tensor-parallel-size", "2", "--num-gpu-blocks-override", "64", "--distributed-executor-backend", "mp")
 FOLLOWER = "xpyd_sidecar.engine.compat.follower"
-TOKENS, SKIPPED = 96, 4
-"""Of a stream, and of its first ones, which are not counted."""
+TOKENS = 96
+"""Of an answer."""
+BETWEEN = "vllm:inter_token_latency_seconds"
 PAUSE_S = 1.2
-"""Between streams: readers of vLLM's queue look for messages for a second after the last one."""
-READY_S, STREAM_S = 300.0, 120.0
+"""Between answers: readers of vLLM's queue look for messages for a second after the last one."""
+READY_S, ANSWER_S = 300.0, 120.0
+COUNTED_S = 5.0
+"""After an answer, until the server has counted its last token."""
 ROUNDS_MIN = 10
 
 
@@ -76,29 +78,25 @@ def follower(leader: Engine) -> Group:
                  log=leader.folder / f"{leader.name}-follower.log", env=leader.env, name=f"follower of {leader.name}")
 
 
-def steps(one: Engine, prompt: list[int]) -> list[float]:
-    """Seconds between the tokens of a stream."""
-    connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=STREAM_S)
-    try:
-        body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
-                "stream": True}
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise RuntimeError(f"{one.name}: {answer.status} {answer.read()[:300]!r}")
-        times = [time.perf_counter() for line in answer if line.startswith(b"data: {")]
-    finally:
-        connection.close()
-    if len(times) < TOKENS:
-        raise RuntimeError(f"{one.name}: {len(times)} events of {TOKENS} tokens")
-    return [after - before for before, after in zip(times[SKIPPED:], times[SKIPPED + 1:], strict=False)]
+def step(one: Engine, prompt: list[int]) -> float:
+    """Mean seconds between the tokens of an answer, as the engine core has stamped them.
+
+    Not as they come to a client: with workers that spin, a server on few processors hands them over in bunches.
+    """
+    took, count = one.metric(f"{BETWEEN}_sum"), one.metric(f"{BETWEEN}_count")
+    one.complete(prompt, TOKENS, timeout_s=ANSWER_S)
+    end = time.monotonic() + COUNTED_S
+    while (found := one.metric(f"{BETWEEN}_count") - count) < TOKENS - 1:
+        if time.monotonic() > end:
+            raise RuntimeError(f"{one.name}: {found:g} times between {TOKENS} tokens")
+        time.sleep(0.05)
+    return (one.metric(f"{BETWEEN}_sum") - took) / found
 
 
 def measure(hosts: int, rounds: int, folder: Path) -> dict[str, Any]:
     """Both engines, round after round."""
     draw = random.Random(0)
-    mean: dict[str, list[float]] = {queue: [] for queue in QUEUES}
-    middle: dict[str, list[float]] = {queue: [] for queue in QUEUES}
+    took: dict[str, list[float]] = {queue: [] for queue in QUEUES}
     with contextlib.ExitStack() as stack:
         both = {queue: stack.enter_context(engine(queue, hosts, folder)) for queue in QUEUES}
         for one in both.values():
@@ -110,17 +108,15 @@ def measure(hosts: int, rounds: int, folder: Path) -> dict[str, Any]:
             prompt = [draw.randrange(3, 500) for _ in range(64)]
             for queue in draw.sample(QUEUES, len(QUEUES)):
                 time.sleep(PAUSE_S)
-                found = steps(both[queue], prompt)
+                found = step(both[queue], prompt)
                 if number:  # the first round warms up
-                    mean[queue].append(statistics.fmean(found))
-                    middle[queue].append(statistics.median(found))
+                    took[queue].append(found)
             print(f"{hosts} hosts, round {number} of {rounds}", flush=True)
-    ratios = sorted(ours / theirs for ours, theirs in zip(middle["xpyd"], middle["vllm"], strict=True))
-    of_means = [ours / theirs for ours, theirs in zip(mean["xpyd"], mean["vllm"], strict=True)]
+    ratios = [ours / theirs for ours, theirs in zip(took["xpyd"], took["vllm"], strict=True)]
     return {
-        "step_ratio": round(statistics.median(ratios), 4), "step_ratio_of_means": round(statistics.median(of_means), 4),
+        "step_ratio": round(statistics.median(ratios), 4),
         "step_ratio_quartiles": [round(one, 4) for one in statistics.quantiles(ratios, n=4)],
-        "step_ms": {queue: round(1000 * statistics.median(middle[queue]), 3) for queue in QUEUES},
+        "step_ms": {queue: round(1000 * statistics.median(took[queue]), 3) for queue in QUEUES},
     }
 
 

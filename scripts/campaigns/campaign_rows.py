@@ -97,6 +97,7 @@ ROWS: Final = (
     Row("campaign-arm64", 10, 40, AT + "campaign_arm64.json", ARM64, root=True),
     Row("campaign-files", 6, 20, AT + "campaign_files.json", FILES),
     Row("campaign-long", 7, 25, AT + "campaign_long.json", LONG),
+    Row("campaign-groups-cluster", 15, 60, root=True),
     Row("campaign-ipv6", 10, 40, AT + "campaign_ipv6.json", IPV6, root=True),
     Row("campaign-service", 15, 60),
     Row("campaign-upgrade", 30, 90, AT + "campaign_upgrade.json", UPGRADE, root=True),

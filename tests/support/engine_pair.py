@@ -38,8 +38,7 @@ from xpyd_sidecar.contract.ids import (
 )
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.router.fleet.member import EngineTarget
-from xpyd_sidecar.router.upstream.cancel_notice import Farewells
-from xpyd_sidecar.router.upstream.pool import EnginePool
+from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
 
 PEER_TIMEOUT_S = 4.0
 OUTPUT = 12

@@ -26,7 +26,8 @@ PLATFORM = Path(__file__).parent / "ray_on_cpu"
 def parallel_engine(executor: str, folder: Path, scratch: Path, queue: str = "vllm") -> Engine:
     """Not started. ``scratch`` is a folder whose path is short: Ray puts sockets there. ``queue``: as ``engine.queue``."""
     options = KvOptions(claim_s=8.0, peer_timeout_s=PATIENCE_S, load_timeout_s=PATIENCE_S)
-    return Engine(f"{executor}-{queue}", folder, args=(*ARGS, "--distributed-executor-backend", executor),
+    name = executor if queue == "vllm" else f"{executor}-{queue}"
+    return Engine(name, folder, args=(*ARGS, "--distributed-executor-backend", executor),
                   on_load_failure="fail", options=options, forked=executor != "ray",
                   env=_environment(executor, scratch) | {launch.ENV_QUEUE: queue})
 

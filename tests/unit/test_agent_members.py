@@ -118,6 +118,10 @@ class Pair:
             await asyncio.sleep(0.02)
         return said
 
+    def asking(self) -> list[int]:
+        """The members that the leader hears ask for a drain."""
+        return list(self.agents[0].status()["group"]["asking"])
+
     def state(self) -> str:
         """Of the leader."""
         return str(self.agents[0].status()["state"])
@@ -164,13 +168,13 @@ async def test_a_follower_takes_back_its_own_drain_and_no_other(tmp_path: Path) 
         pair.agents[1].drain()
         pair.agents[0].drain()
         await wait_for(lambda: pair.state() == State.DRAINING)
+        await wait_for(lambda: pair.asking() == [1])
         pair.agents[1].undrain()
-        await asyncio.sleep(0.5)
+        await wait_for(lambda: pair.asking() == [])
         assert pair.state() == State.DRAINING, "the leader was asked as well"
         pair.agents[1].drain()
-        await asyncio.sleep(0.3)
+        await wait_for(lambda: pair.asking() == [1])
         pair.agents[0].undrain()
-        await asyncio.sleep(0.3)
         assert pair.state() == State.DRAINING, "the follower still asks"
 
 

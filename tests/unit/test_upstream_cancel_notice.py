@@ -11,7 +11,7 @@ from router_fleet import RouterFleet, fleet, request_bytes
 from scripted_engine import Play
 
 from xpyd_sidecar.contract import legs
-from xpyd_sidecar.router.upstream import cancel_notice
+from xpyd_sidecar.router.upstream import pool
 
 
 async def leave(f: RouterFleet, *, after: bytes = b"") -> None:
@@ -72,7 +72,7 @@ async def test_a_leg_that_has_begun_is_known_to_the_engine() -> None:
 
 
 async def test_an_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancel_notice, "ANSWER_S", 0.05)
+    monkeypatch.setattr(pool, "ANSWER_S", 0.05)
     async with fleet() as f:
         f.p[0].default = f.d[0].default = Play(hold=asyncio.Event())
         f.d[0].deaf = True
@@ -82,7 +82,7 @@ async def test_an_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.Mo
 
 
 async def test_no_more_than_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancel_notice, "OPEN_MAX", 0)
+    monkeypatch.setattr(pool, "OPEN_MAX", 0)
     async with fleet() as f:
         f.p[0].default = f.d[0].default = Play(hold=asyncio.Event())
         await leave(f)
@@ -94,6 +94,6 @@ async def test_an_engine_that_takes_it_is_logged(caplog: pytest.LogCaptureFixtur
     async with fleet() as f:
         f.p[0].default = f.d[0].default = Play(hold=asyncio.Event())
         f.d[0].refusal = 200
-        with caplog.at_level(logging.WARNING, "xpyd_sidecar.router.upstream.cancel_notice"):
+        with caplog.at_level(logging.WARNING, "xpyd_sidecar.router.upstream.pool"):
             await leave(f)
             await f.wait(lambda: "-1 tokens" in caplog.text, "warning")

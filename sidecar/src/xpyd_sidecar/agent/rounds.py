@@ -155,7 +155,8 @@ class Rounds:
         """For people."""
         call, life = self._lead.answer() if self._lead is not None else (self._seat.promised, self._seat.life)
         return {"index": self._mine.index, "size": self._mine.size, "held": self._seat.held, "call": call, "life": life,
-                "problem": self.problem, "ended": self._lead.ended if self._lead is not None else ""}
+                "problem": self.problem, "asking": sorted(self.asking),
+                "ended": self._lead.ended if self._lead is not None else ""}
 
     def hear(self, hello: MemberHello) -> MemberAnswer:
         """A follower says hello.

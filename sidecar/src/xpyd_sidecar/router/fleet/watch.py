@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split_host_port
@@ -43,21 +42,14 @@ OnLost = Callable[[InstanceName, Incarnation, FailureReason], None]
 OnVerdict = Callable[[InstanceName, Incarnation, DeathVerdict], None]
 
 
-class FleetNotes(Protocol):
-    """Who is told of what happens to instances, for metrics and the dashboard."""
-
-    def changed(self, change: Changed) -> None:
-        """The roster changed."""
-
-    def probed(self, result: Probed) -> None:
-        """A health probe ended."""
-
-
 class FleetWatch:
     """Keeps a roster right: beats in, probes out."""
 
-    def __init__(self, roster: ro.Roster, on_lost: OnLost, notes: FleetNotes) -> None:
-        """``on_lost``: legs on an incarnation will never answer, and why."""
+    def __init__(self, roster: ro.Roster, on_lost: OnLost, changed: Callable[[Changed], None],
+                 probed: Callable[[Probed], None]) -> None:
+        """``on_lost``: legs on an incarnation will never answer, and why. ``changed`` hears of changes of the roster, and
+        ``probed`` of how probes ended, for metrics and the dashboard.
+        """
         self._loop = asyncio.get_running_loop()
         self.roster = roster
         self.on_lost = on_lost
@@ -65,7 +57,7 @@ class FleetWatch:
         """Streams on an incarnation should go on elsewhere, and why."""
         self.on_verdict: OnVerdict = lambda *_: None
         """It has died by itself, or it has not; what is lost with it was told before."""
-        self._notes = notes
+        self._note_change, self._note_probe = changed, probed
         self.told: Callable[[InstanceName | None], None] = lambda _: None
         """The roster has heard of an instance; None: time went on."""
         self._lacks = resources.Complaint("no probe of an engine")
@@ -108,7 +100,7 @@ class FleetWatch:
             match instruction:
                 case Changed(instance=instance, what=what):
                     logger.info("%s: %s", instance, what, extra={"peer": instance})
-                    self._notes.changed(instruction)
+                    self._note_change(instruction)
                 case InstanceLost(instance=instance, incarnation=incarnation, reason=reason):
                     self.on_lost(instance, incarnation, reason)
                 case InstanceLeaves(instance=instance, incarnation=incarnation, reason=reason):
@@ -129,7 +121,7 @@ class FleetWatch:
                 if self._loop.time() > end:
                     return  # the roster has it made again
                 await asyncio.sleep(PROBE_AGAIN_S)
-        self._notes.probed(result)
+        self._note_probe(result)
         now, member = self._loop.time(), self.roster.find(wanted.instance, wanted.incarnation)
         silent = member is not None and self.roster.silent(now, member)
         verdict = by_probe(member, result, silent=silent)

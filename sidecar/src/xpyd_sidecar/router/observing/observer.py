@@ -256,7 +256,7 @@ class RouterObserver:
                 self.counting.closed(done)
                 self.history.closed(done)
 
-    # ---- instances (watch.FleetNotes)
+    # ---- instances (watch.FleetWatch)
 
     def changed(self, change: Changed) -> None:
         """The roster changed."""

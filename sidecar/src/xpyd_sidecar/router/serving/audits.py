@@ -38,8 +38,7 @@ from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.serving.waiting import InFlightRequest
 from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
-from xpyd_sidecar.router.upstream.cancel_notice import Farewells
-from xpyd_sidecar.router.upstream.pool import EnginePool
+from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
 
 logger = logging.getLogger(__name__)
 

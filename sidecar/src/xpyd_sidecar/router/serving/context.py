@@ -26,8 +26,7 @@ from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.shapes import Shapes
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
-from xpyd_sidecar.router.upstream.cancel_notice import Farewells
-from xpyd_sidecar.router.upstream.pool import EnginePool
+from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
 
 
 class RequestContext:
@@ -71,7 +70,7 @@ class RequestContext:
             self.observer.cached = self.picker.holdings.count
         self.audits = Audits(self.pool, self.farewells, self.roster, router.audit, calm=self._calm,
                              tell=self.observer.audited) if router.audit else None
-        self.watch = FleetWatch(self.roster, self.servings.lost, self.observer)
+        self.watch = FleetWatch(self.roster, self.servings.lost, self.observer.changed, self.observer.probed)
         self.watch.on_leaving = self.servings.leaving
         self.watch.on_verdict = self.poison.judged
 

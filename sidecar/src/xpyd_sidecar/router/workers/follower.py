@@ -99,7 +99,7 @@ class WorkerContext(RequestContext):
         self.reports.fill = self._fill
         self.observer.told = self.reports.tell
         self.started = started
-        follower = RosterFollower(self.roster, self.servings.lost, self.observer)
+        follower = RosterFollower(self.roster, self.servings.lost, self.observer.changed, self.observer.probed)
         follower.link = link
         self.watch = follower
         self.shared = self.poison = WorkerPoison(self.loop, self.roster, link.send)
