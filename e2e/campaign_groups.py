@@ -82,6 +82,8 @@ class GroupInCluster(ServiceInCluster):
 
 @pytest.fixture(scope="module")
 def service(operator: FullCluster, images: Images) -> Iterator[GroupInCluster]:
+    operator.kubectl("-n", "xpyd-system", "set", "env", "deployment/xpyd-operator", "XPYD_MULTI_POD=true")
+    operator.kubectl("-n", "xpyd-system", "rollout", "status", "deployment/xpyd-operator", "--timeout=120s", timeout_s=130)
     service = GroupInCluster(operator, images)
     service.apply()
     try:

@@ -22,9 +22,9 @@ from xpyd_operator.plan.round import Round
 class MemoryWorld:
     """A document, its backend, and what is there. ``round`` it, ``run_pods``, and let ``now`` pass."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, *, multi_pod: bool = True) -> None:
         self.api, self.cache, self.now = MemoryApi(), Cache(), time.time()
-        settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2)
+        settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2, multi_pod=multi_pod)
         self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
         self.shared = Shared(  # type: ignore[arg-type]
             self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache))

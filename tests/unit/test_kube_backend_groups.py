@@ -14,6 +14,7 @@ from kube_documents import pod
 from memory_world import MemoryWorld
 
 from xpyd_operator.kube.api import ApiError
+from xpyd_operator.kube.blueprint import Refused
 from xpyd_operator.render import labels
 
 WIDE = {"prefill": {"replicas": 1, "resources": {}},
@@ -32,6 +33,15 @@ class Killed(BaseException):
 async def world() -> AsyncIterator[MemoryWorld]:
     async with aiohttp.ClientSession() as session:
         yield MemoryWorld(session)
+
+
+async def test_an_operator_that_was_not_told_to_take_instances_of_several_pods_refuses_them_by_name() -> None:
+    async with aiohttp.ClientSession() as session:
+        world = MemoryWorld(session, multi_pod=False)
+        world.write(**WIDE)
+        with pytest.raises(Refused, match="spec.decode.parallelism.pods: .* only an operator with --multi-pod takes them"):
+            await world.round()
+        assert not pods(world)
 
 
 def pods(world: MemoryWorld) -> dict[str, dict[str, Any]]:

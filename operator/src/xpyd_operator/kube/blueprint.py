@@ -22,7 +22,7 @@ from xpyd_operator.api.roles import GPU
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.status import Condition, ServiceStatus
-from xpyd_operator.errors import Unsupported, XpydError
+from xpyd_operator.errors import Fault, Unsupported, XpydError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
@@ -39,6 +39,7 @@ from xpyd_operator.render.objects import router_deployment
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, pods_difference
+from xpyd_operator.render.unsupported import multi_pod_refusals
 from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 
 logger = logging.getLogger(__name__)
@@ -155,7 +156,10 @@ class Blueprint:
 
     async def _consider(self, entry: Entry, now: float) -> None:
         judged = self._judge(entry)
-        refused = _listed(judged.refusals)
+        refusals = [*judged.refusals]
+        if judged.service is not None and not self._settings.multi_pod:
+            refusals += [Fault(path, reason) for path, reason in multi_pod_refusals(judged.service)]
+        refused = _listed(refusals)
         if judged.service is None or (refused and not accepted_before(entry)):
             self._refuse("Invalid" if judged.faults else "Unsupported", refused)
             return

@@ -20,7 +20,7 @@ from xpyd_operator.api.decode import examine
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Fault, SpecError
-from xpyd_operator.render.unsupported import kube_refusals, local_refusals
+from xpyd_operator.render.unsupported import kube_refusals, local_refusals, multi_pod_refusals
 
 BARE = "a host without GPUs"
 
@@ -71,14 +71,14 @@ def judge(value: Any, target: Target | None, *, strict: bool = True, gpus: int =
     refused, elsewhere = _unsupported(service, target, gpus)
     elsewhere = (*((str(only), fault) for only, fault in seen.notes), *elsewhere)
     notes = dict.fromkeys(Fault(fault.path, f"not for {only}: {fault.message}") for only, fault in elsewhere)
-    fabric_notes = fabric.notes(service) if target is not Target.LOCAL else ()
+    in_clusters = (*fabric.notes(service), *_faults(multi_pod_refusals(service))) if target is not Target.LOCAL else ()
     return Judgement(
         service=service,
         faults=seen.faults,
         unsupported=tuple(one for one in refused if one.path not in already),
         warnings=tuple(vllm.warnings(service)),
         ignored=seen.warnings,
-        notes=(*notes, *judging.notes(service), *speculation.notes(service), *devices.notes(service), *fabric_notes),
+        notes=(*notes, *judging.notes(service), *speculation.notes(service), *devices.notes(service), *in_clusters),
     )
 
 
