@@ -39,7 +39,7 @@ async def test_an_operator_that_was_not_told_to_take_instances_of_several_pods_r
     async with aiohttp.ClientSession() as session:
         world = MemoryWorld(session, multi_pod=False)
         world.write(**WIDE)
-        with pytest.raises(Refused, match="spec.decode.parallelism.pods: .* only an operator with --multi-pod takes them"):
+        with pytest.raises(Refused, match=r"spec.decode.parallelism.pods: .* only an operator with --multi-pod takes them"):
             await world.round()
         assert not pods(world)
 
