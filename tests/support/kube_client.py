@@ -216,24 +216,30 @@ class Mirror(Background):
     async def _follow(self) -> None:
         listed = await self._kube.request("GET", self._kube.path(self.kind, self.namespace))
         found = {item["metadata"]["name"]: item for item in listed["items"]}
-        for name in [name for name in self.objects if name not in found]:
-            self._put(name, None)
-        for name, item in found.items():
-            self._put(name, item)
+        names = [*(name for name in self.objects if name not in found), *found]  # what is gone first
+        changes = [change for name in names if (change := self._put(name, found.get(name)))]
+        for change in changes:  # heard when all of them are here: a list has no order of time
+            self._tell(*change)
         self._listed.set()
         async for event, item in self._kube.watch(self.kind, self.namespace, listed["metadata"]["resourceVersion"]):
             if event == "ERROR":
                 return
             if event != "BOOKMARK":
-                self._put(item["metadata"]["name"], None if event == "DELETED" else item)
+                change = self._put(item["metadata"]["name"], None if event == "DELETED" else item)
+                if change:
+                    self._tell(*change)
 
-    def _put(self, name: str, now: Object | None) -> None:
+    def _put(self, name: str, now: Object | None) -> tuple[Object | None, Object | None] | None:
+        """What it was and is; None: nothing has changed."""
         was = self.objects.get(name)
         if now is None:
             self.objects.pop(name, None)
         elif was is not None and was["metadata"]["resourceVersion"] == now["metadata"]["resourceVersion"]:
-            return
+            return None
         else:
             self.objects[name] = now
+        return was, now
+
+    def _tell(self, was: Object | None, now: Object | None) -> None:
         for listener in self.listeners:
             listener(was, now)
