@@ -28,6 +28,10 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSe
     one.clean()
 
 
+SHM = f"xpyd_test_{os.getpid()}_"
+"""Begins the names of shared memory of these tests' engines, and of nobody else's."""
+
+
 def wait(condition: Callable[[], bool], seconds: float = 15.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -41,7 +45,7 @@ def states(answer: dict) -> dict[str, str]:
 
 def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.CaptureFixture[str]) -> None:
     """1P1D → 1P3D → 2P1D by a switch, a killed engine, a killed supervisor, a second up that takes over, nothing left."""
-    service.write(env={"STAND_IN_SHM": "xpyd_test_"})
+    service.write(env={"STAND_IN_SHM": SHM})
     assert service.up("--detach") == 0
     assert f"http://127.0.0.1:{service.port}/v1" in capsys.readouterr().out
     answer = service.status(capsys)
@@ -82,12 +86,12 @@ def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.Capture
 
     run_dir = Path(json.loads(service.folder.settings.read_text())["run_dir"])
     assert run_dir.exists()
-    assert list(Path("/dev/shm").glob("xpyd_test_*"))
+    assert list(Path("/dev/shm").glob(f"{SHM}*"))
     assert main.main(["down"]) == 0
     assert "tiny has ended" in capsys.readouterr().out
     assert service.pids() == []
     assert not run_dir.exists()
-    assert not list(Path("/dev/shm").glob("xpyd_test_*"))
+    assert not list(Path("/dev/shm").glob(f"{SHM}*"))
     assert main.main(["down", "tiny", "--purge"]) == 0
     assert "nothing of tiny runs" in capsys.readouterr().out
     assert not service.folder.path.exists()
@@ -96,7 +100,7 @@ def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.Capture
 
 
 def test_down_after_kill_9_of_supervisor_and_an_engine(service: LocalService, capsys: pytest.CaptureFixture[str]) -> None:
-    service.write(env={"STAND_IN_SHM": "xpyd_test2_"})
+    service.write(env={"STAND_IN_SHM": SHM})
     assert service.up("--detach") == 0
     wait((service.folder.instance("tiny-e1") / "shm").exists)
     service.kill_supervisor()
@@ -104,7 +108,7 @@ def test_down_after_kill_9_of_supervisor_and_an_engine(service: LocalService, ca
     wait(lambda: len(service.pids()) == 6)  # router, two agents, an engine with its child, and the other's orphan
     assert main.main(["down"]) == 0
     assert service.pids() == []
-    assert not list(Path("/dev/shm").glob("xpyd_test2_*"))
+    assert not list(Path("/dev/shm").glob(f"{SHM}*"))
 
 
 def test_down_by_name_ends_what_runs_although_its_folder_is_gone(
