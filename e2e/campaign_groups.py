@@ -41,6 +41,8 @@ class GroupInCluster(ServiceInCluster):
         made = super().document()
         made["apiVersion"] = "xpyd.dev/v1beta1"
         made["spec"]["prefill"] |= {"parallelism": {"tensor": 2, "pods": 2, "device": "none"}}
+        # With tensor ranks vLLM for CPUs compiles at the first request, and these images have no compiler.
+        made["spec"]["engine"].setdefault("env", []).append({"name": "TORCHDYNAMO_DISABLE", "value": "1"})
         made["spec"]["decode"] = {"replicas": 1, "resources": {}, "template": made["spec"]["decode"]["template"]}
         return made
 

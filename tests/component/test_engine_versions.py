@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import vllm
 from scheduled_engines import BLOCK, Scheduled, decode_leg, prefill_leg, until, vllm_config
+from vllm.v1.worker import kv_connector_model_runner_mixin as mixin
 from vllm_hellos import hello, recorded
 from vllm_places import MODULE, VERSION
 
@@ -97,6 +98,24 @@ def test_prompts_of_all_lengths_are_handed_over_whole(make: Callable[..., Schedu
         assert (ours.wrong, len(ours.tokens), theirs.wrong) == (0, 4, 0), length
         assert ours.computed <= 1, "the last token alone is computed again"
     until(lambda: not p.scheduler.has_requests() and not d.scheduler.has_requests(), p, d)
+
+
+def test_nothing_of_a_step_whose_forward_failed_is_handed_over(
+        make: Callable[..., Scheduled], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in the blocks then is not of the prompt, and vLLM's V1 runner calls all hooks of a whole step."""
+    p, d = make("p"), make("d")
+    transfer = uuid.uuid4().hex
+    ours = d.ask(tokens(70), decode_leg(transfer))
+    p.ask(tokens(70), prefill_leg(transfer, d.known()), most=1)
+    d.step()
+    step = p.scheduler.schedule()
+    monkeypatch.setattr(mixin, "get_kv_transfer_group", lambda: p.worker)
+    monkeypatch.setattr(mixin, "get_forward_context", lambda: None)
+    with (pytest.raises(RuntimeError, match="no compiler"),
+          mixin.KVConnectorModelRunnerMixin._get_kv_connector_output(step)):
+        raise RuntimeError("no compiler")
+    until(lambda: ours.over, d)
+    assert (ours.computed, ours.wrong, len(ours.tokens)) == (70, 0, 4), "decode has computed the prompt itself"
 
 
 def test_many_at_once_with_a_cache_of_prefixes_and_prompts_in_chunks(make: Callable[..., Scheduled]) -> None:

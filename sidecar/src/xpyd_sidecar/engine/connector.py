@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from xpyd_sidecar.engine.stats import PromMetrics, Stats, with_steps
 from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.errors import ConfigError, OurFault
 from xpyd_sidecar.resources import memory_bytes
+
+logger = logging.getLogger(__name__)
 
 
 class XpydConnector(KVConnectorBase_V1, SupportsHMA):
@@ -126,8 +130,16 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.save_layer(layer_name)
 
     def wait_for_save(self) -> None:
-        """All layers are written."""
-        self.worker.finish_saves()
+        """All layers are written; nothing is saved where the forward has failed, and they are not.
+
+        vLLM's V1 runner calls this in a ``finally`` (``kv_connector_model_runner_mixin``), so also then: what stands in the
+        blocks is not of this request, and would arrive with right checksums.
+        """
+        failed = sys.exc_info()[1]
+        if failed is None:
+            self.worker.finish_saves()
+        else:
+            logger.error("xpyd: nothing of this step is sent, since its forward failed: %r", failed)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """Loads that are over, those of them that failed, and, beside other connectors, requests whose blocks may go."""
