@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_service import LocalService
+from local_service import LocalService, wait
 
 from xpyd_operator.cli import main
 from xpyd_operator.local import remains
@@ -30,13 +30,6 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSe
 
 SHM = f"xpyd_test_{os.getpid()}_"
 """Begins the names of shared memory of these tests' engines, and of nobody else's."""
-
-
-def wait(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.05)
 
 
 def states(answer: dict) -> dict[str, str]:

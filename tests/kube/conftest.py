@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kube_cluster import start_light
+from kube_faults import FaultProxy
 from kube_operator import OperatorProcess
 from kube_team import Team, make_team, operator_login
 from testcluster.control_plane import CONTROLLERS
@@ -65,3 +66,17 @@ async def team(quiet_team: Team) -> Team:
     """A namespace with an operator at work."""
     await quiet_team.operator.start()
     return quiet_team
+
+
+@pytest.fixture
+async def proxied(quiet_team: Team, operator_kubeconfig: Path, tmp_path: Path) -> AsyncIterator[tuple[Team, FaultProxy]]:
+    """A team whose operator reaches the API server through a proxy."""
+    async with FaultProxy(quiet_team.kube, seed=4) as proxy:
+        kubeconfig = proxy.kubeconfig(operator_kubeconfig, tmp_path / "proxied.kubeconfig")
+        quiet_team.operator = OperatorProcess(kubeconfig, tmp_path / "operator.log", "--no-leader-election",
+                                              namespace=quiet_team.namespace)
+        await quiet_team.operator.start()
+        try:
+            yield quiet_team, proxy
+        finally:
+            await quiet_team.operator.kill()

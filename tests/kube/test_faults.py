@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -25,20 +25,6 @@ JSON_PATCH = "application/json-patch+json"
 
 def uids(team: Team) -> set[str]:
     return {pod["metadata"]["uid"] for pod in team.pods()}
-
-
-@pytest.fixture
-async def proxied(quiet_team: Team, operator_kubeconfig: Path, tmp_path: Path) -> AsyncIterator[tuple[Team, FaultProxy]]:
-    """A team whose operator reaches the API server through a proxy."""
-    async with FaultProxy(quiet_team.kube, seed=4) as proxy:
-        kubeconfig = proxy.kubeconfig(operator_kubeconfig, tmp_path / "proxied.kubeconfig")
-        quiet_team.operator = OperatorProcess(kubeconfig, tmp_path / "operator.log", "--no-leader-election",
-                                              namespace=quiet_team.namespace)
-        await quiet_team.operator.start()
-        try:
-            yield quiet_team, proxy
-        finally:
-            await quiet_team.operator.kill()
 
 
 async def test_the_api_server_is_away_for_a_while(team: Team) -> None:

@@ -10,13 +10,10 @@ import itertools
 import os
 import re
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from kube_client import Object
 from kube_faults import FaultProxy
-from kube_operator import OperatorProcess
 from kube_team import Team, label
 from node_agent import INSTANCE, MEMBER, MEMBERS, ROLE, Script
 
@@ -73,20 +70,6 @@ def groups(team: Team, name: str = "qwen") -> dict[str, set[str]]:
         if label(pod, INSTANCE) and not pod["metadata"].get("deletionTimestamp"):
             found.setdefault(label(pod, INSTANCE), set()).add(pod["metadata"]["uid"])
     return found
-
-
-@pytest.fixture
-async def proxied(quiet_team: Team, operator_kubeconfig: Path, tmp_path: Path) -> AsyncIterator[tuple[Team, FaultProxy]]:
-    """A team whose operator reaches the API server through a proxy."""
-    async with FaultProxy(quiet_team.kube, seed=1) as proxy:
-        kubeconfig = proxy.kubeconfig(operator_kubeconfig, tmp_path / "proxied.kubeconfig")
-        quiet_team.operator = OperatorProcess(kubeconfig, tmp_path / "operator.log", "--no-leader-election",
-                                              namespace=quiet_team.namespace)
-        await quiet_team.operator.start()
-        try:
-            yield quiet_team, proxy
-        finally:
-            await quiet_team.operator.kill()
 
 
 async def test_an_operator_killed_between_any_two_writes_makes_whole_groups(proxied: tuple[Team, FaultProxy]) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,14 @@ from stand_in import make_stand_in
 from xpyd_operator.cli import main
 from xpyd_operator.local import lock, remains, shm
 from xpyd_operator.local.paths import ServiceFolder
+
+
+def wait(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    """Poll until it holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.05)
 
 
 class LocalService:
@@ -82,10 +91,7 @@ class LocalService:
         """Until nobody holds its lock: the kernel takes a moment to take down who is killed."""
         supervisor = lock.holder(self.folder.lock)
         os.kill(supervisor, signal.SIGKILL)
-        deadline = time.monotonic() + 20.0
-        while lock.holder(self.folder.lock) == supervisor:
-            assert time.monotonic() < deadline, f"{supervisor} outlives SIGKILL"
-            time.sleep(0.01)
+        wait(lambda: lock.holder(self.folder.lock) != supervisor)
 
     def pids(self) -> list[int]:
         return remains.pids(self.folder)

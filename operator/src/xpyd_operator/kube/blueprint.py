@@ -16,6 +16,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from xpyd_operator.api import devices
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.roles import GPU
@@ -156,10 +158,7 @@ class Blueprint:
 
     async def _consider(self, entry: Entry, now: float) -> None:
         judged = self._judge(entry)
-        refusals = [*judged.refusals]
-        if judged.service is not None and not self._settings.multi_pod:
-            refusals += [Fault(path, reason) for path, reason in multi_pod_refusals(judged.service)]
-        refused = _listed(refusals)
+        refused = _listed(judged.refusals)
         if judged.service is None or (refused and not accepted_before(entry)):
             self._refuse("Invalid" if judged.faults else "Unsupported", refused)
             return
@@ -221,7 +220,11 @@ class Blueprint:
         at = (entry.uid, entry.body["metadata"].get("generation"))
         if self._judged is None or self._judged[0] != at:
             started = time.perf_counter()
-            self._judged = (at, judge_body(entry.body))
+            judged = judge_body(entry.body)
+            if judged.service is not None and not self._settings.multi_pod:
+                more = (Fault(path, reason) for path, reason in multi_pod_refusals(judged.service))
+                judged = msgspec.structs.replace(judged, unsupported=(*judged.unsupported, *more))
+            self._judged = (at, judged)
             logger.debug("judged %s/%s in %.4f s", entry.namespace, entry.name, time.perf_counter() - started)
         return self._judged[1]
 
