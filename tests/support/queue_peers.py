@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -189,10 +189,15 @@ def play(figures: Figures, messages: int, seed: int) -> None:
         figures.seconds += time.monotonic() - began
     finally:
         writer.close()
-        for process, told in peers.values():
-            process.kill()
-            process.join(JOIN_S)
-            told.close()
+        end_all(peers)
+
+
+def end_all(peers: Mapping[str, tuple[BaseProcess, Connection]]) -> None:
+    """Whatever became of them."""
+    for process, told in peers.values():
+        process.kill()
+        process.join(JOIN_S)
+        told.close()
 
 
 def work(told: Connection, handle: bytes, name: str) -> None:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from queue_peers import JOIN_S, KEY, hold, start
+from queue_peers import JOIN_S, KEY, end_all, hold, start
 
 from xpyd_sidecar.broadcast.queue import Writer
 
@@ -48,7 +48,4 @@ def test_readers_that_are_stopped_are_seen_and_heard_again_and_those_that_are_ki
         assert writer.silent() == ()
     finally:
         writer.close()
-        for process, told in peers.values():
-            process.kill()
-            process.join(JOIN_S)
-            told.close()
+        end_all(peers)
