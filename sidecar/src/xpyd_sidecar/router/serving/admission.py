@@ -216,4 +216,4 @@ class Entrance:
 
 def _message(path: bytes, target: EngineTarget, line: bytes, body: bytes) -> bytes:
     rank = b"" if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d" % target.dp_rank
-    return b"%b%d%b%b%b" % (before_length(path, target.http), len(body), rank, line, body)
+    return b"".join((before_length(path, target.http), b"%d" % len(body), rank, line, body))

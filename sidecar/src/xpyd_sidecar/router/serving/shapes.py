@@ -57,7 +57,7 @@ _skip = msgspec.json.Decoder(Raw).decode
 class Template:
     """A leg's body with places for slots and for what the router says of the leg."""
 
-    __slots__ = ("_format", "_used")
+    __slots__ = ("_literals", "_pieces")
 
     def __init__(self, request: bodies.GenerationRequest, names: list[str], role: Role) -> None:
         """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
@@ -70,15 +70,15 @@ class Template:
         first, *rest = [part.partition(b".") for part in body.replace(_encode(legs.encode(leg)), params).split(_MARK)]
         order = [int(number) for number, _, _ in rest]
         assert order.count(own) == 1, "a leg's body without its parameters, or with them twice"
-        literals = [b"".join(first), *(literal for _, _, literal in rest)]
-        self._format = b"%b".join(literal.replace(b"%", b"%%") for literal in literals)
-        self._used = itemgetter(*order)
-        """Of the values, those that are in the body, in its order."""
+        self._literals = (b"".join(first), *(literal for _, _, literal in rest))
+        """What stands before the values, between them and behind them."""
+        size = len(self._literals)
+        self._pieces = itemgetter(0, *(at for number, value in enumerate(order, 1) for at in (size + value, number)))
+        """Of literals and values, those that are in the body, in its order."""
 
     def fill(self, slots: Sequence[bytes], params: Params, transfer: bytes) -> bytes:
         """The body with these values of slots and parameters. ``transfer``: its name, which stands between the latter."""
-        used: tuple[bytes, ...] = self._used((*slots, params[0], transfer, params[1]))
-        return self._format % used
+        return b"".join(self._pieces((*self._literals, *slots, params[0], transfer, params[1])))
 
 
 class Shape:
