@@ -180,16 +180,6 @@ class ClientConnection(OpenConnection):
 
     # ---- answering
 
-    @property
-    def draining(self) -> bool:
-        """Whether the server stops or turns clients away, so that the next answer is the last."""
-        return self.server.draining or self.server.turned_away
-
-    @property
-    def date(self) -> bytes:
-        """Now, as HTTP writes it."""
-        return self.server.date
-
     def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
         """Another one goes on with what a handler has begun."""
         if self._handler is handler:
@@ -268,7 +258,13 @@ class ClientConnection(OpenConnection):
 
     def _serve(self, request: HttpRequest, *, close: bool, old: bool) -> None:
         self._busy = True
-        handler = self._enter(request) if request.judged and not close and not old else None
+        handler: RequestHandler | None = None
+        if request.judged and not close and not old:
+            try:
+                handler = self.server.application.enter(request, self)
+            except Exception:  # noqa: BLE001 (it is logged there)
+                # Without a reply nobody knows what was sent: this is the connection's last answer.
+                self._failed(Reply(self, request.request_id, close=True))
         if handler is None and self._busy:
             reply = Reply(self, request.request_id, close=close, old=old, head_only=request.method == "HEAD")
             try:
@@ -281,14 +277,6 @@ class ClientConnection(OpenConnection):
             self._handler = handler
             if self._blocked_at:
                 handler.on_pause()
-
-    def _enter(self, request: HttpRequest) -> RequestHandler | None:
-        try:
-            return self.server.application.enter(request, self)
-        except Exception:  # noqa: BLE001 (it is logged there)
-            # Without a reply nobody knows what was sent: this is the connection's last answer.
-            self._failed(Reply(self, request.request_id, close=True, old=False, head_only=False))
-            return None
 
     def _failed(self, reply: Reply) -> None:
         # In an exception's handler: a bug costs one request, and is told once.
@@ -319,7 +307,7 @@ class ClientConnection(OpenConnection):
         self._incoming.drop()
         self._busy = True
         self._deaf = True
-        Reply(self, uuid.uuid4().hex, close=True, old=False, head_only=False).fault(fault)
+        Reply(self, uuid.uuid4().hex, close=True).fault(fault)
         self.server.refused(fault)
 
     def _close(self) -> None:
