@@ -133,7 +133,9 @@ class ClientConnection(OpenConnection):
         self._transport = None
         self.outlet.shut()
         self._rest = b""
-        self._let_go()
+        if self._held:
+            self.server.bodies.give_back(self._held)
+            self._held = 0
         self._incoming.drop()
         for entry in self._queue:
             if not isinstance(entry, HttpFault):
@@ -189,7 +191,9 @@ class ClientConnection(OpenConnection):
 
     def finished(self, *, close: bool) -> None:
         """The answer to the current request is written."""
-        self._let_go()
+        if self._held:
+            self.server.bodies.give_back(self._held)
+            self._held = 0
         self._handler = None
         self._busy = False
         self._served = True
@@ -203,12 +207,6 @@ class ClientConnection(OpenConnection):
             self._tell_continue()
         if self._queue or self._rest or self._paused:
             self._go_on()
-
-    def _let_go(self) -> None:
-        """The body of the request that was answered is needed no longer."""
-        if self._held:
-            self.server.bodies.give_back(self._held)
-            self._held = 0
 
     def _go_on(self) -> None:
         """Have a turn soon, if there is anything to do in it."""

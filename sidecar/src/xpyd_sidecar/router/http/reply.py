@@ -157,8 +157,8 @@ class Reply(msgspec.Struct, eq=False):
 
     def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """A complete answer."""
-        self._begin(status, headers, b"" if status == NO_CONTENT else b"content-length: %d\r\n" % len(body))
-        self.hold(b"" if self.head_only else body)
+        length = None if status == NO_CONTENT else len(body)
+        self.begin(status, headers, b"" if self.head_only else body, length=length, ends=True)
         self._finish()
 
     def fault(self, fault: HttpFault) -> None:
@@ -175,19 +175,33 @@ class Reply(msgspec.Struct, eq=False):
 
         ``length``: of all parts, where it is known. ``ends``: the end follows at once, and all of it leaves with that.
         """
+        assert not self.started, "a second response head"
+        self.started = True
+        self.status = status
         if length is not None:
             self._sized = True
             framing = b"content-length: %d\r\n" % length
+        elif status == NO_CONTENT:
+            framing = b""
         elif self.old:
             self.close = True
             framing = b""
         else:
             framing = b"transfer-encoding: chunked\r\n"
-        self._begin(status, headers, framing)
-        self.hold(first)
-        if not ends:
-            self.connection.outlet.write(b"".join(self._held))
-            self._held.clear()
+        server, outlet = self.connection.server, self.connection.outlet
+        if server.draining or server.turned_away:
+            self.close = True
+        keep = b"connection: close\r\n" if self.close else b"connection: keep-alive\r\n" if self.old else b""
+        begun = [
+            _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status,
+            headers if isinstance(headers, bytes) else lines_of(headers), self.added, framing, keep,
+            b"x-request-id: ", self.request_id.encode(), b"\r\ndate: ", server.date, b"\r\n\r\n", first]
+        outlet.relayed = 0
+        self._sent += len(first)
+        if ends:
+            self._held = begun
+        else:
+            outlet.write(b"".join(begun))
 
     def write(self, data: bytes) -> None:
         """A part."""
@@ -216,23 +230,12 @@ class Reply(msgspec.Struct, eq=False):
         self.close = True
         self._finish()
 
-    def _begin(self, status: int, headers: list[tuple[bytes, bytes]] | bytes, framing: bytes) -> None:
-        assert not self.started, "a second response head"
-        self.started = True
-        self.status = status
-        self.connection.outlet.relayed = 0
-        server = self.connection.server
-        self.close = self.close or server.draining or server.turned_away
-        self._held += (
-            _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status,
-            headers if isinstance(headers, bytes) else lines_of(headers), self.added, framing,
-            b"connection: close\r\n" if self.close else b"connection: keep-alive\r\n" if self.old else b"",
-            b"x-request-id: ", self.request_id.encode(), b"\r\ndate: ", server.date, b"\r\n\r\n")
-
     def _finish(self) -> None:
         assert not self.done, "a second end"
-        if self._held:
-            self.connection.outlet.write(b"".join(self._held))
-        self._sent += self.connection.outlet.relayed
         self.done = True
-        self.connection.finished(close=self.close)
+        connection = self.connection
+        outlet = connection.outlet
+        if self._held:
+            outlet.write(b"".join(self._held))
+        self._sent += outlet.relayed
+        connection.finished(close=self.close)
