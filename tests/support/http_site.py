@@ -40,6 +40,8 @@ class Later:
 class Echo:
     """/echo answers at once, /later keeps a handler, /fault raises, /bug breaks, /half breaks after its head."""
 
+    judged_by: object = None
+
     def __init__(self) -> None:
         self.requests: list[HttpRequest] = []
         self.later: list[Later] = []

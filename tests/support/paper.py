@@ -29,6 +29,8 @@ class Paper:
 class Echo:
     """Answers at once, says what it was asked."""
 
+    judged_by: object = None
+
     def __init__(self) -> None:
         self.seen: list[HttpRequest] = []
 

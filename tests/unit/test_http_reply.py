@@ -22,7 +22,8 @@ class Wire:
     """A connection that writes down what it is given."""
 
     def __init__(self, *, draining: bool = False) -> None:
-        self.draining = draining
+        self.server = self
+        self.draining, self.turned_away = draining, False
         self.date = b"now"
         self.outlet = Paper()
         self.closed: list[bool] = []

@@ -210,7 +210,7 @@ async def test_media_types_as_vllm_judges_them_by_every_way() -> None:
                                         "type": "invalid_request_error", "param": None, "code": "unsupported_media_type"}
 
 
-async def test_a_plain_request_is_judged_once_and_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plain_request_is_judged_once_for_its_head_and_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[str] = []
     handled: list[str] = []
     judge, handle = Paths.judge, Paths.handle
@@ -232,7 +232,7 @@ async def test_a_plain_request_is_judged_once_and_takes_the_fast_path(monkeypatc
         for host in ("localhost", "127.0.0.1:1", "localhost"):
             answer = await f.post("/v1/completions", body, headers={"Host": host, "Content-Type": "application/json"})
             assert answer.status == 200
-        assert (judged, handled) == (["/v1/completions"] * 3, [])
+        assert (judged, handled) == (["/v1/completions"], []), "the head that is known was judged before"
 
 
 async def test_the_end_of_a_server_leaves_a_refused_body_behind() -> None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
+from typing import Literal
 
 import msgspec
 from msgspec import Raw
@@ -204,11 +205,31 @@ def _unused(raw: Raw, fields: Fields) -> bool:
 def has_parts(raw: Raw | bytes) -> bool:
     """Whether messages may have parts that are not text: engines ignore given prompt ids then.
 
-    Only such messages have these words as keys; text that has them costs a replay, and ids that were ignored are noticed.
+    Only such messages have these words as keys; of others that have them costs a replay what is no ``text_messages``, and
+    ids that were ignored are noticed.
     """
-    return _PARTS.search(raw) is not None
+    if _PARTS.search(raw) is None:
+        return False
+    try:
+        text_messages(raw)
+    except _BAD_JSON:
+        return True
+    return False
 
 
+class _TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: str
+
+
+class _TextMessage(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str | list[_TextPart] | None = None
+    name: str | None = None
+
+
+text_messages = msgspec.json.Decoder(list[_TextMessage]).decode
+"""Messages of text and nothing else, as most are; fails with any other."""
 _PARTS = re.compile(rb'"(?:image_|input_|audio|video|file"|thinking"|refusal")')
 
 

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator
 from hashlib import blake2b
 
+import msgspec
+
 BLOCK_BYTES = 256
 """About 64 tokens of English text, 40 written as ids."""
 MAX_BYTES = 64 << 10
@@ -35,15 +37,12 @@ def _cuts() -> Iterator[int]:
 CUTS: tuple[int, ...] = tuple(_cuts())
 
 
-class PromptPrefix:
+class PromptPrefix(msgspec.Struct, eq=False):
     """Keys of one prompt, made when they are first asked for."""
 
-    __slots__ = ("_data", "_keys", "_raw")
-
-    def __init__(self, raw: bytes | memoryview) -> None:
-        self._raw = raw
-        self._data: bytes | None = None
-        self._keys: list[tuple[int, int]] | None = None
+    _raw: bytes | memoryview
+    _data: bytes | None = None
+    _keys: list[tuple[int, int]] | None = None
 
     def __len__(self) -> int:
         """Bytes."""

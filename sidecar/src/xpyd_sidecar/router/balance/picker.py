@@ -60,11 +60,11 @@ class Picker:
 
     def asked(self, prompt: bytes, session: int = 0) -> Selection:
         """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
-        return Selection(self, prompt, session)
+        return Selection(self, PromptPrefix(prompt), session)
 
     def unpaired(self, prompt: bytes, session: int = 0) -> Selection:
         """The same of a request whose id is its client's, so that no pair of older engines can serve it."""
-        return Selection(self, prompt, session, own_id=True)
+        return Selection(self, PromptPrefix(prompt), session, own_id=True)
 
     def some_prefill_themselves(self) -> bool:
         """Whether a decode instance is there that can do without prefill."""
@@ -136,21 +136,19 @@ class Picker:
         return made
 
 
-class Selection:
+class Selection(msgspec.Struct, eq=False):
     """The picks of one request."""
 
-    __slots__ = ("_own_id", "_picker", "_stays", "prefix", "session")
-
-    def __init__(self, picker: Picker, prompt: bytes, session: int, *, own_id: bool = False) -> None:
-        self._picker = picker
-        self._own_id = own_id
-        self._stays = False
-        self.prefix = PromptPrefix(prompt)
-        self.session = session
+    picker: Picker
+    prefix: PromptPrefix
+    session: int
+    own_id: bool = False
+    """Its id is its client's."""
+    _stays: bool = False
 
     def cached(self) -> bool:
         """Whether decode probably holds so much of the prompt that it can go there alone. If so, it will be sent there."""
-        picker = self._picker
+        picker = self.picker
         self._stays = bool(picker._holders(self, picker._look().able))
         return self._stays
 
@@ -160,7 +158,7 @@ class Selection:
 
         Decode instances that have a possible partner come first; where none has, ``prefill`` is None. None: nobody decodes.
         """
-        picker = self._picker
+        picker = self.picker
         known = picker._look()
         if not alone and known.paired:
             partners = known.partners
@@ -176,7 +174,7 @@ class Selection:
                 known_target = known.only.get
                 pair = Pair(known_target(decode.name) or picker._target(decode, self),
                             known_target(prefill.name) or picker._target(prefill, self))
-                return Pair(pair.decode, None) if self._own_id and pair.decode.p2p else pair
+                return Pair(pair.decode, None) if self.own_id and pair.decode.p2p else pair
         decodes: Sequence[FleetMember] = _but(known.able, not_decode)
         if not decodes:
             return None
@@ -186,13 +184,13 @@ class Selection:
 
     def prefill_for(self, decode: EngineTarget, not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
         """Another prefill instance for a request that waits on ``decode``."""
-        picker = self._picker
+        picker = self.picker
         equal = _but(picker._look().partners.get(decode.fingerprint, ()), not_prefill) if decode.control else ()
         return picker._target(picker._choose(self, equal, 1), self) if equal else None
 
     def why_not(self, role: Role) -> str:
         """Why nobody of a role can be picked."""
-        return self._picker.why_not(role)
+        return self.picker.why_not(role)
 
 
 def _behind_door(member: FleetMember, rank: int) -> int | None:

@@ -36,7 +36,7 @@ class Query(msgspec.Struct, frozen=True):
     """At least one, by name; all can do the work."""
     partners: int = 1
     """How many instances of the other role the choice is combined with."""
-    prefix: PromptPrefix = PromptPrefix(b"")
+    prefix: PromptPrefix = msgspec.field(default_factory=lambda: PromptPrefix(b""))
     """The prompt's beginning."""
     holdings: Holdings | None = None
     """What each instance probably holds; None where nobody keeps account."""

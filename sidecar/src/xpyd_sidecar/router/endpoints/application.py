@@ -36,7 +36,7 @@ from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
 from xpyd_sidecar.router.endpoints.traces import Tracer
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys, Keys, bearer, unknown
 from xpyd_sidecar.router.http.heads import CorsRules, Hosts, Media, is_preflight
-from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, ReplyConnection, RequestHandler
+from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.observing.history import COLUMNS, Row
 from xpyd_sidecar.router.observing.metrics import CONTENT_TYPE
 from xpyd_sidecar.router.serving.admission import Entrance, admit
@@ -48,7 +48,6 @@ _JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 SERVED = frozenset({RouteKind.DISAGGREGATED, RouteKind.PASSED})
 """What engines answer."""
-GENERATION = {route.path: route.api for route in paths.TABLE if route.api is not None}
 SINCE = b"xpyd-since"
 _KINDS = {"html": b"text/html; charset=utf-8", "css": b"text/css; charset=utf-8", "js": b"text/javascript; charset=utf-8"}
 _PAGE = "page.html"
@@ -118,6 +117,7 @@ class Paths:
         self._context = context
         self.entrance = Entrance(context)
         """Of the straight course."""
+        self.enter = self.entrance.enter
         self._client_keys = client_keys
         self._admin = admin
         config = context.config
@@ -135,6 +135,11 @@ class Paths:
         }
         if config.dashboard:
             self._get |= Dashboard(context, self._admin, client_keys).paths
+
+    @property
+    def judged_by(self) -> object:
+        """The client keys: all else is judged by what never changes."""
+        return self._client_keys.keys
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Judge a request by its head: whether its body is wanted. Raises HttpFault."""
@@ -181,7 +186,7 @@ class Paths:
                 return admit(self._context, route, request, reply)
         except HttpFault as fault:
             if request.upload is not None and not request.upload.done:
-                reply.last()  # the rest of its body will not be read
+                reply.close = True  # the rest of its body will not be read
             if route is not None:
                 self._context.observer.unserved(route, request.request_id, fault.outcome, fault.status, fault.message)
             raise
@@ -190,15 +195,6 @@ class Paths:
     def own(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         """Answer a request, which was judged, that is the router's own. Raises HttpFault."""
         return self._get.get(request.path, self._model)(request, reply)
-
-    def enter(self, request: HttpRequest, client: ReplyConnection) -> RequestHandler | None:
-        """Begin to answer a generation request whose course will probably be straight. None: nothing was done."""
-        api = GENERATION.get(request.path)
-        if api is None or request.method != "POST" or not request.judged or request.refusal is not None:
-            return None
-        if self._cors is not None and b"origin" in request.headers:
-            return None
-        return self.entrance.enter(client, api, request)
 
     def _check_client(self, headers: dict[bytes, bytes]) -> None:
         keys = self._client_keys.keys

@@ -133,7 +133,9 @@ class ClientConnection(OpenConnection):
         self._transport = None
         self.outlet.shut()
         self._rest = b""
-        self._let_go()
+        if self._held:
+            self.server.bodies.give_back(self._held)
+            self._held = 0
         self._incoming.drop()
         for entry in self._queue:
             if not isinstance(entry, HttpFault):
@@ -180,16 +182,6 @@ class ClientConnection(OpenConnection):
 
     # ---- answering
 
-    @property
-    def draining(self) -> bool:
-        """Whether the server stops or turns clients away, so that the next answer is the last."""
-        return self.server.draining or self.server.turned_away
-
-    @property
-    def date(self) -> bytes:
-        """Now, as HTTP writes it."""
-        return self.server.date
-
     def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
         """Another one goes on with what a handler has begun."""
         if self._handler is handler:
@@ -199,7 +191,9 @@ class ClientConnection(OpenConnection):
 
     def finished(self, *, close: bool) -> None:
         """The answer to the current request is written."""
-        self._let_go()
+        if self._held:
+            self.server.bodies.give_back(self._held)
+            self._held = 0
         self._handler = None
         self._busy = False
         self._served = True
@@ -213,12 +207,6 @@ class ClientConnection(OpenConnection):
             self._tell_continue()
         if self._queue or self._rest or self._paused:
             self._go_on()
-
-    def _let_go(self) -> None:
-        """The body of the request that was answered is needed no longer."""
-        if self._held:
-            self.server.bodies.give_back(self._held)
-            self._held = 0
 
     def _go_on(self) -> None:
         """Have a turn soon, if there is anything to do in it."""
@@ -268,7 +256,13 @@ class ClientConnection(OpenConnection):
 
     def _serve(self, request: HttpRequest, *, close: bool, old: bool) -> None:
         self._busy = True
-        handler = self._enter(request) if request.judged and not close and not old else None
+        handler: RequestHandler | None = None
+        if request.judged and not close and not old:
+            try:
+                handler = self.server.application.enter(request, self)
+            except Exception:  # noqa: BLE001 (it is logged there)
+                # Without a reply nobody knows what was sent: this is the connection's last answer.
+                self._failed(Reply(self, request.request_id, close=True))
         if handler is None and self._busy:
             reply = Reply(self, request.request_id, close=close, old=old, head_only=request.method == "HEAD")
             try:
@@ -281,14 +275,6 @@ class ClientConnection(OpenConnection):
             self._handler = handler
             if self._blocked_at:
                 handler.on_pause()
-
-    def _enter(self, request: HttpRequest) -> RequestHandler | None:
-        try:
-            return self.server.application.enter(request, self)
-        except Exception:  # noqa: BLE001 (it is logged there)
-            # Without a reply nobody knows what was sent: this is the connection's last answer.
-            self._failed(Reply(self, request.request_id, close=True, old=False, head_only=False))
-            return None
 
     def _failed(self, reply: Reply) -> None:
         # In an exception's handler: a bug costs one request, and is told once.
@@ -319,7 +305,7 @@ class ClientConnection(OpenConnection):
         self._incoming.drop()
         self._busy = True
         self._deaf = True
-        Reply(self, uuid.uuid4().hex, close=True, old=False, head_only=False).fault(fault)
+        Reply(self, uuid.uuid4().hex, close=True).fault(fault)
         self.server.refused(fault)
 
     def _close(self) -> None:

@@ -215,9 +215,8 @@ MAX_HEADS = 256
 MAX_BYTES = 2048
 MAX_DIGITS = 9
 ONCE = frozenset({b"x-request-id", b"traceparent"})
-_LENGTHS = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
-_SIZE = len(_LENGTHS[0])
-_END = b"\r\n\r\n"
+Like = tuple[bytes, bytes]
+"""A head without the line of the length: what stands before that line, and behind it."""
 
 
 class KnownHead(msgspec.Struct, frozen=True):
@@ -228,25 +227,23 @@ class KnownHead(msgspec.Struct, frozen=True):
     target: bytes
     headers: dict[bytes, bytes]
     """Names in lower case; not to be changed."""
+    judged_by: object = None
+    """What it was found in order by (``reply.Application.judged_by``): nothing that came later."""
 
 
-def whole_read(data: bytes) -> tuple[bytes, bytes, bytes] | None:
+def whole_read(data: bytes) -> tuple[Like, bytes, bytes] | None:
     """A read as one whole request with a body: its head without the line of the length, the length, and the body.
 
     None: it is none, or not one that could be known.
     """
-    end = data.find(_END, 0, MAX_BYTES)
-    at = data.find(_LENGTHS[0], 0, end)
-    if at < 0:
-        at = data.find(_LENGTHS[1], 0, end)
-    if at < 0 or end < 0:
+    head, _, body = data.partition(b"\r\n\r\n")
+    before, found, rest = head.partition(b"\r\nContent-Length: ")
+    if not found:
+        before, _, rest = head.partition(b"\r\ncontent-length: ")
+    length, _, behind = rest.partition(b"\r\n")
+    if not body or not length.isdigit() or len(length) > MAX_DIGITS or len(body) != int(length) or len(head) > MAX_BYTES:
         return None
-    stop = data.find(b"\r\n", at + _SIZE)
-    length = data[at + _SIZE:stop]
-    if not length.isdigit() or len(length) > MAX_DIGITS or len(data) != end + len(_END) + int(length):
-        return None
-    body = data[end + len(_END):]
-    return (data[:at] + data[stop:end], length, body) if body else None
+    return (before, behind), length, body
 
 
 class KnownHeads:
@@ -260,18 +257,18 @@ class KnownHeads:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, KnownHead] = {}
+        self._known: dict[Like, KnownHead] = {}
         self.find = self._known.get
         """The head that is like this one."""
 
-    def keep(self, like: bytes, head: KnownHead) -> None:
+    def keep(self, like: Like, head: KnownHead) -> None:
         """It was parsed and found in order. ``head`` has the length still."""
         headers = {name: value for name, value in head.headers.items() if name != b"content-length"}
-        lines = like.split(b"\r\n")
+        lines = b"\r\n".join(filter(None, like)).split(b"\r\n")
         if not ONCE.isdisjoint(headers) or len(lines) != len(headers) + 1 or any(line[:1] in b" \t" for line in lines):
             return
-        if like.count(b"\n") != len(headers) or like.count(b"\r") != len(headers):
+        if any(b"\n" in line or b"\r" in line for line in lines):
             return
         if len(self._known) >= MAX_HEADS:
             self._known.clear()
-        self._known[like] = KnownHead(head.method, head.path, head.target, headers)
+        self._known[like] = msgspec.structs.replace(head, headers=headers)

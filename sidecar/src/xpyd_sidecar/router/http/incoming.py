@@ -19,7 +19,7 @@ import httptools
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request
 from xpyd_sidecar.router.http import heads
 from xpyd_sidecar.router.http.body_budget import HELD, SMALL, BodyOwner, HeldBody, Upload
-from xpyd_sidecar.router.http.heads import KnownHead, whole_read
+from xpyd_sidecar.router.http.heads import KnownHead, Like, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.server import Server
 
@@ -71,7 +71,7 @@ class IncomingRequests:
         self._bounds = server.bounds
         self._bodies = server.bodies
         self._judge_head = server.application.judge
-        self._like = b""
+        self._like: Like | None = None
         """By what the head of the request that is being received would be known."""
         self._line = line
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -125,7 +125,7 @@ class IncomingRequests:
             self._bodies.give_back(self._held)
 
     def known(self, data: bytes) -> HttpRequest | None:
-        """The request that a read is, where its head is known; its body counts as one that came at once.
+        """The request that a read is, where its head is known and still in order; its body counts as one that came at once.
 
         None: ``feed`` it. Nothing of a request may be in.
         """
@@ -133,16 +133,15 @@ class IncomingRequests:
         if read is None:
             return None
         like, length, body = read
-        head, size = self._server.heads.find(like), len(body)
-        if head is None or size > self._bounds.body_bytes or len(data) - size > self._bounds.header_bytes:
+        server, size = self._server, len(body)
+        head = server.heads.find(like)
+        if head is None or head.judged_by is not server.application.judged_by or size > self._bounds.body_bytes or (
+                len(data) - size > self._bounds.header_bytes):
             self._like = like
             return None
+        if not self._bodies.at_once(size):
+            return None
         headers = head.headers | {b"content-length": length}
-        try:
-            if not self._judge_head(head.method, head.path, headers) or not self._bodies.at_once(size):
-                return None
-        except HttpFault:
-            return None  # it is refused where everything is
         return HttpRequest(head.method, head.path, headers, body, heads.fresh(), head.target, None, True)
 
     def feed(self, data: bytes) -> None:
@@ -177,7 +176,7 @@ class IncomingRequests:
             return None
         tokens = [token.strip() for token in self._headers.pop(b"connection", b"").split(b",")]
         kept = [token for token in tokens if token.lower() not in {b"upgrade", b"http2-settings"}]
-        self._like = b""
+        self._like = None
         headers = {name: value for name, value in self._headers.items() if name not in {b"upgrade", b"http2-settings"}}
         if kept:
             headers[b"connection"] = b", ".join(kept)
@@ -318,13 +317,15 @@ class IncomingRequests:
             _, mark, query = target.partition(b"?")
             target = path.encode("latin-1") + mark + query
         request_id = request_id_of(self._headers.get(b"x-request-id"))
-        request = HttpRequest(method, path, self._headers, body, request_id, target, self.upload, self._judged, refusal)
+        judged = self._judged and refusal is None
+        request = HttpRequest(method, path, self._headers, body, request_id, target, self.upload, judged, refusal)
         close = self.ended or not self._parser.should_keep_alive()
-        if self._like:
+        if self._like is not None:
             usual = body and self._wanted and not close and not self._extra and self._version == "1.1"
             if usual and not {b"expect", b"transfer-encoding"} & self._headers.keys():
-                self._server.heads.keep(self._like, KnownHead(method, path, target, self._headers))
-            self._like = b""
+                self._server.heads.keep(self._like, KnownHead(
+                    method, path, target, self._headers, self._server.application.judged_by))
+            self._like = None
         self._line.taken(request, held, close=close, old=self._version == "1.0")
 
     def _bound_head(self, more: int) -> None:

@@ -34,9 +34,9 @@ class HttpRequest(msgspec.Struct, frozen=True):
     upload: Upload | None = None
     """The body where it is handed on while it comes; ``body`` is empty then."""
     judged: bool = False
-    """Its head was judged before its body came."""
+    """Its head was judged before its body came, and is in order."""
     refusal: HttpFault | None = None
-    """What was found then. Its body is not here."""
+    """What was found then instead. Its body is not here."""
 
 
 class RequestHandler(Protocol):
@@ -69,6 +69,10 @@ class LaterReply(RequestHandler):
 class Application(Protocol):
     """What the server serves."""
 
+    @property
+    def judged_by(self) -> object:
+        """What heads are judged by: the same object as long as one that was in order still is."""
+
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         """Answer through ``reply``, now (and return None) or later. May raise HttpFault."""
 
@@ -79,16 +83,22 @@ class Application(Protocol):
         """Answer later, without a reply. None: nothing was done; ``handle`` it."""
 
 
+class ReplyServer(Protocol):
+    """What a reply needs of the server whose answer it is."""
+
+    draining: bool
+    turned_away: bool
+    """Either: this answer is its connection's last."""
+    date: bytes
+    """Now, as HTTP writes it."""
+
+
 class ReplyConnection(Protocol):
     """What a reply needs of the connection it goes to."""
 
     @property
-    def draining(self) -> bool:
-        """Whether the server stops, so that this answer is the connection's last."""
-
-    @property
-    def date(self) -> bytes:
-        """Now, as HTTP writes it."""
+    def server(self) -> ReplyServer:
+        """Whose it is."""
 
     @property
     def outlet(self) -> Outlet:
@@ -105,51 +115,50 @@ class ReplyConnection(Protocol):
         """Another one goes on with what a handler has begun."""
 
 
-class Reply:
+class Reply(msgspec.Struct, eq=False):
     """The answer to one request. One head, ever: ``whole``, or ``begin`` … ``end`` or ``fail``."""
 
-    __slots__ = ("_close", "_connection", "_head_only", "_held", "_old", "_send", "_sent", "_sized", "added", "done",
-                 "outlet", "request_id", "started", "status")
+    connection: ReplyConnection
+    request_id: str
+    close: bool = False
+    """The connection ends with it."""
+    old: bool = False
+    """To a request of HTTP/1.0."""
+    head_only: bool = False
+    added: bytes = b""
+    """Lines for its head, beside those that it is given."""
+    started: bool = False
+    done: bool = False
+    status: int = 0
+    _held: list[bytes] = []
+    """What leaves next."""
+    _sized: bool = False
+    _sent: int = 0
 
-    def __init__(self, connection: ReplyConnection, request_id: str, *, close: bool, old: bool, head_only: bool) -> None:
-        self._connection = connection
-        self.outlet = connection.outlet
+    @property
+    def outlet(self) -> Outlet:
         """For what goes to the client without this reply's help, between ``begin`` and the end."""
-        self._send = self.outlet.write
-        self._held = b""
-        self._close = close
-        self._old = old
-        self._head_only = head_only
-        self._sized = False
-        self.added = b""
-        """Lines for its head, beside those that it is given."""
-        self.request_id = request_id
-        self.started = False
-        self.done = False
-        self.status = 0
-        self._sent = 0
+        return self.connection.outlet
 
     @property
     def private(self) -> bool:
         """Whether nobody but the client reads the connection."""
-        return self._connection.private
+        return self.connection.private
 
     @property
     def sent(self) -> int:
         """Bytes of the body, framing included."""
-        return self._sent if self.done else self._sent + self.outlet.relayed
+        return self._sent if self.done else self._sent + self.connection.outlet.relayed
 
     @property
     def framed(self) -> bool:
         """Whether ``write`` takes whole HTTP chunks; if not (HTTP/1.0), their payload."""
-        return not self._old
+        return not self.old
 
     def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """A complete answer."""
-        self.outlet.relayed = 0
-        head = self._head(status, headers, b"" if status == NO_CONTENT else b"content-length: %d\r\n" % len(body))
-        self._send(head if self._head_only else head + body)
-        self._sent += len(body)
+        length = None if status == NO_CONTENT else len(body)
+        self.begin(status, headers, b"" if self.head_only else body, length=length, ends=True)
         self._finish()
 
     def fault(self, fault: HttpFault) -> None:
@@ -158,11 +167,7 @@ class Reply:
 
     def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
         """Another one goes on with what a handler has begun, or would have."""
-        self._connection.hand_over(handler, other)
-
-    def last(self) -> None:
-        """Close the connection after this answer."""
-        self._close = True
+        self.connection.hand_over(handler, other)
 
     def begin(self, status: int, headers: list[tuple[bytes, bytes]] | bytes, first: bytes, *, length: int | None = None,
               ends: bool = False) -> None:
@@ -170,64 +175,67 @@ class Reply:
 
         ``length``: of all parts, where it is known. ``ends``: the end follows at once, and all of it leaves with that.
         """
+        assert not self.started, "a second response head"
+        self.started = True
+        self.status = status
         if length is not None:
             self._sized = True
             framing = b"content-length: %d\r\n" % length
-        elif self._old:
-            self._close = True
+        elif status == NO_CONTENT:
+            framing = b""
+        elif self.old:
+            self.close = True
             framing = b""
         else:
             framing = b"transfer-encoding: chunked\r\n"
-        self.outlet.relayed = 0
-        begun = self._head(status, headers, framing) + first
+        server, outlet = self.connection.server, self.connection.outlet
+        if server.draining or server.turned_away:
+            self.close = True
+        keep = b"connection: close\r\n" if self.close else b"connection: keep-alive\r\n" if self.old else b""
+        begun = [
+            _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status,
+            headers if isinstance(headers, bytes) else lines_of(headers), self.added, framing, keep,
+            b"x-request-id: ", self.request_id.encode(), b"\r\ndate: ", server.date, b"\r\n\r\n", first]
+        outlet.relayed = 0
+        self._sent += len(first)
         if ends:
             self._held = begun
         else:
-            self._send(begun)
-        self._sent += len(first)
+            outlet.write(b"".join(begun))
 
     def write(self, data: bytes) -> None:
         """A part."""
         self._sent += len(data)
-        self._send(data)
+        self.connection.outlet.write(data)
 
     def hold(self, data: bytes) -> None:
         """The last part, which goes with the end."""
         self._sent += len(data)
-        self._held += data
+        self._held.append(data)
 
     def end(self) -> None:
         """The last part has been written."""
-        if not self._old and not self._sized and not self._head_only:
-            self._held += b"0\r\n\r\n"
+        if not self.old and not self._sized and not self.head_only:
+            self._held.append(b"0\r\n\r\n")
         self._finish()
 
     def fail(self, event: bytes) -> None:
         """End an answer that has begun with an error event, and close: a second head is never sent."""
-        self._held += event if self._old else chunk_of(event) + b"0\r\n\r\n"
-        self._close = True
+        self._held.append(event if self.old else chunk_of(event) + b"0\r\n\r\n")
+        self.close = True
         self._finish()
 
     def cut(self) -> None:
         """End an answer that has begun and will not be whole: its framing tells the client."""
-        self._close = True
+        self.close = True
         self._finish()
-
-    def _head(self, status: int, headers: list[tuple[bytes, bytes]] | bytes, framing: bytes) -> bytes:
-        assert not self.started, "a second response head"
-        self.started = True
-        self.status = status
-        self._close = self._close or self._connection.draining
-        lines = headers if isinstance(headers, bytes) else lines_of(headers)
-        keep = b"connection: close\r\n" if self._close else b"connection: keep-alive\r\n" if self._old else b""
-        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
-        own = b"x-request-id: %b\r\ndate: %b\r\n\r\n" % (self.request_id.encode(), self._connection.date)
-        return b"".join((line, lines, self.added, framing, keep, own))
 
     def _finish(self) -> None:
         assert not self.done, "a second end"
-        if self._held:
-            self._send(self._held)
-        self._sent += self.outlet.relayed
         self.done = True
-        self._connection.finished(close=self._close)
+        connection = self.connection
+        outlet = connection.outlet
+        if self._held:
+            outlet.write(b"".join(self._held))
+        self._sent += outlet.relayed
+        connection.finished(close=self.close)

@@ -20,7 +20,7 @@ from xpyd_sidecar.router.api import bodies, fields, prompt
 from xpyd_sidecar.router.api.bodies import PassedBody, passed
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, unknown_model
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
-from xpyd_sidecar.router.api.paths import BodyKind, Route
+from xpyd_sidecar.router.api.paths import TABLE, BodyKind, Route
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.http import auth, heads
@@ -142,6 +142,7 @@ def priority_of(headers: Mapping[bytes, bytes], asked: Mapping[str, Raw]) -> int
         raise bad_request(f"'priority': {error}", param="priority") from None
 
 
+GENERATION = {route.path: route.api for route in TABLE if route.api is not None}
 _ID = b"\r\nx-request-id: "
 
 
@@ -157,13 +158,13 @@ class Entrance:
         self.open = (not speaks and not config.skip_prefill_cached and context.tracing is None
                      and min(limits.request_s, limits.pair_s) >= NO_DEADLINE_S)
         """Requests may take the straight course, as far as settings go."""
-        self._read = frozenset(HEADERS) | {context.affinity_header}
+        self._read = {*HEADERS, context.affinity_header, *((b"origin",) if config.cors_origins else ())}
         """Headers that do not go with it."""
 
-    def enter(self, client: ReplyConnection, api: fields.Api, http: HttpRequest) -> FastPath | Serving | None:
-        """Begin to serve a request whose course will probably be straight. None: nothing was done."""
-        headers = http.headers
-        if not self.open or not self._read.isdisjoint(headers):
+    def enter(self, http: HttpRequest, client: ReplyConnection) -> FastPath | Serving | None:
+        """Begin to serve a request, which was judged, if its course will probably be straight. None: nothing was done."""
+        api, headers = GENERATION.get(http.path), http.headers
+        if api is None or not self.open or http.method != "POST" or not self._read.isdisjoint(headers):
             return None
         context = self._context
         config = context.config
@@ -176,7 +177,7 @@ class Entrance:
         model = shape.model
         if not shape.plain or (model is not None and model != config.model and not context.serves(model)):
             return None
-        key = "" if config.api_key_file is None else key_of(headers, config)
+        key = "" if config.api_key_file is None else _key(headers[b"authorization"])
         if not context.line.passes(key) or not context.room(alone=False):
             return None
         asks = slots[shape.prompt_at]
@@ -184,7 +185,7 @@ class Entrance:
         if size < config.skip_prefill_below:
             return None
         arrived, arrived_unix, began = perf_counter(), time(), context.loop.time()
-        reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
+        reply = Reply(client, http.request_id)
         picks = context.picker.asked(asks)
         pair = picks.pair(alone=False)
         target = None if pair is None else pair.prefill
@@ -216,4 +217,4 @@ class Entrance:
 
 def _message(path: bytes, target: EngineTarget, line: bytes, body: bytes) -> bytes:
     rank = b"" if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d" % target.dp_rank
-    return b"%b%d%b%b%b" % (before_length(path, target.http), len(body), rank, line, body)
+    return b"".join((before_length(path, target.http), b"%d" % len(body), rank, line, body))

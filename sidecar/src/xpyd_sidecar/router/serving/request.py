@@ -356,7 +356,7 @@ class Serving(Sink):
     def _last_if_unread(self) -> None:
         # Where the next request would begin is not known while part of this one's body has not come.
         if self._asks.unread:
-            self._reply.last()
+            self._reply.close = True
 
     def _complete(self, instruction: mv.Complete) -> None:
         if not self._gone:

@@ -21,10 +21,9 @@ from msgspec import Raw
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.failover_modes import EXACT_ALONE, FailoverMode, SamplingTerms, has_parts
+from xpyd_sidecar.router.api.failover_modes import EXACT_ALONE, FailoverMode, SamplingTerms, has_parts, text_messages
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.fields import Api
-from xpyd_sidecar.router.api.hidden import MAX_DEPTH, shallow
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.position import Position
 
@@ -50,14 +49,13 @@ _MARKED = TransferId(_MARK.decode())
 _FIRST = Attempt(1)
 _encode = msgspec.json.Encoder().encode
 _NUMBER = b"(0|[1-9][0-9]{0,%d})" % (MAX_DIGITS - 1)
-_skip = msgspec.json.Decoder(Raw).decode
-"""Fails where the bytes are not one JSON value."""
+_text = msgspec.json.Decoder(str).decode
 
 
 class Template:
     """A leg's body with places for slots and for what the router says of the leg."""
 
-    __slots__ = ("_format", "_used")
+    __slots__ = ("_literals", "_pieces")
 
     def __init__(self, request: bodies.GenerationRequest, names: list[str], role: Role) -> None:
         """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
@@ -70,15 +68,15 @@ class Template:
         first, *rest = [part.partition(b".") for part in body.replace(_encode(legs.encode(leg)), params).split(_MARK)]
         order = [int(number) for number, _, _ in rest]
         assert order.count(own) == 1, "a leg's body without its parameters, or with them twice"
-        literals = [b"".join(first), *(literal for _, _, literal in rest)]
-        self._format = b"%b".join(literal.replace(b"%", b"%%") for literal in literals)
-        self._used = itemgetter(*order)
-        """Of the values, those that are in the body, in its order."""
+        self._literals = (b"".join(first), *(literal for _, _, literal in rest))
+        """What stands before the values, between them and behind them."""
+        size = len(self._literals)
+        self._pieces = itemgetter(0, *(at for number, value in enumerate(order, 1) for at in (size + value, number)))
+        """Of literals and values, those that are in the body, in its order."""
 
     def fill(self, slots: Sequence[bytes], params: Params, transfer: bytes) -> bytes:
         """The body with these values of slots and parameters. ``transfer``: its name, which stands between the latter."""
-        used: tuple[bytes, ...] = self._used((*slots, params[0], transfer, params[1]))
-        return self._format % used
+        return b"".join(self._pieces((*self._literals, *slots, params[0], transfer, params[1])))
 
 
 class Shape:
@@ -145,16 +143,18 @@ class BodyLayout:
         └──────── between[0] ──────┘ the long one └ between[1] ┘ └──────── between[2] ────────┘
 
     A body in which other whole values stand in these places is read as the one that was looked at, so nothing but those
-    values has to be. The short ones are numbers, found from both ends.
+    values has to be. The short ones are numbers, found from both ends. The long one is read as what it nearly always is,
+    a text or messages of text, in one call: so it is whole, plain, and not deep.
     """
 
-    __slots__ = ("_head", "_most", "_plain", "_tail", "shape")
+    __slots__ = ("_ends", "_head", "_most", "_read", "_tail", "shape")
 
-    def __init__(self, shape: Shape, between: list[bytes], long: int, plain: Callable[[bytes], bool]) -> None:
-        """``long``: which slot is the one that is no number; ``plain``: what it has to be."""
+    def __init__(self, shape: Shape, between: list[bytes], long: int, *, text: bool) -> None:
+        """``long``: which slot is the one that is no number; ``text``: it is a string, no messages."""
         head, tail = between[:long + 1], between[long + 1:]
         self.shape = shape
-        self._plain = plain
+        self._read: Callable[[bytes], object] = _text if text else text_messages
+        self._ends = b'""' if text else b"[]"
         self._head = re.compile(_NUMBER.join(map(re.escape, head))).match
         self._tail = re.compile(_NUMBER.join(map(re.escape, tail)) + rb"\Z").search
         self._most = sum(map(len, tail)) + MAX_DIGITS * len(tail)
@@ -166,10 +166,10 @@ class BodyLayout:
         if head is None or tail is None:
             return None
         value = body[head.end():tail.start()]
-        if value[-1:] not in {b'"', b"]"} or not self._plain(value) or not shallow(value, MAX_DEPTH - 1):
+        if value[:1] + value[-1:] != self._ends:
             return None
         try:
-            _skip(value)
+            self._read(value)
         except bodies.BAD_JSON:
             return None
         return [*head.groups(), value, *tail.groups()]
@@ -201,7 +201,7 @@ def layout_of(body: bytes, shape: Shape, found: Looked) -> BodyLayout | None:
     again = looked(b"".join(part for pair in zip(between, [*marks, b""], strict=True) for part in pair))
     if again is None or again[:2] != (key, marks):
         return None
-    return BodyLayout(shape, between, long[0], _PLAIN[names[long[0]]])
+    return BodyLayout(shape, between, long[0], text=names[long[0]] != "messages")
 
 
 class Shapes:
