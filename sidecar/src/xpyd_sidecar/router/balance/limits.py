@@ -51,10 +51,6 @@ WINDOW = 4
 """The most of so many beats counts: requests of one batch end together, and a beat at that moment shows an empty engine."""
 
 
-_UNUSED: tuple[float, int] = (SLACK, 0)
-"""What ``_heard`` makes of a beat of an instance that this router has never sent anything."""
-
-
 class _Seen(msgspec.Struct):
     incarnation: Incarnation
     rate: Rate
@@ -102,31 +98,24 @@ class ConcurrencyLimits:
         if seen is not None and seen.incarnation == member.incarnation:
             seen.rate.add(now)
 
-    def look(self, now: float, members: Sequence[FleetMember]) -> bool:
-        """Take note of the beats that came since the last look. True: somebody has more room."""
+    def look(self, now: float, members: Sequence[FleetMember]) -> None:
+        """Take note of the beats that came since the last look."""
         if self._fixed:
-            return False
-        more = False
-        known = self._seen.get
+            return
         for member in members:
-            seen = known(member.name)
+            seen = self._seen.get(member.name)
             if seen is None or seen.incarnation != member.incarnation:
                 self._seen[member.name] = _Seen(member.incarnation, Rate(), member.beat_at)
-                more |= self._limited.pop(member.name, None) is not None
+                self._limited.pop(member.name, None)
             elif seen.beat_at != member.beat_at:
                 seen.beat_at = member.beat_at
-                if seen.rate.none and not member.in_flight_at_beat and seen.limit == math.inf:
-                    seen.waited = 0
-                    seen.beats.append(_UNUSED)
-                else:
-                    more |= self._heard(now, member, seen)
+                self._heard(now, member, seen)
         if len(self._seen) > len(members):
             for name in self._seen.keys() - {member.name for member in members}:
                 del self._seen[name]
-                more |= self._limited.pop(name, None) is not None
-        return more
+                self._limited.pop(name, None)
 
-    def _heard(self, now: float, member: FleetMember, seen: _Seen) -> bool:
+    def _heard(self, now: float, member: FleetMember, seen: _Seen) -> None:
         load = member.load
         queued = load.waiting - load.transfers if member.role is Role.DECODE else load.waiting
         there = load.running + load.waiting
@@ -138,7 +127,7 @@ class ConcurrencyLimits:
         seen.waited = seen.waited + 1 if own > may_wait else 0
         seen.beats.append((mine - own + may_wait, mine))
         if seen.waited < STANDS and before == math.inf:
-            return False  # law 2; nearly every beat
+            return  # law 2; nearly every beat
         formula, used = max(each for each, _ in seen.beats), max(each for _, each in seen.beats)
         if seen.waited >= STANDS:
             seen.limit = math.ceil(max(LEAST, formula, SINK * min(before, used)))
@@ -150,7 +139,6 @@ class ConcurrencyLimits:
             self._limited[member.name] = seen.limit
         else:
             self._limited.pop(member.name, None)
-        return seen.limit > before
 
 
 WINDOW_S = 10

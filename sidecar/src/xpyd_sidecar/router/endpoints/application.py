@@ -48,7 +48,7 @@ _JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 SERVED = frozenset({RouteKind.DISAGGREGATED, RouteKind.PASSED})
 """What engines answer."""
-GENERATION = {route.path: route.api for route in paths.TABLE if route.api is not None}
+GENERATION = {route.path: route.api for route in paths.TABLE if route.way is RouteKind.DISAGGREGATED}
 SINCE = b"xpyd-since"
 _KINDS = {"html": b"text/html; charset=utf-8", "css": b"text/css; charset=utf-8", "js": b"text/javascript; charset=utf-8"}
 _PAGE = "page.html"

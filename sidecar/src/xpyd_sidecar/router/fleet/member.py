@@ -200,7 +200,7 @@ class ProbeInstance(msgspec.Struct, frozen=True):
     """Further servers, of ranks that do not share the first one's."""
 
 
-class InstanceLost(msgspec.Struct, frozen=True):
+class InstanceLost(msgspec.Struct, frozen=True, tag=True):
     """Instruction: legs on this incarnation will never answer."""
 
     instance: InstanceName
@@ -208,12 +208,11 @@ class InstanceLost(msgspec.Struct, frozen=True):
     reason: FailureReason
 
 
-class InstanceLeaves(msgspec.Struct, frozen=True):
+class InstanceLeaves(msgspec.Struct, frozen=True, tag=True):
     """Instruction: this incarnation ends soon; streams on it that can go on elsewhere should, while it still runs."""
 
     instance: InstanceName
     incarnation: Incarnation
-    reason: str
 
 
 class Changed(msgspec.Struct, frozen=True):

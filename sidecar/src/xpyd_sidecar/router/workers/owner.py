@@ -21,11 +21,11 @@ from collections import deque
 
 import msgspec
 
-from xpyd_sidecar.contract.ids import Incarnation, InstanceName, State
+from xpyd_sidecar.contract.ids import InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import ConfigError, XpydError
-from xpyd_sidecar.router.api.faults import FailureReason, HttpFault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.app import RouterProcess
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply
@@ -113,8 +113,7 @@ class OwnerRouter(RouterProcess):
         self.context.observer.metrics.queued = lambda: sum(one.queued for one in self._reports())
         self.context.observer.metrics.retries_left = lambda: sum(one.retries_left for one in self._reports())
         self.context.watch.told = self._told
-        self.context.watch.on_lost = self._lost
-        self.context.watch.on_leaving = self._leaving
+        self.context.watch.on_lost = self.context.watch.on_leaving = self._tell
         self._poison = OwnerPoison(self._loop, self.context.roster, self._tell, self._give_turn)
         self._poison.held_elsewhere = lambda: sum(one.held for one in self._reports())
         self.context.poison = self._poison
@@ -272,7 +271,7 @@ class OwnerRouter(RouterProcess):
             return
         for worker in self._workers.values():
             if not worker.behind:
-                worker.link.send_frame(data)
+                worker.link.send(data)
                 worker.behind = worker.link.backlog > MAX_UNREAD
 
     def _roster(self) -> li.RosterTold:
@@ -300,12 +299,6 @@ class OwnerRouter(RouterProcess):
                 self._legs.serves(key)
             member.in_flight = self._legs.of(key)
         self._tell(li.RosterTold(self._index, [] if member is None else [member], gone))
-
-    def _leaving(self, instance: InstanceName, incarnation: Incarnation, _: str) -> None:
-        self._tell(li.LeavesAt(instance, incarnation))
-
-    def _lost(self, instance: InstanceName, incarnation: Incarnation, reason: FailureReason) -> None:
-        self._tell(li.LostAt(instance, incarnation, reason))
 
     def _give_turn(self, number: int, turn: li.SuspectTurn) -> None:
         self._flush()  # it must know what it was told before

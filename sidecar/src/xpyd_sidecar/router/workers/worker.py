@@ -28,6 +28,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api import faults
 from xpyd_sidecar.router.app import RouterProcess, leave_garbage
 from xpyd_sidecar.router.endpoints.application import RENDERED_S, Paths
+from xpyd_sidecar.router.fleet.member import InstanceLeaves, InstanceLost
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.patience import Alarm, within
 from xpyd_sidecar.router.http.reply import HttpRequest, LaterReply, Reply, RequestHandler
@@ -141,10 +142,10 @@ class WorkerRouter(RouterProcess):
             case li.RosterTold():
                 self._follow(message)
                 self.worker.line.moved()
-            case li.LostAt(instance=instance, incarnation=incarnation, reason=reason):
-                self.context.servings.lost(instance, incarnation, reason)
-            case li.LeavesAt(instance=instance, incarnation=incarnation):
-                self.context.servings.leaving(instance, incarnation, f"{instance} drains and ends soon")
+            case InstanceLost():
+                self.context.servings.lost(message)
+            case InstanceLeaves():
+                self.context.servings.leaving(message)
             case li.Away(away=away):
                 self.turn_away(away)
             case li.StopWorker():
