@@ -162,7 +162,7 @@ class _DialectTool(msgspec.Struct):
 
 
 def _run_by_the_engine(fields: Mapping[str, Raw]) -> bool:
-    """Tools that the engine runs itself make several prompts of one request; what cannot be read is the engine's to refuse."""
+    """Tools that the engine runs itself make several prompts of one request. What cannot be read is its to refuse."""
     if len(fields["tools"]) > MAX_TOOLS:
         return True
     try:

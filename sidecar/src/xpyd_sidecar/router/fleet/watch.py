@@ -86,10 +86,6 @@ class FleetWatch:
     def take(self, of: InstanceName | None, instructions: Iterable[Instruction]) -> None:
         """The roster has heard of an instance (None: time went on), and this follows from it."""
         self.told(of)
-        self.do(instructions)
-
-    def do(self, instructions: Iterable[Instruction]) -> None:
-        """Carry out what the roster says."""
         for instruction in instructions:
             match instruction:
                 case Changed(instance=instance, what=what):
