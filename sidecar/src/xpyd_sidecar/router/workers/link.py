@@ -182,11 +182,11 @@ def frame(message: Down | Up) -> bytes:
 
 
 class WorkerLink(asyncio.Protocol, Generic[_T]):
-    """One end. ``on_message`` gets what comes; ``ended`` is done when the other end is gone."""
+    """One end. ``on_message`` gets what comes, in order; ``ended`` is done when the other end is gone."""
 
     def __init__(self, kind: type[_T], on_message: Callable[[_T], None]) -> None:
         self._decode = msgspec.msgpack.Decoder(kind).decode
-        self._on_message = on_message
+        self.on_message = on_message
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self.ended = asyncio.get_running_loop().create_future()
@@ -221,7 +221,7 @@ class WorkerLink(asyncio.Protocol, Generic[_T]):
                     break
                 message = self._decode(bytes(buffer[at + 4:end]))
                 at = end
-                self._on_message(message)
+                self.on_message(message)
         except Exception:
             logger.exception("a message between router processes failed")
             if self._transport is not None:

@@ -229,8 +229,8 @@ class WorkerRouter(RouterProcess):
         if any(member.state is State.DRAINING for member in told.members):
             self.worker.reports.soon()  # the drain waits for this worker to know of it
 
-    def on_message(self, message: li.Down, stop: asyncio.Event) -> None:
-        """The owner says something."""
+    def on_message(self, stop: asyncio.Event, message: li.Down) -> None:
+        """The owner says something. ``stop``: what is set where this process is to end."""
         match message:
             case li.RosterTold():
                 self._follow(message)
@@ -254,18 +254,15 @@ class WorkerRouter(RouterProcess):
 async def _run(fd: int) -> int:
     loop = asyncio.get_running_loop()
     stop, begun = asyncio.Event(), loop.create_future()
-    worker: WorkerRouter | None = None
-
-    def on_message(message: li.Down) -> None:
-        if worker is not None:
-            worker.on_message(message, stop)
-        elif isinstance(message, li.BeginWorker):
-            begun.set_result(message)
-        else:
-            early.append(message)
-
     early: list[li.Down] = []
-    link: li.WorkerLink[li.Down] = li.WorkerLink(li.Down, on_message)  # type: ignore[arg-type]
+
+    def on_early(message: li.Down) -> None:
+        if begun.done():
+            early.append(message)
+        else:
+            begun.set_result(message)
+
+    link: li.WorkerLink[li.Down] = li.WorkerLink(li.Down, on_early)  # type: ignore[arg-type]
     await loop.create_unix_connection(lambda: link, sock=socket.socket(fileno=fd))
     for number in (signal.SIGTERM, signal.SIGINT):
         # A terminal's interrupt goes to every process of its group, and the owner says what follows from it.
@@ -278,16 +275,16 @@ async def _run(fd: int) -> int:
     logs.configure(config.log_level, config.log_format, service=config.service, instance=config.instance,
                    worker=str(begin.number))
     try:
-        made = WorkerRouter(begin, link)
-        await made.start()
+        worker = WorkerRouter(begin, link)
+        await worker.start()
     except ConfigError as error:
         link.send(li.WorkerFailed(str(error)))
         link.close()
         await link.ended
         return 2
+    link.on_message = partial(worker.on_message, stop)
     for message in early:
-        made.on_message(message, stop)
-    worker = made  # only now: what came while it started must not overtake what came before
+        link.on_message(message)
     link.send(li.Listening())
     leave_garbage()
     serving = asyncio.ensure_future(_serve(worker, stop))
