@@ -111,9 +111,6 @@ class FleetMember(msgspec.Struct, eq=False):
             setattr(self, name, getattr(told, name))
         return new
 
-    def __repr__(self) -> str:
-        return f"Member({self.name}, {self.role}, {self.state}, {self.suspended or 'ok'})"
-
     def begin(self) -> None:
         """A new incarnation: what was said of the one before says nothing of it."""
         # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
