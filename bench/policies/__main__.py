@@ -66,7 +66,7 @@ class TrieAlone:
     holds = True
 
     def __init__(self, seed: int) -> None:
-        self._rest = policies.make("least_loaded", {}, seed)
+        self._rest = policies.make("least_loaded", {}, random.Random(seed).random)
         self._mean = Mean()
 
     def choose(self, query: Query) -> int:
@@ -79,7 +79,7 @@ class TrieAlone:
 
 def policy_of(name: str, seed: int) -> Policy:
     """One of the router's policies, or the one of this file."""
-    return TrieAlone(seed) if name == "trie alone" else policies.make(name, {}, seed)
+    return TrieAlone(seed) if name == "trie alone" else policies.make(name, {}, random.Random(seed).random)
 
 
 class Fleet:
@@ -160,7 +160,7 @@ def costs() -> Iterator[tuple[str, float]]:
         each.in_flight = draw.randrange(8)
     prompts = [draw.randbytes(8192) for _ in range(2000)]
     for name in policies.names():
-        policy, turn = policies.make(name, {}, 1), iter(prompts)
+        policy, turn = policies.make(name, {}, draw.random), iter(prompts)
         holdings = Holdings() if policy.holds else None
 
         def choose() -> None:

@@ -33,7 +33,7 @@ from replay import Replay  # noqa: E402
 from router_fleet import fleet  # noqa: E402
 
 from xpyd_sidecar.router.relay import loop  # noqa: E402
-from xpyd_sidecar.router.serving import in_flight  # noqa: E402
+from xpyd_sidecar.router.serving import waiting  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_router.json"
 VICTIMS = 5
@@ -45,7 +45,7 @@ Section = dict[str, Any]
 
 async def scripted(kills: int, aborts: int, seed: int) -> Section:
     """Before scripted engines, with the router in this process."""
-    in_flight.STALL_S = 0.5  # so that silent engines do not take ten seconds each
+    waiting.STALL_S = 0.5  # so that silent engines do not take ten seconds each
     async with fleet(2, 4, replay=Replay(load())) as f:
         killed = await kill_streams(f, kills, seed)
         await f.wait_quiet()

@@ -48,7 +48,7 @@ def audit(pair: Pair, prompt: list[int]) -> float:
     transfer, request = new(), bodies.parse("completions", json.dumps({"model": MODEL_NAME, "prompt": prompt}).encode())
 
     def answer(engine: Engine, salt: str, leg: legs.Leg | None, **shown: Any) -> bytes:
-        body = audited.body_of(audited.fields_of(request) | shown, salt, leg)
+        body = audited.body_of(bodies.one_token(request) | shown, salt, leg)
         return json.dumps(post(f"{engine.url}/v1/completions", json.loads(body), timeout_s=400.0)).encode()
 
     def odds(engine: Engine, salt: str, leg: legs.Leg | None) -> audited.Odds:

@@ -11,9 +11,9 @@ from vllm_places import MODULE
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.legs import FIELD, Leg, Peer
 from xpyd_sidecar.router.api import paths
-from xpyd_sidecar.router.api.bodies import decode_body, parse, passed, prefill_body
+from xpyd_sidecar.router.api.bodies import PROMPT, decode_body, in_dialect, parse, passed, prefill_body
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.api.fields import TABLE, Api
+from xpyd_sidecar.router.api.fields import TABLE, Api, OnPrefill
 
 P_LEG = Leg(1, Role.PREFILL, TransferId("0" * 32), Attempt(1), 5.0,
             Peer(InstanceName("d"), Incarnation("i"), HostPort("h:1")))
@@ -137,13 +137,20 @@ if MODULE != "v032":
         "safety_identifier", "prompt_cache_options", "spaces_between_special_tokens", "prompt_cache_retention"}
 
 
-@pytest.mark.parametrize("path", list(paths.DIALECTS))
+def api_of(path: str) -> Api:
+    route = paths.find(path)
+    assert route is not None
+    assert route.api is not None
+    return route.api
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 def test_every_field_of_other_dialects_is_classified(spoken: dict[str, Any], path: str) -> None:
-    dialect = paths.DIALECTS[path]
-    changed = dialect.dropped | dialect.forced.keys() | {FIELD}
+    api = api_of(path)
+    changed = {name for name, rule in TABLE[api].items() if rule.leg is not OnPrefill.KEEP} | {FIELD}
     assert changed | PROMPT_OF[path] == set(spoken[path].model_fields), "decide what prefill does with them"
     assert not changed & PROMPT_OF[path]
-    assert set(dialect.prompt) <= PROMPT_OF[path]
+    assert set(PROMPT[api]) <= PROMPT_OF[path]
 
 
 THINKS = {"model": "m", "max_tokens": 4096, "messages": [{"role": "user", "content": "hi"}],
@@ -155,10 +162,9 @@ SHOWS = {"model": "m", "input": "hi", "max_output_tokens": 40, "top_logprobs": 2
 @pytest.mark.parametrize(("path", "body"), [("/v1/messages", THINKS), ("/v1/responses", SHOWS)])
 def test_both_legs_in_other_dialects_pass_the_engines_checks(spoken: dict[str, Any], path: str,
                                                              body: dict[str, Any]) -> None:
-    request = paths.in_dialect(path, passed(path, json.dumps(body).encode()).fields)
-    assert request is not None
-    prefill = spoken[path](**json.loads(request.prefill_body(P_LEG)))
-    decode = spoken[path](**json.loads(request.decode_body(D_LEG)))
+    request = in_dialect(api_of(path), passed(path, json.dumps(body).encode()))
+    prefill = spoken[path](**json.loads(prefill_body(request, P_LEG)))
+    decode = spoken[path](**json.loads(decode_body(request, D_LEG)))
     assert {name: getattr(prefill, name) for name in PROMPT_OF[path] - {"request_id"}} == {
         name: getattr(decode, name) for name in PROMPT_OF[path] - {"request_id"}}
 
@@ -189,8 +195,7 @@ def test_the_router_takes_stream_and_a_byte_order_mark_as_the_engine_does(models
 @pytest.mark.parametrize(("path", "said"), [("/v1/messages", THINKS), ("/v1/responses", SHOWS)])
 def test_so_it_does_in_other_dialects(spoken: dict[str, Any], path: str, said: dict[str, Any], raw: str) -> None:
     body = {**said, "stream": json.loads(raw)}
-    request = paths.in_dialect(path, passed(path, json.dumps(body).encode()).fields)
-    assert request is not None
+    request = in_dialect(api_of(path), passed(path, json.dumps(body).encode()))
     try:
         assert request.stream is bool(spoken[path](**body).stream)
     except ValueError:

@@ -21,7 +21,7 @@ def request(api: bodies.Api = "completions", **fields: Any) -> bodies.Generation
 
 
 def asked(one: bodies.GenerationRequest, leg: legs.Leg | None = None) -> dict[str, Any]:
-    made = json.loads(audited.body_of(audited.fields_of(one) | audited.SHOWN[one.api], "salt", leg))
+    made = json.loads(audited.body_of(bodies.one_token(one) | audited.SHOWN[one.api], "salt", leg))
     assert isinstance(made, dict)
     return made
 

@@ -10,15 +10,18 @@ import pytest
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import paths
-from xpyd_sidecar.router.api.bodies import passed
+from xpyd_sidecar.router.api.bodies import GenerationRequest, decode_body, in_dialect, passed, prefill_body
+from xpyd_sidecar.router.api.fields import FORCED
 
 PEER = legs.Peer(InstanceName("d"), Incarnation("i"), HostPort("127.0.0.1:1"))
 PUSH = legs.Leg(1, Role.PREFILL, TransferId("0" * 32), Attempt(2), 3.0, PEER)
 WAIT = legs.Leg(1, Role.DECODE, TransferId("0" * 32), Attempt(1), 3.0)
 
 
-def split(path: str, body: dict[str, Any]) -> paths.DialectRequest | None:
-    return paths.in_dialect(path, passed(path, json.dumps(body).encode()).fields)
+def split(path: str, body: dict[str, Any]) -> GenerationRequest | None:
+    route = paths.find(path)
+    assert route is not None
+    return None if route.api is None else in_dialect(route.api, passed(path, json.dumps(body).encode()))
 
 
 @pytest.mark.parametrize(("path", "body", "kept"), [
@@ -34,12 +37,12 @@ def split(path: str, body: dict[str, Any]) -> paths.DialectRequest | None:
 def test_a_prefill_leg_has_the_prompt_and_nothing_of_the_answer(path: str, body: dict[str, Any], kept: set[str]) -> None:
     request = split(path, body)
     assert request is not None
-    prefill = json.loads(request.prefill_body(PUSH))
-    forced = {name: json.loads(bytes(raw)) for name, raw in request.dialect.forced.items()}
+    prefill = json.loads(prefill_body(request, PUSH))
+    forced = {name: json.loads(bytes(raw)) for name, raw in FORCED[request.api].items()}
     params = prefill.pop(legs.FIELD)
     assert prefill == {**{name: body[name] for name in kept}, **forced}
     assert (legs.decode(params), params[legs.REMOTE_DECODE]) == (PUSH, True)
-    decode = json.loads(request.decode_body(WAIT))
+    decode = json.loads(decode_body(request, WAIT))
     assert legs.decode(decode.pop(legs.FIELD)) == WAIT
     assert decode == body, "the client's own"
 
@@ -52,7 +55,7 @@ def test_a_prefill_leg_has_the_prompt_and_nothing_of_the_answer(path: str, body:
 def test_requests_that_are_one_engines_say_for_which_field(body: dict[str, Any], field: str) -> None:
     request = split("/v1/responses", {"input": "hi", **body})
     assert request is not None
-    assert request.alone == field
+    assert request.skips == field
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions/batch", "/v1/messages/count_tokens"])
@@ -71,7 +74,7 @@ def test_whether_the_answer_comes_in_events(body: dict[str, Any], stream: bool) 
 def test_what_says_nothing_is_split(more: dict[str, Any]) -> None:
     request = split("/v1/responses", {"input": "hi", **more})
     assert request is not None
-    assert not request.alone
+    assert not request.skips
     assert bytes(request.prompt).endswith(b'"hi"')
 
 

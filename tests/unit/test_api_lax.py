@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from xpyd_sidecar.router.api import paths
-from xpyd_sidecar.router.api.bodies import parse, passed
+from xpyd_sidecar.router.api.bodies import in_dialect, parse, passed
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.fields import is_true, truth, unmarked, whole
 from xpyd_sidecar.router.serving.shapes import Shapes, looked, shape_of
@@ -71,9 +70,7 @@ def test_what_streams_is_the_same_for_every_reader(raw: str) -> None:
     shape = shape_of(found)
     assert shape is not None
     assert shape.stream is shape.plain is expected
-    request = paths.in_dialect("/v1/messages", passed("/v1/messages", body).fields)
-    assert request is not None
-    assert request.stream is expected
+    assert in_dialect("messages", passed("/v1/messages", body)).stream is expected
 
 
 def test_one_byte_order_mark_is_no_fault_and_two_are() -> None:

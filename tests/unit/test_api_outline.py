@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from router_fleet import fleet
 
-from xpyd_sidecar.router.api import bodies, hidden, paths
+from xpyd_sidecar.router.api import bodies, hidden
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import MAX_DEPTH, MAX_NAMES, Outline
 from xpyd_sidecar.router.serving import shapes
@@ -150,10 +150,9 @@ def test_stop_strings_and_tools_are_read_up_to_a_bound() -> None:
     assert continuation._lag(request) is None
     assert grown(lambda: continuation._lag(request)) < 10_000
     tools = msgspec.Raw(b"[%b]" % b",".join([b"{}"] * 500_000))
-    asked = paths.in_dialect("/v1/responses", {"tools": tools})
-    assert asked is not None
-    assert asked.alone == "tools"
-    assert grown(lambda: paths.in_dialect("/v1/responses", {"tools": tools})) < 10_000
+    asked = bodies.PassedBody(None, {"tools": tools}, b"")
+    assert bodies.in_dialect("responses", asked).skips == "tools"
+    assert grown(lambda: bodies.in_dialect("responses", asked)) < 10_000
 
 
 def test_a_refused_name_is_found_however_it_is_written() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from xpyd_sidecar.router.api import paths
+from xpyd_sidecar.router.api.fields import DIALECTS
 from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
 
 _VERBS = {"get", "post", "put", "delete", "patch", "head", "options", "websocket", "api_route", "add_api_route", "mount",
@@ -65,7 +66,8 @@ def test_rows_are_whole() -> None:
     assert len({route.path for route in paths.TABLE}) == len(paths.TABLE)
     for route in paths.TABLE:
         assert route.methods
-        assert (route.api is not None) == (route.way is RouteKind.DISAGGREGATED)
+        assert (route.api in {"completions", "chat"}) == (route.way is RouteKind.DISAGGREGATED)
+        assert route.api not in DIALECTS or (route.way, route.body) == (RouteKind.PASSED, BodyKind.JSON)
         assert bool(route.reason) == (route.way is RouteKind.REFUSED)
         assert route.way is RouteKind.PASSED or route.body is BodyKind.NONE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 from members import member
 
@@ -16,7 +17,7 @@ FLEET = tuple(member(f"e{number}") for number in range(8))
 
 
 def made(seed: int = 1) -> SessionAffinity:
-    return SessionAffinity(policies.make("random", {}, seed))
+    return SessionAffinity(policies.make("random", {}, Random(seed).random))
 
 
 def chosen(affinity: SessionAffinity, session: str, fleet: tuple[FleetMember, ...] = FLEET) -> FleetMember:

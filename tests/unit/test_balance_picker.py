@@ -22,7 +22,7 @@ def picker(prefills: dict[str, Any], decodes: dict[str, Any]) -> Picker:
     for role, instances in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
         for name, fields in instances.items():
             roster.on_message(0.0, beat(name, role, **fields))
-    return Picker(roster, policies.make("round_robin", {}, 0))
+    return Picker(roster, policies.make("round_robin", {}, float))
 
 
 def both(pair: Pair | None) -> tuple[str | None, str]:
@@ -75,7 +75,7 @@ def test_another_prefill_fits_the_waiting_decode() -> None:
 def test_nobody_decodes() -> None:
     pick = picker({"p0": {}}, {})
     assert pick.asked(RAW).pair(alone=False) is None
-    assert pick.why_not(Role.DECODE) == "no decode instance is known"
+    assert pick.asked(RAW).why_not(Role.DECODE) == "no decode instance is known"
 
 
 def test_ranks_behind_one_door_take_turns_and_are_named() -> None:
@@ -135,7 +135,7 @@ class Doors:
 
 def picker_with(prefills: dict[str, Any], decodes: dict[str, Any], policy: str = "round_robin", **options: Any) -> Picker:
     plain = picker(prefills, decodes)
-    return Picker(plain._roster, policies.make(policy, {}, 0), **options)
+    return Picker(plain._roster, policies.make(policy, {}, float), **options)
 
 
 def test_who_has_no_room_is_left_out_unless_nobody_has() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from xpyd_sidecar.errors import ConfigError
@@ -12,12 +14,12 @@ def test_the_policies_there_are() -> None:
 
 def test_an_unknown_policy_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"router\.policy: 'fastest' .*least_loaded, prefix_aware, random, round_robin"):
-        policies.make("fastest", {}, 1)
+        policies.make("fastest", {}, Random(1).random)
 
 
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"router\.policy_options of random: .*speed"):
-        policies.make("random", {"speed": 1}, 1)
+        policies.make("random", {"speed": 1}, Random(1).random)
 
 
 @pytest.mark.parametrize(("policy", "options", "words"), [
@@ -29,4 +31,4 @@ def test_an_unknown_option_is_refused() -> None:
 ])
 def test_a_wrong_option_names_policy_and_field(policy: str, options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=rf"router\.policy_options of {policy}: .*{words}"):
-        policies.make(policy, options, 1)
+        policies.make(policy, options, Random(1).random)

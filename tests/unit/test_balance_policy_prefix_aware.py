@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from random import Random
 
 import pytest
 from members import member
@@ -25,7 +26,7 @@ class Router:
 
     def __init__(self, instances: tuple[FleetMember, ...], seed: int = 1, **options: object) -> None:
         self.fleet = instances
-        self.policy: Policy = policies.make("prefix_aware", options, seed)
+        self.policy: Policy = policies.make("prefix_aware", options, Random(seed).random)
         self.holdings = Holdings()
 
     def send(self, text: str) -> FleetMember:
@@ -120,7 +121,7 @@ def test_a_prefix_that_everybody_asks_for_spreads_and_no_further_than_it_must() 
 def test_without_account_kept_the_hash_decides() -> None:
     instances = fleet()
     query = Query(Role.PREFILL, instances, 1, PromptPrefix(text("x").encode()))
-    chosen = {policies.make("prefix_aware", {}, seed).choose(query) for seed in range(5)}
+    chosen = {policies.make("prefix_aware", {}, Random(seed).random).choose(query) for seed in range(5)}
     assert len(chosen) == 1
 
 

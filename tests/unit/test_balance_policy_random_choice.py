@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 from members import member
 
@@ -11,7 +12,7 @@ from xpyd_sidecar.router.balance.policies import Query
 
 def test_all_come_about_equally_often_and_a_seed_repeats() -> None:
     query = Query(Role.DECODE, [member(f"d{i}") for i in range(4)])
-    first, again = policies.make("random", {}, 5), policies.make("random", {}, 5)
+    first, again = policies.make("random", {}, Random(5).random), policies.make("random", {}, Random(5).random)
     drawn = [first.choose(query) for _ in range(2000)]
     assert drawn == [again.choose(query) for _ in range(2000)]
     counts = Counter(drawn)

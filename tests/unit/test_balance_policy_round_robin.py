@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import pytest
 from members import member
@@ -13,7 +14,7 @@ from xpyd_sidecar.router.balance.policies import Query
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 3), (2, 1), (2, 2), (2, 4), (3, 2), (4, 6), (5, 5)])
 @pytest.mark.parametrize("seed", [0, 7, 12345])
 def test_every_pair_gets_the_same_share(n: int, m: int, seed: int) -> None:
-    policy = policies.make("round_robin", {}, seed)
+    policy = policies.make("round_robin", {}, Random(seed).random)
     prefills = [member(f"p{i}", Role.PREFILL) for i in range(n)]
     decodes = [member(f"d{i}") for i in range(m)]
     pairs = Counter[tuple[int, int]]()
@@ -25,7 +26,7 @@ def test_every_pair_gets_the_same_share(n: int, m: int, seed: int) -> None:
 
 
 def test_roles_have_counters_of_their_own() -> None:
-    policy = policies.make("round_robin", {}, 0)
+    policy = policies.make("round_robin", {}, float)
     decodes = [member("d0"), member("d1")]
     prefills = [member("p0", Role.PREFILL), member("p1", Role.PREFILL)]
     assert [policy.choose(Query(Role.DECODE, decodes)) for _ in range(3)] == [0, 1, 0]

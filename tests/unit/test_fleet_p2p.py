@@ -138,11 +138,11 @@ def member(roster: Roster, guests: Guests, http: str, role: Role) -> None:
 
 def test_older_engines_pair_among_themselves_and_never_serve_alone() -> None:
     roster, guests = made()
-    picker = Picker(roster, policies.make("round_robin", {}, 0))
+    picker = Picker(roster, policies.make("round_robin", {}, float))
     prompt = msgspec.Raw(b'"hi"')
     member(roster, guests, "d:1", Role.DECODE)
     assert picker.asked(prompt).pair(alone=False) is None
-    assert "serve nothing without a prefill instance" in picker.why_not(Role.DECODE)
+    assert "serve nothing without a prefill instance" in picker.asked(prompt).why_not(Role.DECODE)
     member(roster, guests, "p:1", Role.PREFILL)
     pair = picker.asked(prompt).pair(alone=False)
     assert pair is not None

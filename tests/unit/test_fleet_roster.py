@@ -365,4 +365,4 @@ def test_each_beat_of_who_leaves_says_that_streams_should_move() -> None:
     assert not any(isinstance(i, InstanceLeaves) for i in roster.on_message(2.0, beat("d0", **draining)))
     for seq in (3, 4):
         out = roster.on_message(3.0, beat("d0", **(draining | {"seq": seq, "leaving": True})))
-        assert out == [InstanceLeaves(D0, I0, "d0 drains and ends soon")]
+        assert out == [InstanceLeaves(D0, I0)]

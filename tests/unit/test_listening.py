@@ -80,7 +80,7 @@ async def test_heartbeats_come_by_both_families(hosts: tuple[str, ...]) -> None:
     context, heard = zmq.Context(), asyncio.Queue[str]()
     listener = heartbeat_listener.Members("s", lambda _: 0, heard.put_nowait)
     try:
-        port = listener._listen("::", 0, 1024, "router.members_port")
+        port = listener.listen("::", 0)
         for host in hosts:
             sends = context.socket(zmq.DEALER)
             sends.ipv6 = True

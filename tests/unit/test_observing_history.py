@@ -70,10 +70,10 @@ def test_a_request_counts_in_the_second_in_which_it_ends() -> None:
     assert (last.done, last.failed, last.retries, last.continued, last.tokens, last.bytes) == (1, 0, 1, 2, 11, 70)
     assert [sum(getattr(last, name).values()) for name in MEASURES] == [1, 1, 1, 1, 1]
     assert last.served == {"p1": 1, "d1": 1}
-    row = dict(zip(hi.COLUMNS, history.rows[-1], strict=True))
+    row = dict(zip(hi.COLUMNS, history.seconds[-1].row, strict=True))
     assert (row["at"], row["done"], row["bytes"]) == (102, 1, 70)
     assert row["ttft_p50"] == row["ttft_p95"] == pytest.approx(0.5, rel=0.05)
-    assert dict(zip(hi.COLUMNS, history.rows[-2], strict=True))["ttft_p50"] is None
+    assert dict(zip(hi.COLUMNS, history.seconds[-2].row, strict=True))["ttft_p50"] is None
     assert not history.failures
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from worker_fleet import several
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.router.balance.candidates import Draw
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.serving import audits as serving_audits
 from xpyd_sidecar.router.serving.fast_path import FastPath
@@ -294,10 +294,10 @@ async def test_only_answers_with_kv_from_prefill_and_without_trouble_are_audited
 async def test_a_share_of_them_is_audited_and_without_one_none() -> None:
     async with fleet(audit=0.25) as f:
         with_odds(f)
-        f.context.audits._draw = Draw(7)
-        draw, chosen = Draw(7), 0
+        f.context.audits._chance = Random(7).random
+        chance, chosen = Random(7).random, 0
         for _ in range(40):
-            chosen += draw.bits() % (1 << 32) < 1 << 30
+            chosen += chance() < 0.25
             assert (await f.complete(**STREAM)).complete
             await f.wait(lambda: len(f.context.audits) == 0, "no audit to wait")
         assert 4 < chosen < 20

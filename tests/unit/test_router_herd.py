@@ -24,7 +24,7 @@ def imbalance(policy: str, routers: int, *, rate: float = 40.0, service_s: float
     """Largest over mean of what runs, averaged over a minute, and the worst moment. Beats come every 3 s, at odd times."""
     draw = random.Random(seed)
     views = [tuple(member(f"e{index}") for index in range(INSTANCES)) for _ in range(routers)]
-    chosen = [policies.make(policy, {}, number) for number in range(routers)]
+    chosen = [policies.make(policy, {}, random.Random(number).random) for number in range(routers)]
     running = [0] * INSTANCES
     ends: list[tuple[float, int, int]] = []
     beats = [draw.uniform(0, BEAT_S) for _ in range(INSTANCES)]

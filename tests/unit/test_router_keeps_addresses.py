@@ -15,6 +15,7 @@ from socket_engines import joined
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.faults import FailureReason
+from xpyd_sidecar.router.fleet.member import InstanceLost
 
 LOOPS = ("router",)
 P, D = Role.PREFILL, Role.DECODE
@@ -117,7 +118,7 @@ async def test_nor_where_an_engine_is_lost_in_mid_stream() -> None:
         await reader.readuntil(b"t0 ")
         why = FailureReason("d0 failed its health check", "GET /health: connect to 127.0.0.1:4321")
         member = f.context.roster.members()[0]
-        f.context.servings.lost(member.name, member.incarnation, why)
+        f.context.servings.lost(InstanceLost(member.name, member.incarnation, why))
         rest = await asyncio.wait_for(reader.read(), 30)
         assert b"d0 failed its health check" in rest
         assert PORT.encode() not in rest

@@ -160,6 +160,24 @@ async def test_an_ack_tells_the_sum_and_never_none_before_all_workers_know_of_th
         await f.wait(lambda: f.context.watch.on_message(draining) == 0, "workers that know")
 
 
+async def test_legs_that_were_lost_with_a_restart_are_not_taken_from_those_of_the_new_incarnation() -> None:
+    async with several(0, 1, workers=2, failover="error") as f:
+        hold = asyncio.Event()
+        f.d[0].default = Play(chunks=3, hold_after=(1, hold))
+        legs = lambda: f.context.roster.members()[0].in_flight  # noqa: E731
+        asked = request_bytes("/v1/completions", {"model": "tiny", "prompt": "hi", "stream": True})
+        before = [asyncio.create_task(f.raw(asked)) for _ in range(6)]
+        await f.wait(lambda: legs() == 6, "legs on the first incarnation")
+        f.beat(f.d[0], incarnation="again", interval_s=60.0)
+        await asyncio.gather(*before)
+        await f.wait_known()
+        after = [asyncio.create_task(f.raw(asked)) for _ in range(4)]
+        await f.wait(lambda: legs() == 4, "those of the second alone")
+        hold.set()
+        await asyncio.gather(*after)
+        await f.wait(lambda: legs() == 0, "none")
+
+
 async def test_a_worker_that_does_not_read_is_caught_up_and_one_that_is_silent_is_replaced(
         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ow, "MAX_UNREAD", 64 << 10)

@@ -92,7 +92,7 @@ class Delegate:
 async def test_a_probe_that_the_roster_asks_for_is_made_and_told() -> None:
     async with fleet() as f:
         f.d[0].health = 503
-        f.context.watch.do([ProbeInstance(InstanceName("d0"), Incarnation("i-d0"), f.d[0].address)])
+        f.context.watch.take(None, [ProbeInstance(InstanceName("d0"), Incarnation("i-d0"), f.d[0].address)])
         await f.wait(lambda: f.context.roster.pickable(Role.DECODE) == (), "d0's suspension")
         assert f.context.roster.members()[0].suspended == "GET /health answered 503"
         assert f.context.roster.why_not(Role.DECODE) == "no decode instance is ready (d0 suspended)"
@@ -107,11 +107,11 @@ async def test_what_is_lost_ends_only_the_legs_of_that_incarnation() -> None:
             engine.plays.append(Play(hold=held))
         tasks = [asyncio.create_task(f.complete(stream=True)) for _ in range(2)]
         await f.wait(lambda: len(f.d[0].seen) == len(f.d[1].seen) == 1, "a leg on each")
-        f.context.watch.do([InstanceLost(InstanceName("d0"), Incarnation("another"), FailureReason("x")),
-                             Changed(InstanceName("d0"), "y")])
+        f.context.watch.take(None, [InstanceLost(InstanceName("d0"), Incarnation("another"), FailureReason("x")),
+                                     Changed(InstanceName("d0"), "y")])
         await asyncio.sleep(0.02)
         assert (f.d[0].aborts, f.d[1].aborts) == (0, 0)
-        f.context.watch.do([InstanceLost(InstanceName("d0"), Incarnation("i-d0"), FailureReason("x"))])
+        f.context.watch.take(None, [InstanceLost(InstanceName("d0"), Incarnation("i-d0"), FailureReason("x"))])
         await f.wait(lambda: len(f.d[1].seen) == 2, "the retry elsewhere")
         assert (f.d[0].aborts, f.d[1].aborts) == (1, 0)
         held.set()

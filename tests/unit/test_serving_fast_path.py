@@ -20,6 +20,7 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.endpoints.application import Paths
+from xpyd_sidecar.router.fleet.member import InstanceLeaves, InstanceLost
 from xpyd_sidecar.router.http import connection, heads
 from xpyd_sidecar.router.http.auth import Admin
 from xpyd_sidecar.router.http.server import RequestBounds, Server
@@ -323,9 +324,9 @@ class Play:
         elif what in {"instance lost", "leaving"}:
             who = InstanceName(("p1", "d1", "d2", "p2")[size % 4]), Incarnation("i")
             if what == "instance lost":
-                world.context.servings.lost(*who, FailureReason("it was so"))
+                world.context.servings.lost(InstanceLost(*who, FailureReason("it was so")))
             else:
-                world.context.servings.leaving(*who, "it was so")
+                world.context.servings.leaving(InstanceLeaves(*who))
         elif what in {"later", "wait"}:
             world.clock.now += 11.0 if what == "later" else 1.0
             now = world.clock.now

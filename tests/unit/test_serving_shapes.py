@@ -87,7 +87,7 @@ def test_what_is_kept_of_a_shape_is_what_the_tables_say_of_each_of_its_requests(
         names = dict(zip(*looked[0], strict=True))
         assert list(names) == list(expected.fields)
         assert found.shape.plain == (bool(expected.stream) and not expected.skips and "priority" not in expected.fields
-                                     and names[bodies.PROMPT[api]] is None)
+                                     and names[bodies.PROMPT[api][0]] is None)
         if found.shape.prompt_at >= 0:
             assert found.slots[found.shape.prompt_at] == bytes(expected.prompt)
         for leg in LEGS:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from scripted_engine import Play, ScriptedEngine
@@ -16,6 +17,13 @@ from xpyd_sidecar.router.upstream.call import UpstreamCall
 from xpyd_sidecar.router.upstream.pool import EnginePool
 
 LOOPS = ("asyncio", "uvloop", "router")
+
+
+def ask(pool: EnginePool, address: HostPort, request: bytes, sink: Any, events: EventStream | None = None) -> UpstreamCall:
+    """Send a request."""
+    call = pool.hold(address, sink, events=events)
+    pool.send(call, request)
+    return call
 
 
 class Notes:
@@ -105,11 +113,11 @@ async def test_streams_and_whole_answers_on_one_connection() -> None:
     async with engine_and_pool() as (engine, pool):
         for _ in range(3):
             notes = Notes()
-            pool.call(HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
+            ask(pool, HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
             assert await notes.wait() == "end"
             assert notes.events.count(b"data: ") == 4
             notes = Notes()
-            call = pool.call(HostPort(engine.address), post(engine, b"{}"), notes)
+            call = ask(pool, HostPort(engine.address), post(engine, b"{}"), notes)
             assert await notes.wait() == "whole"
             assert b"t0 t1 t2" in notes.body
             assert call.head is not None
@@ -120,7 +128,7 @@ async def test_streams_and_whole_answers_on_one_connection() -> None:
 async def test_a_stream_that_is_not_wanted_as_such_is_collected() -> None:
     async with engine_and_pool() as (engine, pool):
         notes = Notes()
-        pool.call(HostPort(engine.address), post(engine), notes)
+        ask(pool, HostPort(engine.address), post(engine), notes)
         assert await notes.wait() == "whole"
         assert notes.body.endswith(b"data: [DONE]\n\n")
 
@@ -128,7 +136,7 @@ async def test_a_stream_that_is_not_wanted_as_such_is_collected() -> None:
 async def test_unframed_for_old_clients() -> None:
     async with engine_and_pool() as (engine, pool):
         notes = Notes()
-        pool.call(HostPort(engine.address), post(engine), notes, events=EventStream(framed=False))
+        ask(pool, HostPort(engine.address), post(engine), notes, events=EventStream(framed=False))
         assert await notes.wait() == "end"
         assert notes.events.startswith(b"data: {")
 
@@ -151,7 +159,7 @@ async def test_every_way_an_engine_can_end(play: Play, outcome: str) -> None:
     async with engine_and_pool() as (engine, pool):
         engine.plays.append(play)
         notes = Notes()
-        pool.call(HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
+        ask(pool, HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
         assert await notes.wait() == outcome
         assert len(engine.seen) == 1, "a fresh connection that breaks is not tried again"
 
@@ -161,13 +169,13 @@ async def test_nobody_listens() -> None:
         address = HostPort(engine.address)
         await engine.stop()
         notes = Notes()
-        pool.call(address, b"", notes)
+        ask(pool, address, b"", notes)
         assert notes.outcome == "", "a sink never hears before the call is returned"
         assert await notes.wait() == "refused"
         assert notes.reason.startswith("cannot connect: ")
         for bad in ("no-port", "host:99999"):
             notes = Notes()
-            pool.call(HostPort(bad), b"", notes)
+            ask(pool, HostPort(bad), b"", notes)
             assert await notes.wait() == "refused"
 
 
@@ -183,7 +191,7 @@ async def test_connecting_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> Non
         with contextlib.suppress(AttributeError):
             patch.setattr(loop, "create_connection", never)
         notes = Notes()
-        pool.call(HostPort("192.0.2.1:9"), b"", notes)
+        ask(pool, HostPort("192.0.2.1:9"), b"", notes)
         assert await notes.wait() == "refused"
     pool.close()
 
@@ -203,7 +211,7 @@ async def test_a_pooled_connection_that_died_is_replaced_by_a_fresh_one() -> Non
         request = request_bytes(b"GET", b"/", address, [], b"")
         for expected in (b"0", b"1", b"2"):
             notes = Notes()
-            pool.call(address, request, notes)
+            ask(pool, address, request, notes)
             assert (await notes.wait(), notes.body) == ("whole", expected)
         pool.close()
 
@@ -222,7 +230,7 @@ async def test_a_connection_that_dies_after_its_first_byte_is_a_failure() -> Non
         outcomes = []
         for _ in range(2):
             notes = Notes()
-            pool.call(address, request, notes)
+            ask(pool, address, request, notes)
             outcomes.append(await notes.wait())
         assert outcomes == ["whole", "lost"]
         pool.close()
@@ -233,7 +241,7 @@ async def test_cancel_closes_the_connection_and_the_sink_hears_nothing() -> None
         for wait in (False, True):
             engine.plays.append(Play(hold=asyncio.Event()))
             notes = Notes()
-            call = pool.call(HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
+            call = ask(pool, HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
             if wait:
                 async with asyncio.timeout(30):
                     while not engine.open:  # noqa: ASYNC110 (the engine has no event for it)
@@ -252,7 +260,7 @@ async def test_idle_connections_are_closed_in_time_and_bounded(monkeypatch: pyte
         engine.default = Play(hold=held)
         notes = [Notes() for _ in range(4)]
         for note in notes:
-            pool.call(HostPort(engine.address), post(engine), note, events=EventStream(framed=True))
+            ask(pool, HostPort(engine.address), post(engine), note, events=EventStream(framed=True))
         held.set()
         assert [await note.wait() for note in notes] == ["end"] * 4
         await asyncio.sleep(0.05)
@@ -269,14 +277,14 @@ async def test_pausing_stops_reading_and_a_paused_connection_is_resumed_for_the_
     async with engine_and_pool() as (engine, pool):
         engine.plays.append(Play(chunks=3, delay=0.01))
         notes = Notes()
-        call = pool.call(HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
+        call = ask(pool, HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
         call.read(False)
         await asyncio.sleep(0.1)
         assert notes.events == b""
         call.read(True)
         assert await notes.wait() == "end"
         again = Notes()
-        pool.call(HostPort(engine.address), post(engine), again, events=EventStream(framed=True))
+        ask(pool, HostPort(engine.address), post(engine), again, events=EventStream(framed=True))
         assert await again.wait() == "end"
 
 
@@ -291,7 +299,7 @@ async def test_bytes_on_an_idle_connection_close_it() -> None:
     async with raw_server(chatty) as address:
         pool = EnginePool(asyncio.get_running_loop())
         notes = Notes()
-        pool.call(address, request_bytes(b"GET", b"/", address, [], b""), notes)
+        ask(pool, address, request_bytes(b"GET", b"/", address, [], b""), notes)
         assert await notes.wait() == "whole"
         async with asyncio.timeout(30):
             while pool.connections:  # noqa: ASYNC110 (nobody is told)

@@ -49,13 +49,8 @@ def unfit(request: bodies.GenerationRequest) -> str:
     return "large" if sum(len(raw) for raw in request.fields.values()) > MAX_BYTES else ""
 
 
-def fields_of(request: bodies.GenerationRequest) -> dict[str, Any]:
-    """The fields of what engines are asked, but for the salt, the leg and what is ``SHOWN``: one token."""
-    return bodies.one_token(request)
-
-
 def body_of(fields: Mapping[str, Any], salt: str, leg: legs.Leg | None) -> bytes:
-    """One of the three. Two with the same salt have the same KV."""
+    """One of the three. Two with the same salt have the same KV. ``fields``: for one token, and what is ``SHOWN``."""
     return _encode({**fields, "cache_salt": salt} | ({} if leg is None else {legs.FIELD: legs.encode(leg)}))
 
 

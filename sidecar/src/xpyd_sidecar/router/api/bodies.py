@@ -18,12 +18,15 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.faults import bad_request
-from xpyd_sidecar.router.api.fields import FORCED, TABLE, Api, OnPrefill, is_null, is_true, truth, unmarked
+from xpyd_sidecar.router.api.fields import DIALECTS, FORCED, TABLE, Api, OnPrefill, is_null, is_true, truth, unmarked
 from xpyd_sidecar.router.api.hidden import MAX_DEPTH, MAX_NAMES, Outline, judged, may_hold, refuse
 
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
-PROMPT: dict[Api, str] = {"completions": "prompt", "chat": "messages"}
+PROMPT: dict[Api, tuple[str, ...]] = {
+    "completions": ("prompt",), "chat": ("messages",), "messages": ("system", "tools", "messages"),
+    "responses": ("instructions", "tools", "input")}
+"""Fields that hold most of the prompt, in the order in which it is made of them."""
 RequestHash = NewType("RequestHash", bytes)
 HASH_SIZE = 16
 ASIDE = frozenset({
@@ -63,8 +66,10 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
     @property
     def prompt(self) -> Raw:
-        """The prompt or the messages as the client wrote them; empty where there are none."""
-        return self.fields.get(PROMPT[self.api], EMPTY)
+        """The most of it, as the client wrote it; empty where there is none."""
+        first, *more = PROMPT[self.api]
+        found = self.fields.get(first, EMPTY)
+        return Raw(b"".join([found, *(self.fields.get(name, EMPTY) for name in more)])) if more else found
 
 
 def parse(api: Api, body: bytes) -> GenerationRequest:
@@ -90,13 +95,17 @@ def split(body: bytes) -> dict[str, Raw]:
 def checked(api: Api, fields: dict[str, Raw]) -> GenerationRequest:
     """A request of these fields. Raises HttpFault: 400, one is refused or has the wrong type (``param`` names it)."""
     refuse(fields)
-    skips = next((name for name, raw in fields.items()
-                  if (ask := _WATCHED[api].get(name)) is not None and not is_null(raw) and _read(ask, name, fields)), "")
+    skips = _skips(api, fields)
     model = _read(_model, "model", fields["model"]) if "model" in fields else None
     if model == "":
         raise bad_request("'model' must not be empty", param="model")
     stream = "stream" in fields and bool(_read(truth, "stream", fields["stream"]))
     return GenerationRequest(api, fields, model, stream, skips)
+
+
+def _skips(api: Api, fields: dict[str, Raw]) -> str:
+    return next((name for name, raw in fields.items()
+                 if (ask := _WATCHED[api].get(name)) is not None and not is_null(raw) and _read(ask, name, fields)), "")
 
 
 class PassedBody(msgspec.Struct, frozen=True):
@@ -123,6 +132,11 @@ def passed(path: str, body: bytes) -> PassedBody:
                 raise bad_request(f"{name!r} cannot be served: {_KEPT}", param=name, code="refused_field")
     model = _read(_model, "model", fields["model"]) if "model" in fields else None
     return PassedBody(model, fields, _encode(fields) if may_hold(body) else body)
+
+
+def in_dialect(api: Api, asked: PassedBody) -> GenerationRequest:
+    """A passed request that generates, as prefill and decode share it."""
+    return GenerationRequest(api, asked.fields, asked.model, is_true(asked.fields.get("stream")), _skips(api, asked.fields))
 
 
 def hash_of(kind: str, fields: Mapping[str, Raw]) -> RequestHash:
@@ -155,9 +169,13 @@ def body_of(request: GenerationRequest, role: Role, leg: legs.Leg | None) -> byt
 
 
 def prefill_body(request: GenerationRequest, leg: legs.Leg) -> bytes:
-    """The prefill leg: one token, and where its KV goes."""
+    """The prefill leg: one token, and where its KV goes. Of a dialect it has vLLM's own word for one as well: its checks
+    of a request then allow for one token.
+    """
     body = one_token(request)
     body[legs.FIELD] = _params(request, leg)
+    if request.api in DIALECTS:
+        body[legs.FIELD][legs.REMOTE_DECODE] = True
     return _encode(body)
 
 

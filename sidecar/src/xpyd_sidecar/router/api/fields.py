@@ -6,7 +6,8 @@ Theory: a prefill leg computes the KV of the prompt and one token that nobody se
   * what needs more of the prompt than its KV (prompt_logprobs), or several sequences (n, lists of prompts), is served by
     decode alone: the leg to prefill is skipped;
   * what only the router may say (kv_transfer_params) is refused.
-A field that is not in the table is kept: the engine ignores it, or it is newer than this table.
+A field that is not in the table is kept: the engine ignores it, or it is newer than this table. Dialects (``/v1/messages``,
+``/v1/responses``) have a table of what is not kept: their answers pass through, but their prompts are prompts.
 
 Values are read as vLLM takes them, whose request classes (pydantic) are lax:
 
@@ -26,7 +27,11 @@ from msgspec import Raw
 
 from xpyd_sidecar.contract import legs
 
-Api = Literal["completions", "chat"]
+Api = Literal["completions", "chat", "messages", "responses"]
+DIALECTS: frozenset[Api] = frozenset({"messages", "responses"})
+"""APIs that the engine alone knows: what is answered passes through."""
+MAX_TOOLS = 1 << 20
+"""Bytes of a dialect's tools that are read, since every one of them is built; decode does all of a request with more."""
 _BOM = b"\xef\xbb\xbf"
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE = frozenset({"0", "false", "f", "no", "n", "off"})
@@ -152,6 +157,25 @@ def _echo_with_logprobs(fields: Mapping[str, Raw]) -> bool:
     return is_true(fields.get("echo")) and _raw(fields, "logprobs") != _NULL
 
 
+class _DialectTool(msgspec.Struct):
+    type: str = "function"
+
+
+def _run_by_the_engine(fields: Mapping[str, Raw]) -> bool:
+    """Tools that the engine runs itself make several prompts of one request. What cannot be read is its to refuse."""
+    if len(fields["tools"]) > MAX_TOOLS:
+        return True
+    try:
+        return any(tool.type != "function" for tool in msgspec.json.decode(fields["tools"], type=list[_DialectTool]))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return True
+
+
+def _cut_to_room(fields: Mapping[str, Raw]) -> bool:
+    """A prompt that is cut to the room which its answer leaves is another one on each leg."""
+    return _raw(fields, "truncation") != b'"disabled"'
+
+
 KEEP = FieldRule(OnPrefill.KEEP)
 DROP = FieldRule(OnPrefill.DROP)
 ONLY_ROUTER = "it is set by the router"
@@ -191,6 +215,11 @@ _COMMON: dict[str, FieldRule] = {
     legs.FIELD: FieldRule(OnPrefill.SET, refused=ONLY_ROUTER),
     "ec_transfer_params": FieldRule(OnPrefill.DROP, refused="encoder disaggregation is not served here"),
 }
+_IN_DIALECT: dict[str, FieldRule] = {
+    "stream": FieldRule(OnPrefill.SET, b"false", always=True),
+    "temperature": FieldRule(OnPrefill.SET, b"0", always=True),
+    **_all(DROP, "top_k", "top_p", "watermarking"),
+}
 
 TABLE: dict[Api, dict[str, FieldRule]] = {
     "completions": _COMMON | {
@@ -207,6 +236,19 @@ TABLE: dict[Api, dict[str, FieldRule]] = {
         "max_completion_tokens": FieldRule(OnPrefill.SET, b"1"),
         "echo": FieldRule(OnPrefill.DROP, skips=_is_true("echo")),  # asks the engine for prompt logprobs
         "return_prompt_text": DROP,
+    },
+    "messages": _IN_DIALECT | {
+        "max_tokens": FieldRule(OnPrefill.SET, b"1", always=True),
+        "stop_sequences": DROP,
+    },
+    "responses": _IN_DIALECT | {
+        "max_output_tokens": FieldRule(OnPrefill.SET, b"1", always=True),
+        "store": FieldRule(OnPrefill.SET, b"false", always=True),
+        **_all(DROP, "enable_response_messages", "frequency_penalty", "ignore_eos", "include", "include_stop_str_in_output",
+               "logit_bias", "min_p", "presence_penalty", "repetition_penalty", "seed", "stop", "stop_token_ids",
+               "structured_outputs", "top_logprobs"),
+        "tools": FieldRule(OnPrefill.KEEP, skips=_run_by_the_engine),
+        "truncation": FieldRule(OnPrefill.KEEP, skips=_cut_to_room),
     },
 }
 

@@ -1,14 +1,11 @@
-"""What policies know of candidates: how loaded each is, what is usual among them, their order by a key,
-what they probably hold; and chance.
+"""What policies know of candidates: how loaded each is, what is usual among them, their order by a key, and what they
+probably hold.
 
 Rendezvous hashing: several routers agree on an order of instances without talking to each other. Highest random weight
 (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998): each instance has a weight for each key,
 and the highest wins. An instance that comes or goes moves only the keys that it wins or won. The weight is the product of
 the key and an odd constant of the instance, modulo 2**30 (multiply-shift hashing, Dietzfelbinger et al., 1997): one
 multiplication of small integers an instance, so that 256 of them take microseconds.
-
-Random numbers: SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014): one addition and
-three mixing steps a number, the same on every machine. Good enough to choose instances; never used for keys.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ REFRESH = 16
 SORT_AFTER = 8
 """The first few of an order are found one by one, which is cheaper than sorting: hardly ever are more of them asked for."""
 _WEIGHT = (1 << 30) - 1
-_MASK = (1 << 64) - 1
 
 
 def score(member: FleetMember) -> int:
@@ -88,30 +84,6 @@ class Rendezvous:
                 self._seen[role] = (candidates, constants)
         key &= _WEIGHT
         return [key * constant & _WEIGHT for constant in constants]
-
-
-class Draw:
-    """A stream of numbers that depends on nothing but its seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._state = seed & _MASK
-
-    def bits(self) -> int:
-        """64 random bits."""
-        self._state = z = (self._state + 0x9E3779B97F4A7C15) & _MASK
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-        return z ^ (z >> 31)
-
-    def below(self, n: int) -> int:
-        """A number in 0..n-1 (bias below n / 2**64)."""
-        return (self.bits() * n) >> 64
-
-    def two_below(self, n: int) -> tuple[int, int]:
-        """Two different numbers in 0..n-1, for n of at least 2."""
-        first = self.below(n)
-        second = self.below(n - 1)
-        return first, second + (second >= first)
 
 
 MOST_NODES = 1 << 16

@@ -51,10 +51,6 @@ WINDOW = 4
 """The most of so many beats counts: requests of one batch end together, and a beat at that moment shows an empty engine."""
 
 
-_UNUSED: tuple[float, int] = (SLACK, 0)
-"""What ``_heard`` makes of a beat of an instance that this router has never sent anything."""
-
-
 class _Seen(msgspec.Struct):
     incarnation: Incarnation
     rate: Rate
@@ -102,31 +98,24 @@ class ConcurrencyLimits:
         if seen is not None and seen.incarnation == member.incarnation:
             seen.rate.add(now)
 
-    def look(self, now: float, members: Sequence[FleetMember]) -> bool:
-        """Take note of the beats that came since the last look. True: somebody has more room."""
+    def look(self, now: float, members: Sequence[FleetMember]) -> None:
+        """Take note of the beats that came since the last look."""
         if self._fixed:
-            return False
-        more = False
-        known = self._seen.get
+            return
         for member in members:
-            seen = known(member.name)
+            seen = self._seen.get(member.name)
             if seen is None or seen.incarnation != member.incarnation:
                 self._seen[member.name] = _Seen(member.incarnation, Rate(), member.beat_at)
-                more |= self._limited.pop(member.name, None) is not None
+                self._limited.pop(member.name, None)
             elif seen.beat_at != member.beat_at:
                 seen.beat_at = member.beat_at
-                if seen.rate.none and not member.in_flight_at_beat and seen.limit == math.inf:
-                    seen.waited = 0
-                    seen.beats.append(_UNUSED)
-                else:
-                    more |= self._heard(now, member, seen)
+                self._heard(now, member, seen)
         if len(self._seen) > len(members):
             for name in self._seen.keys() - {member.name for member in members}:
                 del self._seen[name]
-                more |= self._limited.pop(name, None) is not None
-        return more
+                self._limited.pop(name, None)
 
-    def _heard(self, now: float, member: FleetMember, seen: _Seen) -> bool:
+    def _heard(self, now: float, member: FleetMember, seen: _Seen) -> None:
         load = member.load
         queued = load.waiting - load.transfers if member.role is Role.DECODE else load.waiting
         there = load.running + load.waiting
@@ -138,7 +127,7 @@ class ConcurrencyLimits:
         seen.waited = seen.waited + 1 if own > may_wait else 0
         seen.beats.append((mine - own + may_wait, mine))
         if seen.waited < STANDS and before == math.inf:
-            return False  # law 2; nearly every beat
+            return  # law 2; nearly every beat
         formula, used = max(each for each, _ in seen.beats), max(each for _, each in seen.beats)
         if seen.waited >= STANDS:
             seen.limit = math.ceil(max(LEAST, formula, SINK * min(before, used)))
@@ -150,7 +139,6 @@ class ConcurrencyLimits:
             self._limited[member.name] = seen.limit
         else:
             self._limited.pop(member.name, None)
-        return seen.limit > before
 
 
 WINDOW_S = 10
@@ -166,7 +154,7 @@ class RetryBudget:
         retries(window) + 1  ≤  FLOOR_PER_S · window  +  share · requests(window)
 
     over the last ``WINDOW_S`` seconds. The shape is that of Finagle's ``RetryBudget`` (window of 10 s, share of 20 %, a
-    floor for routers with little traffic); counts per second in a ring keep it exact to a second and free of drift.
+    floor for routers with little traffic); counts per second keep it exact to a second and free of drift.
 
     Ask it where an engine that lives said no (5xx, 429, an aborted request, silence). A leg that ended because its instance
     is gone (connection refused or broken, incarnation lost) needs no budget: each death gives at most one retry to each
@@ -178,40 +166,31 @@ class RetryBudget:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._requests = [0] * WINDOW_S
-        self._retries = [0] * WINDOW_S
-        self._second = 0
-        """The newest second that is counted."""
-        self._requests_sum = 0
-        self._retries_sum = 0
+        self._seconds = deque([[0, 0, 0]])
+        """Those of the window in which something happened: the second, its requests and its retries."""
 
     def on_request(self, now: float) -> None:
         """A request came. ``now``: seconds of a monotonic clock, as in every other call."""
-        if now >= self._second + 1:
-            self._turn(now)
-        self._requests[self._second % WINDOW_S] += 1
-        self._requests_sum += 1
+        newest = self._seconds[-1]
+        (newest if now < newest[0] + 1 else self._turn(now))[1] += 1
 
     def may_retry(self, now: float) -> bool:
         """Whether a retry may be made now; if so it is taken from the budget."""
         if self.left(now) < 1:
             return False
-        self._retries[self._second % WINDOW_S] += 1
-        self._retries_sum += 1
+        self._seconds[-1][2] += 1
         return True
 
     def left(self, now: float) -> int:
         """Retries that may be made now."""
         self._turn(now)
-        return max(0, math.floor(FLOOR_PER_S * WINDOW_S + self._share * self._requests_sum) - self._retries_sum)
+        _, requests, retries = map(sum, zip(*self._seconds, strict=True))
+        return max(0, math.floor(FLOOR_PER_S * WINDOW_S + self._share * requests) - retries)
 
-    def _turn(self, now: float) -> None:
+    def _turn(self, now: float) -> list[int]:
         second = math.floor(now)
-        if second <= self._second:  # also a clock that went back a little: it counts for the newest second
-            return
-        for passed in range(self._second + 1, min(second, self._second + WINDOW_S) + 1):
-            slot = passed % WINDOW_S
-            self._requests_sum -= self._requests[slot]
-            self._retries_sum -= self._retries[slot]
-            self._requests[slot] = self._retries[slot] = 0
-        self._second = second
+        if second > self._seconds[-1][0]:  # a clock that went back a little counts for the newest second
+            self._seconds.append([second, 0, 0])
+            while self._seconds[0][0] <= second - WINDOW_S:
+                self._seconds.popleft()
+        return self._seconds[-1]

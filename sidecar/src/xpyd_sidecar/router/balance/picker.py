@@ -58,13 +58,11 @@ class Picker:
         self.holdings = Holdings() if policy.holds or cached_share else None
         self._ranks = RankChoice()
 
-    def asked(self, prompt: bytes, session: int = 0) -> Selection:
-        """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
-        return Selection(self, PromptPrefix(prompt), session)
-
-    def unpaired(self, prompt: bytes, session: int = 0) -> Selection:
-        """The same of a request whose id is its client's, so that no pair of older engines can serve it."""
-        return Selection(self, PromptPrefix(prompt), session, own_id=True)
+    def asked(self, prompt: bytes, session: int = 0, *, own_id: bool = False) -> Selection:
+        """The picks of one request. ``session``: key of what it belongs to, 0: nothing. ``own_id``: its id is its client's,
+        so no pair of older engines can serve it.
+        """
+        return Selection(self, PromptPrefix(prompt), session, own_id)
 
     def some_prefill_themselves(self) -> bool:
         """Whether a decode instance is there that can do without prefill."""
@@ -77,12 +75,6 @@ class Picker:
             return True
         known = self._look()
         return room.room(known.able if alone else known.decodes) and (alone or room.room(known.prefills))
-
-    def why_not(self, role: Role) -> str:
-        """Why nobody of a role can be picked."""
-        if role is Role.DECODE and self._roster.pickable(role):
-            return "the decode instances that are ready pair by request id and serve nothing without a prefill instance"
-        return self._roster.why_not(role)
 
     def _look(self) -> _Known:
         picks = self._roster.picks
@@ -190,7 +182,10 @@ class Selection(msgspec.Struct, eq=False):
 
     def why_not(self, role: Role) -> str:
         """Why nobody of a role can be picked."""
-        return self.picker.why_not(role)
+        roster = self.picker._roster
+        if role is Role.DECODE and roster.pickable(role):
+            return "the decode instances that are ready pair by request id and serve nothing without a prefill instance"
+        return roster.why_not(role)
 
 
 def _behind_door(member: FleetMember, rank: int) -> int | None:

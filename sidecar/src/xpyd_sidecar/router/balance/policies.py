@@ -1,7 +1,7 @@
 """Policies: which instance of several equal ones gets the next leg.
 
-A policy is a class and a row of ``_POLICIES``. It sees a query and returns an index; it may keep state of its own, gets its
-randomness as a seed, and never changes a member.
+A policy is a class and a row of ``_POLICIES``. It sees a query and returns an index; it may keep state of its own, gets
+chance as an argument (``random.Random(seed).random``: numbers from 0 to below 1), and never changes a member.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.prompt import BLOCK_BYTES, PromptPrefix
-from xpyd_sidecar.router.balance.candidates import Draw, Holdings, Mean, Rendezvous, score
+from xpyd_sidecar.router.balance.candidates import Holdings, Mean, Rendezvous, score
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 MATCHED = 0.1
@@ -26,6 +26,9 @@ OVERLOADED = 2.0
 """A session leaves its instance while that has more than this times the mean."""
 ALWAYS = 4
 """So many requests are never an overload for a session's instance, whatever the mean."""
+
+
+Chance = Callable[[], float]
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -63,12 +66,12 @@ class RandomChoice:
 
     holds = False
 
-    def __init__(self, seed: int, _: NoOptions) -> None:
-        self._draw = Draw(seed)
+    def __init__(self, chance: Chance, _: NoOptions) -> None:
+        self._chance = chance
 
     def choose(self, query: Query) -> int:
         """Index of the drawn one."""
-        return self._draw.below(len(query.candidates))
+        return int(self._chance() * len(query.candidates))
 
 
 class RoundRobin:
@@ -85,8 +88,8 @@ class RoundRobin:
 
     holds = False
 
-    def __init__(self, seed: int, _: NoOptions) -> None:
-        self._turn = dict.fromkeys(Role, seed % 2**16)  # several routers begin at different places
+    def __init__(self, chance: Chance, _: NoOptions) -> None:
+        self._turn = dict.fromkeys(Role, int(chance() * 2**16))  # several routers begin at different places
 
     def choose(self, query: Query) -> int:
         """Index of the next in turn."""
@@ -115,8 +118,8 @@ class LeastLoaded:
 
     holds = False
 
-    def __init__(self, seed: int, options: LeastLoadedOptions) -> None:
-        self._draw = Draw(seed)
+    def __init__(self, chance: Chance, options: LeastLoadedOptions) -> None:
+        self._chance = chance
         self._more = options.choices - 2
 
     def choose(self, query: Query) -> int:
@@ -125,11 +128,13 @@ class LeastLoaded:
         n = len(candidates)
         if n == 1:
             return 0
-        best, other = self._draw.two_below(n)
+        chance = self._chance
+        best, other = int(chance() * n), int(chance() * (n - 1))
+        other += other >= best  # two different ones
         if score(candidates[other]) < score(candidates[best]):
             best = other
         for _ in range(min(self._more, n - 2)):  # with repetition: a repeated one costs a choice, not its rightness
-            other = self._draw.below(n)
+            other = int(chance() * n)
             if score(candidates[other]) < score(candidates[best]):
                 best = other
         return best
@@ -159,7 +164,7 @@ class PrefixAware:
 
     holds = True
 
-    def __init__(self, _: int, options: PrefixAwareOptions) -> None:
+    def __init__(self, _: Chance, options: PrefixAwareOptions) -> None:
         self._bytes = options.blocks * BLOCK_BYTES
         self._bound = options.bound
         self._rendezvous = Rendezvous()
@@ -216,7 +221,7 @@ class SessionAffinity:
 _POLICIES: dict[str, tuple[Callable[..., Policy], type[msgspec.Struct]]] = {
     "least_loaded": (LeastLoaded, LeastLoadedOptions), "prefix_aware": (PrefixAware, PrefixAwareOptions),
     "random": (RandomChoice, NoOptions), "round_robin": (RoundRobin, NoOptions)}
-"""By name: what is called with ``(seed, options)``, and the kind of its options."""
+"""By name: what is called with chance and options, and the kind of its options."""
 
 
 def names() -> list[str]:
@@ -224,13 +229,13 @@ def names() -> list[str]:
     return sorted(_POLICIES)
 
 
-def make(name: str, options: Mapping[str, Any], seed: int) -> Policy:
+def make(name: str, options: Mapping[str, Any], chance: Chance) -> Policy:
     """Build a policy. Raises ConfigError: no policy has this name, or an option is wrong."""
     found = _POLICIES.get(name)
     if found is None:
         raise ConfigError(f"router.policy: {name!r} is not a policy; there are {', '.join(names())}")
     cls, kind = found
     try:
-        return cls(seed, msgspec.convert(dict(options), kind))
+        return cls(chance, msgspec.convert(dict(options), kind))
     except msgspec.ValidationError as error:
         raise ConfigError(f"router.policy_options of {name}: {error}") from None

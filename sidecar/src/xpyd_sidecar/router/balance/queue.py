@@ -25,6 +25,8 @@ from bisect import bisect_left, insort
 
 import msgspec
 
+from xpyd_sidecar.router.api.faults import too_many, unavailable
+
 PRIORITIES = 8
 """Priorities beyond ± this count as this."""
 RATE_S = 10.0
@@ -43,16 +45,6 @@ class Ticket(msgspec.Struct, order=True, eq=True, frozen=True):
     key: str
     cost: float
     arrived: float
-
-
-class Full(Exception):
-    """There is no place. ``own``: this key has its share; else the queue is full. ``retry_after_s``: when to come again."""
-
-    def __init__(self, reason: str, *, own: bool, retry_after_s: int) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.own = own
-        self.retry_after_s = retry_after_s
 
 
 class _Key(msgspec.Struct):
@@ -85,11 +77,6 @@ class FairQueue:
         """Requests that wait."""
         return len(self._tickets)
 
-    def waiting(self, key: str) -> int:
-        """Requests of a key that wait."""
-        found = self._keys.get(key)
-        return len(found.waiting) if found is not None else 0
-
     def note(self, key: str) -> None:
         """A request of this key came, whether it has to wait or not."""
         if key != self._only:
@@ -97,32 +84,23 @@ class FairQueue:
             self._only = key if self._only is None else self._only
 
     def put(self, now: float, key: str, priority: int = 0, cost: float = 1.0) -> Ticket:
-        """Wait.
-
-        Args:
-            now: the time.
-            key: whose request it is.
-            priority: lower is served first.
-            cost: what it counts for in its key's share, above 0.
-
-        Raises:
-            Full: there is no place for it.
+        """Wait. ``key``: whose request it is. ``priority``: lower is served first. ``cost``: what it counts for in its
+        key's share, above 0. Raises HttpFault: 503, the queue is full; 429, its key has its share.
         """
         self.note(key)
-        own = self.waiting(key)
+        known = self._keys.get(key)
+        own = 0 if known is None else len(known.waiting)
         if len(self._tickets) >= self._size:
             words = f"{self._size} requests wait, which is the limit" if self._size else "the instances are busy"
-            raise Full(words, own=False, retry_after_s=self.retry_after(now, len(self._tickets)))
-        keys = len(self._keys) + (own == 0)
+            raise unavailable(words, self.retry_after(now, len(self._tickets)))
+        keys = len(self._keys) + (known is None)
         share = max(1, self._size // (keys + 1)) if self._shared else self._size
         if own >= share:
-            words = f"{own} requests of this key wait, which is its share"
-            raise Full(words, own=True, retry_after_s=self.retry_after(now, own * keys))
+            raise too_many(f"{own} requests of this key wait, which is its share", self.retry_after(now, own * keys))
         level = max(-PRIORITIES, min(PRIORITIES, priority))
         self._numbers += 1
         ticket = Ticket(now + level * self._step, self._numbers, key, cost, now)
         self._tickets[ticket.number] = ticket
-        known = self._keys.get(key)
         if known is None:
             known = self._keys[key] = _Key(max(self._virtual, self._finish.pop(key, 0.0)), [])
             heapq.heappush(self._heap, (known.start, ticket.number, key))
@@ -218,11 +196,6 @@ class Rate:
             self._since = self._at = now
         self._sum = self._sum * math.exp(-(now - self._at) / RATE_S) + count
         self._at = now
-
-    @property
-    def none(self) -> bool:
-        """Whether nothing ever happened."""
-        return self._since is None
 
     def per_s(self, now: float) -> float:
         """The rate; 0 where nothing happened yet. The weights are those of the time there was, at least a second."""

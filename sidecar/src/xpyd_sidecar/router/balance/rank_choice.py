@@ -6,12 +6,13 @@
     else                  whichever has had the fewest: in turn
 
 Engines tell their load as a whole, so what counts is what this router has given to each rank lately: counts are halved when
-there are ``LATELY`` for each rank. What is remembered of prompts is a belief in bounded memory, in two generations, as in
-``candidates``.
+there are ``LATELY`` for each rank. What is remembered of prompts is a belief in bounded memory: what was asked for longest
+ago goes first.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Final
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
@@ -31,16 +32,15 @@ class RankChoice:
     """Of one router, for all instances."""
 
     def __init__(self, most: int = MOST_KEYS) -> None:
-        self._half = max(1, most // 2)
+        self._most = most
         self._given: dict[tuple[InstanceName, Incarnation], list[int]] = {}
         """Requests lately, by rank."""
-        self._young: dict[tuple[InstanceName, Incarnation, int], int] = {}
+        self._last: OrderedDict[tuple[InstanceName, Incarnation, int], int] = OrderedDict()
         """Who was given a prefix last, by its key."""
-        self._old: dict[tuple[InstanceName, Incarnation, int], int] = {}
 
     def __len__(self) -> int:
         """Prefixes that are remembered."""
-        return len(self._young) + len(self._old)
+        return len(self._last)
 
     def choose(self, member: FleetMember, prefix: PromptPrefix | None, session: int = 0) -> int:
         """The rank of one request. ``prefix``: None where nobody looks at prompts; ``session``: 0: it belongs to none."""
@@ -69,16 +69,15 @@ class RankChoice:
 
     def _holder(self, member: FleetMember, prefix: PromptPrefix | None) -> int | None:
         for _, key in reversed(prefix.keys) if prefix is not None else ():
-            name = (member.name, member.incarnation, key)
-            rank = self._young.get(name)
-            if rank is None:
-                rank = self._old.get(name)
+            rank = self._last.get((member.name, member.incarnation, key))
             if rank is not None:
                 return rank
         return None
 
     def _remember(self, member: FleetMember, prefix: PromptPrefix, rank: int) -> None:
         for _, key in prefix.keys:
-            if len(self._young) >= self._half:
-                self._old, self._young = self._young, {}
-            self._young[member.name, member.incarnation, key] = rank
+            name = (member.name, member.incarnation, key)
+            self._last[name] = rank
+            self._last.move_to_end(name)
+            if len(self._last) > self._most:
+                self._last.popitem(last=False)

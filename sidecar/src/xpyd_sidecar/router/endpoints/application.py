@@ -21,7 +21,7 @@ from __future__ import annotations
 import hmac
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.resources import files
 
@@ -75,35 +75,12 @@ def fleet_of(context: RequestContext) -> Fleet:
                                   draining=context.draining)
 
 
-class Dashboard:
-    """The paths of the dashboard."""
-
-    def __init__(self, context: RequestContext, admin: Admin, client_keys: ClientKeys) -> None:
-        self._context = context
-        self._admin = admin
-        self._client_keys = client_keys
-        kinds = "its admin token or a client key" if client_keys.keys else "its admin token"
-        self._need = f"This router asks for {kinds}."
-        self.paths: dict[str, Answers] = {"/dashboard/data": self._data}
-        for file in files(__package__).joinpath("static").iterdir():
-            path = "/dashboard" if file.name == _PAGE else f"/dashboard/{file.name}"
-            kind = _KINDS[file.name.rpartition(".")[2]]
-            headers = [(b"content-type", kind), (b"cache-control", b"no-cache"), *_GUARD]
-            self.paths[path] = partial(_static, headers, file.read_bytes())
-
-    def _data(self, request: HttpRequest, reply: Reply) -> None:
-        try:
-            self._admin.require(request, reply, also=self._client_keys.keys)
-        except HttpFault as fault:
-            words = self._need if fault.status == 401 else f"This router says: {fault.message}."
-            raise HttpFault(fault.status, words, kind=fault.kind, code=fault.code) from None
-        since = request.headers.get(SINCE, b"0")
-        if not since.isdigit() or len(since) > 12:
-            raise HttpFault(400, f"{SINCE.decode()} is not a number of seconds", code="bad_since")
-        rows = self._context.observer.history.since(int(since))
-        data = Data(round(time.time(), 3), COLUMNS, rows, fleet_of(self._context))
-        reply.whole(200, [(b"content-type", b"application/json"), (b"cache-control", b"no-store"), *_GUARD],
-                    msgspec.json.encode(data))
+def _files_of_the_dashboard() -> Iterator[tuple[str, Answers]]:
+    """By their paths."""
+    for file in files(__package__).joinpath("static").iterdir():
+        path = "/dashboard" if file.name == _PAGE else f"/dashboard/{file.name}"
+        headers = [(b"content-type", _KINDS[file.name.rpartition(".")[2]]), (b"cache-control", b"no-cache"), *_GUARD]
+        yield path, partial(_static, headers, file.read_bytes())
 
 
 def _static(headers: list[tuple[bytes, bytes]], body: bytes, _: HttpRequest, reply: Reply) -> None:
@@ -134,7 +111,7 @@ class Paths:
             "/fleet": self._fleet, timeline.PATH: self._trace, "/v1/models": self._models,
         }
         if config.dashboard:
-            self._get |= Dashboard(context, self._admin, client_keys).paths
+            self._get |= {"/dashboard/data": self._data, **dict(_files_of_the_dashboard())}
 
     @property
     def judged_by(self) -> object:
@@ -254,6 +231,22 @@ class Paths:
     def _trace(self, request: HttpRequest, reply: Reply) -> RequestHandler:
         self._admin.require(request, reply)
         return self.tracer.open(request, reply)
+
+    def _data(self, request: HttpRequest, reply: Reply) -> None:
+        """What the dashboard draws. Its page shows what is refused, so that says what is needed."""
+        keys = self._client_keys.keys
+        try:
+            self._admin.require(request, reply, also=keys)
+        except HttpFault as fault:
+            need = f"This router asks for its admin token{' or a client key' if keys else ''}."
+            words = need if fault.status == 401 else f"This router says: {fault.message}."
+            raise HttpFault(fault.status, words, kind=fault.kind, code=fault.code) from None
+        since = request.headers.get(SINCE, b"0")
+        if not since.isdigit() or len(since) > 12:
+            raise HttpFault(400, f"{SINCE.decode()} is not a number of seconds", code="bad_since")
+        rows = self._context.observer.history.since(int(since))
+        data = Data(round(time.time(), 3), COLUMNS, rows, fleet_of(self._context))
+        reply.whole(200, [*_JSON, (b"cache-control", b"no-store"), *_GUARD], msgspec.json.encode(data))
 
     def _models(self, request: HttpRequest, reply: Reply) -> None:
         self._check_client(request.headers)

@@ -39,24 +39,25 @@ ANSWER_MAX: Final = 16 << 20
 _JSON: Final = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 
 
-class Question(msgspec.Struct, frozen=True):
-    """``last N``, ``slowest N`` or ``id WORD``."""
-
-    which: str
-    number: int
-    word: str
-
-
-def question(header: bytes) -> Question:
-    """Read the header; without one the last request is meant. Raises HttpFault: 400, with what would be right."""
+def chosen(header: bytes, recent: Sequence[Record]) -> tuple[list[Record], tuple[TransferId, ...]]:
+    """Requests that a question is about (``last N``, ``slowest N`` or ``id WORD``; the last one where nothing is said), and
+    transfers to ask engines for. Raises HttpFault: 400, with what would be right; 404, nothing is known of it.
+    """
     which, _, word = (header.decode("latin-1").strip() or "last 1").partition(" ")
     word = word.strip()
-    if which == "id" and word:
-        return Question("id", 1, word)
     if which in {"last", "slowest"} and word.isdecimal() and 0 < int(word[:9]) <= ASK_MAX:
-        return Question(which, int(word), "")
-    words = f"{HEADER}: last N, slowest N (N at most {ASK_MAX}) or id WORD, not {header[:80]!r}"
-    raise bad_request(words, code="bad_trace")
+        records = timeline.found(recent, which, int(word))
+    elif which == "id" and word:
+        records = [record for record in recent if word in {record.request_id, record.transfer}][-1:]
+        if not records and TRANSFER_ID.fullmatch(word):
+            return [], (TransferId(word),)
+        if not records:
+            raise HttpFault(404, f"no request {word} among the last {len(recent)} of this router", kind="NotFoundError",
+                            code="unknown_request")
+    else:
+        words = f"{HEADER}: last N, slowest N (N at most {ASK_MAX}) or id WORD, not {header[:80]!r}"
+        raise bad_request(words, code="bad_trace")
+    return records, tuple(record.transfer for record in records)
 
 
 class Tracer:
@@ -69,14 +70,9 @@ class Tracer:
 
     def open(self, request: HttpRequest, reply: Reply) -> RequestHandler:
         """Begin to answer. Raises HttpFault: it is wrong, nothing is known of it, or another one is being answered."""
-        asked = question(request.headers.get(HEADER.encode(), b""))
+        records, transfers = chosen(request.headers.get(HEADER.encode(), b""), self._context.observer.recent)
         if self._task is not None and not self._task.done():
             raise unavailable("another trace is being made")
-        recent = self._context.observer.recent
-        records, transfers = chosen(asked, recent)
-        if asked.which == "id" and not transfers:
-            raise HttpFault(404, f"no request {asked.word} among the last {len(recent)} of this router",
-                            kind="NotFoundError", code="unknown_request")
         answering = LaterReply(reply)
         self._task = self._context.loop.create_task(self._answer(answering, records, transfers))
         return answering
@@ -108,17 +104,6 @@ class Tracer:
             return
         if not answering.gone:
             answering.reply.whole(200, _JSON, msgspec.json.encode(answer))
-
-
-def chosen(asked: Question, recent: Sequence[Record]) -> tuple[list[Record], tuple[TransferId, ...]]:
-    """Requests that a question is about, and transfers to ask engines for."""
-    if asked.which != "id":
-        records = timeline.found(list(recent), asked.which, asked.number)
-    else:
-        records = [record for record in recent if asked.word in {record.request_id, record.transfer}][-1:]
-        if not records and TRANSFER_ID.fullmatch(asked.word):
-            return [], (TransferId(asked.word),)
-    return records, tuple(record.transfer for record in records)
 
 
 def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tuple[TransferId, ...],

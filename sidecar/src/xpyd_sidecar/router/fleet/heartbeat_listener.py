@@ -55,6 +55,8 @@ class BeatListener(ABC):
 
     what: str
     """What comes here, in words for the log."""
+    setting = "router.members_port"
+    max_message = MAX_MESSAGE
 
     def __init__(self, take: Callable[[Any], int | None], count: Callable[[str], None]) -> None:
         """``take`` returns how many legs are open on the instance that a message speaks for (None: not counted)."""
@@ -72,9 +74,9 @@ class BeatListener(ABC):
     def _read(self, frames: list[zmq.Frame]) -> Up:
         """The message. Raises BeatRefused."""
 
-    @abstractmethod
-    def _answer(self, message: Up | None, in_flight: int, refused: str) -> bytes | None:
+    def _answer(self, message: Up | None, in_flight: int, refused: str) -> bytes | None:  # noqa: ARG002
         """What is said to who sent it, if anything. ``message``: None where it could not be read."""
+        return None
 
     def _on_message(self, frames: list[zmq.Frame]) -> bytes | None:
         message, in_flight, result, refused = None, 0, "taken", ""
@@ -105,14 +107,16 @@ class BeatListener(ABC):
         self._said[key] = now
         logger.warning("%s refused: %s", self.what, reason[:500], extra={"peer": peer})
 
-    def _listen(self, host: str, port: int, max_message: int, setting: str, key: ServiceKey | None = None) -> int:
-        """Bind, and begin; the port. ``key``: messages are encrypted with it. Raises ConfigError: names the setting."""
+    def listen(self, host: str, port: int, key: ServiceKey | None = None) -> int:
+        """Bind, and begin; the port (chosen by the kernel where ``port`` is 0). ``key``: messages are encrypted with it.
+        Raises ConfigError: the address cannot be bound; it names the setting.
+        """
         socket = self._context.socket(zmq.ROUTER)
         if key is not None:
             curve.serve(socket, key, "membership")
         host = listening.bound(host)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, max_message)
+        socket.setsockopt(zmq.MAXMSGSIZE, self.max_message)
         socket.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that comes back with the same identity replaces its old self
         socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
@@ -121,7 +125,7 @@ class BeatListener(ABC):
             socket.bind(f"tcp://{join_host_port(host, port or '*')}")
         except zmq.ZMQError as error:
             socket.close()
-            raise ConfigError(f"{setting}: cannot bind {join_host_port(host, port)}: {error}") from None
+            raise ConfigError(f"{self.setting}: cannot bind {join_host_port(host, port)}: {error}") from None
         self._socket, self._fd = socket, int(socket.getsockopt(zmq.FD))
         self.look()
         return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
@@ -196,10 +200,6 @@ class Members(BeatListener):
         super().__init__(take, count)
         self._name = name
 
-    def listen(self, host: str, port: int, key: ServiceKey) -> int:
-        """Bind; the port (chosen by the kernel where ``port`` is 0). Raises ConfigError: the address cannot be bound."""
-        return self._listen(host, port, MAX_MESSAGE, "router.members_port", key)
-
     def _read(self, frames: list[zmq.Frame]) -> Up:
         if len(frames) != 1:
             raise BeatRefused(f"a message is one frame, not {len(frames)}")
@@ -222,6 +222,8 @@ class GuestListener(BeatListener):
     """
 
     what = "heartbeat of an older engine"
+    setting = "router.compat: members_port + 1"
+    max_message = p2p.MAX_MESSAGE
 
     def __init__(self, service: ServiceName, take: Callable[[Heartbeat], int | None], count: Callable[[str], None],
                  members: Callable[[], Iterable[FleetMember]]) -> None:
@@ -229,9 +231,9 @@ class GuestListener(BeatListener):
         super().__init__(take, count)
         self._guests = Guests(service, members)
 
-    def listen(self, host: str, port: int) -> int:
-        """Bind; the port (chosen by the kernel where ``port`` is 0). Raises ConfigError: the address cannot be bound."""
-        bound = self._listen(host, port, p2p.MAX_MESSAGE, "router.compat: members_port + 1")
+    def listen(self, host: str, port: int, key: ServiceKey | None = None) -> int:
+        """As of agents, and a warning."""
+        bound = super().listen(host, port, key)
         logger.warning("engines that nobody can identify may join on port %d (compat: p2p)", bound, extra={"port": bound})
         return bound
 
@@ -241,6 +243,3 @@ class GuestListener(BeatListener):
         except ValueError as error:
             raise Undecodable(str(error)) from None
         return self._guests.heartbeat(beat)
-
-    def _answer(self, *_: object) -> None:
-        return None

@@ -111,9 +111,6 @@ class FleetMember(msgspec.Struct, eq=False):
             setattr(self, name, getattr(told, name))
         return new
 
-    def __repr__(self) -> str:
-        return f"Member({self.name}, {self.role}, {self.state}, {self.suspended or 'ok'})"
-
     def begin(self) -> None:
         """A new incarnation: what was said of the one before says nothing of it."""
         # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
@@ -200,7 +197,7 @@ class ProbeInstance(msgspec.Struct, frozen=True):
     """Further servers, of ranks that do not share the first one's."""
 
 
-class InstanceLost(msgspec.Struct, frozen=True):
+class InstanceLost(msgspec.Struct, frozen=True, tag=True):
     """Instruction: legs on this incarnation will never answer."""
 
     instance: InstanceName
@@ -208,12 +205,11 @@ class InstanceLost(msgspec.Struct, frozen=True):
     reason: FailureReason
 
 
-class InstanceLeaves(msgspec.Struct, frozen=True):
+class InstanceLeaves(msgspec.Struct, frozen=True, tag=True):
     """Instruction: this incarnation ends soon; streams on it that can go on elsewhere should, while it still runs."""
 
     instance: InstanceName
     incarnation: Incarnation
-    reason: str
 
 
 class Changed(msgspec.Struct, frozen=True):

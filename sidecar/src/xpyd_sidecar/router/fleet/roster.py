@@ -196,7 +196,7 @@ class Roster:
         heartbeat_validation.refuse_stale(member, beat, heard=not self.silent(now, member))
         out = [] if member.same(beat) else self._change(member, beat)
         if beat.leaving:  # with each beat: what had nowhere to go may have by now
-            out.append(InstanceLeaves(member.name, member.incarnation, f"{member.name} drains and ends soon"))
+            out.append(InstanceLeaves(member.name, member.incarnation))
         member.hear(now, beat)
         self._hear(now)
         return out

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split_host_port
 from xpyd_sidecar.contract.membership import Heartbeat, Up
-from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.member import (
     Changed,
@@ -38,24 +37,19 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
 PROBE_AGAIN_S = 1.0
 """After which a probe is tried again that this process had no file, port or memory for."""
-OnLost = Callable[[InstanceName, Incarnation, FailureReason], None]
-OnVerdict = Callable[[InstanceName, Incarnation, DeathVerdict], None]
 
 
 class FleetWatch:
     """Keeps a roster right: beats in, probes out."""
 
-    def __init__(self, roster: ro.Roster, on_lost: OnLost, changed: Callable[[Changed], None],
+    def __init__(self, roster: ro.Roster, on_lost: Callable[[InstanceLost], None], changed: Callable[[Changed], None],
                  probed: Callable[[Probed], None]) -> None:
-        """``on_lost``: legs on an incarnation will never answer, and why. ``changed`` hears of changes of the roster, and
-        ``probed`` of how probes ended, for metrics and the dashboard.
-        """
+        """``changed`` hears of changes of the roster, and ``probed`` of how probes ended, for metrics and the dashboard."""
         self._loop = asyncio.get_running_loop()
         self.roster = roster
         self.on_lost = on_lost
-        self.on_leaving: Callable[[InstanceName, Incarnation, str], None] = lambda *_: None
-        """Streams on an incarnation should go on elsewhere, and why."""
-        self.on_verdict: OnVerdict = lambda *_: None
+        self.on_leaving: Callable[[InstanceLeaves], None] = lambda _: None
+        self.on_verdict: Callable[[InstanceName, Incarnation, DeathVerdict], None] = lambda *_: None
         """It has died by itself, or it has not; what is lost with it was told before."""
         self._note_change, self._note_probe = changed, probed
         self.told: Callable[[InstanceName | None], None] = lambda _: None
@@ -92,19 +86,15 @@ class FleetWatch:
     def take(self, of: InstanceName | None, instructions: Iterable[Instruction]) -> None:
         """The roster has heard of an instance (None: time went on), and this follows from it."""
         self.told(of)
-        self.do(instructions)
-
-    def do(self, instructions: Iterable[Instruction]) -> None:
-        """Carry out what the roster says."""
         for instruction in instructions:
             match instruction:
                 case Changed(instance=instance, what=what):
                     logger.info("%s: %s", instance, what, extra={"peer": instance})
                     self._note_change(instruction)
-                case InstanceLost(instance=instance, incarnation=incarnation, reason=reason):
-                    self.on_lost(instance, incarnation, reason)
-                case InstanceLeaves(instance=instance, incarnation=incarnation, reason=reason):
-                    self.on_leaving(instance, incarnation, reason)
+                case InstanceLost():
+                    self.on_lost(instruction)
+                case InstanceLeaves():
+                    self.on_leaving(instruction)
                 case ProbeInstance():
                     task = self._loop.create_task(self._probe(instruction))
                     self._probes.add(task)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import islice
 
 import msgspec
 
@@ -28,6 +27,7 @@ SECONDS = 600
 MAX_NEWS = 64
 MAX_WORDS = 500
 """Characters kept of one reason."""
+Row = tuple[int | float | None, ...]
 
 
 def quantiles(buckets: Iterable[Buckets]) -> Quantiles:
@@ -74,14 +74,13 @@ class Second(msgspec.Struct):
     flows: dict[Pair, Flow] = {}
     served: dict[InstanceName, int] = {}
     """Legs that ended well, by instance."""
+    row: Row = ()
+    """The same as the dashboard draws it, once it is over: made once, since making all of them takes long."""
 
 
 COUNTS = ("at", "done", "failed", *SUMS, "in_flight", "queued")
 COLUMNS = (*COUNTS, *(f"{measure}_{which}" for measure in MEASURES for which in ("p50", "p95")))
 """What a row says: counts of one second, and percentiles (None where nothing was measured)."""
-
-Row = tuple[int | float | None, ...]
-
 
 def row_of(second: Second) -> Row:
     """A second as the dashboard draws it, in the order of ``COLUMNS``."""
@@ -98,8 +97,6 @@ class History:
     def __init__(self, now_unix: float) -> None:
         self.seconds: deque[Second] = deque(maxlen=SECONDS)
         """Those that are over, oldest first."""
-        self.rows: deque[Row] = deque(maxlen=SECONDS)
-        """The same as the dashboard draws them: made once, since making all of them takes long."""
         self.failures: deque[FleetFailure] = deque(maxlen=MAX_NEWS)
         self.changes: deque[FleetNews] = deque(maxlen=MAX_NEWS)
         self._now = Second(int(now_unix))
@@ -147,23 +144,20 @@ class History:
             return
         self._now.in_flight, self._now.queued = in_flight, queued
         missed = range(max(self._now.at + 1, second - SECONDS), second)
-        over = [self._now, *(Second(at, in_flight=in_flight, queued=queued) for at in missed)]
-        self.seconds += over
-        self.rows += map(row_of, over)
+        for over in (self._now, *(Second(at, in_flight=in_flight, queued=queued) for at in missed)):
+            over.row = row_of(over)
+            self.seconds.append(over)
         self._now = Second(second)
 
     # ---- what others read
 
     def last(self, seconds: int) -> list[Second]:
         """The newest seconds that are over, oldest first."""
-        return list(islice(self.seconds, max(0, len(self.seconds) - seconds), None))
+        return list(self.seconds)[-seconds:]
 
     def since(self, at: int) -> list[Row]:
         """Rows of the seconds after ``at``, oldest first."""
-        if not self.seconds:
-            return []
-        new = max(0, self.seconds[-1].at - at)
-        return [row for row in islice(self.rows, max(0, len(self.rows) - new), None) if (row[0] or 0) > at]
+        return [second.row for second in self.seconds if second.at > at]
 
 
 def pairs(seconds: Iterable[Second], over_s: float) -> tuple[FleetPair, ...]:

@@ -21,9 +21,9 @@ from itertools import accumulate
 
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.core import CounterMetricFamily as Counters
 from prometheus_client.core import GaugeMetricFamily as Gauges
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
@@ -43,11 +43,11 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _DRAFTS = {"drafted": "Tokens that an engine which speculates has drafted since its start, by the latest beat",
            "accepted": "Those of them that it accepted", "generated": "All tokens that such an engine gave out"}
 Labels = tuple[str, ...]
-Family = CounterMetricFamily | GaugeMetricFamily
 
 
-def filled(family: Family, cells: Mapping[Labels, float]) -> Family:
-    """A family with these cells."""
+def filled(kind: type[Counters | Gauges], name: str, words: str, names: Labels, cells: Mapping[Labels, float]) -> Metric:
+    """A family with these cells. ``names``: of their labels."""
+    family = kind(name, words, labels=names)
     for labels, value in cells.items():
         family.add_metric(labels, value)
     return family
@@ -68,7 +68,7 @@ class TallyCounts:
 
     def family(self) -> Metric:
         """For the library."""
-        return filled(CounterMetricFamily(self.name, self._words, labels=self._labels), self._cells)
+        return filled(Counters, self.name, self._words, self._labels, self._cells)
 
 
 class TallyTimes:
@@ -240,73 +240,64 @@ class RouterMetrics(Collector):
         yield Gauges("xpyd_router_in_flight", "Generation requests being served", self.in_flight)
         yield Gauges("xpyd_router_queued", "Generation requests that wait for a place", self.queued())
         yield Gauges("xpyd_router_retry_budget", "Retries that may be made now", self.retries_left())
-        yield filled(Gauges("xpyd_router_build_info", "The version", labels=["version"]), {(__version__,): 1})
-        for ask in (self._ask_processes, self._ask_poison, self._ask_pairs, self._ask_instances, self._ask_audits):
+        yield filled(Gauges, "xpyd_router_build_info", "The version", ("version",), {(__version__,): 1})
+        for ask in (self._ask_processes, self._ask_poison, self._ask_pairs, self._ask_instances):
             yield from ask()
 
-    def _ask_pairs(self) -> Iterable[Metric]:
-        """Pairs of instances that are gone are shown once more, and then forgotten (``still_here``)."""
-        pairs = self._pairs
-        self._pairs = still_here(pairs, [member.name for member in self._members()])
-        names = ("prefill", "decode")
-        count = Counters("xpyd_router_pair_handovers", "Requests whose KV went from one to the other", labels=names)
-        total = Counters("xpyd_router_pair_handover_seconds", "Their handovers, added up", labels=names)
-        return [filled(count, {pair: flow.count for pair, flow in pairs.items()}),
-                filled(total, {pair: flow.seconds for pair, flow in pairs.items()})]
+    def _ask_pairs(self) -> Iterator[Metric]:
+        """Pairs of instances that are gone are shown once more, and then forgotten (``still_here``). Where a pair has
+        audits, both results are there, so that shares of them can be asked for.
+        """
+        pairs, audited, names = self._pairs, self._audited, ("prefill", "decode")
+        here = [member.name for member in self._members()]
+        self._pairs, self._audited = still_here(pairs, here), still_here(audited, here)
+        yield filled(Counters, "xpyd_router_pair_handovers", "Requests whose KV went from one to the other", names,
+                     {pair: flow.count for pair, flow in pairs.items()})
+        yield filled(Counters, "xpyd_router_pair_handover_seconds", "Their handovers, added up", names,
+                     {pair: flow.seconds for pair, flow in pairs.items()})
+        yield filled(Counters, "xpyd_router_pair_audits", "Audits of which something was found, by pair",
+                     (*names, "result"),
+                     {(*pair, result): count for pair, found in audited.items() for result, count in found.items()})
 
-    def _ask_audits(self) -> Iterable[Metric]:
-        """As those of handovers. Where a pair has any, both results are there, so that shares of them can be asked for."""
-        family = Counters("xpyd_router_pair_audits", "Audits of which something was found, by pair",
-                          labels=["prefill", "decode", "result"])
-        cells: dict[tuple[str, ...], float] = {
-            (*pair, result): count for pair, found in self._audited.items() for result, count in found.items()}
-        self._audited = still_here(self._audited, [member.name for member in self._members()])
-        return [filled(family, cells)]
-
-    def _ask_processes(self) -> Iterable[Metric]:
+    def _ask_processes(self) -> Iterator[Metric]:
         """Every process of the router: what it knows of itself, and what the system knows of it (``process_*``)."""
         vitals, names = self.vitals(), ("worker",)
-        connections = Gauges("xpyd_router_connections", "Open connections of clients", labels=names)
-        refused = Counters("xpyd_router_connections_refused", "Connections that ended without a whole request",
-                           labels=("worker", "code"))
-        bodies = Gauges("xpyd_router_body_bytes", "Bytes of requests' bodies that are held", labels=names)
-        errors = Counters("xpyd_router_accept_errors", "Times that no file or memory was left for a client", labels=names)
+        yield filled(Gauges, "xpyd_router_connections", "Open connections of clients", names,
+                     {(worker,): one.connections for worker, one in vitals.items()})
+        yield filled(Counters, "xpyd_router_connections_refused", "Connections that ended without a whole request",
+                     ("worker", "code"),
+                     {(worker, code): count for worker, one in vitals.items() for code, count in one.refused.items()})
+        yield filled(Gauges, "xpyd_router_body_bytes", "Bytes of requests' bodies that are held", names,
+                     {(worker,): one.body_bytes for worker, one in vitals.items()})
+        yield filled(Counters, "xpyd_router_accept_errors", "Times that no file or memory was left for a client", names,
+                     {(worker,): one.accept_errors for worker, one in vitals.items()})
         lag = HistogramMetricFamily("xpyd_router_loop_lag_seconds", "How late a timer of the event loop was", labels=names)
         self._systems = {one.pid: self._systems.get(one.pid) or ProcessCollector(pid=partial(int, one.pid), registry=None)
                          for one in vitals.values()}
         shown: dict[str, Metric] = {}
         for worker, one in vitals.items():
-            connections.add_metric([worker], one.connections)
-            bodies.add_metric([worker], one.body_bytes)
-            errors.add_metric([worker], one.accept_errors)
-            filled(refused, {(worker, code): count for code, count in one.refused.items()})
             lag.add_metric([worker], buckets_of(LAGS, one.lags), one.lags[-1])
             for family in self._systems[one.pid].collect():
                 into = shown.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
                     into.add_sample(sample.name, {"worker": worker}, sample.value)
-        return [connections, refused, bodies, errors, lag, *shown.values()]
+        yield from (lag, *shown.values())
 
-    def _ask_poison(self) -> Iterable[Metric]:
+    def _ask_poison(self) -> Iterator[Metric]:
         deaths, suspects, refused, held = self.poison()
-        return [Counters("xpyd_router_engine_deaths", "Engines that died by themselves, with requests open", deaths),
-                Gauges("xpyd_router_poison_suspects", "Requests that several dead engines had in common", suspects),
-                Gauges("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused),
-                Gauges("xpyd_router_poison_held", "Requests held until it is known whether engines die of them", held)]
+        yield Counters("xpyd_router_engine_deaths", "Engines that died by themselves, with requests open", deaths)
+        yield Gauges("xpyd_router_poison_suspects", "Requests that several dead engines had in common", suspects)
+        yield Gauges("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused)
+        yield Gauges("xpyd_router_poison_held", "Requests held until it is known whether engines die of them", held)
 
-    def _ask_instances(self) -> Iterable[Metric]:
-        members, names = list(self._members()), ("instance", "role")
-        states = Counter((m.role.value, "suspended" if m.suspended else m.state.value) for m in members)
-        legs = Gauges("xpyd_router_legs_open", "Open legs of this router", labels=names)
-        usage = Gauges("xpyd_router_kv_usage", "Share of KV blocks in use, by the latest beat", labels=names)
-        return [filled(Gauges("xpyd_router_instances", "Known instances", labels=("role", "state")),
-                       dict(sorted(states.items()))),
-                filled(legs, {(m.name, m.role.value): m.in_flight for m in members}),
-                filled(usage, {(m.name, m.role.value): m.load.kv_usage for m in members}), *self._ask_drafts(members)]
-
-    def _ask_drafts(self, members: Iterable[FleetMember]) -> Iterator[Metric]:
-        """Of engines that speculate, since their start."""
-        drafts = {(m.name, m.role.value): m.load.drafts for m in members if m.load.drafts is not None}
-        for field, words in _DRAFTS.items():
-            family = Counters(f"xpyd_router_engine_{field}_tokens", words, labels=("instance", "role"))
-            yield filled(family, {labels: getattr(each, field) for labels, each in drafts.items()})
+    def _ask_instances(self) -> Iterator[Metric]:
+        members, names = {(m.name, m.role.value): m for m in self._members()}, ("instance", "role")
+        states = Counter((m.role.value, "suspended" if m.suspended else m.state.value) for m in members.values())
+        yield filled(Gauges, "xpyd_router_instances", "Known instances", ("role", "state"), dict(sorted(states.items())))
+        yield filled(Gauges, "xpyd_router_legs_open", "Open legs of this router", names,
+                     {labels: m.in_flight for labels, m in members.items()})
+        yield filled(Gauges, "xpyd_router_kv_usage", "Share of KV blocks in use, by the latest beat", names,
+                     {labels: m.load.kv_usage for labels, m in members.items()})
+        for field, words in _DRAFTS.items():  # of engines that speculate, since their start
+            yield filled(Counters, f"xpyd_router_engine_{field}_tokens", words, names, {
+                labels: getattr(m.load.drafts, field) for labels, m in members.items() if m.load.drafts is not None})

@@ -22,7 +22,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceNa
 from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.bodies import RequestHash
-from xpyd_sidecar.router.api.paths import Route, RouteKind, api_of
+from xpyd_sidecar.router.api.paths import Route, RouteKind
 from xpyd_sidecar.router.fleet.member import Changed, Probed
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.observing import batch
@@ -156,7 +156,7 @@ class RouterObserver:
 
     def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request ended before it was served: count it, and log it."""
-        api, passed = api_of(route), passed_outcome(outcome, "")
+        api, passed = route.api or "", passed_outcome(outcome, "")
         if route.way is RouteKind.PASSED:
             self.passed(route.path, passed)
         if api:

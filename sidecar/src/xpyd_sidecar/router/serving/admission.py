@@ -16,11 +16,11 @@ from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.contract.launch import RouterConfig
-from xpyd_sidecar.router.api import bodies, fields, prompt
+from xpyd_sidecar.router.api import bodies, prompt
 from xpyd_sidecar.router.api.bodies import PassedBody, passed
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, unknown_model
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
-from xpyd_sidecar.router.api.paths import TABLE, BodyKind, Route
+from xpyd_sidecar.router.api.paths import TABLE, BodyKind, Route, RouteKind
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.http import auth, heads
@@ -44,7 +44,7 @@ SHORT, CACHED = "short", "cached"
 
 def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Reply) -> RequestHandler:
     """Serve a request, at once or when there is room. Raises HttpFault: it is refused, before anything was sent."""
-    asks: Asks = _passed(route, request) if route.api is None else Generation(
+    asks: Asks = _passed(route, request) if route.way is RouteKind.PASSED or route.api is None else Generation(
         context.shapes.parse(route.api, request.body), context.config, context.terms)
     if not context.serves(asks.model):
         assert asks.model is not None
@@ -55,7 +55,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
         return context.line.enter(_queued(context, route, request, reply, asks))
     if len(context.servings) >= context.config.max_in_flight:
         raise unavailable(f"{context.config.max_in_flight} requests are being served, which is the limit")
-    return serve(context, request, reply, asks, picks=context.picker.unpaired(b""))
+    return serve(context, request, reply, asks, picks=context.picker.asked(b"", own_id=True))
 
 
 def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Selection,
@@ -99,8 +99,7 @@ def _queued(context: RequestContext, route: Route, request: HttpRequest, reply: 
 
     def begin(queued_s: float) -> RequestHandler:
         session = request.headers.get(affinity, b"") if affinity else b""
-        asked = context.picker.unpaired if asks.path else context.picker.asked
-        picks = asked(asks.prompt, prompt.key_of(session) if session else 0)
+        picks = context.picker.asked(asks.prompt, prompt.key_of(session) if session else 0, own_id=bool(asks.path))
         if not asks.skips and context.config.skip_prefill_cached and picks.cached():
             asks.skips = CACHED
         return serve(context, request, reply, asks, picks=picks, queued_s=queued_s)

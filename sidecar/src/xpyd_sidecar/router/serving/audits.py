@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import secrets
 from collections import deque
 from collections.abc import Callable
@@ -32,7 +33,6 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import audited, bodies
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
-from xpyd_sidecar.router.balance.candidates import Draw
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.http.wire import request_bytes
@@ -51,7 +51,6 @@ MAX_WARM: Final = 4096
 MOST_KV: Final = 0.9
 """Share of decode's cache in use, from which on it has no room for audits."""
 _PATHS: Final = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
-_DRAWN: Final = 1 << 32
 _PREFILL, _HANDED, _ALONE = range(3)
 """The three requests, by the tags of their calls."""
 _Rank = tuple[InstanceName, int | None]
@@ -77,8 +76,8 @@ class Audits:
         """
         self.pool, self.farewells = pool, farewells
         self._loop, self._roster, self._calm, self._hears = pool.loop, roster, calm, tell
-        self._below = int(share * _DRAWN)
-        self._draw = Draw(secrets.randbits(64))
+        self._share = share
+        self._chance = random.random
         self._waiting: deque[Waiting] = deque()
         self._running: _Audit | None = None
         self._warm: dict[_Rank, Incarnation] = {}
@@ -89,7 +88,7 @@ class Audits:
 
     def over(self, one: InFlightRequest) -> None:
         """A request has ended: perhaps it is audited."""
-        if self._draw.bits() % _DRAWN >= self._below:
+        if self._chance() >= self._share:
             return
         handed = one.handed_over()
         if handed is None:
@@ -173,7 +172,7 @@ class _Audit(Sink):
         self._audits = audits
         self._pair = one.pair
         self._api = one.request.api
-        self._fields, self._shown = audited.fields_of(one.request), audited.SHOWN[one.request.api]
+        self._fields, self._shown = bodies.one_token(one.request), audited.SHOWN[one.request.api]
         self._transfer = TransferId(secrets.token_hex(16))
         self._calls: dict[int, UpstreamCall] = {}
         self._alone: audited.Odds | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import secrets
 from collections.abc import Iterable
 
@@ -46,7 +47,7 @@ class RequestContext:
         self.servings = InFlight()
         self.roster = Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
                                 missed_beats=router.missed_beats, beside_engine=router.beside_engine)
-        policy = policies.make(router.policy, router.policy_options, secrets.randbits(64))
+        policy = policies.make(router.policy, router.policy_options, random.Random(secrets.randbits(64)).random)
         self.affinity_header = router.affinity_header.lower().encode()
         self.rooms = ConcurrencyLimits(router.max_per_instance)
         self.picker = Picker(self.roster, SessionAffinity(policy) if self.affinity_header else policy, room=self.rooms,

@@ -122,7 +122,10 @@ class Exchange:
 
     def start(self, now: float, pair: Pair | None = None) -> list[mv.Instruction]:
         """The first legs, or a refusal. ``pair``: who was picked for it already."""
-        return self._close(self._send_pair(now) if pair is None else self._send(pair, now))
+        pair = pair or self._pick(set())
+        if pair is None:
+            return self._close(self._fail("unavailable", unavailable(self._picks.why_not(Role.DECODE))))
+        return self._close(self._send(pair, now))
 
     def handle(self, event: mv.Event, now: float) -> list[mv.Instruction]:
         """What follows from an event."""
@@ -305,12 +308,6 @@ class Exchange:
     def _pick(self, not_decode: set[InstanceName]) -> Pair | None:
         avoid = self._avoid()
         return self._picks.pair(alone=self._alone, not_prefill=avoid | self._prefill.bad, not_decode=avoid | not_decode)
-
-    def _send_pair(self, now: float) -> list[mv.Instruction]:
-        pair = self._pick(set())
-        if pair is None:
-            return self._fail("unavailable", unavailable(self._picks.why_not(Role.DECODE)))
-        return self._send(pair, now)
 
     def _anew(self, pair: Pair, now: float) -> list[mv.Instruction]:
         """Both legs again, behind what the client has. Prefill's KV went to the decode leg that is no more."""

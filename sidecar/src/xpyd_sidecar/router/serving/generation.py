@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import RouterConfig
-from xpyd_sidecar.router.api import bodies, paths
+from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.bodies import PassedBody
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.faults import HttpFault
@@ -188,10 +188,10 @@ class Passthrough(Asks):
         self._body = asked.body
         self._answer: AnswerReader | None = None
         """What is read of the latest answer, where it generates."""
-        self._split = paths.in_dialect(route.path, asked.fields)
+        self._split = None if route.api is None else bodies.in_dialect(route.api, asked)
         if self._split is not None:
-            self.stream, self.api = self._split.stream, self._split.dialect.name
-            self.skips, self.prompt = self._split.alone, self._split.prompt
+            self.stream, self.api = self._split.stream, self._split.api
+            self.skips, self.prompt = self._split.skips, self._split.prompt
 
     @property
     def alone(self) -> bool:
@@ -211,7 +211,7 @@ class Passthrough(Asks):
         params, split = send.params, self._split
         if params is None or split is None:
             return request_id, self._body
-        return request_id, split.prefill_body(params) if send.role is Role.PREFILL else split.decode_body(params)
+        return request_id, bodies.body_of(split, send.role, params)
 
     def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
         """The whole HTTP request of a leg; of a form the head alone."""

@@ -95,10 +95,8 @@ class Ledger:
         """``judges``: it convicts by itself; otherwise it is told (``convict``)."""
         self._judges = judges
         self._cases: dict[Engine, Case] = {}
-        self._counts: dict[RequestHash, int] = {}
-        """In how many cases each is."""
         self._several: set[RequestHash] = set()
-        """Those that are in two or more."""
+        """Those that are in two cases or more."""
         self._convicted: dict[RequestHash, Conviction] = {}
         """In the order of their convictions."""
         self.deaths = 0
@@ -136,7 +134,7 @@ class Ledger:
 
     def knows(self, request: RequestHash) -> bool:
         """Whether there is anything that its good end would change."""
-        return request in self._counts or request in self._convicted
+        return self._cases_of(request) > 0 or request in self._convicted
 
     def asked(self, now: float, request: RequestHash) -> Word | Conviction:
         """What a request may do now."""
@@ -163,7 +161,8 @@ class Ledger:
             return None
         case.shared = case.shared or bool(case.present)
         case.present.add(request)
-        self._count(request)
+        if self._cases_of(request) > 1:
+            self._several.add(request)
         return self._judge(now, engine, case) if case.dead else None
 
     def died(self, now: float, engine: Engine) -> Conviction | None:
@@ -188,11 +187,9 @@ class Ledger:
 
     def ended(self, now: float, request: RequestHash) -> None:
         """An engine answered it to its end."""
-        if request in self._counts:
-            for case in self._cases.values():
-                case.present.discard(request)
-            del self._counts[request]
-            self._several.discard(request)
+        for case in self._cases.values():
+            case.present.discard(request)
+        self._several.discard(request)
         conviction = self._convicted.get(request)
         if conviction is not None and not conviction.holds(now):
             del self._convicted[request]
@@ -218,13 +215,8 @@ class Ledger:
 
     def load(self, cases: dict[Engine, Case], convictions: list[Conviction]) -> None:
         """Know this instead of what was known."""
-        for engine in list(self._cases):
-            self._drop(engine)
-        self._convicted = {one.request: one for one in convictions}
-        for engine, case in cases.items():
-            self._cases[engine] = case
-            for request in case.present:
-                self._count(request)
+        self._cases, self._convicted = cases, {one.request: one for one in convictions}
+        self._several = {one for case in cases.values() for one in case.present if self._cases_of(one) > 1}
 
     # ---- judging
 
@@ -253,19 +245,13 @@ class Ledger:
 
     # ---- tables
 
-    def _count(self, request: RequestHash) -> None:
-        count = self._counts[request] = self._counts.get(request, 0) + 1
-        if count > 1:
-            self._several.add(request)
+    def _cases_of(self, request: RequestHash) -> int:
+        return sum(request in case.present for case in self._cases.values())
 
     def _room_for_a_case(self) -> None:
         if len(self._cases) >= CASES:
             self._drop(min(self._cases, key=lambda engine: (self._cases[engine].dead, self._cases[engine].at)))
 
     def _drop(self, engine: Engine) -> None:
-        for request in self._cases.pop(engine).present:
-            left = self._counts[request] = self._counts[request] - 1
-            if left < 2:
-                self._several.discard(request)
-            if not left:
-                del self._counts[request]
+        del self._cases[engine]
+        self._several = {one for one in self._several if self._cases_of(one) > 1}

@@ -92,7 +92,7 @@ class Shape:
         self.terms = terms
         self.api, self.model, self.stream, self.skips = request.api, request.model, request.stream, request.skips
         self._names = names
-        prompt = bodies.PROMPT[request.api]
+        prompt = bodies.PROMPT[request.api][0]
         self.prompt_at = names.index(prompt) if prompt in names else -1
         """Which slot is the prompt: text, or messages of it. -1: none is."""
         self.plain = self.stream and not self.skips and self.prompt_at >= 0 and "priority" not in request.fields

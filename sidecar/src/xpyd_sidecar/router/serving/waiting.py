@@ -7,11 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.router.api.bodies import GenerationRequest
-from xpyd_sidecar.router.api.faults import FailureReason, HttpFault, too_many, unavailable
-from xpyd_sidecar.router.balance.queue import FairQueue, Full, Ticket
-from xpyd_sidecar.router.fleet.member import Pair
+from xpyd_sidecar.router.api.faults import FailureReason, HttpFault, unavailable
+from xpyd_sidecar.router.balance.queue import FairQueue, Ticket
+from xpyd_sidecar.router.fleet.member import InstanceLeaves, InstanceLost, Pair
 from xpyd_sidecar.router.http.patience import Alarm
 from xpyd_sidecar.router.http.reply import Reply, RequestHandler
 
@@ -42,15 +41,15 @@ class InFlightRequest(Protocol):
 class InFlight(set[InFlightRequest]):
     """All requests that one process serves. What one of them hears may end others."""
 
-    def lost(self, instance: InstanceName, incarnation: Incarnation, reason: FailureReason) -> None:
+    def lost(self, gone: InstanceLost) -> None:
         """The roster says that this incarnation will never answer."""
         for one in list(self):
-            one.on_lost(instance, incarnation, reason)
+            one.on_lost(gone.instance, gone.incarnation, gone.reason)
 
-    def leaving(self, instance: InstanceName, incarnation: Incarnation, _: str) -> None:
+    def leaving(self, soon: InstanceLeaves) -> None:
         """The time of its drain is nearly over: what can go on elsewhere does, while nothing is lost yet."""
         for one in list(self):
-            one.on_leaving(instance, incarnation)
+            one.on_leaving(soon.instance, soon.incarnation)
 
     def sweep(self, now: float, awake: float) -> None:
         """Called every second."""
@@ -117,12 +116,7 @@ class AdmissionQueue:
         """Serve a request at once, or let it wait. Raises HttpFault: 429, its key has its share; 503, the queue is full."""
         if self.passes(request.key) and request.room():
             return request.serve(0.0)
-        now = self._loop.time()
-        try:
-            ticket = request.ticket = self._queue.put(now, request.key, request.priority, request.cost)
-        except Full as full:
-            made = too_many if full.own else unavailable
-            raise made(full.reason, full.retry_after_s) from None
+        ticket = request.ticket = self._queue.put(self._loop.time(), request.key, request.priority, request.cost)
         self.waits[ticket.number] = request
         if self._timer is None:
             self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)

@@ -5,26 +5,22 @@ Which stream reads what decode sends depends on what is to become of it when its
 
 from __future__ import annotations
 
-import msgspec
-
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
-from xpyd_sidecar.router.api.faults import FailureKind
 from xpyd_sidecar.router.relay.fast import CAREFUL
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import FOLD_BYTES, Position, StreamEvent, split_prompt
-from xpyd_sidecar.router.stream.token_recorder import NO_IDS, TOKEN_IDS, NotedStream, decode
+from xpyd_sidecar.router.stream.token_recorder import NO_IDS, TOKEN_IDS, NotedStream, ReadStream
 
 _NO_CHOICES = b'"choices":[]'
 """Of an event that tells the usage."""
 
 
-class KeptStream(EventStream):
+class KeptStream(ReadStream):
     """A stream that can only be run again: its events are kept, and relayed as they are. Of one that cannot be run again
     only the usage is read.
     """
 
     __slots__ = ("_position",)
-    _plain = False
     _simple = CAREFUL
 
     def __init__(self, position: Position, *, framed: bool) -> None:
@@ -46,19 +42,17 @@ class KeptStream(EventStream):
     def _seen(self, event: bytes) -> bytes:
         if event.startswith(b"data: {"):
             self._position.fold()
-            try:
-                self._position.note(decode(event[6:]))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self._fail(FailureKind.BROKEN, "the engine sent an event that cannot be read", str(error))
+            noted = self._read(event)
+            if noted is None:
                 return b""
+            self._position.note(noted)
         return event
 
 
-class FirstToken(EventStream):
+class FirstToken(ReadStream):
     """Prefill's own stream of one token: what of it a client may see is returned once, and left in ``events``."""
 
     __slots__ = ("_before", "events", "prompt")
-    _plain = False
     _simple = CAREFUL
 
     def __init__(self, *, framed: bool) -> None:
@@ -78,10 +72,8 @@ class FirstToken(EventStream):
             return b""
         prompt, event = split_prompt(event)
         self.prompt = self.prompt or prompt
-        try:
-            noted = decode(event[6:])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._fail(FailureKind.BROKEN, "prefill sent an event that cannot be read", str(error))
+        noted = self._read(event)
+        if noted is None:
             return b""
         choice = noted.choices[0] if len(noted.choices) == 1 else None
         if choice is None or (self.events and self.events[-1].choices[0].token_ids):

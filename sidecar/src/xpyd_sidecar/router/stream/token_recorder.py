@@ -29,7 +29,22 @@ _encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(StreamEvent).decode
 
 
-class NotedStream(EventStream):
+class ReadStream(EventStream):
+    """A stream whose events are read."""
+
+    __slots__ = ()
+    _plain = False
+
+    def _read(self, event: bytes) -> StreamEvent | None:
+        """What an event says; None where it cannot be read: the stream has failed then."""
+        try:
+            return decode(event[6:])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._fail(FailureKind.BROKEN, "the engine sent an event that cannot be read", str(error))
+            return None
+
+
+class NotedStream(ReadStream):
     """A stream that can go on from token ids: they are noted, and hidden from the client.
 
     Engines write every event of a stream alike, so what stands around text and ids is learned from one of them:
@@ -44,7 +59,6 @@ class NotedStream(EventStream):
     """
 
     __slots__ = ("_position", "_splicer", "_sure")
-    _plain = False
     _simple = NOTED
 
     def __init__(self, position: Position, splicer: Splicer | None = None, *, framed: bool) -> None:
@@ -131,10 +145,8 @@ class NotedStream(EventStream):
         if not event.startswith(b"data: {"):
             return event
         prompt, bare = split_prompt(event)
-        try:
-            noted = decode(bare[6:])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._fail(FailureKind.BROKEN, "the engine sent an event that cannot be read", str(error))
+        noted = self._read(bare)
+        if noted is None:
             return b""
         position = self._position
         position.prompt = position.prompt or prompt

@@ -47,13 +47,6 @@ class EnginePool:
         """Connections beyond which idle ones are closed before another is opened."""
         self.lacks = resources.Complaint("no connection to an engine")
 
-    def call(self, address: HostPort, request: bytes, sink: Sink, *, events: EventStream | None = None,
-             tag: int = 0) -> UpstreamCall:
-        """Send a request (complete bytes). The sink never hears of it before this has returned."""
-        call = self.hold(address, sink, events=events, tag=tag)
-        self.send(call, request)
-        return call
-
     def hold(self, address: HostPort, sink: Sink, *, events: EventStream | None = None, tag: int = 0) -> UpstreamCall:
         """A call whose request is made later: ``send`` it, or cancel the call."""
         call = UpstreamCall(self, address, b"", sink, events=events, tag=tag)
@@ -61,7 +54,7 @@ class EnginePool:
         return call
 
     def send(self, call: UpstreamCall, request: bytes) -> None:
-        """Send the request of a call that was held."""
+        """Send the request (complete bytes) of a call that was held. Its sink hears nothing before this has returned."""
         call.request, call.asked_at = request, self.loop.time()
         connection = self.idle(call.address) if call.body is None else None
         if connection is None:
@@ -200,7 +193,8 @@ class Farewells(Sink):
             return
         body = json.dumps({"prompt": [0], "max_tokens": -1, legs.FIELD: legs.encode(leg)}).encode()
         headers = [] if target.dp_rank is None else [(b"x-data-parallel-rank", b"%d" % target.dp_rank)]
-        call = self._pool.call(target.http, request_bytes(b"POST", PATH, target.http, headers, body), self)
+        call = self._pool.hold(target.http, self)
+        self._pool.send(call, request_bytes(b"POST", PATH, target.http, headers, body))
         self._open.add(call)
         Alarm(self._loop, self._loop.time() + ANSWER_S, partial(self._late, call))
 

@@ -1,7 +1,7 @@
 """What the owner of membership and its workers say to each other, over one Unix socket per worker.
 
-    owner ──▶ worker    Begin, Told, LostAt, LeavesAt, Away, Stop, Answer
-    worker ──▶ owner    Listening, Failed, Verdict, Report, Vitals, Ask
+    owner ──▶ worker    BeginWorker, RosterTold, InstanceLost, InstanceLeaves, Away, StopWorker, OwnerAnswer
+    worker ──▶ owner    Listening, WorkerFailed, LegVerdict, WorkerReport, Vitals, AskOwner
 
 A frame is its length (4 bytes, big endian) and a msgpack map. Both ends are of one release and one user: a frame that
 cannot be decoded is a bug, and closes the link.
@@ -19,11 +19,10 @@ import msgspec
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.api.bodies import RequestHash
-from xpyd_sidecar.router.api.faults import FailureReason
-from xpyd_sidecar.router.fleet.member import DeathVerdict, FleetMember
+from xpyd_sidecar.router.fleet.member import DeathVerdict, FleetMember, InstanceLeaves, InstanceLost
 from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.observing.record import Record
-from xpyd_sidecar.router.serving.poison_ledger import Conviction
+from xpyd_sidecar.router.serving.poison_ledger import Case, Conviction, Engine
 
 logger = logging.getLogger(__name__)
 
@@ -51,21 +50,6 @@ class BeginWorker(msgspec.Struct, frozen=True, tag=True):
     started: float
     told: RosterTold
     away: bool
-
-
-class LostAt(msgspec.Struct, frozen=True, tag=True):
-    """Legs on an incarnation will never answer."""
-
-    instance: InstanceName
-    incarnation: Incarnation
-    reason: FailureReason
-
-
-class LeavesAt(msgspec.Struct, frozen=True, tag=True):
-    """An incarnation ends soon: streams on it go on elsewhere where they can."""
-
-    instance: InstanceName
-    incarnation: Incarnation
 
 
 class Away(msgspec.Struct, frozen=True, tag=True):
@@ -182,13 +166,12 @@ class SuspectTurn(msgspec.Struct, frozen=True, tag=True):
 class Evidence(msgspec.Struct, frozen=True, tag=True):
     """All that is known; it takes the place of what was."""
 
-    cases: list[tuple[InstanceName, Incarnation, float, bool, bool, list[RequestHash]]]
-    """Each with its time, whether it is a death, whether several were ever there, and the requests that are suspected."""
+    cases: list[tuple[Engine, Case]]
     convicted: list[Conviction]
 
 
-Down = (BeginWorker | RosterTold | LostAt | LeavesAt | Away | StopWorker | OwnerAnswer | Broke | EndedWell | DeathJudged
-        | SuspectTurn | Evidence)
+Down = (BeginWorker | RosterTold | InstanceLost | InstanceLeaves | Away | StopWorker | OwnerAnswer | Broke | EndedWell
+        | DeathJudged | SuspectTurn | Evidence)
 Up = Listening | WorkerFailed | LegVerdict | WorkerReport | Vitals | AskOwner | Broke | EndedWell | WantsTurn
 
 
@@ -199,11 +182,11 @@ def frame(message: Down | Up) -> bytes:
 
 
 class WorkerLink(asyncio.Protocol, Generic[_T]):
-    """One end. ``on_message`` gets what comes; ``ended`` is done when the other end is gone."""
+    """One end. ``on_message`` gets what comes, in order; ``ended`` is done when the other end is gone."""
 
     def __init__(self, kind: type[_T], on_message: Callable[[_T], None]) -> None:
         self._decode = msgspec.msgpack.Decoder(kind).decode
-        self._on_message = on_message
+        self.on_message = on_message
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self.ended = asyncio.get_running_loop().create_future()
@@ -217,14 +200,10 @@ class WorkerLink(asyncio.Protocol, Generic[_T]):
         """Bytes that the other end has not read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
-    def send(self, message: Down | Up) -> None:
-        """Send; goes nowhere when the other end is gone."""
-        self.send_frame(frame(message))
-
-    def send_frame(self, data: bytes) -> None:
-        """The same with bytes that were made once for many."""
+    def send(self, message: Down | Up | bytes) -> None:
+        """Send a message, or frames that were made once for many; goes nowhere when the other end is gone."""
         if self._transport is not None:
-            self._transport.write(data)
+            self._transport.write(message if isinstance(message, bytes) else frame(message))
 
     def close(self) -> None:
         """Close once everything is sent."""
@@ -242,7 +221,7 @@ class WorkerLink(asyncio.Protocol, Generic[_T]):
                     break
                 message = self._decode(bytes(buffer[at + 4:end]))
                 at = end
-                self._on_message(message)
+                self.on_message(message)
         except Exception:
             logger.exception("a message between router processes failed")
             if self._transport is not None:

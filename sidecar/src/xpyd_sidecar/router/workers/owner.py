@@ -21,11 +21,11 @@ from collections import deque
 
 import msgspec
 
-from xpyd_sidecar.contract.ids import Incarnation, InstanceName, State
+from xpyd_sidecar.contract.ids import InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import ConfigError, XpydError
-from xpyd_sidecar.router.api.faults import FailureReason, HttpFault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.app import RouterProcess
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply
@@ -98,7 +98,6 @@ class OwnerRouter(RouterProcess):
         super().__init__(config, key)
         self._whole_config = config
         self._loop = self.context.loop
-        self._count = self._config.workers
         self._workers: dict[int, _Worker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reserved: socket.socket | None = None
@@ -106,15 +105,14 @@ class OwnerRouter(RouterProcess):
         self._unsent: list[bytes] = []
         self._names: set[InstanceName] = set()
         self._legs = LegCounts()
-        self._away = self._stopping = False
+        self._stopping = False
         self._deaths: deque[float] = deque()
         self._changed = asyncio.Event()
         self.failed: asyncio.Future[None] = self._loop.create_future()
         self.context.observer.metrics.queued = lambda: sum(one.queued for one in self._reports())
         self.context.observer.metrics.retries_left = lambda: sum(one.retries_left for one in self._reports())
         self.context.watch.told = self._told
-        self.context.watch.on_lost = self._lost
-        self.context.watch.on_leaving = self._leaving
+        self.context.watch.on_lost = self.context.watch.on_leaving = self._tell
         self._poison = OwnerPoison(self._loop, self.context.roster, self._tell, self._give_turn)
         self._poison.held_elsewhere = lambda: sum(one.held for one in self._reports())
         self.context.poison = self._poison
@@ -135,18 +133,19 @@ class OwnerRouter(RouterProcess):
         self._join()
         self._reserved = reserve(self._config.host, self._config.port)
         self.port = int(self._reserved.getsockname()[1])
-        for number in range(1, self._count + 1):
+        count = self._config.workers
+        for number in range(1, count + 1):
             await self._start(number)
         try:
             async with within(START_S):
-                while not all(worker.listening for worker in self._workers.values()) or len(self._workers) < self._count:
+                while not all(worker.listening for worker in self._workers.values()) or len(self._workers) < count:
                     if self.failed.done():
                         self.failed.result()
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             raise XpydError(f"workers did not listen within {START_S:g} s") from None
-        logger.info("workers listen", extra={"workers": self._count})
+        logger.info("workers listen", extra={"workers": count})
 
     async def _start(self, number: int) -> None:
         ours, theirs = socket.socketpair()
@@ -171,9 +170,9 @@ class OwnerRouter(RouterProcess):
         self._legs.begin(number)
         whole = self._whole_config.router  # not what this process's files allow: workers have files of their own
         assert whole is not None
-        config = msgspec.structs.replace(self._whole_config, agent=None, router=share(whole, self._count))
+        config = msgspec.structs.replace(self._whole_config, agent=None, router=share(whole, self._config.workers))
         link.send(li.BeginWorker(config, number, self._config.host, self.port, self.context.started, self._roster(),
-                                 self._away))
+                                 self.server.turned_away))
         link.send(self._poison.evidence())
         if self._stopping:
             link.send(li.StopWorker())
@@ -220,7 +219,6 @@ class OwnerRouter(RouterProcess):
     def turn_away(self, away: bool) -> None:
         """Send clients elsewhere, or take that back."""
         super().turn_away(away)
-        self._away = away
         self._tell(li.Away(away))
 
     async def stop(self) -> None:
@@ -272,7 +270,7 @@ class OwnerRouter(RouterProcess):
             return
         for worker in self._workers.values():
             if not worker.behind:
-                worker.link.send_frame(data)
+                worker.link.send(data)
                 worker.behind = worker.link.backlog > MAX_UNREAD
 
     def _roster(self) -> li.RosterTold:
@@ -300,12 +298,6 @@ class OwnerRouter(RouterProcess):
                 self._legs.serves(key)
             member.in_flight = self._legs.of(key)
         self._tell(li.RosterTold(self._index, [] if member is None else [member], gone))
-
-    def _leaving(self, instance: InstanceName, incarnation: Incarnation, _: str) -> None:
-        self._tell(li.LeavesAt(instance, incarnation))
-
-    def _lost(self, instance: InstanceName, incarnation: Incarnation, reason: FailureReason) -> None:
-        self._tell(li.LostAt(instance, incarnation, reason))
 
     def _give_turn(self, number: int, turn: li.SuspectTurn) -> None:
         self._flush()  # it must know what it was told before

@@ -20,7 +20,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.router.fleet.member import DeathVerdict
 from xpyd_sidecar.router.fleet.roster import Roster
-from xpyd_sidecar.router.serving.poison_ledger import Case, Conviction, Ledger, Word
+from xpyd_sidecar.router.serving.poison_ledger import Conviction, Ledger, Word
 from xpyd_sidecar.router.serving.quarantine import Poison, Suspect
 from xpyd_sidecar.router.workers import link as li
 
@@ -101,9 +101,7 @@ class OwnerPoison(Poison):
 
     def evidence(self) -> li.Evidence:
         """All that a worker must know which has not been told of it."""
-        cases = [(*engine, case.at, case.dead, case.shared, list(case.present))
-                 for engine, case in self.ledger.cases().items()]
-        return li.Evidence(cases, self.ledger.convictions())
+        return li.Evidence(list(self.ledger.cases().items()), self.ledger.convictions())
 
 
 class WorkerPoison(Poison):
@@ -143,8 +141,7 @@ class WorkerPoison(Poison):
                 self._turn = self._wanted and number == self._number
                 self.moved()
             case li.Evidence(cases=cases, convicted=convicted):
-                self.ledger.load({(name, incarnation): Case(at, set(present), dead, shared)
-                                  for name, incarnation, at, dead, shared, present in cases}, convicted)
+                self.ledger.load(dict(cases), convicted)
                 self._changed()
 
     def _move(self) -> None:

@@ -2,8 +2,8 @@
 
     owner ══ Unix socket FD ══ worker: Server (SO_REUSEPORT), Context, a replica of the roster
 
-Its roster follows the owner's (``follower``); what its requests find out goes to the owner, and so do their records
-(``follower.Reports``), of which the owner makes metrics, history and ``/fleet``.
+Its roster follows the owner's; what its requests find out goes to the owner, and so do their records (``Reports``), of
+which the owner makes metrics, history and ``/fleet``.
 
 The owner's end is the worker's: without membership it would serve from a roster that grows old.
 """
@@ -28,19 +28,113 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api import faults
 from xpyd_sidecar.router.app import RouterProcess, leave_garbage
 from xpyd_sidecar.router.endpoints.application import RENDERED_S, Paths
+from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember, InstanceLeaves, InstanceLost
+from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.patience import Alarm, within
 from xpyd_sidecar.router.http.reply import HttpRequest, LaterReply, Reply, RequestHandler
 from xpyd_sidecar.router.relay.loop import run
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.workers import link as li
-from xpyd_sidecar.router.workers.follower import WorkerContext
+from xpyd_sidecar.router.workers.poison_sharing import WorkerPoison
+from xpyd_sidecar.router.workers.sharing import Key
 
 logger = logging.getLogger(__name__)
 
 ASKED = frozenset({"/metrics", "/fleet", timeline.PATH, "/dashboard/data"})
 """Paths that the owner answers, for all workers together."""
 ASK_S = 5.0
+FLUSH_S = 0.02
+"""How long a report waits for more."""
+MAX_UNSENT = 16 << 20
+"""Bytes that the owner may leave unread before records are dropped."""
+
+
+class Reports:
+    """Collects what the owner must hear of, and sends it in few frames."""
+
+    def __init__(self, context: WorkerContext, link: li.WorkerLink[li.Down]) -> None:
+        self._context = context
+        self._link = link
+        self._timer: asyncio.Handle | None = None
+        self._legs: dict[Key, int] = {}
+        """Open ones as the owner was told."""
+        self._report = li.WorkerReport()
+        self.applied = 0
+
+    def tell(self, what: str, *of: object) -> None:
+        """The observer heard of something (``RouterObserver.told``); dropped while the owner does not read."""
+        if what == "opened" or self._link.backlog < MAX_UNSENT:
+            getattr(self._report, what).append(of)
+        self.soon()
+
+    def soon(self) -> None:
+        """Something is to be said."""
+        if self._timer is None:
+            self._timer = self._context.loop.call_later(FLUSH_S, self.flush)
+
+    def flush(self) -> None:
+        """Say it now; also a sign of life."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        context, report = self._context, self._report
+        self._report = li.WorkerReport()
+        report.applied, report.in_flight = self.applied, context.observer.metrics.in_flight
+        report.queued, report.held = len(context.line), len(context.poison)
+        report.retries_left = context.budget.left(context.loop.time())
+        legs = {(one.name, one.incarnation): one.in_flight for one in context.roster.members() if one.in_flight}
+        changed = {key for key, _ in legs.items() ^ self._legs.items()}
+        report.legs, self._legs = [(*key, legs.get(key, 0)) for key in changed], legs
+        self._link.send(report)
+
+
+class RosterFollower(FleetWatch):
+    """Keeps a replica, which follows the owner's roster; verdicts of the data path go there. Never probes."""
+
+    link: li.WorkerLink[li.Down]
+
+    def suspect(self, target: EngineTarget, reason: str) -> None:
+        """A connection was refused: suspend it here at once."""
+        instance, incarnation = target.instance, target.incarnation
+        member = self.roster.find(instance, incarnation)
+        if member is not None:
+            self.roster.on_refused(self._loop.time(), instance, incarnation, reason)
+            member.suspected = True
+        self.link.send(li.LegVerdict(instance, incarnation, reason))
+
+    def doubt(self, target: EngineTarget) -> None:
+        """Let the owner ask whether it lives."""
+        self.link.send(li.LegVerdict(target.instance, target.incarnation))
+
+    def tick(self) -> None:
+        """Time is the owner's."""
+
+
+class WorkerContext(RequestContext):
+    """What the requests of one worker share."""
+
+    def __init__(self, config: SidecarConfig, link: li.WorkerLink[li.Down], started: float) -> None:
+        super().__init__(config)
+        router = self.config
+        self.reports = Reports(self, link)
+        self.observer.told = self.reports.tell
+        self.started = started
+        follower = RosterFollower(self.roster, self.servings.lost, self.observer.changed, self.observer.probed)
+        follower.link = link
+        self.watch = follower
+        self.shared = self.poison = WorkerPoison(self.loop, self.roster, link.send)
+        self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
+
+    def leg_opened(self, target: EngineTarget) -> FleetMember | None:
+        """Count a leg."""
+        self.reports.soon()
+        return super().leg_opened(target)
+
+    def leg_closed(self, member: FleetMember) -> None:
+        """The leg ended."""
+        self.reports.soon()
+        super().leg_closed(member)
 
 
 class WorkerPaths(Paths):
@@ -135,16 +229,16 @@ class WorkerRouter(RouterProcess):
         if any(member.state is State.DRAINING for member in told.members):
             self.worker.reports.soon()  # the drain waits for this worker to know of it
 
-    def on_message(self, message: li.Down, stop: asyncio.Event) -> None:
-        """The owner says something."""
+    def on_message(self, stop: asyncio.Event, message: li.Down) -> None:
+        """The owner says something. ``stop``: what is set where this process is to end."""
         match message:
             case li.RosterTold():
                 self._follow(message)
                 self.worker.line.moved()
-            case li.LostAt(instance=instance, incarnation=incarnation, reason=reason):
-                self.context.servings.lost(instance, incarnation, reason)
-            case li.LeavesAt(instance=instance, incarnation=incarnation):
-                self.context.servings.leaving(instance, incarnation, f"{instance} drains and ends soon")
+            case InstanceLost():
+                self.context.servings.lost(message)
+            case InstanceLeaves():
+                self.context.servings.leaving(message)
             case li.Away(away=away):
                 self.turn_away(away)
             case li.StopWorker():
@@ -160,18 +254,15 @@ class WorkerRouter(RouterProcess):
 async def _run(fd: int) -> int:
     loop = asyncio.get_running_loop()
     stop, begun = asyncio.Event(), loop.create_future()
-    worker: WorkerRouter | None = None
-
-    def on_message(message: li.Down) -> None:
-        if worker is not None:
-            worker.on_message(message, stop)
-        elif isinstance(message, li.BeginWorker):
-            begun.set_result(message)
-        else:
-            early.append(message)
-
     early: list[li.Down] = []
-    link: li.WorkerLink[li.Down] = li.WorkerLink(li.Down, on_message)  # type: ignore[arg-type]
+
+    def on_early(message: li.Down) -> None:
+        if begun.done():
+            early.append(message)
+        else:
+            begun.set_result(message)
+
+    link: li.WorkerLink[li.Down] = li.WorkerLink(li.Down, on_early)  # type: ignore[arg-type]
     await loop.create_unix_connection(lambda: link, sock=socket.socket(fileno=fd))
     for number in (signal.SIGTERM, signal.SIGINT):
         # A terminal's interrupt goes to every process of its group, and the owner says what follows from it.
@@ -184,16 +275,16 @@ async def _run(fd: int) -> int:
     logs.configure(config.log_level, config.log_format, service=config.service, instance=config.instance,
                    worker=str(begin.number))
     try:
-        made = WorkerRouter(begin, link)
-        await made.start()
+        worker = WorkerRouter(begin, link)
+        await worker.start()
     except ConfigError as error:
         link.send(li.WorkerFailed(str(error)))
         link.close()
         await link.ended
         return 2
+    link.on_message = partial(worker.on_message, stop)
     for message in early:
-        made.on_message(message, stop)
-    worker = made  # only now: what came while it started must not overtake what came before
+        link.on_message(message)
     link.send(li.Listening())
     leave_garbage()
     serving = asyncio.ensure_future(_serve(worker, stop))
