@@ -278,6 +278,19 @@ def test_an_engine_that_dies_in_a_drain_has_nothing_to_finish() -> None:
     assert machine.handle(down(), 2.0)[0] == DrainEnded(True, "the engine is down")
 
 
+def test_a_slow_engine_of_a_group_that_lacks_a_member_is_not_ready_and_its_drain_goes_on() -> None:
+    machine = ready()
+    unready = Looked(Look("unready", "member 1 of 2 is silent for 6 s"), ())
+    machine.handle(up(load=BUSY), 1.0)
+    machine.handle(unready, 2.0)
+    assert machine.state is State.STARTING
+    machine.handle(up(load=BUSY), 3.0)
+    machine.handle(DrainAsked(), 3.5)
+    for at in (6.0, 9.5, 13.0):
+        machine.handle(unready, at)
+        assert not machine.drained
+
+
 def test_undrain_goes_back_to_what_the_engine_is() -> None:
     machine = ready()
     machine.handle(DrainAsked(), 1.0)

@@ -117,7 +117,7 @@ def test_the_leaders_look_at_its_engine_says_what_the_group_lacks(tmp_path: Path
         rounds = group.members[0].rounds
         assert rounds is not None
         assert rounds.judged(Look("up")) == Look("up", "waits for members 0, 1 of 2")
-        assert rounds.judged(Look("slow", "x")) == Look("down", "waits for members 0, 1 of 2")
+        assert rounds.judged(Look("slow", "x")) == Look("unready", "waits for members 0, 1 of 2")
         assert rules.SILENT_S == 5.0
         await group.members[0].close()
     asyncio.run(body())

@@ -12,7 +12,7 @@ from router_fleet import fleet
 
 from xpyd_sidecar.router.api import bodies, hidden
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.api.hidden import MAX_DEPTH, MAX_NAMES, Outline
+from xpyd_sidecar.router.api.hidden import MAX_DEPTH, MAX_NAMES, MAX_TURNS, Outline
 from xpyd_sidecar.router.serving import shapes
 from xpyd_sidecar.router.stream import continuation
 
@@ -63,6 +63,10 @@ def refused(act: Callable[[], object]) -> HttpFault:
     (b'{"x":%b1%b}' % (b"[" * 100_000, b"]" * 100_000), Outline.DEPTH),
     (b"[" * 100_000, Outline.WITHIN),  # no object: that is refused at its first character
     (b" \r\n\t" + names(MAX_NAMES + 1), Outline.NAMES),
+    (b'{"x":[%b1]}' % (b"[[]]," * 100_000), Outline.WITHIN),
+    (b'{"x":[%b1]}' % (b'{"a":[{"b":"["}]},' * 100_000), Outline.WITHIN),
+    (b'{"x":[%b1]}' % (b"[[[[]]]]," * (MAX_TURNS // 2 + MAX_NAMES)), Outline.TURNS),
+    (b'{"x":[%b1]}' % (b"[[[[]]]]," * (MAX_TURNS // 2 - 2)), Outline.WITHIN),
     (b"", Outline.WITHIN), (b"{", Outline.WITHIN), (b'{"a', Outline.WITHIN), (b'{"a\\', Outline.WITHIN),
 ])
 def test_bounds_are_exact_and_what_a_string_holds_does_not_count(body: bytes, found: Outline) -> None:
@@ -115,6 +119,11 @@ def test_a_deep_body_is_refused_and_one_that_is_less_deep_is_not() -> None:
     fault = refused(lambda: bodies.parse("chat", nested(MAX_DEPTH + 1)))
     assert (fault.status, fault.code, str(MAX_DEPTH) in fault.message) == (400, "nested_too_deeply", True)
     assert bodies.parse("chat", nested(MAX_DEPTH)).fields.keys() == {"x"}
+
+
+def test_a_body_of_brackets_is_refused_after_so_many_turns_however_long_it_is() -> None:
+    fault = refused(lambda: bodies.parse("chat", b'{"messages":[%b1]}' % (b"[[[[]]]]," * 3_000_000)))
+    assert (fault.status, fault.code, str(MAX_TURNS) in fault.message) == (400, "nested_too_deeply", True)
 
 
 def test_prompts_are_counted_without_being_built() -> None:

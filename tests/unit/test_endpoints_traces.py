@@ -132,7 +132,8 @@ async def test_a_transfer_of_another_router_is_asked_of_all_engines() -> None:
             assert {event.row for event in line.events} == {"p0", "d0"}
 
 
-@pytest.mark.parametrize("asked", ["last 0", "last", "last x", "last 33", "slowest -1", "id", "first 3", "last ²"])
+@pytest.mark.parametrize("asked", ["last 0", "last", "last x", "last 33", "slowest -1", "id", "first 3", "last ²",
+                                   "last 000000001" + "0" * 5000])
 async def test_wrong_questions_are_answered_with_what_would_be_right(asked: str) -> None:
     async with fleet(1, 1) as f:
         answer = await f.raw(f"GET /trace HTTP/1.1\r\nHost: r\r\nAuthorization: {TOKEN['Authorization']}\r\n"

@@ -17,6 +17,7 @@ from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.http import body_budget
 from xpyd_sidecar.router.http.connection import ClientConnection
+from xpyd_sidecar.router.serving import waiting
 
 LOOPS = ("asyncio", "uvloop", "router")
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -456,6 +457,46 @@ async def test_a_form_that_no_engine_has_seen_goes_to_the_next_one() -> None:
             assert (await read_answer(reader)).body == b"ab"
             writer.transport.abort()
         assert len(engine.heads) == 3
+
+
+async def test_an_engine_that_takes_no_more_of_a_form_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stands(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(waiting, "STALL_S", 0.5)
+    async with site(stands, buffer=4096) as (f, [engine]):
+        doubted: list[str] = []
+        monkeypatch.setattr(f.context.watch, "doubt", lambda target: doubted.append(target.instance))
+        _, writer = await f.connect()
+        writer.write(form([b"abc"], **{"Content-Type": "multipart/form-data; boundary=x"})[:-5])
+        await f.wait(lambda: bool(engine.heads), "the engine to have the head")
+        await asyncio.sleep(2.5)
+        assert not doubted, "its client is slow"
+        piece = bytes(1 << 20)
+        writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) * 16)
+        await f.wait(lambda: bool(doubted), "the engine to be doubted")
+        writer.transport.abort()
+        await f.wait(lambda: not f.context.servings, "the request to end")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_an_answer_that_breaks_off_never_looks_whole(version: str) -> None:
+    async def breaks(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"5\r\n[1,2,\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        writer.transport.abort()
+
+    async with site(breaks) as (f, _):
+        reader, writer = await f.connect()
+        writer.write(request_bytes("/tokenize", {"prompt": "a"}, version=version))
+        if version == "1.0":
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+        else:
+            assert not (await reader.read()).endswith(b"0\r\n\r\n")
+        writer.transport.abort()
 
 
 async def test_a_connection_on_which_half_a_form_was_sent_is_no_pooled_one() -> None:

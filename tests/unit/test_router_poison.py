@@ -394,3 +394,20 @@ async def test_while_there_is_evidence_others_still_take_the_fast_path() -> None
         assert (await f.complete(prompt="hi", stream=True)).status == 200
         assert len(taken) == 1
         f.context.observer.tell()
+
+
+@pytest.mark.parametrize("rule", ["decode", "reject"])
+async def test_what_was_held_before_its_first_legs_has_all_of_prefills_time_then(rule: str,
+                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fleet(1, 1, pair_timeout_s=3.0, load_limit_s=0.0, on_no_prefill=rule) as f:
+        poison, held = f.context.poison, []
+        poison.alert = True
+        monkeypatch.setattr(poison, "comes", lambda one: bool(held.append(one) or True))
+        f.p[0].default = Play(before=1.3)
+        task = asyncio.create_task(f.complete(stream=True))
+        await f.wait(lambda: bool(held), "the request to be held")
+        await asyncio.sleep(3.2)
+        poison.alert = False
+        held[0].go_on()
+        answer = await task
+        assert (answer.status, f.p[0].aborts, len(f.d[0].seen)) == (200, 0, 1)

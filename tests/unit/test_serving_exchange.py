@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from exchanges import Drive, FakeCourse, FakePicks, lost
+from exchanges import Drive, FakeBudget, FakeCourse, FakePicks, lost
 
 from xpyd_sidecar.router.api.faults import FailureKind, unavailable
 from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS
@@ -159,6 +159,15 @@ def test_a_second_error_status_is_relayed_as_the_engine_gave_it() -> None:
 def test_an_error_status_without_another_decode_is_relayed() -> None:
     drive = Drive(FakePicks(decodes=1))
     assert drive.on(Answered(2, 500)) == ["pass 2", "cancel 1", "over failed"]
+
+
+@pytest.mark.parametrize("event", [Answered(2, 500), Answered(1, 500)])
+def test_a_retry_for_which_nobody_is_left_is_not_taken_from_the_budget(event: Event) -> None:
+    budget = FakeBudget(3)
+    Drive(FakePicks(prefills=1, decodes=1), budget=budget).on(event)
+    assert budget.left == 3
+    Drive(budget=budget).on(event)
+    assert budget.left == 2
 
 
 def test_a_lost_decode_without_another_is_refused() -> None:

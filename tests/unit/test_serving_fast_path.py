@@ -385,3 +385,36 @@ async def test_a_lane_goes_every_way_as_a_serving_does(monkeypatch: pytest.Monke
         seen["unfolded"] += world.unfolded
         seen["whole"] += world.lanes and not world.unfolded and world.paper.out.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert min(seen["unfolded"], seen["whole"]) > SCRIPTS // 6, seen
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+async def test_the_write_that_ends_an_answer_may_fill_the_clients_buffer(lanes: bool,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio says so from within the write."""
+    world = World(Script("continue", True, [], "ok", "ok"), lanes=lanes)
+    play = Play(world, world.script)
+    body = msgspec.json.encode({"model": "tiny", "messages": [{"role": "user", "content": "hello there"}],
+                                "max_tokens": 5, "temperature": 0, "stream": True})
+    for _ in range(2):
+        world.context.shapes.parse("chat", body)
+    world.ask(body)
+    await play.settled()
+    await play.step("prefill", 4000)
+    write = world.paper.write
+
+    def filled(data: bytes) -> None:
+        write(data)
+        if data.endswith(b"0\r\n\r\n"):
+            world.client.pause_writing()
+
+    monkeypatch.setattr(world.paper, "write", filled)
+    await play.step("decode", 4000)
+    await play.settled()
+    world.client.resume_writing()
+    await play.settled()
+    world.context.observer.settle()
+    assert world.lanes == lanes
+    assert world.paper.out.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert not world.context.servings
+    assert [record.outcome for record in world.context.observer.recent] == ["ok"]
+    await world.context.close()

@@ -45,7 +45,8 @@ MOVE_S = 5.0
 class Look(msgspec.Struct, frozen=True):
     """What one look at the engine found."""
 
-    health: Literal["up", "slow", "down", "unmade"]
+    health: Literal["up", "slow", "unready", "down", "unmade"]
+    """Unready: it is slow, and the group that it is part of does not serve. What runs there may run on."""
     problem: str = ""
     """Why it is not up, or why what it says cannot be used."""
     records: tuple[EngineRecord, ...] = ()

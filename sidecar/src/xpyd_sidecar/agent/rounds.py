@@ -116,7 +116,7 @@ class Rounds:
         problem = self.problem
         if not problem:
             return look
-        health = look.health if look.health in ("up", "unmade") else "down"
+        health = "unready" if look.health == "slow" else look.health
         return msgspec.structs.replace(look, health=health, problem=problem)
 
     @property

@@ -110,12 +110,15 @@ def _fault(name: str, path: str) -> HttpFault:
 MAX_NAMES = 256
 MAX_DEPTH = 64
 """The body's own braces are the first."""
+MAX_TURNS = 32 << 10
+"""Brackets that are looked at one by one: of what goes deeper than a message of a chat. Some 30 ms."""
 SHORTEST = len('"":1,')
 """Bytes of a name with its value."""
 
 
 class Outline(IntEnum):
-    """The outline of a client's body: how many names its object has, and how deep it goes, judged before anything is built.
+    """The outline of a client's body: how many names its object has, how deep it goes and how much is deep, judged before
+    anything is built.
 
     { "model": … , "messages": [ { "role": … } ] , … }
       1 name       2 names     2 3                 3 names        MAX_NAMES, MAX_DEPTH
@@ -131,18 +134,23 @@ class Outline(IntEnum):
     WITHIN = 0
     NAMES = 1
     DEPTH = 2
+    TURNS = 3
+    """More than ``MAX_TURNS`` brackets would have to be looked at."""
 
 
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 _TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_FLAT = rb'[\[{][^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*+[\]}]' % _TEXT
+_OPEN_TO_CLOSE = rb'[\[{][^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*+[\]}]'
+_FLAT = _OPEN_TO_CLOSE % _TEXT
 """A list or an object that holds no other."""
+_HOLDS_FLAT = _OPEN_TO_CLOSE % (rb"(?:%b|%b)" % (_TEXT, _FLAT))
+_MESSAGE = _OPEN_TO_CLOSE % (rb"(?:%b|%b)" % (_TEXT, _HOLDS_FLAT))
+"""One of a chat is so deep: an object with a list of parts."""
 _SHALLOW = re.compile(rb'[^"\[\]{},]*+(?:%b[^"\[\]{},]*+)*+' % _TEXT, re.DOTALL)
 """Up to the next bracket or comma that no string holds."""
-_DEEP = re.compile(rb'[^"\[\]{}]*+(?:(?:%b|%b)[^"\[\]{}]*+)*+' % (_TEXT, _FLAT), re.DOTALL)
-"""Up to the next bracket, but over what is flat: the messages of a long chat are."""
-_DEEPEST = re.compile(rb'[^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*+' % _TEXT, re.DOTALL)
-"""Up to the next bracket."""
+_BY_ROOM = [re.compile(rb'[^"\[\]{}]*+(?:(?:%b)[^"\[\]{}]*+)*+' % over, re.DOTALL) for over in (
+    _TEXT, _TEXT + b"|" + _FLAT, _TEXT + b"|" + _HOLDS_FLAT, _TEXT + b"|" + _MESSAGE)]
+"""Up to the next bracket, but over what goes no deeper than there is room for: by how many levels are left."""
 
 
 def few(body: bytes, mark: bytes, most: int) -> int:
@@ -171,8 +179,8 @@ def judged(body: bytes, names: int, depth: int) -> Outline:
     if depth < 1:
         return Outline.DEPTH
     at, level, more = begin.end(), 1, names
-    while True:
-        skipped = (_SHALLOW if level == 1 else _DEEP if level < depth else _DEEPEST).match(body, at)
+    for _ in range(names + MAX_TURNS):
+        skipped = (_SHALLOW if level == 1 else _BY_ROOM[min(depth - level, 3)]).match(body, at)
         assert skipped is not None  # it may be empty
         at = skipped.end() + 1
         mark = body[at - 1:at]
@@ -190,3 +198,4 @@ def judged(body: bytes, names: int, depth: int) -> Outline:
                 return Outline.WITHIN
         else:  # the end, or a string without one
             return Outline.WITHIN
+    return Outline.TURNS

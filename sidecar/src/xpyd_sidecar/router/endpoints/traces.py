@@ -45,7 +45,7 @@ def chosen(header: bytes, recent: Sequence[Record]) -> tuple[list[Record], tuple
     """
     which, _, word = (header.decode("latin-1").strip() or "last 1").partition(" ")
     word = word.strip()
-    if which in {"last", "slowest"} and word.isdecimal() and 0 < int(word[:9]) <= ASK_MAX:
+    if which in {"last", "slowest"} and word.isdecimal() and len(word) < 10 and 0 < int(word) <= ASK_MAX:
         records = timeline.found(recent, which, int(word))
     elif which == "id" and word:
         records = [record for record in recent if word in {record.request_id, record.transfer}][-1:]

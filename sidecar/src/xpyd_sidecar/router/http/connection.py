@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 import uuid
 from collections import deque
 from typing import cast
@@ -366,6 +368,13 @@ class ClientConnection(OpenConnection):
         if self._due:
             self._close()
         self._due = True
+
+    def reset(self) -> None:
+        """Close now, with a reset: who reads until the end must not take what there is for the whole."""
+        if self._transport is not None:
+            plain = self._transport.get_extra_info("socket")
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.abort()
 
     def abort(self) -> None:
         """Close now; what is written until the loop says so goes nowhere."""

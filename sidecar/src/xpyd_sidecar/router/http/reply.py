@@ -111,6 +111,9 @@ class ReplyConnection(Protocol):
     def finished(self, *, close: bool) -> None:
         """The answer is written."""
 
+    def reset(self) -> None:
+        """Close at once, so that the client sees a failure."""
+
     def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
         """Another one goes on with what a handler has begun."""
 
@@ -226,8 +229,10 @@ class Reply(msgspec.Struct, eq=False):
         self._finish()
 
     def cut(self) -> None:
-        """End an answer that has begun and will not be whole: its framing tells the client."""
+        """End an answer that has begun and will not be whole: its framing tells the client; where it has none, a reset."""
         self.close = True
+        if self.old and not self._sized:
+            self.connection.reset()
         self._finish()
 
     def _finish(self) -> None:

@@ -97,6 +97,11 @@ class Asks(ABC):
         return False
 
     @property
+    def still_comes(self) -> bool:
+        """Whether its client is sending it, and no engine keeps it from that."""
+        return False
+
+    @property
     def course(self) -> GoesOn | None:
         """What the client has of an answer that may go on elsewhere; None where it cannot."""
         return None

@@ -189,11 +189,10 @@ class Exchange:
         # The engine lives and says no. Elsewhere once; otherwise its own words are the best answer.
         self._decode.open = None
         self._decode.bad.add(leg.target.instance)
-        if not self._erred and self._may_retry(FailureKind.ABORTED, now):
+        again = None if self._erred else self._send_pair_elsewhere(FailureKind.ABORTED, now)
+        if again is not None:
             self._erred = True
-            again = self._send_pair_elsewhere(now)
-            if again is not None:
-                return again
+            return again
         return self._answer("failed", mv.Pass(leg.leg), detail=f"decode {_answered(leg, status)}")
 
     def _decode_failed(self, leg: _Open, kind: FailureKind, reason: FailureReason, now: float) -> list[mv.Instruction]:
@@ -213,7 +212,7 @@ class Exchange:
             self._refusals += 1
             self._decode.tries -= 1  # it never saw the leg
         last = leg.target.instance if self._begun or self._refusals else None
-        again = self._send_pair_elsewhere(now, last) if self._may_retry(kind, now) else None
+        again = self._send_pair_elsewhere(kind, now, last)
         if again is not None:
             return again
         fault = unavailable(why.said) if kind is FailureKind.REFUSED else upstream(why.said)
@@ -224,19 +223,19 @@ class Exchange:
         """Whether decode was asked as often as it may be."""
         return self._decode.tries >= (self._limits.stream_legs if self._begun else self._limits.decode_legs)
 
-    def _may_retry(self, kind: FailureKind, now: float) -> bool:
-        # The budget is for engines that live and fail. One death costs each of its requests one retry, however many there
-        # are, and so does the first break of a stream: the front end of a dead engine may live on and say so.
+    def _send_pair_elsewhere(self, kind: FailureKind, now: float,
+                             last: InstanceName | None = None) -> list[mv.Instruction] | None:
+        """Both legs anew; None: nobody is left, or no more may be asked. The budget pays for what is sent, nothing else."""
         if self._exhausted:
-            return False
-        return kind.gone or (self._begun and self._decode.tries == 1) or self._budget.may_retry(now)
-
-    def _send_pair_elsewhere(self, now: float, last: InstanceName | None = None) -> list[mv.Instruction] | None:
+            return None
         pair = self._pick(self._decode.bad)
         if pair is None and last is not None:
             # All have failed, some with a broken connection alone: rather any of those than nobody, but not the last one.
             pair = self._pick({last})
-        return None if pair is None else self._anew(pair, now)
+        # The budget is for engines that live and fail. One death costs each of its requests one retry, however many there
+        # are, and so does the first break of a stream: the front end of a dead engine may live on and say so.
+        free = kind.gone or (self._begun and self._decode.tries == 1)
+        return self._anew(pair, now) if pair is not None and (free or self._budget.may_retry(now)) else None
 
     def _on_leaving(self, leg: _Open, now: float) -> list[mv.Instruction]:
         # Go elsewhere while the leg still runs, if that loses nothing; otherwise it may end by itself in time. Prefill legs
@@ -289,10 +288,9 @@ class Exchange:
         decode = self._decode.open
         if self._answered or decode is None or decode.begun:
             return []  # decode has what it needs, or its own failure tells
-        if (self._prefill.tries < self._limits.prefill_legs and now < self._pair_at
-                and (gone or self._budget.may_retry(now))):
+        if self._prefill.tries < self._limits.prefill_legs and now < self._pair_at:
             target = self._picks.prefill_for(decode.target, self._avoid() | self._prefill.bad)
-            if target is not None:
+            if target is not None and (gone or self._budget.may_retry(now)):
                 return [self._send_prefill(target, decode.target, now)]
         return self._decode_alone(decode.target, why, now)
 

@@ -300,12 +300,14 @@ class FastPath(msgspec.Struct, eq=False):
         self.unfold().on_client_gone()
 
     def on_pause(self) -> None:
-        """The client is slower than its answer."""
-        self.unfold().on_pause()
+        """The client is slower than its answer; the write that ends it may say so, and then nothing is left to stop."""
+        if math.isnan(self.ended_s):
+            self.unfold().on_pause()
 
     def on_resume(self) -> None:
         """It has caught up."""
-        self.unfold().on_resume()
+        if math.isnan(self.ended_s):
+            self.unfold().on_resume()
 
     def on_lost(self, instance: str, incarnation: str, reason: FailureReason) -> None:
         """The roster says that this incarnation will never answer."""
@@ -325,6 +327,10 @@ class FastPath(msgspec.Struct, eq=False):
     def abort(self, reason: str) -> None:
         """The router stops before this request could end."""
         self.unfold().abort(reason)
+
+    def give_up(self) -> None:
+        """End in whatever state it is: the router failed."""
+        self.unfold().give_up()
 
     def _open_on(self, instance: str, incarnation: str) -> bool:
         open_ = ((self.prefill, self.pair.prefill), (self.decode, self.pair.decode))

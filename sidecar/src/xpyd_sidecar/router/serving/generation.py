@@ -204,6 +204,12 @@ class Passthrough(Asks):
         upload = self._request.upload
         return upload is not None and not upload.done
 
+    @property
+    def still_comes(self) -> bool:
+        """See ``Asks``."""
+        upload = self._request.upload
+        return upload is not None and not upload.done and not upload.blocked
+
     # ---- what engines are asked
 
     def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked:  # noqa: ARG002 (Asks' names)

@@ -82,10 +82,10 @@ class Serving(Sink):
         self.legs.trace = trace
         poison, exchange = self._context.poison, self.exchange
         if poison.alert and poison.comes(self):
-            self._withheld = [lambda: self._do(exchange.start(self._began))]
+            self._withheld = [lambda: self._do(lambda: exchange.start(self._context.loop.time()))]
             self._reminder.at(exchange.deadline, self._on_time)
         else:
-            self._do(exchange.start(self._began, pair))
+            self._do(lambda: exchange.start(self._began, pair))
 
     def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
         """As ``InFlightRequest``'s."""
@@ -224,7 +224,7 @@ class Serving(Sink):
         ``awake``: when this process last came back from standing still. Nobody was silent before.
         """
         self._reminder.at(self.exchange.deadline, self._on_time)
-        if self._paused or self._asks.unread:
+        if self._paused or self._asks.still_comes:
             return
         for leg in list(self.legs.values()):
             bound = min(waiting.STALL_S, STREAM_STALL_S) if leg.call is self.relaying else waiting.STALL_S
@@ -257,11 +257,11 @@ class Serving(Sink):
     # ---- instructions
 
     def _on(self, event: mv.Event) -> None:
-        self._do(self.exchange.handle(event, self._context.loop.time()))
+        self._do(lambda: self.exchange.handle(event, self._context.loop.time()))
 
-    def _do(self, instructions: list[mv.Instruction]) -> None:
+    def _do(self, decide: Callable[[], list[mv.Instruction]]) -> None:
         try:
-            for instruction in instructions:
+            for instruction in decide():
                 _DO[type(instruction)](self, instruction)
             self._reminder.at(self.exchange.deadline, self._on_time)
         except Exception:

@@ -37,29 +37,36 @@ class InFlightRequest(Protocol):
     def abort(self, reason: str) -> None:
         """The router stops before this request could end."""
 
+    def give_up(self) -> None:
+        """End in whatever state it is: the router failed."""
+
 
 class InFlight(set[InFlightRequest]):
-    """All requests that one process serves. What one of them hears may end others."""
+    """All requests that one process serves. What one of them hears may end others; none keeps a word from others."""
 
     def lost(self, gone: InstanceLost) -> None:
         """The roster says that this incarnation will never answer."""
-        for one in list(self):
-            one.on_lost(gone.instance, gone.incarnation, gone.reason)
+        self._each(lambda one: one.on_lost(gone.instance, gone.incarnation, gone.reason))
 
     def leaving(self, soon: InstanceLeaves) -> None:
         """The time of its drain is nearly over: what can go on elsewhere does, while nothing is lost yet."""
-        for one in list(self):
-            one.on_leaving(soon.instance, soon.incarnation)
+        self._each(lambda one: one.on_leaving(soon.instance, soon.incarnation))
 
     def sweep(self, now: float, awake: float) -> None:
         """Called every second."""
-        for one in list(self):
-            one.sweep(now, awake)
+        self._each(lambda one: one.sweep(now, awake))
 
     def abort(self, reason: str) -> None:
         """Cut off all of them."""
+        self._each(lambda one: one.abort(reason))
+
+    def _each(self, tell: Callable[[InFlightRequest], None]) -> None:
         for one in list(self):
-            one.abort(reason)
+            try:
+                tell(one)
+            except Exception:
+                logger.exception("a request failed inside the router")
+                one.give_up()
 
 
 class QueuedRequest(RequestHandler):

@@ -186,7 +186,10 @@ class Position(msgspec.Struct, eq=False):
     @property
     def goes_on(self) -> bool:
         """Whether another engine can go on (instructions.Course)."""
-        self.fold()
+        try:
+            self.have()
+        except (msgspec.DecodeError, ValueError, OverflowError):  # as in ``fold``
+            self.way = FailoverMode.ERROR
         if self.sampled and (self.forgets or (self.log and not self.prompt)):
             return False
         return self.lasts and self.way is not FailoverMode.ERROR

@@ -28,7 +28,7 @@ from xpyd_sidecar.errors import ConfigError, XpydError
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.app import RouterProcess
 from xpyd_sidecar.router.http.patience import within
-from xpyd_sidecar.router.http.reply import HttpRequest, Reply
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, ReplyConnection
 from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.poison_sharing import OwnerPoison
@@ -70,25 +70,21 @@ class _Worker(msgspec.Struct, eq=False):
         return self.process.returncode is None
 
 
-class _Caught(Reply):
-    """An answer for a worker's client."""
+class _Caught(Reply, kw_only=True):
+    """An answer for a worker's client, whose connection is there."""
 
-    def __init__(self, ask: li.AskOwner, link: li.WorkerLink[li.Up]) -> None:
-        self._ask = ask
-        self._link = link
-        self.request_id = ask.request_id
-        self.started = self.done = False
-        self.status = self._sent = 0
+    ask: li.AskOwner
+    link: li.WorkerLink[li.Up]
 
     @property
     def private(self) -> bool:
         """As the worker sees the connection."""
-        return self._ask.private
+        return self.ask.private
 
     def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """A complete answer."""
         self.started = self.done = True
-        self._link.send(li.OwnerAnswer(self._ask.number, status, headers, body))
+        self.link.send(li.OwnerAnswer(self.ask.number, status, headers, body))
 
 
 class OwnerRouter(RouterProcess):
@@ -352,11 +348,15 @@ class OwnerRouter(RouterProcess):
 
     def _on_ask(self, worker: _Worker, ask: li.AskOwner) -> None:
         request = HttpRequest(ask.method, ask.path, ask.headers, b"", ask.request_id, judged=True)
-        reply = _Caught(ask, worker.link)
+        reply = _Caught(cast(ReplyConnection, None), ask.request_id, ask=ask, link=worker.link)
         try:
             self.paths.own(request, reply)
         except HttpFault as fault:
             reply.fault(fault)
+        except Exception:
+            # A bug here must cost one answer, not the link to a worker, and with that the worker.
+            logger.exception("a request failed inside the router", extra={"path": ask.path})
+            reply.fault(HttpFault(500, "the router failed; its log says why", kind="internal_error", code="internal"))
 
     # ---- time
 
