@@ -75,11 +75,8 @@ class ConcurrencyLimits:
         self._seen: dict[InstanceName, _Seen] = {}
         self._limited: dict[InstanceName, float] = {}
         """Those that have a limit."""
-
-    @property
-    def unlimited(self) -> bool:
-        """Whether no instance has a limit."""
-        return not self._fixed and not self._limited
+        self.unlimited = not fixed
+        """No instance has a limit."""
 
     def of(self, member: FleetMember) -> float:
         """Most legs of this router at once; infinite where there is no limit."""
@@ -124,6 +121,7 @@ class ConcurrencyLimits:
             for name in self._seen.keys() - {member.name for member in members}:
                 del self._seen[name]
                 more |= self._limited.pop(name, None) is not None
+        self.unlimited = not self._limited
         return more
 
     def _heard(self, now: float, member: FleetMember, seen: _Seen) -> bool:
