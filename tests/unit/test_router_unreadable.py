@@ -27,7 +27,7 @@ def event(number: int, text: str) -> bytes:
     prompt = ',"prompt_token_ids":[7,8]' if number == 0 else ""
     choice = (f'{{"index":0,"text":{text},"logprobs":null,"finish_reason":null,"stop_reason":null,'
               f'"token_ids":[{number}]{prompt}}}')
-    data = f'data: {{"id":"cmpl-1","object":"text_completion","created":5,"model":"tiny","choices":[{choice}]}}\n\n'.encode()
+    data = f'data: {{"id":"c","object":"text_completion","created":5,"model":"tiny","choices":[{choice}]}}\n\n'.encode()
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 

@@ -247,7 +247,12 @@ def _utc(record: logging.LogRecord) -> str:
 
 
 def _stamp(unix: float) -> str:
-    return f"{_second(int(unix))}.{int(unix % 1 * 1000):03d}Z"
+    second = int(unix)
+    return _second(second) + _BEHIND[int((unix - second) * 1000)]
+
+
+_BEHIND = [f".{number:03d}Z" for number in range(1000)]
+"""Of a stamp, by its milliseconds."""
 
 
 @lru_cache(maxsize=4)

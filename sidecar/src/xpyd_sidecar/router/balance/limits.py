@@ -71,11 +71,8 @@ class ConcurrencyLimits:
         self._seen: dict[InstanceName, _Seen] = {}
         self._limited: dict[InstanceName, float] = {}
         """Those that have a limit."""
-
-    @property
-    def unlimited(self) -> bool:
-        """Whether no instance has a limit."""
-        return not self._fixed and not self._limited
+        self.unlimited = not fixed
+        """No instance has a limit."""
 
     def of(self, member: FleetMember) -> float:
         """Most legs of this router at once; infinite where there is no limit."""
@@ -109,11 +106,16 @@ class ConcurrencyLimits:
                 self._limited.pop(member.name, None)
             elif seen.beat_at != member.beat_at:
                 seen.beat_at = member.beat_at
-                self._heard(now, member, seen)
+                if seen.rate.none and not member.in_flight_at_beat and seen.limit == math.inf:
+                    seen.waited = 0
+                    seen.beats.append(_UNUSED)
+                else:
+                    self._heard(now, member, seen)
         if len(self._seen) > len(members):
             for name in self._seen.keys() - {member.name for member in members}:
                 del self._seen[name]
                 self._limited.pop(name, None)
+        self.unlimited = not self._limited
 
     def _heard(self, now: float, member: FleetMember, seen: _Seen) -> None:
         load = member.load

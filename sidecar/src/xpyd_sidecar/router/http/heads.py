@@ -216,11 +216,12 @@ MAX_BYTES = 2048
 MAX_DIGITS = 9
 ONCE = frozenset({b"x-request-id", b"traceparent"})
 Like = tuple[bytes, bytes]
-"""A head without the line of the length: what stands before that line, and behind it."""
+"""A head but for its length: what stands before ``ength: ``, and in the lines behind that one."""
+_LENGTHS = b"\r\nContent-L", b"\r\ncontent-l"
 
 
 class KnownHead(msgspec.Struct, frozen=True):
-    """What a head says, without the length."""
+    """What a head says."""
 
     method: str
     path: str
@@ -231,19 +232,19 @@ class KnownHead(msgspec.Struct, frozen=True):
     """What it was found in order by (``reply.Application.judged_by``): nothing that came later."""
 
 
-def whole_read(data: bytes) -> tuple[Like, bytes, bytes] | None:
-    """A read as one whole request with a body: its head without the line of the length, the length, and the body.
+def whole_read(data: bytes) -> tuple[Like, bytes] | None:
+    """A read as one whole request with a body: its head but for the length, and the body.
 
     None: it is none, or not one that could be known.
     """
     head, _, body = data.partition(b"\r\n\r\n")
-    before, found, rest = head.partition(b"\r\nContent-Length: ")
-    if not found:
-        before, _, rest = head.partition(b"\r\ncontent-length: ")
+    before, _, rest = head.partition(b"ength: ")
     length, _, behind = rest.partition(b"\r\n")
-    if not body or not length.isdigit() or len(length) > MAX_DIGITS or len(body) != int(length) or len(head) > MAX_BYTES:
+    if not body or len(head) > MAX_BYTES or not before.endswith(_LENGTHS):
         return None
-    return (before, behind), length, body
+    if not length.isdigit() or len(length) > MAX_DIGITS or int(length) != len(body):
+        return None
+    return (before, behind), body
 
 
 class KnownHeads:
@@ -262,13 +263,13 @@ class KnownHeads:
         """The head that is like this one."""
 
     def keep(self, like: Like, head: KnownHead) -> None:
-        """It was parsed and found in order. ``head`` has the length still."""
-        headers = {name: value for name, value in head.headers.items() if name != b"content-length"}
+        """It was parsed and found in order."""
         lines = b"\r\n".join(filter(None, like)).split(b"\r\n")
-        if not ONCE.isdisjoint(headers) or len(lines) != len(headers) + 1 or any(line[:1] in b" \t" for line in lines):
+        if not ONCE.isdisjoint(head.headers) or any(line[:1] in b" \t" for line in lines) or (
+                len(lines) != len(head.headers) + 2):
             return
         if any(b"\n" in line or b"\r" in line for line in lines):
             return
         if len(self._known) >= MAX_HEADS:
             self._known.clear()
-        self._known[like] = msgspec.structs.replace(head, headers=headers)
+        self._known[like] = head

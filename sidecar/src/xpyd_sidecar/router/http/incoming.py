@@ -132,7 +132,7 @@ class IncomingRequests:
         read = whole_read(data)
         if read is None:
             return None
-        like, length, body = read
+        like, body = read
         server, size = self._server, len(body)
         head = server.heads.find(like)
         if head is None or head.judged_by is not server.application.judged_by or size > self._bounds.body_bytes or (
@@ -141,8 +141,7 @@ class IncomingRequests:
             return None
         if not self._bodies.at_once(size):
             return None
-        headers = head.headers | {b"content-length": length}
-        return HttpRequest(head.method, head.path, headers, body, heads.fresh(), head.target, None, True)
+        return HttpRequest(head.method, head.path, head.headers, body, heads.fresh(), head.target, None, True)
 
     def feed(self, data: bytes) -> None:
         """Bytes of one or several requests, or of a part of one; ``fault`` says whether they are in order."""
@@ -318,13 +317,14 @@ class IncomingRequests:
             target = path.encode("latin-1") + mark + query
         request_id = request_id_of(self._headers.get(b"x-request-id"))
         judged = self._judged and refusal is None
-        request = HttpRequest(method, path, self._headers, body, request_id, target, self.upload, judged, refusal)
+        headers = {name: value for name, value in self._headers.items() if name != b"content-length"}
+        request = HttpRequest(method, path, headers, body, request_id, target, self.upload, judged, refusal)
         close = self.ended or not self._parser.should_keep_alive()
         if self._like is not None:
             usual = body and self._wanted and not close and not self._extra and self._version == "1.1"
-            if usual and not {b"expect", b"transfer-encoding"} & self._headers.keys():
+            if usual and not {b"expect", b"transfer-encoding"} & headers.keys():
                 self._server.heads.keep(self._like, KnownHead(
-                    method, path, target, self._headers, self._server.application.judged_by))
+                    method, path, target, headers, self._server.application.judged_by))
             self._like = None
         self._line.taken(request, held, close=close, old=self._version == "1.0")
 

@@ -25,7 +25,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     path: str
     """Without the query."""
     headers: dict[bytes, bytes]
-    """Names in lower case; of repeated ones the first."""
+    """Names in lower case; of repeated ones the first. Not the length; not to be changed."""
     body: bytes
     request_id: str
     """The client's X-Request-Id if it is a plain word, else a new one."""

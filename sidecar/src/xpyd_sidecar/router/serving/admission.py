@@ -153,6 +153,8 @@ class Entrance:
         config, limits = context.config, context.limits
         self._left, self._limit = round(limits.pair_s, 3), round(min(limits.prefill_s, limits.request_s), 3)
         """What legs are told of their times (``Exchange.start``)."""
+        self._from = params(self._left, None, self._limit)
+        """Decode's parameters."""
         speaks = config.first_token == "prefill"  # noqa: S105 (a token of an answer)
         self.open = (not speaks and not config.skip_prefill_cached and context.tracing is None
                      and min(limits.request_s, limits.pair_s) >= NO_DEADLINE_S)
@@ -199,9 +201,9 @@ class Entrance:
         transfer, line = TransferId(heads.fresh()), b"%b%b\r\n\r\n" % (_ID, http.request_id.encode())
         to_prefill, to_decode = shape.templates()
         name, path, other = transfer.encode(), PATHS[api], pair.decode
-        who = (other.instance, other.incarnation, other.control)
-        asked = (_message(path, target, line, to_prefill.fill(slots, params(self._left, who, self._limit), name)),
-                 _message(path, other, line, to_decode.fill(slots, params(self._left, None, self._limit), name)))
+        to = params(self._left, (other.instance, other.incarnation, other.control), self._limit)
+        asked = (to_prefill.fill(slots, to, name, before_length(path, target.http), _ranked(target, line)),
+                 to_decode.fill(slots, self._from, name, before_length(path, other.http), _ranked(other, line)))
         lane = FastPath(context, reply, shape, slots, http.body, picks, pair, transfer, began, arrived,
                         arrived_unix, size, asked, prefill, decode)
         prefill.lend(lane, asked[0])
@@ -214,6 +216,5 @@ class Entrance:
         return lane
 
 
-def _message(path: bytes, target: EngineTarget, line: bytes, body: bytes) -> bytes:
-    rank = b"" if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d" % target.dp_rank
-    return b"".join((before_length(path, target.http), b"%d" % len(body), rank, line, body))
+def _ranked(target: EngineTarget, line: bytes) -> bytes:
+    return line if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d%b" % (target.dp_rank, line)

@@ -74,9 +74,14 @@ class Template:
         self._pieces = itemgetter(0, *(at for number, value in enumerate(order, 1) for at in (size + value, number)))
         """Of literals and values, those that are in the body, in its order."""
 
-    def fill(self, slots: Sequence[bytes], params: Params, transfer: bytes) -> bytes:
-        """The body with these values of slots and parameters. ``transfer``: its name, which stands between the latter."""
-        return b"".join(self._pieces((*self._literals, *slots, params[0], transfer, params[1])))
+    def fill(self, slots: Sequence[bytes], params: Params, transfer: bytes, before: bytes = b"",
+             behind: bytes = b"") -> bytes:
+        """The body with these values of slots and parameters. ``transfer``: its name, which stands between the latter.
+
+        ``before`` and ``behind``: of a head, around how many bytes the body has; then it is the whole message.
+        """
+        body = b"".join(self._pieces((*self._literals, *slots, params[0], transfer, params[1])))
+        return b"".join((before, b"%d" % len(body), behind, body)) if before else body
 
 
 class Shape:

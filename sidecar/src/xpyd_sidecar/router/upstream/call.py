@@ -185,7 +185,7 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
     """One connection to an engine."""
 
     __slots__ = ("_address", "_body", "_call", "_heads", "_lane", "_outlet", "_pool", "_seen",
-                 "_stream", "_time", "_transport", "idle_since", "open", "paused", "reused")
+                 "_stream", "_time", "_transport", "open", "paused", "reused")
 
     def __init__(self, pool: Keeper, address: HostPort) -> None:
         self._pool = pool
@@ -195,7 +195,7 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         self.open = False
         """Nobody has ended it, as far as is known."""
         self._outlet = Outlet()
-        self.last_at = 0.0
+        self.last_at = self._time()
         self._call: UpstreamCall | None = None
         self._lane: Borrower | None = None
         """Whose answer it is, where that needs no call."""
@@ -206,7 +206,6 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         """It was in the pool before."""
         self._seen = False
         self.paused = False
-        self.idle_since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is open."""

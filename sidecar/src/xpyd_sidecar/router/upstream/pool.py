@@ -112,7 +112,7 @@ class EnginePool:
     def make_room(self) -> None:
         """Before a connection is opened: close those that have been idle for longest, where there are as many as may be."""
         while len(self.connections) >= self.most:
-            oldest = min((idle for idle in self._idle.values() if idle), key=lambda idle: idle[0].idle_since, default=None)
+            oldest = min((idle for idle in self._idle.values() if idle), key=lambda idle: idle[0].last_at, default=None)
             if oldest is None:
                 return
             connection = oldest.popleft()
@@ -127,7 +127,6 @@ class EnginePool:
         if connection.open and len(idle) < IDLE_MAX:
             if connection.paused:
                 connection.read(True)
-            connection.idle_since = self.loop.time()
             idle.append(connection)
         else:
             connection.drop()
@@ -144,7 +143,7 @@ class EnginePool:
         oldest = self.loop.time() - IDLE_S
         for address in list(self._idle):
             idle = self._idle[address]
-            while idle and idle[0].idle_since < oldest:
+            while idle and idle[0].last_at < oldest:
                 idle.popleft().drop()
             if not idle:
                 del self._idle[address]

@@ -18,6 +18,7 @@ import math
 import socket
 import sys
 from collections import deque
+from typing import cast
 
 import msgspec
 
@@ -348,7 +349,7 @@ class OwnerRouter(RouterProcess):
 
     def _on_ask(self, worker: _Worker, ask: li.AskOwner) -> None:
         request = HttpRequest(ask.method, ask.path, ask.headers, b"", ask.request_id, judged=True)
-        reply = _Caught(cast(ReplyConnection, None), ask.request_id, ask=ask, link=worker.link)
+        reply = _Caught(cast("ReplyConnection", None), ask.request_id, ask=ask, link=worker.link)
         try:
             self.paths.own(request, reply)
         except HttpFault as fault:
