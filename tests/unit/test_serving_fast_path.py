@@ -391,8 +391,9 @@ async def test_a_lane_goes_every_way_as_a_serving_does(monkeypatch: pytest.Monke
 async def test_the_write_that_ends_an_answer_may_fill_the_clients_buffer(lanes: bool,
                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     """asyncio says so from within the write."""
-    world = World(Script("continue", True, [], "ok", "ok"), lanes=lanes)
-    play = Play(world, world.script)
+    script = Script("continue", True, [], "ok", "ok")
+    world = World(script, lanes=lanes)
+    play = Play(world, script)
     body = msgspec.json.encode({"model": "tiny", "messages": [{"role": "user", "content": "hello there"}],
                                 "max_tokens": 5, "temperature": 0, "stream": True})
     for _ in range(2):

@@ -106,11 +106,7 @@ class ConcurrencyLimits:
                 self._limited.pop(member.name, None)
             elif seen.beat_at != member.beat_at:
                 seen.beat_at = member.beat_at
-                if seen.rate.none and not member.in_flight_at_beat and seen.limit == math.inf:
-                    seen.waited = 0
-                    seen.beats.append(_UNUSED)
-                else:
-                    self._heard(now, member, seen)
+                self._heard(now, member, seen)
         if len(self._seen) > len(members):
             for name in self._seen.keys() - {member.name for member in members}:
                 del self._seen[name]
