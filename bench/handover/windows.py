@@ -53,9 +53,14 @@ async def stage_windows(bench: Bench, parts: Parts, *, site: Path) -> None:
     pair = ModelPair(bench.folder, MODEL)
     with pair.wire, pair.p, pair.d:
         for engine in (pair.p, pair.d):
-            engine.wait_ready()
+            _warmed(engine)
         parts.out["xpyd"] = judged(lambda prompt: pair.handed(prompt, 16), pair.p)
     parts.out["nixl"] = _nixl(bench.folder, site)
+
+
+def _warmed(engine: Engine) -> None:
+    """Ready, with what it compiles for its first log probabilities behind it."""
+    engine.wait_ready().complete([2] * 300, 2, timeout_s=600.0, logprobs=1)
 
 
 def _nixl(folder: Path, site: Path) -> dict[str, Any]:
@@ -73,8 +78,8 @@ def _nixl(folder: Path, site: Path) -> dict[str, Any]:
 
     try:
         with p, d:
-            p.wait_ready()
-            d.wait_ready()
+            for engine in (p, d):
+                _warmed(engine)
             return judged(handed, p)
     except (ProcessFailed, HttpError, KeyError, OSError) as error:
         return {"absent": f"{type(error).__name__}: {error}"[-1500:]}

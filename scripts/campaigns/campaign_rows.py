@@ -71,7 +71,10 @@ MODELS = (*(Goal(f"*/{order}/{figure}", "=", goal) for order in ("prefill first"
           Goal("*/decode killed in mid-stream/moved", ">=", 1), Goal("*/clients left/clients", "=", 4))
 FILES = (*zero("soft/other", "soft/refused", "hard/other", "hard/other_beside_a_death"), Goal("*/streams", "=", 700),
          Goal("hard/whole", "shown"), Goal("hard/whole_beside_a_death", "shown"))
-DRAFTS = (*zero("*/wrong"), Goal("*/within", "=", 1), Goal("*/accepted_per_token", "shown"))
+DRAFTS = (*zero("*/wrong", "mtp 2 to mtp 1, with states/loaded"), Goal("*/within", "=", 1),
+          Goal("mtp 2 to mtp 1, with states/refused", ">=", 4), Goal("*/accepted_per_token", "shown"))
+STORES = (*zero("*/*/wrong"), Goal("*/one by one/hits_of_prefill", ">=", 1), Goal("*/decode alone/hits_of_decode", ">=", 1),
+          Goal("*/version", "shown"))
 UNEQUAL = (Goal("*/outcome", "=", "equal"),)
 SCENARIOS = (*zero(*(f"summary/{kind}/{what}" for kind in ("scripted", "real") for what in EACH[1:])),
              Goal("summary/scripted/scenarios", ">=", 1000), Goal("summary/real/scenarios", ">=", 1000),
@@ -104,13 +107,14 @@ ROWS: Final = (
     Row("mutants", 10, 60),
     Row("campaign-fuzz", 15, 40),
     Row("campaign-fleet", 10, 40, AT + "campaign_fleet.json", FLEET, root=True),
-    Row("campaign-speculation", 5, 25, AT + "campaign_speculation.json", DRAFTS),
+    Row("campaign-stores", 10, 45, AT + "campaign_stores.json", STORES),
+    Row("campaign-speculation", 20, 75, AT + "campaign_speculation.json", DRAFTS),
     Row("campaign-sampled", 4, 20, AT + "campaign_sampled.json", SAMPLED),
     Row("campaign-parallel", 10, 40),
     Row("campaign-unequal", 20, 75, AT + "campaign_parallel.json", UNEQUAL),
     Row("campaign-models", 45, 150, AT + "campaign_models.json", MODELS),
     Row("campaign-scenarios", 30, 120, AT + "campaign_scenarios.json", SCENARIOS),
-    Row("campaign-scenarios-models", 60, 200, AT + "campaign_scenarios_models.json", OF_MODELS),
+    Row("campaign-scenarios-models", 30, 200, AT + "campaign_scenarios_models.json", OF_MODELS),
     Row("campaign-mixed", 31, 60, AT + "campaign_mixed.json", MIXED),
     Row("campaign-router", 40, 120, AT + "campaign_router.json", ROUTER),
     Row("campaign-groups", 45, 120),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 
 from cluster import HEARTBEAT_S, Cluster, Instance  # noqa: E402 (tests/support is not on the path before)
-from corpus import Case, Reference  # noqa: E402
+from corpus import Case, Reference, tokens_of  # noqa: E402
 from engines import Engine  # noqa: E402
 from make_model import NAME  # noqa: E402
 from model_pairs import FACTS  # noqa: E402
@@ -143,6 +144,7 @@ class Life:
         def again(instance: Instance) -> None:
             host.engine.start()
             host.engine.wait_ready()
+            warmed(host)
             record = host.engine.record()
             assert record is not None
             began = time.monotonic()
@@ -167,6 +169,8 @@ class Life:
         try:
             with self.cluster:
                 self.cluster.wait_ready()
+                for host in self.hosts:
+                    warmed(host)
                 self.report.lives += len(self.hosts)
                 yield
                 self.wait_restarts()
@@ -174,6 +178,11 @@ class Life:
             for host in self.hosts:
                 if host.wire is not None:
                     host.wire.close()
+
+
+def warmed(host: Host) -> None:
+    """What an engine compiles once is behind it. It must not count as a hang, nor be in the middle of what is measured."""
+    host.engine.complete(tokens_of("warm", 300), 2, timeout_s=600.0)
 
 
 def real(kind: Kind, total: int, have: int, minutes: float, seed: int) -> Iterator[Report]:
@@ -275,11 +284,14 @@ class Results:
         return dict(self._all().get(self._key, {}).get("sections", {}))
 
     def write(self, sections: Section) -> None:
-        """Put it there; nothing: forget it."""
-        found = self._all() | {self._key: {"summary": summary(sections), "sections": sections} if sections else {}}
+        """Put it there; nothing: forget it. Of another model another process may do so at the same time."""
         self._file.parent.mkdir(exist_ok=True)
-        whole = {name: one for name, one in sorted(found.items()) if one} if self._key else found[""]
-        self._file.write_text(json.dumps(whole, indent=1) + "\n")
+        REFERENCES.mkdir(parents=True, exist_ok=True)
+        with open(REFERENCES / "results.lock", "w", encoding="ascii") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = self._all() | {self._key: {"summary": summary(sections), "sections": sections} if sections else {}}
+            whole = {name: one for name, one in sorted(found.items()) if one} if self._key else found[""]
+            self._file.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,9 @@
         made.run(made.e, made.f, prompts, 32)     → decode's tokens, and what it drafted
         made.run(made.e, made.e, prompts, 32)     the same of one engine alone, without a hand-over
 
+    with Drafting(folder, {"none": ()}, model=MTP) as made:
+        made.ready("none")                        → a list; each is started when it is first asked for
+
 A pair is a case of the rule: e → f the same draft on both, e → n decode by tokens alone, n → f decode drafts alone.
 """
 
@@ -43,13 +46,16 @@ class Drafted(NamedTuple):
 class Drafting:
     """The engines."""
 
-    def __init__(self, folder: Path, how: Mapping[str, Sequence[str]] | None = None) -> None:
-        """``how``: arguments by name; None: two with an EAGLE model (e, f) and one with n-grams (n)."""
-        key, model, options = folder / "key", ensure(TARGET), KvOptions(transport="tcp")
+    def __init__(self, folder: Path, how: Mapping[str, Sequence[str]] | None = None, *, model: Path | None = None,
+                 env: Mapping[str, str] | None = None) -> None:
+        """``how``: arguments by name; None: two with an EAGLE model (e, f), one with n-grams (n), all started at once."""
+        key, options = folder / "key", KvOptions(transport="tcp")
         keys.write(key, keys.mint())
         given = how if how is not None else {"e": speculating(), "f": speculating(), "n": by_tokens()}
-        self.by_name = {name: Engine(name.replace(" ", "-"), folder, key_file=key, model=model, options=options,
-                                     args=(*ARGS, *more), on_load_failure="fail") for name, more in given.items()}
+        self._at_once = how is None
+        self.by_name = {name: Engine(name.replace(" ", "-"), folder, key_file=key, model=model or ensure(TARGET),
+                                     options=options, args=(*ARGS, *more), on_load_failure="fail", env=env)
+                        for name, more in given.items()}
         self.engines = list(self.by_name.values())
 
     @property
@@ -67,11 +73,17 @@ class Drafting:
         """One that drafts with n-grams."""
         return self.by_name["n"]
 
+    def ready(self, *names: str) -> list[Engine]:
+        """Those of these names, started and ready."""
+        asked = [self.by_name[name] for name in names]
+        for engine in asked:
+            if not engine.alive():
+                engine.start()
+        return [engine.wait_ready() for engine in asked]
+
     def __enter__(self) -> Self:
-        for engine in self.engines:
-            engine.start()
-        for engine in self.engines:
-            engine.wait_ready()
+        if self._at_once:
+            self.ready(*self.by_name)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -52,19 +52,21 @@ class Pair:
 
     def __init__(self, folder: Path, *, policy: Literal["recompute", "fail"], prefill_args: Sequence[str] = (),
                  prefill_env: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None,
-                 beside: Sequence[Mapping[str, Any]] = (), **options: Any) -> None:
-        """``env``: of both engines, ``prefill_env``: of prefill besides. ``beside``: connectors after ours, of both."""
+                 beside: Sequence[Mapping[str, Any]] = (), model: Path | None = None, blocks: int = 34,
+                 **options: Any) -> None:
+        """``env``: of both engines, ``prefill_env``: of prefill besides. ``beside``: connectors after ours, of both.
+        ``blocks``: of each cache."""
         port = self.data_port = free_port()
         self.wire = Wire(port)
         self.pool = ThreadPoolExecutor(48)
         self.answer_s = HTTP_TIMEOUT_S
         """How long an answer of a leg is waited for."""
-        small = ("--num-gpu-blocks-override", "34", "--max-num-batched-tokens", "512")
+        small = ("--num-gpu-blocks-override", str(blocks), "--max-num-batched-tokens", "512")
         common = {"transport": "tcp", "peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": 20.0, **options}
         p_env = {**(env or {}), **(prefill_env or {})} or None
-        self.p = Engine("p", folder, args=(*small, *prefill_args), env=p_env, beside=beside, options=KvOptions(
+        self.p = Engine("p", folder, args=(*small, *prefill_args), env=p_env, beside=beside, model=model, options=KvOptions(
             data_port=port, advertise_data=join_host_port("127.0.0.1", self.wire.port), **common))
-        self.d = Engine("d", folder, args=small, env=env, on_load_failure=policy, beside=beside,
+        self.d = Engine("d", folder, args=small, env=env, on_load_failure=policy, beside=beside, model=model,
                         options=KvOptions(**common))
 
     def peer(self, **changes: Any) -> legs.Peer:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from fork_server import ForkServer
-from make_model import ensure_model
+from make_model import cache_root, ensure_model
 from processes import Group, ProcessFailed, free_port
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -41,6 +41,7 @@ BASE_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default pins every engine of a machine to the same core
+    "TORCHINDUCTOR_CACHE_DIR": str(cache_root() / "compiled"),  # what one engine has compiled no other compiles again
 }
 IDLE_SERIES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", metrics.SENDS_OPEN,
                metrics.RECEIVES_OPEN)

@@ -7,6 +7,7 @@
     ensure("tiny-gpt-oss")  every other layer sees 128 tokens alone, with experts and sinks
     ensure("tiny-granite")  every other layer keeps a state (Mamba2)
     ensure("tiny-qwen-next")  every other layer keeps a state (gated delta net), in bfloat16
+    ensure("tiny-qwen-next-mtp")  the same with an MTP module
 
 Each has several KV cache groups but the first three. Their greedy text depends on every token of a prompt.
 """
@@ -84,7 +85,8 @@ def _qwen_next() -> Any:
 
 
 HYBRIDS: Final[dict[str, Callable[[], Any]]] = {
-    "tiny-gemma-3": _gemma3, "tiny-gpt-oss": _gpt_oss, "tiny-granite": _granite, "tiny-qwen-next": _qwen_next}
+    "tiny-gemma-3": _gemma3, "tiny-gpt-oss": _gpt_oss, "tiny-granite": _granite, "tiny-qwen-next": _qwen_next,
+    "tiny-qwen-next-mtp": _qwen_next}
 HYBRID_STD: Final = {**STD, "in_proj": 0.12, "out_proj": 0.15, "in_proj_qkvz": 0.12, "in_proj_ba": 0.1}
 MADE: Final[dict[str, Callable[[], Any]]] = {"tiny-mqa-1": _mqa, "tiny-mla-1": _mla, "tiny-gemma-2": _gemma, **HYBRIDS}
 
@@ -112,9 +114,26 @@ def make(folder: Path, name: str) -> None:
             elif parameter.ndim == 2:
                 parameter.normal_(0, STD.get(weight.split(".")[-2], OTHER_STD))
     model.save_pretrained(folder)
-    if name == "tiny-qwen-next":
+    if name.startswith("tiny-qwen-next"):
+        more = _add_a_module(folder) if name.endswith("-mtp") else {}
         file = folder / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "bfloat16"}))
+        file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "bfloat16", **more}))
+
+
+def _add_a_module(folder: Path) -> dict[str, Any]:
+    """Give weights an MTP module like the model's second layer; what its configuration says of it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file, start = folder / "model.safetensors", "model.layers.1."
+    weights = load_file(file)
+    weights |= {key.replace(start, "mtp.layers.0."): value.clone()
+                for key, value in weights.items() if key.startswith(start)}
+    size = COMMON["hidden_size"]
+    weights["mtp.fc.weight"] = torch.randn(size, 2 * size) * 0.05
+    weights |= {f"mtp.{key}.weight": torch.zeros(size) for key in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+    save_file(weights, file, metadata={"format": "pt"})
+    return {"num_nextn_predict_layers": 1}
 
 
 if __name__ == "__main__":
