@@ -83,6 +83,8 @@ def _of_groups(model: str, blocks: int) -> Kind:
 KINDS: Final = {one.model: one for one in (
     Kind(NAME, 24), _of_groups("tiny-gemma-3", 42), _of_groups("tiny-gpt-oss", 34), _of_groups("tiny-granite", 27))}
 TWO_RANKS = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
+NO_COMPILER: Final = {"TORCHDYNAMO_DISABLE": "1"}
+"""Of two ranks, which compile in the middle of requests: nobody is answered for minutes where many engines do so."""
 UNEQUAL_EVERY = 4
 """One life in so many has an engine of two tensor-parallel ranks."""
 WAVES = 3
@@ -129,7 +131,7 @@ class Life:
                 **({"data_port": port, "advertise_data": HostPort(f"127.0.0.1:{wire.port}")} if wire is not None else {}))
             fails = number % 2 == 1 and name == "c"
             instance = self.cluster.add(role, options=options, on_load_failure="fail" if fails else "recompute",
-                                        args=(*kind.args, *(TWO_RANKS if two else ())))
+                                        args=(*kind.args, *(TWO_RANKS if two else ())), env=NO_COMPILER if two else None)
             self.instances[Host(instance.engine, wire, fails)] = instance
         self.hosts = list(self.instances)
 

@@ -95,10 +95,16 @@ def test_of_a_window_at_most_two_blocks_are_moved(pair: ModelPair) -> None:
     """By the bytes that have come in by any link."""
     if not FACTS[pair.model].window:
         pytest.skip("no windows")
-    before = pair.d.metric(metrics.LINK_BYTES + "_total")
+    series = [f"{name}_total" for name in (metrics.LINK_BYTES, metrics.LOADED_BYTES)]
+    before = [pair.d.metric(name) for name in series]
     pair.handed(prompt_of(1500, 30000))
     pair.wait_empty()
-    moved = pair.d.metric(metrics.LINK_BYTES + "_total") - before
+
+    def rose() -> list[float]:
+        return [pair.d.metric(name) - then for name, then in zip(series, before, strict=True)]
+
+    wait_until(lambda: len(set(rose())) == 1, 20.0, "told of by workers, too")
+    moved = rose()[0]
     layer = 2 * BLOCK * 2 * 32 * 4
     full = {"tiny-gemma-3": 1, "tiny-gpt-oss": 2}[pair.model]
     blocks = (moved / layer - full * -(-1499 // BLOCK)) / (4 - full)

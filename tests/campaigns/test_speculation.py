@@ -22,6 +22,7 @@ import pytest
 from draft_models import EAGLE3, MTP, TARGET, by_a_model, by_a_module, by_suffixes, by_tokens, speculating
 from drafting_engines import Drafting
 from engine_pair import tokens
+from engines import HttpError
 from model_pairs import NO_PREFIXES
 from model_variants import ensure
 
@@ -147,14 +148,20 @@ def test_states_with_another_number_of_drafts_are_refused_with_the_field(
         alone = made.run(same, same, prompts, OUTPUT)
         handed = made.run(p, same, prompts, OUTPUT)
         assert handed.loaded > 0
-        computed = made.run(p, other, prompts, OUTPUT)
+        statuses = []
+        for prompt in prompts:
+            with pytest.raises(HttpError) as failed:
+                made.run(p, other, [prompt], OUTPUT)
+            statuses.append(failed.value.status)
         words = "speculation.num_speculative_tokens: 1 here, 2 there"
         refused = int(other.metric(metrics.TRANSFERS + "_total", side="receive", outcome="incompatible"))
+        loaded = int(other.metric(metrics.LOADED_BYTES + "_total"))
         record("mtp 2 to mtp 2, with states", requests=len(prompts), loaded=handed.loaded,
                equal=sum(one == two for one, two in zip(handed.tokens, alone.tokens, strict=True)),
                accepted_per_token=round(handed.accepted, 4), accepted_per_token_of_one_engine=round(alone.accepted, 4))
-        record("mtp 2 to mtp 1, with states", requests=len(prompts), loaded=computed.loaded, refused=refused,
+        record("mtp 2 to mtp 1, with states", requests=len(prompts), loaded=loaded, refused=refused, statuses=statuses,
                said=words if words in other.log.read_text() else "")
-        assert computed.loaded == 0
+        assert loaded == 0
         assert refused == len(prompts)
+        assert set(statuses) == {500}, "engines of these tests fail what cannot be loaded"
         assert words in other.log.read_text()
