@@ -1,11 +1,11 @@
 """The time between two decode steps with the broadcast queue under vLLM's executor, beside vLLM's own queue.
 
-    make bench-queue-steps                                 both parts, into results/queue_steps.json
-    python bench/queue_steps.py --hosts 1 --rounds 5       for a look; writes nothing
+    make bench-queue-steps                                        all parts, into results/queue_steps.json
+    python bench/queue_steps.py --part one_host --rounds 5        for a look; writes nothing
 
-Two engines of two tensor-parallel workers each, which differ in the queue alone, on one host or with their workers in two
-process sets as an instance with ``pods: 2`` has them. In a round each gives one answer, one after the other, in an order
-that is drawn. A figure is the median of the ratios within rounds, so that what else the machine does meets both.
+Two engines, which differ in the queue alone, with workers on one host or in two process sets, as an instance with
+``pods: 2`` has them. In a round each gives one answer, one after the other, in an order that is drawn. A figure is the
+median of the ratios within rounds, so that what else the machine does meets both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import vllm
@@ -36,7 +36,7 @@ from xpyd_sidecar.contract.launch import KvOptions
 
 RESULTS = Path(__file__).parent / "results/queue_steps.json"
 QUEUES = ("vllm", "xpyd")
-SIZES = ("--tensor-parallel-size", "2", "--num-gpu-blocks-override", "64", "--distributed-executor-backend", "mp")
+SIZES = ("--num-gpu-blocks-override", "64", "--distributed-executor-backend", "mp")
 FOLLOWER = "xpyd_sidecar.engine.compat.follower"
 TOKENS = 96
 """Of an answer."""
@@ -49,9 +49,23 @@ COUNTED_S = 5.0
 ROUNDS_MIN = 10
 
 
+class Part(NamedTuple):
+    """Where an engine's workers are."""
+
+    workers: int
+    """Tensor-parallel ranks."""
+    hosts: int = 1
+    """Process sets."""
+
+
+PARTS = {"one_worker": Part(1), "one_host": Part(2), "two_process_sets": Part(2, 2)}
+"""With one worker two processors are as many as compute, as a GPU's host has them; else fewer."""
+
+
 @contextlib.contextmanager
-def engine(queue: str, hosts: int, folder: Path) -> Iterator[Engine]:
+def engine(queue: str, part: Part, folder: Path) -> Iterator[Engine]:
     """An engine with this queue; it is ready when the caller has waited for it."""
+    hosts = part.hosts
     port = free_port()
     life = f"{port:032x}"
     env = {launch.ENV_QUEUE: queue, "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -59,7 +73,8 @@ def engine(queue: str, hosts: int, folder: Path) -> Iterator[Engine]:
     nodes = ("--nnodes", str(hosts), "--master-addr", "127.0.0.1", "--master-port", str(port))
     if hosts > 1:
         env[ENV_LIFE] = life
-    args = (*SIZES, "--kv-transfer-config", json.dumps(config), *(nodes if hosts > 1 else ()))
+    args = (*SIZES, "--tensor-parallel-size", str(part.workers), "--kv-transfer-config", json.dumps(config),
+            *(nodes if hosts > 1 else ()))
     rank = ("--node-rank", "0") if hosts > 1 else ()
     leader = Engine(f"{queue}-{hosts}", folder, connector=False, args=(*args, *rank), env=env, forked=False)
     with leader, contextlib.ExitStack() as stack:
@@ -93,12 +108,12 @@ def step(one: Engine, prompt: list[int]) -> float:
     return (one.metric(f"{BETWEEN}_sum") - took) / found
 
 
-def measure(hosts: int, rounds: int, folder: Path) -> dict[str, Any]:
+def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     """Both engines, round after round."""
     draw = random.Random(0)
     took: dict[str, list[float]] = {queue: [] for queue in QUEUES}
     with contextlib.ExitStack() as stack:
-        both = {queue: stack.enter_context(engine(queue, hosts, folder)) for queue in QUEUES}
+        both = {queue: stack.enter_context(engine(queue, PARTS[name], folder)) for queue in QUEUES}
         for one in both.values():
             one.wait_ready(READY_S)
         same = [one.complete(list(range(5, 69)), 32)["token_ids"] for one in both.values()]
@@ -111,7 +126,7 @@ def measure(hosts: int, rounds: int, folder: Path) -> dict[str, Any]:
                 found = step(both[queue], prompt)
                 if number:  # the first round warms up
                     took[queue].append(found)
-            print(f"{hosts} hosts, round {number} of {rounds}", flush=True)
+            print(f"{name}, round {number} of {rounds}", flush=True)
     ratios = [ours / theirs for ours, theirs in zip(took["xpyd"], took["vllm"], strict=True)]
     return {
         "step_ratio": round(statistics.median(ratios), 4),
@@ -123,22 +138,22 @@ def measure(hosts: int, rounds: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Run it, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, choices=(1, 2), action="append", help="default: both parts")
+    parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    parts = given.hosts or [1, 2]
+    parts = given.part or list(PARTS)
     load = os.getloadavg()[0]
     began = time.monotonic()
     found = {}
-    for hosts in parts:
+    for name in parts:
         with tempfile.TemporaryDirectory(prefix="xpyd-steps-") as folder:
-            found["one_host" if hosts == 1 else "two_process_sets"] = measure(hosts, given.rounds, Path(folder))
+            found[name] = measure(name, given.rounds, Path(folder))
     about = {"date": datetime.now(UTC).date().isoformat(), "rounds": given.rounds, "vllm": vllm.__version__,
              "python": platform.python_version(), "cpus": os.cpu_count() or 0, "load_before": round(load, 2),
              "seconds": round(time.monotonic() - began)}
     text = msgspec.json.format(msgspec.json.encode(found | about), indent=2).decode() + "\n"
-    if given.write and given.rounds >= ROUNDS_MIN and len(parts) == 2:
+    if given.write and given.rounds >= ROUNDS_MIN and len(parts) == len(PARTS):
         RESULTS.write_text(text)
     print(text)
 
