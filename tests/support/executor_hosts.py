@@ -153,6 +153,14 @@ class Running:
                  for number in range(count)]
         return [one.result()[1] for one in asked]
 
+    def timed(self, count: int, seconds: float) -> list[float]:
+        took = []
+        for _ in range(count):
+            began = time.perf_counter()
+            self.executor.collective_rpc("sleep", args=(seconds,))
+            took.append(time.perf_counter() - began)
+        return took
+
     def total(self, count: int) -> Any:
         return self.call("total", torch.ones(count, dtype=torch.float32))
 

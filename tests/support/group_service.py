@@ -31,7 +31,6 @@ from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.group import ROUND
 
-
 UP_S = 600
 
 
