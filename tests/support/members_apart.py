@@ -68,9 +68,11 @@ class Place(NamedTuple):
 class Bridge:
     """The bridge; all networks go with it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+        """``python``: the interpreter of engines and agents, or what stands in for it."""
         self.python = str(folder / "python-apart")
-        Path(self.python).write_text(f"#!/bin/sh\nexec {sys.executable} {Path(__file__)} {folder / 'lock'} \"$@\"\n")
+        ours = f"{sys.executable} {Path(__file__)} {folder / 'lock'} {python}"
+        Path(self.python).write_text(f"#!/bin/sh\nexec {ours} \"$@\"\n")
         os.chmod(self.python, 0o700)
 
     def __enter__(self) -> Self:
@@ -139,15 +141,15 @@ def _apart(arguments: list[str]) -> tuple[Place, list[str]] | None:
 
 def main() -> NoReturn:
     """In the place of the interpreter."""
-    lock, *arguments = sys.argv[1:]
+    lock, python, *arguments = sys.argv[1:]
     found = _apart(arguments) if INSIDE not in os.environ else None
     if found is None:
-        os.execv(sys.executable, [sys.executable, *arguments])
+        os.execv(python, [python, *arguments])
     place, arguments = found
     place.make(Path(lock))
     os.environ[INSIDE] = "1"
     own_memory = 'mount -t tmpfs xpyd-shm /dev/shm && exec "$@"'
-    os.execvp("ip", ["ip", "netns", "exec", place.name, "sh", "-c", own_memory, "sh", sys.executable, *arguments])
+    os.execvp("ip", ["ip", "netns", "exec", place.name, "sh", "-c", own_memory, "sh", python, *arguments])
 
 
 if __name__ == "__main__":
