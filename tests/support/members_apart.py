@@ -39,17 +39,18 @@ class Place(NamedTuple):
 
     ordinal: int
     """Of its instance."""
-    index: int
+    member: int
+    """Its index in it."""
 
     @property
     def name(self) -> str:
         """Of the network, and of its link's end at the bridge."""
-        return f"xt{self.ordinal}-{self.index}"
+        return f"xt{self.ordinal}-{self.member}"
 
     @property
     def address(self) -> str:
         """Within it."""
-        return f"10.77.{self.ordinal + 1}.{self.index + 1}"
+        return f"10.77.{self.ordinal + 1}.{self.member + 1}"
 
     def make(self, lock: Path) -> None:
         """Make it where it is not there; engine and agent come at the same time."""
@@ -130,7 +131,7 @@ def _apart(arguments: list[str]) -> tuple[Place, list[str]] | None:
         return None
     agent["advertise_host"] = agent["group"]["host"] = place.address
     for section, field, at in ((agent, "engine", place), (agent, "listen", place),
-                               (agent["group"], "leader", place._replace(index=0))):
+                               (agent["group"], "leader", place._replace(member=0))):
         if section.get(field):
             section[field] = section[field].replace(HOST, at.address)
     moved = Path(config["run_dir"]) / "agent-apart.json"

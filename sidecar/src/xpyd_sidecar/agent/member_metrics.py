@@ -17,7 +17,8 @@ class MemberFigures(NamedTuple):
     """Of one member; steps begin anew with each life."""
 
     instance: InstanceName
-    index: int
+    member: int
+    """Its index."""
     serving: bool
     """As its readiness says."""
     running: bool
@@ -34,7 +35,7 @@ class MemberFigures(NamedTuple):
 
 def exposition(found: MemberFigures) -> str:
     """The page."""
-    labels = f'{{group="{found.instance}",member="{found.index}"}}'
+    labels = f'{{group="{found.instance}",member="{found.member}"}}'
     families = (
         ("serving", "gauge", "Whether the group serves, as this member knows", int(found.serving)),
         ("engine_running", "gauge", "Whether the engine of this member runs", int(found.running)),
