@@ -96,13 +96,13 @@ class Bridge:
 
     @staticmethod
     def _remove() -> None:
-        for line in _ip("netns", "list").splitlines():
-            if re.fullmatch(r"xt\d+-\d+", name := line.split()[0]):
-                _ip("netns", "del", name)
-        for line in _ip("-o", "link", "show").splitlines():
+        for line in _ip("-o", "link", "show").splitlines():  # before the networks, with which they go at some time
             name = line.split(": ")[1].partition("@")[0]
             if name == BRIDGE or re.fullmatch(r"xt\d+-\d+", name):
                 _ip("link", "del", name)
+        for line in _ip("netns", "list").splitlines():
+            if re.fullmatch(r"xt\d+-\d+", name := line.split()[0]):
+                _ip("netns", "del", name)
 
 
 def _ip(*arguments: str) -> str:
