@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.group import ROUND
 
 UP_S = 600
+ANSWER_S = 30.0
 
 
 class GroupService(Service):
@@ -55,9 +57,10 @@ class GroupService(Service):
         return self.xpyd(*command, check=True, timeout_s=UP_S + 30).stdout
 
     def fleet(self, role: str) -> list[FleetInstance]:
-        """Instances of a role, as the router knows them."""
-        found = asyncio.run(agents.fleet(self.host, self.port, keys.read(self.home / NAME / "key")))
-        assert found is not None, "the router does not answer"
+        """Instances of a role, as the router knows them; on a busy machine it may have to be asked again."""
+        key, end = keys.read(self.home / NAME / "key"), time.monotonic() + ANSWER_S
+        while (found := asyncio.run(agents.fleet(self.host, self.port, key))) is None:
+            assert time.monotonic() < end, "the router does not answer"
         return [each for each in found.instances if each.role == role]
 
     def launcher(self, instance: str, index: int) -> int:
