@@ -159,7 +159,7 @@ def test_a_member_that_is_lost_ends_its_group_which_comes_back_and_loses_no_stre
         for turn, (index, busy) in enumerate(plan):
             rows.append(faults.row(how, index, turn, busy=busy))
             print(kind, rows[-1], flush=True)
-        write(f"{kind} {how}", rows)
+            write(f"{kind} {how}", rows)
         for row in rows:
             assert row["seen"] <= (AWAY_S if (row["how"], row["member"]) == ("cut", 0) else SEEN_S), row
             assert row["alone"] <= ALONE_S, row
