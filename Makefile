@@ -250,6 +250,11 @@ campaign-groups-cluster: $(STAMP) ## An instance of two pods on a whole cluster 
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_groups.py --timeout 1800
 
+.PHONY: campaign-group-ranks-cluster
+campaign-group-ranks-cluster: $(STAMP) ## Data-parallel ranks over pods on a whole cluster with real engines, as prefill and as decode: a cut link, a killed engine; strangers at a group (root, 20 minutes)
+	@$(CLUSTER) build --profile full
+	@$(BIN)/pytest -s e2e/campaign_group_ranks.py --timeout 1800
+
 campaign-ipv6: $(STAMP) ## A whole cluster without IPv4, and a service on real engines in it, into bench/results (root, 10 minutes)
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_ipv6.py --timeout 900
@@ -364,14 +369,14 @@ campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 
 	@REQUESTS=$(REQUESTS) KILLS=$(DP_KILLS) $(BIN)/pytest -s tests/campaigns/test_dp.py --timeout 7200
 
 .PHONY: campaign-groups
-campaign-groups: $(STAMP) ## Members of a group: all sizes through vLLM's parser, larger models of their rounds, data-parallel ranks of real engines (an hour; MINUTES= of random ways)
-	@$(BIN)/pytest -s tests/campaigns/test_groups.py tests/campaigns/test_group_ranks.py --timeout 3600
+campaign-groups: $(STAMP) ## Members of a group: all sizes through vLLM's parser, larger models of their rounds, ranks of real engines over members, killed, stopped and cut off (an hour and a half; MINUTES= of random ways)
+	@$(BIN)/pytest -s tests/campaigns/test_groups.py tests/campaigns/test_group_ranks.py tests/campaigns/test_group_faults.py --timeout 3600
 
 .PHONY: campaign-scale
 STEPS ?= 60
 SWITCHES ?= 100
-campaign-scale: $(STAMP) ## 1,000 simulated scale steps; STEPS= real ones, SWITCHES= of roles, added to bench/results (an hour; goes on where it ended, FRESH=1 begins anew)
-	@$(BIN)/python tests/campaigns/scale.py --simulated --real --steps $(STEPS) --switches $(SWITCHES) $(if $(FRESH),--fresh)
+campaign-scale: $(STAMP) ## 1,000 simulated scale steps; STEPS= real ones, SWITCHES= of roles, 30 of instances of two members, added to bench/results (100 minutes; goes on where it ended, FRESH=1 begins anew)
+	@$(BIN)/python tests/campaigns/scale.py --simulated --real --groups --steps $(STEPS) --switches $(SWITCHES) $(if $(FRESH),--fresh)
 
 .PHONY: campaign-fleet
 FLEET ?= 96P144D

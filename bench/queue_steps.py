@@ -1,11 +1,15 @@
 """The time between two decode steps with the broadcast queue under vLLM's executor, beside vLLM's own queue.
 
-    make bench-queue-steps                                 both parts, into results/queue_steps.json
-    python bench/queue_steps.py --hosts 1 --rounds 5       for a look; writes nothing
+    make bench-queue-steps                                        all parts, into results/queue_steps.json
+    python bench/queue_steps.py --part bare --write               one of them, added to what is there
+    python bench/queue_steps.py --part one_host --rounds 5        for a look; writes nothing
 
 Two engines of two tensor-parallel workers each, which differ in the queue alone, on one host or with their workers in two
 process sets as an instance with ``pods: 2`` has them. In a round each gives one answer, one after the other, in an order
 that is drawn. A figure is the median of the ratios within rounds, so that what else the machine does meets both.
+
+``bare``: vLLM's executor alone with one worker that sleeps for a step, each on a processor of its own (as root before
+everything else on the machine): what the queue itself takes where processors are enough, as on a GPU's host.
 """
 
 from __future__ import annotations
@@ -28,11 +32,13 @@ from typing import Any
 import msgspec
 import vllm
 from engines import Engine
+from executor_hosts import Host, hosts
 from processes import Group, free_port
 
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.group import ENV_LIFE
 from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.engine.executor_queue.settings import QueueSettings
 
 RESULTS = Path(__file__).parent / "results/queue_steps.json"
 QUEUES = ("vllm", "xpyd")
@@ -47,23 +53,30 @@ READY_S, ANSWER_S = 300.0, 120.0
 COUNTED_S = 5.0
 """After an answer, until the server has counted its last token."""
 ROUNDS_MIN = 10
+PARTS = {"one_host": 1, "two_process_sets": 2}
+"""Of engines, and their process sets."""
+BARE = "bare"
+STEPS_MS = (2, 5, 20)
+CALLS = 15
+"""Of a round; its median counts."""
+PRIORITY = 5
 
 
 @contextlib.contextmanager
-def engine(queue: str, hosts: int, folder: Path) -> Iterator[Engine]:
+def engine(queue: str, sets: int, folder: Path) -> Iterator[Engine]:
     """An engine with this queue; it is ready when the caller has waited for it."""
     port = free_port()
     life = f"{port:032x}"
     env = {launch.ENV_QUEUE: queue, "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     config = launch.kv_transfer_config(KvOptions(), "recompute") | {"engine_id": life}
-    nodes = ("--nnodes", str(hosts), "--master-addr", "127.0.0.1", "--master-port", str(port))
-    if hosts > 1:
+    nodes = ("--nnodes", str(sets), "--master-addr", "127.0.0.1", "--master-port", str(port))
+    if sets > 1:
         env[ENV_LIFE] = life
-    args = (*SIZES, "--kv-transfer-config", json.dumps(config), *(nodes if hosts > 1 else ()))
-    rank = ("--node-rank", "0") if hosts > 1 else ()
-    leader = Engine(f"{queue}-{hosts}", folder, connector=False, args=(*args, *rank), env=env, forked=False)
+    args = (*SIZES, "--kv-transfer-config", json.dumps(config), *(nodes if sets > 1 else ()))
+    rank = ("--node-rank", "0") if sets > 1 else ()
+    leader = Engine(f"{queue}-{sets}", folder, connector=False, args=(*args, *rank), env=env, forked=False)
     with leader, contextlib.ExitStack() as stack:
-        if hosts > 1:
+        if sets > 1:
             stack.callback(follower(leader).kill)
         yield leader
 
@@ -93,12 +106,12 @@ def step(one: Engine, prompt: list[int]) -> float:
     return (one.metric(f"{BETWEEN}_sum") - took) / found
 
 
-def measure(hosts: int, rounds: int, folder: Path) -> dict[str, Any]:
+def measure(sets: int, rounds: int, folder: Path) -> dict[str, Any]:
     """Both engines, round after round."""
     draw = random.Random(0)
     took: dict[str, list[float]] = {queue: [] for queue in QUEUES}
     with contextlib.ExitStack() as stack:
-        both = {queue: stack.enter_context(engine(queue, hosts, folder)) for queue in QUEUES}
+        both = {queue: stack.enter_context(engine(queue, sets, folder)) for queue in QUEUES}
         for one in both.values():
             one.wait_ready(READY_S)
         same = [one.complete(list(range(5, 69)), 32)["token_ids"] for one in both.values()]
@@ -111,7 +124,7 @@ def measure(hosts: int, rounds: int, folder: Path) -> dict[str, Any]:
                 found = step(both[queue], prompt)
                 if number:  # the first round warms up
                     took[queue].append(found)
-            print(f"{hosts} hosts, round {number} of {rounds}", flush=True)
+            print(f"{sets} process sets, round {number} of {rounds}", flush=True)
     ratios = [ours / theirs for ours, theirs in zip(took["xpyd"], took["vllm"], strict=True)]
     return {
         "step_ratio": round(statistics.median(ratios), 4),
@@ -120,25 +133,53 @@ def measure(hosts: int, rounds: int, folder: Path) -> dict[str, Any]:
     }
 
 
+def first(host: Host) -> None:
+    """Before everything else on this machine, where that is allowed."""
+    with contextlib.suppress(PermissionError):
+        for pid in (host.process.pid, *host.ask("workers")):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setscheduler(int(task.name), os.SCHED_RR, os.sched_param(PRIORITY))
+
+
+def measure_bare(rounds: int) -> dict[str, Any]:
+    """What a call of a worker takes beyond the step itself."""
+    draw, found = random.Random(0), dict[str, Any]()
+    with hosts(1, 1, None) as (theirs,), hosts(1, 1, QueueSettings()) as (ours,):
+        both = {"vllm": theirs, "xpyd": ours}
+        for host in both.values():
+            first(host)
+        for step_ms in STEPS_MS:
+            took: dict[str, list[float]] = {queue: [] for queue in QUEUES}
+            for _ in range(rounds):
+                for queue in draw.sample(QUEUES, len(QUEUES)):
+                    time.sleep(PAUSE_S)
+                    took[queue].append(1000 * statistics.median(both[queue].ask("timed", CALLS, step_ms / 1000)))
+            ratio = statistics.median(mine / other for mine, other in zip(took["xpyd"], took["vllm"], strict=True))
+            found[f"step_of_{step_ms}_ms"] = {
+                "step_ratio": round(ratio, 4),
+                "step_ms": {queue: round(statistics.median(took[queue]), 3) for queue in QUEUES}}
+            print(f"bare, steps of {step_ms} ms: {ratio:.4f}", flush=True)
+    return found
+
+
 def main() -> None:
     """Run it, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, choices=(1, 2), action="append", help="default: both parts")
+    parser.add_argument("--part", choices=(*PARTS, BARE), action="append", help="default: all")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    parts = given.hosts or [1, 2]
-    load = os.getloadavg()[0]
-    began = time.monotonic()
-    found = {}
-    for hosts in parts:
+    parts = given.part or [*PARTS, BARE]
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if given.write and RESULTS.exists() else {}
+    for name in parts:
+        load, began = os.getloadavg()[0], time.monotonic()
         with tempfile.TemporaryDirectory(prefix="xpyd-steps-") as folder:
-            found["one_host" if hosts == 1 else "two_process_sets"] = measure(hosts, given.rounds, Path(folder))
-    about = {"date": datetime.now(UTC).date().isoformat(), "rounds": given.rounds, "vllm": vllm.__version__,
-             "python": platform.python_version(), "cpus": os.cpu_count() or 0, "load_before": round(load, 2),
-             "seconds": round(time.monotonic() - began)}
-    text = msgspec.json.format(msgspec.json.encode(found | about), indent=2).decode() + "\n"
-    if given.write and given.rounds >= ROUNDS_MIN and len(parts) == 2:
+            figures = measure_bare(given.rounds) if name == BARE else measure(PARTS[name], given.rounds, Path(folder))
+        found[name] = figures | {"date": datetime.now(UTC).date().isoformat(), "rounds": given.rounds,
+                                 "load_before": round(load, 2), "seconds": round(time.monotonic() - began)}
+    found |= {"vllm": vllm.__version__, "python": platform.python_version(), "cpus": os.cpu_count() or 0}
+    text = msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+    if given.write and given.rounds >= ROUNDS_MIN:
         RESULTS.write_text(text)
     print(text)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -180,9 +181,10 @@ class ServiceInCluster:
             self.cluster.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--timeout=120s",
                                  timeout_s=130)
 
-    def python(self, namespace: str, name: str, program: str, *arguments: str, timeout_s: float = 60.0) -> str:
+    def python(self, namespace: str, name: str, program: str, *arguments: str, timeout_s: float = 60.0,
+               labels: Mapping[str, str] = MappingProxyType({})) -> str:
         """Run a Python program in a pod of its own until it ends; what it printed."""
-        self._client_pod(namespace, name, program, arguments)
+        self._client_pod(namespace, name, program, arguments, labels)
         try:
             wait_until(lambda: self._phase(namespace, name) in ("Succeeded", "Failed"), timeout_s, f"pod {name} ended")
             said = self.cluster.kubectl("-n", namespace, "logs", name)
@@ -211,13 +213,15 @@ class ServiceInCluster:
     def _phase(self, namespace: str, name: str) -> str:
         return str(self.cluster.kubectl.get("-n", namespace, f"pod/{name}")["status"].get("phase"))
 
-    def _client_pod(self, namespace: str, name: str, program: str, arguments: tuple[str, ...]) -> None:
+    def _client_pod(self, namespace: str, name: str, program: str, arguments: tuple[str, ...],
+                    labels: Mapping[str, str] = MappingProxyType({})) -> None:
         restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         self.cluster.kubectl.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
             {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace},
              "data": {"program.py": program}},
-            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": {
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace, "labels": dict(labels)},
+             "spec": {
                 "restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
                 "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
                 "containers": [{"name": "main", "image": self.images.name("sidecar"), "imagePullPolicy": "IfNotPresent",
@@ -245,11 +249,16 @@ def asked(service: ServiceInCluster, *urls: str) -> list[str]:
     return [str(json.loads(line)["choices"][0]["message"]["content"]) for line in lines]
 
 
+def listening(service: ServiceInCluster, pod: str) -> list[int]:
+    """Ports of an engine's pod that something listens on."""
+    found = service.kubectl("exec", pod, "-c", "main", "--", "python3", "-c", LISTENING)
+    return [int(port) for port in found.split()]
+
+
 def strangers_reach_the_router_alone(service: ServiceInCluster) -> None:
     """A pod of another namespace tries every port of a decode pod that something listens on, by all its addresses."""
     (decode,) = service.get("pods", "-l", "xpyd.dev/role=decode")["items"]
-    listening = service.kubectl("exec", decode["metadata"]["name"], "-c", "main", "--", "python3", "-c", LISTENING)
-    ports = [int(port) for port in listening.split()]
+    ports = listening(service, decode["metadata"]["name"])
     assert {8000, 10001, 30001} <= set(ports), "engine, router and membership listen"
     assert len(ports) > 3, "so does the connector"
     addresses = [each["ip"] for each in decode["status"]["podIPs"]]

@@ -86,6 +86,8 @@ OF_MODELS = (*zero(*(f"*/summary/real/{what}" for what in EACH[1:])), Goal("*/su
 SCALE = (*zero("simulated/faults", "real/failed", "real/wrong", "real/engines_restarted_by_switches"),
          Goal("simulated/steps", ">=", 1000), Goal("real/steps", ">=", 60), Goal("real/switches", ">=", 100),
          Goal("real/idle_switch_s_median", "<=", 2.0))
+GROUP_FAULTS = (Goal("*/*/seen", "<=", 20.0), Goal("*/*/alone", "<=", 20.0), Goal("*/*/begun_after", "<=", 30.0),
+                Goal("*/*/back", "shown"))
 DP = (*zero("soak_*/wrong"), Goal("soak_*/requests", ">=", 10_000), Goal("model: */verdict", "=", "ok"),
       Goal("deaths_in_the_model/ok", "=", 1000), Goal("kills/*/seconds", "<=", 45.0))
 FLEET = (*zero("rolls/*/faults"), Goal("rolls/*/share", "<=", 1.0), Goal("fleet", "=", "96P144D"))
@@ -101,6 +103,7 @@ ROWS: Final = (
     Row("campaign-files", 6, 20, AT + "campaign_files.json", FILES),
     Row("campaign-long", 7, 25, AT + "campaign_long.json", LONG),
     Row("campaign-groups-cluster", 15, 60, root=True),
+    Row("campaign-group-ranks-cluster", 20, 60, root=True),
     Row("campaign-ipv6", 10, 40, AT + "campaign_ipv6.json", IPV6, root=True),
     Row("campaign-service", 15, 60),
     Row("campaign-upgrade", 30, 90, AT + "campaign_upgrade.json", UPGRADE, root=True),
@@ -117,8 +120,8 @@ ROWS: Final = (
     Row("campaign-scenarios-models", 30, 200, AT + "campaign_scenarios_models.json", OF_MODELS),
     Row("campaign-mixed", 31, 60, AT + "campaign_mixed.json", MIXED),
     Row("campaign-router", 40, 120, AT + "campaign_router.json", ROUTER),
-    Row("campaign-groups", 45, 120),
+    Row("campaign-groups", 85, 200, AT + "campaign_group_faults.json", GROUP_FAULTS),
     Row("campaign-dp", 60, 180, AT + "campaign_dp.json", DP, so_far=".cache/campaign_dp.json"),
-    Row("campaign-scale", 66, 180, AT + "campaign_scale.json", SCALE),
+    Row("campaign-scale", 100, 240, AT + "campaign_scale.json", SCALE),
     Row("campaign-away", 45, 90, AT + "campaign_away.json", AWAY, root=True),
 )

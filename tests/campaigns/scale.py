@@ -2,13 +2,15 @@
 
     python tests/campaigns/scale.py --simulated     1,000 random scale steps of the planner's world (seconds)
     python tests/campaigns/scale.py --real          60 steps and 100 switches of real engines under load (an hour or two)
+    python tests/campaigns/scale.py --groups        30 and 30 of instances of two members
     … --real --steps 6 --switches 20                until so many are there
     … --real --fresh                                from the beginning
 
-Real: `xpyd up` with at most four engines under a load whose every answer is compared with a plain engine's. A scale step
-changes one count by one; a switch moves one instance to the other role. It is done in parts, each with a seed of its own,
-which are written as soon as they are done and add up: what was interrupted goes on at the next call. Goals: no failed
-request, no wrong token, no engine process started or ended by a switch, a switch within 2 s where nothing else runs.
+Real: `xpyd up` with at most four engines, or three of two members, under a load whose every answer is compared with a plain
+engine's. A scale step changes one count by one; a switch moves one instance to the other role. It is done in parts, each
+with a seed of its own, which are written as soon as they are done and add up: what was interrupted goes on at the next
+call. Goals: no failed request, no wrong token, no engine process started or ended by a switch, a switch within 2 s where
+nothing else runs.
 Simulated: never fewer that serve than before and after a step ask for, and an end to every step. Exit code 1: a goal is
 missed.
 """
@@ -38,7 +40,7 @@ from corpus import Case, Reference, mixed  # noqa: E402 (tests/support is not on
 from engines import Engine, ProcessFailed  # noqa: E402
 from make_model import ensure_model  # noqa: E402
 from pod_world import ROLES, PodWorld, wish  # noqa: E402
-from scale_real import ANSWER_S, START_S, part, together  # noqa: E402
+from scale_real import ANSWER_S, ENGINES, GROUPS, START_S, ServiceOfGroups, part, together  # noqa: E402
 from service import Service  # noqa: E402
 from traffic import References, plain_answers  # noqa: E402
 
@@ -50,8 +52,12 @@ REST_S = 3
 PART = {"steps": 3, "switches": 10, "idle": 3}
 """What one part does at most, switches or steps; ``idle``: switches that are timed before, without a load."""
 IDLE_GOAL_S = 2.0
+OF_GROUPS = 30
+"""Steps, and switches, of instances of two members."""
 STARTS = 5
 """Of the plain engine."""
+KINDS = {"real": (Service, ENGINES), "groups": (ServiceOfGroups, GROUPS)}
+"""Sections of the results."""
 Shape = tuple[int, int]
 Section = dict[str, Any]
 
@@ -86,18 +92,19 @@ def simulated(steps: int, seed: int) -> Section:
             "rest_s_p95": round(sorted(rests)[int(0.95 * len(rests))], 1)}
 
 
-def real(found: Section, *, steps: int, switches: int) -> None:
+def real(found: Section, kind: str, *, steps: int, switches: int) -> None:
     """Parts until there are as many switches and then steps, into ``found`` and the file."""
-    parts = list(found.get("real", {}).get("parts", ()))
+    parts = list(found.get(kind, {}).get("parts", ()))
     references = asked(mixed(60, seed=3))
-    with tempfile.TemporaryDirectory() as folder, Service(Path(folder)) as service:
+    service_class, bounds = KINDS[kind]
+    with tempfile.TemporaryDirectory() as folder, service_class(Path(folder)) as service:
         while (left := _left(parts, steps, switches)) != (0, 0):
             load = round(os.getloadavg()[0], 1)
-            kind = {"steps": 0, "switches": min(left[1], PART["switches"]), "idle": PART["idle"]} if left[1] else {
+            todo = {"steps": 0, "switches": min(left[1], PART["switches"]), "idle": PART["idle"]} if left[1] else {
                 "steps": min(left[0], PART["steps"]), "switches": 0, "idle": 0}
             seed = 1 + max((each["seed"] for each in parts), default=0)
-            parts.append({**asyncio.run(part(service, references, seed=seed, **kind)), "load_before": load})
-            found["real"] = together(parts)
+            parts.append({**asyncio.run(part(service, references, bounds, seed=seed, **todo)), "load_before": load})
+            found[kind] = together(parts)
             RESULTS.write_text(json.dumps(found, indent=2) + "\n")
             print(json.dumps(parts[-1]), flush=True)
 
@@ -135,9 +142,9 @@ def _left(parts: list[Section], steps: int, switches: int) -> tuple[int, int]:
 def missed(found: Section) -> list[str]:
     """Goals that what is there does not meet."""
     said = ["simulated.faults"] * bool(found.get("simulated", {}).get("faults"))
-    if "real" in found:
-        said += [name for name in ("failed", "wrong", "engines_restarted_by_switches") if found["real"][name]]
-        said += ["idle_switch_s_median"] * (found["real"].get("idle_switch_s_median", 0.0) > IDLE_GOAL_S)
+    for kind in KINDS.keys() & found.keys():
+        said += [f"{kind}.{name}" for name in ("failed", "wrong", "engines_restarted_by_switches") if found[kind][name]]
+        said += [f"{kind}.idle_switch_s_median"] * (found[kind].get("idle_switch_s_median", 0.0) > IDLE_GOAL_S)
     return said
 
 
@@ -146,6 +153,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Scale steps and role switches.")
     parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--real", action="store_true")
+    parser.add_argument("--groups", action="store_true", help="as many of instances of two members, up to 30")
     parser.add_argument("--fresh", action="store_true", help="forget the real parts that are there")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--switches", type=int, default=100)
@@ -155,10 +163,12 @@ def main() -> int:
     if args.simulated:
         found["simulated"] = simulated(1000, args.seed)
         RESULTS.write_text(json.dumps(found, indent=2) + "\n")
-    if args.real:
-        if args.fresh:
-            found.pop("real", None)
-        real(found, steps=args.steps, switches=args.switches)
+    for kind, wanted, most in (("real", args.real, None), ("groups", args.groups, OF_GROUPS)):
+        if wanted:
+            if args.fresh:
+                found.pop(kind, None)
+            steps, switches = (each if most is None else min(each, most) for each in (args.steps, args.switches))
+            real(found, kind, steps=steps, switches=switches)
     not_met = missed(found)
     print(json.dumps(found, indent=2))
     print(f"missed: {not_met}" if not_met else "all goals are met")

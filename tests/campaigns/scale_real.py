@@ -11,19 +11,17 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "tests" / "support")]
 
-from engines import HttpError, get  # noqa: E402 (tests/support is not on the path before)
+from engines import BASE_ENV, HttpError, get  # noqa: E402 (tests/support is not on the path before)
 from service import NAME, Service  # noqa: E402
 from traffic import References, Steady  # noqa: E402
 
 from xpyd_operator.local.paths import ServiceFolder  # noqa: E402
 from xpyd_sidecar.contract import keys  # noqa: E402
 
-MOST = 4
-"""Engines at a time."""
 START_S = 900
 """A change of the counts; an engine starts within a minute or two, and longer on a busy machine."""
 ANSWER_S = 600
@@ -31,14 +29,40 @@ ANSWER_S = 600
 LOOK_S = 0.02
 Shape = tuple[int, int]
 Part = dict[str, Any]
+
+
+class Bounds(NamedTuple):
+    """Of the counts of a service."""
+
+    first: Shape
+    """What each part begins with."""
+    most: int
+    """Instances at a time."""
+
+
+ENGINES = Bounds((2, 2), 4)
+GROUPS = Bounds((2, 1), 3)
+"""Each is two processes that compute, and one that schedules."""
 SUMS = ("steps", "switches", "engines_restarted_by_switches", "requests", "tokens", "failed", "wrong", "seconds")
 """Figures that add up."""
 
 
-def next_step(dice: random.Random, now: Shape) -> Shape:
-    """One count changed by one, within one of each and ``MOST``."""
+class ServiceOfGroups(Service):
+    """Every instance has two members, with a tensor rank each."""
+
+    def write(self, prefill: int, decode: int) -> None:
+        """See ``Service``."""
+        env = {**BASE_ENV, "GLOO_SOCKET_IFNAME": "lo", "TORCHDYNAMO_DISABLE": "1"}
+        self.spec = {role: {"replicas": count, "parallelism": {"tensor": 2, "pods": 2}}
+                     for role, count in (("prefill", prefill), ("decode", decode))}
+        self.engine_env = env
+        super().write(prefill, decode)
+
+
+def next_step(dice: random.Random, now: Shape, most: int) -> Shape:
+    """One count changed by one, within one of each and ``most``."""
     near = [(now[0] + a, now[1] + b) for a, b in ((1, 0), (-1, 0), (0, 1), (0, -1))]
-    return dice.choice([shape for shape in near if min(shape) >= 1 and sum(shape) <= MOST])
+    return dice.choice([shape for shape in near if min(shape) >= 1 and sum(shape) <= most])
 
 
 def next_switch(dice: random.Random, now: Shape) -> Shape:
@@ -68,8 +92,8 @@ class Change:
         self._folder = ServiceFolder(NAME, service.home)
 
     def engines(self) -> dict[str, int]:
-        """Process ids of the engines by name."""
-        return {name: pid for name, pid in self._service.processes().items() if name.endswith("/engine")}
+        """Process ids of the engines by name: their servers (launchers, where they have members), and their cores."""
+        return {name: pid for name, pid in self._service.processes().items() if name.endswith(("/engine", "/core"))}
 
     async def to(self, shape: Shape) -> None:
         """Ask for it with ``xpyd up``, which returns when it is there."""
@@ -104,9 +128,10 @@ class Change:
         return roles.count("prefill"), roles.count("decode")
 
 
-async def part(service: Service, references: References, *, seed: int, steps: int, switches: int, idle: int) -> Part:
-    """One part, from 2P2D on. Raises where counts do not come about; a failed request is counted."""
-    dice, shape, restarted, change, began = random.Random(seed), (2, 2), 0, Change(service), time.monotonic()
+async def part(service: Service, references: References, bounds: Bounds, *, seed: int, steps: int, switches: int,
+               idle: int) -> Part:
+    """One part. Raises where counts do not come about; a failed request is counted."""
+    dice, shape, restarted, change, began = random.Random(seed), bounds.first, 0, Change(service), time.monotonic()
     await change.to(shape)
     idle_s = []
     for _ in range(idle):
@@ -118,7 +143,7 @@ async def part(service: Service, references: References, *, seed: int, steps: in
             await change.to(shape)
             restarted += change.engines() != engines
         for _ in range(steps):
-            shape = next_step(dice, shape)
+            shape = next_step(dice, shape, bounds.most)
             await change.to(shape)
         await steady.wait_total(steady.report.total + 1, ANSWER_S)
     report = steady.report

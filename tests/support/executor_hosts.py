@@ -15,8 +15,10 @@ import logging
 import multiprocessing as mp
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,10 +45,11 @@ LIFE = "ab" * 16
 KEY = keys.of_life(SERVICE_KEY, LIFE)
 SETTINGS = QueueSettings(KEY, "127.0.0.1", LIFE)
 """Of members of one life."""
-START_S = 90.0
+START_S = 180.0
+"""The first one waits for an import of vLLM."""
 CLEAN = mp.get_context("forkserver")
 """Forks from a process in which nothing runs: in one that had threads of OpenMP, vLLM 0.33 would wait for them for ever."""
-CLEAN.set_forkserver_preload(["executor_hosts"])
+CLEAN.set_forkserver_preload([__name__])
 
 
 class HandWorker:
@@ -150,6 +153,14 @@ class Running:
                  for number in range(count)]
         return [one.result()[1] for one in asked]
 
+    def timed(self, count: int, seconds: float) -> list[float]:
+        took = []
+        for _ in range(count):
+            began = time.perf_counter()
+            self.executor.collective_rpc("sleep", args=(seconds,))
+            took.append(time.perf_counter() - began)
+        return took
+
     def total(self, count: int) -> Any:
         return self.call("total", torch.ones(count, dtype=torch.float32))
 
@@ -191,6 +202,20 @@ def serve(told: Connection, settings: QueueSettings | None, *where: int) -> None
             told.send((f"{type(error).__name__}: {error}", None))
 
 
+def forks() -> None:
+    """Start what hosts are forked from. It imports this module once, for which CPython gives it no path (3.11); without,
+    every host would import vLLM for itself.
+    """
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
 class Host:
     """A host, seen from the test."""
 
@@ -221,15 +246,16 @@ class Host:
         self.process.join(10)
 
     def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it leads no session yet
             os.killpg(self.process.pid or 0, signal.SIGKILL)
-        self.process.join(10)
+        self.kill()
         self._told.close()
 
 
 @contextlib.contextmanager
 def hosts(nodes: int, each: int, settings: QueueSettings | None) -> Iterator[list[Host]]:
     """Hosts of one engine, the leader first; their sessions end with the block."""
+    forks()
     port = free_port()
     made = [Host(settings, node, nodes, each, port) for node in range(nodes)]
     try:

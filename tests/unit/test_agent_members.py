@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -17,10 +18,12 @@ import pytest
 from agent_fakes import KEY, FakeEngine, config_of
 from group_on_host import ENGINE, wait_for
 from processes import free_port
+from prometheus_client.parser import text_string_to_metric_families
 
 from xpyd_sidecar.agent import rounds as rounds_module
 from xpyd_sidecar.agent.app import Agent
-from xpyd_sidecar.contract.group import LIVE_PATH, READY_PATH
+from xpyd_sidecar.contract import run_folder
+from xpyd_sidecar.contract.group import LIVE_PATH, READY_PATH, ROUND, Pulse, pulse_path
 from xpyd_sidecar.contract.ids import HostPort, State
 from xpyd_sidecar.contract.launch import GroupConfig
 
@@ -118,6 +121,16 @@ class Pair:
             await asyncio.sleep(0.02)
         return said
 
+    async def metrics(self, index: int) -> dict[str, float]:
+        """What a member tells, by name."""
+        async with aiohttp.ClientSession() as session, session.get(f"http://{self.listen[index]}/metrics") as answer:
+            assert answer.status == 200
+            assert answer.content_type == "text/plain"
+            families = text_string_to_metric_families(await answer.text())
+        samples = [sample for family in families for sample in family.samples]
+        assert {(one.labels["group"], one.labels["member"]) for one in samples} == {("test-e0", str(index))}
+        return {one.name.removeprefix("xpyd_member_"): one.value for one in samples}
+
     def asking(self) -> list[int]:
         """The members that the leader hears ask for a drain."""
         return list(self.agents[0].status()["group"]["asking"])
@@ -210,6 +223,27 @@ async def test_a_server_that_does_not_come_up_in_its_time_is_not_alive(tmp_path:
         assert "not up 1 s after" in await pair.wait_probe(LIVE_PATH, 0, lambda said: "not up" in said)
 
 
+async def test_each_member_tells_of_itself_at_metrics(tmp_path: Path) -> None:
+    async with Pair(tmp_path) as pair:
+        for index in range(2):
+            await pair.wait_probe(LIVE_PATH, index, lambda said: said != "it does not listen")
+        assert (await pair.metrics(1))["serving"] == (await pair.metrics(1))["lives_total"] == 0
+        await pair.wait_serves()
+        life = json.loads((pair.folders[1] / ROUND).read_text())["life"]
+        run_folder.write(pulse_path(pair.folders[1], 7), Pulse(7, life, 1, steps=3))
+        end = time.monotonic() + 10
+        while (found := await pair.metrics(1))["steps_total"] != 3:
+            assert time.monotonic() < end, found
+            await asyncio.sleep(0.02)
+        assert (found["serving"], found["engine_running"], found["lives_total"], found["workers"]) == (1, 1, 1, 1)
+        assert found["silent_seconds"] < 2 > (await pair.metrics(0))["silent_seconds"]
+        assert (await pair.metrics(0))["steps_total"] == 0, "a member tells of its own workers"
+        pair.launchers[1].kill()
+        while (await pair.metrics(0))["serving"]:
+            assert time.monotonic() < end + 10
+            await asyncio.sleep(0.02)
+
+
 async def test_an_agent_without_members_has_no_such_probe(tmp_path: Path) -> None:
     listen, stop = HostPort(f"127.0.0.1:{free_port()}"), asyncio.Event()
     running = asyncio.create_task(Agent(config_of(tmp_path, routers=(), listen=listen), KEY).run(stop))
@@ -217,9 +251,10 @@ async def test_an_agent_without_members_has_no_such_probe(tmp_path: Path) -> Non
         async with aiohttp.ClientSession() as session:
             for _ in range(200):
                 with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(f"http://{listen}{READY_PATH}") as answer:
-                        assert answer.status == 404
-                        break
+                    for path in (READY_PATH, "/metrics"):
+                        async with session.get(f"http://{listen}{path}") as answer:
+                            assert answer.status == 404
+                    break
                 await asyncio.sleep(0.02)
             else:
                 raise AssertionError("the agent does not listen")

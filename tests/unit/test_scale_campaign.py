@@ -23,8 +23,9 @@ def test_parts_add_up() -> None:
     assert (found["steps"], found["switches"], found["requests"], found["failed"]) == (6, 20, 80, 1)
     assert (found["idle_switch_s_median"], found["idle_switch_s_max"]) == (0.9, 1.2)
     assert found["examples"] == ["why"]
-    assert scale.missed({"real": found}) == ["failed"]
-    assert scale.missed({"real": real.together([part(1, idle_switch_s=[2.5])])}) == ["idle_switch_s_median"]
+    assert scale.missed({"real": found}) == ["real.failed"]
+    assert scale.missed({"real": real.together([part(1)]), "groups": found}) == ["groups.failed"]
+    assert scale.missed({"real": real.together([part(1, idle_switch_s=[2.5])])}) == ["real.idle_switch_s_median"]
 
 
 def test_the_same_part_twice_is_refused() -> None:
@@ -38,14 +39,15 @@ def test_what_is_left_is_what_no_part_did() -> None:
     assert scale._left(parts, 6, 20) == (0, 0)
 
 
+@pytest.mark.parametrize("bounds", [real.ENGINES, real.GROUPS])
 @pytest.mark.parametrize("seed", range(5))
-def test_steps_and_switches_stay_within_what_one_machine_runs(seed: int) -> None:
-    dice, shape = random.Random(seed), (2, 2)
+def test_steps_and_switches_stay_within_what_one_machine_runs(seed: int, bounds: Any) -> None:
+    dice, shape = random.Random(seed), bounds.first
     for _ in range(100):
-        before, shape = shape, real.next_step(dice, shape)
+        before, shape = shape, real.next_step(dice, shape, bounds.most)
         assert abs(shape[0] - before[0]) + abs(shape[1] - before[1]) == 1
         assert min(shape) >= 1
-        assert sum(shape) <= real.MOST
+        assert sum(shape) <= bounds.most
         if sum(shape) > 2:
             before, shape = shape, real.next_switch(dice, shape)
             assert sum(shape) == sum(before)

@@ -23,6 +23,7 @@ from xpyd_sidecar.agent.beat import BeatNow, DrainAsked, DrainEnded, Event, Look
 from xpyd_sidecar.agent.beats import Beats, Resolve, system_resolve
 from xpyd_sidecar.agent.control import Control, TooOld
 from xpyd_sidecar.agent.engine import Probe
+from xpyd_sidecar.agent.member_metrics import MemberFigures
 from xpyd_sidecar.agent.remote import Remote
 from xpyd_sidecar.agent.role import Told
 from xpyd_sidecar.agent.rounds import Question, Rounds
@@ -82,6 +83,7 @@ class Agent:
                                   drains=self._members_ask)
             if self._remote is not None:
                 self._remote.rounds, self._remote.probed = self._rounds, self._probed
+                self._remote.measured = self._measured
         self._told = Told(self._run_dir, config.agent.assignment_file)
         self._look_now = asyncio.Event()
         self._beat_now = asyncio.Event()
@@ -266,6 +268,10 @@ class Agent:
         if self._rounds.leads:
             return "" if self._machine.state is State.READY else self._machine.problem or "the group does not serve"
         return self._rounds.serves()
+
+    def _measured(self) -> MemberFigures:
+        assert self._rounds is not None
+        return self._rounds.figures(serving=not self._probed("ready"))
 
     def _drained(self, drained: bool, reason: str) -> None:
         if self._drain_over is not None and not self._drain_over.done():

@@ -115,6 +115,11 @@ class Lead(NamedTuple):
                 return f"member {index} of {self.size} is silent for {now - min(seen.heard, seen.beaten):.0f} s"
         return ""
 
+    def silent_s_of_all(self, now: float) -> float:
+        """How long nothing was heard of the engine of the most silent member."""
+        return max((now - max(seen.beaten if seen is not None else self.since, self.since) for seen in self.members),
+                   default=0.0)
+
     def answer(self) -> tuple[str, str]:
         """Call and life, as members are told."""
         return self.call, self.life

@@ -1,6 +1,6 @@
 """The agent's endpoint on the network, by signed calls (``contract.signing``): ``POST /role``, and ``POST /member`` where
 the engine is one of several members (``rounds``). Those also answer the probes of a kubelet, which signs nothing:
-``GET /group/ready`` and ``GET /group/live``, 200 or 503 and why not.
+``GET /group/ready`` and ``GET /group/live``, 200 or 503 and why not; and whoever reads ``GET /metrics`` of a member.
 
 So a role changes at once where the operator is on another host; what it says also reaches the agent by the pod's volume,
 later. The agents' token (``contract.keys``) opens it from this host alone, or where the operator may be one that knows no
@@ -18,6 +18,7 @@ from aiohttp import web
 
 from xpyd_sidecar.accepting import Acceptor, bind, of_this_host
 from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_role
+from xpyd_sidecar.agent.member_metrics import CONTENT_TYPE, MemberFigures, exposition
 from xpyd_sidecar.agent.rounds import HelloRefused, Question, Rounds
 from xpyd_sidecar.contract import assignment, group, keys, signing
 from xpyd_sidecar.contract.group import MemberHello
@@ -26,6 +27,9 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import ConfigError
 
 SHUTDOWN_S = 1.0
+METRICS_PATH = "/metrics"
+OPEN_PATHS = (group.READY_PATH, group.LIVE_PATH, METRICS_PATH)
+"""To be read by whoever reaches the port."""
 
 
 class Remote:
@@ -45,11 +49,14 @@ class Remote:
         """Who hears the hellos of other members; None: nobody, there are none."""
         self.probed: Callable[[Question], str] | None = None
         """What is wrong with a member, in words; None: there are no members."""
+        self.measured: Callable[[], MemberFigures] | None = None
+        """What such a member tells of itself."""
         self._acceptor: Acceptor | None = None
         app = web.Application(middlewares=[answer_errors, self._check],
                               client_max_size=group.MOST_BYTES if members else assignment.MOST_BYTES)
         app.add_routes([web.post(assignment.PATH, self._role), web.post(group.PATH, self._member),
-                        web.get(group.READY_PATH, self._ready), web.get(group.LIVE_PATH, self._live)])
+                        web.get(group.READY_PATH, self._ready), web.get(group.LIVE_PATH, self._live),
+                        web.get(METRICS_PATH, self._metrics)])
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
 
     async def start(self) -> None:
@@ -75,7 +82,7 @@ class Remote:
 
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method in ("GET", "HEAD") and request.path in (group.READY_PATH, group.LIVE_PATH):
+        if request.method in ("GET", "HEAD") and request.path in OPEN_PATHS:
             return await handler(request)
         signature = request.headers.get(signing.HEADER)
         refusal = "a signed call of the operator is needed"
@@ -106,6 +113,11 @@ class Remote:
         if problem := self.probed(what):
             raise web.HTTPServiceUnavailable(text=problem)
         return web.Response()
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        if self.measured is None:
+            raise web.HTTPNotFound(text="this engine is all of its instance; its server has the metrics")
+        return web.Response(body=exposition(self.measured()).encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _member(self, request: web.Request) -> web.Response:
         if self.rounds is None:

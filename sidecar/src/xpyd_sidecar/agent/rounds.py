@@ -21,6 +21,7 @@ import msgspec
 from xpyd_sidecar.agent import ranks
 from xpyd_sidecar.agent.beat import SLOW_LOOKS, Look
 from xpyd_sidecar.agent.group import SILENT_S, Lead, Seat
+from xpyd_sidecar.agent.member_metrics import MemberFigures
 from xpyd_sidecar.agent.pulses import Pulses
 from xpyd_sidecar.contract import group, keys, run_folder, signing
 from xpyd_sidecar.contract.assignment import Assignment
@@ -95,6 +96,8 @@ class Rounds:
         """Of each follower, what counted last."""
         self._answer = ""
         self._turn = self._seat.turn
+        self._lives = 0
+        """That were begun since this process has."""
 
     @property
     def leads(self) -> bool:
@@ -157,6 +160,13 @@ class Rounds:
         return {"index": self._mine.index, "size": self._mine.size, "held": self._seat.held, "call": call, "life": life,
                 "problem": self.problem, "asking": sorted(self.asking),
                 "ended": self._lead.ended if self._lead is not None else ""}
+
+    def figures(self, *, serving: bool) -> MemberFigures:
+        """For whoever watches the members."""
+        now, workers = self._loop.time(), [one for _, one in self._pulses.seen] if self._seat.life else []
+        silent_s = now - self._seat.heard if self._lead is None else self._lead.silent_s_of_all(now)
+        return MemberFigures(self._config.instance, self._mine.index, serving, self._seat.held == "running", self._lives,
+                             len(workers), sum(one.steps for one in workers), silent_s)
 
     def hear(self, hello: MemberHello) -> MemberAnswer:
         """A follower says hello.
@@ -272,6 +282,7 @@ class Rounds:
             self._complain("write", f"the launcher cannot be told: {error}")
             return
         self._turn = self._seat.turn
+        self._lives += bool(self._seat.life)
 
     async def _say(self, session: aiohttp.ClientSession) -> None:
         body = msgspec.json.encode(self._hello())
