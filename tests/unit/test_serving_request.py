@@ -295,8 +295,12 @@ async def test_a_bug_costs_one_request_and_leaves_nothing_open(where: str, monke
         f.d[0].default = Play(chunks=9, delay=0.02)
         broken, name = (f.context, "leg_opened") if where == "before" else (Reply, "begin")
 
-        def bug(*_: object) -> None:
-            raise RuntimeError("a bug")
+        begin = Reply.begin
+
+        def bug(*given: Any, **named: Any) -> None:
+            if where == "before" or given[1] != 500:
+                raise RuntimeError("a bug")
+            begin(*given, **named)
 
         monkeypatch.setattr(broken, name, bug)
         answer = await f.complete(stream=True)

@@ -113,10 +113,13 @@ class Paths:
         if config.dashboard:
             self._get |= {"/dashboard/data": self._data, **dict(_files_of_the_dashboard())}
 
-    @property
-    def judged_by(self) -> object:
-        """The client keys: all else is judged by what never changes."""
-        return self._client_keys.keys
+    def still(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether a head still is in order that was, and whose body was wanted: its key is looked at each time."""
+        try:
+            self._check_client(headers)
+        except HttpFault:
+            return False  # it is refused where everything is
+        return True
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Judge a request by its head: whether its body is wanted. Raises HttpFault."""

@@ -228,8 +228,6 @@ class KnownHead(msgspec.Struct, frozen=True):
     target: bytes
     headers: dict[bytes, bytes]
     """Names in lower case; not to be changed."""
-    judged_by: object = None
-    """What it was found in order by (``reply.Application.judged_by``): nothing that came later."""
 
 
 def whole_read(data: bytes) -> tuple[Like, bytes] | None:

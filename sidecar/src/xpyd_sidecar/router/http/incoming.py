@@ -135,7 +135,7 @@ class IncomingRequests:
         like, body = read
         server, size = self._server, len(body)
         head = server.heads.find(like)
-        if head is None or head.judged_by is not server.application.judged_by or size > self._bounds.body_bytes or (
+        if head is None or not server.application.still(head.headers) or size > self._bounds.body_bytes or (
                 len(data) - size > self._bounds.header_bytes):
             self._like = like
             return None
@@ -323,8 +323,7 @@ class IncomingRequests:
         if self._like is not None:
             usual = body and self._wanted and not close and not self._extra and self._version == "1.1"
             if usual and not {b"expect", b"transfer-encoding"} & headers.keys():
-                self._server.heads.keep(self._like, KnownHead(
-                    method, path, target, headers, self._server.application.judged_by))
+                self._server.heads.keep(self._like, KnownHead(method, path, target, headers))
             self._like = None
         self._line.taken(request, held, close=close, old=self._version == "1.0")
 

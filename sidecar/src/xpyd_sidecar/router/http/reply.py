@@ -69,9 +69,8 @@ class LaterReply(RequestHandler):
 class Application(Protocol):
     """What the server serves."""
 
-    @property
-    def judged_by(self) -> object:
-        """What heads are judged by: the same object as long as one that was in order still is."""
+    def still(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether a head still is in order that was, and whose body was wanted: all but its key says so for ever."""
 
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         """Answer through ``reply``, now (and return None) or later. May raise HttpFault."""
