@@ -17,8 +17,15 @@ seed has no second run, so nothing can be compared. What has to be the same is i
     P(t₁ … tₙ) = Π P(tᵢ | prompt, t₁ … tᵢ₋₁)
 
 An engine that is given ``prompt, t₁ … tₖ`` as its prompt draws tₖ₊₁ … from the right one if P depends on the tokens before
-it alone, wherever prompt ends and output begins (EXACT). What counts, matches or parses the output as such (HISTORY) would
-begin anew behind the cut. A field that stands in neither table is taken for HISTORY.
+it alone, wherever prompt ends and output begins (EXACT). All other fields need the output's history, unless their value
+says that they are not used (``TABLE``):
+
+    counts the output's tokens               presence and frequency penalty, stream_interval
+    has a state that follows the output      grammars, tools, reasoning and its budget, repetition detection, watermarks
+    may begin before the cut, end behind it  stop strings; bad_words of several tokens, which nobody here can tell
+    draws several sequences                  n, best_of, beam search
+    makes the prompt more than its ids       prompt_embeds, echo, suffix, media; prompt_logprobs shows what came as prompt
+    is read by who knows                     vllm_xargs, and whatever stands in no table
 """
 
 from __future__ import annotations
@@ -62,24 +69,6 @@ EXACT: dict[str, str] = {
     **_because("is null: a request with a seed is run again", "seed"),
 }
 """Fields whatever their value is, and why."""
-
-HISTORY: dict[str, str] = {
-    **_because("counts the tokens of the output, which are prompt behind the cut", "presence_penalty", "frequency_penalty"),
-    **_because("has a state that follows the output, and begins anew behind the cut", "structured_outputs",
-               "response_format", "tools", "include_reasoning", "repetition_detection", "watermarking",
-               "spaces_between_special_tokens", "thinking_token_budget"),
-    **_because("may begin before the cut and end behind it", "stop"),
-    **_because("matches words of several tokens with the output; a router has no tokenizer to tell which they are",
-               "bad_words"),
-    **_because("draws several sequences", "n", "best_of", "use_beam_search"),
-    **_because("makes the prompt more than its ids, or has them not taken in its place", "prompt_embeds", "echo", "suffix",
-               "mm_payload", "media_io_kwargs", "mm_processor_kwargs"),
-    **_because("would show tokens that came as prompt", "prompt_logprobs", "routed_experts_prompt_start",
-               "return_prompt_text", "return_token_offsets", "return_mm_kwargs"),
-    **_because("is read by extensions that nobody knows here", "vllm_xargs"),
-    **_because("groups tokens from the first one of the output on", "stream_interval", "return_weight_versions"),
-}
-"""Fields unless their value says that they are not used (``TABLE`` knows such values), and why."""
 
 
 class EngineDefaults(msgspec.Struct, frozen=True):
@@ -143,8 +132,7 @@ def _with(fields: Fields, added: Sampling) -> Fields:
 
 def keeps_distribution(fields: Fields) -> bool:
     """Whether a sampled stream may go on from its ids, where a greedy one may (``way_if_greedy``)."""
-    return all(is_null(raw) or name in EXACT or (name in HISTORY and (name != "stop" or bytes(raw) == b"[]"))
-               for name, raw in fields.items())
+    return all(is_null(raw) or (name in TABLE and (name != "stop" or bytes(raw) == b"[]")) for name, raw in fields.items())
 
 
 class FailoverMode(IntEnum):
