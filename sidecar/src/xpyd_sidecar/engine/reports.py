@@ -12,6 +12,7 @@ from xpyd_sidecar.kv.mapping import Array, Plan
 from xpyd_sidecar.kv.messages import Announce, Rank
 from xpyd_sidecar.kv.offers import Push, Release
 from xpyd_sidecar.kv.reach import TableSpan
+from xpyd_sidecar.session.sender import SendReport
 
 
 class LoadOrder(NamedTuple):
@@ -79,16 +80,6 @@ class Orders(KVConnectorMetadata):
                     or self.abandons or self.expects or self.copied)
 
 
-class SendReport(NamedTuple):
-    """A rank has ended a send."""
-
-    rank: int
-    key: Key
-    outcome: Outcome
-    reason: str
-    size: int
-
-
 class CopiedReport(NamedTuple):
     """A rank has copied out so many blocks more of a prompt: it does not need them in the cache any more."""
 
@@ -114,10 +105,8 @@ class StepReport(KVConnectorWorkerMetadata):
 
     sends: list[SendReport] = field(default_factory=list)
     loads: list[LoadReport] = field(default_factory=list)
-    moved: dict[str, int] = field(default_factory=dict)
-    """Bytes that have come in, by link."""
     counts: dict[str, float] = field(default_factory=dict)
-    """What to add to counters of ``contract.metrics``."""
+    """What to add to ``stats.Stats``."""
     levels: dict[int, dict[str, int]] = field(default_factory=dict)
     """By rank: values of gauges of ``contract.metrics``, where they have changed."""
     sent_notes: list[tuple[Key, bytes]] = field(default_factory=list)
@@ -127,12 +116,15 @@ class StepReport(KVConnectorWorkerMetadata):
     """``contract.timeline.First``."""
     copied: list[CopiedReport] = field(default_factory=list)
 
+    def count(self, name: str, amount: float) -> None:
+        """Add to a counter."""
+        self.counts[name] = self.counts.get(name, 0) + amount
+
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Both reports in one."""
         assert isinstance(other, StepReport)
-        moved = {link: self.moved.get(link, 0) + other.moved.get(link, 0) for link in self.moved | other.moved}
         counts = {name: self.counts.get(name, 0) + other.counts.get(name, 0) for name in self.counts | other.counts}
-        return StepReport(self.sends + other.sends, self.loads + other.loads, moved, counts, self.levels | other.levels,
+        return StepReport(self.sends + other.sends, self.loads + other.loads, counts, self.levels | other.levels,
                           self.sent_notes + other.sent_notes, self.load_notes + other.load_notes,
                           self.first_notes + other.first_notes, self.copied + other.copied)
 

@@ -301,8 +301,6 @@ class SchedulerSide:
                     self._offers.copied(*copied)
                 for send in report.sends:
                     self._carrying.offer(self._offers.rank_ended(*send))
-                for link, size in report.moved.items():
-                    self._carrying.stats.moved(link, size)
                 for name, amount in report.counts.items():
                     self._carrying.stats.add(name, amount)
                 self._levels |= report.levels
