@@ -270,10 +270,10 @@ def test_copies_are_where_they_are_counted(make: Callable[..., Engine]) -> None:
     store, views = p.workers[0].store, []
     push = p.workers[0]._sender.push
 
-    def pushed(key: Key, made: Iterable[Copy[Kept]]) -> None:
+    def pushed(key: Key, made: Iterable[Copy[Kept]], hold: int = 0) -> None:
         copies = list(made)
         views.extend(copy.data.view for copy in copies)
-        push(key, copies)
+        push(key, copies, hold)
 
     p.workers[0]._sender.push = pushed  # type: ignore[method-assign]
     for _ in range(2):

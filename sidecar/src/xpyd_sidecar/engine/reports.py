@@ -70,6 +70,10 @@ class Orders(KVConnectorMetadata):
     """Transfers whose requests run for the first time since their KV came."""
     copied: list[str] = field(default_factory=list)
     """Requests that have ended and whose blocks are not needed any more: each worker says so (``siblings``)."""
+    hold: int = 0
+    """Copies that are made now leave when the step of this number is proved (``siblings``); 0: at once."""
+    proved: int = 0
+    """Copies that are held for steps up to this one may leave; 0: no news."""
     calm: bool = False
     """The engine takes naps: until the next orders a worker need not look for them without a pause."""
 
@@ -77,7 +81,7 @@ class Orders(KVConnectorMetadata):
     def idle(self) -> bool:
         """Nothing is to be done in this step."""
         return not (self.tokens or self.pushes or self.releases or self.reclaims or self.loads or self.fails
-                    or self.abandons or self.expects or self.copied)
+                    or self.abandons or self.expects or self.copied or self.proved)
 
 
 class CopiedReport(NamedTuple):
@@ -115,6 +119,8 @@ class StepReport(KVConnectorWorkerMetadata):
     first_notes: list[tuple[Key, bytes]] = field(default_factory=list)
     """``contract.timeline.First``."""
     copied: list[CopiedReport] = field(default_factory=list)
+    proves: int = 0
+    """``Orders.hold`` of the step that this is the output of."""
 
     def count(self, name: str, amount: float) -> None:
         """Add to a counter."""
@@ -126,7 +132,8 @@ class StepReport(KVConnectorWorkerMetadata):
         counts = {name: self.counts.get(name, 0) + other.counts.get(name, 0) for name in self.counts | other.counts}
         return StepReport(self.sends + other.sends, self.loads + other.loads, counts, self.levels | other.levels,
                           self.sent_notes + other.sent_notes, self.load_notes + other.load_notes,
-                          self.first_notes + other.first_notes, self.copied + other.copied)
+                          self.first_notes + other.first_notes, self.copied + other.copied,
+                          max(self.proves, other.proves))
 
 
 @dataclass

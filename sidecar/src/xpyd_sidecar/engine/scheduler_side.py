@@ -228,6 +228,8 @@ class SchedulerSide:
         crew = self._carrying.crew
         watched.check(self._control.thread, crew.thread if crew is not None else None)
         with self._lock:
+            if self._siblings is not None:
+                self._siblings.begin(self._carrying.orders, loads=output.has_sync_kv_loads)
             self._carrying.pair(self._pairing.newer())
             self._expect()
             self._carrying.orders.tokens = sum(output.num_scheduled_tokens.values())
@@ -257,8 +259,10 @@ class SchedulerSide:
 
     def _computes(self, output: Any, name: str, computed: int) -> None:
         """A request runs in this step. Its tables are asked of vLLM: blocks that have left a window are gone from them."""
-        if self._offers.tracks(name):
+        if (key := self._offers.tracks(name)) is not None:
             tables = self._blocks.moved(output.kv_connector_block_state.get_block_ids(name))
+            if self._siblings is not None:
+                self._siblings.ran(key, tables)
             self._carrying.offer(self._offers.step(name, tables, computed=computed + output.num_scheduled_tokens[name]))
 
     def _tell_of_work(self, tokens: Mapping[str, int]) -> None:
@@ -304,7 +308,7 @@ class SchedulerSide:
                 for name, amount in report.counts.items():
                     self._carrying.stats.add(name, amount)
                 self._levels |= report.levels
-                self._remember(report)
+                self._carrying.remember(report)
                 for load in report.loads:
                     if load.request in self._carrying.expected:
                         self._carrying.expected[load.request].append(load)
@@ -315,17 +319,11 @@ class SchedulerSide:
                 output.finished_recving = known or None
                 output.finished_sending = self._offers.take_copied() or None
             else:
+                for key in self._siblings.heard(report, output.invalid_block_ids):
+                    self._carrying.offer(self._offers.spoiled(key, "a store beside could not load blocks of its prompt"))
                 loads = report.loads if isinstance(report, StepReport) else ()
                 output.finished_recving = self._siblings.left(output.finished_recving or (), loads, known) or None
                 self._carrying.orders.copied += self._offers.take_copied()
-
-    def _remember(self, report: StepReport) -> None:
-        for key, noted in report.sent_notes:
-            self._carrying.ring.side(key, noted, sends=True)
-        for key, noted in report.load_notes:
-            self._carrying.ring.side(key, noted, sends=False)
-        for key, noted in report.first_notes:
-            self._carrying.ring.first(key, noted)
 
     def _loaded(self, name: str, reports: list[LoadReport]) -> None:
         self._room.over(name)

@@ -185,10 +185,12 @@ class WorkerSide:
         for release in orders.releases:
             self._saving.forget(release.key)
             self._sender.release(release.key, release.outcome, release.reason)
+        if orders.proved:
+            self._sender.proved(orders.proved)
         for key in orders.reclaims:
             self._saving.reclaim(key)
         self._drafts.begin()
-        self._saving.begin(orders.pushes)
+        self._saving.begin(orders.pushes, orders.hold)
         self._copied.update(orders.copied)
 
     def duty(self, role: Role) -> dict[str, int]:
@@ -213,7 +215,7 @@ class WorkerSide:
         self._drafts.finish(pushes=bool(self._orders.pushes))
         self._saving.finish()
         if self._put is not None:
-            for name, amount in self._put.wait_left(self._orders.pushes).items():
+            for name, amount in self._put.wait_left(() if self._orders.hold else self._orders.pushes).items():
                 self._loading.report.count(name, amount)
         if self._orders.tokens:
             forward = self._forwards.end(self._orders.tokens, [*dict.fromkeys(push.key for push in self._orders.pushes)])
@@ -224,7 +226,7 @@ class WorkerSide:
         """Begin the loads of this step."""
         orders = self._orders
         self._loading.start(orders)
-        self._orders = Orders(pushes=orders.pushes, tokens=orders.tokens, firsts=orders.firsts)
+        self._orders = Orders(pushes=orders.pushes, tokens=orders.tokens, firsts=orders.firsts, hold=orders.hold)
 
     def poll(self) -> tuple[set[str], set[str]]:
         """Requests whose load is over, and those of them that failed.
@@ -245,6 +247,7 @@ class WorkerSide:
         if self._pulse is not None:
             self._pulse.ends()
         report, self._loading.report = self._loading.report, StepReport()
+        report.proves = self._orders.hold
         report.sends = self._sender.take_reports()
         for send in report.sends:
             self._saving.forget(send.key)

@@ -84,6 +84,9 @@ class Sender:
         self._unsummed: deque[Sums] = deque()
         """Of copies whose checksums are not made; each copy is in the store."""
         self._reports: deque[SendReport] = deque()
+        self._proved = 0
+        self._held: deque[tuple[int, Key, Iterable[Copy[Kept]]]] = deque()
+        """Copies that nobody may have yet, in order of their steps."""
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listener = socket.create_server((host, port), family=family, backlog=128)
@@ -98,9 +101,13 @@ class Sender:
 
     # --- from other threads ---
 
-    def push(self, key: Key, made: Iterable[Copy[Kept]]) -> None:
-        """Take copies of a transfer that are complete."""
-        self._loop.post(partial(self._copied, key, made))
+    def push(self, key: Key, made: Iterable[Copy[Kept]], hold: int = 0) -> None:
+        """Take copies of a transfer that are complete. They stay here until step ``hold`` is ``proved``."""
+        self._loop.post(partial(self._copied, key, made, hold))
+
+    def proved(self, step: int) -> None:
+        """Copies that were held for steps up to this one may leave, but for those of transfers released before."""
+        self._loop.post(partial(self._leave, step))
 
     def release(self, key: Key, outcome: Outcome, reason: str) -> None:
         """Let go of a transfer."""
@@ -134,7 +141,16 @@ class Sender:
         for key in keys:
             self._machine.progressed(key)
 
-    def _copied(self, key: Key, made: Iterable[Copy[Kept]]) -> None:
+    def _leave(self, step: int) -> None:
+        self._proved = step
+        while self._held and self._held[0][0] <= step:
+            hold, key, made = self._held.popleft()
+            self._copied(key, made, hold)
+
+    def _copied(self, key: Key, made: Iterable[Copy[Kept]], hold: int) -> None:
+        if hold > self._proved:
+            self._held.append((hold, key, made))
+            return
         for copy in made:
             self._kept(key, copy)
         self._carry_out(self.spilling.relieve())
