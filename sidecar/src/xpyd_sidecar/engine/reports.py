@@ -58,6 +58,8 @@ class Orders(KVConnectorMetadata):
     fails: list[FailOrder] = field(default_factory=list)
     abandons: list[str] = field(default_factory=list)
     expects: list[ExpectOrder] = field(default_factory=list)
+    forget: bool = False
+    """What has come ahead so far is of no use."""
     progress: list[Key] = field(default_factory=list)
     """Loads for which prefill's work has grown."""
     worked: list[Key] = field(default_factory=list)
@@ -81,7 +83,8 @@ class Orders(KVConnectorMetadata):
     def idle(self) -> bool:
         """Nothing is to be done in this step."""
         return not (self.tokens or self.pushes or self.releases or self.reclaims or self.loads or self.fails
-                    or self.abandons or self.expects or self.copied or self.proved)
+                    or self.abandons or self.expects or self.copied or self.proved
+                    or self.forget)
 
 
 class CopiedReport(NamedTuple):

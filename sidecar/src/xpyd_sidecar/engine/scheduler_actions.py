@@ -109,6 +109,17 @@ class SchedulerActions:
             else:
                 self._pushed(step)
 
+    def reset(self) -> bool:
+        """What was computed so far is of weights, say, that are gone: hand none of it over, take none.
+
+        False: loads are under way, whose KV will be this engine's all the same.
+        """
+        reason = "caches were reset"
+        self.offer(self._offers.reset(reason))
+        self.pair(self._pairing.reset(reason))
+        self.orders.forget = True
+        return not self.expected
+
     def remember(self, report: StepReport) -> None:
         """What ranks have noted of their transfers."""
         for key, noted in report.sent_notes:

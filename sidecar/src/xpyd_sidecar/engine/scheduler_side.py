@@ -367,11 +367,16 @@ class SchedulerSide:
         with self._lock:
             orders, counted = self._carrying.orders, self._carrying.stats.data
             return bool(self._offers.open or orders.releases or orders.abandons or counted or self._gauges_moved()
-                        or self._holds() or orders.copied)
+                        or self._holds() or orders.copied or orders.forget)
 
     def _holds(self) -> bool:
         """Whether a worker keeps KV in host memory."""
         return any(levels.get(name) for levels in self._levels.values() for name in HELD)
+
+    def reset(self) -> bool:
+        """As ``SchedulerActions.reset``."""
+        with self._lock:
+            return self._carrying.reset()
 
     def take_stats(self) -> Stats | None:
         """What has been counted since the last call."""

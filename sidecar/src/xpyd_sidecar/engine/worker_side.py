@@ -189,6 +189,8 @@ class WorkerSide:
             self._sender.proved(orders.proved)
         for key in orders.reclaims:
             self._saving.reclaim(key)
+        if orders.forget:
+            self._receiver.ahead.reset()
         self._drafts.begin()
         self._saving.begin(orders.pushes, orders.hold)
         self._copied.update(orders.copied)

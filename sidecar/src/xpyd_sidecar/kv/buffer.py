@@ -172,6 +172,11 @@ class Buffer:
             self._leave_all(entry)
         return entry is not None
 
+    def clear(self) -> None:
+        """No try of these will be loaded."""
+        for key in list(self._entries):
+            self.forget(key)
+
     def broken(self, key: Key) -> bool:
         """Nothing more of a try will come: what is whole stays. Whether there was an entry that has left."""
         entry = self._entries.get(key)

@@ -304,10 +304,17 @@ class Offers:
         leg = self._open.get(key)
         if leg is None or leg.state is State.CLOSING:
             return []
-        failed = leg.request not in self._legs
-        outcome = Outcome.ABORTED if failed else Outcome.PROTOCOL
+        return self._withdraw(leg, Outcome.PROTOCOL if leg.request in self._legs else Outcome.ABORTED, reason)
+
+    def reset(self, reason: str) -> list[Instruction]:
+        """Nothing that was computed so far may be handed over any more."""
+        return [one for leg in list(self._open.values()) if leg.pushed and leg.state is not State.CLOSING
+                for one in self._withdraw(leg, Outcome.STALE, reason)]
+
+    def _withdraw(self, leg: Leg, outcome: Outcome, reason: str) -> list[Instruction]:
         self._close(leg, outcome, reason)
-        return [SendGone(leg.peer, key, outcome, reason, retry=failed), Release(key, outcome, reason, with_step=True)]
+        return [SendGone(leg.peer, leg.key, outcome, reason, retry=outcome is Outcome.ABORTED),
+                Release(leg.key, outcome, reason, with_step=True)]
 
     def drop(self, key: Key, outcome: Outcome, reason: str) -> list[Instruction]:
         """Decode does not want this transfer."""

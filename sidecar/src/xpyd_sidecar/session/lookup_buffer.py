@@ -2,7 +2,7 @@
 
     D: EXPECT ──▶ P: STORE (so many blocks) ──▶ D: ROOM ──▶ P: DATA …        or ──▶ D: BUSY, and P asks again later
 
-The engine's thread gives back what it has placed; nothing else here is called by another thread.
+The engine's thread gives back what it has placed, and resets all of it; nothing else is called by another thread.
 """
 
 from __future__ import annotations
@@ -140,6 +140,10 @@ class LookupBuffer:
     def forget(self, key: Key) -> None:
         """A try will not come, or is not wanted."""
         self._buffer.forget(key)
+
+    def reset(self) -> None:
+        """Nothing that has come so far will be wanted; called by the engine's thread."""
+        self._post(self._buffer.clear)
 
     def lost(self, key: Key) -> None:
         """The link of a try has ended: what is whole may still be claimed."""
