@@ -63,7 +63,7 @@ $(VLLM_NEXT)/.installed: $(STAMP) requirements/vllm-next.txt scripts/vllm_source
 	@touch $@
 
 BY_HAND := $(addprefix tests/component/test_,connector_sides.py connector_rest.py connector_refused.py connector_memory.py connector_groups.py \
-  late_copies.py engine_sampling.py engine_compat.py engine_kv_abi.py engine_versions.py dp_compat.py dp_by_hand.py \
+  connector_switch.py connector_reset.py late_copies.py engine_sampling.py engine_compat.py engine_kv_abi.py engine_versions.py dp_compat.py dp_by_hand.py \
   executor_queue.py executor_hosts.py \
   request_fields.py hidden_fields.py owned_arguments.py)
 .PHONY: test-versions
@@ -355,8 +355,8 @@ REAL ?= 1000
 SCRIPTED ?= 1000
 SEED ?= 1
 SCENARIO_MINUTES ?= 60
-campaign-scenarios: $(STAMP) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=; MODEL=tiny-gemma-3: with real engines of that; goes on where it ended, FRESH=1 begins anew)
-	@$(BIN)/python tests/campaigns/scenarios.py $(if $(MODEL),--model $(MODEL),--scripted $(SCRIPTED)) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh)
+campaign-scenarios: $(STAMP) $(if $(filter nixl,$(LINK)),$(NIXL)/.installed) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=; LINK=tcp, shm or nixl; MODEL=tiny-gemma-3: with real engines of that; goes on where it ended, FRESH=1 begins anew)
+	@XPYD_NIXL_SITE=$(CURDIR)/$(NIXL)/site $(BIN)/python tests/campaigns/scenarios.py $(if $(MODEL),--model $(MODEL),--scripted $(SCRIPTED)) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(LINK),--link $(LINK)) $(if $(FRESH),--fresh)
 
 MODELS ?= tiny-gemma-3 tiny-granite
 campaign-scenarios-models: $(STAMP) ## The same with models of windows and of states, 500 scenarios each, side by side, into bench/results (half an hour; MODELS=, SCENARIO_MINUTES= for each; goes on where it ended, FRESH=1 begins anew)

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("operator/src", "sidecar/src")
 KNOWN = frozenset({
-    "Blueprint", "Busy", "Cache", "Cut", "Drain", "Ended", "Entry", "Geometry", "Gone", "Group", "Heartbeat",
+    "Blueprint", "Busy", "Cache", "Drain", "Ended", "Gone", "Group", "Heartbeat",
     "Hello", "Instance", "Kind", "Leg", "Link", "Load", "Look", "Lost", "Offer", "Outcome", "Part", "Place", "Rank",
     "Refuse", "Router", "Settings", "Side", "State", "Store", "Taken", "Target", "Told", "Unit", "Verdict", "Wait",
     "Watch", "Welcome", "XpydError", "_List",

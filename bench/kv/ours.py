@@ -125,8 +125,8 @@ class Prefill:
                 arrays, _ = layout(len(memory), block)
                 machine = Sending[Kept](keep_s=600, send_s=600, regions=arrays, block_bytes=arrays * block, cover=cover)
                 self._senders[block, cover] = Sender(
-                    LocalRank(InstanceName("p"), self._life, 0, KEY), machine, host="127.0.0.1", port=0, ways=self._ways,
-                    store=self._store, peer_timeout_s=30, largest_frame=max(block, FRAME_BYTES), reading=reading)
+                    LocalRank(InstanceName("p"), self._life, 0, KEY, self._ways, 30, max(block, FRAME_BYTES),
+                              reading=reading), machine, host="127.0.0.1", port=0, store=self._store)
 
     def hello(self) -> dict[str, Any]:
         at = {f"{block} {int(cover)}": sender.address for (block, cover), sender in self._senders.items()}
@@ -185,11 +185,10 @@ class Decode:
                 self._reading.piece = max(PIECE_BYTES, largest)
                 self._ways = ways_of("ours_nixl", self._reading)
             receiver = Receiver(
-                LocalRank(InstanceName("d"), Incarnation(secrets.token_hex(16)), 0, KEY),
+                LocalRank(InstanceName("d"), Incarnation(secrets.token_hex(16)), 0, KEY, self._ways, 30, largest,
+                          reading=self._reading),
                 Staging(lambda: Chunk(None, memoryview(bytearray(largest))), 64), block_bytes=[block] * arrays,
-                largest_frame=largest, cover=bool(cover), peer_timeout_s=30, ways=self._ways, caches=caches,
-                make=lambda size: Chunk(None, memoryview(bytearray(size))),
-                reading=self._reading)
+                cover=bool(cover), caches=caches, make=lambda size: Chunk(None, memoryview(bytearray(size))))
             machine = Receiving(load_s=600, grace_s=1, regions=arrays, cover=bool(cover))
             self._made[block, bool(cover)] = receiver, machine
         self._receiver, self._machine = self._made[block, bool(cover)]

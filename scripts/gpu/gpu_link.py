@@ -64,8 +64,9 @@ class Rank:
         self.device = device
         self.caches = {f"layer{n}": torch.zeros(shape, dtype=torch.int32, device=device) for n in range(LAYERS)}
         self.memory = KvCache(self.caches, BLOCKS)
-        self.ways, self.grouping = choose(OPTIONS, device, self.memory.largest_frame)
-        self.me = LocalRank(InstanceName("check"), Incarnation(secrets.token_hex(16)), 0, KEY)
+        ways, self.grouping = choose(OPTIONS, device, self.memory.largest_frame)
+        self.me = LocalRank(InstanceName("check"), Incarnation(secrets.token_hex(16)), 0, KEY, ways, TIMEOUT_S,
+                            self.memory.largest_frame, self.grouping)
 
 
 class Prefill(Rank):
@@ -78,8 +79,7 @@ class Prefill(Rank):
         self.store = CopyStore(lambda size: kv_cache.chunk(size, pinned=pinned), 2 * LAYERS * COUNT * block)
         self.memory.prepare(COUNT * block)
         self.completions = Completions()
-        self.sender = Sender(self.me, machine, host="127.0.0.1", port=0, ways=self.ways, store=self.store,
-                             peer_timeout_s=TIMEOUT_S, largest_frame=self.memory.largest_frame, grouping=self.grouping)
+        self.sender = Sender(self.me, machine, host="127.0.0.1", port=0, store=self.store)
 
     def push(self, turn: int) -> None:
         """Fill the blocks, by kernels that take a while, have them copied out, and write over them at once."""
@@ -109,9 +109,8 @@ class Decode(Rank):
         super().__init__(device, block)
         make = self.memory.largest_frame
         self.staging = Staging(lambda: kv_cache.chunk(make, pinned=device.type == "cuda"), 16)
-        self.receiver = Receiver(self.me, self.staging, block_bytes=self.memory.block_bytes, largest_frame=make, cover=True,
-                                 peer_timeout_s=TIMEOUT_S, ways=self.ways, caches=self.memory.caches(),
-                                 make=partial(kv_cache.chunk, pinned=device.type == "cuda"), grouping=self.grouping)
+        self.receiver = Receiver(self.me, self.staging, block_bytes=self.memory.block_bytes, cover=True,
+                                 caches=self.memory.caches(), make=partial(kv_cache.chunk, pinned=device.type == "cuda"))
         self.loads = Receiving(load_s=60, grace_s=0, regions=LAYERS, cover=True)
         self.block = block
         self.finished: list[Finished] = []

@@ -2,12 +2,14 @@
 
     python tests/campaigns/scenarios.py --scripted 1000             real connectors and sockets, no engines (5 minutes)
     python tests/campaigns/scenarios.py --real 1000 --minutes 4     real engines, a part of it; again for the next part
+    python tests/campaigns/scenarios.py --real 300 --link shm       over that link, whatever is better; nixl: over UCX's TCP
     python tests/campaigns/scenarios.py --real 500 --model tiny-granite     of a model of several KV cache groups
     … --fresh                                                       forget what the file says
 
-Both counts are totals: what the file has already is not run again, and each run adds to it. A part with real engines is one
-life of three of them, with a router and agents; it ends with a kill -9 of two, one after the other. Figures of models of
-several groups are in a file of their own, by model. Exit code 1: something was that may never be (``scenario``).
+All counts are totals, by link: what the file has already is not run again, and each run adds to it. A part with real
+engines is one life of three of them, with a router and agents; it ends with a kill -9 of two, one after the other. Figures
+of models of several groups are in a file of their own, by model. Exit code 1: something was that may never be
+(``scenario``).
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ RESULTS = ROOT / "bench" / "results" / "campaign_scenarios.json"
 OF_MODELS = RESULTS.with_name("campaign_scenarios_models.json")
 """The same for each model of several groups, by name."""
 REFERENCES = ROOT / ".cache" / "scenarios"
+NIXL_SITE = "XPYD_NIXL_SITE"
+"""Names the site-packages with NIXL (``make .cache/nixl/.installed``)."""
 AT_ONCE = 25
 """Scenarios of one life without engines."""
 Mode = Literal["put_async", "put", "get"]
@@ -92,6 +96,20 @@ WAVES = 3
 KILLS = 0.3
 """Share of kill -9 among the signals, as long as nobody is being started again."""
 Section = dict[str, Any]
+LINKS: Final = ("auto", "tcp", "shm", "nixl")
+
+
+def environment(link: str) -> dict[str, str]:
+    """What engines need for a link besides its name: NIXL, and what UCX shall take for want of RDMA."""
+    if link != "nixl":
+        return {}
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), os.environ[NIXL_SITE])))
+    return {"PYTHONPATH": path, "UCX_TLS": "tcp,sysv,posix"}
+
+
+def section_of(link: str) -> str:
+    """Where a file has the scenarios on real engines over a link."""
+    return "real" if link == "auto" else f"real over {link}"
 
 
 def references(kind: Kind) -> dict[Case, Reference]:
@@ -114,24 +132,25 @@ def references(kind: Kind) -> dict[Case, Reference]:
 class Life:
     """Three engines, of one mode each, and who starts again what was killed."""
 
-    def __init__(self, folder: Path, kind: Kind, number: int, report: Report) -> None:
+    def __init__(self, folder: Path, kind: Kind, number: int, report: Report, link: str) -> None:
         self.report, self.number = report, number
         self.unequal = kind.unequal and number % UNEQUAL_EVERY == UNEQUAL_EVERY - 1
         self.cluster = Cluster(folder, prefill=0, decode=0, model=ensure(kind.model))
         self.instances: dict[Host, Instance] = {}
         self._restarts: list[threading.Thread] = []
-        transport = "auto" if number % 3 == 2 else "tcp"
         for name, mode, role in zip("abc", kind.modes, (Role.PREFILL, Role.DECODE, Role.DECODE), strict=True):
             two = self.unequal and name == "b"
             port = free_port()
             wire = None if two else Wire(port)
             options = KvOptions(
-                mode=mode, transport=transport, keep_bytes=6 << 20, buffer_bytes=4 << 20, host_pool_bytes=2 << 20,
+                mode=mode, transport="rdma" if link == "nixl" else link,  # type: ignore[arg-type]
+                keep_bytes=6 << 20, buffer_bytes=4 << 20, host_pool_bytes=2 << 20,
                 peer_timeout_s=4.0 if self.unequal else 2.0, load_timeout_s=8.0, claim_s=3.0, keep_ttl_s=15.0,
                 **({"data_port": port, "advertise_data": HostPort(f"127.0.0.1:{wire.port}")} if wire is not None else {}))
             fails = number % 2 == 1 and name == "c"
             instance = self.cluster.add(role, options=options, on_load_failure="fail" if fails else "recompute",
-                                        args=(*kind.args, *(TWO_RANKS if two else ())), env=NO_COMPILER if two else None)
+                                        args=(*kind.args, *(TWO_RANKS if two else ())),
+                                        env=environment(link) | (NO_COMPILER if two else {}))
             self.instances[Host(instance.engine, wire, fails)] = instance
         self.hosts = list(self.instances)
 
@@ -187,7 +206,7 @@ def warmed(host: Host) -> None:
     host.engine.complete(tokens_of("warm", 300), 2, timeout_s=600.0)
 
 
-def real(kind: Kind, total: int, have: int, minutes: float, seed: int) -> Iterator[Report]:
+def real(kind: Kind, total: int, have: int, minutes: float, seed: int, *, link: str) -> Iterator[Report]:
     """Lives of three engines each until ``total`` scenarios have run or the time is over; what came of each."""
     if have >= total:
         return
@@ -195,9 +214,9 @@ def real(kind: Kind, total: int, have: int, minutes: float, seed: int) -> Iterat
     end = float("inf")
     while have < total and time.monotonic() < end:
         report = Report()
-        source = random.Random(f"{seed} {have}")
+        source = random.Random(f"{seed} {have} {link}")
         with tempfile.TemporaryDirectory() as folder:
-            life = Life(Path(folder), kind, have // kind.life, report)
+            life = Life(Path(folder), kind, have // kind.life, report, link)
             with life.running():
                 end = min(end, time.monotonic() + minutes * 60)
                 run = Run(life.hosts, known, report, source, cut=kind.cut)
@@ -304,6 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="of real engines that are ready, in this run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", choices=KINDS, default=NAME, help="of real engines")
+    parser.add_argument("--link", choices=LINKS, default="auto", help="of real engines; nixl: rdma over UCX's TCP")
     parser.add_argument("--fresh", action="store_true", help="forget what the file says")
     options = parser.parse_args(arguments)
     if options.scripted and options.model != NAME:
@@ -311,9 +331,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = Results(options.model)
     if options.fresh:
         results.write({})
-    have = {name: results.sections().get(name, {}).get("scenarios", 0) for name in ("real", "scripted")}
+    over = section_of(options.link)
+    have = {name: results.sections().get(name, {}).get("scenarios", 0) for name in (over, "scripted")}
     parts = {"scripted": scripted(options.scripted, have["scripted"], options.seed),
-             "real": real(KINDS[options.model], options.real, have["real"], options.minutes, options.seed)}
+             over: real(KINDS[options.model], options.real, have[over], options.minutes, options.seed, link=options.link)}
     clean = True
     for name, reports in parts.items():
         for report in reports:

@@ -72,6 +72,18 @@ def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.parametrize("cover", [True, False], ids=["covered", "bare"])
+def test_a_piece_that_staging_memory_has_no_room_for_is_never_taken_in_part(stage: Stage, cover: bool) -> None:
+    """A mistake of ours, which must not become wrong bytes; ``engine.worker_side`` makes chunks large enough."""
+    block, piece = 64 << 10, 2 << 20  # of DecodeRank a chunk has 1 MiB
+    p, d = (stage.prefill(stage.process(piece=piece), cover=cover, block=block),
+            stage.decode(stage.process(piece=piece), cover=cover, block=block))
+    push(p, count=24)
+    d.load("r", key(), p, first=0, count=24)
+    assert d.wait_outcomes() == [Outcome.PEER_LOST]
+    assert d.cache == {}
+
+
 @pytest.mark.parametrize("direct", [True, False], ids=["to their places", "staged"])
 @pytest.mark.parametrize("cover", [True, False], ids=["covered", "bare"])
 def test_blocks_are_read_in_pieces_of_one_session(stage: Stage, cover: bool, direct: bool) -> None:

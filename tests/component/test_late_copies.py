@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nixl_fake
 import numpy as np
 import pytest
 import torch
@@ -50,6 +51,9 @@ from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.nccl.decode import NcclGrouping
 from xpyd_sidecar.transport.nccl.driver import Driver
 from xpyd_sidecar.transport.nccl.thread import FLIGHT, NcclLimits, NcclThread
+from xpyd_sidecar.transport.nixl.prefill import PIECE_BYTES, NixlReading
+from xpyd_sidecar.transport.nixl.session import ReadLimits
+from xpyd_sidecar.transport.nixl.thread import NixlThread
 
 pytestmark = pytest.mark.timeout(60)
 LAYER_BLOCK = 2 * BLOCK * 4 * 4
@@ -266,10 +270,10 @@ def test_copies_are_where_they_are_counted(make: Callable[..., Engine]) -> None:
     store, views = p.workers[0].store, []
     push = p.workers[0]._sender.push
 
-    def pushed(key: Key, made: Iterable[Copy[Kept]]) -> None:
+    def pushed(key: Key, made: Iterable[Copy[Kept]], hold: int = 0) -> None:
         copies = list(made)
         views.extend(copy.data.view for copy in copies)
-        push(key, copies)
+        push(key, copies, hold)
 
     p.workers[0]._sender.push = pushed  # type: ignore[method-assign]
     for _ in range(2):
@@ -288,6 +292,23 @@ def one_engine_over_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Eng
 
     monkeypatch.setattr(worker_side, "choose", choose)
     return Engine("p", tmp_path)
+
+
+def test_a_piece_that_comes_over_nixl_has_room_in_a_chunk_of_staging(monkeypatch: pytest.MonkeyPatch,
+                                                                     tmp_path: Path) -> None:
+    """Where blocks cannot be written directly (a device's): a piece may be larger than a frame."""
+    reading = NixlReading(NixlThread(nixl_fake.World().driver(), ReadLimits()), PIECE_BYTES, timeout_s=5.0)
+
+    def prepare(options: object, ways: LinkOptions, largest: int, keep: int, copies: object) -> tuple[object, ...]:
+        assert largest < PIECE_BYTES
+        return ways, reading, copies
+
+    monkeypatch.setattr(worker_side.nixl_setup, "prepare", prepare)
+    engine = Engine("d", tmp_path)
+    chunk = engine.workers[0]._receiver.staging.take()
+    assert chunk is not None
+    assert len(chunk.view) == PIECE_BYTES
+    engine.stop()
 
 
 class Fault:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.kv.copies import Copy
@@ -30,12 +30,14 @@ from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.session.lookup_buffer import Expecting
 from xpyd_sidecar.session.receiver import Receiver
 from xpyd_sidecar.session.receiver_events import Arrived
-from xpyd_sidecar.session.sender import Kept, Sender, SenderReport
+from xpyd_sidecar.session.sender import Kept, Sender, SendReport
 from xpyd_sidecar.transport.gates import CacheArray
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.nccl.interface import Grouping
 from xpyd_sidecar.transport.nixl.prefill import NixlReading
 from xpyd_sidecar.transport.shm import mapped
+
+if TYPE_CHECKING:  # it needs torch
+    from xpyd_sidecar.transport.nccl.decode import NcclGrouping
 
 DATA_KEY = bytes(range(32))
 BLOCK = 1000
@@ -74,7 +76,7 @@ class PrefillRank:
 
     def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0, cover: bool = True,
                  block: int = BLOCK, ways: LinkOptions = TCP, timeout_s: float = TIMEOUT_S,
-                 grouping: Grouping | None = None, marks: Callable[[], CopyMark] = lambda: NOW,
+                 grouping: NcclGrouping | None = None, marks: Callable[[], CopyMark] = lambda: NOW,
                  reading: NixlReading | None = None, store: CopyStore | None = None) -> None:
         """``marks``: when a copy is complete; ``store``: where copies lie, if not in memory of this rank alone."""
         self.block = block
@@ -82,13 +84,11 @@ class PrefillRank:
         self.store = store or CopyStore(lambda size: Chunk(None, memory(size)), keep_bytes, unit=1)
         self.completions = Completions()
         machine = Sending[Kept](keep_s=keep_s, send_s=5, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
-        me = LocalRank(InstanceName("p"), P_LIFE, 0, data_key)
-        self.sender = Sender(me, machine, host="127.0.0.1", port=0, ways=ways, store=self.store,
-                             peer_timeout_s=timeout_s, largest_frame=max(block, 1 << 20), grouping=grouping,
-                             reading=reading)
+        me = LocalRank(InstanceName("p"), P_LIFE, 0, data_key, ways, timeout_s, max(block, 1 << 20), grouping, reading)
+        self.sender = Sender(me, machine, host="127.0.0.1", port=0, store=self.store)
         self.address = self.sender.address
         self.incarnation = P_LIFE
-        self.reports: list[SenderReport] = []
+        self.reports: list[SendReport] = []
 
     def copy(self, which: Key, region: int, first: int, blocks: Sequence[bytes], *, holder: str = "",
              gone: Callable[[], None] | None = None) -> None:
@@ -99,7 +99,7 @@ class PrefillRank:
         copies = [Copy(region, first, len(blocks), Kept(lease.chunk.view, lease, gone))]
         self.completions.add(self.marks(), lambda: self.sender.push(which, copies))
 
-    def wait_reports(self, count: int = 1, deadline_s: float = 15.0) -> list[SenderReport]:
+    def wait_reports(self, count: int = 1, deadline_s: float = 15.0) -> list[SendReport]:
         end = time.monotonic() + deadline_s
         while len(self.reports) < count:
             self.reports += self.sender.take_reports()
@@ -121,7 +121,7 @@ class DecodeRank:
     def __init__(self, *, data_key: bytes = DATA_KEY, chunks: int = 8, cover: bool = True, load_s: float = 5.0,
                  grace_s: float = 0.1, block: int = BLOCK, ways: LinkOptions = TCP, direct: bool = False,
                  buffer_bytes: int = 0, pool_bytes: int = 0, claim_s: float = 5.0, window: int = 0,
-                 timeout_s: float = TIMEOUT_S, grouping: Grouping | None = None,
+                 timeout_s: float = TIMEOUT_S, grouping: NcclGrouping | None = None,
                  reading: NixlReading | None = None) -> None:
         """``direct``: blocks are received right into ``memory`` (by region, 256 blocks each)."""
         self.block = block
@@ -130,11 +130,10 @@ class DecodeRank:
         self.moved: Counter[str] = Counter()
         most = max(block, 1 << 20)
         self.staging = Staging(lambda: Chunk(None, memoryview(bytearray(most))), chunks)
-        me = LocalRank(InstanceName("d"), D_LIFE, 0, data_key)
-        self.receiver = Receiver(me, self.staging, block_bytes=[block] * REGIONS, largest_frame=most,
-                                 cover=cover, peer_timeout_s=timeout_s, ways=ways, caches=caches,
+        me = LocalRank(InstanceName("d"), D_LIFE, 0, data_key, ways, timeout_s, most, grouping, reading)
+        self.receiver = Receiver(me, self.staging, block_bytes=[block] * REGIONS, cover=cover, caches=caches,
                                  make=lambda size: Chunk(None, memoryview(bytearray(size))), buffer_bytes=buffer_bytes,
-                                 pool_bytes=pool_bytes, claim_s=claim_s, grouping=grouping, reading=reading)
+                                 pool_bytes=pool_bytes, claim_s=claim_s)
         self.machine = Receiving(load_s=load_s, grace_s=grace_s, regions=REGIONS, cover=cover, window=window)
         self.cache: dict[tuple[int, int], bytes] = {}
         self.finished: list[Finished] = []

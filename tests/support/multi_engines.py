@@ -58,6 +58,7 @@ class MultiEngine(Engine):
         self.store = _store(late=late)
         ours = _ours(self.scheduler, None)
         self.multi = _multi(*((ours, self.store) if order == "ours first" else (self.store, ours)))
+        self._store_at = self.multi._connectors.index(self.store)
         self.ranks = []
         self.stores: list[HostStore] = []
         """By rank."""
@@ -70,6 +71,11 @@ class MultiEngine(Engine):
         self.freed: list[str] = []
         """Requests that have ended and whose blocks may go, as the scheduler hears of them."""
         self.tables: dict[str, list[int]] = {}
+        self._late = late
+        self.behind = 0
+        """Outputs of so many steps are not heard yet when the next one begins, as with vLLM's asynchronous scheduler."""
+        self._at_once = False
+        """Requests of the next step have blocks that are filled within it."""
         self._counts: dict[tuple[str, str], int] = {}
 
     def matched(self, request: Any, computed: int = 0) -> tuple[int | None, bool]:
@@ -77,6 +83,8 @@ class MultiEngine(Engine):
 
     def allocated(self, request: Any, ids: list[int], external: int) -> None:
         self.tables[request.request_id] = ids
+        self._at_once |= external > 0 and self.multi._requests_to_connector[request.request_id] == self._store_at \
+            and not self._late
         self.multi.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: (ids,)), external)
 
     def ended(self, request: Any) -> bool:
@@ -92,7 +100,9 @@ class MultiEngine(Engine):
                 req_ids=[r.request_id for r, *_ in cached], resumed_req_ids=set(), new_block_ids=[None for _ in cached],
                 num_computed_tokens=[done for _, done, _ in cached]),
             num_scheduled_tokens={r.request_id: n for r, _, n in (*new, *cached)}, preempted_req_ids=None,
+            has_sync_kv_loads=self._at_once,
             kv_connector_block_state=SimpleNamespace(get_block_ids=lambda name: (self.tables[name],)))
+        self._at_once = False
         orders = self.multi.build_connector_meta(output)
         together = KVConnectorOutput(finished_sending=set(), finished_recving=set())
         for multi, caches, device in zip(self.ranks, self.caches, self.devices, strict=True):
@@ -109,6 +119,7 @@ class MultiEngine(Engine):
                         del self._counts[kind, name]
                         getattr(together, kind).add(name)
             together.failed_recving |= results.failed_recving
+            together.invalid_block_ids |= multi.get_block_ids_with_load_errors()
             report = multi.build_connector_worker_meta()
             if report is not None:
                 known = together.kv_connector_worker_meta
@@ -116,6 +127,12 @@ class MultiEngine(Engine):
             multi.clear_connector_metadata()
             if new or cached:
                 device.wait()
+        self._unheard.append(together)
+        while len(self._unheard) > self.behind:
+            self._hear(self._unheard.pop(0))
+        self.clock.step()
+
+    def _hear(self, together: KVConnectorOutput) -> None:
         self.multi.update_connector_output(together)
         self.recved += together.finished_recving or ()
         self.freed += together.finished_sending or ()
@@ -123,4 +140,3 @@ class MultiEngine(Engine):
         if (stats := self.multi.get_kv_connector_stats()) is not None:
             for name, value in stats.data["XpydConnector"].data.items():
                 self.counts[name] = value if name.endswith("open") else self.counts.get(name, 0) + value
-        self.clock.step()

@@ -52,7 +52,7 @@ class Link:
         self.sent = 0
         self.released: list[tuple[Key, Outcome]] = []
 
-    def push(self, key: Key, made: Iterable[Copy[Any]]) -> None:
+    def push(self, key: Key, made: Iterable[Copy[Any]], hold: int = 0) -> None:
         for copy in made:
             self.queues.setdefault(copy.data.lease.holder, deque()).append(copy)
         self.go_on()

@@ -7,7 +7,7 @@ import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.buddy import Buddy
-from xpyd_sidecar.kv.buffer import Buffer, Cut, Item, Place
+from xpyd_sidecar.kv.buffer import Buffer, BufferedCut, BufferPlace, Item
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.reach import ArraySpan
 
@@ -23,11 +23,11 @@ def buffer(units: int = 8, pool: int = 0, *, most: int = 100) -> Buffer:
     return Buffer(Buddy(units * UNIT, UNIT), Buddy(pool * UNIT, UNIT), ttl_s=10, most=most)
 
 
-def cut(region: int, first: int, blocks: int = 1) -> Cut:
-    return Cut(region, first, blocks, blocks * UNIT)
+def cut(region: int, first: int, blocks: int = 1) -> BufferedCut:
+    return BufferedCut(region, first, blocks, blocks * UNIT)
 
 
-def insert(buffer: Buffer, which: Key, *cuts: Cut) -> None:
+def insert(buffer: Buffer, which: Key, *cuts: BufferedCut) -> None:
     assert buffer.offer(which, cuts)
     for one in cuts:
         place = buffer.take(which, one)
@@ -159,9 +159,9 @@ class Judge:
         self.buffer = buffer(*self.sizes, most=4)
         self.memory = [bytearray(units * UNIT) for units in self.sizes]
         self.prompts: dict[Key, tuple[bytes, int]] = {}
-        self.granted: dict[Key, list[Cut]] = {}
+        self.granted: dict[Key, list[BufferedCut]] = {}
         self.offered: dict[Key, set[tuple[int, int]]] = {}
-        self.writing: list[tuple[Key, Cut, Place]] = []
+        self.writing: list[tuple[Key, BufferedCut, BufferPlace]] = []
         self.selected: list[tuple[bytes, Item]] = []
         self.claimed: set[Key] = set()
         self.now = 0.0

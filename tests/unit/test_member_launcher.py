@@ -22,6 +22,12 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 print(os.getpid(), flush=True)
 time.sleep(60)
 """
+AWAY = """
+import subprocess, sys, time
+away = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(away.pid, flush=True)
+time.sleep(60)
+"""
 
 
 class Launched:
@@ -95,6 +101,18 @@ def test_a_life_that_is_over_ends_all_that_the_engine_has_started(launched: Laun
     state = launched.state()
     assert state is not None
     assert state.why == "", "it was asked to end"
+
+
+def test_a_process_of_the_engine_in_a_session_of_its_own_ends_with_it(launched: Launched) -> None:
+    process = launched.start(AWAY)
+    launched.tell("a")
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    wait_for(lambda: launched.is_at("a", running=True))
+    launched.tell("")
+    wait_for(lambda: launched.is_at("a", running=False))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_what_an_engine_compiles_is_of_its_life_alone(launched: Launched, tmp_path: Path,

@@ -113,15 +113,22 @@ def test_a_lease_whose_memory_cannot_be_made_is_no_lease() -> None:
     assert store.lease(256, "d") is not None
 
 
-def test_memory_that_nobody_has_a_use_for_goes_back_when_it_is_empty() -> None:
+def test_memory_that_nobody_has_a_use_for_goes_back_whenever_it_is_empty_and_is_there_for_who_has() -> None:
     store = CopyStore(memory, 8192)
     held = store.lease(4096)
     assert held is not None
     store.spare(spare=True)
     assert store.made, "a lease is still held"
-    assert store.lease(1) is None
-    assert store.most_units(1) == 0
+    assert store.most_units(256) == 16
+    late = store.lease(256, "d")
+    assert late is not None
     store.give(held)
+    assert store.made, "a prompt is under way"
+    store.give(late)
+    assert not store.made
+    late = store.lease(256, "d")
+    assert late is not None, "one came late"
+    store.give(late)
     assert not store.made
     store.spare(spare=False)
     again = store.lease(4096)

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName
+from xpyd_sidecar.errors import Incompatible, ProtocolError
 from xpyd_sidecar.kv.bodies import Gpu, LinkChoice
 from xpyd_sidecar.session import link_choice
+from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.prefill_link_choice import Arenas, NoLink, PrefillLinkChoice
+from xpyd_sidecar.session.prefill_link_choice import Arenas, PrefillLinkChoice
+from xpyd_sidecar.transport.link import LinkContext
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
 OURS = Gpu("GPU-1", "2.29.7", 8 << 20)
@@ -38,12 +42,26 @@ def test_what_a_side_says_of_itself(transport: str, group: Gpu | None, host: boo
     assert (ways.group, bool(ways.host)) == (group, host)
 
 
-def inviting(ways: LinkOptions, pieces: list[int]) -> PrefillLinkChoice:
-    def grouped(piece: int) -> TcpLink:
-        pieces.append(piece)
+class Grouping:
+    """Links are enough here."""
+
+    def __init__(self, pieces: list[int]) -> None:
+        self.pieces = pieces
+
+    def link(self, context: LinkContext, piece: int) -> TcpLink:
+        self.pieces.append(piece)
         return TcpLink()
 
-    return PrefillLinkChoice(ways, 1 << 20, Arenas(), grouped)  # type: ignore[arg-type]  # a link is enough here
+
+class Session:
+    peer = "decode"
+
+
+def inviting(ways: LinkOptions, pieces: list[int]) -> PrefillLinkChoice:
+    me = LocalRank(InstanceName("p"), Incarnation("1" * 32), 0, b"", ways, 5.0, 1 << 20,
+                   Grouping(pieces))  # type: ignore[arg-type]
+    context = LinkContext(Session(), lambda call: call(), lambda error: None)  # type: ignore[arg-type]
+    return PrefillLinkChoice(me, Arenas(), context)
 
 
 def test_pieces_are_what_both_take_and_nothing_else_is_offered_beside_a_group() -> None:
@@ -59,7 +77,7 @@ def test_a_group_that_was_not_offered_cannot_be_chosen() -> None:
     way = inviting(LinkOptions(gpu=OURS), [])
     way.welcome("elsewhere", OURS)
     assert way.gpu is None
-    with pytest.raises(ValueError, match="chose nccl, which was not offered"):
+    with pytest.raises(ProtocolError, match="chose nccl, which was not offered"):
         way.decided(LinkChoice("nccl", ""))
 
 
@@ -74,9 +92,9 @@ def test_every_reason_is_told() -> None:
 
 
 def test_who_insists_is_told_why_not(tmp_path: Path) -> None:
-    with pytest.raises(NoLink, match="transport nccl: nccl: decode has or wants none"):
+    with pytest.raises(Incompatible, match="transport nccl: nccl: decode has or wants none"):
         inviting(LinkOptions("nccl", tmp_path, OURS), []).welcome(link_choice.host(), None)
     way = inviting(LinkOptions("nccl", gpu=OURS), [])
     way.welcome("", THEIRS)
-    with pytest.raises(NoLink, match="transport nccl: decode's own"):
+    with pytest.raises(Incompatible, match="transport nccl: decode's own"):
         way.decided(LinkChoice("tcp", "decode's own"))

@@ -341,13 +341,13 @@ def test_auto_goes_over_tcp_where_neither_works_and_says_why(monkeypatch: pytest
 def before(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
     """A side as it was before arenas were tried late."""
     if side == "decode":
-        monkeypatch.setattr(decode_handshake.DecodeHandshake, "cannot_read", lambda self, why: bodies.Taken(read=False))
+        monkeypatch.setattr(decode_handshake.DecodeHandshake, "_cannot_read", lambda self, why: bodies.Taken(read=False))
         return
 
-    def taken(self: prefill_link_choice.PrefillLinkChoice, session: Any, taken: bodies.Taken) -> None:
+    def taken(self: prefill_link_choice.PrefillLinkChoice, taken: bodies.Taken) -> None:
         process = self._process
         assert process is not None
-        process.taken(session, read=taken.read)
+        process.taken(self._context.session, read=taken.read)
         if not taken.read:
             self.link = TcpLink()
         process.leave(self.link) if self.link is not process else None

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from kv_ranks import TCP, TIMEOUT_S, DecodeRank, PrefillRank, content, key
+from kv_ranks import TIMEOUT_S, DecodeRank, PrefillRank, content, key
 
 from xpyd_sidecar.contract.ids import split_host_port
 from xpyd_sidecar.errors import ConfigError
@@ -85,8 +85,7 @@ def test_a_port_in_use_is_a_clear_error() -> None:
     with PrefillRank() as p:
         host, port = split_host_port(p.address)
         with pytest.raises(ConfigError, match=f"data_port: cannot listen on 127.0.0.1 port {port}"):
-            type(p.sender)(p.sender.me, p.sender._machine, host=host, port=port, ways=TCP, store=p.store,
-                           peer_timeout_s=1)
+            type(p.sender)(p.sender.me, p.sender._machine, host=host, port=port, store=p.store)
 
 
 def test_its_thread_ends_and_connections_close() -> None:

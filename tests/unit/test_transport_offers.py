@@ -12,7 +12,7 @@ from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import Blocks
-from xpyd_sidecar.transport.offers import OfferQueue, offer
+from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
 
 KEY = Key(TransferId("a" * 32), Attempt(1), 1)
 DATA = memoryview(bytes(range(6 * 16)))
@@ -29,57 +29,78 @@ class Session:
         self.sent.append((header, payload))
 
 
+class Link(OfferLink):
+    """Two offers at once."""
+
+    name = "test"
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
+        one.offer(4096 + one.blocks.first, one.total())
+        return one._replace(where=7)
+
+
 @pytest.fixture
 def session() -> Session:
     return Session()
 
 
-def put(queue: OfferQueue, session: Session, freed: list[str], name: str = "one", most: int = 32) -> None:
-    queue.put(session, KEY, Blocks(2, 10, 6, DATA), lambda: freed.append(name), cover=True, most=most)
+def put(link: OfferLink, session: Session, freed: list[str], name: str = "one", *, most: int = 32,
+        cover: bool = True) -> None:
+    link.put(session, KEY, Blocks(2, 10, 6, DATA), lambda: freed.append(name), cover=cover, most=most)
 
 
 def test_blocks_wait_in_pieces_and_are_offered_in_their_order(session: Session) -> None:
-    queue = OfferQueue()
-    put(queue, session, [])
-    cuts = [(one.blocks.first, one.blocks.blocks, bytes(one.blocks.data)) for one in queue.waiting]
+    link = Link()
+    put(link, session, [])
+    cuts = [(one.blocks.first, one.blocks.blocks, bytes(one.blocks.data)) for one in (*link.offered, *link.waiting)]
     assert cuts == [(10, 2, bytes(DATA[:32])), (12, 2, bytes(DATA[32:64])), (14, 2, bytes(DATA[64:]))]
-    first, second = queue.next(7), queue.next()
-    assert (first.blocks.first, first.where) == (10, 7)
-    assert [queue.taken(session), queue.taken(session)] == [first, second]
-    assert len(queue.waiting) == 1
-    assert queue
+    assert [one.where for one in link.offered] == [7, 7]
+    assert len(session.sent) == 2
+    link.taken(session, read=True)
+    assert [frames.decode(header).first for header, _ in session.sent] == [10, 12, 14]
+    assert link.busy
 
 
-def test_a_put_is_done_when_all_its_pieces_are_in_whatever_order(session: Session) -> None:
-    queue, freed = OfferQueue(), []
-    put(queue, session, freed, "one")
-    put(queue, session, freed, "two", most=1 << 20)
-    held = queue.clear()
-    assert not queue
-    for one in (held[2], held[3], held[0]):
-        one.done()
-    assert freed == ["two"]
-    held[1].done()
-    assert freed == ["two", "one"]
+def test_a_put_is_done_when_all_its_pieces_are(session: Session) -> None:
+    link, freed = Link(), []
+    put(link, session, freed, "one")
+    put(link, session, freed, "two", most=1 << 20)
+    for _ in range(2):
+        link.taken(session, read=True)
+    assert freed == []
+    link.taken(session, read=True)
+    assert freed == ["one"]
+    link.close()
+    assert freed == ["one", "two"]
+    assert not link.busy
 
 
 def test_an_answer_to_no_offer_is_the_peers_mistake(session: Session) -> None:
-    queue = OfferQueue()
-    put(queue, session, [])
+    link = Link()
     with pytest.raises(ProtocolError, match="not on offer"):
-        queue.taken(session)
+        link.taken(session, read=True)
+
+
+def test_who_cannot_take_what_was_agreed_on_is_mistaken_and_the_copy_is_freed_once(session: Session) -> None:
+    link, freed = Link(), []
+    put(link, session, freed)
+    with pytest.raises(ProtocolError, match="cannot take a piece over test"):
+        link.taken(session, read=False)
+    assert freed == []
+    link.close()
+    link.close()
+    assert freed == ["one"]
 
 
 @pytest.mark.parametrize("cover", [True, False])
 def test_an_offer_says_where_a_piece_lies_and_what_its_sum_is(session: Session, cover: bool) -> None:
-    queue = OfferQueue()
-    queue.put(session, KEY, Blocks(2, 10, 6, DATA), lambda: None, cover=cover, most=32)
-    queue.next()
-    one = queue.next()
-    offer(one, 4096)
-    [(header, body)] = session.sent
+    put(Link(), session, [], cover=cover)
+    header, body = session.sent[1]
     said = frames.decode(header)
     assert (said.kind, said.key, said.region, said.first, said.blocks) == (Kind.OFFER, KEY, 2, 12, 2)
     told = bodies.read_body(memoryview(body), bodies.Offer)
-    assert (told.address, told.size, told.within) == (4096, 32, None)
+    assert (told.address, told.size, told.within) == (4108, 32, None)
     assert told.checksum == (frames.total(frames.sums(DATA[32:64], 16)) if cover else None)

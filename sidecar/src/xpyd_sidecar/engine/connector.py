@@ -202,8 +202,8 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
         return self.scheduler.pending()
 
     def reset_cache(self) -> bool:
-        """There is no cache of prefixes here."""
-        return True
+        """Let go of all KV that is on its way, since it may be of other weights; False: some is being loaded."""
+        return self.scheduler.reset()
 
     # --- both ---
 

@@ -15,9 +15,10 @@ import numpy as np
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.engine.kv_cache import KvCache, Move
-from xpyd_sidecar.engine.reports import LoadReport, Orders
+from xpyd_sidecar.engine.reports import LoadReport, Orders, StepReport
+from xpyd_sidecar.engine.stats import LINK
 from xpyd_sidecar.kv import receiving
-from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.messages import Rank
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.memory.completions import Completions
@@ -35,11 +36,8 @@ class Loading:
 
     def __init__(self, rank: int, memory: KvCache, receiver: Receiver, loads: Receiving, *, staging: Staging,
                  forwards: Forwards, completions: Completions) -> None:
-        self.reports: list[LoadReport] = []
-        self.moved: dict[str, int] = {}
-        """Bytes that have come, by link."""
-        self.notes: list[tuple[Key, bytes]] = []
-        """Of loads that are over, for their timelines."""
+        self.report = StepReport()
+        """What has ended and come; the owner takes it away."""
         self._rank = rank
         self._memory = memory
         self._staging = staging
@@ -119,7 +117,7 @@ class Loading:
             if event.chunk is not None:
                 self._staging.give(event.chunk)
             return
-        self.moved[event.way] = self.moved.get(event.way, 0) + event.size
+        self.report.count(LINK + event.way, event.size)
         self._noting.piece(event.key, event.at, event.at, event.size, event.way)
         if event.chunk is None:  # it is in its blocks
             self._carry_out(self._loads.placed(event.key))
@@ -143,7 +141,7 @@ class Loading:
             over.add(one.request)
             if one.outcome is not Outcome.OK:
                 failed.add(one.request)
-            self.reports.append(LoadReport(self._rank, one.request, one.key, one.outcome, one.reason, one.size))
+            self.report.loads.append(LoadReport(self._rank, one.request, one.key, one.outcome, one.reason, one.size))
             self._loaded(one)
         self._done = waiting
         return over, failed
@@ -153,7 +151,7 @@ class Loading:
             self._noting.mark(one.key, "committed")
         if (noted := self._noting.end(one.key)) is not None:
             others = self._forwards.since(noted.marks.get("asked", math.inf))
-            self.notes.append((one.key, packed(self._rank, noted, others)))
+            self.report.load_notes.append((one.key, packed(self._rank, noted, others)))
 
     def _carry_out(self, steps: Sequence[Instruction]) -> None:
         for step in steps:

@@ -12,6 +12,7 @@ from xpyd_sidecar.kv.mapping import Array, Plan
 from xpyd_sidecar.kv.messages import Announce, Rank
 from xpyd_sidecar.kv.offers import Push, Release
 from xpyd_sidecar.kv.reach import TableSpan
+from xpyd_sidecar.session.sender import SendReport
 
 
 class LoadOrder(NamedTuple):
@@ -57,6 +58,8 @@ class Orders(KVConnectorMetadata):
     fails: list[FailOrder] = field(default_factory=list)
     abandons: list[str] = field(default_factory=list)
     expects: list[ExpectOrder] = field(default_factory=list)
+    forget: bool = False
+    """What has come ahead so far is of no use."""
     progress: list[Key] = field(default_factory=list)
     """Loads for which prefill's work has grown."""
     worked: list[Key] = field(default_factory=list)
@@ -69,6 +72,10 @@ class Orders(KVConnectorMetadata):
     """Transfers whose requests run for the first time since their KV came."""
     copied: list[str] = field(default_factory=list)
     """Requests that have ended and whose blocks are not needed any more: each worker says so (``siblings``)."""
+    hold: int = 0
+    """Copies that are made now leave when the step of this number is proved (``siblings``); 0: at once."""
+    proved: int = 0
+    """Copies that are held for steps up to this one may leave; 0: no news."""
     calm: bool = False
     """The engine takes naps: until the next orders a worker need not look for them without a pause."""
 
@@ -76,17 +83,8 @@ class Orders(KVConnectorMetadata):
     def idle(self) -> bool:
         """Nothing is to be done in this step."""
         return not (self.tokens or self.pushes or self.releases or self.reclaims or self.loads or self.fails
-                    or self.abandons or self.expects or self.copied)
-
-
-class SendReport(NamedTuple):
-    """A rank has ended a send."""
-
-    rank: int
-    key: Key
-    outcome: Outcome
-    reason: str
-    size: int
+                    or self.abandons or self.expects or self.copied or self.proved
+                    or self.forget)
 
 
 class CopiedReport(NamedTuple):
@@ -114,10 +112,8 @@ class StepReport(KVConnectorWorkerMetadata):
 
     sends: list[SendReport] = field(default_factory=list)
     loads: list[LoadReport] = field(default_factory=list)
-    moved: dict[str, int] = field(default_factory=dict)
-    """Bytes that have come in, by link."""
     counts: dict[str, float] = field(default_factory=dict)
-    """What to add to counters of ``contract.metrics``."""
+    """What to add to ``stats.Stats``."""
     levels: dict[int, dict[str, int]] = field(default_factory=dict)
     """By rank: values of gauges of ``contract.metrics``, where they have changed."""
     sent_notes: list[tuple[Key, bytes]] = field(default_factory=list)
@@ -126,15 +122,21 @@ class StepReport(KVConnectorWorkerMetadata):
     first_notes: list[tuple[Key, bytes]] = field(default_factory=list)
     """``contract.timeline.First``."""
     copied: list[CopiedReport] = field(default_factory=list)
+    proves: int = 0
+    """``Orders.hold`` of the step that this is the output of."""
+
+    def count(self, name: str, amount: float) -> None:
+        """Add to a counter."""
+        self.counts[name] = self.counts.get(name, 0) + amount
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Both reports in one."""
         assert isinstance(other, StepReport)
-        moved = {link: self.moved.get(link, 0) + other.moved.get(link, 0) for link in self.moved | other.moved}
         counts = {name: self.counts.get(name, 0) + other.counts.get(name, 0) for name in self.counts | other.counts}
-        return StepReport(self.sends + other.sends, self.loads + other.loads, moved, counts, self.levels | other.levels,
+        return StepReport(self.sends + other.sends, self.loads + other.loads, counts, self.levels | other.levels,
                           self.sent_notes + other.sent_notes, self.load_notes + other.load_notes,
-                          self.first_notes + other.first_notes, self.copied + other.copied)
+                          self.first_notes + other.first_notes, self.copied + other.copied,
+                          max(self.proves, other.proves))
 
 
 @dataclass

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -102,6 +103,8 @@ class Saving:
         self._parts: list[SavedPart] = []
         self._pushed: set[Key] = set()
         """In this step."""
+        self._hold = 0
+        """As ``Orders.hold``."""
         self._saved: set[int] = set()
 
     @property
@@ -109,9 +112,13 @@ class Saving:
         """Blocks that wait for room."""
         return sum(len(one.ids) for one in self._waiting)
 
-    def begin(self, pushes: Sequence[Push]) -> None:
-        """A step begins, which computes these blocks; those that have waited since earlier ones go first."""
+    def begin(self, pushes: Sequence[Push], hold: int = 0) -> None:
+        """A step begins, which computes these blocks; those that have waited since earlier ones go first.
+
+        ``hold``: as in ``Orders``.
+        """
         now = time.monotonic()
+        self._hold = hold
         self._saved.clear()
         self._pushed = {push.key for push in pushes}
         for push in pushes:
@@ -148,7 +155,7 @@ class Saving:
                                     for part in parts])
         if self._put is not None:
             self._put.enqueued(mark)
-        self._completions.add(mark, lambda: self._copied(parts))
+        self._completions.add(mark, partial(self._copied, parts, self._hold))
 
     def forget(self, key: Key) -> None:
         """A transfer is over: what waits of it need not be copied."""
@@ -160,10 +167,10 @@ class Saving:
         if any(one.key == key for one in self._waiting):
             self._give_up(key, "its request was preempted while its blocks waited to be copied out")
 
-    def _copied(self, parts: Sequence[SavedPart]) -> None:
+    def _copied(self, parts: Sequence[SavedPart], hold: int) -> None:
         """Copies of a device are complete; on the thread that waits for them."""
         for part in parts:
-            self._sender.push(part.key, self._copies(part))
+            self._sender.push(part.key, self._copies(part), hold)
             self.copied.append((part.key, len(part.ids)))
 
     def _copy_array(self, region: int) -> None:
@@ -174,7 +181,7 @@ class Saving:
             if region in part.arrays:
                 start = part.starts[region - part.arrays.start]
                 self._memory.gather([Move(region, part.ids, part.lease.chunk.tensor, (start,))])
-                self._sender.push(part.key, iter([self._copy(part, region)]))
+                self._sender.push(part.key, iter([self._copy(part, region)]), self._hold)
 
     def _copies(self, part: SavedPart) -> Iterator[Copy[Kept]]:
         return (self._copy(part, region) for region in part.arrays)

@@ -11,7 +11,7 @@ import logging
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.engine.recent_transfers import RecentTransfers
-from xpyd_sidecar.engine.reports import FailOrder, LoadOrder, LoadReport, Orders
+from xpyd_sidecar.engine.reports import FailOrder, LoadOrder, LoadReport, Orders, StepReport
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc
 from xpyd_sidecar.kv import messages, offers, pairing, peers
@@ -94,7 +94,7 @@ class SchedulerActions:
             if isinstance(step, offers.Push):
                 self.orders.pushes.append(step)
             elif isinstance(step, offers.Release):
-                if self.crew is None or not self.crew.let_go(step):
+                if step.with_step or self.crew is None or not self.crew.let_go(step):
                     self.orders.releases.append(step)
             elif isinstance(step, offers.SendAnnounce):
                 self.ring.mark(step.key, "announced", sends=True)
@@ -108,6 +108,26 @@ class SchedulerActions:
                 self.post(step.peer, Gone(*step.key, step.outcome, step.reason, step.retry))
             else:
                 self._pushed(step)
+
+    def reset(self) -> bool:
+        """What was computed so far is of weights, say, that are gone: hand none of it over, take none.
+
+        False: loads are under way, whose KV will be this engine's all the same.
+        """
+        reason = "caches were reset"
+        self.offer(self._offers.reset(reason))
+        self.pair(self._pairing.reset(reason))
+        self.orders.forget = True
+        return not self.expected
+
+    def remember(self, report: StepReport) -> None:
+        """What ranks have noted of their transfers."""
+        for key, noted in report.sent_notes:
+            self.ring.side(key, noted, sends=True)
+        for key, noted in report.load_notes:
+            self.ring.side(key, noted, sends=False)
+        for key, noted in report.first_notes:
+            self.ring.first(key, noted)
 
     def _pushed(self, step: offers.Ended) -> None:
         self.stats.ended("send", step.outcome)

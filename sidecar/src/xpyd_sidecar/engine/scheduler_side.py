@@ -228,6 +228,8 @@ class SchedulerSide:
         crew = self._carrying.crew
         watched.check(self._control.thread, crew.thread if crew is not None else None)
         with self._lock:
+            if self._siblings is not None:
+                self._siblings.begin(self._carrying.orders, loads=output.has_sync_kv_loads)
             self._carrying.pair(self._pairing.newer())
             self._expect()
             self._carrying.orders.tokens = sum(output.num_scheduled_tokens.values())
@@ -257,8 +259,10 @@ class SchedulerSide:
 
     def _computes(self, output: Any, name: str, computed: int) -> None:
         """A request runs in this step. Its tables are asked of vLLM: blocks that have left a window are gone from them."""
-        if self._offers.tracks(name):
+        if (key := self._offers.tracks(name)) is not None:
             tables = self._blocks.moved(output.kv_connector_block_state.get_block_ids(name))
+            if self._siblings is not None:
+                self._siblings.ran(key, tables)
             self._carrying.offer(self._offers.step(name, tables, computed=computed + output.num_scheduled_tokens[name]))
 
     def _tell_of_work(self, tokens: Mapping[str, int]) -> None:
@@ -301,12 +305,10 @@ class SchedulerSide:
                     self._offers.copied(*copied)
                 for send in report.sends:
                     self._carrying.offer(self._offers.rank_ended(*send))
-                for link, size in report.moved.items():
-                    self._carrying.stats.moved(link, size)
                 for name, amount in report.counts.items():
                     self._carrying.stats.add(name, amount)
                 self._levels |= report.levels
-                self._remember(report)
+                self._carrying.remember(report)
                 for load in report.loads:
                     if load.request in self._carrying.expected:
                         self._carrying.expected[load.request].append(load)
@@ -317,17 +319,11 @@ class SchedulerSide:
                 output.finished_recving = known or None
                 output.finished_sending = self._offers.take_copied() or None
             else:
+                for key in self._siblings.heard(report, output.invalid_block_ids):
+                    self._carrying.offer(self._offers.spoiled(key, "a store beside could not load blocks of its prompt"))
                 loads = report.loads if isinstance(report, StepReport) else ()
                 output.finished_recving = self._siblings.left(output.finished_recving or (), loads, known) or None
                 self._carrying.orders.copied += self._offers.take_copied()
-
-    def _remember(self, report: StepReport) -> None:
-        for key, noted in report.sent_notes:
-            self._carrying.ring.side(key, noted, sends=True)
-        for key, noted in report.load_notes:
-            self._carrying.ring.side(key, noted, sends=False)
-        for key, noted in report.first_notes:
-            self._carrying.ring.first(key, noted)
 
     def _loaded(self, name: str, reports: list[LoadReport]) -> None:
         self._room.over(name)
@@ -371,11 +367,16 @@ class SchedulerSide:
         with self._lock:
             orders, counted = self._carrying.orders, self._carrying.stats.data
             return bool(self._offers.open or orders.releases or orders.abandons or counted or self._gauges_moved()
-                        or self._holds() or orders.copied)
+                        or self._holds() or orders.copied or orders.forget)
 
     def _holds(self) -> bool:
         """Whether a worker keeps KV in host memory."""
         return any(levels.get(name) for levels in self._levels.values() for name in HELD)
+
+    def reset(self) -> bool:
+        """As ``SchedulerActions.reset``."""
+        with self._lock:
+            return self._carrying.reset()
 
     def take_stats(self) -> Stats | None:
         """What has been counted since the last call."""

@@ -46,6 +46,7 @@ GAUGES = {
     metrics.DP_GRANTED: "The last forward that all data-parallel ranks must run.",
 }
 LINK = "link:"
+"""Begins the name of what has come in over a link, in bytes."""
 
 
 class Stats(KVConnectorStats):
@@ -64,10 +65,6 @@ class Stats(KVConnectorStats):
     def ended(self, side: str, outcome: str) -> None:
         """A transfer has ended."""
         self.add(f"{side}/{outcome}", 1)
-
-    def moved(self, link: str, size: int) -> None:
-        """Bytes have come over a link."""
-        self.add(LINK + link, size)
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Add a later interval."""

@@ -30,14 +30,13 @@ from xpyd_sidecar.engine.memory_sizes import StepLoad, memory_sizes, told
 from xpyd_sidecar.engine.nccl_setup import choose
 from xpyd_sidecar.engine.pulse import PulseThread
 from xpyd_sidecar.engine.put_mode import PutMode
-from xpyd_sidecar.engine.reports import CopiedReport, Orders, RankAddress, SendReport, StepReport
+from xpyd_sidecar.engine.reports import CopiedReport, Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.saving import Saving
 from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.worker_rpc import WorkerRpcServer
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.host_identity import place
 from xpyd_sidecar.kv.extents import rounded
-from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.messages import Rank
 from xpyd_sidecar.kv.reach import LayerGroup
 from xpyd_sidecar.kv.receiving import Receiving
@@ -99,8 +98,6 @@ class WorkerSide:
         if several and options.mode == "get":
             raise ConfigError("kv connector: mode get pulls blocks in their order, which a model of several KV cache "
                               "groups does not have; use put_async")
-        me = LocalRank(settings.instance, Incarnation(secrets.token_hex(16)), rank, keys.derive(settings.key, "data"))
-        self._incarnation = me.incarnation
         self._arrays = self._memory.arrays(heads)
         regions, block_bytes = len(self._memory.regions), self._memory.total_block_bytes
         cover = options.checksum == "xxh3"
@@ -125,15 +122,16 @@ class WorkerSide:
         if pinned:
             self.store.prepare()
         self._memory.prepare(max(sizes.slab, 2 * block_bytes))
+        me = LocalRank(settings.instance, Incarnation(secrets.token_hex(16)), rank, keys.derive(settings.key, "data"), ways,
+                       options.peer_timeout_s, self._memory.largest_frame, self._groups, self._reading)
+        self._incarnation = me.incarnation
         self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
-                              ways=ways, store=self.store, peer_timeout_s=options.peer_timeout_s,
-                              largest_frame=self._memory.largest_frame, grouping=self._groups, reading=self._reading)
-        staging = staging_of(sizes.staging, self._memory.largest_frame, make, prepare=pinned)
-        self._receiver = Receiver(me, staging, block_bytes=self._memory.block_bytes,
-                                  largest_frame=self._memory.largest_frame, cover=cover,
-                                  peer_timeout_s=options.peer_timeout_s, ways=ways, caches=self._memory.caches(),
-                                  make=make, buffer_bytes=buffer, pool_bytes=options.host_pool_bytes,
-                                  claim_s=options.keep_ttl_s, grouping=self._groups, reading=self._reading)
+                              store=self.store)
+        largest = max(me.largest_frame, self._reading.piece if self._reading is not None else 0)
+        staging = staging_of(sizes.staging, largest, make, prepare=pinned)
+        self._receiver = Receiver(me, staging, block_bytes=self._memory.block_bytes, cover=cover, make=make,
+                                  caches=self._memory.caches(), buffer_bytes=buffer, pool_bytes=options.host_pool_bytes,
+                                  claim_s=options.keep_ttl_s)
         window = max(2, options.window_bytes // block_bytes) if options.mode == "get" else 0
         loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
                           regions=regions, cover=cover, window=window, limit_s=options.load_limit_s,
@@ -142,7 +140,6 @@ class WorkerSide:
         self._completions = Completions()
         self._saving = Saving(self._memory, self.store, self._sender, self._completions,
                               wait_s=options.keep_ttl_s, put=self._put)
-        self._counts: dict[str, float] = {}
         self._levels: dict[str, int] = {}
         self._settings = settings
         self._by_layer = by_layer
@@ -158,7 +155,6 @@ class WorkerSide:
         self._forwards = Forwards()
         self._loading = Loading(rank, self._memory, self._receiver, loads, staging=staging, forwards=self._forwards,
                                 completions=self._completions)
-        self._first_notes: list[tuple[Key, bytes]] = []
         self._pulse: PulseThread | None = None
         if settings.life and settings.run_dir is not None:
             self._pulse = PulseThread(settings.run_dir, settings.life)
@@ -189,10 +185,14 @@ class WorkerSide:
         for release in orders.releases:
             self._saving.forget(release.key)
             self._sender.release(release.key, release.outcome, release.reason)
+        if orders.proved:
+            self._sender.proved(orders.proved)
         for key in orders.reclaims:
             self._saving.reclaim(key)
+        if orders.forget:
+            self._receiver.ahead.reset()
         self._drafts.begin()
-        self._saving.begin(orders.pushes)
+        self._saving.begin(orders.pushes, orders.hold)
         self._copied.update(orders.copied)
 
     def duty(self, role: Role) -> dict[str, int]:
@@ -217,18 +217,18 @@ class WorkerSide:
         self._drafts.finish(pushes=bool(self._orders.pushes))
         self._saving.finish()
         if self._put is not None:
-            for name, amount in self._put.wait_left(self._orders.pushes).items():
-                self._counts[name] = self._counts.get(name, 0) + amount
+            for name, amount in self._put.wait_left(() if self._orders.hold else self._orders.pushes).items():
+                self._loading.report.count(name, amount)
         if self._orders.tokens:
             forward = self._forwards.end(self._orders.tokens, [*dict.fromkeys(push.key for push in self._orders.pushes)])
             if self._rank == 0:
-                self._first_notes += [(key, packed_first(forward)) for key in self._orders.firsts]
+                self._loading.report.first_notes += [(key, packed_first(forward)) for key in self._orders.firsts]
 
     def start_loads(self) -> None:
         """Begin the loads of this step."""
         orders = self._orders
         self._loading.start(orders)
-        self._orders = Orders(pushes=orders.pushes, tokens=orders.tokens, firsts=orders.firsts)
+        self._orders = Orders(pushes=orders.pushes, tokens=orders.tokens, firsts=orders.firsts, hold=orders.hold)
 
     def poll(self) -> tuple[set[str], set[str]]:
         """Requests whose load is over, and those of them that failed.
@@ -244,39 +244,26 @@ class WorkerSide:
         copied, self._copied = self._copied, set()
         return copied
 
-    def _sent_notes(self) -> list[tuple[Key, bytes]]:
-        out = []
-        while self._sender.noted:
-            noted = self._sender.noted.popleft()
-            out.append((noted.key, packed(self._rank, noted, self._forwards.pushed(noted.key))))
-        return out
-
     def report(self) -> StepReport | None:
         """What has ended since the last report."""
         if self._pulse is not None:
             self._pulse.ends()
-        sends = [SendReport(self._rank, *one) for one in self._sender.take_reports()]
-        for send in sends:
+        report, self._loading.report = self._loading.report, StepReport()
+        report.proves = self._orders.hold
+        report.sends = self._sender.take_reports()
+        for send in report.sends:
             self._saving.forget(send.key)
-        copied = []
         while self._saving.copied:
-            copied.append(CopiedReport(self._rank, *self._saving.copied.popleft()))
-        sent, first, loading = self._sent_notes(), self._first_notes, self._loading
-        loaded, self._first_notes, loading.notes = loading.notes, [], []
-        loads, loading.reports = loading.reports, []
-        moved, loading.moved = loading.moved, {}
-        counts, levels = self._counted(), self._leveled()
-        if not (sends or copied or loads or moved or counts or levels or sent or loaded or first):
-            return None
-        return StepReport(sends, loads, moved, counts, {self._rank: levels} if levels else {}, sent, loaded, first, copied)
-
-    def _counted(self) -> dict[str, float]:
-        counts, self._counts = self._counts, {}
+            report.copied.append(CopiedReport(self._rank, *self._saving.copied.popleft()))
+        while self._sender.noted:
+            noted = self._sender.noted.popleft()
+            report.sent_notes.append((noted.key, packed(self._rank, noted, self._forwards.pushed(noted.key))))
         for counted in (self._sender.spilling.counted, self._receiver.ahead.counted):
             while counted:
-                name, amount = counted.popleft()
-                counts[name] = counts.get(name, 0) + amount
-        return counts
+                report.count(*counted.popleft())
+        if levels := self._leveled():
+            report.levels[self._rank] = levels
+        return None if report == StepReport() else report
 
     def _leveled(self) -> dict[str, int]:
         """Gauges, if one of them has changed."""
@@ -300,7 +287,7 @@ class WorkerSide:
 
 
 def staging_of(size: int, frame: int, make: Callable[[int], Chunk], *, prepare: bool = False) -> Staging:
-    """Chunks of a frame each in one allocation of ``size`` bytes, two at least; ``prepare``: made now."""
+    """Chunks of a frame, or a piece, each in one allocation of ``size`` bytes, two at least; ``prepare``: made now."""
     arena = Allocation(make, max(2, size // frame) * frame)
     if prepare:
         arena.prepare()

@@ -16,6 +16,9 @@ from xpyd_sidecar.kv.messages import MessageError
 from xpyd_sidecar.kv.reach import ArraySpan
 from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
 
+LinkName = Literal["tcp", "process_vm", "arena", "make_arena", "nccl", "nixl"]
+"""``make_arena``: answer ARENA, then decode says which it is."""
+
 
 class Challenge(msgspec.Struct, frozen=True):
     """Body of CHALLENGE."""
@@ -104,8 +107,7 @@ class DataWelcome(msgspec.Struct, frozen=True):
 class LinkChoice(msgspec.Struct, frozen=True):
     """Body of LINK: how blocks are to travel."""
 
-    way: Literal["tcp", "process_vm", "arena", "make_arena", "nccl", "nixl"]
-    """``make_arena``: answer ARENA, then this side says which it is."""
+    way: LinkName
     reason: str
     """Why not a better one."""
 

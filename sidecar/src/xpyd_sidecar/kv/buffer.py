@@ -31,7 +31,7 @@ from xpyd_sidecar.kv.reach import ArraySpan, span_of
 ENTRIES_MAX: Final = 4096
 
 
-class Place(NamedTuple):
+class BufferPlace(NamedTuple):
     """``size`` bytes at ``offset`` of a tier: 0 is the buffer, 1 the host pool."""
 
     tier: int
@@ -39,7 +39,7 @@ class Place(NamedTuple):
     size: int
 
 
-class Cut(NamedTuple):
+class BufferedCut(NamedTuple):
     """One frame's worth of blocks of a region."""
 
     region: int
@@ -54,21 +54,21 @@ class Item(NamedTuple):
     region: int
     first: int
     blocks: int
-    place: Place
+    place: BufferPlace
     skip: int
     size: int
 
 
 @dataclass
-class Entry:
+class BufferEntry:
     """What is there of one try."""
 
     identity: bytes
     slots: int
     """Blocks of all arrays: what a whole entry has."""
     lease: Lease
-    reserved: dict[Cut, Place] = field(default_factory=dict)
-    items: dict[Cut, Place] = field(default_factory=dict)
+    reserved: dict[BufferedCut, BufferPlace] = field(default_factory=dict)
+    items: dict[BufferedCut, BufferPlace] = field(default_factory=dict)
     filled: int = 0
     seen: set[tuple[int, int]] = field(default_factory=set)
     """(region, block) that were granted."""
@@ -81,7 +81,7 @@ class Buffer:
         self._tiers = (buffer, pool)
         self._ttl_s = ttl_s
         self._most = most
-        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._entries: OrderedDict[Key, BufferEntry] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -98,10 +98,10 @@ class Buffer:
         """A transfer may be pushed ahead. Entries that had to give way."""
         if key in self._entries:
             return []
-        self._entries[key] = Entry(identity, slots, Lease.of(now, self._ttl_s))
+        self._entries[key] = BufferEntry(identity, slots, Lease.of(now, self._ttl_s))
         return [self.drop_any() for _ in range(len(self._entries) - self._most)]
 
-    def offer(self, key: Key, cuts: Iterable[Cut]) -> bool:
+    def offer(self, key: Key, cuts: Iterable[BufferedCut]) -> bool:
         """Reserve places for all of ``cuts``, or for none; False means busy, or no such entry.
 
         Raises:
@@ -114,7 +114,7 @@ class Buffer:
         slots = {(cut.region, block) for cut in wanted for block in range(cut.first, cut.first + cut.blocks)}
         if slots & entry.seen or len(slots) + len(entry.seen) > entry.slots:
             raise ValueError("blocks were offered twice, or more than the prompt has")
-        places: list[Place] = []
+        places: list[BufferPlace] = []
         for cut in wanted:
             place = self._allocate(cut.size)
             if place is None:
@@ -126,12 +126,12 @@ class Buffer:
         entry.reserved.update(zip(wanted, places, strict=True))
         return True
 
-    def take(self, key: Key, cut: Cut) -> Place | None:
+    def take(self, key: Key, cut: BufferedCut) -> BufferPlace | None:
         """A frame begins: its place, the caller's until ``insert`` or ``free``. None: nothing was granted for it."""
         entry = self._entries.get(key)
         return entry.reserved.pop(cut, None) if entry else None
 
-    def insert(self, key: Key, cut: Cut, place: Place) -> bool:
+    def insert(self, key: Key, cut: BufferedCut, place: BufferPlace) -> bool:
         """A frame that ``take`` gave a place is complete. False: its entry has left, and so has the place."""
         entry = self._entries.get(key)
         if entry is None:
@@ -172,6 +172,11 @@ class Buffer:
             self._leave_all(entry)
         return entry is not None
 
+    def clear(self) -> None:
+        """No try of these will be loaded."""
+        for key in list(self._entries):
+            self.forget(key)
+
     def broken(self, key: Key) -> bool:
         """Nothing more of a try will come: what is whole stays. Whether there was an entry that has left."""
         entry = self._entries.get(key)
@@ -184,18 +189,18 @@ class Buffer:
             self.forget(key)
         return over
 
-    def free(self, place: Place) -> None:
+    def free(self, place: BufferPlace) -> None:
         """A place is no longer in use."""
         self._tiers[place.tier].free(place.offset)
 
-    def _allocate(self, size: int) -> Place | None:
+    def _allocate(self, size: int) -> BufferPlace | None:
         for tier, buddy in enumerate(self._tiers):
             offset = buddy.allocate(size)
             if offset is not None:
-                return Place(tier, offset, size)
+                return BufferPlace(tier, offset, size)
         return None
 
-    def _leave(self, entry: Entry, others: tuple[int, int], spans: Sequence[ArraySpan]) -> Iterator[Item]:
+    def _leave(self, entry: BufferEntry, others: tuple[int, int], spans: Sequence[ArraySpan]) -> Iterator[Item]:
         for place in entry.reserved.values():
             self.free(place)
         for cut, place in entry.items.items():
@@ -206,6 +211,6 @@ class Buffer:
             each = cut.size // cut.blocks
             yield Item(cut.region, begin, blocks, place, (begin - cut.first) * each, blocks * each)
 
-    def _leave_all(self, entry: Entry) -> None:
+    def _leave_all(self, entry: BufferEntry) -> None:
         for place in (*entry.reserved.values(), *entry.items.values()):
             self.free(place)

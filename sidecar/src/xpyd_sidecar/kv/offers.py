@@ -5,7 +5,8 @@ Laws
 2. Blocks of each group are pushed once, in order, when they are final, from where the group's table has them then. Pushes
    are copies, so a preempted leg goes on from where it was; a rank that had no room for one by then lets go of its part.
    A leg that lacks a block in the step that makes it final is withdrawn: nothing is sent in its place.
-3. A leg that ends before all its blocks were pushed is withdrawn, and every rank lets go.
+3. A leg that ends before all its blocks were pushed is withdrawn, and every rank lets go. So is one whose blocks turn out
+   not to be what they were taken for, in whatever state (``engine.siblings``).
    One that was pushed holds its blocks after its end until every rank has copied them out, or let go.
 4. A transfer that decode does not want is pushed no further; its leg just finishes.
 5. Decode is told of work for a transfer that is not yet pushed whole: once for each growth, and only of steps that have
@@ -59,6 +60,8 @@ class Release(NamedTuple):
     key: Key
     outcome: Outcome
     reason: str
+    with_step: bool = False
+    """Before anything that the next step lets leave: it must not come later."""
 
 
 class SendAnnounce(NamedTuple):
@@ -191,10 +194,10 @@ class Offers:
         self._open[leg.key] = leg
         return [SendAnnounce(leg.peer, leg.key, leg.identity, leg.prompt, leg.tokens, cached)]
 
-    def tracks(self, request: str) -> bool:
-        """Whether ``step`` wants to hear of this request."""
+    def tracks(self, request: str) -> Key | None:
+        """The transfer of this request, if ``step`` wants to hear of it."""
         leg = self._legs.get(request)
-        return leg is not None and leg.state is State.OPEN
+        return leg.key if leg is not None and leg.state is State.OPEN else None
 
     def step(self, request: str, tables: Sequence[Sequence[int]], *, computed: int) -> list[Instruction]:
         """The request runs in this step: its blocks by group, and the tokens that are computed when it is over."""
@@ -295,6 +298,23 @@ class Offers:
     def _let_go(self, leg: Leg) -> None:
         if leg.key in self._holding and (leg.state is State.CLOSING or not self._uncopied(leg)):
             self._copied.add(self._holding.pop(leg.key))
+
+    def spoiled(self, key: Key, reason: str) -> list[Instruction]:
+        """What was pushed of a transfer is not the KV of its prompt. Another try comes only if its request has failed."""
+        leg = self._open.get(key)
+        if leg is None or leg.state is State.CLOSING:
+            return []
+        return self._withdraw(leg, Outcome.PROTOCOL if leg.request in self._legs else Outcome.ABORTED, reason)
+
+    def reset(self, reason: str) -> list[Instruction]:
+        """Nothing that was computed so far may be handed over any more."""
+        return [one for leg in list(self._open.values()) if leg.pushed and leg.state is not State.CLOSING
+                for one in self._withdraw(leg, Outcome.STALE, reason)]
+
+    def _withdraw(self, leg: Leg, outcome: Outcome, reason: str) -> list[Instruction]:
+        self._close(leg, outcome, reason)
+        return [SendGone(leg.peer, leg.key, outcome, reason, retry=outcome is Outcome.ABORTED),
+                Release(leg.key, outcome, reason, with_step=True)]
 
     def drop(self, key: Key, outcome: Outcome, reason: str) -> list[Instruction]:
         """Decode does not want this transfer."""

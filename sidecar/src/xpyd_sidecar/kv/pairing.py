@@ -260,6 +260,18 @@ class Pairing:
             leg.failed = None if message.retry else (message.outcome, message.reason)
         return []
 
+    def reset(self, reason: str) -> list[Instruction]:
+        """What prefill has computed so far is not to be loaded, but for what is LOADING."""
+        failed = Outcome.STALE, reason
+        for transfer, early in self._unclaimed.items():
+            self._unclaimed[transfer] = early._replace(refused=failed)
+        out: list[Instruction] = []
+        for leg in self._active.values():
+            if leg.state is State.PARKED and leg.source is not None:
+                out.append(DropPeer(leg.peer, leg.source.key, *failed))
+                leg.source, leg.failed = None, failed
+        return out
+
     def refuse(self, transfer: TransferId, attempt: Attempt, outcome: Outcome, reason: str) -> list[Instruction]:
         """A try that cannot even be read (another wire version): its leg fails now instead of at its deadline."""
         leg = self._by_transfer.get(transfer)

@@ -9,7 +9,7 @@ from xpyd_sidecar.kv.mapping import Cut, Kind
 from xpyd_sidecar.kv.reach import span_of
 
 
-class Geometry(NamedTuple):
+class RankArrays(NamedTuple):
     """``regions`` arrays with blocks of ``block_bytes`` together; ``kinds``: of each, where blocks may be cut."""
 
     regions: int

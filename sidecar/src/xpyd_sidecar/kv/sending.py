@@ -33,7 +33,7 @@ from xpyd_sidecar.kv.copies import C, Copy, Ended, Free, Held, Offer, Refuse, Se
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease, Listened
 from xpyd_sidecar.kv.mapping import Cut, Kind
-from xpyd_sidecar.kv.ready import Geometry, asked_of, blocks_asked
+from xpyd_sidecar.kv.ready import RankArrays, asked_of, blocks_asked
 from xpyd_sidecar.kv.stores import Expect
 
 EARLY_MAX: Final = 4096
@@ -45,7 +45,7 @@ class Sending(Generic[C]):
     def __init__(self, *, keep_s: float, send_s: float, regions: int, block_bytes: int, cover: bool,
                  kinds: Sequence[Kind] = (), limit_s: float = math.inf) -> None:
         """``regions`` arrays with blocks of ``block_bytes`` together; ``kinds``: of each, where blocks may be cut."""
-        self._geometry = Geometry(regions, block_bytes, tuple(kinds))
+        self._geometry = RankArrays(regions, block_bytes, tuple(kinds))
         self._keep_s = keep_s
         self._send_s = send_s
         self._limit_s = limit_s

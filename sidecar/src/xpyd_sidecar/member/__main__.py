@@ -54,6 +54,8 @@ class Launcher:
         self._command = command
         self._grace_s = grace_s
         self._child: subprocess.Popen[bytes] | None = None
+        self._group = 0
+        """Of an engine that has not ended whole; it counts as running."""
         self._failures: list[float] = []
         self._stopped = False
         self._state = MemberState(secrets.token_hex(8), 0, life=self._life_before())
@@ -66,6 +68,8 @@ class Launcher:
     def run(self) -> int:
         """The exit code of this process."""
         while not self._stopped:
+            if self._child is None and self._group and self._end(0.0):
+                self._say(running=False)
             code = self._child.poll() if self._child is not None else None
             if code is not None and not self._ended(code):
                 return code if code > 0 else 1
@@ -75,8 +79,7 @@ class Launcher:
                     assert told is not None
                     self._begin(told)
                 case "end":
-                    self._end(END_S)
-                    self._say(running=False)
+                    self._say(running=not self._end(END_S))
                 case _:
                     pass
             if told is not None and told.turn != self._state.turn:
@@ -84,8 +87,7 @@ class Launcher:
             elif time.monotonic() - self._said_at >= SAY_S:
                 self._say()
             time.sleep(LOOK_S)
-        self._end(self._grace_s)
-        self._say(running=False)
+        self._say(running=not self._end(self._grace_s))
         return 0
 
     def _life_before(self) -> str:
@@ -130,31 +132,35 @@ class Launcher:
         """The engine has ended by itself; whether this process goes on."""
         words = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         logger.error("life %s: the engine ended: %s", self._state.life, words)
-        self._end(0.0)
         self._failures.append(time.monotonic())
-        self._say(running=False, why=words)
+        self._say(running=not self._end(0.0), why=words)
         if given_up(self._failures, time.monotonic()):
             logger.error("that was the third time in 10 minutes: the launcher ends")
             return False
         return True
 
-    def _end(self, grace_s: float) -> None:
-        """End the engine with all that it has started."""
+    def _end(self, grace_s: float) -> bool:
+        """End the engine with all that it has started, in its group or not. Whether nothing of it is left."""
         child, self._child = self._child, None
-        if child is None:
-            return
-        if grace_s > 0:
-            child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(grace_s)
+        if child is not None:
+            self._group = child.pid
+            if grace_s > 0:
+                child.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(grace_s)
         end = time.monotonic() + KILL_S
-        while time.monotonic() < end:
+        while self._group and time.monotonic() < end:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            if child.poll() is not None and not _others_left(child.pid):
-                return
+                os.killpg(self._group, signal.SIGKILL)
+            if (child is None or child.poll() is not None) and not _others_left(self._group) and not _children_left():
+                self._group = 0
+                break
+            if time.monotonic() - self._said_at >= SAY_S:
+                self._say()
             time.sleep(0.02)
-        logger.error("processes of the engine do not end within %g s of SIGKILL", KILL_S)
+        if self._group:
+            logger.error("processes of the engine do not end within %g s of SIGKILL", KILL_S)
+        return not self._group
 
     def _say(self, *, turn: int | None = None, life: str | None = None, running: bool | None = None,
              why: str | None = None) -> None:
@@ -184,6 +190,25 @@ def _others_left(process_group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _children_left() -> bool:
+    """Whether this process has children: what the engine has left behind in groups of their own. They are killed, one
+    generation after the other, and taken off the list.
+    """
+    left = False
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            _, parent, *_ = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            if int(parent) != os.getpid():
+                continue
+            os.kill(int(entry.name), signal.SIGKILL)
+            left |= os.waitpid(int(entry.name), os.WNOHANG) == (0, 0)
+        except (FileNotFoundError, ProcessLookupError, ChildProcessError):
+            continue  # it has ended meanwhile
+    return left
 
 
 def main(argv: Sequence[str] | None = None) -> int:

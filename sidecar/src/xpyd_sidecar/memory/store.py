@@ -104,7 +104,10 @@ class CopyStore:
         self._arena.prepare()
 
     def spare(self, *, spare: bool) -> None:
-        """Whether nobody has a use for the memory: then it goes back once it is empty, and nothing new is leased."""
+        """Whether nobody is meant to have a use for the memory: then it goes back whenever it is empty.
+
+        Who needs some all the same gets it: a prompt whose KV leaves may have begun before, or have come just after.
+        """
         with self._lock:
             self._spare = spare
             self._drop_if_spare()
@@ -119,7 +122,7 @@ class CopyStore:
             want = self._extents.rounded(size)
             left = self.bound - self._extents.used - want
             mine = self._of.get(holder, 0) + want
-            if self._spare or left < 0 or (holder and not within(mine, left)):
+            if left < 0 or (holder and not within(mine, left)):
                 return None
             offset = self._extents.take(size)
             if offset is None:
@@ -151,7 +154,7 @@ class CopyStore:
             free = min(self.bound - self._extents.used, self._extents.largest)
             if holder:
                 free = min(free, most_more(self._of.get(holder, 0), self.bound - self._extents.used))
-            return 0 if self._spare else max(0, free // each)
+            return max(0, free // each)
 
 
 def offsets(store: CopyStore, sizes: Sequence[int]) -> list[int]:

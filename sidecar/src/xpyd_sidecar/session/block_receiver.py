@@ -17,11 +17,11 @@ from xpyd_sidecar.kv.blocks import overlap, runs
 from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.memory.staging import Chunk
-from xpyd_sidecar.session.link_choice import OTHERWISE, OfferReader
+from xpyd_sidecar.session.link_choice import OTHERWISE
 from xpyd_sidecar.session.lookup_buffer import Slot
 from xpyd_sidecar.session.receiver_events import Arrived, AskedBlocks, ReceiverContext
 from xpyd_sidecar.transport.link import PieceTaker
-from xpyd_sidecar.transport.tcp.connection import Connection
+from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.tcp.placement import NOWHERE, Expected, PayloadPlace, packed
 
 FOLLOW_BYTES: Final = 128 << 20
@@ -29,25 +29,18 @@ FOLLOW_BYTES: Final = 128 << 20
 
 
 class BlockReceiver:
-    """Of one connection. ``asked``: what its peer owes; ``reader``: how its peer's memory is read, if it is."""
+    """Of one connection (``link.PieceOwner``). ``asked``: what its peer owes."""
 
     def __init__(self, shared: ReceiverContext, peer: str) -> None:
         self.asked: dict[Key, AskedBlocks] = {}
-        self.reader: OfferReader | None = None
         self.taker: PieceTaker | None = None
-        """Where blocks come in NCCL groups."""
+        """Where blocks come beside the connection."""
+        self.unread = ""
+        """Why prefill's memory cannot be read, although that was agreed on; another link is awaited."""
         self._shared = shared
         self._peer = peer
-        self.unread = ""
-        """Why ``reader`` cannot read, although it was agreed on; nothing more is tried with it."""
         self._chunk: Chunk | None = None
         self._slot: Slot | None = None
-
-    def use(self, reader: OfferReader | None) -> None:
-        """The link is agreed, anew where the one before could not read."""
-        if self.reader is not None and self.reader is not reader:
-            self.reader.close()
-        self.reader, self.unread = reader, ""
 
     def close(self) -> None:
         """The connection has ended: give back what it has taken for the next frame."""
@@ -57,48 +50,43 @@ class BlockReceiver:
         if self._slot is not None:
             slot, self._slot = self._slot, None
             self._shared.staging.give(slot.chunk)
-        if self.reader is not None:
-            self.reader.close()
         if self.taker is not None:
             self.taker.close()
 
     def room(self, header: Header) -> PayloadPlace | None:
-        """Where the payload of a DATA or an OFFER goes; None: wait until staging memory is free.
+        """Where the payload of a DATA goes; None: wait until staging memory is free.
 
         Raises:
             ProtocolError: it is not what was asked for.
             Incompatible: it comes over TCP where transport is shm.
         """
-        offer = header.kind is Kind.OFFER
-        body = PayloadPlace.of(header.length) if offer else NOWHERE
-        if offer and self.taker is not None:
-            return body
         asked = self.asked.get(header.key)
         if asked is None:
-            return body if offer else self._beforehand(header)
-        if not offer and self.unread and self._shared.ways.transport == "shm":
+            return self._beforehand(header)
+        if self.unread and self._shared.me.ways.transport == "shm":
             reason = f"transport shm: prefill's memory cannot be read ({self.unread}), and it sends over tcp"
             raise Incompatible(self._peer, f"{reason}; {OTHERWISE}")
         size = self._expected(asked, header)
-        if not offer and header.length != size:
+        if header.length != size:
             raise ProtocolError(self._peer, f"sent {header.length} bytes for {header.blocks} blocks, not {size}")
-        if not offer and self._shared.cover and not header.covered:
-            raise ProtocolError(self._peer, "sent DATA without the checksum that was asked for")
-        if offer and asked.target is not None and asked.target.direct(header.region):
-            return body
-        place = self._place(asked, header, size, cover=header.covered)
-        return body if offer and place is not None else place
-
-    def _place(self, asked: AskedBlocks, header: Header, size: int, *, cover: bool) -> PayloadPlace | None:
-        """Blocks of their own, or a chunk of staging memory, if there is one."""
-        if asked.target is not None:
-            direct = asked.target.scatter(header.region, header.first, header.blocks, cover=cover)
-            if direct is not None:
-                after = partial(self._after, asked, header) if header.kind is Kind.DATA else None
-                return PayloadPlace(direct, asked.target.gate, after=after)
+        self._must_cover(header.kind, covered=header.covered)
+        direct = self._direct(asked, header, cover=header.covered)
+        if direct is not None:
+            return direct._replace(after=partial(self._after, asked, header))
         if self._chunk is None:
             self._chunk = self._shared.staging.take()
-        return None if self._chunk is None else PayloadPlace(packed(self._chunk.view[:size], header.blocks, cover=cover))
+        return self._chunk and PayloadPlace(packed(self._chunk.view, header.blocks, cover=header.covered, size=size))
+
+    @staticmethod
+    def _direct(asked: AskedBlocks, header: Header, *, cover: bool) -> PayloadPlace | None:
+        """Blocks of their own, where they may be written directly."""
+        target = asked.target
+        scatter = target.scatter(header.region, header.first, header.blocks, cover=cover) if target is not None else None
+        return PayloadPlace(scatter, target.gate) if target is not None and scatter is not None else None
+
+    def _must_cover(self, kind: Kind, *, covered: bool) -> None:
+        if self._shared.cover and not covered:
+            raise ProtocolError(self._peer, f"sent {kind.name} without the checksum that was asked for")
 
     def _after(self, asked: AskedBlocks, header: Header, most: int) -> list[Expected]:
         """The frames that come next if prefill has all that is asked for: array by array, in blocks' order."""
@@ -132,7 +120,7 @@ class BlockReceiver:
     def begin(self, key: Key) -> Callable[[int], list[Expected]] | None:
         """What a try that was asked for begins with, if its blocks come in frames and to places of their own."""
         asked = self.asked[key]
-        if asked.target is None or self.reader is not None or self.taker is not None or not asked.step.units:
+        if asked.target is None or self.taker is not None or not asked.step.units:
             return None
         region = min(asked.step.units)
         before = Header(Kind.DATA, self._shared.cover, 0, key, region, asked.step.span(region)[0], 0, 0)
@@ -143,8 +131,7 @@ class BlockReceiver:
         self._slot = self._shared.ahead.begin(header)
         if self._slot is None:
             return NOWHERE
-        if self._shared.cover and not header.covered:
-            raise ProtocolError(self._peer, "sent DATA without the checksum that was asked for")
+        self._must_cover(header.kind, covered=header.covered)
         return PayloadPlace(packed(self._slot.chunk.view, header.blocks, cover=header.covered))
 
     def _buffered(self, header: Header, slot: Slot, place: PayloadPlace) -> None:
@@ -167,8 +154,11 @@ class BlockReceiver:
         self._shared.inbox.append(Arrived(header.key, header.region, first, count, chunk, size, "buffer",
                                             asked.step.source, time.monotonic()))
 
-    def _expected(self, asked: AskedBlocks, header: Header) -> int:
-        """Bytes of the blocks that a header speaks of, which must have been asked for and not have come."""
+    def _expected(self, asked: AskedBlocks, header: Header, most: int = 0) -> int:
+        """Bytes of the blocks that a header speaks of, which must have been asked for and not have come.
+
+        ``most``: that they may have; 0: as many as may come in one frame.
+        """
         end = header.first + header.blocks
         slot = asked.step.slot(header.region, header.first, header.blocks)
         if slot is None:
@@ -177,7 +167,7 @@ class BlockReceiver:
         if asked.have.find(1, slot, slot + header.blocks) >= 0:
             raise ProtocolError(self._peer, f"sent blocks {header.first}..{end - 1} of array {header.region} twice")
         size = header.blocks * asked.step.units[header.region].size
-        most = max(self._shared.largest_frame, asked.step.ready.frame, self.taker.piece if self.taker is not None else 0)
+        most = most or max(self._shared.me.largest_frame, asked.step.ready.frame)
         if size > most:
             raise ProtocolError(self._peer, f"sent {size} bytes in one frame, over {most}")
         return size
@@ -196,23 +186,14 @@ class BlockReceiver:
         if asked is None or place.scatter is None:
             return  # a try that was cancelled; a chunk serves the next frame
         self._check(header, place, header.checksum if header.covered else None)
-        self._came(asked, header, header.length, place.gate is None, "tcp")
+        chunk = None
+        if place.gate is None:
+            chunk, self._chunk = self._chunk, None
+            assert chunk is not None
+        self._arrived(asked, header, header.length, chunk, "tcp")
 
-    def offered(self, connection: Connection, header: Header, offer: bodies.Offer) -> bool:
-        """Read blocks from where prefill says they are; ``unread`` says why that is not done.
-
-        Raises:
-            ChecksumError, ProtocolError: they are not what was sent, or not what was asked for.
-        """
-        if self.reader is None:
-            raise ProtocolError(self._peer, "sent OFFER over a link of TCP alone")
-        wanted = self.wants(header, offer)
-        if wanted and not self.unread and not self._read(connection, self.asked[header.key], header, offer):
-            self.unread = self.reader.why
-        return not wanted or not self.unread
-
-    def wants(self, header: Header, offer: bodies.Offer) -> bool:
-        """Whether an offer is still wanted.
+    def wants(self, header: Header, offer: bodies.Offer, most: int) -> bool:
+        """Whether an offer is still wanted. ``most``: bytes that it may have; 0: as many as may come in one frame.
 
         Raises:
             ProtocolError: it is not what was asked for.
@@ -220,9 +201,8 @@ class BlockReceiver:
         asked = self.asked.get(header.key)
         if asked is None:
             return False
-        if self._shared.cover and offer.checksum is None:
-            raise ProtocolError(self._peer, "sent OFFER without the checksum that was asked for")
-        size = self._expected(asked, header)
+        self._must_cover(header.kind, covered=offer.checksum is not None)
+        size = self._expected(asked, header, most)
         if offer.size != size:
             raise ProtocolError(self._peer, f"offered {offer.size} bytes for {header.blocks} blocks, not {size}")
         return True
@@ -236,65 +216,43 @@ class BlockReceiver:
         asked = self.asked.get(header.key)
         wanted = False
         try:
-            wanted = asked is not None and self._expected(asked, header) == size
+            wanted = asked is not None and self._expected(asked, header, size) == size
         finally:
             if not wanted:
                 self._shared.staging.give(chunk)
         if asked is not None and wanted:
             self._arrived(asked, header, size, chunk, "nccl")
 
-    def place(self, header: Header, offer: bodies.Offer, address: int) -> bool:
-        """Put blocks that lie at an address of this process to their places. False: no staging memory is free for them.
+    def place(self, header: Header, offer: bodies.Offer, bring: Callable[[Scatter], str]) -> bool:
+        """Have blocks brought to their places. False: no staging memory is free for them.
 
         Raises:
-            ChecksumError, ProtocolError: they are not what was sent, or have come before.
+            ChecksumError, ProtocolError: they are not what was sent, or have come before; what ``bring`` raises.
         """
         asked = self.asked.get(header.key)
         if asked is None:
             return True
-        size, cover = self._expected(asked, header), offer.checksum is not None
-        target = asked.target
-        scatter = target.scatter(header.region, header.first, header.blocks, cover=cover) if target is not None else None
-        gate = target.gate if target is not None and scatter is not None else None
-        chunk: Chunk | None = None
-        if scatter is None:  # not ``_chunk``: a frame of DATA may be coming into that
+        size, cover = self._expected(asked, header, offer.size), offer.checksum is not None
+        place, chunk = self._direct(asked, header, cover=cover), None
+        if place is None:  # not ``_chunk``: a frame of DATA may be coming into that
             if (chunk := self._shared.staging.take()) is None:
                 return False
-            scatter = packed(chunk.view[:size], header.blocks, cover=cover)
-        elif gate is not None and not gate.enter():
+            place = PayloadPlace(packed(chunk.view, header.blocks, cover=cover, size=size))
+        elif place.gate is not None and not place.gate.enter():
             return True
+        assert place.scatter is not None
         try:
-            scatter.copy(address)
-        finally:
-            if gate is not None:
-                gate.leave()
-        try:
-            self._check(header, PayloadPlace(scatter, gate), offer.checksum)
-        except ChecksumError:
+            try:
+                way = bring(place.scatter)
+            finally:
+                if place.gate is not None:
+                    place.gate.leave()
+            self._check(header, place, offer.checksum)
+        except BaseException:
             if chunk is not None:
                 self._shared.staging.give(chunk)
             raise
-        self._arrived(asked, header, size, chunk, "nixl")
-        return True
-
-    def _read(self, connection: Connection, asked: AskedBlocks, header: Header, offer: bodies.Offer) -> bool:
-        assert self.reader is not None
-        place = self._place(asked, header, offer.size, cover=offer.checksum is not None)
-        assert place is not None  # ``room`` has taken a chunk where one is needed
-        assert place.scatter is not None
-        gate = place.gate
-        if gate is not None and not gate.enter():
-            return True
-        try:
-            read = self.reader.read(offer, place.scatter)
-        finally:
-            if gate is not None:
-                gate.leave()
-        if not read:
-            return False
-        connection.spend(offer.size)
-        self._check(header, place, offer.checksum)
-        self._came(asked, header, offer.size, gate is None, self.reader.way)
+        self._arrived(asked, header, size, chunk, way)
         return True
 
     def _check(self, header: Header, place: PayloadPlace, expected: int | None) -> None:
@@ -304,13 +262,6 @@ class BlockReceiver:
             if place.gate is not None:
                 place.gate.leave()
             raise ChecksumError(self._peer, f"{header.kind.name} frame with a wrong checksum")
-
-    def _came(self, asked: AskedBlocks, header: Header, size: int, staged: bool, way: str) -> None:
-        chunk = None
-        if staged:
-            chunk, self._chunk = self._chunk, None
-            assert chunk is not None
-        self._arrived(asked, header, size, chunk, way)
 
     def _arrived(self, asked: AskedBlocks, header: Header, size: int, chunk: Chunk | None, way: str) -> None:
         slot = asked.step.slot(header.region, header.first, header.blocks)

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
+from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.reads import unusable
 from xpyd_sidecar.kv.receiving import Ask
 from xpyd_sidecar.kv.stores import Busy
 from xpyd_sidecar.session.block_receiver import BlockReceiver
@@ -25,7 +24,6 @@ from xpyd_sidecar.session.lookup_buffer import RETRY_S
 from xpyd_sidecar.session.receiver_events import AskedBlocks, ReceiverContext
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.gates import LoadTarget
-from xpyd_sidecar.transport.link import LinkContext
 from xpyd_sidecar.transport.tcp.connection import Connection
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
 
@@ -42,24 +40,15 @@ class DecodeEndpoint(Endpoint):
         Raises:
             OSError, ValueError: the address cannot be used.
         """
-        super().__init__()
+        super().__init__(loop, _connecting(address), address, connecting=True)
         self.place = (address, incarnation)
         self.expected: set[Key] = set()
         """Tries that may be pushed ahead, and have not been asked for."""
         self._shared = shared
-        self._post = loop.post
         self._ended = ended
-        self._joining = DecodeHandshake(shared, address, incarnation)
         self._intake = BlockReceiver(shared, address)
+        self._handshake = DecodeHandshake(shared.me, self, self._intake, incarnation, self._agreed)
         self._later: list[tuple[Kind, Key, bodies.Body | None]] = []
-        host, port = split_host_port(address)
-        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        code = sock.connect_ex((host, port))
-        if code not in {0, errno.EINPROGRESS}:
-            sock.close()
-            raise OSError(code, os.strerror(code))
-        self.link = Connection(loop, sock, address, self, connecting=True)
 
     @property
     def asked(self) -> dict[Key, AskedBlocks]:
@@ -74,7 +63,7 @@ class DecodeEndpoint(Endpoint):
         self.expected.discard(step.key)
         self.tell(Kind.READY, step.key, step.ready)
         self.link.start()
-        if self._joining.settled and len(self.asked) == 1 and (first := self._intake.begin(step.key)) is not None:
+        if self._handshake.settled and len(self.asked) == 1 and (first := self._intake.begin(step.key)) is not None:
             self.link.expect(first)
 
     def expect(self, key: Key) -> None:
@@ -85,7 +74,7 @@ class DecodeEndpoint(Endpoint):
 
     def tell(self, kind: Kind, key: Key, body: bodies.Body | None = None) -> None:
         """Send a frame of a transfer, once the link is agreed."""
-        if self._joining.settled:
+        if self._handshake.settled:
             self.say(kind, key, body)
         else:
             self._later.append((kind, key, body))
@@ -100,9 +89,9 @@ class DecodeEndpoint(Endpoint):
         """Where a payload goes: blocks of their own or staging for what is wanted, nowhere for what no longer is."""
         if header.kind is not Kind.DATA and header.kind is not Kind.OFFER:
             return PayloadPlace.of(header.length)
-        if not self._joining.settled:
+        if not self._handshake.settled:
             raise ProtocolError(connection.peer, f"sent {header.kind.name} before the link was agreed")
-        return self._intake.room(header)
+        return self._intake.room(header) if header.kind is Kind.DATA else PayloadPlace.of(header.length)
 
     def frame(self, connection: Connection, header: Header, place: PayloadPlace) -> None:
         """A frame is complete."""
@@ -113,13 +102,9 @@ class DecodeEndpoint(Endpoint):
 
     def _heard(self, header: Header, body: memoryview) -> None:
         if header.kind is Kind.OFFER:
-            offer = bodies.read_body(body, bodies.Offer)
-            if self._intake.taker is not None:
-                self._intake.taker.offered(header, offer)
-                return
-            read = self._intake.offered(self.link, header, offer)
-            taken = bodies.Taken(read=True) if read else self._joining.cannot_read(self._intake.unread)
-            self.say(Kind.TAKEN, header.key, taken)
+            if self._intake.taker is None:
+                raise ProtocolError(self.link.peer, "sent OFFER over a link of TCP alone")
+            self._intake.taker.offered(header, bodies.read_body(body, bodies.Offer))
         else:
             self._said(header, body)
 
@@ -127,9 +112,9 @@ class DecodeEndpoint(Endpoint):
         if header.kind is Kind.REJECT:
             why = bodies.read_body(payload, bodies.Reason)
             raise Rejected(self.link.peer, why)
-        if header.kind is Kind.STORE and self._joining.settled:
+        if header.kind is Kind.STORE and self._handshake.settled:
             self._store(header)
-        elif header.kind is Kind.GONE and self._joining.settled:
+        elif header.kind is Kind.GONE and self._handshake.settled:
             why = bodies.read_body(payload, bodies.Reason)
             self._drop(header.key)
             gone = self.asked.pop(header.key, None)
@@ -142,47 +127,13 @@ class DecodeEndpoint(Endpoint):
             else:
                 taker.ungrouped(message)
         elif header.kind is not Kind.PING:
-            self._joined(header.kind, payload)
+            self._handshake.said(header.kind, payload)
 
-    def _joined(self, kind: Kind, payload: memoryview) -> None:
-        """A word of the handshake: answer it, or reach prefill's memory first."""
-        answer = self._joining.said(kind, payload)
-        if answer is not None:
-            self._answer(*answer)
-            return
-        reading, memory = self._shared.reading, self._joining.memory
-        assert reading is not None
-        assert memory is not None
-        if reason := unusable(memory):
-            self._answer(*self._joining.reached(f"nixl: {reason}"))
-            return
-        context = LinkContext(self.link, self._post, self.link.close)
-        self._intake.taker = reading.taker(context, self._intake, memory, self._reached)
-
-    def _reached(self, reason: str, late: bool) -> None:
-        """How the attempt to reach prefill's memory has ended."""
-        if late and self._shared.ways.transport == "rdma":
-            raise PeerGone(self.link.peer, reason)
-        if reason and self._intake.taker is not None:
-            self._intake.taker.close()
-            self._intake.taker = None
-        self._answer(*self._joining.reached(reason))
-
-    def _answer(self, answer: Kind, body: bodies.Body) -> None:
-        """Say a word of the handshake; once the link is agreed, ask for what was ordered meanwhile."""
-        self.say(answer, NO_TRANSFER, body)
-        if self._joining.refused:
-            self.link.flush()
-            raise Incompatible(self.link.peer, self._joining.refused)
-        if self._joining.settled:
-            self._intake.use(self._joining.reader)
-            self.link.beside |= self._joining.beside
-            if self._joining.grouped and self._shared.grouping is not None:
-                context = LinkContext(self.link, self._post, self.link.close)
-                self._intake.taker = self._shared.grouping.taker(context, self._intake)
-            later, self._later = self._later, []
-            for one in later:
-                self.say(*one)
+    def _agreed(self) -> None:
+        """The link is agreed: ask for what was ordered meanwhile."""
+        later, self._later = self._later, []
+        for one in later:
+            self.say(*one)
 
     def _store(self, header: Header) -> None:
         try:
@@ -216,7 +167,7 @@ class DecodeEndpoint(Endpoint):
         if self.link.paused:
             self.link.last_in = now  # we do not read, so we cannot hear
         stranger = PeerGone(self.link.peer, f"no connection within {timeout} s")
-        self._look(now, timeout, None if self._joining.settled else stranger, busy=bool(self.asked or self.expected))
+        self._look(now, timeout, None if self._handshake.settled else stranger, busy=bool(self.asked or self.expected))
 
 
 class Rejected(Incompatible):
@@ -240,3 +191,19 @@ def outcome_of(error: PeerError) -> Outcome:
     if isinstance(error, Incompatible):
         return Outcome.INCOMPATIBLE
     return Outcome.PEER_LOST
+
+
+def _connecting(address: HostPort) -> socket.socket:
+    """A socket that has begun to connect.
+
+    Raises:
+        OSError, ValueError: the address cannot be used.
+    """
+    host, port = split_host_port(address)
+    family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    code = sock.connect_ex((host, port))
+    if code not in {0, errno.EINPROGRESS}:
+        sock.close()
+        raise OSError(code, os.strerror(code))
+    return sock

@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, frames, messages
-from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
+from xpyd_sidecar.kv.frames import FRAME_BYTES, NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.transport.tcp.connection import Connection
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.threads.loop import Loop
+from xpyd_sidecar.transport.link import LinkContext
+from xpyd_sidecar.transport.nixl.prefill import NixlReading
+from xpyd_sidecar.transport.tcp.connection import Connection, Owner
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
+
+if TYPE_CHECKING:  # it needs torch
+    from xpyd_sidecar.transport.nccl.decode import NcclGrouping
 
 IDLE_S: Final = 120.0
 """A session that has nothing open is closed after so long; the next transfer begins a new one."""
 
 
 class LocalRank(NamedTuple):
-    """Who this rank is."""
+    """Who this rank is, and how its blocks may travel."""
 
     instance: InstanceName
     incarnation: Incarnation
     rank: int
     key: bytes
     """The service's ``data`` key."""
+    ways: LinkOptions
+    peer_timeout_s: float
+    largest_frame: int = FRAME_BYTES
+    """Bytes of DATA that are sent or taken at once; a block is no larger."""
+    grouping: NcclGrouping | None = None
+    """Makes links over NCCL, where there is a GPU for it."""
+    reading: NixlReading | None = None
+    """Makes links over NIXL, where it is there."""
 
 
-class Endpoint:
-    """One end. Who makes one sets ``link``."""
+class Endpoint(Owner):
+    """One end."""
 
-    link: Connection
-
-    def __init__(self) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, address: str, *, connecting: bool = False) -> None:
+        self.link = Connection(loop, sock, address, self, connecting=connecting)
+        self.context = LinkContext(self.link, loop.post, self.link.close)
         self._born = time.monotonic()
 
     def say(self, kind: Kind, key: Key, body: bodies.Body | None = None, *, region: int = 0, first: int = 0,

@@ -25,10 +25,9 @@ answers LINK nixl when it has reached it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.shm.arena import ArenaReader
 from xpyd_sidecar.transport.shm.process_vm import ProcessReader
 
@@ -68,26 +67,8 @@ class LinkOptions(NamedTuple):
         return self.gpu if self.transport in {"auto", "nccl"} else None
 
 
-class OfferReader(Protocol):
-    """Decode's side of a link beside TCP."""
-
-    @property
-    def name(self) -> Literal["process_vm", "arena"]:
-        """Of the link."""
-
-    @property
-    def way(self) -> str:
-        """How it has last read, for counts: the name of the link, or ``mapped``."""
-
-    @property
-    def why(self) -> str:
-        """What was offered last could not be read."""
-
-    def read(self, offer: bodies.Offer, into: Scatter) -> bool:
-        """Read what is offered, of as many bytes as ``into`` takes, to its places. False: this memory cannot be read."""
-
-    def close(self) -> None:
-        """The session has ended."""
+OfferReader = ProcessReader | ArenaReader
+"""Decode's side of a link beside TCP within a host."""
 
 
 def host() -> str:

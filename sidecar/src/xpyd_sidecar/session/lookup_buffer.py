@@ -2,7 +2,7 @@
 
     D: EXPECT ──▶ P: STORE (so many blocks) ──▶ D: ROOM ──▶ P: DATA …        or ──▶ D: BUSY, and P asks again later
 
-The engine's thread gives back what it has placed; nothing else here is called by another thread.
+The engine's thread gives back what it has placed, and resets all of it; nothing else is called by another thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.buddy import Buddy
-from xpyd_sidecar.kv.buffer import Buffer, Cut, Place
+from xpyd_sidecar.kv.buffer import Buffer, BufferedCut, BufferPlace
 from xpyd_sidecar.kv.frames import FRAME_BYTES, Header
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.stores import Expect
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 class Slot(NamedTuple):
     """Where a frame that no load has asked for goes."""
 
-    place: Place
+    place: BufferPlace
     chunk: Chunk
 
 
@@ -114,7 +114,7 @@ class LookupBuffer:
         if not 0 <= header.region < len(self._block_bytes) or header.blocks < 1:
             raise ValueError(f"{header.blocks} blocks of array {header.region}")
         each = self._block_bytes[header.region]
-        room = self._buffer.offer(header.key, [Cut(header.region, first, blocks, blocks * each)
+        room = self._buffer.offer(header.key, [BufferedCut(header.region, first, blocks, blocks * each)
                                                for first, blocks in runs(header.first, header.blocks, each, FRAME_BYTES)])
         if not room:
             self.counted.append((metrics.BUFFER_BUSY, 1))
@@ -141,6 +141,10 @@ class LookupBuffer:
         """A try will not come, or is not wanted."""
         self._buffer.forget(key)
 
+    def reset(self) -> None:
+        """Nothing that has come so far will be wanted; called by the engine's thread."""
+        self._post(self._buffer.clear)
+
     def lost(self, key: Key) -> None:
         """The link of a try has ended: what is whole may still be claimed."""
         self._buffer.broken(key)
@@ -153,12 +157,12 @@ class LookupBuffer:
         self._drop_if_spare()
         return over
 
-    def _cut(self, header: Header) -> Cut:
-        return Cut(header.region, header.first, header.blocks, header.length)
+    def _cut(self, header: Header) -> BufferedCut:
+        return BufferedCut(header.region, header.first, header.blocks, header.length)
 
-    def _chunk(self, place: Place, skip: int, size: int) -> Chunk:
+    def _chunk(self, place: BufferPlace, skip: int, size: int) -> Chunk:
         memory = self._arenas[place.tier].at(place.offset + skip, size)
         return Chunk(memory.tensor, memory.view, partial(self._back, place))
 
-    def _back(self, place: Place) -> None:
+    def _back(self, place: BufferPlace) -> None:
         self._post(partial(self._buffer.free, place))

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+import logging
+from typing import TYPE_CHECKING, Final
 
-from xpyd_sidecar.errors import ProtocolError
+from xpyd_sidecar.errors import Incompatible, ProtocolError
 from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.session import link_choice
-from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.transport.link import BlockLink, Session
-from xpyd_sidecar.transport.nccl.interface import GroupLink
-from xpyd_sidecar.transport.nixl.prefill import NixlLink
+from xpyd_sidecar.session.endpoint import LocalRank
+from xpyd_sidecar.transport.link import BlockLink, LinkContext
 from xpyd_sidecar.transport.shm.arena import ArenaLink
 from xpyd_sidecar.transport.shm.process_vm import ProcessLink
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
+if TYPE_CHECKING:  # it needs torch
+    from xpyd_sidecar.transport.nccl.prefill import NcclLink
+
+logger = logging.getLogger(__name__)
+
 ARENAS_MAX: Final = 16
 """Of one rank, 16 MiB each; sessions beyond them use TCP."""
-
-
-class NoLink(Exception):
-    """Transport shm, nccl or rdma is asked for, and does not work with this peer; says why."""
 
 
 class Arenas:
@@ -32,42 +31,38 @@ class Arenas:
 
 
 class PrefillLinkChoice:
-    """Which link it is. ``link`` is the one to use at any time; ``close`` ends it with the session."""
+    """Which link it is. ``link`` is the one to use at any time; ``close`` ends it with the session.
 
-    def __init__(self, ways: LinkOptions, largest: int, arenas: Arenas, grouped: Callable[[int], GroupLink] | None = None,
-                 shown: Callable[[bodies.NixlReader], NixlLink | None] | None = None) -> None:
-        """``grouped``: makes the link of an NCCL group with pieces of so many bytes; ``shown``: one over NIXL."""
+    Every method raises Incompatible where transport is shm, nccl or rdma and does not work with this peer, and
+    ProtocolError where decode may not say that now.
+    """
+
+    def __init__(self, me: LocalRank, arenas: Arenas, context: LinkContext) -> None:
         self.link: BlockLink = TcpLink()
         self.gpu: bodies.Gpu | None = None
         """What decode is told, where a group is possible."""
         self.memory: bodies.NixlMemory | None = None
         """What decode is told, where it may read over NIXL."""
-        self._ways = ways
-        self._largest = largest
+        self._me = me
         self._arenas = arenas
-        self._grouped = grouped
-        self._shown = shown
+        self._context = context
         self._choosing = True
         """Decode has still to choose; again where it cannot read after all, and has been shown an arena."""
         self._may: dict[str, BlockLink] = {}
         """What it may choose beside TCP."""
         self._process: ProcessLink | None = None
         self._arena: ArenaLink | None = None
-        self._group: GroupLink | None = None
+        self._group: NcclLink | None = None
 
     def welcome(self, host: str, gpu: bodies.Gpu | None = None,
                 nixl: bodies.NixlReader | None = None) -> tuple[bodies.Near | None, str]:
-        """What a decode on ``host`` with a GPU or NIXL may try, and why nothing better; or why it must use TCP.
-
-        Raises:
-            NoLink: transport is shm, nccl or rdma, and there is nothing to try.
-        """
-        ways, why = self._ways, list[str]()
+        """What a decode on ``host`` with a GPU or NIXL may try, and why nothing better; or why it must use TCP."""
+        ways, why = self._me.ways, list[str]()
         if gpu is not None or ways.transport == "nccl":
             ours, no = ways.group, link_choice.ungrouped(ways, gpu)
-            if not no and gpu is not None and ours is not None and self._grouped is not None:
+            if not no and gpu is not None and ours is not None and self._me.grouping is not None:
                 self.gpu = ours
-                self._group = self._may["nccl"] = self._grouped(min(gpu.piece, ours.piece))
+                self._group = self._may["nccl"] = self._me.grouping.link(self._context, min(gpu.piece, ours.piece))
                 return None, ""
             why.append(no)
         if ways.transport != "nccl" and (host or not why):
@@ -87,26 +82,22 @@ class PrefillLinkChoice:
 
     def _show(self, theirs: bodies.NixlReader | None) -> str:
         """Show decode this side's memory; or why not."""
-        reason = link_choice.unread(self._ways, theirs)
-        if reason or theirs is None or self._shown is None:
+        reason = link_choice.unread(self._me.ways, theirs)
+        if reason or theirs is None or self._me.reading is None:
             return reason or "nixl: not ready at prefill"
-        link = self._shown(theirs)
+        link = self._me.reading.link(theirs)
         if link is None:
             return "nixl: too many sessions are open at prefill"
         self._may["nixl"], self.memory = link, link.shown()
         return ""
 
-    def decided(self, choice: bodies.LinkChoice) -> bodies.Arena | None:
-        """Decode says what it takes; what to answer, if anything.
-
-        Raises:
-            NoLink: transport is shm, nccl or rdma, and decode takes TCP.
-            ValueError: decode may not say this now.
-        """
+    def decided(self, choice: bodies.LinkChoice) -> None:
+        """Decode says what it takes, or that it would see an arena."""
         if choice.way == "make_arena" and "process_vm" in self._may and self._arena is None:
-            return self._make()
+            self._show_arena()
+            return
         if not self._choosing:
-            raise ValueError("chose a link twice")
+            raise self._out_of_turn("a link twice")
         link: BlockLink | None = TcpLink()
         if choice.way == "tcp":
             again = self.link is self._process
@@ -114,9 +105,13 @@ class PrefillLinkChoice:
         else:
             link = self._may.get(choice.way)
         if link is None:
-            raise ValueError(f"chose {choice.way}, which was not offered")
+            raise self._out_of_turn(f"{choice.way}, which was not offered")
         self._take(link)
-        return None
+        logger.info("xpyd: blocks for %s go over %s%s", self._context.session.peer, link.name,
+                    f" ({choice.reason})" if choice.reason else "")
+
+    def _out_of_turn(self, chosen: str) -> ProtocolError:
+        return ProtocolError(self._context.session.peer, f"chose {chosen}")
 
     def _take(self, link: BlockLink) -> None:
         """Use a link. Of those that decode might have chosen, ``_process`` may still owe something."""
@@ -133,36 +128,29 @@ class PrefillLinkChoice:
         if self._process is not None and before is self._process:
             self._process.leave(link)
 
-    def taken(self, session: Session, taken: bodies.Taken) -> bodies.Arena | None:
-        """Decode is done with the oldest offer, or cannot read it: then an arena to show, if it would map one.
-
-        Raises:
-            NoLink: it cannot, transport is shm, and it would map no arena.
-            ProtocolError: nothing is on offer.
-        """
-        process = self._process
+    def taken(self, taken: bodies.Taken) -> None:
+        """Decode is done with the oldest offer, or cannot read it: then it is shown an arena, if it would map one."""
+        process, session = self._process, self._context.session
         if process is None or not process.owed:
             self.link.taken(session, read=taken.read)
-            return None
+            return
         process.taken(session, read=taken.read)
         if taken.read or self._choosing:
-            return None
+            return
         if self.link is process:
             if taken.arena:
                 self._choosing = True
-                return self._make()
+                self._show_arena()
+                return
             why = taken.why or "it does not say why"
             self._refuse_tcp(f"decode cannot read prefill's memory ({why}) and maps no arena; {link_choice.OTHERWISE}")
             self.link = TcpLink()
+            logger.warning("xpyd: blocks for %s go over tcp from now on (%s)", session.peer, taken.why)
         process.leave(self.link)
-        return None
 
-    def told(self, session: Session, kind: Kind, body: memoryview) -> None:
-        """Decode says POSTED or UNGROUP.
-
-        Raises:
-            ProtocolError: this session has no groups.
-        """
+    def told(self, kind: Kind, body: memoryview) -> None:
+        """Decode says POSTED or UNGROUP."""
+        session = self._context.session
         if self._group is None or self.link is not self._group:
             raise ProtocolError(session.peer, f"sent {kind.name} over a link without groups")
         if kind is Kind.POSTED:
@@ -170,21 +158,28 @@ class PrefillLinkChoice:
         else:
             self._group.ungrouped(bodies.read_body(body, bodies.Group))
 
-    def _make(self) -> bodies.Arena:
-        if self._ways.folder is None:
-            return bodies.Arena("", 0, b"", "no folder to share is set")
-        if self._arenas.open >= ARENAS_MAX:
-            return bodies.Arena("", 0, b"", f"{ARENAS_MAX} arenas are open")
-        try:
-            self._arena = self._may["arena"] = ArenaLink(self._ways.folder, self._largest)
-        except OSError as error:
-            return bodies.Arena("", 0, b"", f"{self._ways.folder}: {error.strerror}")
-        self._arenas.open += 1
-        return self._arena.shown()
+    def _show_arena(self) -> None:
+        """Show decode an arena, or say why there is none."""
+        folder = self._me.ways.folder
+        if folder is None:
+            why = "no folder to share is set"
+        elif self._arenas.open >= ARENAS_MAX:
+            why = f"{ARENAS_MAX} arenas are open"
+        else:
+            try:
+                self._arena = self._may["arena"] = ArenaLink(folder, self._me.largest_frame)
+            except OSError as error:
+                why = f"{folder}: {error.strerror}"
+            else:
+                self._arenas.open += 1
+                self._context.say(Kind.ARENA, self._arena.shown())
+                return
+        self._context.say(Kind.ARENA, bodies.Arena("", 0, b"", why))
 
     def _refuse_tcp(self, reason: str) -> None:
-        if self._ways.transport in {"shm", "nccl", "rdma"}:
-            raise NoLink(f"transport {self._ways.transport}: {reason}")
+        transport = self._me.ways.transport
+        if transport in {"shm", "nccl", "rdma"}:
+            raise Incompatible(self._context.session.peer, f"transport {transport}: {reason}")
 
     def _drop_arena(self) -> None:
         if self._arena is not None:

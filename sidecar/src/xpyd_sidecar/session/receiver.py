@@ -25,15 +25,12 @@ from xpyd_sidecar.kv.stores import Fetch
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.session.decode_endpoint import DecodeEndpoint
 from xpyd_sidecar.session.endpoint import LocalRank
-from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.session.lookup_buffer import Expecting, LookupBuffer
 from xpyd_sidecar.session.receiver_events import Arrived, Broken, ReceiverContext
 from xpyd_sidecar.threads.idle_polling import Inbox
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.threads.watched import Watched
 from xpyd_sidecar.transport.gates import CacheArray, Gate, LoadTarget
-from xpyd_sidecar.transport.nccl.interface import Grouping
-from xpyd_sidecar.transport.nixl.prefill import NixlReading
 
 ADDRESSES_MAX: Final = 4096
 
@@ -41,21 +38,19 @@ ADDRESSES_MAX: Final = 4096
 class Receiver:
     """The thread."""
 
-    def __init__(self, me: LocalRank, staging: Staging, *, block_bytes: Sequence[int], largest_frame: int, cover: bool,
-                 peer_timeout_s: float, ways: LinkOptions, make: Callable[[int], Chunk],
-                 caches: Sequence[CacheArray | None] = (), buffer_bytes: int = 0, pool_bytes: int = 0,
-                 claim_s: float = 0.0, grouping: Grouping | None = None, reading: NixlReading | None = None) -> None:
+    def __init__(self, me: LocalRank, staging: Staging, *, block_bytes: Sequence[int], cover: bool,
+                 make: Callable[[int], Chunk], caches: Sequence[CacheArray | None] = (), buffer_bytes: int = 0,
+                 pool_bytes: int = 0, claim_s: float = 0.0) -> None:
         """``block_bytes``: bytes of a block, by array of the cache; ``caches``: those that may be written directly.
 
         ``make``, ``buffer_bytes``, ``pool_bytes``, ``claim_s``: of the buffer for what comes before it is asked for.
-        ``grouping``: makes links over NCCL, where there is a GPU for it; ``reading``: over NIXL, where it is there.
         """
         self.inbox: Inbox[Arrived | Broken] = Inbox()
         self.staging = staging
         self._caches = tuple(caches)
         self._gates: dict[str, dict[Key, Gate]] = {}
         """By request and try; of the engine's thread alone."""
-        self._timeout = peer_timeout_s
+        self._me = me
         self._sources: dict[tuple[HostPort, Incarnation], DecodeEndpoint] = {}
         self._of_key: dict[tuple[Key, int], DecodeEndpoint] = {}
         """By try and place among its sources."""
@@ -63,11 +58,10 @@ class Receiver:
         self._loop.at_end(self._close_all)
         self.ahead = LookupBuffer(make, buffer_bytes=buffer_bytes, pool_bytes=pool_bytes, block_bytes=tuple(block_bytes),
                                   cover=cover, ttl_s=claim_s, post=self._loop.post)
-        self._shared = ReceiverContext(me, ways, staging, self.inbox, cover, largest_frame, self.ahead, self._broken,
-                                       grouping, reading)
+        self._shared = ReceiverContext(me, staging, self.inbox, cover, self.ahead, self._broken)
         staging.on_free(lambda: self._loop.post(self._resume))
-        if grouping is not None:
-            grouping.on_free(lambda: self._loop.post(self._resume))
+        if me.grouping is not None:
+            me.grouping.on_free(lambda: self._loop.post(self._resume))
         self._loop.start()
 
     # --- from the engine's thread ---
@@ -106,8 +100,8 @@ class Receiver:
     def stop(self) -> None:
         """End the thread and close every connection."""
         self.staging.on_free(None)
-        if self._shared.grouping is not None:
-            self._shared.grouping.on_free(None)
+        if self._me.grouping is not None:
+            self._me.grouping.on_free(None)
         self._loop.stop()
 
     # --- on the loop's thread ---
@@ -191,7 +185,7 @@ class Receiver:
     def _tick(self, now: float) -> None:
         self._unclaimed(self.ahead.tick(now), "no request has claimed it in decode's buffer")
         for source in list(self._sources.values()):
-            source.tick(now, self._timeout)
+            source.tick(now, self._me.peer_timeout_s)
 
     def _close_all(self) -> None:
         for source in list(self._sources.values()):

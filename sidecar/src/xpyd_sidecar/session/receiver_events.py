@@ -10,12 +10,9 @@ from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.receiving import Ask
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.session.endpoint import LocalRank
-from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.session.lookup_buffer import LookupBuffer
 from xpyd_sidecar.threads.idle_polling import Inbox
 from xpyd_sidecar.transport.gates import LoadTarget
-from xpyd_sidecar.transport.nccl.interface import Grouping
-from xpyd_sidecar.transport.nixl.prefill import NixlReading
 
 
 class Arrived(NamedTuple):
@@ -53,17 +50,11 @@ class AskedBlocks(NamedTuple):
 
 @dataclass(frozen=True)
 class ReceiverContext:
-    """Of one decode rank. ``largest_frame``: bytes of DATA that are taken at once; ``broken``: a try will not come."""
+    """Of one decode rank. ``broken``: a try will not come."""
 
     me: LocalRank
-    ways: LinkOptions
     staging: Staging
     inbox: Inbox[Arrived | Broken]
     cover: bool
-    largest_frame: int
     ahead: LookupBuffer
     broken: Callable[[Ask, Outcome, str, bool], None]
-    grouping: Grouping | None = None
-    """Makes links over NCCL, where there is a GPU for it."""
-    reading: NixlReading | None = None
-    """Makes links over NIXL, where it is there."""

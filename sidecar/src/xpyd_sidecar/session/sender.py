@@ -25,7 +25,6 @@ from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.memory.store import CopyStore, StoreLease
 from xpyd_sidecar.session.endpoint import LocalRank
-from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.session.prefill_endpoint import PrefillEndpoint
 from xpyd_sidecar.session.prefill_link_choice import Arenas
 from xpyd_sidecar.session.spilling import Spilling
@@ -33,8 +32,6 @@ from xpyd_sidecar.session.transfer_trace import Noted, TransferTrace
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.threads.watched import Watched
 from xpyd_sidecar.transport.link import Blocks, Sums
-from xpyd_sidecar.transport.nccl.interface import Grouping
-from xpyd_sidecar.transport.nixl.prefill import NixlReading
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
 logger = logging.getLogger(__name__)
@@ -53,9 +50,10 @@ class Kept(NamedTuple):
     """Of a copy whose checksums are made before it is asked for."""
 
 
-class SenderReport(NamedTuple):
-    """A transfer that this rank has ended; ``size``: payload bytes that the peer confirmed."""
+class SendReport(NamedTuple):
+    """A transfer that a rank has ended; ``size``: payload bytes that the peer confirmed."""
 
+    rank: int
     key: Key
     outcome: Outcome
     reason: str
@@ -65,11 +63,8 @@ class SenderReport(NamedTuple):
 class Sender:
     """The thread and its listening socket."""
 
-    def __init__(self, me: LocalRank, machine: Sending[Kept], *, host: str, port: int, ways: LinkOptions, store: CopyStore,
-                 peer_timeout_s: float, largest_frame: int = frames.FRAME_BYTES,
-                 grouping: Grouping | None = None, reading: NixlReading | None = None) -> None:
-        """Bind and start. ``store``: where copies are; ``grouping``: makes links over NCCL, where there is a GPU for it;
-        ``reading``: over NIXL, where it is there.
+    def __init__(self, me: LocalRank, machine: Sending[Kept], *, host: str, port: int, store: CopyStore) -> None:
+        """Bind and start. ``store``: where copies are.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -83,17 +78,15 @@ class Sender:
         self._noting = TransferTrace()
         self.noted: deque[Noted] = deque()
         """Transfers that have ended, for the engine's thread to take."""
-        self.ways = ways
-        self.grouping = grouping
-        self.reading = reading
-        self.largest_frame = largest_frame
         self.arenas = Arenas()
-        self._timeout = peer_timeout_s
         self._peers: dict[int, PrefillEndpoint] = {}
         self._sent: dict[Key, int] = {}
         self._unsummed: deque[Sums] = deque()
         """Of copies whose checksums are not made; each copy is in the store."""
-        self._reports: deque[SenderReport] = deque()
+        self._reports: deque[SendReport] = deque()
+        self._proved = 0
+        self._held: deque[tuple[int, Key, Iterable[Copy[Kept]]]] = deque()
+        """Copies that nobody may have yet, in order of their steps."""
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listener = socket.create_server((host, port), family=family, backlog=128)
@@ -108,9 +101,13 @@ class Sender:
 
     # --- from other threads ---
 
-    def push(self, key: Key, made: Iterable[Copy[Kept]]) -> None:
-        """Take copies of a transfer that are complete."""
-        self._loop.post(partial(self._copied, key, made))
+    def push(self, key: Key, made: Iterable[Copy[Kept]], hold: int = 0) -> None:
+        """Take copies of a transfer that are complete. They stay here until step ``hold`` is ``proved``."""
+        self._loop.post(partial(self._copied, key, made, hold))
+
+    def proved(self, step: int) -> None:
+        """Copies that were held for steps up to this one may leave, but for those of transfers released before."""
+        self._loop.post(partial(self._leave, step))
 
     def release(self, key: Key, outcome: Outcome, reason: str) -> None:
         """Let go of a transfer."""
@@ -121,7 +118,7 @@ class Sender:
         """The engine's work for these transfers has grown."""
         self._loop.post(partial(self._progressed, keys))
 
-    def take_reports(self) -> list[SenderReport]:
+    def take_reports(self) -> list[SendReport]:
         """What has ended since the last call."""
         out = []
         while self._reports:
@@ -144,14 +141,23 @@ class Sender:
         for key in keys:
             self._machine.progressed(key)
 
-    def _copied(self, key: Key, made: Iterable[Copy[Kept]]) -> None:
+    def _leave(self, step: int) -> None:
+        self._proved = step
+        while self._held and self._held[0][0] <= step:
+            hold, key, made = self._held.popleft()
+            self._copied(key, made, hold)
+
+    def _copied(self, key: Key, made: Iterable[Copy[Kept]], hold: int) -> None:
+        if hold > self._proved:
+            self._held.append((hold, key, made))
+            return
         for copy in made:
             self._kept(key, copy)
         self._carry_out(self.spilling.relieve())
 
     def _kept(self, key: Key, copy: Copy[Kept]) -> None:
         """A copy is made. Until somebody asks for it there is time for its checksums."""
-        if self._machine.cover and self.grouping is None:
+        if self._machine.cover and self.me.grouping is None:
             sums = Sums(copy.data.view, copy.blocks)
             copy = copy._replace(data=copy.data._replace(sums=sums))
             if not self._unsummed:
@@ -191,11 +197,11 @@ class Sender:
             why = bodies.read_body(body, bodies.Reason)
             self._carry_out(self._machine.cancel(number, key, why.outcome, why.reason))
         elif header.kind is Kind.TAKEN:
-            peer.taken(bodies.read_body(body, bodies.Taken))
+            peer.choose(partial(peer.way.taken, bodies.read_body(body, bodies.Taken)))
         elif header.kind is Kind.POSTED or header.kind is Kind.UNGROUP:
-            peer.way.told(peer.link, header.kind, body)
+            peer.way.told(header.kind, body)
         elif header.kind is Kind.LINK:
-            peer.decided(bodies.read_body(body, bodies.LinkChoice))
+            peer.choose(partial(peer.way.decided, bodies.read_body(body, bodies.LinkChoice)))
         elif header.kind is not Kind.PING:
             self._carry_out(self.spilling.heard(number, peer.link.peer, header, body))
             self._carry_out(self.spilling.relieve())
@@ -240,7 +246,8 @@ class Sender:
             if step.confirmed and began is not None:
                 self.spilling.counted.append((metrics.PUSH_SECONDS, time.monotonic() - began))
             self._ended(step.key, confirmed=step.confirmed)
-            self._reports.append(SenderReport(step.key, step.outcome, step.reason, size if step.confirmed else 0))
+            confirmed = size if step.confirmed else 0
+            self._reports.append(SendReport(self.me.rank, step.key, step.outcome, step.reason, confirmed))
 
     def _ended(self, key: Key, *, confirmed: bool) -> None:
         if confirmed:
@@ -301,7 +308,8 @@ class Sender:
         self._carry_out(self._machine.tick(now))
         self._carry_out(self.spilling.relieve())
         for peer in list(self._peers.values()):
-            peer.tick(now, busy=peer.way.link.busy or self._machine.busy(peer.link.number), timeout=self._timeout)
+            peer.tick(now, busy=peer.way.link.busy or self._machine.busy(peer.link.number),
+                      timeout=self.me.peer_timeout_s)
 
     def _close_all(self) -> None:
         self._loop.watch(self._listener, 0, self._accept)

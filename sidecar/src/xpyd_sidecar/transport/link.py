@@ -8,18 +8,25 @@ has left, the receiver counts what is in place.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from xpyd_sidecar.errors import PeerError, ProtocolError
+from xpyd_sidecar.errors import PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.frames import FRAME_BYTES, NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.transport import moves
+from xpyd_sidecar.transport.moves import Scatter
+
+logger = logging.getLogger(__name__)
+
+READ: Final = bodies.Taken(read=True)
+"""A piece is here, or is not wanted."""
 
 
 class Session(Protocol):
@@ -35,6 +42,9 @@ class Session(Protocol):
         A header that has a checksum of much in it is best made when its turn comes: what was read for it then is still in
         the processor's cache when it is copied out.
         """
+
+    def spend(self, size: int) -> None:
+        """Bytes were moved for it beside the connection: they count where sessions take turns."""
 
 
 class Sums:
@@ -133,18 +143,21 @@ class LinkContext(NamedTuple):
         self.session.queue(frames.encode(kind, key, payload), payload)
 
     def run(self, call: Callable[[], None]) -> None:
-        """Make a call on the I/O thread, outside of a frame; what the peer did wrong ends the session."""
+        """Make a call on the I/O thread, outside of a frame; what the peer did wrong, or we, ends the session."""
         try:
             call()
         except PeerError as error:
             self.fail(error)
+        except Exception as error:
+            logger.exception("xpyd: the session with %s is ended: a callback failed", self.session.peer)
+            self.fail(PeerGone(self.session.peer, f"{type(error).__name__} on this side"))
 
 
 class PieceOwner(Protocol):
     """Whose pieces come beside a session of decode's. Offers are wanted, or not; what has come is theirs to place."""
 
-    def wants(self, header: Header, offer: bodies.Offer) -> bool:
-        """Whether an offer is still wanted.
+    def wants(self, header: Header, offer: bodies.Offer, most: int) -> bool:
+        """Whether an offer is still wanted. ``most``: bytes that it may have; 0: as many as were asked for at once.
 
         Raises:
             ProtocolError: it is not what was asked for.
@@ -157,12 +170,18 @@ class PieceOwner(Protocol):
             ProtocolError: they have come before.
         """
 
-    def place(self, header: Header, offer: bodies.Offer, address: int) -> bool:
-        """Put blocks, which are at an address of this process, to their places. False: no memory is free for them now.
+    def place(self, header: Header, offer: bodies.Offer, bring: Callable[[Scatter], str]) -> bool:
+        """Have blocks brought to their places. False: no memory is free for them now.
+
+        ``bring``: copies all of them, and says what they have come over.
 
         Raises:
-            ChecksumError, ProtocolError: they are not what was sent, or have come before.
+            ChecksumError, ProtocolError: they are not what was sent, or have come before; what ``bring`` raises.
         """
+
+
+class Unreadable(Exception):
+    """What is offered cannot be read, although the link was agreed on; says why."""
 
 
 @dataclass
@@ -178,10 +197,13 @@ class OfferedPiece:
 class PieceTaker:
     """Decode's side of a link that brings pieces beside the session. Offers are answered in their order."""
 
-    def __init__(self, context: LinkContext, piece: int, ahead: int) -> None:
-        """``piece``: bytes of the largest piece; ``ahead``: offers that may wait for their answer."""
+    name: bodies.LinkName
+
+    def __init__(self, context: LinkContext, wanted: PieceOwner, piece: int, ahead: int) -> None:
+        """``piece``: bytes of the largest piece, 0: what was asked for at once; ``ahead``: offers that may wait."""
         self.piece = piece
         self._context = context
+        self._wanted = wanted
         self._ahead = ahead
         self._offers: deque[OfferedPiece] = deque()
         self._closed = False
@@ -213,7 +235,7 @@ class PieceTaker:
             ProtocolError: not what was asked for, or more than may be offered at once.
         """
         before = len(self._offers)
-        if before >= self._ahead or offer.size > self.piece:
+        if before >= self._ahead or 0 < self.piece < offer.size:
             reason = f"offered {offer.size} bytes and {before} pieces before; bounds {self.piece}, {self._ahead}"
             raise ProtocolError(self._context.session.peer, reason)
         one = OfferedPiece(header, offer)
@@ -236,6 +258,6 @@ class PieceTaker:
         """Go on with the oldest offers as far as that can be done now. Raises what the session says against them."""
         raise NotImplementedError
 
-    def _taken(self, *, read: bool) -> None:
+    def _taken(self, answer: bodies.Taken = READ) -> None:
         """Answer the oldest offer."""
-        self._context.say(Kind.TAKEN, bodies.Taken(read), self._offers.popleft().header.key)
+        self._context.say(Kind.TAKEN, answer, self._offers.popleft().header.key)

@@ -1,9 +1,9 @@
-"""What prefill has for one decode rank over a link whose pieces decode asks for itself: told of, and waiting to be told of.
+"""Prefill's side of a link whose pieces decode takes for itself: told of, and waiting to be told of.
 
     put ─▶ waiting ─▶ on offer (OFFER) ─▶ taken (TAKEN), in the order of the offers
 
-Belongs here: the order, and when a put is done. Does not belong here: how many may be on offer, and where a piece lies:
-each link knows that.
+Belongs here: the order, and when a put is done. Does not belong here: where a piece lies, and what becomes of one that
+decode cannot take: each link knows that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.blocks import runs
-from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.frames import FRAME_BYTES, Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import Blocks, Session
 
@@ -31,60 +31,89 @@ class OfferedBlocks(NamedTuple):
     where: int = 0
     """The link's own word on it: a slot, or a group."""
 
+    def offer(self, address: int, checksum: int | None, within: bodies.Within | None = None) -> None:
+        """Tell decode where it lies."""
+        piece = self.blocks
+        body = bodies.body(bodies.Offer(address, len(piece.data), checksum, within))
+        self.session.queue(frames.encode(Kind.OFFER, self.key, body, region=piece.region, first=piece.first,
+                                         blocks=piece.blocks), body)
 
-class OfferQueue:
-    """Of one session."""
+    def total(self) -> int | None:
+        """Its sum, where it is to have one."""
+        return self.blocks.total() if self.cover else None
 
-    def __init__(self) -> None:
+
+class OfferLink:
+    """Of one session (``link.BlockLink``)."""
+
+    name: str
+
+    def __init__(self, ahead: int) -> None:
+        """``ahead``: offers that may be without an answer."""
         self.waiting: deque[OfferedBlocks] = deque()
         self.offered: deque[OfferedBlocks] = deque()
+        self._ahead = ahead
+        self._closed = False
 
-    def __bool__(self) -> bool:
-        """Whether decode has still to take something."""
-        return bool(self.waiting or self.offered)
-
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool, most: int) -> None:
-        """Blocks wait, in pieces of ``most`` bytes or one block. ``sent`` is called when all pieces are done."""
+    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
+            most: int = FRAME_BYTES) -> None:
+        """Offer blocks, in pieces of ``most`` bytes or one block. ``sent`` is called when all pieces are done."""
         cuts = list(runs(blocks.first, blocks.blocks, len(blocks.data) // blocks.blocks, most))
         done = _all_of(len(cuts), sent)
         self.waiting.extend(OfferedBlocks(session, key, blocks.part(*cut), done, cover) for cut in cuts)
+        self._pump()
 
-    def next(self, where: int = 0) -> OfferedBlocks:
-        """The one that has waited longest, which is on offer from now on."""
-        one = self.waiting.popleft()._replace(where=where)
-        self.offered.append(one)
-        return one
-
-    def taken(self, session: Session) -> OfferedBlocks:
+    def taken(self, session: Session, *, read: bool) -> None:
         """Decode has answered the oldest offer.
 
         Raises:
-            ProtocolError: nothing is on offer.
+            ProtocolError: nothing is on offer, or what is cannot be taken although decode has agreed on this link.
         """
+        one = self._answered(session)
+        if read:
+            self._read(one)
+        else:
+            self._unread(one)
+        self._pump()
+
+    @property
+    def busy(self) -> bool:
+        """Whether decode has still to take something."""
+        return bool(self.waiting or self.offered)
+
+    def close(self) -> None:
+        """The session has ended: what is on offer and what waits may be freed."""
+        self._closed = True
+        held = [*self.offered, *self.waiting]
+        self.offered.clear()
+        self.waiting.clear()
+        for one in held:
+            one.done()
+
+    def _answered(self, session: Session) -> OfferedBlocks:
+        """The oldest offer, which is one no more."""
         if not self.offered:
             raise ProtocolError(session.peer, "took what was not on offer")
         return self.offered.popleft()
 
-    def clear(self) -> list[OfferedBlocks]:
-        """Nothing is on offer any more, and nothing waits; what was and did."""
-        held = [*self.offered, *self.waiting]
-        self.offered.clear()
-        self.waiting.clear()
-        return held
+    def _pump(self) -> None:
+        """Offer what waits, as long as that may be done."""
+        while self.waiting and len(self.offered) < self._ahead:
+            self.offered.append(self.waiting.popleft())  # whatever happens now, ``close`` knows of it
+            self.offered[-1] = self._offer(self.offered[-1])
 
+    def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
+        """Tell decode of a piece; as it is on offer."""
+        raise NotImplementedError
 
-def offer(one: OfferedBlocks, address: int, within: bodies.Within | None = None) -> None:
-    """Tell decode where a piece lies."""
-    piece = one.blocks
-    body = bodies.body(bodies.Offer(address, len(piece.data), piece.total() if one.cover else None, within))
-    tell(one, body)
+    def _read(self, one: OfferedBlocks) -> None:
+        """Decode has it, or does not want it."""
+        one.done()
 
-
-def tell(one: OfferedBlocks, offered: bytes) -> None:
-    """Send an OFFER of a piece, with its body."""
-    piece = one.blocks
-    one.session.queue(frames.encode(Kind.OFFER, one.key, offered, region=piece.region, first=piece.first,
-                                    blocks=piece.blocks), offered)
+    def _unread(self, one: OfferedBlocks) -> None:
+        """Decode cannot take it."""
+        self.offered.appendleft(one)
+        raise ProtocolError(one.session.peer, f"cannot take a piece over {self.name}, which it has agreed on")
 
 
 def _all_of(count: int, sent: Callable[[], None]) -> Callable[[], None]:

@@ -2,5 +2,5 @@
 
     prefill, decode   the two sides of the link ─▶ thread   owns all communicators ─▶ driver   NCCL and CUDA
 
-``interface`` is what sessions know of it without torch; ``kv.groups`` decides.
+``kv.groups`` decides.
 """

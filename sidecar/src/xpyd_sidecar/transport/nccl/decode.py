@@ -24,12 +24,13 @@ from xpyd_sidecar.transport.nccl.thread import NcclThread, NcclUsage
 class NcclTaker(PieceTaker):
     """Decode's side of a session."""
 
+    name = "nccl"
+
     def __init__(self, hub: NcclThread, context: LinkContext, staging: Staging, wanted: PieceOwner) -> None:
         """``staging``: slots of GPU memory, one for a piece."""
-        super().__init__(context, hub.driver.piece, OFFERS_AHEAD)
+        super().__init__(context, wanted, hub.driver.piece, OFFERS_AHEAD)
         self._hub = hub
         self._staging = staging
-        self._wanted = wanted
         self._number = 0
         """Of the group, in this process; 0: there is none. What is told of one before it no longer counts."""
         self._open = False
@@ -62,10 +63,10 @@ class NcclTaker(PieceTaker):
         """Answer what can be answered. Raises what ``PieceOwner.wants`` does."""
         while self._offers and self._given is None and not self._closed:
             header, offer = self._offers[0].header, self._offers[0].offer
-            if not self._wanted.wants(header, offer):
-                self._taken(read=True)
+            if not self._wanted.wants(header, offer, self.piece):
+                self._taken()
             elif not self._number or offer.address != self._last:
-                self._taken(read=False)
+                self._taken(bodies.Taken(read=False))
             elif not self._open or (chunk := self._staging.take()) is None:
                 return
             else:

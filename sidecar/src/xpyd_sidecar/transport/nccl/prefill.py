@@ -31,7 +31,7 @@ from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import Blocks, LinkContext, Session
 from xpyd_sidecar.transport.nccl.driver import Piece
 from xpyd_sidecar.transport.nccl.thread import NcclThread
-from xpyd_sidecar.transport.offers import OfferedBlocks, OfferQueue, tell
+from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
 OFFERS_AHEAD: Final = 4
@@ -39,23 +39,21 @@ RETRY_S: Final = 60.0
 """How long a session goes without a group after one could not be made."""
 
 
-class NcclLink:
-    """Prefill's side."""
+class NcclLink(OfferLink):
+    """Prefill's side. ``where`` of an offer: the group that it was made in."""
 
     name = "nccl"
 
     def __init__(self, hub: NcclThread, context: LinkContext, piece: int) -> None:
         """``piece``: bytes of the largest piece that both sides take; a block fits."""
+        super().__init__(OFFERS_AHEAD)
         self._hub = hub
         self._context = context
         self._piece = piece
         self._tcp = TcpLink()
         self._number = 0
         self._open = False
-        self._closed = False
         self._not_before = 0.0
-        self._queue = OfferQueue()
-        """``where``: the group that a piece was offered in."""
         self._moving = 0
 
     def post(self, call: Callable[[], None]) -> None:
@@ -65,42 +63,38 @@ class NcclLink:
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:  # the interface's; pieces are as large as slots
         """Offer blocks, in a group that is made if there is none."""
-        self._queue.put(session, key, blocks, sent, cover=cover, most=self._piece)
-        self._pump()
+        super().put(session, key, blocks, sent, cover=cover, most=self._piece)
 
     def _pump(self) -> None:
-        queue = self._queue
-        if not queue.waiting or self._closed:
+        if not self.waiting or self._closed:
             return
         if self._open:
-            while queue.waiting and len(queue.offered) < OFFERS_AHEAD:
-                self._offer(queue.next(self._number))
+            super()._pump()
         elif not self._number and time.monotonic() >= self._not_before:
             self._number = self._hub.join(self, Way.SEND)
         elif not self._number:
-            while queue.waiting:
-                self._over_tcp(queue.waiting.popleft())
+            while self.waiting:
+                self._over_tcp(self.waiting.popleft())
 
-    def _offer(self, one: OfferedBlocks) -> None:
-        self._hub.hold(one.where, 1)
-        tell(one, bodies.body(bodies.Offer(one.where, len(one.blocks.data), 0 if one.cover else None)))
+    def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
+        self._hub.hold(self._number, 1)
+        one.offer(self._number, 0 if one.cover else None)
+        return one._replace(where=self._number)
 
     def _over_tcp(self, one: OfferedBlocks) -> None:
         self._tcp.put(one.session, one.key, one.blocks, one.done, cover=one.cover)
 
-    def taken(self, session: Session, *, read: bool) -> None:
-        """Decode does not want the oldest offer any more, or cannot receive it in the group."""
-        one = self._queue.taken(session)
+    def _read(self, one: OfferedBlocks) -> None:
         self._hub.hold(one.where, -1)
-        if read:
-            one.done()
-        else:
-            self._over_tcp(one)
-        self._pump()
+        one.done()
+
+    def _unread(self, one: OfferedBlocks) -> None:
+        self._hub.hold(one.where, -1)
+        self._over_tcp(one)
 
     def received(self, session: Session) -> None:
         """Decode receives the oldest offer from now on."""
-        one = self._queue.taken(session)
+        one = self._answered(session)
         if one.where != self._number or not self._open:
             one.done()
             self._context.fail(PeerGone(session.peer, "receives in a group that has ended here"))
@@ -119,15 +113,13 @@ class NcclLink:
     @property
     def busy(self) -> bool:
         """Whether decode has still to answer or to receive."""
-        return bool(self._queue or self._moving)
+        return bool(self._moving) or super().busy
 
     def close(self) -> None:
         """The session has ended: what the GPU does not read may be freed, the rest when the group has ended."""
-        self._closed = True
         if self._number:
             self._hub.leave(self._number, "the session has ended")
-        for one in self._queue.clear():
-            one.done()
+        super().close()
 
     # --- told by the communicator thread, on the session's thread ---
 

@@ -17,6 +17,7 @@ from typing import Final
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.transport.link import LinkContext, OfferedPiece, PieceOwner, PieceTaker
+from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.nixl.session import slots
 from xpyd_sidecar.transport.nixl.thread import NixlThread
@@ -32,12 +33,13 @@ prefill has not answered in time."""
 class NixlTaker(PieceTaker):
     """Decode's side of a session."""
 
+    name = "nixl"
+
     def __init__(self, hub: NixlThread, context: LinkContext, wanted: PieceOwner, memory: bodies.NixlMemory, told: Told, *,
                  piece: int, pieces: int) -> None:
         """Begin to reach prefill's memory; ``told`` is called once with how that has ended, or never if this is closed."""
-        super().__init__(context, piece, pieces)
+        super().__init__(context, wanted, piece, pieces)
         self._hub = hub
-        self._wanted = wanted
         self._memory = memory
         self._told: Told | None = told
         self._slots = slots(pieces, piece)
@@ -54,7 +56,7 @@ class NixlTaker(PieceTaker):
         if not memory.base <= offer.address <= memory.base + memory.size - offer.size:
             reason = f"offered {offer.size} bytes at {offer.address:#x}, outside of its memory"
             raise ProtocolError(self._context.session.peer, reason)
-        if self._wanted.wants(one.header, offer):
+        if self._wanted.wants(one.header, offer, self.piece):
             one.slot, one.come = self._free.popleft(), False
             self._hub.read(self._number, one.slot * self.piece, offer.address, offer.size)
 
@@ -65,13 +67,17 @@ class NixlTaker(PieceTaker):
                 return
             one = self._offers[0]
             if one.slot is not None:
-                if not self._wanted.place(one.header, one.offer, self._base + one.slot * self.piece):
+                if not self._wanted.place(one.header, one.offer, partial(self._bring, one.slot)):
                     return  # ``resume`` goes on
                 self._free.append(one.slot)
-            self._taken(read=True)
+            self._taken()
         if not self._again:
             self._again = True
             self.post(self._go_on)
+
+    def _bring(self, slot: int, into: Scatter) -> str:
+        into.copy(self._base + slot * self.piece)
+        return self.name
 
     def _go_on(self) -> None:
         self._again = False

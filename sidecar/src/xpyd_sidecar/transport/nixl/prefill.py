@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.reads import METADATA_MAX, TICKET_BYTES
@@ -31,7 +30,7 @@ from xpyd_sidecar.transport.link import Blocks, LinkContext, PieceOwner, PieceTa
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.nixl.decode import NixlTaker, Told
 from xpyd_sidecar.transport.nixl.thread import NixlThread
-from xpyd_sidecar.transport.offers import OfferQueue, offer
+from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
 logger = logging.getLogger(__name__)
@@ -49,22 +48,20 @@ LAST_SERVED_S: Final = 30.0
 NOTHING: Final = bytes(TICKET_BYTES)
 
 
-class NixlLink:
+class NixlLink(OfferLink):
     """Prefill's side of a session."""
 
     name = "nixl"
 
     def __init__(self, side: NixlReading, cell: int, theirs: bodies.NixlReader) -> None:
         """``cell``: number of its ticket."""
+        super().__init__(min(theirs.pieces, PIECES))
         self._side = side
         self._cell = cell
         self._piece = min(theirs.piece, side.piece)
-        self._ahead = min(theirs.pieces, PIECES)
-        self._queue = OfferQueue()
         self._tcp = TcpLink()
         self._served = False
         self._outside = False
-        self._closed = False
 
     def shown(self) -> bodies.NixlMemory:
         """What decode needs to read this process's copies in this session."""
@@ -76,8 +73,7 @@ class NixlLink:
             most: int = frames.FRAME_BYTES) -> None:  # the interface's; pieces are as large as slots
         """Offer blocks; over TCP where they are not in the store."""
         if self._side.holds(address_of(blocks.data), len(blocks.data)):
-            self._queue.put(session, key, blocks, sent, cover=cover, most=self._piece)
-            self._offer()
+            super().put(session, key, blocks, sent, cover=cover, most=self._piece)
             return
         if not self._outside:
             self._outside = True
@@ -85,41 +81,28 @@ class NixlLink:
                            "that are cut out, between unequal sizes)", session.peer)
         self._tcp.put(session, key, blocks, sent, cover=cover, most=most)
 
-    def _offer(self) -> None:
-        while self._queue.waiting and len(self._queue.offered) < self._ahead:
-            one = self._queue.next()
-            offer(one, address_of(one.blocks.data))
-        self._serve(bool(self._queue.offered))
+    def _pump(self) -> None:
+        super()._pump()
+        self._serve(bool(self.offered))
+
+    def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
+        one.offer(address_of(one.blocks.data), one.total())
+        return one
 
     def _serve(self, wanted: bool) -> None:
         if self._served != wanted:
             self._served = wanted
             self._side.hub.offers(1 if wanted else -1)
 
-    def taken(self, session: Session, *, read: bool) -> None:
-        """The oldest offer was read, or is not wanted."""
-        if not read:
-            raise ProtocolError(session.peer, "cannot read what it has reached")
-        self._queue.taken(session).done()
-        self._offer()
-
-    @property
-    def busy(self) -> bool:
-        """Whether decode has still to read."""
-        return bool(self._queue)
-
     def close(self) -> None:
         """Wipe the ticket, then free what was offered."""
         if self._closed:
             return
-        self._closed = True
         self._side.tickets.give(self._cell)
-        if self._queue.offered:  # decode may be reading still: it waits for the end of that, and drops it
+        if self.offered:  # decode may be reading still: it waits for the end of that, and drops it
             self._side.linger()
-        held = self._queue.clear()
         self._serve(False)
-        for one in held:
-            one.done()
+        super().close()
 
 
 class Tickets:
@@ -188,7 +171,7 @@ class NixlReading:
         """Whether bytes of this process can be read by others."""
         return self.base <= address and address + size <= self.base + self.size
 
-    def link(self, context: LinkContext, theirs: bodies.NixlReader) -> NixlLink | None:
+    def link(self, theirs: bodies.NixlReader) -> NixlLink | None:
         """Prefill's side of a session; None: too many are open."""
         if (cell := self.tickets.take()) is None:
             return None

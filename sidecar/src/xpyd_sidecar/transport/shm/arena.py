@@ -34,7 +34,7 @@ from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.offers import OfferQueue, offer
+from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
 from xpyd_sidecar.transport.shm.process_vm import TICKET_BYTES
 
 PREFIX: Final = "xpyd-kv-"
@@ -43,7 +43,7 @@ ARENA_BYTES: Final = 16 << 20
 """Of one session; more where two blocks need more."""
 
 
-class ArenaLink:
+class ArenaLink(OfferLink):
     """Prefill's side: owns the file and its slots."""
 
     name = "arena"
@@ -57,6 +57,7 @@ class ArenaLink:
         sweep(folder)
         self._slot = max(largest, frames.FRAME_BYTES)
         slots = max(2, ARENA_BYTES // self._slot)
+        super().__init__(slots)
         self.size = HEAD_BYTES + slots * self._slot
         self._path = folder / f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self.ticket = secrets.token_bytes(TICKET_BYTES)
@@ -71,7 +72,6 @@ class ArenaLink:
         self._map[:TICKET_BYTES] = self.ticket
         self._base = address_of(memoryview(self._map))
         self._free: deque[int] = deque(HEAD_BYTES + at * self._slot for at in range(slots))
-        self._queue = OfferQueue()
 
     def shown(self) -> bodies.Arena:
         """What the peer needs to map it."""
@@ -88,35 +88,22 @@ class ArenaLink:
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:
         """Copy blocks into slots as these are free."""
-        self._queue.put(session, key, blocks, sent, cover=cover, most=min(most, self._slot))
-        self._pump()
+        super().put(session, key, blocks, sent, cover=cover, most=min(most, self._slot))
 
-    def taken(self, session: Session, *, read: bool) -> None:
-        """The oldest offer was read: its slot is free."""
-        if not read:
-            raise ProtocolError(session.peer, "cannot read what it has mapped")
-        self._free.append(self._queue.taken(session).where)
-        self._pump()
+    def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
+        slot = self._free.popleft()
+        ctypes.memmove(self._base + slot, address_of(one.blocks.data), len(one.blocks.data))
+        one.offer(slot, one.total())
+        one.done()
+        return one._replace(where=slot, done=_nothing)
 
-    def _pump(self) -> None:
-        while self._queue.waiting and self._free:
-            one = self._queue.next(self._free.popleft())
-            ctypes.memmove(self._base + one.where, address_of(one.blocks.data), len(one.blocks.data))
-            offer(one, one.where)
-            one.done()
-
-    @property
-    def busy(self) -> bool:
-        """Whether blocks wait for a slot, or in one."""
-        return bool(self._queue)
+    def _read(self, one: OfferedBlocks) -> None:
+        self._free.append(one.where)
 
     def close(self) -> None:
         """Forget what waits; the memory ends with the peer's mapping."""
         self.unname()
-        self._queue.offered.clear()
-        for one in self._queue.clear():
-            one.done()
-        self._free.clear()
+        super().close()
         self._map.close()
 
 
@@ -124,8 +111,6 @@ class ArenaReader:
     """Decode's side."""
 
     name: Literal["arena"] = "arena"
-    way = "arena"
-    why = ""
 
     def __init__(self, peer: str, folder: Path, shown: bodies.Arena) -> None:
         """Map what prefill has made.
@@ -151,8 +136,8 @@ class ArenaReader:
         self._size = shown.size
         self._base = address_of(memoryview(self._map))
 
-    def read(self, offer: bodies.Offer, into: Scatter) -> bool:
-        """Read what lies at an offset to its places.
+    def read(self, offer: bodies.Offer, into: Scatter) -> str:
+        """Read what lies at an offset to its places; how that was done.
 
         Raises:
             ProtocolError: it is not in the arena.
@@ -160,7 +145,7 @@ class ArenaReader:
         if not HEAD_BYTES <= offer.address <= self._size - offer.size:
             raise ProtocolError(self._peer, f"offered {offer.size} bytes at {offer.address} of an arena of {self._size}")
         into.copy(self._base + offer.address)
-        return True
+        return self.name
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -187,3 +172,7 @@ def sweep(folder: Path) -> None:
             continue  # its owner lives, or another one has swept
         finally:
             os.close(fd)
+
+
+def _nothing() -> None:
+    """The copy of what is on offer is freed already."""

@@ -24,16 +24,14 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Callable
 from typing import Final, Literal
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
-from xpyd_sidecar.kv import bodies, frames
-from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.transport.link import BlockLink, Blocks, Session
+from xpyd_sidecar.kv import bodies
+from xpyd_sidecar.transport.link import BlockLink, Unreadable
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.offers import OfferedBlocks, OfferQueue, offer
+from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
 from xpyd_sidecar.transport.shm import mapped
 from xpyd_sidecar.transport.shm.mapped import Mapping
 
@@ -46,69 +44,58 @@ THREADS: Final = 2
 """That copy one offer on decode's side, where it is worth it."""
 
 
-class ProcessLink:
+class ProcessLink(OfferLink):
     """Prefill's side: offers, and keeps what it has offered."""
 
     name = "process_vm"
 
     def __init__(self) -> None:
+        super().__init__(OFFERS_AHEAD)
         self._cell = ctypes.create_string_buffer(secrets.token_bytes(TICKET_BYTES), TICKET_BYTES)
-        self._queue = OfferQueue()
-        self._unread: list[OfferedBlocks] = []
+        self._left: list[OfferedBlocks] = []
         """What decode could not read."""
 
     def near(self) -> bodies.Near:
         """What the peer tries to read."""
         return bodies.Near(os.getpid(), ctypes.addressof(self._cell), self._cell.raw)
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = frames.FRAME_BYTES) -> None:
-        """Offer blocks; once decode has been unable to read, they wait for ``leave``."""
-        self._queue.put(session, key, blocks, sent, cover=cover, most=most)
-        self._offer()
+    def _pump(self) -> None:
+        """Once decode has been unable to read, what waits is for ``leave``."""
+        if not self._left:
+            super()._pump()
 
-    def _offer(self) -> None:
-        """Keep so many offers before the peer: their checksums are made while it reads those before them."""
-        queue = self._queue
-        while queue.waiting and len(queue.offered) < OFFERS_AHEAD and not self._unread:
-            one = queue.next()
-            at = address_of(one.blocks.data)
-            offer(one, at, mapped.find(at, len(one.blocks.data)))
+    def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
+        at = address_of(one.blocks.data)
+        one.offer(at, one.total(), mapped.find(at, len(one.blocks.data)))
+        return one
 
-    def taken(self, session: Session, *, read: bool) -> None:
-        """The oldest offer was read, or cannot be."""
-        one = self._queue.taken(session)
-        if read:
-            one.done()
-            self._offer()
-        else:
-            self._unread.append(one)
+    def _unread(self, one: OfferedBlocks) -> None:
+        self._left.append(one)
 
     def leave(self, link: BlockLink) -> None:
         """What was not read, and what waits, goes over another link. What is still on offer follows when it is answered."""
-        left = [*self._unread, *self._queue.waiting]
-        self._unread.clear()
-        self._queue.waiting.clear()
+        left = [*self._left, *self.waiting]
+        self._left.clear()
+        self.waiting.clear()
         for one in left:
             link.put(one.session, one.key, one.blocks, one.done, cover=one.cover, most=len(one.blocks.data))
 
     @property
     def owed(self) -> bool:
         """Whether decode has still to answer an offer."""
-        return bool(self._queue.offered)
+        return bool(self.offered)
 
     @property
     def busy(self) -> bool:
         """Whether the peer has still to read."""
-        return bool(self._queue or self._unread)
+        return bool(self._left) or super().busy
 
     def close(self) -> None:
         """Wipe the ticket, then free what was offered."""
         ctypes.memset(self._cell, 0, TICKET_BYTES)
-        held = [*self._unread, *self._queue.clear()]
-        self._unread.clear()
-        for one in held:
-            one.done()
+        self.offered.extend(self._left)
+        self._left.clear()
+        super().close()
 
 
 class ProcessReader:
@@ -122,9 +109,6 @@ class ProcessReader:
         self._mapping: Mapping | None = None
         self._unmapped = b""
         """Name of the last memory that could not be mapped."""
-        self.way = "process_vm"
-        self.why = ""
-        """What was offered last could not be read."""
 
     def probe(self) -> str:
         """Why the peer's memory cannot be read; empty if it can."""
@@ -138,10 +122,11 @@ class ProcessReader:
             return f"process_vm_readv: {error.strerror}"
         return "" if holds else "process_vm_readv: another process has its number"
 
-    def read(self, offer: bodies.Offer, into: Scatter) -> bool:
-        """Read what is offered to its places. False: this memory cannot be read.
+    def read(self, offer: bodies.Offer, into: Scatter) -> str:
+        """Read what is offered to its places; how that was done.
 
         Raises:
+            Unreadable: this memory cannot be read.
             PeerGone: the peer has ended, or has given this session up; what was read is worthless.
             ProtocolError: it does not lie in the memory that is named.
         """
@@ -152,17 +137,15 @@ class ProcessReader:
                 raise ProtocolError(self._peer, f"offered {offer.size} bytes at {offer.within.offset} of a memory of "
                                                 f"{offer.within.size}")
             at = base + offer.within.offset
-        self.way = "mapped" if at else "process_vm"
         try:
             holds = into.read(near.pid, offer.address, near.address, near.ticket, THREADS, at)
         except OSError as error:
             if error.errno == errno.ESRCH:
                 raise PeerGone(self._peer, "its process has ended") from None
-            self.why = f"process_vm_readv: {error.strerror}"
-            return False
+            raise Unreadable(f"process_vm_readv: {error.strerror}") from None
         if not holds:
             raise PeerGone(self._peer, "has given this session up")
-        return True
+        return "mapped" if at else self.name
 
     def _base(self, within: bodies.Within) -> int:
         """Where the peer's memory is mapped; 0: it cannot be."""

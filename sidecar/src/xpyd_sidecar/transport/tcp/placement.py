@@ -44,6 +44,10 @@ class Expected(NamedTuple):
 NOWHERE: Final = PayloadPlace(None)
 
 
-def packed(memory: memoryview, blocks: int, *, cover: bool) -> Scatter:
-    """Blocks one after the other."""
-    return Scatter(memory, len(memory) // max(1, blocks), blocks, None, 0, 0, cover)
+def packed(memory: memoryview, blocks: int, *, cover: bool, size: int = 0) -> Scatter:
+    """Blocks one after the other, of ``size`` bytes together, or as many as the memory has.
+
+    Raises:
+        ValueError: no blocks, or more than the memory holds.
+    """
+    return Scatter(memory, (size or len(memory)) // max(1, blocks), blocks, None, 0, 0, cover)
