@@ -161,6 +161,14 @@ def test_half_of_it_without_a_node_is_said_in_numbers() -> None:
     assert found.problem.message.startswith("1 of 2 pods of qwen-e3 find no node: no node takes pod qwen-e3-1: 0/2 nodes")
 
 
+def test_it_is_half_an_instance_from_when_a_part_of_it_has_a_place() -> None:
+    """Not from when it began to wait for a place, which may be hours before."""
+    lately = status()
+    lately["conditions"][0]["lastTransitionTime"] = text(5)
+    assert one(member(0, lately), member(1, NO_NODE, placed=False)).unplaced_since == NOW - 5
+    assert one(member(0, NO_NODE, placed=False), member(1, NO_NODE, placed=False)).unplaced_since == NOW - 90
+
+
 def test_one_that_waits_for_admission_speaks_for_all() -> None:
     gated = member(1, {"phase": "Pending"}, placed=False)
     gated["spec"] = gated["spec"] | {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}

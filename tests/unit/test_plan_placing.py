@@ -10,7 +10,7 @@ from pod_world import wish
 from xpyd_operator.plan.actions import Create, Remove
 from xpyd_operator.plan.desired import Desired, Revision
 from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Front, Instance, Observed, Phase, Problem
-from xpyd_operator.plan.placing import HALF_S, PAUSE_S, turns
+from xpyd_operator.plan.placing import BOUND_S, HALF_S, PAUSE_S, turns
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -81,3 +81,18 @@ def test_an_instance_without_any_place_may_wait_as_long_as_it_takes() -> None:
 
 def test_who_goes_anyway_does_not_hold_the_others_up() -> None:
     assert turns([one(1, 1), one(2, 2, phase=Phase.STOPPING)], {InstanceName("qwen-e1")}, NOW) == ([], "")
+
+
+def test_where_a_scheduler_places_whole_instances_all_are_made_whatever_waits() -> None:
+    waiting = [one(1, 2), one(2, 2), one(0)]
+    assert turns(waiting, (), NOW, gang=True) == ([], "")
+    want = msgspec.structs.replace(groups(0, 5), gang=True)
+    assert actions(want, *waiting) == ["create qwen-e3 as decode", "create qwen-e4 as decode"]
+
+
+def test_a_scheduler_that_leaves_halves_is_not_trusted_longer_than_it_takes_to_bind_one() -> None:
+    being_bound = [one(1, 2), one(2, 1, since_ago=BOUND_S - 1)]
+    assert turns(being_bound, (), NOW, gang=True) == ([], "")
+    halves = [one(1, 2), one(2, 1, since_ago=BOUND_S), one(3, 1, since_ago=BOUND_S)]
+    assert turns(halves, (), NOW, gang=True) == turns(halves, (), NOW)
+    assert [each.instance for each in turns(halves, (), NOW, gang=True)[0]] == ["qwen-e3", "qwen-e1"]

@@ -19,6 +19,7 @@ from kubernetes.aio.client import ApiClient
 
 from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.errors import XpydError
+from xpyd_operator.render import gang
 from xpyd_operator.render.labels import FIELD_MANAGER
 
 Body = dict[str, Any]
@@ -64,6 +65,8 @@ RESOURCES: Mapping[str, Resource] = {
     "Deployment": Resource("apps/v1", "deployments"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
     "CustomResourceDefinition": Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", cluster=True),
+    "Node": Resource("v1", "nodes", cluster=True),
+    **{gang.resource_of(each): Resource(each, gang.PLURAL) for versions in gang.VERSIONS.values() for each in versions},
 }
 
 
@@ -165,17 +168,33 @@ class Api:
         name = body["metadata"]["name"]
         return await self._ask("apply", kind, namespace, name, body=body, query={"force": "true"})
 
-    async def items(self, kind: str, *, fields: str = "", limit: int = 0, more: str = "") -> Body:
-        """A list over all namespaces: its ``items``, and in ``metadata.continue`` what ``more`` takes for the next part.
+    async def items(
+        self, kind: str, namespace: str = "", *, fields: str = "", labels: str = "", limit: int = 0, more: str = ""
+    ) -> Body:
+        """A list: its ``items``, and in ``metadata.continue`` what ``more`` takes for the next part.
 
         Args:
             kind: of the objects.
+            namespace: empty: all of them.
             fields: a field selector.
+            labels: a label selector.
             limit: most objects in one part; 0: all at once.
             more: of the part before.
         """
-        query = {"fieldSelector": fields, "limit": str(limit or ""), "continue": more}
-        return await self._ask("list", kind, query={name: value for name, value in query.items() if value})
+        query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": more}
+        return await self._ask("list", kind, namespace, query={name: value for name, value in query.items() if value})
+
+    async def served(self, version: str) -> frozenset[str]:
+        """The resources that the API server has in ``group/version``; empty where it has none."""
+        ask = _Question("GET", f"/apis/{version}", {}, _METHODS["get"][1], None)
+        async with self._turns:
+            try:
+                found = await self._once("get", "discovery", ask)
+            except ApiError as error:
+                if error.missing:
+                    return frozenset()
+                raise
+        return frozenset(str(each["name"]) for each in found.get("resources") or ())
 
     async def patch(
         self, kind: str, namespace: str, name: str, body: Body, *, sub: str = "", dry_run: bool = False
@@ -206,7 +225,7 @@ class Api:
             question["fieldManager"] = FIELD_MANAGER
         if dry_run:
             question["dryRun"] = "All"
-        path = resource.everywhere if verb == "list" else resource.path(namespace, name, sub)
+        path = resource.everywhere if verb == "list" and not namespace else resource.path(namespace, name, sub)
         label = f"{resource.plural}/{sub}" if sub else resource.plural
         async with self._turns:
             for attempt in (1, 2):

@@ -12,6 +12,7 @@ from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.names import member_of
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.render import labels
+from xpyd_operator.render.gang import Kind, joined_by, queued_as
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -62,8 +63,8 @@ class Facts(msgspec.Struct, frozen=True):
     size: int = 1
     """Members of its instance; 0: it does not say so any more."""
     created: float = 0.0
-    placed: bool = False
-    """It has a node."""
+    placed: float = 0.0
+    """Since when it has a node; 0: it has none, or is not known to."""
     unplaced: float = 0.0
     """Since when no node takes it; 0: it has one, or was not looked at yet."""
     away: bool = False
@@ -72,6 +73,10 @@ class Facts(msgspec.Struct, frozen=True):
     """It has ended, and never runs again."""
     began: bool = False
     """Its engine was ready once since it was started."""
+    gang: Kind | None = None
+    """How it is in the group of its instance; None: it is in none."""
+    queued_as: str = ""
+    """In which group Kueue admits it; empty: none."""
 
     @property
     def leads(self) -> bool:
@@ -136,18 +141,21 @@ def facts(pod: Body) -> Facts:
         layout=str((metadata.get("annotations") or {}).get(labels.LAYOUT, "")),
         size=1 if member is None else int(size) if size.isdecimal() else 0,
         created=unix(metadata.get("creationTimestamp")),
-        placed=bool((pod.get("spec") or {}).get("nodeName")),
-        unplaced=_unplaced(status),
+        placed=_since(status, "True"),
+        unplaced=_since(status, "False"),
         away=status.get("reason") == "NodeLost" or ready.get("status") == "Unknown",
         over=status.get("phase") in ("Failed", "Succeeded"),
         began=bool(main.get("started")),
+        gang=joined_by(pod) if member is not None else None,
+        queued_as=queued_as(pod) if member is not None else "",
     )
 
 
-def _unplaced(status: Body) -> float:
+def _since(status: Body, scheduled: str) -> float:
+    """Since when the scheduler says this of it; it says nothing of one that a gate holds."""
     placing = condition(status, "PodScheduled") or {}
-    without = placing.get("status") == "False" and placing.get("reason") != "SchedulingGated"
-    return unix(placing.get("lastTransitionTime")) if without else 0.0
+    said = placing.get("status") == scheduled and placing.get("reason") != "SchedulingGated"
+    return unix(placing.get("lastTransitionTime")) if said else 0.0
 
 
 def _ipv4_alone(spec: Body) -> bool:

@@ -13,9 +13,11 @@ from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.backoff import Holds
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import all_of
-from xpyd_operator.kube.facts import controller, facts
+from xpyd_operator.kube.facts import Facts, controller, facts
+from xpyd_operator.kube.podgroups import PodGroups
 from xpyd_operator.plan.actions import Label
 from xpyd_operator.render import labels
+from xpyd_operator.render.gang import Gang, joined_by
 from xpyd_sidecar.contract.ids import InstanceName
 
 logger = logging.getLogger(__name__)
@@ -29,7 +31,10 @@ class Pods:
     All methods raise ApiError where the API server refuses otherwise or does not answer.
     """
 
-    def __init__(self, api: Api, cache: Cache, owner: Entry, holds: Holds) -> None:
+    def __init__(self, api: Api, cache: Cache, owner: Entry, holds: Holds, groups: PodGroups) -> None:
+        self.ungrouped = False
+        """The API server took a pod and left out in which group it is."""
+        self._groups = groups
         self._api = api
         self._cache = cache
         self._namespace, self._service, self._uid = owner.namespace, owner.name, owner.uid
@@ -50,10 +55,16 @@ class Pods:
         """The pods of an instance that are ours, in no order."""
         return [each for each in self._mine() if each.derived(facts).instance == instance]
 
-    async def create(self, pods: Sequence[dict[str, Any]], now: float) -> None:
-        """Make those pods of an instance that are not there, the leader (the first) once all others are; unless something
-        only means to wait.
+    def members(self) -> list[Facts]:
+        """Of instances of several pods."""
+        return [fact for each in self._mine() if (fact := each.derived(facts)).member is not None]
+
+    async def create(self, pods: Sequence[dict[str, Any]], now: float, group: tuple[Gang, dict[str, Any]] | None) -> None:
+        """Make those pods of an instance that are not there, the leader (the first) once all others are, and before them
+        the group that they are in; unless something only means to wait.
         """
+        if group is not None and not await self._groups.provide(*group, now):
+            return
         leader, *others = pods
         there = await asyncio.gather(*(self._make(pod, now) for pod in others))
         if all(there):
@@ -67,7 +78,9 @@ class Pods:
         if self._holds.held(now):
             return False
         try:
-            self._cache.wrote("Pod", await self._api.create("Pod", self._namespace, pod))
+            made = await self._api.create("Pod", self._namespace, pod)
+            self.ungrouped = joined_by(pod) is not None and joined_by(made) is None
+            self._cache.wrote("Pod", made)
         except ApiError as error:
             if error.conflict:
                 await self._recognize(name, now)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from xpyd_operator.kube.blueprint import Blueprint
 from xpyd_operator.kube.facts import facts
+from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.pods import Pods
-from xpyd_operator.plan.actions import Drain, Remove
+from xpyd_operator.plan.actions import Create, Drain, Remove
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.plan.round import Round
+from xpyd_operator.render.gang import Body, Gang, Together, joined_by, queued_as
 from xpyd_operator.render.labels import LAYOUT
+from xpyd_sidecar.contract.ids import InstanceName
 
 
-async def make_whole(pods: Pods, blueprint: Blueprint, round_: Round, now: float) -> None:
+async def make_whole(pods: Pods, blueprint: Blueprint, gangs: Gangs, round_: Round, now: float) -> None:
     """End the others where one ends, and go on where the making of an instance ended in the middle (``groups``).
 
     Raises:
@@ -25,9 +28,24 @@ async def make_whole(pods: Pods, blueprint: Blueprint, round_: Round, now: float
             continue
         if blueprint.revisions.get(each.role) != each.revision:
             continue  # it is of the other role's revision, and its time to be made will pass
-        rendered = blueprint.pods_of(each.name, each.role, each.revision)
-        layouts = {pod.derived(facts).layout for pod in pods.all_of(each.name)}
-        if layouts == {rendered[0]["metadata"]["annotations"][LAYOUT]}:
-            await pods.create(rendered, now)
-        else:  # this operator renders them otherwise than the one that began
+        there = [pod.derived(facts) for pod in pods.all_of(each.name)]
+        if not there:
+            continue
+        # They stay in the groups that they are in, whatever is made now.
+        together = Together(gangs.of(there[0].gang) if there[0].gang is not None else None, there[0].queued_as)
+        rendered = blueprint.pods_of(each.name, each.role, each.revision, together)
+        leader = rendered[0]
+        wanted = (leader["metadata"]["annotations"][LAYOUT], joined_by(leader), queued_as(leader))
+        if {(fact.layout, fact.gang, fact.queued_as) for fact in there} == {wanted}:
+            await pods.create(rendered, now, blueprint.group_of(rendered, together))
+        else:  # this operator renders them otherwise than the one that began, or their groups are served no more
             await pods.delete(each.name)
+
+
+def in_groups(
+    pods: Pods, blueprint: Blueprint, gangs: Gangs, round_: Round
+) -> dict[InstanceName, tuple[Gang, Body] | None]:
+    """Instances that exist or are being made, each with the group that its pods are in, if they are in one."""
+    made: dict[InstanceName, tuple[Gang, Body] | None] = {
+        action.instance: None for action in round_.plan.actions if isinstance(action, Create)}
+    return made | {fact.instance: blueprint.group_like(fact, gangs) for fact in pods.members()}

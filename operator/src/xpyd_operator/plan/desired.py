@@ -57,6 +57,8 @@ class Desired(msgspec.Struct, frozen=True):
     """The part of ``held`` that is about prefill, and about decode."""
     place_after: float = 0.0
     """Before this, unix seconds, no instance of several parts is made (``placing``)."""
+    gang: bool = False
+    """A scheduler is told which parts are one instance, and places all of them or none (``placing``)."""
     stopping: bool = False
     """The service is to end: router first, so that nothing new comes in, then the instances."""
 

@@ -114,7 +114,9 @@ class Instance(msgspec.Struct, frozen=True):
     unplaced: int = 0
     """Of an instance of several parts: those that find no place."""
     unplaced_since: float = 0.0
-    """Since when the first of them does not, unix seconds."""
+    """Since when the first of them does not, or since when it is half an instance, where others have places; unix
+    seconds.
+    """
 
     @property
     def leaving(self) -> bool:

@@ -7,6 +7,9 @@
 
 An instance none of whose parts has a place holds nothing, and may wait for a node as long as it takes. Instances of one
 part are not looked at: they hold nothing while they wait.
+
+Where a scheduler places whole instances (``gang``), all are made at once whatever waits, and none goes for another: but for
+halves that are there for ``BOUND_S``, by which it is seen that the scheduler does not, and the rule above holds.
 """
 
 from __future__ import annotations
@@ -21,12 +24,18 @@ from xpyd_sidecar.contract.ids import InstanceName
 HALF_S: Final = 600.0
 """How long an instance may hold places for a part of itself alone; a new node has come by then, if one comes."""
 PAUSE_S: Final = 60.0
+BOUND_S: Final = 30.0
+"""A scheduler that places whole instances binds the parts of one within seconds."""
 
 
-def turns(instances: Collection[Instance], going: Collection[InstanceName], now: float) -> tuple[list[Remove], str]:
+def turns(
+    instances: Collection[Instance], going: Collection[InstanceName], now: float, *, gang: bool = False
+) -> tuple[list[Remove], str]:
     """Which go, and who is placed now, in words; empty where nobody waits for a place."""
     late = sorted((one for one in instances if one.unplaced and not one.leaving and one.name not in going),
                   key=lambda one: (one.unplaced - one.parts, one.ordinal))
+    if gang and not any(one.unplaced < one.parts and now - one.unplaced_since >= BOUND_S for one in late):
+        return [], ""
     if not late:
         return [], ""
     first, *others = late

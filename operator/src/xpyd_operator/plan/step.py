@@ -53,7 +53,7 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     gone = [_finish(instance, desired.drain_timeout_s, now) for instance in observed.instances]
     actions += [action for action in gone if action]
     going = {action.instance for action in gone if action}
-    without, placed = placing.turns(observed.instances, going, now)
+    without, placed = placing.turns(observed.instances, going, now, gang=desired.gang)
     actions += without
     going |= {action.instance for action in without}
     held = placed or _pause(desired, now)
