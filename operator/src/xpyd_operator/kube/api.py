@@ -1,7 +1,7 @@
 """Requests to the API server: plain dictionaries in and out, each with a deadline.
 
-TLS, credentials and their renewal are the official client's; its models are left aside, since a list of thousands of pods
-is much cheaper as plain JSON.
+TLS, credentials and their renewal are the official client's (``kube.login``); its models and its requests are left aside,
+since thousands of pods are much cheaper as plain JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 import aiohttp
 import msgspec
-from kubernetes.aio.client import ApiClient
 
 from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.errors import XpydError
@@ -134,9 +133,12 @@ class Api:
     """A bounded number of requests at a time; as an async context manager it closes its connections."""
 
     def __init__(
-        self, client: ApiClient, counter: Counter | None = None, *, width: int = 32, timeout_s: float = 10.0
+        self, session: aiohttp.ClientSession, host: str, counter: Counter | None = None, *, width: int = 32,
+        timeout_s: float = 10.0,
     ) -> None:
-        self._client: Any = client  # its generated half has no types
+        """``session``: logged in at ``host``, and closed with this."""
+        self._session = session
+        self._host = host
         self._counter = counter
         self._turns = asyncio.Semaphore(width)
         self._timeout_s = timeout_s
@@ -153,7 +155,7 @@ class Api:
 
     async def close(self) -> None:
         """End all connections."""
-        await self._client.close()
+        await self._session.close()
 
     async def get(self, kind: str, namespace: str, name: str) -> Body:
         """One object."""
@@ -261,13 +263,12 @@ class Api:
                 self._counter.request(verb, label, status, time.perf_counter() - started)
 
     async def _send(self, ask: _Question) -> tuple[int, str | None, bytes]:
-        _, url, headers, body, _ = await self._client.param_serialize(
-            method=ask.method, resource_path=ask.path, query_params=list(ask.query.items()), body=ask.body,
-            header_params={"Accept": "application/json", "Content-Type": ask.content}, auth_settings=["BearerToken"],
-        )
+        data = msgspec.json.encode(ask.body) if ask.body is not None else None
+        headers = {"Accept": "application/json", "Content-Type": ask.content}
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
-        answer = await self._client.call_api(ask.method, url, headers, body, _request_timeout=limit)
-        return answer.status, answer.getheader("Retry-After"), await answer.read()
+        async with self._session.request(ask.method, f"{self._host}{ask.path}", params=ask.query, data=data, headers=headers,
+                                         timeout=limit) as answer:
+            return answer.status, answer.headers.get("Retry-After"), await answer.read()
 
 
 _METHODS = {

@@ -70,7 +70,9 @@ class PodGroups:
         self._there[gang.resource, name] = there
         return True
 
-    async def tend(self, served: Iterable[Gang], instances: Mapping[InstanceName, tuple[Gang, Body] | None], now: float) -> None:
+    async def tend(
+        self, served: Iterable[Gang], instances: Mapping[InstanceName, tuple[Gang, Body] | None], now: float
+    ) -> None:
         """Take away and put back.
 
         Args:
