@@ -266,8 +266,9 @@ class Api:
         data = msgspec.json.encode(ask.body) if ask.body is not None else None
         headers = {"Accept": "application/json", "Content-Type": ask.content}
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
-        async with self._session.request(ask.method, f"{self._host}{ask.path}", params=ask.query, data=data, headers=headers,
-                                         timeout=limit) as answer:
+        asked = self._session.request(ask.method, f"{self._host}{ask.path}", params=ask.query, data=data, headers=headers,
+                                      timeout=limit)
+        async with asked as answer:
             return answer.status, answer.headers.get("Retry-After"), await answer.read()
 
 

@@ -218,8 +218,8 @@ class KubeBackend:
             if self._several:
                 await make_whole(self._pods, self._blueprint, gangs, round_, now)
             if self._several or self._groups.some:
-                alive = in_groups(self._pods, self._blueprint, gangs, round_)
-                await self._groups.tend(gangs.served, alive, now)
+                alive = in_groups(self._pods, gangs, round_)
+                await self._groups.tend(gangs.served, alive, self._blueprint.pod_group, now)
             await self._switches.tend(self._told.fleet, self._key_of)
             key = self._choice.of_routers(service)
             await self._children.tend(service, wanted, now, key, both_families=self._both_families,

@@ -28,8 +28,7 @@ from xpyd_operator.errors import Fault, Unsupported, XpydError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
-from xpyd_operator.kube.facts import Facts, facts
-from xpyd_operator.kube.gangs import Gangs
+from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.key import Known
 from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.status_writer import read
@@ -129,12 +128,11 @@ class Blueprint:
         gang, leader = together.gang, pods[0]
         if gang is None or joined_by(leader) != gang.kind:
             return None
-        return gang, pod_group(gang, self.service, leader["metadata"]["labels"][INSTANCE_OF], len(pods))
+        return gang, self.pod_group(gang, leader["metadata"]["labels"][INSTANCE_OF], len(pods))
 
-    def group_like(self, member: Facts, gangs: Gangs) -> tuple[Gang, Body] | None:
-        """The same of an instance one of whose pods is this one."""
-        gang = gangs.of(member.gang) if member.gang is not None else None
-        return None if gang is None else (gang, pod_group(gang, self.service, member.instance, member.size))
+    def pod_group(self, gang: Gang, instance: InstanceName, size: int) -> Body:
+        """The group of an instance of so many pods."""
+        return pod_group(gang, self.service, instance, size)
 
     async def desired(self, entry: Entry, now: float) -> Desired:
         """For the planner.

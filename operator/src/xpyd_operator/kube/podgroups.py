@@ -10,7 +10,7 @@ No watch shows them, since which kinds there are changes with the cluster; they 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from xpyd_operator.kube.api import Api, ApiError
@@ -71,13 +71,18 @@ class PodGroups:
         return True
 
     async def tend(
-        self, served: Iterable[Gang], instances: Mapping[InstanceName, tuple[Gang, Body] | None], now: float
+        self,
+        served: Iterable[Gang],
+        instances: Mapping[InstanceName, tuple[Gang, int] | None],
+        render: Callable[[Gang, InstanceName, int], Body],
+        now: float,
     ) -> None:
         """Take away and put back.
 
         Args:
             served: kinds that may have some.
-            instances: those that exist or are being made, each with the group that its pods are in, if they are in one.
+            instances: those that exist or are being made; of those whose pods are in a group which one, and of how many.
+            render: the group of an instance of so many pods.
             now: unix seconds.
         """
         if not 0 <= now - self._listed < LIST_S:
@@ -86,9 +91,9 @@ class PodGroups:
         for (resource, name), body in list(self._there.items()):
             if InstanceName(name) not in instances:
                 await self._delete(resource, body)
-        for name, group in instances.items():
-            if group is not None and (group[0].resource, name) not in self._there:
-                await self.provide(*group, now)
+        for instance, group in instances.items():
+            if group is not None and (group[0].resource, instance) not in self._there:
+                await self.provide(group[0], render(group[0], instance, group[1]), now)
 
     async def _make(self, gang: Gang, wanted: Body, now: float) -> Body | None:
         """The group of that name, made or found; None: it cannot be made now."""

@@ -33,7 +33,7 @@ class Pods:
 
     def __init__(self, api: Api, cache: Cache, owner: Entry, holds: Holds, groups: PodGroups) -> None:
         self.ungrouped = False
-        """The API server took a pod and left out in which group it is."""
+        """The API server took the last pod of a group, and left out in which one it is."""
         self._groups = groups
         self._api = api
         self._cache = cache
@@ -47,13 +47,16 @@ class Pods:
         self._taken = {name: when for name, when in self._taken.items() if now < when}
         return tuple(self._taken)
 
-    def leads(self, instance: InstanceName) -> bool:
-        """Whether the pod that speaks for an instance is there."""
-        return leader_of(self.all_of(instance)) is not None
-
     def all_of(self, instance: InstanceName) -> list[Entry]:
         """The pods of an instance that are ours, in no order."""
         return [each for each in self._mine() if each.derived(facts).instance == instance]
+
+    def by_instance(self) -> dict[InstanceName, list[Entry]]:
+        """The pods of all instances that are ours."""
+        found: dict[InstanceName, list[Entry]] = {}
+        for each in self._mine():
+            found.setdefault(each.derived(facts).instance, []).append(each)
+        return found
 
     def members(self) -> list[Facts]:
         """Of instances of several pods."""
@@ -79,7 +82,8 @@ class Pods:
             return False
         try:
             made = await self._api.create("Pod", self._namespace, pod)
-            self.ungrouped = joined_by(pod) is not None and joined_by(made) is None
+            if joined_by(pod) is not None:
+                self.ungrouped = joined_by(made) is None
             self._cache.wrote("Pod", made)
         except ApiError as error:
             if error.conflict:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from xpyd_operator.kube.blueprint import Blueprint
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.gangs import Gangs
-from xpyd_operator.kube.pods import Pods
+from xpyd_operator.kube.pods import Pods, leader_of
 from xpyd_operator.plan.actions import Create, Drain, Remove
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.plan.round import Round
-from xpyd_operator.render.gang import Body, Gang, Together, joined_by, queued_as
+from xpyd_operator.render.gang import Gang, Together, joined_by, queued_as
 from xpyd_operator.render.labels import LAYOUT
 from xpyd_sidecar.contract.ids import InstanceName
 
@@ -23,14 +23,16 @@ async def make_whole(pods: Pods, blueprint: Blueprint, gangs: Gangs, round_: Rou
     """
     await pods.end_together()
     going = {action.instance for action in round_.plan.actions if isinstance(action, Drain | Remove)}
+    entries = pods.by_instance()
     for each in round_.observed.instances:
-        if each.parts == 1 or each.phase is not Phase.STARTING or each.name in going or pods.leads(each.name):
+        if each.parts == 1 or each.phase is not Phase.STARTING or each.name in going:
+            continue
+        found = entries.get(each.name, [])
+        if not found or leader_of(found) is not None:
             continue
         if blueprint.revisions.get(each.role) != each.revision:
             continue  # it is of the other role's revision, and its time to be made will pass
-        there = [pod.derived(facts) for pod in pods.all_of(each.name)]
-        if not there:
-            continue
+        there = [pod.derived(facts) for pod in found]
         # They stay in the groups that they are in, whatever is made now.
         together = Together(gangs.of(there[0].gang) if there[0].gang is not None else None, there[0].queued_as)
         rendered = blueprint.pods_of(each.name, each.role, each.revision, together)
@@ -42,10 +44,11 @@ async def make_whole(pods: Pods, blueprint: Blueprint, gangs: Gangs, round_: Rou
             await pods.delete(each.name)
 
 
-def in_groups(
-    pods: Pods, blueprint: Blueprint, gangs: Gangs, round_: Round
-) -> dict[InstanceName, tuple[Gang, Body] | None]:
-    """Instances that exist or are being made, each with the group that its pods are in, if they are in one."""
-    made: dict[InstanceName, tuple[Gang, Body] | None] = {
+def in_groups(pods: Pods, gangs: Gangs, round_: Round) -> dict[InstanceName, tuple[Gang, int] | None]:
+    """Instances that exist or are being made; of those whose pods are in a scheduler's group which one, and of how many."""
+    found: dict[InstanceName, tuple[Gang, int] | None] = {
         action.instance: None for action in round_.plan.actions if isinstance(action, Create)}
-    return made | {fact.instance: blueprint.group_like(fact, gangs) for fact in pods.members()}
+    for fact in pods.members():
+        gang = gangs.of(fact.gang) if fact.gang is not None else None
+        found[fact.instance] = None if gang is None else (gang, fact.size)
+    return found
