@@ -52,9 +52,9 @@ class Gangs:
     @property
     def trouble(self) -> str:
         """Why the one that was asked for is not made; empty where nothing is wrong."""
-        if self._choice in ("auto", "none") or self.found is not None:
+        kind = next((each for each in VERSIONS if each == self._choice), None)
+        if kind is None or self.found is not None:
             return ""
-        kind = self._choice
         version = VERSIONS[kind][0]
         return (f"the operator was started with --gang {kind}, and the API server serves no {PLURAL} of {version}, so that "
                 f"instances of several pods are placed one at a time; install {NEEDS[kind]}, or write --gang auto or none")
