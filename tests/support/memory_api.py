@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import itertools
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -38,6 +39,8 @@ class MemoryApi:
         self.resources: dict[str, frozenset[str]] = {}
         """What is served beside what is always there, by ``group/version``."""
         self.fault: Callable[[str, str, str], ApiError | None] = lambda verb, kind, name: None
+        self.clock: Callable[[], float] = time.time
+        """Unix seconds: of ``creationTimestamp``."""
         self._version = 1000
 
     def show(self, cache: Cache) -> None:
@@ -59,7 +62,8 @@ class MemoryApi:
     def put(self, kind: str, body: Body) -> Body:
         """Without a request."""
         self._version += 1
-        fresh = {"uid": f"uid-{next(_uids)}", "generation": 1, "creationTimestamp": datetime.now(UTC).strftime("%FT%TZ")}
+        created = datetime.fromtimestamp(self.clock(), UTC).strftime("%FT%TZ")
+        fresh = {"uid": f"uid-{next(_uids)}", "generation": 1, "creationTimestamp": created}
         metadata = fresh | body["metadata"] | {"resourceVersion": str(self._version)}
         at = (kind, metadata.get("namespace", ""), metadata["name"])
         self.objects[at] = copy.deepcopy(body) | {"kind": kind, "metadata": metadata}

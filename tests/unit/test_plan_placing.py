@@ -10,7 +10,7 @@ from pod_world import wish
 from xpyd_operator.plan.actions import Create, Remove
 from xpyd_operator.plan.desired import Desired, Revision
 from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Front, Instance, Observed, Phase, Problem
-from xpyd_operator.plan.placing import BOUND_S, HALF_S, PAUSE_S, turns
+from xpyd_operator.plan.placing import BOUND_S, HALF_S, MADE_S, PAUSE_S, turns
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -47,6 +47,17 @@ def test_while_one_waits_for_a_place_no_other_is_made_and_it_alone_goes_on() -> 
     assert actions(groups(0, 6), *waiting) == [f"remove {name}: qwen-e2 is placed first" for name in ("qwen-e3", "qwen-e1")]
     plan = step(groups(0, 6), Observed((one(0), one(2, 1))), NOW)
     assert [str(each) for each in plan.waits] == [f"creating 4 more of decode waits: {held}"]
+
+
+def test_one_of_which_not_all_parts_can_be_made_goes_on_alone() -> None:
+    """A quota may let one of them be made, where it lets no part of a second one be."""
+    halves = [one(ordinal, missing=1, phase=Phase.STARTING, since_ago=MADE_S) for ordinal in (1, 2, 3)]
+    halves[2] = msgspec.structs.replace(halves[2], parts=4)
+    gone, held = turns(halves, (), NOW)
+    assert [each.instance for each in gone] == ["qwen-e1", "qwen-e2"], "the one with most parts stays"
+    assert held == "1 of 4 parts of qwen-e3 could not be made yet"
+    assert turns(halves, (), NOW, gang=True) == (gone, held), "a quota is none of a scheduler's"
+    assert turns([one(1, missing=1, phase=Phase.STARTING, since_ago=MADE_S - 1)], (), NOW) == ([], "")
 
 
 def test_instances_of_one_part_are_made_all_the_same() -> None:

@@ -1,10 +1,11 @@
 """Pods are made, labelled and deleted, each only as the very object that was seen. An instance may have several of them
-(``groups``): they are made one after the other, and deleted together.
+(``groups``): they are made together, but for the leader, which is made last, and deleted together.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -39,6 +40,7 @@ class Pods:
         self._cache = cache
         self._namespace, self._service, self._uid = owner.namespace, owner.name, owner.uid
         self._holds = holds
+        self._turn = asyncio.Lock()
         self._taken: dict[str, float] = {}
         """Names of pods of others, which carry no label of ours → when to try again."""
 
@@ -64,8 +66,15 @@ class Pods:
 
     async def create(self, pods: Sequence[dict[str, Any]], now: float, group: tuple[Gang, dict[str, Any]] | None) -> None:
         """Make those pods of an instance that are not there, the leader (the first) once all others are, and before them
-        the group that they are in; unless something only means to wait.
+        the group that they are in; unless something only means to wait. After a refusal one instance is made after the
+        other, so that what a quota leaves goes to whole ones.
         """
+        async with self._turn if len(pods) > 1 and self._holds.lately(now) else contextlib.nullcontext():
+            await self._create(pods, now, group)
+
+    async def _create(
+        self, pods: Sequence[dict[str, Any]], now: float, group: tuple[Gang, dict[str, Any]] | None
+    ) -> None:
         if group is not None and not await self._groups.provide(*group, now):
             return
         leader, *others = pods

@@ -111,6 +111,8 @@ class Instance(msgspec.Struct, frozen=True):
     """When its role was changed last, unix seconds; meaningful while ``switching``."""
     parts: int = 1
     """How many it is made of, each with a place of its own."""
+    missing: int = 0
+    """Of an instance of several parts that is being made: those that are not there yet."""
     unplaced: int = 0
     """Of an instance of several parts: those that find no place."""
     unplaced_since: float = 0.0

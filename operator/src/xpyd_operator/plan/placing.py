@@ -1,8 +1,8 @@
 """Instances of several parts find their places one at a time, so that two halves never wait for each other.
 
     nothing without a place                     all are made at once
-    a part of some instance finds no place      that one alone goes on: the one with most places, then the lowest ordinal;
-                                                the others of which a part has no place go, and none is made
+    a part of some instance finds no place, or  that one alone goes on: the one with most places, then the lowest ordinal;
+    cannot be made for ``MADE_S`` (a quota)     the others of which a part has no place go, and none is made
     half of it has places, for ``HALF_S``       it goes too, and for ``PAUSE_S`` none is made, so that others can have them
 
 An instance none of whose parts has a place holds nothing, and may wait for a node as long as it takes. Instances of one
@@ -24,6 +24,8 @@ from xpyd_sidecar.contract.ids import InstanceName
 HALF_S: Final = 600.0
 """How long an instance may hold places for a part of itself alone; a new node has come by then, if one comes."""
 PAUSE_S: Final = 60.0
+MADE_S: Final = 60.0
+"""All parts of an instance are made within seconds, where nothing is in the way."""
 BOUND_S: Final = 30.0
 """A scheduler that places whole instances binds the parts of one within seconds."""
 
@@ -32,16 +34,27 @@ def turns(
     instances: Collection[Instance], going: Collection[InstanceName], now: float, *, gang: bool = False
 ) -> tuple[list[Remove], str]:
     """Which go, and who is placed now, in words; empty where nobody waits for a place."""
-    late = sorted((one for one in instances if one.unplaced and not one.leaving and one.name not in going),
-                  key=lambda one: (one.unplaced - one.parts, one.ordinal))
-    if gang and not any(one.unplaced < one.parts and now - one.unplaced_since >= BOUND_S for one in late):
+    late = sorted((one for one in instances if _waits(one, now) and not one.leaving and one.name not in going),
+                  key=lambda one: (one.unplaced + one.missing - one.parts, one.ordinal))
+    if gang and not any(one.missing or _half(one) and now - one.unplaced_since >= BOUND_S for one in late):
         return [], ""
     if not late:
         return [], ""
     first, *others = late
-    held = f"{first.unplaced} of {first.parts} parts of {first.name} find no place"
+    what, count = ("could not be made yet", first.missing) if first.missing else ("find no place", first.unplaced)
+    held = f"{count} of {first.parts} parts of {first.name} {what}"
     gone = [Remove(one.name, f"{first.name} is placed first") for one in others]
-    if first.unplaced < first.parts and now - first.unplaced_since >= HALF_S:
+    if _half(first) and now - first.unplaced_since >= HALF_S:
         reason = f"{held} within {HALF_S:g} s, and what the others hold is of no use"
         gone.append(Remove(first.name, reason, pause_s=PAUSE_S))
     return gone, held
+
+
+def _waits(one: Instance, now: float) -> bool:
+    """A part of it finds no place, or is not there for longer than the making of one takes."""
+    return one.unplaced > 0 or (one.missing > 0 and now - one.since >= MADE_S)
+
+
+def _half(one: Instance) -> bool:
+    """A part of it has a place, and another finds none."""
+    return 0 < one.unplaced < one.parts
