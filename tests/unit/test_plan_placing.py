@@ -90,6 +90,15 @@ def test_an_instance_without_any_place_may_wait_as_long_as_it_takes() -> None:
     assert turns([one(1, 2, since_ago=100 * HALF_S)], (), NOW)[0] == []
 
 
+def test_nobody_waits_for_one_that_holds_nothing() -> None:
+    """As where a new revision wants a topology that no node has: what breaks beside it is made anew all the same."""
+    waiting = one(1, 2, since_ago=100 * HALF_S)
+    assert turns([waiting, one(2, 2)], (), NOW) == ([], ""), "else the second would be made and taken away again and again"
+    assert actions(groups(0, 3), waiting, one(0)) == ["create qwen-e2 as decode"]
+    gone, held = turns([waiting, one(2, 1)], (), NOW)
+    assert ([each.instance for each in gone], held) == (["qwen-e1"], "1 of 2 parts of qwen-e2 find no place")
+
+
 def test_who_goes_anyway_does_not_hold_the_others_up() -> None:
     assert turns([one(1, 1), one(2, 2, phase=Phase.STOPPING)], {InstanceName("qwen-e1")}, NOW) == ([], "")
 

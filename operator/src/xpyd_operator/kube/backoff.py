@@ -38,7 +38,7 @@ class Holds:
 
     def lately(self, now: float) -> bool:
         """Something was refused so lately that the next may be: what is of use only as a whole is made one at a time."""
-        return 0 < self._until and now - self._until < LATELY_S
+        return self._until > 0 and now - self._until < LATELY_S
 
     def over(self, now: float) -> None:
         """Something was made, or nothing is to be made any more."""

@@ -1,12 +1,12 @@
 """Instances of several parts find their places one at a time, so that two halves never wait for each other.
 
-    nothing without a place                     all are made at once
-    a part of some instance finds no place, or  that one alone goes on: the one with most places, then the lowest ordinal;
-    cannot be made for ``MADE_S`` (a quota)     the others of which a part has no place go, and none is made
+    no half is there                            all are made at once
+    some instance has places for a part alone,  that one alone goes on: the one with most places, then the lowest ordinal;
+    or a part could not be made for ``MADE_S``  the others of which a part has no place go, and none is made
     half of it has places, for ``HALF_S``       it goes too, and for ``PAUSE_S`` none is made, so that others can have them
 
-An instance none of whose parts has a place holds nothing, and may wait for a node as long as it takes. Instances of one
-part are not looked at: they hold nothing while they wait.
+An instance none of whose parts has a place holds nothing: it may wait for a node as long as it takes, and nobody waits for
+it. Instances of one part are not looked at: they hold nothing while they wait.
 
 Where a scheduler places whole instances (``gang``), all are made at once whatever waits, and none goes for another: but for
 halves that are there for ``BOUND_S``, by which it is seen that the scheduler does not, and the rule above holds.
@@ -34,17 +34,18 @@ def turns(
     instances: Collection[Instance], going: Collection[InstanceName], now: float, *, gang: bool = False
 ) -> tuple[list[Remove], str]:
     """Which go, and who is placed now, in words; empty where nobody waits for a place."""
-    late = sorted((one for one in instances if _waits(one, now) and not one.leaving and one.name not in going),
-                  key=lambda one: (one.unplaced + one.missing - one.parts, one.ordinal))
-    if gang and not any(one.missing or _half(one) and now - one.unplaced_since >= BOUND_S for one in late):
+    late = [one for one in instances if _waits(one, now) and not one.leaving and one.name not in going]
+    holding = [one for one in late if _holds(one)]
+    if gang:
+        holding = [one for one in holding if one.missing or now - one.unplaced_since >= BOUND_S]
+    if not holding:
         return [], ""
-    if not late:
-        return [], ""
-    first, *others = late
+    first = min(holding, key=_order)
     what, count = ("could not be made yet", first.missing) if first.missing else ("find no place", first.unplaced)
     held = f"{count} of {first.parts} parts of {first.name} {what}"
+    others = [one for one in sorted(late, key=_order) if one is not first]
     gone = [Remove(one.name, f"{first.name} is placed first") for one in others]
-    if _half(first) and now - first.unplaced_since >= HALF_S:
+    if first.unplaced and not first.missing and now - first.unplaced_since >= HALF_S:
         reason = f"{held} within {HALF_S:g} s, and what the others hold is of no use"
         gone.append(Remove(first.name, reason, pause_s=PAUSE_S))
     return gone, held
@@ -55,6 +56,10 @@ def _waits(one: Instance, now: float) -> bool:
     return one.unplaced > 0 or (one.missing > 0 and now - one.since >= MADE_S)
 
 
-def _half(one: Instance) -> bool:
-    """A part of it has a place, and another finds none."""
-    return 0 < one.unplaced < one.parts
+def _holds(one: Instance) -> bool:
+    """It has what others may wait for: places, or a part of a quota."""
+    return one.missing > 0 or one.unplaced < one.parts
+
+
+def _order(one: Instance) -> tuple[int, int]:
+    return one.unplaced + one.missing - one.parts, one.ordinal

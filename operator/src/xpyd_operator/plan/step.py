@@ -11,7 +11,7 @@ Laws
     8. Clients always reach a router that knows the roster, as long as one can (``routers``).
     9. What the platform restarts by itself is left to it; what it never starts again is removed.
    10. Where one role has too many and the other too few, a running instance takes the other role (``switch``).
-   11. While a part of an instance finds no place, no other instance of several parts is made (``placing``).
+   11. While an instance has places for a part of itself alone, no other one of several parts is made (``placing``).
 """
 
 from __future__ import annotations
