@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -122,6 +123,16 @@ def test_what_lacks_a_part_goes_as_a_whole(bodies: tuple[Body, ...], words: str)
     assert found.problem is not None
     assert (found.phase, found.problem.reason) == (Phase.CRASHED, BROKEN)
     assert words in found.problem.message
+
+
+@pytest.mark.parametrize("words", ["17", "20000000", "9" * 5000, "-2", "two", ""])
+def test_a_number_of_members_that_is_none_breaks_the_group_and_costs_nothing(words: str) -> None:
+    """Whoever may annotate a pod may write it, and the operator is everybody's."""
+    notes = {labels.MEMBERS: words, labels.LAYOUT: "x"}
+    began = time.process_time()
+    found = one(member(0, annotations=notes), member(1, annotations=notes))
+    assert time.process_time() - began < 1.0
+    assert (found.phase, found.parts) == (Phase.CRASHED, 1)
 
 
 def test_what_cannot_be_finished_in_time_gives_back_what_it_holds() -> None:

@@ -15,6 +15,7 @@ from xpyd_operator.render import labels
 from xpyd_operator.render.gang import Kind, joined_by, queued_as
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import Assignment
+from xpyd_sidecar.contract.group import MOST_MEMBERS
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 Body = dict[str, Any]
@@ -61,7 +62,7 @@ class Facts(msgspec.Struct, frozen=True):
     layout: str = ""
     """What it says of the whole of such an instance: how many members, and a hash of what they are made of."""
     size: int = 1
-    """Members of its instance; 0: it does not say so any more."""
+    """Members of its instance, ``MOST_MEMBERS`` at most; 0: it does not say so any more."""
     created: float = 0.0
     placed: float = 0.0
     """Since when it has a node; 0: it has none, or is not known to."""
@@ -112,7 +113,6 @@ def facts(pod: Body) -> Facts:
     role = Role(label[labels.ROLE]) if label.get(labels.ROLE) in set(Role) else None
     told = _told(metadata) if role is not None else None
     instance, member = member_of(metadata["name"])
-    size = str((metadata.get("annotations") or {}).get(labels.MEMBERS, ""))
     ready = condition(status, "Ready") or {}
     return Facts(
         name=metadata["name"],
@@ -139,7 +139,7 @@ def facts(pod: Body) -> Facts:
         instance=instance,
         member=member,
         layout=str((metadata.get("annotations") or {}).get(labels.LAYOUT, "")),
-        size=1 if member is None else int(size) if size.isdecimal() else 0,
+        size=1 if member is None else _size(metadata),
         created=unix(metadata.get("creationTimestamp")),
         placed=_since(status, "True"),
         unplaced=_since(status, "False"),
@@ -149,6 +149,13 @@ def facts(pod: Body) -> Facts:
         gang=joined_by(pod) if member is not None else None,
         queued_as=queued_as(pod) if member is not None else "",
     )
+
+
+def _size(metadata: Body) -> int:
+    """Members of its instance, as its annotation says; 0 where that is no number of members (a person wrote it)."""
+    text = str((metadata.get("annotations") or {}).get(labels.MEMBERS, ""))
+    size = int(text) if len(text) <= len(str(MOST_MEMBERS)) and text.isdecimal() else 0
+    return size if size <= MOST_MEMBERS else 0
 
 
 def _since(status: Body, scheduled: str) -> float:
