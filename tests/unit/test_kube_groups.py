@@ -96,7 +96,7 @@ def test_one_that_served_and_does_not_any_more_is_told_of_its_group() -> None:
 
 def test_without_a_leader_it_is_being_made() -> None:
     found = one(member(1, status(), size=3), member(2, status(), size=3))
-    assert (found.phase, found.parts, found.since) == (Phase.STARTING, 3, NOW - 100)
+    assert (found.phase, found.parts, found.missing, found.since) == (Phase.STARTING, 3, 1, NOW - 100)
     assert found.problem is not None
     assert (found.problem.reason, found.problem.message) == (INCOMPLETE, "2 of 3 pods of qwen-e3 are made")
 
@@ -166,7 +166,7 @@ def test_one_that_ends_takes_the_others_along_and_a_lost_one_keeps_the_name() ->
 
 def test_half_of_it_without_a_node_is_said_in_numbers() -> None:
     found = one(member(0, status()), member(1, NO_NODE, placed=False))
-    assert (found.phase, found.unplaced, found.unplaced_since) == (Phase.STARTING, 1, NOW - 90)
+    assert (found.phase, found.placed, found.unplaced, found.unplaced_since) == (Phase.STARTING, 1, 1, NOW - 90)
     assert found.problem is not None
     assert found.problem.reason == "Unschedulable"
     assert found.problem.message.startswith("1 of 2 pods of qwen-e3 find no node: no node takes pod qwen-e3-1: 0/2 nodes")

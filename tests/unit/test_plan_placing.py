@@ -20,9 +20,9 @@ NO_NODE = Problem("Unschedulable", "no node takes it")
 
 def one(ordinal: int, unplaced: int = 0, *, since_ago: float = 20.0, parts: int = 2, **more: Any) -> Instance:
     phase = Phase.STARTING if unplaced else Phase.READY
-    given = {"phase": phase, "since": NOW - since_ago, "problem": NO_NODE if unplaced else None} | more
-    return Instance(InstanceName(f"qwen-e{ordinal}"), ordinal, Role.DECODE, Revision("r1"), parts=parts, unplaced=unplaced,
-                    unplaced_since=NOW - since_ago if unplaced else 0.0, **given)
+    given = {"phase": phase, "since": NOW - since_ago, "problem": NO_NODE if unplaced else None, "parts": parts,
+             "placed": parts - unplaced, "unplaced": unplaced, "unplaced_since": NOW - since_ago if unplaced else 0.0}
+    return Instance(InstanceName(f"qwen-e{ordinal}"), ordinal, Role.DECODE, Revision("r1"), **(given | more))
 
 
 def groups(prefill: int, decode: int, **more: Any) -> Desired:
@@ -51,13 +51,21 @@ def test_while_one_waits_for_a_place_no_other_is_made_and_it_alone_goes_on() -> 
 
 def test_one_of_which_not_all_parts_can_be_made_goes_on_alone() -> None:
     """A quota may let one of them be made, where it lets no part of a second one be."""
-    halves = [one(ordinal, missing=1, phase=Phase.STARTING, since_ago=MADE_S) for ordinal in (1, 2, 3)]
-    halves[2] = msgspec.structs.replace(halves[2], parts=4)
+    halves = [one(ordinal, missing=2, phase=Phase.STARTING, since_ago=MADE_S, parts=4, placed=0) for ordinal in (1, 2, 3)]
+    halves[2] = msgspec.structs.replace(halves[2], parts=8, missing=1)
     gone, held = turns(halves, (), NOW)
     assert [each.instance for each in gone] == ["qwen-e1", "qwen-e2"], "the one with most parts stays"
-    assert held == "1 of 4 parts of qwen-e3 could not be made yet"
+    assert held == "1 of 8 parts of qwen-e3 could not be made yet"
     assert turns(halves, (), NOW, gang=True) == (gone, held), "a quota is none of a scheduler's"
     assert turns([one(1, missing=1, phase=Phase.STARTING, since_ago=MADE_S - 1)], (), NOW) == ([], "")
+
+
+def test_parts_that_do_not_exist_have_no_place() -> None:
+    half_made = one(1, 2, parts=16, placed=0, missing=14)
+    found = turns([half_made, one(2, 3, parts=16)], (), NOW)
+    assert ([each.instance for each in found[0]], found[1]) == (["qwen-e1"], "3 of 16 parts of qwen-e2 find no place")
+    being_looked_at = one(1, 2, parts=16, placed=0)
+    assert turns([being_looked_at], (), NOW) == ([], ""), "nobody waits for it: it holds nothing yet"
 
 
 def test_instances_of_one_part_are_made_all_the_same() -> None:

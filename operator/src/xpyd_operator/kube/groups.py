@@ -102,6 +102,7 @@ def together(parts: Sequence[Instance], members: Sequence[Facts], stands: Standi
         router=lead.router and fact.leads,
         parts=max(1, fact.size),
         missing=fact.size - len(members) if stands.state == "making" else 0,
+        placed=len(placed),
         unplaced=len(without),
         unplaced_since=max(min(without), min(placed, default=0.0)) if without else 0.0,
     )

@@ -1,15 +1,15 @@
 """Instances of several parts find their places one at a time, so that two halves never wait for each other.
 
     no half is there                            all are made at once
-    some instance has places for a part alone,  that one alone goes on: the one with most places, then the lowest ordinal;
+    some instance has places for a part alone,  that one alone goes on: the one with most places, then with most parts;
     or a part could not be made for ``MADE_S``  the others of which a part has no place go, and none is made
     half of it has places, for ``HALF_S``       it goes too, and for ``PAUSE_S`` none is made, so that others can have them
 
 An instance none of whose parts has a place holds nothing: it may wait for a node as long as it takes, and nobody waits for
 it. Instances of one part are not looked at: they hold nothing while they wait.
 
-Where a scheduler places whole instances (``gang``), all are made at once whatever waits, and none goes for another: but for
-halves that are there for ``BOUND_S``, by which it is seen that the scheduler does not, and the rule above holds.
+Where a scheduler places whole instances (``gang``), all are made at once whatever waits for a place, and none goes for it: but
+for halves that are there for ``BOUND_S``, by which it is seen that the scheduler does not, and the rule above holds.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def _waits(one: Instance, now: float) -> bool:
 
 def _holds(one: Instance) -> bool:
     """It has what others may wait for: places, or a part of a quota."""
-    return one.missing > 0 or one.unplaced < one.parts
+    return one.missing > 0 or one.placed > 0
 
 
-def _order(one: Instance) -> tuple[int, int]:
-    return one.unplaced + one.missing - one.parts, one.ordinal
+def _order(one: Instance) -> tuple[int, int, int]:
+    """The one with most places first, then the one with most parts."""
+    return -one.placed, one.missing - one.parts, one.ordinal
