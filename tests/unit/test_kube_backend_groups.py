@@ -15,6 +15,7 @@ from memory_world import MemoryWorld
 
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.blueprint import Refused
+from xpyd_operator.plan.placing import PAUSE_S, SPREAD_S
 from xpyd_operator.render import labels
 
 WIDE = {"prefill": {"replicas": 1, "resources": {}},
@@ -223,7 +224,7 @@ async def test_half_a_group_gives_its_places_back_and_the_next_try_waits(world: 
     await world.round()
     assert created(world) == [], "others can have its places"
     assert world.backend.hurried
-    world.now += 61
+    world.now += PAUSE_S + SPREAD_S
     await world.round()
     assert set(created(world)) == {"qwen-e1-0", "qwen-e1-1", "qwen-e1-2"}
 

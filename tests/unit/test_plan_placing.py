@@ -10,7 +10,7 @@ from pod_world import wish
 from xpyd_operator.plan.actions import Create, Remove
 from xpyd_operator.plan.desired import Desired, Revision
 from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Front, Instance, Observed, Phase, Problem
-from xpyd_operator.plan.placing import BOUND_S, HALF_S, MADE_S, PAUSE_S, turns
+from xpyd_operator.plan.placing import BOUND_S, HALF_S, MADE_S, PAUSE_S, SPREAD_S, pause_s, turns
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -77,19 +77,31 @@ def test_half_an_instance_goes_after_its_time_and_others_can_have_its_places() -
     late = one(1, 1, since_ago=HALF_S)
     assert turns([one(1, 1, since_ago=HALF_S - 1)], (), NOW)[0] == []
     (gone,), _ = turns([late], (), NOW)
-    assert (gone.instance, gone.pause_s) == ("qwen-e1", PAUSE_S)
+    assert (gone.instance, gone.pause_s) == ("qwen-e1", pause_s("", NOW))
     want = groups(0, 2)
-    paused = msgspec.structs.replace(want, place_after=NOW + PAUSE_S)
+    paused = msgspec.structs.replace(want, place_after=NOW + PAUSE_S + SPREAD_S)
     assert actions(paused, one(0)) == []
     assert actions(msgspec.structs.replace(want, place_after=NOW - 1), one(0)) == ["create qwen-e1 as decode"]
     back = msgspec.structs.replace(want, place_after=NOW + 10 * PAUSE_S)
     assert actions(back, one(0)) == ["create qwen-e1 as decode"], "the clock was set back"
 
 
+def test_two_services_that_give_halves_back_at_once_do_not_try_again_at_once() -> None:
+    """Each has half an instance where one has room: who comes back first finds all of its places before the other does."""
+    apart = []
+    for again in range(20):
+        now = NOW + 700.0 * again
+        half = one(1, 1, unplaced_since=now - HALF_S)
+        pauses = [turns([half], (), now, uid=uid)[0][0].pause_s for uid in ("a", "b")]
+        assert all(PAUSE_S <= each <= PAUSE_S + SPREAD_S for each in pauses)
+        apart.append(abs(pauses[0] - pauses[1]))
+    assert sum(each > 10.0 for each in apart) > 15, apart
+
+
 def test_one_that_could_not_be_finished_leaves_time_to_others() -> None:
     late = one(1, phase=Phase.CRASHED, problem=Problem(UNFINISHED, "1 of 2 pods"), since_ago=60)
     plan = step(groups(0, 1), Observed((late,)), NOW)
-    assert plan.actions[0] == Remove(late.name, "it will never run again: Unfinished", PAUSE_S)
+    assert plan.actions[0] == Remove(late.name, "it will never run again: Unfinished", pause_s("", NOW))
     broken = msgspec.structs.replace(late, problem=Problem(BROKEN, "a hole"))
     assert step(groups(0, 1), Observed((broken,)), NOW).actions[0] == Remove(late.name, "it will never run again: Broken")
 

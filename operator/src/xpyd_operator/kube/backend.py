@@ -120,7 +120,7 @@ class KubeBackend:
             if spans(self._blueprint.service):
                 await self._shared.gangs.look(self._shared.clock())
             gang = self._shared.gangs.found is not None
-            return msgspec.structs.replace(found, place_after=self._place_after, gang=gang)
+            return msgspec.structs.replace(found, uid=self.uid, place_after=self._place_after, gang=gang)
         except KeyTrouble as error:
             if not self._settings.dry_run:
                 self._keyless(entry, error)

@@ -55,6 +55,8 @@ class Desired(msgspec.Struct, frozen=True):
     """Which limit keeps the counts from what was asked for, in words; empty where none does."""
     limited: tuple[str, str] = ("", "")
     """The part of ``held`` that is about prefill, and about decode."""
+    uid: str = ""
+    """Of the service, where it has one: by it services that would do the same at the same time are kept apart."""
     place_after: float = 0.0
     """Before this, unix seconds, no instance of several parts is made (``placing``)."""
     gang: bool = False
