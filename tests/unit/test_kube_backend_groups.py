@@ -257,3 +257,24 @@ async def test_the_service_of_names_goes_once_no_such_instance_is_left(world: Me
     await settle(world)
     assert "qwen-engines" not in world.named("Service")
     assert all(each.count("-") == 1 for each in pods(world))
+
+
+def minimum(world: MemoryWorld) -> int:
+    least: int = world.api.objects["PodDisruptionBudget", "team-a", "qwen-decode"]["spec"]["minAvailable"]
+    return least
+
+
+async def test_budgets_are_about_what_serves_while_the_number_of_pods_changes(world: MemoryWorld) -> None:
+    world.write(**WIDE)
+    await settle(world)
+    assert minimum(world) == 5
+    world.write(**WIDE | {"decode": {"replicas": 2, "resources": {}}})
+    await world.round()
+    assert minimum(world) == 5, "else one pod of each of the two old groups may be evicted at once"
+    for name in [each for each in pods(world) if each.count("-") == 2]:
+        lose(world, name)
+    await settle(world)
+    assert minimum(world) == 1
+    world.write(**WIDE)
+    await world.round()
+    assert minimum(world) == 1, "no node could be drained for as long as the new groups find no place"

@@ -41,7 +41,7 @@ from xpyd_operator.kube.switches import Switches
 from xpyd_operator.kube.topology import Topology
 from xpyd_operator.kube.troubles import gang_troubles, keyless, refused, troubles
 from xpyd_operator.kube.turns import Turns
-from xpyd_operator.kube.whole import in_groups, make_whole
+from xpyd_operator.kube.whole import in_groups, make_whole, pods_of_wanted
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired
@@ -223,7 +223,7 @@ class KubeBackend:
             await self._switches.tend(self._told.fleet, self._key_of)
             key = self._choice.of_routers(service)
             await self._children.tend(service, wanted, now, key, both_families=self._both_families,
-                                      several=self._several)
+                                      several=self._several, pods=pods_of_wanted(service, round_))
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             await self._planner.tend(self._entry(), service, planned, self._key_of, now=now)
         except ApiError as error:

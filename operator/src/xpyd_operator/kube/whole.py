@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.blueprint import Blueprint
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.gangs import Gangs
@@ -11,7 +12,7 @@ from xpyd_operator.plan.observed import Phase
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render.gang import Gang, Together, joined_by, queued_as
 from xpyd_operator.render.labels import LAYOUT
-from xpyd_sidecar.contract.ids import InstanceName
+from xpyd_sidecar.contract.ids import InstanceName, Role
 
 
 async def make_whole(pods: Pods, blueprint: Blueprint, gangs: Gangs, round_: Round, now: float) -> None:
@@ -51,4 +52,21 @@ def in_groups(pods: Pods, gangs: Gangs, round_: Round) -> dict[InstanceName, tup
     for fact in pods.members():
         gang = gangs.of(fact.gang) if fact.gang is not None else None
         found[fact.instance] = None if gang is None else (gang, fact.size)
+    return found
+
+
+def pods_of_wanted(service: DisaggService, round_: Round) -> dict[Role, int]:
+    """How many pods the wanted instances of each role have: of those that serve the largest; one that is missing or does
+    not serve counts as the largest that may take its place.
+
+    So while the size changes the budgets are about what serves. By the new size alone one pod of each old group could go at
+    once where it becomes smaller, and none could as long as a rollout waits where it becomes larger.
+    """
+    found: dict[Role, int] = {}
+    for role in Role:
+        wanted, size = round_.desired.target(role).replicas, service.spec.role(role).parallelism.pods
+        there = [each for each in round_.observed.instances if each.role is role and not each.leaving]
+        serving = sorted((each.parts for each in there if each.ready), reverse=True)[:wanted]
+        late = max([size, *(each.parts for each in there if not each.ready)])
+        found[role] = sum(serving) + (wanted - len(serving)) * late
     return found
