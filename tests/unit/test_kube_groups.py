@@ -200,6 +200,16 @@ def test_a_name_that_somebody_else_has_breaks_what_is_ours_and_then_keeps_the_or
     assert (unseen.phase, unseen.name) == (Phase.CRASHED, "qwen-e3")
 
 
+def test_a_name_that_the_group_does_not_need_is_anybodys() -> None:
+    """Whoever may write pods in the namespace could end a group that serves with it."""
+    for index in (2, 9, 15):
+        stranger = member(index, uid="x", ownerReferences=[])
+        assert one(member(0), member(1), stranger).phase is Phase.READY
+    assert one(member(0), member(1), taken=["qwen-e3-1"]).phase is Phase.READY, "it was taken, before ours was made"
+    assert one(member(0), member(1), taken=["qwen-e3"]).phase is Phase.READY
+    assert one(member(1, status()), member(9, uid="x", ownerReferences=[]), taken=["qwen-e3-0"]).phase is Phase.CRASHED
+
+
 def test_a_pod_of_one_piece_and_members_do_not_mix() -> None:
     found = one(pod(3, creationTimestamp=text(100)), member(0), member(1))
     assert found.phase is Phase.CRASHED
