@@ -162,7 +162,8 @@ def _members_service(service: DisaggService, families: dict[str, str]) -> dict[s
 
 def _engines_service(service: DisaggService) -> dict[str, Any]:
     """Gives every member of an instance a name, ready or not: they must meet before any of them can be ready. Agents
-    listen on all families from the first release with members on.
+    listen on all families from the first release with members on. Only by the label without which the operator does not
+    see a pod: one more that somebody takes away would take the name away for ever.
     """
     port = {"name": "agent", "port": AGENT_PORT, "protocol": "TCP"}
     return _service(
@@ -173,7 +174,7 @@ def _engines_service(service: DisaggService) -> dict[str, Any]:
             "clusterIP": "None",
             "ipFamilyPolicy": "PreferDualStack",
             "publishNotReadyAddresses": True,
-            "selector": labels.selector(service, component=labels.ENGINE),
+            "selector": labels.selector(service),
             "ports": [port | {"targetPort": port["port"]}],
         },
     )
