@@ -4,6 +4,7 @@ them, and what becomes of the others when one pod goes.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from typing import Any
@@ -278,3 +279,22 @@ async def test_budgets_are_about_what_serves_while_the_number_of_pods_changes(wo
     world.write(**WIDE)
     await world.round()
     assert minimum(world) == 1, "no node could be drained for as long as the new groups find no place"
+
+
+async def test_one_pod_that_cannot_be_written_leaves_no_other_write_behind_the_round(world: MemoryWorld) -> None:
+    world.write(**WIDE | {"decode": WIDE["decode"] | {"replicas": 1}})
+    refused = ApiError(422, "Invalid", "not this one")
+    world.api.fault = lambda verb, kind, name: refused if (verb, name) == ("create", "qwen-e1-1") else None
+    create, during = world.api.create, True
+
+    async def late(kind: str, namespace: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+        if body["metadata"]["name"] == "qwen-e1-2" and not more:
+            await asyncio.sleep(0.01)
+            assert during, "it is written while another round may run"
+        return await create(kind, namespace, body, **more)
+
+    world.api.create = late  # type: ignore[method-assign]
+    await world.round()
+    during = False
+    assert "qwen-e1-2" in pods(world)
+    assert "qwen-e1-0" not in pods(world)

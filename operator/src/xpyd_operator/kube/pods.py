@@ -78,7 +78,12 @@ class Pods:
         if group is not None and not await self._groups.provide(*group, now):
             return
         leader, *others = pods
-        there = await asyncio.gather(*(self._make(pod, now) for pod in others))
+        there: list[bool] = []
+
+        async def make(pod: dict[str, Any]) -> None:
+            there.append(await self._make(pod, now))
+
+        await all_of(make(pod) for pod in others)
         if all(there):
             await self._make(leader, now)
 
