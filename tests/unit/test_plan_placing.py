@@ -20,8 +20,9 @@ NO_NODE = Problem("Unschedulable", "no node takes it")
 
 def one(ordinal: int, unplaced: int = 0, *, since_ago: float = 20.0, parts: int = 2, **more: Any) -> Instance:
     phase = Phase.STARTING if unplaced else Phase.READY
-    given = {"phase": phase, "since": NOW - since_ago, "problem": NO_NODE if unplaced else None, "parts": parts,
-             "placed": parts - unplaced, "unplaced": unplaced, "unplaced_since": NOW - since_ago if unplaced else 0.0}
+    given: dict[str, Any] = {
+        "phase": phase, "since": NOW - since_ago, "problem": NO_NODE if unplaced else None, "parts": parts,
+        "placed": parts - unplaced, "unplaced": unplaced, "unplaced_since": NOW - since_ago if unplaced else 0.0}
     return Instance(InstanceName(f"qwen-e{ordinal}"), ordinal, Role.DECODE, Revision("r1"), **(given | more))
 
 
