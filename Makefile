@@ -246,7 +246,7 @@ campaign-upgrade: $(STAMP) ## xpyd itself is upgraded under load on a whole clus
 	@$(BIN)/pytest -s e2e/campaign_upgrade.py --timeout 3600
 
 .PHONY: campaign-groups-cluster
-campaign-groups-cluster: $(STAMP) ## An instance of two pods on a whole cluster with real engines: a killed engine, an evicted pod (root, 15 minutes)
+campaign-groups-cluster: $(STAMP) ## An instance of two pods on a whole cluster with real engines: a killed engine, an evicted pod, a drained node, a lost one (root, 40 minutes)
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_groups.py --timeout 1800
 

@@ -1,6 +1,7 @@
 """``make campaign-groups-cluster``: an instance of two pods on a whole cluster with real engines.
 
-TP2 over two pods prefills for TP1; an engine is killed and a pod is evicted, under traffic.
+TP2 over two pods prefills for TP1; an engine is killed, a pod is evicted, a node with two groups is drained, and a kubelet
+is away, under traffic.
 
 Not part of ``make test``: four engines' worth of processes on two cores take minutes to start, several times.
 """
@@ -10,8 +11,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,13 +78,34 @@ class GroupInCluster(ServiceInCluster):
                     print(f"--- {pod} {container}", *(line for line in said.splitlines() if "GET /" not in line), sep="\n")
             raise
 
-    def answers(self) -> bool:
-        """All members run one life, and both instances serve."""
+    def answers(self, groups: int = 1) -> bool:
+        """The members of each group run one life, and all instances serve."""
         try:
-            lives = {self.life(pod) for pod in self.members()}
+            lives = {(pod.rpartition("-")[0], self.life(pod)) for pod in self.members()}
         except CommandFailed:
             return False
-        return len(lives) == 1 and "" not in lives and self.get(f"dsvc/{self.name}")["status"].get("ready") == "1P1D"
+        whole = len(lives) == groups and all(life for _, life in lives)
+        return whole and self.get(f"dsvc/{self.name}")["status"].get("ready") == f"{groups}P1D"
+
+    def want(self, groups: int) -> None:
+        """So many groups from now on."""
+        patch = {"spec": {"prefill": {"replicas": groups}}}
+        self.kubectl("patch", f"dsvc/{self.name}", "--type=merge", "-p", json.dumps(patch))
+        wait_until(lambda: self.answers(groups) and len(self.members()) == 2 * groups, BACK_S, f"{groups} groups serve")
+
+    def ready(self) -> dict[str, bool]:
+        """By group: whether all of its pods are ready, of those that are there."""
+        found: dict[str, bool] = {}
+        for pod in self.get("pods", "-l", f"xpyd.dev/service={self.name},xpyd.dev/role=prefill")["items"]:
+            conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", ())}
+            group = pod["metadata"]["labels"]["xpyd.dev/instance"]
+            found[group] = found.get(group, True) and conditions.get("Ready") == "True"
+        return found
+
+    def uids(self, *, ending: bool = True) -> set[str]:
+        """Of all members, or of those that stay."""
+        found = self.get("pods", "-l", f"xpyd.dev/service={self.name},xpyd.dev/role=prefill")["items"]
+        return {str(pod["metadata"]["uid"]) for pod in found if ending or "deletionTimestamp" not in pod["metadata"]}
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +159,63 @@ def test_an_evicted_follower_takes_its_group_along_and_no_request_fails(service:
         wait_until(lambda: not {"wide-e0-0", "wide-e0-1"} & set(service.members()), 60, "both are to go")
         wait_until(lambda: len(service.members()) == 2 and service.answers(), BACK_S, "another group serves")
     check(ended)
+
+
+def test_a_drained_node_gives_up_one_group_after_the_other_and_no_request_fails(service: GroupInCluster) -> None:
+    """``kubectl drain``. There is one node, which takes new pods again at once, as another node would."""
+    service.want(2)
+    before = service.uids()
+    (node,) = service.cluster.kubectl.get("nodes")["items"]
+    name = node["metadata"]["name"]
+    drain = ("drain", name, f"--pod-selector=xpyd.dev/service={service.name},xpyd.dev/member", "--delete-emptydir-data",
+             f"--timeout={2 * BACK_S}s")
+    least = 2
+    with service.explained(), service.traffic() as ended, ThreadPoolExecutor(1) as pool:
+        drained = pool.submit(service.cluster.kubectl, *drain, timeout_s=2 * BACK_S + 10.0)
+        wait_until(lambda: service.cluster.kubectl.get(f"node/{name}")["spec"].get("unschedulable"), 30, "it is cordoned")
+        service.cluster.kubectl("uncordon", name)
+        while not drained.done():
+            least = min(least, sum(service.ready().values()))
+            time.sleep(1.0)
+        drained.result()
+        assert not before & service.uids(), "all of them were evicted"
+        wait_until(lambda: service.answers(2), BACK_S, "both groups are back")
+    check(ended)
+    assert least == 1, "the other group served all the time, and the drain was seen"
+    service.want(1)
+
+
+def test_while_the_kubelet_is_away_a_group_that_serves_stays_and_one_that_does_not_is_made_anew(
+    service: GroupInCluster
+) -> None:
+    """A node that does not answer (NodeLost). Engines and network live on, so that only what was killed is missing."""
+    before = service.uids()
+    spaces = [service.kubectl("exec", pod, "-c", "main", "--", "readlink", "/proc/1/ns/pid").strip()
+              for pod in service.members()]
+    with service.explained(), service.traffic() as ended:
+        service.cluster.stop("kubelet")
+        try:
+            wait_until(lambda: not any(service.ready().values()), 120, "the node is lost")
+            time.sleep(30)
+            assert service.uids() == before, "it serves, so nothing is done to it"
+            for pid in of_namespaces(spaces):
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: len(service.members()) == 2 and not before & service.uids(ending=False), 120, "a new group")
+        finally:
+            service.cluster.start("kubelet")
+        wait_until(service.answers, BACK_S, "the new group serves")
+    check(ended)
+    wait_until(lambda: not before & service.uids(), 120, "the old one is gone")
+
+
+def of_namespaces(spaces: list[str]) -> list[int]:
+    """Processes of this host, all containers' among them, that are in one of these namespaces of process ids."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and os.readlink(folder / "ns/pid") in spaces:
+                found.append(int(folder.name))
+    return found
 
 
 def standing(service: GroupInCluster, pod: str) -> tuple[str, int]:

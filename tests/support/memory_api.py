@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import itertools
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -35,7 +36,11 @@ class MemoryApi:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Body] = {}
         self.asked: list[tuple[str, str, str]] = []
+        self.resources: dict[str, frozenset[str]] = {}
+        """What is served beside what is always there, by ``group/version``."""
         self.fault: Callable[[str, str, str], ApiError | None] = lambda verb, kind, name: None
+        self.clock: Callable[[], float] = time.time
+        """Unix seconds: of ``creationTimestamp``."""
         self._version = 1000
 
     def show(self, cache: Cache) -> None:
@@ -57,7 +62,8 @@ class MemoryApi:
     def put(self, kind: str, body: Body) -> Body:
         """Without a request."""
         self._version += 1
-        fresh = {"uid": f"uid-{next(_uids)}", "generation": 1, "creationTimestamp": datetime.now(UTC).strftime("%FT%TZ")}
+        created = datetime.fromtimestamp(self.clock(), UTC).strftime("%FT%TZ")
+        fresh = {"uid": f"uid-{next(_uids)}", "generation": 1, "creationTimestamp": created}
         metadata = fresh | body["metadata"] | {"resourceVersion": str(self._version)}
         at = (kind, metadata.get("namespace", ""), metadata["name"])
         self.objects[at] = copy.deepcopy(body) | {"kind": kind, "metadata": metadata}
@@ -83,10 +89,21 @@ class MemoryApi:
         self._note("apply", kind, name)
         return self.put(kind, merged(self.objects.get((kind, namespace, name), {}), body))
 
-    async def items(self, kind: str, *, fields: str = "", limit: int = 0, more: str = "") -> Body:
-        self._note("list", kind, fields)
-        found = [body for at, body in sorted(self.objects.items()) if at[0] == kind
-                 and (not fields or fields == f"metadata.name={at[2]}")]
+    async def served(self, version: str) -> frozenset[str]:
+        self._note("get", "discovery", version)
+        return self.resources.get(version, frozenset())
+
+    async def items(self, kind: str, namespace: str = "", *, fields: str = "", labels: str = "", limit: int = 0,
+                    more: str = "") -> Body:
+        self._note("list", kind, fields or labels)
+        key, _, value = labels.partition("=")
+
+        def marked(body: Body) -> bool:
+            has: dict[str, str] = body["metadata"].get("labels") or {}
+            return not key or (key in has and value in ("", has[key]))
+
+        found = [body for at, body in sorted(self.objects.items()) if at[0] == kind and namespace in ("", at[1])
+                 and (not fields or fields == f"metadata.name={at[2]}") and marked(body)]
         begin, end = int(more or 0), int(more or 0) + (limit or len(found))
         return {"items": found[begin:end], "metadata": {"continue": str(end)} if end < len(found) else {}}
 

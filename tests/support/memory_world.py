@@ -13,8 +13,10 @@ from memory_api import MemoryApi
 from xpyd_operator.kube.backend import KubeBackend, Shared
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
 from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.round import Round
 
@@ -22,12 +24,15 @@ from xpyd_operator.plan.round import Round
 class MemoryWorld:
     """A document, its backend, and what is there. ``round`` it, ``run_pods``, and let ``now`` pass."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, multi_pod: bool = True) -> None:
+    def __init__(self, session: aiohttp.ClientSession, *, multi_pod: bool = True, **more: Any) -> None:
         self.api, self.cache, self.now = MemoryApi(), Cache(), time.time()
-        settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2, multi_pod=multi_pod)
+        settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2, multi_pod=multi_pod, **more)
         self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
+        gangs = Gangs(self.api, settings)  # type: ignore[arg-type]
+        topology = Topology(self.api)  # type: ignore[arg-type]
         self.shared = Shared(  # type: ignore[arg-type]
-            self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache))
+            self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache),
+            gangs, topology)
         self.backend: KubeBackend
 
     def write(self, **spec: Any) -> None:

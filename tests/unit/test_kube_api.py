@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import Configuration
 from processes import free_port
 
 from xpyd_operator.kube.api import PATIENCE_S, Api, ApiError
+from xpyd_operator.kube.login import session
+from xpyd_operator.render.gang import resource_of
 
 
 class Server:
@@ -59,7 +61,7 @@ def connect(server: Server, *, timeout_s: float = 2.0, width: int = 4) -> Api:
     configuration = Configuration(host=f"http://127.0.0.1:{server.port}")
     configuration.retries = None
     configuration.api_key["BearerToken"] = "bearer secret"
-    return Api(ApiClient(configuration), server, width=width, timeout_s=timeout_s)
+    return Api(session(configuration), configuration.host, server, width=width, timeout_s=timeout_s)
 
 
 async def test_paths_and_parameters(server: Server) -> None:
@@ -73,7 +75,15 @@ async def test_paths_and_parameters(server: Server) -> None:
         await api.items("DisaggPool", limit=5, more="m")
         await api.items("CustomResourceDefinition", fields="metadata.name=x")
         await api.patch("CustomResourceDefinition", "", "x", {}, sub="status", dry_run=True)
-        assert api.requests == 9
+        await api.items(resource_of("scheduling.x-k8s.io/v1alpha1"), "a", labels="xpyd.dev/service=qwen")
+        await api.items("Node", labels="rack", limit=1)
+        assert await api.served("scheduling.k8s.io/v1beta1") == frozenset()
+        resources = [{"name": "podgroups"}, {"name": "podgroups/status"}]
+        server.answers.append(lambda: web.json_response({"resources": resources}))
+        assert await api.served("scheduling.x-k8s.io/v1alpha1") == {"podgroups", "podgroups/status"}
+        server.refuse(404, "NotFound")
+        assert await api.served("scheduling.volcano.sh/v1beta1") == frozenset()
+        assert api.requests == 14
     assert server.asked == [
         ("GET", "/api/v1/namespaces/a/pods/x", {}, None, "application/json"),
         ("POST", "/apis/xpyd.dev/v1beta1/namespaces/a/disaggpools", {"fieldManager": "xpyd", "dryRun": "All"},
@@ -91,11 +101,17 @@ async def test_paths_and_parameters(server: Server) -> None:
          "application/json"),
         ("PATCH", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/x/status",
          {"fieldManager": "xpyd", "dryRun": "All"}, {}, "application/merge-patch+json"),
+        ("GET", "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/a/podgroups", {"labelSelector": "xpyd.dev/service=qwen"},
+         None, "application/json"),
+        ("GET", "/api/v1/nodes", {"labelSelector": "rack", "limit": "1"}, None, "application/json"),
+        *(("GET", f"/apis/{version}", {}, None, "application/json") for version in (
+            "scheduling.k8s.io/v1beta1", "scheduling.x-k8s.io/v1alpha1", "scheduling.volcano.sh/v1beta1")),
     ]
     assert [each[:2] for each in server.counted] == [
         ("get", "pods"), ("create", "disaggpools"), ("apply", "networkpolicies"), ("patch", "deployments"),
         ("patch", "disaggservices/status"), ("delete", "poddisruptionbudgets"), ("list", "disaggpools"),
-        ("list", "customresourcedefinitions"), ("patch", "customresourcedefinitions/status")]
+        ("list", "customresourcedefinitions"), ("patch", "customresourcedefinitions/status"), ("list", "podgroups"),
+        ("list", "nodes"), *[("get", "discovery")] * 3]
 
 
 @pytest.mark.parametrize(("code", "reason", "missing", "conflict"), [

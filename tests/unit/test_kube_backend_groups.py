@@ -4,6 +4,7 @@ them, and what becomes of the others when one pod goes.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,6 +16,7 @@ from memory_world import MemoryWorld
 
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.blueprint import Refused
+from xpyd_operator.plan.placing import PAUSE_S, SPREAD_S
 from xpyd_operator.render import labels
 
 WIDE = {"prefill": {"replicas": 1, "resources": {}},
@@ -223,7 +225,7 @@ async def test_half_a_group_gives_its_places_back_and_the_next_try_waits(world: 
     await world.round()
     assert created(world) == [], "others can have its places"
     assert world.backend.hurried
-    world.now += 61
+    world.now += PAUSE_S + SPREAD_S
     await world.round()
     assert set(created(world)) == {"qwen-e1-0", "qwen-e1-1", "qwen-e1-2"}
 
@@ -256,3 +258,43 @@ async def test_the_service_of_names_goes_once_no_such_instance_is_left(world: Me
     await settle(world)
     assert "qwen-engines" not in world.named("Service")
     assert all(each.count("-") == 1 for each in pods(world))
+
+
+def minimum(world: MemoryWorld) -> int:
+    least: int = world.api.objects["PodDisruptionBudget", "team-a", "qwen-decode"]["spec"]["minAvailable"]
+    return least
+
+
+async def test_budgets_are_about_what_serves_while_the_number_of_pods_changes(world: MemoryWorld) -> None:
+    world.write(**WIDE)
+    await settle(world)
+    assert minimum(world) == 5
+    world.write(**WIDE | {"decode": {"replicas": 2, "resources": {}}})
+    await world.round()
+    assert minimum(world) == 5, "else one pod of each of the two old groups may be evicted at once"
+    for name in [each for each in pods(world) if each.count("-") == 2]:
+        lose(world, name)
+    await settle(world)
+    assert minimum(world) == 1
+    world.write(**WIDE)
+    await world.round()
+    assert minimum(world) == 1, "no node could be drained for as long as the new groups find no place"
+
+
+async def test_one_pod_that_cannot_be_written_leaves_no_other_write_behind_the_round(world: MemoryWorld) -> None:
+    world.write(**WIDE | {"decode": WIDE["decode"] | {"replicas": 1}})
+    refused = ApiError(422, "Invalid", "not this one")
+    world.api.fault = lambda verb, kind, name: refused if (verb, name) == ("create", "qwen-e1-1") else None
+    create, during = world.api.create, True
+
+    async def late(kind: str, namespace: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+        if body["metadata"]["name"] == "qwen-e1-2" and not more:
+            await asyncio.sleep(0.01)
+            assert during, "it is written while another round may run"
+        return await create(kind, namespace, body, **more)
+
+    world.api.create = late  # type: ignore[method-assign]
+    await world.round()
+    during = False
+    assert "qwen-e1-2" in pods(world)
+    assert "qwen-e1-0" not in pods(world)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.backoff import FIRST_S, LONGEST_S, Holds
+from xpyd_operator.kube.backoff import FIRST_S, LATELY_S, LONGEST_S, Holds
 
 QUOTA = ApiError(403, "Forbidden", "exceeded quota: small")
 
@@ -42,3 +42,12 @@ def test_success_ends_the_row_but_not_a_wait_that_has_begun() -> None:
     assert holds.words
     holds.over(100.0)
     assert holds.words == ""
+
+
+def test_a_refusal_is_remembered_for_a_while() -> None:
+    holds = Holds()
+    assert not holds.lately(0.0)
+    holds.excuses(QUOTA, "x", 0.0)
+    holds.over(100.0)
+    assert holds.lately(100.0)
+    assert not holds.lately(LONGEST_S + LATELY_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_one_that_served_and_does_not_any_more_is_told_of_its_group() -> None:
 
 def test_without_a_leader_it_is_being_made() -> None:
     found = one(member(1, status(), size=3), member(2, status(), size=3))
-    assert (found.phase, found.parts, found.since) == (Phase.STARTING, 3, NOW - 100)
+    assert (found.phase, found.parts, found.missing, found.since) == (Phase.STARTING, 3, 1, NOW - 100)
     assert found.problem is not None
     assert (found.problem.reason, found.problem.message) == (INCOMPLETE, "2 of 3 pods of qwen-e3 are made")
 
@@ -122,6 +123,16 @@ def test_what_lacks_a_part_goes_as_a_whole(bodies: tuple[Body, ...], words: str)
     assert found.problem is not None
     assert (found.phase, found.problem.reason) == (Phase.CRASHED, BROKEN)
     assert words in found.problem.message
+
+
+@pytest.mark.parametrize("words", ["17", "20000000", "9" * 5000, "-2", "two", ""])
+def test_a_number_of_members_that_is_none_breaks_the_group_and_costs_nothing(words: str) -> None:
+    """Whoever may annotate a pod may write it, and the operator is everybody's."""
+    notes = {labels.MEMBERS: words, labels.LAYOUT: "x"}
+    began = time.process_time()
+    found = one(member(0, annotations=notes), member(1, annotations=notes))
+    assert time.process_time() - began < 1.0
+    assert (found.phase, found.parts) == (Phase.CRASHED, 1)
 
 
 def test_what_cannot_be_finished_in_time_gives_back_what_it_holds() -> None:
@@ -155,10 +166,18 @@ def test_one_that_ends_takes_the_others_along_and_a_lost_one_keeps_the_name() ->
 
 def test_half_of_it_without_a_node_is_said_in_numbers() -> None:
     found = one(member(0, status()), member(1, NO_NODE, placed=False))
-    assert (found.phase, found.unplaced, found.unplaced_since) == (Phase.STARTING, 1, NOW - 90)
+    assert (found.phase, found.placed, found.unplaced, found.unplaced_since) == (Phase.STARTING, 1, 1, NOW - 90)
     assert found.problem is not None
     assert found.problem.reason == "Unschedulable"
     assert found.problem.message.startswith("1 of 2 pods of qwen-e3 find no node: no node takes pod qwen-e3-1: 0/2 nodes")
+
+
+def test_it_is_half_an_instance_from_when_a_part_of_it_has_a_place() -> None:
+    """Not from when it began to wait for a place, which may be hours before."""
+    lately = status()
+    lately["conditions"][0]["lastTransitionTime"] = text(5)
+    assert one(member(0, lately), member(1, NO_NODE, placed=False)).unplaced_since == NOW - 5
+    assert one(member(0, NO_NODE, placed=False), member(1, NO_NODE, placed=False)).unplaced_since == NOW - 90
 
 
 def test_one_that_waits_for_admission_speaks_for_all() -> None:
@@ -179,6 +198,16 @@ def test_a_name_that_somebody_else_has_breaks_what_is_ours_and_then_keeps_the_or
     assert (alone.name, alone.phase) == ("qwen-e3", Phase.LOST)
     unseen = one(member(1, status()), taken=["qwen-e3-0"])
     assert (unseen.phase, unseen.name) == (Phase.CRASHED, "qwen-e3")
+
+
+def test_a_name_that_the_group_does_not_need_is_anybodys() -> None:
+    """Whoever may write pods in the namespace could end a group that serves with it."""
+    for index in (2, 9, 15):
+        stranger = member(index, uid="x", ownerReferences=[])
+        assert one(member(0), member(1), stranger).phase is Phase.READY
+    assert one(member(0), member(1), taken=["qwen-e3-1"]).phase is Phase.READY, "it was taken, before ours was made"
+    assert one(member(0), member(1), taken=["qwen-e3"]).phase is Phase.READY
+    assert one(member(1, status()), member(9, uid="x", ownerReferences=[]), taken=["qwen-e3-0"]).phase is Phase.CRASHED
 
 
 def test_a_pod_of_one_piece_and_members_do_not_mix() -> None:

@@ -22,10 +22,12 @@ from xpyd_operator.kube.cache import OWNER_KIND, Cache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import Facts, facts, secret_of
 from xpyd_operator.kube.fleet import KeyOf
+from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Told
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
@@ -58,7 +60,7 @@ class Cluster:
         events = Events(self.api, Metrics())  # type: ignore[arg-type]
         found = of or Master(self.api, "xpyd-system", "xpyd-master", self.in_use)  # type: ignore[arg-type]
         self.shared = Shared(self.api, self.cache, SETTINGS, events, self.session, lambda: self.now, found,  # type: ignore[arg-type]
-                             turns(self.cache))
+                             turns(self.cache), Gangs(self.api, SETTINGS), Topology(self.api))  # type: ignore[arg-type]
         for name in self.backends:
             self.adopt(name)
 

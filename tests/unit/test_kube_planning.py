@@ -17,8 +17,10 @@ from planner_traffic import PROMPT, Traffic, counted, instance
 from xpyd_operator.kube.backend import KubeBackend, Shared
 from xpyd_operator.kube.cache import OWNER_KIND, Cache, Entry
 from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.planner.run import Planning
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -35,9 +37,10 @@ class World:
         self.events = Events(self.api, self.metrics)  # type: ignore[arg-type]
         self.said: list[tuple[str, str]] = []
         self.events.say = self._say  # type: ignore[method-assign]
+        gangs, topology = Gangs(self.api, settings), Topology(self.api)  # type: ignore[arg-type]
         shared = Shared(  # type: ignore[arg-type]
             self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache),
-            self.metrics)
+            gangs, topology, self.metrics)
         body = document(
             prefill={"scaling": {"min": 1, "max": 8}}, decode={"scaling": {"min": 1, "max": 4}},
             limits={"maxInstances": 9},

@@ -14,6 +14,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import SpecError
 from xpyd_operator.plan.desired import Revision
+from xpyd_operator.render import labels
 from xpyd_operator.render.layout import FOLLOWING, digest, layout
 from xpyd_operator.render.objects import children, manifests, unwanted
 from xpyd_operator.render.pod import engine_pods, pod_revision
@@ -164,6 +165,7 @@ def test_a_headless_service_gives_them_names_before_they_are_ready() -> None:
     assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
     for pod in pods():
         assert spec["selector"].items() <= pod["metadata"]["labels"].items()
+    assert spec["selector"] == {labels.SERVICE: "qwen"}, "a label that nobody puts back would be a name lost for ever"
     assert ("Service", "qwen-engines") not in made()
     assert ("Service", "qwen-engines") in unwanted(make())
     assert ("Service", "qwen-engines") not in unwanted(make(), several=True), "while there are such instances"

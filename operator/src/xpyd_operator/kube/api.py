@@ -1,7 +1,7 @@
 """Requests to the API server: plain dictionaries in and out, each with a deadline.
 
-TLS, credentials and their renewal are the official client's; its models are left aside, since a list of thousands of pods
-is much cheaper as plain JSON.
+TLS, credentials and their renewal are the official client's (``kube.login``); its models and its requests are left aside,
+since thousands of pods are much cheaper as plain JSON.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 import aiohttp
 import msgspec
-from kubernetes.aio.client import ApiClient
 
 from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.errors import XpydError
+from xpyd_operator.render import gang
 from xpyd_operator.render.labels import FIELD_MANAGER
 
 Body = dict[str, Any]
@@ -64,6 +64,8 @@ RESOURCES: Mapping[str, Resource] = {
     "Deployment": Resource("apps/v1", "deployments"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
     "CustomResourceDefinition": Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", cluster=True),
+    "Node": Resource("v1", "nodes", cluster=True),
+    **{gang.resource_of(each): Resource(each, gang.PLURAL) for versions in gang.VERSIONS.values() for each in versions},
 }
 
 
@@ -131,9 +133,12 @@ class Api:
     """A bounded number of requests at a time; as an async context manager it closes its connections."""
 
     def __init__(
-        self, client: ApiClient, counter: Counter | None = None, *, width: int = 32, timeout_s: float = 10.0
+        self, session: aiohttp.ClientSession, host: str, counter: Counter | None = None, *, width: int = 32,
+        timeout_s: float = 10.0,
     ) -> None:
-        self._client: Any = client  # its generated half has no types
+        """``session``: logged in at ``host``, and closed with this."""
+        self._session = session
+        self._host = host
         self._counter = counter
         self._turns = asyncio.Semaphore(width)
         self._timeout_s = timeout_s
@@ -150,7 +155,7 @@ class Api:
 
     async def close(self) -> None:
         """End all connections."""
-        await self._client.close()
+        await self._session.close()
 
     async def get(self, kind: str, namespace: str, name: str) -> Body:
         """One object."""
@@ -165,17 +170,33 @@ class Api:
         name = body["metadata"]["name"]
         return await self._ask("apply", kind, namespace, name, body=body, query={"force": "true"})
 
-    async def items(self, kind: str, *, fields: str = "", limit: int = 0, more: str = "") -> Body:
-        """A list over all namespaces: its ``items``, and in ``metadata.continue`` what ``more`` takes for the next part.
+    async def items(
+        self, kind: str, namespace: str = "", *, fields: str = "", labels: str = "", limit: int = 0, more: str = ""
+    ) -> Body:
+        """A list: its ``items``, and in ``metadata.continue`` what ``more`` takes for the next part.
 
         Args:
             kind: of the objects.
+            namespace: empty: all of them.
             fields: a field selector.
+            labels: a label selector.
             limit: most objects in one part; 0: all at once.
             more: of the part before.
         """
-        query = {"fieldSelector": fields, "limit": str(limit or ""), "continue": more}
-        return await self._ask("list", kind, query={name: value for name, value in query.items() if value})
+        query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": more}
+        return await self._ask("list", kind, namespace, query={name: value for name, value in query.items() if value})
+
+    async def served(self, version: str) -> frozenset[str]:
+        """The resources that the API server has in ``group/version``; empty where it has none."""
+        ask = _Question("GET", f"/apis/{version}", {}, _METHODS["get"][1], None)
+        async with self._turns:
+            try:
+                found = await self._once("get", "discovery", ask)
+            except ApiError as error:
+                if error.missing:
+                    return frozenset()
+                raise
+        return frozenset(str(each["name"]) for each in found.get("resources") or ())
 
     async def patch(
         self, kind: str, namespace: str, name: str, body: Body, *, sub: str = "", dry_run: bool = False
@@ -206,7 +227,7 @@ class Api:
             question["fieldManager"] = FIELD_MANAGER
         if dry_run:
             question["dryRun"] = "All"
-        path = resource.everywhere if verb == "list" else resource.path(namespace, name, sub)
+        path = resource.everywhere if verb == "list" and not namespace else resource.path(namespace, name, sub)
         label = f"{resource.plural}/{sub}" if sub else resource.plural
         async with self._turns:
             for attempt in (1, 2):
@@ -242,13 +263,13 @@ class Api:
                 self._counter.request(verb, label, status, time.perf_counter() - started)
 
     async def _send(self, ask: _Question) -> tuple[int, str | None, bytes]:
-        _, url, headers, body, _ = await self._client.param_serialize(
-            method=ask.method, resource_path=ask.path, query_params=list(ask.query.items()), body=ask.body,
-            header_params={"Accept": "application/json", "Content-Type": ask.content}, auth_settings=["BearerToken"],
-        )
+        data = msgspec.json.encode(ask.body) if ask.body is not None else None
+        headers = {"Accept": "application/json", "Content-Type": ask.content}
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
-        answer = await self._client.call_api(ask.method, url, headers, body, _request_timeout=limit)
-        return answer.status, answer.getheader("Retry-After"), await answer.read()
+        asked = self._session.request(ask.method, f"{self._host}{ask.path}", params=ask.query, data=data, headers=headers,
+                                      timeout=limit)
+        async with asked as answer:
+            return answer.status, answer.headers.get("Retry-After"), await answer.read()
 
 
 _METHODS = {

@@ -6,6 +6,7 @@ finds its object gone or changed is no error, since the watch tells and the next
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Hashable
 
 import aiohttp
@@ -22,6 +23,7 @@ from xpyd_operator.kube.dryrun import DryRun
 from xpyd_operator.kube.events import Events, now_text
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import Fleets
+from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.key import ServiceKeys
 from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.master import KeyTrouble, Master
@@ -29,15 +31,17 @@ from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Told, front, instances
 from xpyd_operator.kube.outdated import outdated
 from xpyd_operator.kube.planning import PoolPlanner
+from xpyd_operator.kube.podgroups import PodGroups
 from xpyd_operator.kube.pods import Pods
 from xpyd_operator.kube.routers import RouterTroubles, router_troubles
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.status import pool_status, service_status
 from xpyd_operator.kube.status_writer import StatusWriter, read
 from xpyd_operator.kube.switches import Switches
-from xpyd_operator.kube.troubles import keyless, refused, troubles
+from xpyd_operator.kube.topology import Topology
+from xpyd_operator.kube.troubles import gang_troubles, keyless, refused, troubles
 from xpyd_operator.kube.turns import Turns
-from xpyd_operator.kube.whole import make_whole
+from xpyd_operator.kube.whole import in_groups, make_whole, pods_of_wanted
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired
@@ -45,6 +49,8 @@ from xpyd_operator.plan.news import news
 from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
+from xpyd_operator.render.gang import Together
+from xpyd_operator.render.objects import spans
 from xpyd_sidecar.contract.ids import Role, ServiceName
 from xpyd_sidecar.contract.keys import ServiceKey
 
@@ -61,6 +67,8 @@ class Shared(msgspec.Struct, frozen=True):
     """Unix seconds."""
     master: Master
     turns: Turns
+    gangs: Gangs
+    topology: Topology
     metrics: Metrics = msgspec.field(default_factory=Metrics)
 
 
@@ -86,7 +94,8 @@ class KubeBackend:
         self._warned: tuple[str, ...] = ()
         self._named: list[str] = []
         """Objects of others whose names we need, as the last round knew them."""
-        self._pods = Pods(shared.api, shared.cache, entry, self.holds)
+        self._groups = PodGroups(shared.api, entry, self.holds)
+        self._pods = Pods(shared.api, shared.cache, entry, self.holds, self._groups)
         self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=self._settings.fleet_timeout_s)
         self._switching = False
         self._both_families = True
@@ -108,7 +117,10 @@ class KubeBackend:
         entry = self._entry()
         try:
             found = await self._blueprint.desired(entry, self._shared.clock())
-            return msgspec.structs.replace(found, place_after=self._place_after)
+            if spans(self._blueprint.service):
+                await self._shared.gangs.look(self._shared.clock())
+            gang = self._shared.gangs.found is not None
+            return msgspec.structs.replace(found, uid=self.uid, place_after=self._place_after, gang=gang)
         except KeyTrouble as error:
             if not self._settings.dry_run:
                 self._keyless(entry, error)
@@ -150,7 +162,7 @@ class KubeBackend:
         found = outdated(found, pods, self._settings.sidecar_image, now)
         self._switching = any(each.switching for each in mine)
         self._planner.look(self._told.fleet, found, [each for each in routers if each.usable], now)
-        self._named = self._children.taken
+        self._named = self._taken
         clients = f"Service {service.name}"
         return Observed(
             found,
@@ -158,6 +170,8 @@ class KubeBackend:
             fleet_known=self._told.fleet is not None,
             problems=(
                 *troubles(self._named, self._blueprint.valid, self._told.fleet, self._shared.master.trouble),
+                *(gang_troubles(self._shared.gangs, ungrouped=self._pods.ungrouped) if spans(service) else ()),
+                *await self._shared.topology.problems(service, now),
                 *(away.problems if away is not None else ()),
             ),
         )
@@ -166,7 +180,11 @@ class KubeBackend:
     def hurried(self) -> bool:
         """Something is on its way that no watch tells of: look again soon."""
         waits = self._shared.clock() < max(self._waits_until, self._place_after)
-        return self._fleets.hurried or self._switching or waits or self._named != self._children.taken
+        return self._fleets.hurried or self._switching or waits or self._named != self._taken
+
+    @property
+    def _taken(self) -> list[str]:
+        return [*self._children.taken, *self._groups.taken]
 
     def _key_of(self, pod: Facts) -> ServiceKey | None:
         return self._keys.of(pod.key)
@@ -196,12 +214,16 @@ class KubeBackend:
         try:
             if self._choice.wanted is not None:
                 await self._keys.provide(service, self._choice.wanted, self._choice.used, now, soon=making)
+            gangs = self._shared.gangs
             if self._several:
-                await make_whole(self._pods, self._blueprint, round_, now)
+                await make_whole(self._pods, self._blueprint, gangs, round_, now)
+            if self._several or self._groups.some:
+                alive = in_groups(self._pods, gangs, round_)
+                await self._groups.tend(gangs.served, alive, self._blueprint.pod_group, now)
             await self._switches.tend(self._told.fleet, self._key_of)
             key = self._choice.of_routers(service)
             await self._children.tend(service, wanted, now, key, both_families=self._both_families,
-                                      several=self._several)
+                                      several=self._several, pods=pods_of_wanted(service, round_))
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             await self._planner.tend(self._entry(), service, planned, self._key_of, now=now)
         except ApiError as error:
@@ -218,8 +240,10 @@ class KubeBackend:
         self._entry()
         match action:
             case Create():
-                made = self._blueprint.pods_of(action.instance, action.role, action.revision)
-                await self._pods.create(made, self._shared.clock())
+                # Kueue remembers what has ended by its name, which the planner gives again.
+                together = Together(self._shared.gangs.found, f"{action.instance}-{secrets.token_hex(3)}")
+                made = self._blueprint.pods_of(action.instance, action.role, action.revision, together)
+                await self._pods.create(made, self._shared.clock(), self._blueprint.group_of(made, together))
             case Drain() | Remove():
                 if isinstance(action, Remove) and action.pause_s:
                     self._place_after = self._shared.clock() + action.pause_s

@@ -6,6 +6,8 @@ from xpyd_operator.kube.api import ApiError
 
 FIRST_S = 5.0
 LONGEST_S = 60.0
+LATELY_S = 900.0
+"""A refusal so long ago says nothing of what is refused now."""
 
 
 class Holds:
@@ -33,6 +35,10 @@ class Holds:
     def held(self, now: float) -> bool:
         """Nothing need be tried yet."""
         return now < self._until
+
+    def lately(self, now: float) -> bool:
+        """Something was refused so lately that the next may be: what is of use only as a whole is made one at a time."""
+        return self._until > 0 and now - self._until < LATELY_S
 
     def over(self, now: float) -> None:
         """Something was made, or nothing is to be made any more."""

@@ -35,8 +35,9 @@ from xpyd_operator.kube.status_writer import read
 from xpyd_operator.plan.counts import Counts, counts, target
 from xpyd_operator.plan.desired import Desired, Revision
 from xpyd_operator.render.compare import differs
+from xpyd_operator.render.gang import Gang, Together, grouped, joined_by, pod_group
 from xpyd_operator.render.judge import Judgement, judge
-from xpyd_operator.render.labels import router_name
+from xpyd_operator.render.labels import INSTANCE_OF, router_name
 from xpyd_operator.render.objects import router_deployment
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
@@ -109,8 +110,10 @@ class Blueprint:
             raise Refused(self.valid.message or "no document was accepted yet")
         return self._service
 
-    def pods_of(self, instance: InstanceName, role: Role, revision: Revision) -> tuple[Body, ...]:
-        """The pods of an instance of the document in force, the leader's first.
+    def pods_of(
+        self, instance: InstanceName, role: Role, revision: Revision, together: Together
+    ) -> tuple[Body, ...]:
+        """The pods of an instance of the document in force, the leader's first, in the groups of ``together``.
 
         Raises:
             XpydError: this revision of the role is not in force any more.
@@ -118,7 +121,18 @@ class Blueprint:
         if self.revisions.get(role) != revision:
             raise XpydError(f"{instance} was planned of {revision}, which is not in force any more")
         key = self._keys.wanted.pod if self._keys.wanted is not None else None
-        return engine_pods(self.service, role, instance, revision, self._settings, key=key)
+        return grouped(engine_pods(self.service, role, instance, revision, self._settings, key=key), together)
+
+    def group_of(self, pods: Sequence[Body], together: Together) -> tuple[Gang, Body] | None:
+        """What a scheduler is told of the pods of an instance; None: nothing."""
+        gang, leader = together.gang, pods[0]
+        if gang is None or joined_by(leader) != gang.kind:
+            return None
+        return gang, self.pod_group(gang, leader["metadata"]["labels"][INSTANCE_OF], len(pods))
+
+    def pod_group(self, gang: Gang, instance: InstanceName, size: int) -> Body:
+        """The group of an instance of so many pods."""
+        return pod_group(gang, self.service, instance, size)
 
     async def desired(self, entry: Entry, now: float) -> Desired:
         """For the planner.

@@ -61,9 +61,10 @@ class Children:
         *,
         both_families: bool = True,
         several: bool = False,
+        pods: Mapping[Role, int] | None = None,
     ) -> None:
-        """Make everything as it should be. ``key``: of routers in pods of their own; ``both_families`` and ``several``: as
-        ``objects.children`` has them.
+        """Make everything as it should be. ``key``: of routers in pods of their own; the others are those of
+        ``objects.children``.
 
         Raises:
             ApiError: something could not be written; everything else was.
@@ -76,7 +77,7 @@ class Children:
             if entry is not None and not entry.deleting and controller(entry.body["metadata"]) == uid:
                 work.append(self._delete(entry))
             self._taken.pop((kind, name), None)
-        rendered = self._children(service, counts, key, both_families=both_families, several=several)
+        rendered = self._children(service, counts, key, both_families=both_families, several=several, pods=pods)
         work += [self._child(service, wanted, now) for wanted in rendered]
         work += [self._pool(service, role, counts[role], now) for role in Role]
         await all_of(each for each in work if each is not None)
@@ -88,11 +89,18 @@ class Children:
         return entry if ours and entry is not None and not entry.deleting else None
 
     def _children(
-        self, service: DisaggService, counts: Mapping[Role, int], key: PodKey | None, *, both_families: bool, several: bool
+        self,
+        service: DisaggService,
+        counts: Mapping[Role, int],
+        key: PodKey | None,
+        *,
+        both_families: bool,
+        several: bool,
+        pods: Mapping[Role, int] | None,
     ) -> tuple[Body, ...]:
-        made_of = (service, tuple(sorted(counts.items())), key, both_families, several)
+        made_of = (service, tuple(sorted(counts.items())), key, both_families, several, tuple(sorted((pods or {}).items())))
         if self._rendered[0] != made_of:
-            made = children(service, counts, self._settings, key, both_families=both_families, several=several)
+            made = children(service, counts, self._settings, key, both_families=both_families, several=several, pods=pods)
             self._rendered = (made_of, made)
         return self._rendered[1]
 

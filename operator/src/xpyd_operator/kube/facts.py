@@ -12,8 +12,10 @@ from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.names import member_of
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.render import labels
+from xpyd_operator.render.gang import Kind, joined_by, queued_as
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import Assignment
+from xpyd_sidecar.contract.group import MOST_MEMBERS
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 Body = dict[str, Any]
@@ -60,10 +62,10 @@ class Facts(msgspec.Struct, frozen=True):
     layout: str = ""
     """What it says of the whole of such an instance: how many members, and a hash of what they are made of."""
     size: int = 1
-    """Members of its instance; 0: it does not say so any more."""
+    """Members of its instance, ``MOST_MEMBERS`` at most; 0: it does not say so any more."""
     created: float = 0.0
-    placed: bool = False
-    """It has a node."""
+    placed: float = 0.0
+    """Since when it has a node; 0: it has none, or is not known to."""
     unplaced: float = 0.0
     """Since when no node takes it; 0: it has one, or was not looked at yet."""
     away: bool = False
@@ -72,6 +74,10 @@ class Facts(msgspec.Struct, frozen=True):
     """It has ended, and never runs again."""
     began: bool = False
     """Its engine was ready once since it was started."""
+    gang: Kind | None = None
+    """How it is in the group of its instance; None: it is in none."""
+    queued_as: str = ""
+    """In which group Kueue admits it; empty: none."""
 
     @property
     def leads(self) -> bool:
@@ -107,7 +113,6 @@ def facts(pod: Body) -> Facts:
     role = Role(label[labels.ROLE]) if label.get(labels.ROLE) in set(Role) else None
     told = _told(metadata) if role is not None else None
     instance, member = member_of(metadata["name"])
-    size = str((metadata.get("annotations") or {}).get(labels.MEMBERS, ""))
     ready = condition(status, "Ready") or {}
     return Facts(
         name=metadata["name"],
@@ -134,20 +139,30 @@ def facts(pod: Body) -> Facts:
         instance=instance,
         member=member,
         layout=str((metadata.get("annotations") or {}).get(labels.LAYOUT, "")),
-        size=1 if member is None else int(size) if size.isdecimal() else 0,
+        size=1 if member is None else _size(metadata),
         created=unix(metadata.get("creationTimestamp")),
-        placed=bool((pod.get("spec") or {}).get("nodeName")),
-        unplaced=_unplaced(status),
+        placed=_since(status, "True"),
+        unplaced=_since(status, "False"),
         away=status.get("reason") == "NodeLost" or ready.get("status") == "Unknown",
         over=status.get("phase") in ("Failed", "Succeeded"),
         began=bool(main.get("started")),
+        gang=joined_by(pod) if member is not None else None,
+        queued_as=queued_as(pod) if member is not None else "",
     )
 
 
-def _unplaced(status: Body) -> float:
+def _size(metadata: Body) -> int:
+    """Members of its instance, as its annotation says; 0 where that is no number of members (a person wrote it)."""
+    text = str((metadata.get("annotations") or {}).get(labels.MEMBERS, ""))
+    size = int(text) if len(text) <= len(str(MOST_MEMBERS)) and text.isdecimal() else 0
+    return size if size <= MOST_MEMBERS else 0
+
+
+def _since(status: Body, scheduled: str) -> float:
+    """Since when the scheduler says this of it; it says nothing of one that a gate holds."""
     placing = condition(status, "PodScheduled") or {}
-    without = placing.get("status") == "False" and placing.get("reason") != "SchedulingGated"
-    return unix(placing.get("lastTransitionTime")) if without else 0.0
+    said = placing.get("status") == scheduled and placing.get("reason") != "SchedulingGated"
+    return unix(placing.get("lastTransitionTime")) if said else 0.0
 
 
 def _ipv4_alone(spec: Body) -> bool:

@@ -87,7 +87,8 @@ def _unfinished(members: Sequence[Facts], now: float, current: Collection[Revisi
 def together(parts: Sequence[Instance], members: Sequence[Facts], stands: Standing) -> Instance:
     """What the planner sees. ``parts``: each pod as if it were an instance of its own, in the order of ``members``."""
     lead, fact = parts[0], members[0]
-    without = [each for each in members if each.unplaced]
+    without = [each.unplaced for each in members if each.unplaced]
+    placed = [each.placed for each in members if each.placed]
     phase, since, problem = _seen(parts, members, stands)
     return msgspec.structs.replace(
         lead,
@@ -100,8 +101,10 @@ def together(parts: Sequence[Instance], members: Sequence[Facts], stands: Standi
         roster=lead.roster and fact.leads,
         router=lead.router and fact.leads,
         parts=max(1, fact.size),
+        missing=fact.size - len(members) if stands.state == "making" else 0,
+        placed=len(placed),
         unplaced=len(without),
-        unplaced_since=min((each.unplaced for each in without), default=0.0),
+        unplaced_since=max(min(without), min(placed, default=0.0)) if without else 0.0,
     )
 
 

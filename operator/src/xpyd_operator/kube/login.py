@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse
 from kubernetes.aio import config as kubernetes_config
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
 from xpyd_operator import __version__
@@ -63,10 +63,7 @@ class Login(msgspec.Struct, frozen=True):
             LoginError: see ``configuration``.
         """
         configuration = await self.configuration()
-        configuration.connection_pool_maxsize = width + 4
-        client = ApiClient(configuration)
-        client.user_agent = USER_AGENT
-        return Api(client, counter, width=width, timeout_s=timeout_s)
+        return Api(session(configuration), configuration.host, counter, width=width, timeout_s=timeout_s)
 
 
 def session(configuration: Configuration, middlewares: Sequence[ClientMiddlewareType] = ()) -> aiohttp.ClientSession:

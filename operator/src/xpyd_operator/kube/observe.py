@@ -57,9 +57,8 @@ def instances(
         current: the revisions in force; None: not known.
     """
     heard = {each.instance: each for each in told.fleet.instances} if told.fleet is not None else {}
-    theirs = {ordinal: name for name in taken if (ordinal := ordinal_of(service, member_of(name)[0])) is not None}
     several: dict[int, list[tuple[Facts, Entry]]] = {}
-    found: dict[int, Instance] = {}
+    others: dict[int, dict[str, Instance]] = {}
     for entry in pods:
         fact = entry.derived(facts)
         ordinal = ordinal_of(service, fact.instance)
@@ -68,11 +67,12 @@ def instances(
         if fact.owner == uid and (fact.role is not None or fact.member is not None):
             several.setdefault(ordinal, []).append((fact, entry))
         else:
-            theirs.pop(ordinal, None)
-            found[ordinal] = _foreign(fact.name, ordinal, ours=fact.owner == uid, ending=bool(fact.ends_by))
-    for ordinal, name in theirs.items():
-        if ordinal not in several or member_of(name)[1] is not None:
-            found[ordinal] = _foreign(name, ordinal, ours=False, ending=False)
+            others.setdefault(ordinal, {})[fact.name] = _foreign(
+                fact.name, ordinal, ours=fact.owner == uid, ending=bool(fact.ends_by))
+    for name in taken:
+        if (ordinal := ordinal_of(service, member_of(name)[0])) is not None:
+            others.setdefault(ordinal, {}).setdefault(name, _foreign(name, ordinal, ours=False, ending=False))
+    found = {ordinal: next(iter(those.values())) for ordinal, those in others.items()}
     for ordinal, entries in several.items():
         entries.sort(key=lambda one: one[0].member or 0)
         said = heard.get(entries[0][0].instance)
@@ -83,8 +83,8 @@ def instances(
             continue
         serves = None if told.fleet is None else said is not None and said.state is State.READY
         stands = groups.standing(members, now, current=current, serves=serves)
-        if ordinal in found and stands.state != "ending" and (why := found[ordinal].problem) is not None:
-            stands = groups.Standing("broken", why.message)
+        if stands.state != "ending" and (why := _in_the_way(members, others.get(ordinal, {}))):
+            stands = groups.Standing("broken", why)
         found[ordinal] = groups.together(parts, members, stands)
     return tuple(found[ordinal] for ordinal in sorted(found))
 
@@ -173,6 +173,14 @@ def _foreign(name: str, ordinal: int, *, ours: bool, ending: bool) -> Instance:
     elif not ending:
         found = Problem("NameTaken", f"pod {name} belongs to somebody else; rename or delete it to free the name")
     return Instance(member_of(name)[0], ordinal, Role.DECODE, Revision(""), Phase.LOST, problem=found)
+
+
+def _in_the_way(members: list[Facts], others: dict[str, Instance]) -> str:
+    """Why a group cannot be whole for a pod that is no member of it and has, or is, what it needs; empty where it can."""
+    lacking = set(range(members[0].size)) - {each.member for each in members}
+    problems = [each.problem for name, each in others.items()
+                if member_of(name)[1] in lacking or (each.problem is not None and each.problem.reason == "Unrecognized")]
+    return next((each.message for each in problems if each is not None), "")
 
 
 def _why(fleet: Fleet, role: Role) -> str:

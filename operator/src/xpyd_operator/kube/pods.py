@@ -1,10 +1,11 @@
 """Pods are made, labelled and deleted, each only as the very object that was seen. An instance may have several of them
-(``groups``): they are made one after the other, and deleted together.
+(``groups``): they are made together, but for the leader, which is made last, and deleted together.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,11 @@ from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.backoff import Holds
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import all_of
-from xpyd_operator.kube.facts import controller, facts
+from xpyd_operator.kube.facts import Facts, controller, facts
+from xpyd_operator.kube.podgroups import PodGroups
 from xpyd_operator.plan.actions import Label
 from xpyd_operator.render import labels
+from xpyd_operator.render.gang import Gang, joined_by
 from xpyd_sidecar.contract.ids import InstanceName
 
 logger = logging.getLogger(__name__)
@@ -29,11 +32,15 @@ class Pods:
     All methods raise ApiError where the API server refuses otherwise or does not answer.
     """
 
-    def __init__(self, api: Api, cache: Cache, owner: Entry, holds: Holds) -> None:
+    def __init__(self, api: Api, cache: Cache, owner: Entry, holds: Holds, groups: PodGroups) -> None:
+        self.ungrouped = False
+        """The API server took the last pod of a group, and left out in which one it is."""
+        self._groups = groups
         self._api = api
         self._cache = cache
         self._namespace, self._service, self._uid = owner.namespace, owner.name, owner.uid
         self._holds = holds
+        self._turn = asyncio.Lock()
         self._taken: dict[str, float] = {}
         """Names of pods of others, which carry no label of ours → when to try again."""
 
@@ -42,20 +49,41 @@ class Pods:
         self._taken = {name: when for name, when in self._taken.items() if now < when}
         return tuple(self._taken)
 
-    def leads(self, instance: InstanceName) -> bool:
-        """Whether the pod that speaks for an instance is there."""
-        return leader_of(self.all_of(instance)) is not None
-
     def all_of(self, instance: InstanceName) -> list[Entry]:
         """The pods of an instance that are ours, in no order."""
         return [each for each in self._mine() if each.derived(facts).instance == instance]
 
-    async def create(self, pods: Sequence[dict[str, Any]], now: float) -> None:
-        """Make those pods of an instance that are not there, the leader (the first) once all others are; unless something
-        only means to wait.
+    def by_instance(self) -> dict[InstanceName, list[Entry]]:
+        """The pods of all instances that are ours."""
+        found: dict[InstanceName, list[Entry]] = {}
+        for each in self._mine():
+            found.setdefault(each.derived(facts).instance, []).append(each)
+        return found
+
+    def members(self) -> list[Facts]:
+        """Of instances of several pods."""
+        return [fact for each in self._mine() if (fact := each.derived(facts)).member is not None]
+
+    async def create(self, pods: Sequence[dict[str, Any]], now: float, group: tuple[Gang, dict[str, Any]] | None) -> None:
+        """Make those pods of an instance that are not there, the leader (the first) once all others are, and before them
+        the group that they are in; unless something only means to wait. After a refusal one instance is made after the
+        other, so that what a quota leaves goes to whole ones.
         """
+        async with self._turn if len(pods) > 1 and self._holds.lately(now) else contextlib.nullcontext():
+            await self._create(pods, now, group)
+
+    async def _create(
+        self, pods: Sequence[dict[str, Any]], now: float, group: tuple[Gang, dict[str, Any]] | None
+    ) -> None:
+        if group is not None and not await self._groups.provide(*group, now):
+            return
         leader, *others = pods
-        there = await asyncio.gather(*(self._make(pod, now) for pod in others))
+        there: list[bool] = []
+
+        async def make(pod: dict[str, Any]) -> None:
+            there.append(await self._make(pod, now))
+
+        await all_of(make(pod) for pod in others)
         if all(there):
             await self._make(leader, now)
 
@@ -67,7 +95,10 @@ class Pods:
         if self._holds.held(now):
             return False
         try:
-            self._cache.wrote("Pod", await self._api.create("Pod", self._namespace, pod))
+            made = await self._api.create("Pod", self._namespace, pod)
+            if joined_by(pod) is not None:
+                self.ungrouped = joined_by(made) is None
+            self._cache.wrote("Pod", made)
         except ApiError as error:
             if error.conflict:
                 await self._recognize(name, now)

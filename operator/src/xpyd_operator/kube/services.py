@@ -20,10 +20,12 @@ from xpyd_operator.kube.blueprint import Gone, Refused
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import facts
+from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.logs import about
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.topology import Topology
 from xpyd_operator.kube.turns import Turns
 from xpyd_operator.loop import SLOWEST_S, converge
 from xpyd_operator.plan.round import Round
@@ -87,7 +89,7 @@ class Services:
             master = Master(self._api, settings.operator_namespace, settings.master_secret, self._derived_keys,
                             dry_run=settings.dry_run)
             self._shared = Shared(self._api, self._cache, settings, self._events, session, time.time, master,
-                                  Turns(self._cache), self._metrics)
+                                  Turns(self._cache), Gangs(self._api, settings), Topology(self._api), self._metrics)
             sender = asyncio.create_task(self._events.run(), name="events")
             in_order = False
             try:

@@ -20,6 +20,9 @@ class OperatorSettings(KubeSettings, frozen=True, kw_only=True):
     """Most requests to the API server at the same time, of all services together."""
     rounds: int = 16
     """Most services that have a round at the same time."""
+    gang: Literal["auto", "none", "kubernetes", "volcano", "coscheduling"] = "auto"
+    """How instances of several pods are placed as a whole (``render.gang``); ``auto``: as Kubernetes does it, where it
+    does."""
     dry_run: bool = False
     """Plan and log, write nothing."""
     fleet_timeout_s: float = 2.0

@@ -8,6 +8,7 @@ import msgspec
 
 from xpyd_operator.api.status import Condition, ServiceStatus
 from xpyd_operator.errors import XpydError
+from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.master import KeyTrouble
 from xpyd_operator.kube.status import stalled
 from xpyd_operator.plan.conditions import bounded
@@ -42,6 +43,18 @@ def troubles(
         found.append(Problem("AgentWarns", f"{', '.join(sorted(names)[:_NAMED])}: {words}"))
     if lacking is not None:
         found.append(Problem(lacking.reason, str(lacking)))
+    return tuple(found)
+
+
+def gang_troubles(gangs: Gangs, *, ungrouped: bool) -> tuple[Problem, ...]:
+    """Why instances of several pods are not placed as a whole though somebody asked for it. ``ungrouped``: the API server
+    takes pods without the group that they were to be in.
+    """
+    found = [Problem("GangNotServed", gangs.trouble)] if gangs.trouble else []
+    if ungrouped:
+        words = ("the API server serves PodGroups and takes no spec.schedulingGroup of pods: turn on the feature gate "
+                 "GenericWorkload for it and the scheduler, or start the operator with --gang none")
+        found.append(Problem("GangNotServed", words))
     return tuple(found)
 
 

@@ -55,8 +55,12 @@ class Desired(msgspec.Struct, frozen=True):
     """Which limit keeps the counts from what was asked for, in words; empty where none does."""
     limited: tuple[str, str] = ("", "")
     """The part of ``held`` that is about prefill, and about decode."""
+    uid: str = ""
+    """Of the service, where it has one: by it services that would do the same at the same time are kept apart."""
     place_after: float = 0.0
     """Before this, unix seconds, no instance of several parts is made (``placing``)."""
+    gang: bool = False
+    """A scheduler is told which parts are one instance, and places all of them or none (``placing``)."""
     stopping: bool = False
     """The service is to end: router first, so that nothing new comes in, then the instances."""
 

@@ -111,10 +111,16 @@ class Instance(msgspec.Struct, frozen=True):
     """When its role was changed last, unix seconds; meaningful while ``switching``."""
     parts: int = 1
     """How many it is made of, each with a place of its own."""
+    missing: int = 0
+    """Of an instance of several parts that is being made: those that are not there yet."""
+    placed: int = 0
+    """Of an instance of several parts: those that have a place,"""
     unplaced: int = 0
-    """Of an instance of several parts: those that find no place."""
+    """and those that find none; the others are not there, or nobody looked for a place for them yet."""
     unplaced_since: float = 0.0
-    """Since when the first of them does not, unix seconds."""
+    """Since when the first of them does not, or since when it is half an instance, where others have places; unix
+    seconds.
+    """
 
     @property
     def leaving(self) -> bool:

@@ -11,7 +11,7 @@ Laws
     8. Clients always reach a router that knows the roster, as long as one can (``routers``).
     9. What the platform restarts by itself is left to it; what it never starts again is removed.
    10. Where one role has too many and the other too few, a running instance takes the other role (``switch``).
-   11. While a part of an instance finds no place, no other instance of several parts is made (``placing``).
+   11. While an instance has places for a part of itself alone, no other one of several parts is made (``placing``).
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     actions: list[Action] = []
     waits: list[Wait] = []
     _router(desired, observed, now, actions, waits)
-    gone = [_finish(instance, desired.drain_timeout_s, now) for instance in observed.instances]
+    gone = [_finish(instance, desired, now) for instance in observed.instances]
     actions += [action for action in gone if action]
     going = {action.instance for action in gone if action}
-    without, placed = placing.turns(observed.instances, going, now)
+    without, placed = placing.turns(observed.instances, going, now, gang=desired.gang, uid=desired.uid)
     actions += without
     going |= {action.instance for action in without}
     held = placed or _pause(desired, now)
@@ -152,7 +152,7 @@ def _add(
 
 def _pause(desired: Desired, now: float) -> str:
     """Why no instance of several parts is made although none waits for places; empty where they are made."""
-    paused = 0 < desired.place_after - now <= placing.PAUSE_S  # later than that: the clock was set back
+    paused = 0 < desired.place_after - now <= placing.PAUSE_S + placing.SPREAD_S  # later than that: the clock was set back
     return "others can have the places of one that found too few of them" if paused else ""
 
 
@@ -185,15 +185,15 @@ def _router(desired: Desired, observed: Observed, now: float, actions: list[Acti
         actions.append(StartRouter(desired.router, "its settings changed"))
 
 
-def _finish(instance: Instance, drain_timeout_s: float, now: float) -> Remove | None:
+def _finish(instance: Instance, desired: Desired, now: float) -> Remove | None:
     """The removal of an instance that is through with its work, had all the time it gets, or never runs again."""
     if _spent(instance, now) and instance.problem is not None:
-        pause_s = placing.PAUSE_S if instance.problem.reason == UNFINISHED else 0.0
+        pause_s = placing.pause_s(desired.uid, now) if instance.problem.reason == UNFINISHED else 0.0
         return Remove(instance.name, f"it will never run again: {instance.problem.reason}", pause_s)
     if instance.phase is Phase.DRAINED:
         return Remove(instance.name, "drained")
-    if instance.phase is Phase.DRAINING and now - instance.since >= drain_timeout_s:
-        return Remove(instance.name, f"not drained within {drain_timeout_s:g} s")
+    if instance.phase is Phase.DRAINING and now - instance.since >= desired.drain_timeout_s:
+        return Remove(instance.name, f"not drained within {desired.drain_timeout_s:g} s")
     return None
 
 
@@ -235,7 +235,7 @@ def _end(desired: Desired, observed: Observed, now: float) -> Plan:
         elif instance.ready:
             actions.append(Drain(instance.name, "the service ends"))
         else:
-            gone = _finish(instance, desired.drain_timeout_s, now)
+            gone = _finish(instance, desired, now)
             if gone:
                 actions.append(gone)
     return Plan(tuple(actions))

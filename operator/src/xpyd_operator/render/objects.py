@@ -54,10 +54,12 @@ def children(
     *,
     both_families: bool = True,
     several: bool = False,
+    pods: Mapping[Role, int] | None = None,
 ) -> tuple[dict[str, Any], ...]:
     """Everything that is server-side applied. ``counts``: wanted instances of each role; ``key``: of routers in pods of
     their own; ``both_families``: every router there is listens on IPv6, too, so that Services may lead to it by both;
-    ``several``: there are instances of several pods, whatever the document asks for.
+    ``several``: there are instances of several pods, whatever the document asks for; ``pods``: how many pods of each role
+    the wanted instances have, where there are some of other sizes than the document asks for.
 
     Each object carries a hash of what it was rendered to: without it, a field that is no longer rendered would look like
     one that others added (``differs``), and stay.
@@ -71,7 +73,7 @@ def children(
     for role in Role:
         selector = labels.selector(service, role=role)
         missing = service.spec.rollout.unavailable(counts[role])
-        wanted = counts[role] * service.spec.role(role).parallelism.pods
+        wanted = counts[role] * service.spec.role(role).parallelism.pods if pods is None else pods[role]
         found.append(budget(service, labels.role_name(service.name, role), selector, wanted, missing))
     if service.spec.router.placement == "deployment":
         name = labels.router_name(service.name)
@@ -160,7 +162,8 @@ def _members_service(service: DisaggService, families: dict[str, str]) -> dict[s
 
 def _engines_service(service: DisaggService) -> dict[str, Any]:
     """Gives every member of an instance a name, ready or not: they must meet before any of them can be ready. Agents
-    listen on all families from the first release with members on.
+    listen on all families from the first release with members on. Only by the label without which the operator does not
+    see a pod: one more that somebody takes away would take the name away for ever.
     """
     port = {"name": "agent", "port": AGENT_PORT, "protocol": "TCP"}
     return _service(
@@ -171,7 +174,7 @@ def _engines_service(service: DisaggService) -> dict[str, Any]:
             "clusterIP": "None",
             "ipFamilyPolicy": "PreferDualStack",
             "publishNotReadyAddresses": True,
-            "selector": labels.selector(service, component=labels.ENGINE),
+            "selector": labels.selector(service),
             "ports": [port | {"targetPort": port["port"]}],
         },
     )

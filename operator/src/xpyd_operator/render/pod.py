@@ -47,22 +47,33 @@ def engine_pods(
     Raises:
         Unsupported: the model cannot be read in a pod, or the template takes away what xpyd needs.
     """
-    count = service.spec.role(role).parallelism.pods
-    return tuple(engine_pod(service, role, name, revision, settings, key=key, index=index) for index in range(count))
+    members = _members(service, role, name)
+    return tuple(_pod(service, role, members, index, revision=revision, settings=settings, key=key)
+                 for index in range(len(members)))
 
 
 def engine_pod(
     service: DisaggService, role: Role, name: InstanceName, revision: Revision, settings: KubeSettings,
-    *, key: PodKey | None = None, index: int = 0,
+    *, key: PodKey | None = None,
 ) -> dict[str, Any]:
-    """One of them, by its index.
+    """The first of them.
 
     Raises:
         Unsupported: as ``engine_pods``.
     """
+    return _pod(service, role, _members(service, role, name), 0, revision=revision, settings=settings, key=key)
+
+
+def _members(service: DisaggService, role: Role, name: InstanceName) -> tuple[Member, ...]:
     shared = at.KV_SHARED if service.spec.kv.shared_memory is not None else ""
+    return layout(service, role, name, model_path(service), shared)
+
+
+def _pod(
+    service: DisaggService, role: Role, members: tuple[Member, ...], index: int, *, revision: Revision,
+    settings: KubeSettings, key: PodKey | None,
+) -> dict[str, Any]:
     key = key or keys.unknown(service.name)
-    members = layout(service, role, name, model_path(service), shared)
     member = members[index]
     several = member.size > 1
     pod = {
