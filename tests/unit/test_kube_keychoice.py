@@ -17,7 +17,7 @@ from kube_keys import MASTERS, OLD, encoded, key, master, secret_name, store_mas
 from memory_api import MemoryApi
 
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.backend import KubeBackend, Shared
+from xpyd_operator.kube.backend import KubeBackend
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import Facts, facts, secret_of
@@ -27,6 +27,7 @@ from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Told
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.shared import Shared
 from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.round import Round

@@ -7,40 +7,34 @@ finds its object gone or changed is no error, since the watch tells and the next
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable
 
-import aiohttp
 import msgspec
 
 from xpyd_operator.api.status import ServiceStatus
 from xpyd_operator.errors import XpydError
-from xpyd_operator.kube.api import Api, ApiError
+from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backoff import Holds
 from xpyd_operator.kube.blueprint import Blueprint, Gone
-from xpyd_operator.kube.cache import OWNER_KIND, Cache, Entry
+from xpyd_operator.kube.cache import OWNER_KIND, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
-from xpyd_operator.kube.events import Events, now_text
+from xpyd_operator.kube.events import now_text
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import Fleets
-from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.key import ServiceKeys
 from xpyd_operator.kube.keychoice import KeyChoice
-from xpyd_operator.kube.master import KeyTrouble, Master
-from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.observe import Told, front, instances
+from xpyd_operator.kube.master import KeyTrouble
+from xpyd_operator.kube.observe import Told, front, instances, picture
 from xpyd_operator.kube.outdated import outdated
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.podgroups import PodGroups
 from xpyd_operator.kube.pods import Pods
 from xpyd_operator.kube.routers import RouterTroubles, router_troubles
-from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.shared import Shared
 from xpyd_operator.kube.status import pool_status, service_status
 from xpyd_operator.kube.status_writer import StatusWriter, read
 from xpyd_operator.kube.switches import Switches
-from xpyd_operator.kube.topology import Topology
 from xpyd_operator.kube.troubles import gang_troubles, keyless, refused, troubles
-from xpyd_operator.kube.turns import Turns
 from xpyd_operator.kube.whole import in_groups, make_whole, pods_of_wanted
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
@@ -53,23 +47,6 @@ from xpyd_operator.render.gang import Together
 from xpyd_operator.render.objects import spans
 from xpyd_sidecar.contract.ids import Role, ServiceName
 from xpyd_sidecar.contract.keys import ServiceKey
-
-
-class Shared(msgspec.Struct, frozen=True):
-    """What the backends of all services have together."""
-
-    api: Api
-    cache: Cache
-    settings: OperatorSettings
-    events: Events
-    session: aiohttp.ClientSession
-    clock: Callable[[], float]
-    """Unix seconds."""
-    master: Master
-    turns: Turns
-    gangs: Gangs
-    topology: Topology
-    metrics: Metrics = msgspec.field(default_factory=Metrics)
 
 
 class KubeBackend:
@@ -153,7 +130,7 @@ class KubeBackend:
             now,
             limit=service.spec.router.max_sidecars + 1,
             tls=service.spec.router.tls.secret is not None,
-            picture=_picture(seen, now),
+            picture=picture(seen, now),
             prefill=prefill,
         )
         found = instances(ServiceName(service.name), self.uid, pods, self._told, now, taken=self._pods.taken(now),
@@ -315,10 +292,3 @@ class KubeBackend:
         if entry is None or entry.uid != self.uid or entry.deleting:
             raise Gone(f"{self.namespace}/{self.name} is being deleted")
         return entry
-
-
-def _picture(pods: list[Facts], now: float) -> Hashable:
-    """Changes with everything that a router's answer may depend on; every second while some pod takes another role."""
-    second = int(now) if any(each.switching for each in pods) else 0
-    return hash(frozenset(
-        (each.uid, each.phase, bool(each.ends_by), each.roster, each.router, each.ip, each.role, second) for each in pods))

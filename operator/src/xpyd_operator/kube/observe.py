@@ -6,7 +6,7 @@ and on the router. Nothing is remembered: all times come from the pod. What seve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -189,3 +189,10 @@ def _why(fleet: Fleet, role: Role) -> str:
     if suspended:
         return f": {', '.join(suspended)}"
     return ": none is known to the router" if not mine else ": none is ready"
+
+
+def picture(pods: list[Facts], now: float) -> Hashable:
+    """Changes with everything that a router's answer may depend on; every second while some pod takes another role."""
+    second = int(now) if any(each.switching for each in pods) else 0
+    return hash(frozenset(
+        (each.uid, each.phase, bool(each.ends_by), each.roster, each.router, each.ip, each.role, second) for each in pods))

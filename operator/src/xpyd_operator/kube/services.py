@@ -15,7 +15,7 @@ import aiohttp
 
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import Api
-from xpyd_operator.kube.backend import KubeBackend, Shared
+from xpyd_operator.kube.backend import KubeBackend
 from xpyd_operator.kube.blueprint import Gone, Refused
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
 from xpyd_operator.kube.events import Events
@@ -25,6 +25,7 @@ from xpyd_operator.kube.logs import about
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.shared import Shared
 from xpyd_operator.kube.topology import Topology
 from xpyd_operator.kube.turns import Turns
 from xpyd_operator.loop import SLOWEST_S, converge

@@ -15,7 +15,7 @@ from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import metadata
 from xpyd_operator.render.overlay import overlay
 from xpyd_operator.render.paths import AGENT_PORT
-from xpyd_operator.render.pod import engine_pods, grace_s, pod_revision
+from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.policies import budget, clients_policy, pods_policy
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.sidecar import clients_volumes, router_container
@@ -235,7 +235,7 @@ def _router_template(
         "spec": {
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": grace_s(service),
+            "terminationGracePeriodSeconds": at.grace_s(service),
             "securityContext": at.pod_security(settings),
             "topologySpreadConstraints": at.spread(selector),
             "containers": [router_container(service, settings, key)],

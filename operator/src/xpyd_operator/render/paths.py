@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
+from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract import launch
 
@@ -120,3 +122,8 @@ def spread(labels: dict[str, str]) -> list[dict[str, Any]]:
             "labelSelector": {"matchLabels": labels},
         }
     ]
+
+
+def grace_s(service: DisaggService) -> int:
+    """Seconds from the deletion of a pod until it is killed."""
+    return math.ceil(service.spec.drain.timeout_s) + MARGIN_S

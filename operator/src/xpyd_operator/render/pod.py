@@ -87,7 +87,7 @@ def _pod(
             "restartPolicy": "Always",
             "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT to a URL, on which vLLM ends
             "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": grace_s(service),
+            "terminationGracePeriodSeconds": at.grace_s(service),
             "securityContext": at.pod_security(settings),
             "topologySpreadConstraints": at.spread(labels.selector(service, role=role)),
             "initContainers": [install_container(settings),
@@ -98,11 +98,6 @@ def _pod(
     }
     template = service.spec.role(role).template
     return pod if template is None else overlay(pod, template, f"spec.{role}.template")
-
-
-def grace_s(service: DisaggService) -> int:
-    """Seconds from the deletion of a pod until it is killed."""
-    return math.ceil(service.spec.drain.timeout_s) + at.MARGIN_S
 
 
 def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
@@ -205,13 +200,12 @@ def engine_container(service: DisaggService, role: Role, member: Member, key: Po
     """The container ``main`` of a member, before the user's template."""
     engine = service.spec.engine
     several = member.size > 1
-    args = (*member.args, *group.port_args(member))
     return {
         "name": labels.MAIN,
         "image": engine.image,
         "imagePullPolicy": engine.image_pull_policy,
         "command": group.command(service, member) if several else [*at.LISTENING, member.module],
-        "args": [literal(argument) for argument in args],
+        "args": [literal(argument) for argument in (*member.args, *group.port_args(member))],
         "env": engine_variables(service, role, member, key),
         **({"ports": [{"name": "engine", "containerPort": at.ENGINE_PORT, "protocol": "TCP"}]} if member.serves else {}),
         "resources": _resources(service.spec.role(role)),

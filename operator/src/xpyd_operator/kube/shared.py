@@ -1,0 +1,35 @@
+"""What the backends of all services of one operator have together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import aiohttp
+import msgspec
+
+from xpyd_operator.kube.api import Api
+from xpyd_operator.kube.cache import Cache
+from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.gangs import Gangs
+from xpyd_operator.kube.master import Master
+from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.topology import Topology
+from xpyd_operator.kube.turns import Turns
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """Made when the operator begins."""
+
+    api: Api
+    cache: Cache
+    settings: OperatorSettings
+    events: Events
+    session: aiohttp.ClientSession
+    clock: Callable[[], float]
+    """Unix seconds."""
+    master: Master
+    turns: Turns
+    gangs: Gangs
+    topology: Topology
+    metrics: Metrics = msgspec.field(default_factory=Metrics)
