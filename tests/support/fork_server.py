@@ -145,7 +145,6 @@ def import_all() -> None:
 
 def become(asked: dict[str, Any]) -> NoReturn:
     """In the fork: be what the command says."""
-    os.setsid()
     log = os.open(asked["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -203,13 +202,20 @@ def serve(connection: socket.socket) -> None:
                 return
             *lines, rest = (rest + got).split(b"\n")
             for line in lines:
+                leads, led = os.pipe()
                 pid = os.fork()
                 if pid == 0:
+                    os.setsid()
+                    os.close(leads)
+                    os.close(led)
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     for one in (connection, woken, wake):
                         one.close()
                     become(json.loads(line))
+                os.close(led)
+                os.read(leads, 1)  # ends when the fork leads its session: who kills that sooner would kill nobody
+                os.close(leads)
                 connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
 
 
