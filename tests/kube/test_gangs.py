@@ -11,6 +11,7 @@ import pytest
 from kube_client import Object
 from kube_team import Team, label
 from node_agent import INSTANCE, MEMBER, Script
+from testcluster.errors import CommandFailed
 from testcluster.light import LightCluster
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
@@ -28,10 +29,24 @@ async def served(cluster: LightCluster, kind: str) -> AsyncIterator[None]:
     file = str(CRDS / f"{kind}.yaml")
     await asyncio.to_thread(cluster.kubectl, "apply", "--server-side", "-f", file)
     await asyncio.to_thread(cluster.kubectl, "wait", "--for=condition=Established", "-f", file, "--timeout=30s")
+    end = asyncio.get_running_loop().time() + 60.0
+    while not await asyncio.to_thread(told_of, cluster, VERSIONS[kind]):  # later, where the group has versions of its own
+        assert asyncio.get_running_loop().time() < end, f"the API server does not tell of {VERSIONS[kind]}"
+        await asyncio.sleep(0.3)
     try:
         yield
     finally:
         await asyncio.to_thread(cluster.kubectl, "delete", "-f", file, "--wait=false")
+
+
+def told_of(cluster: LightCluster, version: str) -> bool:
+    """Whether who asks what the API server serves hears of groups of this version."""
+    try:
+        return '"podgroups"' in cluster.kubectl("get", "--raw", f"/apis/{version}")
+    except CommandFailed as error:
+        if "NotFound" in str(error):
+            return False
+        raise
 
 
 async def begin(team: Team, monkeypatch: pytest.MonkeyPatch, gang: str, **decode: object) -> None:

@@ -347,7 +347,7 @@ async def test_instances_of_several_pods_need_some_more(installed: LightCluster,
             await team.apply(team.document(decode=wide))
             await team.wait_condition("Degraded", words=("NameTaken", "PodGroup qwen-e1"))
             await team.kube.request("DELETE", f"{path}/qwen-e1")
-            await team.wait_settled("1P2D")
+            await team.wait(lambda: team.shape() == "1P2D" and len(team.ready()) == 3, "it serves, whatever nodes say")
             await team.apply(team.document(decode=1))
             await team.wait(lambda: team.shape() == "1P1D" and "qwen-engines" not in team.of("Service"), "nothing is left")
             await team.delete()
