@@ -34,6 +34,7 @@ GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "stream": True,
                           "stream_options": {"include_usage": True}}
 PROMPT = {"prompt": "A block is what a lease is for. Hello wörld, 日本 "}
 MESSAGES = {"messages": [{"role": "user", "content": "Hi, tell me € about 日本"}]}
+HALF_SAID = "behind a character that was half said"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", PROMPT),
     "chat": ("/v1/chat/completions", MESSAGES),
@@ -92,8 +93,11 @@ def test_a_decode_engine_that_stands_still_and_one_that_is_killed(tmp_path: Path
         for name, pair in streams.items():
             first, second = pair[0].seen(), pair[1].seen()
             if name == "sampled":  # has no second run: both are whole, and nothing more can be compared
-                assert [one.usage["completion_tokens"] for one in (first, second)] == [GREEDY["max_tokens"]] * 2, pair
-                assert sorted(_continued(stream) for stream in pair) == [0, 1]
+                # But for a cut inside a character, behind which it may be that nobody can tell which text is new (0026).
+                half = HALF_SAID in (tmp_path / "router.log").read_text()
+                whole = [one.usage["completion_tokens"] for one in (first, second) if one.usage is not None]
+                assert whole == [GREEDY["max_tokens"]] * (1 if half else 2), pair
+                assert sorted(_continued(stream) for stream in pair) == [0, 0 if half else 1]
                 continue
             for stream, seen in zip(pair, (first, second), strict=True):
                 assert stream.events[-1] == "[DONE]", (name, stream.events[-2:])
