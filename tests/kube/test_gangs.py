@@ -19,7 +19,7 @@ CRDS = Path(__file__).resolve().parent.parent / "data/podgroups"
 WIDE = {"replicas": 2, "parallelism": {"tensor": 2, "pods": 2, "device": "none"},
         "template": {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-a"}}}}
 PREFILL = {"replicas": 1, "parallelism": {"tensor": 2, "device": "none"}}
-VERSIONS = {"kubernetes": "scheduling.k8s.io/v1beta1", "volcano": "scheduling.volcano.sh/v1beta1",
+VERSIONS = {"volcano": "scheduling.volcano.sh/v1beta1",
             "coscheduling": "scheduling.x-k8s.io/v1alpha1"}
 
 
@@ -127,19 +127,6 @@ async def test_what_was_asked_for_and_is_not_served_is_a_condition_and_the_servi
     said = await quiet_team.wait_condition("Degraded", words=("GangNotServed", "install Volcano"))
     assert "--gang auto or none" in said["message"]
     await quiet_team.wait(lambda: quiet_team.shape() == "1P4D", "it serves all the same")
-
-
-async def test_an_api_server_that_serves_groups_and_drops_them_from_pods_is_named(
-    cluster: LightCluster, quiet_team: Team, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``auto`` finds Kubernetes' own; this API server's pods know no schedulingGroup, as where the feature gate is off."""
-    async with served(cluster, "kubernetes"):
-        await begin(quiet_team, monkeypatch, "auto")
-        await quiet_team.wait_condition("Degraded", words=("GangNotServed", "GenericWorkload"))
-        await quiet_team.wait(lambda: quiet_team.shape() == "1P4D", "it serves all the same")
-        found = await wait_groups(quiet_team, "kubernetes", 2, "the groups are made")
-        assert {str(each["spec"]) for each in found.values()} == {
-            str({"disruptionMode": {"all": {}}, "schedulingPolicy": {"gang": {"minCount": 2}}})}
 
 
 async def test_a_label_that_no_node_has_is_said_before_any_pod_is_late(
