@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign_groups import BACK_S, KILL, GroupInCluster
+from campaign_groups import BACK_S, KILL, GroupInCluster, served
 from dp_engines import PLUGIN
 from engines import Engine, post
 from make_model import ensure_moe
@@ -151,24 +151,14 @@ def multi(operator: FullCluster) -> FullCluster:
 
 @pytest.fixture(scope="module")
 def ranks(answer: str, multi: FullCluster, images: Images, plugins: Path) -> Iterator[RanksInCluster]:
-    service = RanksInCluster(multi, images, plugins)
-    service.apply()
-    try:
-        service.wait_ready("1P1D", BACK_S)
+    with served(RanksInCluster(multi, images, plugins)) as service:
         yield service
-    finally:
-        service.remove()
 
 
 @pytest.fixture(scope="module")
 def wide(multi: FullCluster, images: Images) -> Iterator[GroupInCluster]:
-    service = GroupInCluster(multi, images)
-    service.apply()
-    try:
-        service.wait_ready("1P1D", BACK_S)
+    with served(GroupInCluster(multi, images)) as service:
         yield service
-    finally:
-        service.remove()
 
 
 def test_ranks_over_pods_prefill_and_decode_as_one_engine(ranks: RanksInCluster, answer: str) -> None:

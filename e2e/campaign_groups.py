@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from service_in_cluster import ASK, Images, ServiceInCluster, asked, check
@@ -108,17 +108,26 @@ class GroupInCluster(ServiceInCluster):
         return {str(pod["metadata"]["uid"]) for pod in found if ending or "deletionTimestamp" not in pod["metadata"]}
 
 
-@pytest.fixture(scope="module")
-def service(operator: FullCluster, images: Images) -> Iterator[GroupInCluster]:
-    operator.kubectl("-n", "xpyd-system", "set", "env", "deployment/xpyd-operator", "XPYD_MULTI_POD=true")
-    operator.kubectl("-n", "xpyd-system", "rollout", "status", "deployment/xpyd-operator", "--timeout=120s", timeout_s=130)
-    service = GroupInCluster(operator, images)
+Wide = TypeVar("Wide", bound=GroupInCluster)
+
+
+@contextlib.contextmanager
+def served(service: Wide) -> Iterator[Wide]:
+    """It serves as 1P1D, and is removed in the end."""
     service.apply()
     try:
         service.wait_ready("1P1D", BACK_S)
         yield service
     finally:
         service.remove()
+
+
+@pytest.fixture(scope="module")
+def service(operator: FullCluster, images: Images) -> Iterator[GroupInCluster]:
+    operator.kubectl("-n", "xpyd-system", "set", "env", "deployment/xpyd-operator", "XPYD_MULTI_POD=true")
+    operator.kubectl("-n", "xpyd-system", "rollout", "status", "deployment/xpyd-operator", "--timeout=120s", timeout_s=130)
+    with served(GroupInCluster(operator, images)) as service:
+        yield service
 
 
 def test_two_pods_prefill_as_one_engine_and_the_answer_is_that_of_decode_alone(service: GroupInCluster) -> None:

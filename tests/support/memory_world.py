@@ -10,12 +10,13 @@ from kube_documents import document, pod
 from kube_keys import master, turns
 from memory_api import MemoryApi
 
-from xpyd_operator.kube.backend import KubeBackend, Shared
+from xpyd_operator.kube.backend import KubeBackend
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.shared import Shared
 from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.round import Round
@@ -69,3 +70,21 @@ class MemoryWorld:
     def condition(self, kind: str) -> dict[str, Any]:
         status = self.api.objects[OWNER_KIND, "team-a", "qwen"].get("status") or {}
         return next((each for each in status.get("conditions", ()) if each["type"] == kind), {})
+
+
+def pods(world: MemoryWorld) -> dict[str, dict[str, Any]]:
+    """All that there are, by name."""
+    return {at[2]: body for at, body in world.api.objects.items() if at[0] == "Pod"}
+
+
+async def settle(world: MemoryWorld, rounds: int = 8, *, size: int) -> None:
+    """Rounds of 6 s, after each of which pods run. No engine begins before all ``size`` members of its group are there."""
+    def complete(body: dict[str, Any]) -> bool:
+        name = body["metadata"]["name"]
+        instance = name.rpartition("-")[0]
+        return name.count("-") == 1 or all(f"{instance}-{index}" in pods(world) for index in range(size))
+
+    for _ in range(rounds):
+        await world.round()
+        world.api.run_pods(world.cache, pod(0)["status"] | {"podIP": ""}, complete)
+        world.now += 6

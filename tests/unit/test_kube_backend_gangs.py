@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import aiohttp
 import pytest
-from kube_documents import pod
-from memory_world import MemoryWorld
+from memory_world import MemoryWorld, pods
+from memory_world import settle as settle_groups
 
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.gangs import LOOK_S
@@ -21,7 +22,7 @@ VERSION = "scheduling.k8s.io/v1beta1"
 GROUP = resource_of(VERSION)
 WIDE = {"prefill": {"replicas": 1, "resources": {}},
         "decode": {"replicas": 2, "parallelism": {"tensor": 2, "pods": 2, "device": "none"}}}
-READY = pod(0)["status"] | {"podIP": ""}
+settle = partial(settle_groups, size=2)
 Body = dict[str, Any]
 
 
@@ -37,10 +38,6 @@ async def world() -> AsyncIterator[MemoryWorld]:
         yield made
 
 
-def pods(world: MemoryWorld) -> dict[str, Body]:
-    return {at[2]: body for at, body in world.api.objects.items() if at[0] == "Pod"}
-
-
 def members(world: MemoryWorld) -> dict[str, Body]:
     return {name: body for name, body in pods(world).items() if name.count("-") == 2}
 
@@ -52,18 +49,6 @@ def made(world: MemoryWorld) -> list[str]:
 def lose(world: MemoryWorld, name: str) -> None:
     """It is gone at once."""
     world.cache.gone("Pod", world.api.objects.pop(("Pod", "team-a", name)))
-
-
-async def settle(world: MemoryWorld, rounds: int = 8) -> None:
-    for _ in range(rounds):
-        await world.round()
-        world.api.run_pods(world.cache, READY, lambda body: whole(world, body["metadata"]["name"]))
-        world.now += 6
-
-
-def whole(world: MemoryWorld, name: str) -> bool:
-    instance = name.rpartition("-")[0]
-    return name.count("-") == 1 or all(f"{instance}-{index}" in pods(world) for index in range(2))
 
 
 async def test_a_group_is_made_before_its_pods_and_goes_after_them(world: MemoryWorld) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import aiohttp
 import pytest
 from kube_documents import pod
-from memory_world import MemoryWorld
+from memory_world import MemoryWorld, pods
+from memory_world import settle as settle_groups
 
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.blueprint import Refused
@@ -23,6 +25,7 @@ WIDE = {"prefill": {"replicas": 1, "resources": {}},
         "decode": {"replicas": 2, "parallelism": {"tensor": 3, "pods": 3, "device": "none"}}}
 NAMES = {"qwen-e0"} | {f"qwen-e{instance}-{member}" for instance in (1, 2) for member in range(3)}
 READY = pod(0)["status"] | {"podIP": ""}
+settle = partial(settle_groups, size=3)
 PENDING = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
                                                "message": "0/2 nodes", "lastTransitionTime": "2026-01-01T00:00:01Z"}]}
 
@@ -44,10 +47,6 @@ async def test_an_operator_that_was_not_told_to_take_instances_of_several_pods_r
         with pytest.raises(Refused, match=r"spec.decode.parallelism.pods: .* only an operator with --multi-pod takes them"):
             await world.round()
         assert not pods(world)
-
-
-def pods(world: MemoryWorld) -> dict[str, dict[str, Any]]:
-    return {at[2]: body for at, body in world.api.objects.items() if at[0] == "Pod"}
 
 
 def created(world: MemoryWorld) -> list[str]:
@@ -79,19 +78,6 @@ def check(world: MemoryWorld) -> None:
         others = [pods(world).get(f"{name[:-1]}{index}") for index in range(3)]
         assert None not in others, f"{name} without all others"
         assert len({each["metadata"]["annotations"][labels.LAYOUT] for each in others if each}) == 1
-
-
-async def settle(world: MemoryWorld, rounds: int = 8) -> None:
-    for _ in range(rounds):
-        await world.round()
-        world.api.run_pods(world.cache, READY, lambda body: complete(world, body["metadata"]["name"]))
-        world.now += 6
-
-
-def complete(world: MemoryWorld, name: str) -> bool:
-    """No engine begins before all members of its group are there."""
-    instance = name.rpartition("-")[0]
-    return name.count("-") == 1 or all(f"{instance}-{index}" in pods(world) for index in range(3))
 
 
 async def test_the_leader_is_written_last(world: MemoryWorld) -> None:
