@@ -14,12 +14,13 @@ from kube_keys import master, turns
 from memory_api import MemoryApi
 from planner_traffic import PROMPT, Traffic, counted, instance
 
-from xpyd_operator.kube.backend import KubeBackend, Shared
+from xpyd_operator.kube.backend import KubeBackend
 from xpyd_operator.kube.cache import OWNER_KIND, Cache, Entry
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.shared import Shared
 from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.planner.run import Planning
