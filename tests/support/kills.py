@@ -75,6 +75,11 @@ class Report:
     unfinished: list[str] = field(default_factory=list)
 
     @property
+    def whole(self) -> int:
+        """Engines that died as a whole."""
+        return sum(self.ways[way.value] for way in WHOLE)
+
+    @property
     def finished_share(self) -> float:
         return self.finished / self.killed if self.killed else 1.0
 
@@ -163,8 +168,10 @@ class Killer:
                     self._down.discard(engine)
 
 
-async def kill_streams(fleet: RouterFleet, kills: int, seed: int, requests: list[Request] | None = None) -> Report:
-    """Send recorded requests, ``SHARE`` of them to be killed, until so many kills are done."""
+async def kill_streams(fleet: RouterFleet, kills: int, seed: int, requests: list[Request] | None = None, *,
+                       whole: int = 2) -> Report:
+    """Send recorded requests, ``SHARE`` of them to be killed, until so many kills are done, and so many engines have died
+    as a whole: one at a time dies so, thus a slow machine sees fewer of those among the same number of kills."""
     source = random.Random(seed)
     corpus = requests or load().requests
     killer = Killer(fleet, source)
@@ -174,7 +181,7 @@ async def kill_streams(fleet: RouterFleet, kills: int, seed: int, requests: list
 
     async def worker(mine: int) -> None:
         number = 0
-        while report.kills < kills:
+        while report.kills < kills or report.whole < whole:
             number += 1
             name = f"k{mine}-{number}"
             request = source.choice(corpus)
