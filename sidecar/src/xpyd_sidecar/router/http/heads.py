@@ -57,8 +57,7 @@ def fresh() -> str:
     The system is asked for many at a time. A process of its own draws its own: nothing is shared with a child.
     """
     if not _drawn:
-        made = os.urandom(_BYTES * _AT_ONCE).hex()
-        _drawn.extend([made[at:at + 2 * _BYTES] for at in range(0, len(made), 2 * _BYTES)])
+        _drawn.extend(os.urandom(_BYTES * _AT_ONCE).hex(" ", _BYTES).split())
     return _drawn.pop()
 
 
@@ -213,7 +212,6 @@ def is_preflight(method: str, headers: Headers) -> bool:
 
 MAX_HEADS = 256
 MAX_BYTES = 2048
-MAX_DIGITS = 9
 ONCE = frozenset({b"x-request-id", b"traceparent"})
 Like = tuple[bytes, bytes]
 """A head but for its length: what stands before ``ength: ``, and in the lines behind that one."""
@@ -231,18 +229,14 @@ class KnownHead(msgspec.Struct, frozen=True):
 
 
 def whole_read(data: bytes) -> tuple[Like, bytes] | None:
-    """A read as one whole request with a body: its head but for the length, and the body.
+    """A read as one whole request with a body: its head but for the length, and the body. ``KnownHeads`` knows more of it.
 
-    None: it is none, or not one that could be known.
+    None: it is none.
     """
     head, _, body = data.partition(b"\r\n\r\n")
     before, _, rest = head.partition(b"ength: ")
     length, _, behind = rest.partition(b"\r\n")
-    if not body or len(head) > MAX_BYTES or not before.endswith(_LENGTHS):
-        return None
-    if not length.isdigit() or len(length) > MAX_DIGITS or int(length) != len(body):
-        return None
-    return (before, behind), body
+    return ((before, behind), body) if body and length == b"%d" % len(body) else None
 
 
 class KnownHeads:
@@ -252,6 +246,7 @@ class KnownHeads:
       * A head is kept if each of its headers stands in one line, which is its own: then leaving one line out leaves the
         others what they were.
       * A head that names its request (``ONCE``) will not come again, and is not kept.
+      * What stands before the length is the name of its header, which is the one that counts.
       * At most ``MAX_HEADS`` are kept, of at most ``MAX_BYTES`` each.
     """
 
@@ -262,6 +257,8 @@ class KnownHeads:
 
     def keep(self, like: Like, head: KnownHead) -> None:
         """It was parsed and found in order."""
+        if not like[0].endswith(_LENGTHS) or sum(map(len, like)) > MAX_BYTES:
+            return
         lines = b"\r\n".join(filter(None, like)).split(b"\r\n")
         if not ONCE.isdisjoint(head.headers) or any(line[:1] in b" \t" for line in lines) or (
                 len(lines) != len(head.headers) + 2):

@@ -152,7 +152,7 @@ class BodyLayout:
     a text or messages of text, in one call: so it is whole, plain, and not deep.
     """
 
-    __slots__ = ("_ends", "_head", "_most", "_read", "_tail", "shape")
+    __slots__ = ("_behind", "_ends", "_first", "_most", "_numbers", "_read", "_tail", "shape")
 
     def __init__(self, shape: Shape, between: list[bytes], long: int, *, text: bool) -> None:
         """``long``: which slot is the one that is no number; ``text``: it is a string, no messages."""
@@ -160,24 +160,32 @@ class BodyLayout:
         self.shape = shape
         self._read: Callable[[bytes], object] = _text if text else text_messages
         self._ends = b'""' if text else b"[]"
-        self._head = re.compile(_NUMBER.join(map(re.escape, head))).match
-        self._tail = re.compile(_NUMBER.join(map(re.escape, tail)) + rb"\Z").search
+        self._first, self._behind = head[0], tail[0]
+        self._numbers = re.compile(b"".join(_NUMBER + re.escape(part) for part in head[1:])).match if head[1:] else None
+        self._tail = re.compile(b"".join(_NUMBER + re.escape(part) for part in tail[1:]) + rb"\Z").match
         self._most = sum(map(len, tail)) + MAX_DIGITS * len(tail)
 
     def slots(self, body: bytes) -> list[bytes] | None:
         """Those of a body; None: it is not written like this."""
-        head = self._head(body)
-        tail = None if head is None else self._tail(body, max(head.end(), len(body) - self._most))
-        if head is None or tail is None:
+        start = len(self._first)
+        before: tuple[bytes, ...] = ()
+        at = body.rfind(self._behind, -self._most)
+        if at < start or not body.startswith(self._first):
             return None
-        value = body[head.end():tail.start()]
-        if value[:1] + value[-1:] != self._ends:
+        if self._numbers is not None:
+            found = self._numbers(body, start, at)
+            if found is None:
+                return None
+            start, before = found.end(), found.groups()
+        tail = self._tail(body, at + len(self._behind))
+        value = body[start:at]
+        if tail is None or value[:1] + value[-1:] != self._ends:
             return None
         try:
             self._read(value)
         except bodies.BAD_JSON:
             return None
-        return [*head.groups(), value, *tail.groups()]
+        return [*before, value, *tail.groups()]
 
 
 def layout_of(body: bytes, shape: Shape, found: Looked) -> BodyLayout | None:
