@@ -42,7 +42,7 @@ from xpyd_sidecar.engine import compat, memory_sizes, worker_rpc, worker_side
 from xpyd_sidecar.engine.connector import XpydConnector
 from xpyd_sidecar.engine.kv_cache import Move
 from xpyd_sidecar.kv.copies import Copy
-from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.session.sender import Kept
 from xpyd_sidecar.threads import termination_log
@@ -173,6 +173,27 @@ def test_a_prompt_whose_chunks_keep_coming_may_take_longer_than_one_load_timeout
         skip(1.5)
     p.scheduler.ended(one.theirs)
     one.wait_loaded()
+
+
+def test_blocks_of_a_transfer_that_has_ended_are_nobody_elses_before_its_ranks_have_let_go(
+        make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control has lost decode, and the link of data has not: workers hear late that nothing is to be sent any more."""
+    p, d = make("p", keep_bytes=2 * LAYERS * LAYER_BLOCK), make("d")
+    one = Transfer(p, d, tokens=12 * BLOCK)
+    one.ask()
+    told: list[Any] = []
+    monkeypatch.setattr(p.scheduler._carrying.crew, "let_go", lambda release: told.append(release) or True)
+    one.compute()
+    assert p.workers[0]._saving.waiting, "no block waits for room"
+    p.scheduler._hearing.decode_lost(d.peer(), Outcome.PEER_LOST, "it is silent")
+    end = time.monotonic() + 2.0
+    while not d.recved and time.monotonic() < end:
+        p.step(writes=(one.source, 9) if one.theirs.request_id in p.sent else None)
+        d.step()
+    assert not d.recved or d.holds(one.target, one.prompt, first=0), "KV of another request, with right checksums"
+    (release,) = told
+    p.workers[0]._sender.release(release.key, release.outcome, release.reason)
+    until(lambda: one.theirs.request_id in p.sent, p, d)
 
 
 @late

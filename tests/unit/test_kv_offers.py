@@ -237,3 +237,26 @@ def test_blocks_of_all_groups_that_ranks_have_not_copied_out_are_held() -> None:
     assert offers.holds("r"), "the state is not copied yet"
     offers.copied(0, KEY, 1)
     assert offers.take_copied() == {"r"}
+
+
+def test_blocks_of_a_leg_that_was_ended_are_held_until_every_rank_has_let_go_whenever_its_request_ends() -> None:
+    for request_first in (True, False):
+        offers = opened(ranks=2)
+        offers.step("r", [[1, 2, 3]], computed=300)
+        if request_first:
+            offers.end("r")
+        offers.peer_lost(D, Outcome.PEER_LOST, "it is silent")
+        offers.end("r")
+        offers.copied(0, KEY, 3)
+        assert (offers.holds("r"), offers.take_copied()) == (True, set()), "rank 1 may still copy them out"
+        offers.rank_ended(1, KEY, Outcome.PEER_LOST, "it is silent", 0)
+        assert offers.take_copied() == {"r"}
+
+
+def test_blocks_of_a_leg_that_was_aborted_in_the_middle_are_held_until_what_was_pushed_is_copied_or_let_go() -> None:
+    offers = opened()
+    offers.step("r", [[1]], computed=128)
+    assert [type(one) for one in offers.end("r")] == [SendGone, Release]
+    assert offers.holds("r")
+    offers.rank_ended(0, KEY, Outcome.ABORTED, "", 0)
+    assert offers.take_copied() == {"r"}

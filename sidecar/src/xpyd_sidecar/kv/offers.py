@@ -7,7 +7,8 @@ Laws
    A leg that lacks a block in the step that makes it final is withdrawn: nothing is sent in its place.
 3. A leg that ends before all its blocks were pushed is withdrawn, and every rank lets go. So is one whose blocks turn out
    not to be what they were taken for, in whatever state (``engine.siblings``).
-   One that was pushed holds its blocks after its end until every rank has copied them out, or let go.
+   Whatever becomes of it, its blocks are held after its end until every rank has copied out what was pushed, or let go:
+   else a rank that hears of its end late would send another request's KV in its name.
 4. A transfer that decode does not want is pushed no further; its leg just finishes.
 5. Decode is told of work for a transfer that is not yet pushed whole: once for each growth, and only of steps that have
    ended. A step that hangs is the last one that anything is told in.
@@ -248,7 +249,7 @@ class Offers:
     def end(self, request: str) -> list[Instruction]:
         """The request has ended, however and in whatever state."""
         leg = self._legs.pop(request, None)
-        if leg is not None and leg.state is State.PUSHED and self._uncopied(leg):
+        if leg is not None and leg.key in self._open and self._uncopied(leg):
             self._holding[leg.key] = request
         if leg is None or leg.state is not State.OPEN:
             return []
@@ -296,7 +297,7 @@ class Offers:
         return max((leg.pushed - leg.copied.get(rank, 0) for rank in leg.open_ranks), default=0)
 
     def _let_go(self, leg: Leg) -> None:
-        if leg.key in self._holding and (leg.state is State.CLOSING or not self._uncopied(leg)):
+        if leg.key in self._holding and not self._uncopied(leg):
             self._copied.add(self._holding.pop(leg.key))
 
     def spoiled(self, key: Key, reason: str) -> list[Instruction]:
@@ -357,5 +358,4 @@ class Offers:
         leg.state = State.CLOSING
         leg.failed = leg.failed or (outcome, reason)
         self._waits = None
-        self._let_go(leg)
         return [Release(leg.key, outcome, reason)]
