@@ -96,6 +96,23 @@ def test_the_pool_takes_over_and_then_it_is_busy_until_something_leaves() -> Non
     assert not b.forget(key("b"))
 
 
+def test_of_an_offer_no_more_is_looked_at_than_the_prompt_has_blocks() -> None:
+    b, looked = buffer(), []
+
+    def cuts() -> Iterator[BufferedCut]:
+        for at in range(1 << 32):
+            looked.append(at)
+            yield cut(0, at)
+
+    assert not b.offer(key("a"), cuts()), "nobody expects it"
+    assert not looked
+    b.expect(key("a"), A, 4, 0)
+    with pytest.raises(ValueError, match="more than the prompt has"):
+        b.offer(key("a"), cuts())
+    assert looked == [0, 1, 2, 3, 4]
+    assert b.used == (0, 0)
+
+
 def test_what_no_request_claims_leaves_after_its_time() -> None:
     b = buffer()
     b.expect(key("a"), A, 2, 0)

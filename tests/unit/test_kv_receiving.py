@@ -291,6 +291,18 @@ def test_a_load_that_has_failed_is_not_opened_again() -> None:
     assert receiving.load(order(2), 0.0) == receiving.fail("r", key(), Outcome.DEADLINE, "x") == []
 
 
+def test_a_name_that_comes_again_with_another_transfer_is_another_load() -> None:
+    """vLLM waits for its report for ever, and keeps its blocks."""
+    receiving = begun()
+    fill(receiving)
+    other = Key(TransferId("b" * 32), Attempt(1), 1)
+    assert [type(one) for one in receiving.load(order()._replace(key=other), 1.0)] == [Ask]
+    assert [type(one) for one in receiving.abandon("r")] == [Cancel, Finished]
+    assert receiving.fail("r", other, Outcome.DEADLINE, "x") == []
+    third = other._replace(transfer=TransferId("c" * 32))
+    assert receiving.fail("r", third, Outcome.DEADLINE, "x") == [Finished("r", third, Outcome.DEADLINE, "x", 0)]
+
+
 TWO = (From(P1, INC, (Part(Cut(0, 2, 0, 1, 16), 0, 0),)), From(P2, INC, (Part(Cut(0, 2, 1, 1, 16), 0, 1),), takers=2))
 
 

@@ -110,10 +110,13 @@ class Buffer:
         entry = self._entries.get(key)
         if entry is None:
             return False
-        wanted = list(cuts)
-        slots = {(cut.region, block) for cut in wanted for block in range(cut.first, cut.first + cut.blocks)}
-        if slots & entry.seen or len(slots) + len(entry.seen) > entry.slots:
-            raise ValueError("blocks were offered twice, or more than the prompt has")
+        wanted: list[BufferedCut] = []
+        slots: set[tuple[int, int]] = set()
+        for cut in cuts:  # a peer says how many: no more of them is looked at than the prompt can have
+            wanted.append(cut)
+            slots.update((cut.region, block) for block in range(cut.first, cut.first + cut.blocks))
+            if slots & entry.seen or len(slots) + len(entry.seen) > entry.slots:
+                raise ValueError("blocks were offered twice, or more than the prompt has")
         places: list[BufferPlace] = []
         for cut in wanted:
             place = self._allocate(cut.size)

@@ -31,7 +31,7 @@ from typing import Final
 import msgspec
 
 from xpyd_sidecar.contract.fingerprint import FingerprintFields
-from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
+from xpyd_sidecar.contract.ids import TRANSFER_ID, Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.contract.timeline import ASK_MAX, Asked, Told
@@ -47,6 +47,8 @@ WORK_MAX: Final = 512
 
 _PREFIX = struct.Struct("<4sH16sI")
 _NONE: Final = TransferId("0" * 32)
+_TRIES: Final = range(1, 1 << 32)
+"""Of attempts and generations: what has room in a prefix and in a frame's header."""
 
 
 class MessageError(ValueError):
@@ -203,9 +205,12 @@ def unpack(raw: bytes) -> Control:
         message: Control = _control_decoder.decode(raw)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise MessageError(f"control message: {error}") from None
+    if isinstance(message, Try) and not (TRANSFER_ID.fullmatch(message.transfer) and message.attempt in _TRIES
+                                         and message.generation in _TRIES):
+        raise MessageError(f"transfer, attempt, generation: {message.key} cannot be the name of a try")
     if isinstance(message, Announce):
-        if message.tokens < 1 or message.attempt < 1 or message.generation < 1 or len(message.identity) != 32:
-            raise MessageError("announce: tokens, attempt and generation must be at least 1 and identity 32 bytes")
+        if message.tokens < 1 or len(message.identity) != 32:
+            raise MessageError("announce: tokens must be at least 1 and identity 32 bytes")
         if not 0 < message.handed <= message.tokens:
             raise MessageError(f"announce.handed: {message.handed} of {message.tokens} tokens")
         if not 0 < len(message.data) <= RANKS_MAX:

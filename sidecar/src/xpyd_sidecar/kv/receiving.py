@@ -8,7 +8,8 @@ Laws
 2. A load is committed when every (source, array, block) of its current try has been placed; other tries count for nothing.
    Where one of several sources is lost or refuses, the try is lost, and the others are told.
 3. A request's load is reported once by a rank: committed, or failed with a reason. It is not opened again after that: vLLM
-   counts reports until it has one of every rank, and then the blocks may be used or given away.
+   counts reports until it has one of every rank, and then the blocks may be used or given away. Where names of requests come
+   again (vLLM can be told not to make them unique), a load of another transfer is another load.
 4. A load lasts while there is progress: a block that was missing arrives, or prefill says of work for it that has grown.
    Without either for ``load_s`` (of the time in which this side listens, ``leases.Listened``) it fails, and progress never
    takes it beyond ``limit_s``, or its order's own limit, from the first order on, however many tries it takes.
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from xpyd_sidecar.contract.ids import HostPort, Incarnation
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, TransferId
 from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease, Listened
@@ -203,7 +204,8 @@ class Receiving:
         self._cover = cover
         self._loads: dict[str, Load] = {}
         self._current: dict[Key, str] = {}
-        self._reported: Recent[str, None] = Recent()
+        self._reported: Recent[str, TransferId] = Recent()
+        """By request: the transfer of its last load."""
 
     @property
     def open(self) -> int:
@@ -212,7 +214,7 @@ class Receiving:
 
     def load(self, order: Order, now: float) -> list[Instruction]:
         """Begin a load, or take it from a newer try; once it was reported, newer tries are for other ranks only."""
-        if order.request in self._reported:
+        if self._reported.get(order.request) == order.key.transfer:
             return []
         known = self._loads.get(order.request)
         out: list[Instruction] = []
@@ -316,9 +318,9 @@ class Receiving:
         load = self._loads.get(request)
         if load is not None:
             return self._cancelled(load, outcome, reason)
-        if request in self._reported:
+        if self._reported.get(request) == key.transfer:
             return []
-        self._reported.put(request, None)
+        self._reported.put(request, key.transfer)
         return [Finished(request, key, outcome, reason, 0)]
 
     def abandon(self, request: str) -> list[Instruction]:
@@ -359,7 +361,7 @@ class Receiving:
     def _finish(self, load: Load, outcome: Outcome, reason: str, size: int) -> list[Instruction]:
         del self._loads[load.order.request]
         del self._current[load.order.key]
-        self._reported.put(load.order.request, None)
+        self._reported.put(load.order.request, load.order.key.transfer)
         return [Finished(load.order.request, load.order.key, outcome, reason, size)]
 
 

@@ -114,8 +114,8 @@ class LookupBuffer:
         if not 0 <= header.region < len(self._block_bytes) or header.blocks < 1:
             raise ValueError(f"{header.blocks} blocks of array {header.region}")
         each = self._block_bytes[header.region]
-        room = self._buffer.offer(header.key, [BufferedCut(header.region, first, blocks, blocks * each)
-                                               for first, blocks in runs(header.first, header.blocks, each, FRAME_BYTES)])
+        room = self._buffer.offer(header.key, (BufferedCut(header.region, first, blocks, blocks * each)
+                                               for first, blocks in runs(header.first, header.blocks, each, FRAME_BYTES)))
         if not room:
             self.counted.append((metrics.BUFFER_BUSY, 1))
         return room
