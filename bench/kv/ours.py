@@ -187,7 +187,7 @@ class Decode:
             receiver = Receiver(
                 LocalRank(InstanceName("d"), Incarnation(secrets.token_hex(16)), 0, KEY, self._ways, 30, largest,
                           reading=self._reading),
-                Staging(lambda: Chunk(None, memoryview(bytearray(largest))), 64), block_bytes=[block] * arrays,
+                Staging(lambda _: Chunk(None, memoryview(bytearray(largest))), 64), block_bytes=[block] * arrays,
                 cover=bool(cover), caches=caches, make=lambda size: Chunk(None, memoryview(bytearray(size))))
             machine = Receiving(load_s=600, grace_s=1, regions=arrays, cover=bool(cover))
             self._made[block, bool(cover)] = receiver, machine

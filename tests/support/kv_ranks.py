@@ -129,7 +129,7 @@ class DecodeRank:
         caches = [CacheArray(view, address_of(view), block) for view in map(memoryview, self.memory)]
         self.moved: Counter[str] = Counter()
         most = max(block, 1 << 20)
-        self.staging = Staging(lambda: Chunk(None, memoryview(bytearray(most))), chunks)
+        self.staging = Staging(lambda _: Chunk(None, memoryview(bytearray(most))), chunks)
         me = LocalRank(InstanceName("d"), D_LIFE, 0, data_key, ways, timeout_s, most, grouping, reading)
         self.receiver = Receiver(me, self.staging, block_bytes=[block] * REGIONS, cover=cover, caches=caches,
                                  make=lambda size: Chunk(None, memoryview(bytearray(size))), buffer_bytes=buffer_bytes,

@@ -12,7 +12,7 @@ def test_staging_makes_chunks_when_first_needed_and_uses_them_again() -> None:
     made: list[Chunk] = []
     freed: list[int] = []
 
-    def make() -> Chunk:
+    def make(_: int) -> Chunk:
         made.append(Chunk(None, memoryview(bytearray(8))))
         return made[-1]
 
@@ -31,7 +31,7 @@ def test_staging_makes_chunks_when_first_needed_and_uses_them_again() -> None:
 
 def test_a_chunk_with_a_home_goes_there() -> None:
     home: list[str] = []
-    staging = Staging(lambda: Chunk(None, memoryview(bytearray(4))), 1)
+    staging = Staging(lambda _: Chunk(None, memoryview(bytearray(4))), 1)
     staging.give(Chunk(None, memoryview(b""), lambda: home.append("back")))
     assert home == ["back"]
     assert staging.take() is not None
@@ -45,7 +45,7 @@ def test_now_is_done() -> None:
 def test_a_chunk_that_could_not_be_made_is_made_when_it_is_asked_for_again() -> None:
     chunk, tries = Chunk(None, memoryview(bytearray(8))), [MemoryError("pinning failed"), None]
 
-    def make() -> Chunk:
+    def make(_: int) -> Chunk:
         if (fault := tries.pop(0)) is not None:
             raise fault
         return chunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -187,6 +188,18 @@ def test_a_control_address_that_makes_no_sense_loses_the_peer_at_once(make: Call
     wait(lambda: p.lost)
     assert p.lost[0][0] is Outcome.PROTOCOL
     assert "'nowhere'" in p.lost[0][1]
+
+
+def test_a_peer_that_there_is_no_socket_for_is_given_up_at_once_and_that_is_our_own_fault(
+        make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(self: object, kind: int) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    p = make()
+    monkeypatch.setattr(zmq.Context, "socket", none)
+    p.announce(Peer(InstanceName("d"), LIFE, HostPort("127.0.0.1:1")))
+    wait(lambda: p.lost)
+    assert p.lost == [(Outcome.OVERFLOW, "this engine has no socket for it: Too many open files")]
 
 
 def stranger(d: Engine) -> zmq.Socket[Any]:

@@ -9,7 +9,6 @@ All methods but ``stop`` are called by the engine's own thread, in the order of 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import secrets
 from collections.abc import Callable, Mapping
@@ -291,8 +290,7 @@ def staging_of(size: int, frame: int, make: Callable[[int], Chunk], *, prepare: 
     arena = Allocation(make, max(2, size // frame) * frame)
     if prepare:
         arena.prepare()
-    numbers = itertools.count()
-    return Staging(lambda: arena.at(next(numbers) * frame, frame), arena.size // frame)
+    return Staging(lambda number: arena.at(number * frame, frame), arena.size // frame)
 
 
 def _buffer_bytes(options: KvOptions, cache_bytes: int) -> int:

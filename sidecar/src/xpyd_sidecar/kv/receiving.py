@@ -8,8 +8,8 @@ Laws
 2. A load is committed when every (source, array, block) of its current try has been placed; other tries count for nothing.
    Where one of several sources is lost or refuses, the try is lost, and the others are told.
 3. A request's load is reported once by a rank: committed, or failed with a reason. It is not opened again after that: vLLM
-   counts reports until it has one of every rank, and then the blocks may be used or given away. Where names of requests come
-   again (vLLM can be told not to make them unique), a load of another transfer is another load.
+   counts reports until it has one of every rank, and then the blocks may be used or given away. Where names of requests
+   come again (vLLM can be told not to make them unique), a load of another transfer is another load.
 4. A load lasts while there is progress: a block that was missing arrives, or prefill says of work for it that has grown.
    Without either for ``load_s`` (of the time in which this side listens, ``leases.Listened``) it fails, and progress never
    takes it beyond ``limit_s``, or its order's own limit, from the first order on, however many tries it takes.

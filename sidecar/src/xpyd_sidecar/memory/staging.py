@@ -24,7 +24,8 @@ class Staging:
     copies neighbours at once.
     """
 
-    def __init__(self, make: Callable[[], Chunk], most: int) -> None:
+    def __init__(self, make: Callable[[int], Chunk], most: int) -> None:
+        """``make``: the chunk of a number, again where it could not be made."""
         self._make = make
         self._most = most
         self._lock = threading.Lock()
@@ -41,8 +42,9 @@ class Staging:
                 return heapq.heappop(self._free)[1]
             if len(self._numbers) >= self._most:
                 return None
-            made = self._make()
-            self._numbers[id(made.view)] = len(self._numbers)
+            number = len(self._numbers)
+            made = self._make(number)
+            self._numbers[id(made.view)] = number
             return made
 
     def give(self, chunk: Chunk) -> None:

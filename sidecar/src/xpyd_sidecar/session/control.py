@@ -199,7 +199,11 @@ class ControlThread:
                 self._send(to, decode, parts)
 
     def _connect(self, peer: Peer) -> Decode | None:
-        sock = self._context.socket(zmq.DEALER)
+        try:
+            sock = self._context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            self._handler.decode_lost(peer, Outcome.OVERFLOW, f"this engine has no socket for it: {error}")
+            return None
         for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MESSAGE_MAX), (zmq.SNDHWM, 4096), (zmq.RCVHWM, 4096),
                               (zmq.IPV6, 1), (zmq.ROUTING_ID, secrets.token_bytes(16))):  # kept over a reconnect
             sock.setsockopt(option, value)

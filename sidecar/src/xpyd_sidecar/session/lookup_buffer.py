@@ -123,7 +123,13 @@ class LookupBuffer:
     def begin(self, header: Header) -> Slot | None:
         """A frame comes that no load has asked for: where it goes; None where nothing was granted for it."""
         place = self._buffer.take(header.key, self._cut(header))
-        return None if place is None else Slot(place, self._chunk(place, 0, place.size))
+        if place is None:
+            return None
+        try:
+            return Slot(place, self._chunk(place, 0, place.size))
+        except BaseException:  # no memory was to be had
+            self._buffer.free(place)
+            raise
 
     def complete(self, header: Header, slot: Slot) -> None:
         """That frame is here and intact."""

@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.errors import PeerGone
 from xpyd_sidecar.kv import bodies, frames
@@ -148,6 +149,8 @@ class Receiver:
             try:
                 source = DecodeEndpoint(self._shared, self._loop, address, incarnation, ended=self._lost)
             except (OSError, ValueError) as error:
+                if resources.ours(error):
+                    return Outcome.OVERFLOW, f"decode cannot connect: {resources.words(error)}", True
                 return Outcome.PEER_LOST, f"{address}: {error}", False
             self._sources[address, incarnation] = source
         return source

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, join_host_port
 from xpyd_sidecar.errors import ConfigError, PeerError, PeerGone, ProtocolError
@@ -37,6 +38,8 @@ from xpyd_sidecar.transport.tcp.link import TcpLink
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 4096
+LACK_S: Final = 1.0
+"""How long nobody is accepted after a file was lacking. Those who come wait in the kernel."""
 
 
 class Kept(NamedTuple):
@@ -93,6 +96,9 @@ class Sender:
         except (OSError, OverflowError) as error:
             raise ConfigError(f"data_port: cannot listen on {host} port {port}: {error}") from None
         self._listener.setblocking(False)
+        self._accepts_at = 0.0
+        """When the listener is looked at again; 0: it is."""
+        self._lack = resources.Complaint("decode ranks are not accepted for a second")
         self.address: HostPort = join_host_port(host, self._listener.getsockname()[1])
         self._loop = Loop("xpyd-sender", self._tick)
         self._loop.at_end(self._close_all)
@@ -167,15 +173,23 @@ class Sender:
 
     def _sum_up(self) -> None:
         """Make the sums of one copy; between two of them the loop serves its sockets."""
-        self._unsummed.popleft().make()
-        if self._unsummed:
+        sums = self._unsummed.popleft()
+        if self._unsummed:  # whatever becomes of this one
             self._loop.post(self._sum_up)
+        sums.make()
 
     def _accept(self, _: int) -> None:
         for _ in range(32):
             try:
                 sock, address = self._listener.accept()
             except BlockingIOError:
+                return
+            except OSError as error:
+                if not resources.ours(error):
+                    continue  # accept(2): as if there was none
+                self._lack.add(error)
+                self._loop.watch(self._listener, 0, self._accept)
+                self._accepts_at = time.monotonic() + LACK_S
                 return
             if len(self._peers) >= CONNECTIONS_MAX:
                 logger.warning("xpyd: refused a data link from %s: %d are open", address[0], CONNECTIONS_MAX)
@@ -230,8 +244,7 @@ class Sender:
         if isinstance(step, copies.Send):
             self._send(step)
         elif isinstance(step, copies.Free):
-            if step.uses is None or step.uses.over():
-                self._let_go(step.copy.data)
+            self._drop(step.copy.data, step.uses)
         elif isinstance(step, copies.Offer):
             if (peer := self._peers.get(step.link)) is not None:
                 peer.say(Kind.STORE, step.key, region=step.copy.region, first=step.copy.first, blocks=step.copy.blocks)
@@ -256,7 +269,11 @@ class Sender:
             self.noted.append(noted)
 
     def _send(self, step: copies.Send[Kept]) -> None:
-        data = _cut(step)
+        try:
+            data = _cut(step)
+        except MemoryError:
+            self._drop(step.copy.data, step.uses)
+            raise
         size = len(data)
         self.spilling.leaving += size
         peer = self._peers.get(step.link)
@@ -294,10 +311,12 @@ class Sender:
     def _left(self, kept: Kept, size: int, uses: copies.Uses | None) -> None:
         """A send has left, or never will."""
         self.spilling.leaving -= size
-        if uses is None or uses.over():
-            self._let_go(kept)
+        self._drop(kept, uses)
 
-    def _let_go(self, kept: Kept) -> None:
+    def _drop(self, kept: Kept, uses: copies.Uses | None) -> None:
+        """A send of a copy, of ``uses``, needs it no more; nobody else does after the last."""
+        if uses is not None and not uses.over():
+            return
         self.store.give(kept.lease)
         if kept.sums is not None:
             kept.sums.drop()
@@ -305,6 +324,9 @@ class Sender:
             kept.gone()
 
     def _tick(self, now: float) -> None:
+        if self._accepts_at and now >= self._accepts_at:
+            self._accepts_at = 0.0
+            self._loop.watch(self._listener, selectors.EVENT_READ, self._accept)
         self._carry_out(self._machine.tick(now))
         self._carry_out(self.spilling.relieve())
         for peer in list(self._peers.values()):

@@ -141,7 +141,7 @@ class NcclGrouping:
         self._hub = hub
         driver = hub.driver
         slots = [Chunk(driver.device.empty(driver.slot_bytes), memoryview(b"")) for _ in range(receives)]
-        self._staging = Staging(slots.pop, receives)
+        self._staging = Staging(slots.__getitem__, receives)
         self._bytes = receives * driver.slot_bytes
 
     def link(self, context: LinkContext, piece: int) -> NcclLink:
