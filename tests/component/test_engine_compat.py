@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 import vllm
-from vllm.config import ParallelConfig
+from vllm.config import ModelConfig, ParallelConfig
+from vllm.model_executor.layers.rotary_embedding import phi3_long_rope_scaled_rope
 
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat, connector
@@ -162,3 +164,49 @@ def test_ranks_of_a_host_share_its_memory() -> None:
         parallel = ParallelConfig(tensor_parallel_size=tensor, data_parallel_size=data, data_parallel_size_local=data,
                                   distributed_executor_backend="mp")
         assert compat.ranks_here(SimpleNamespace(parallel_config=parallel)) == tensor * data
+
+
+LONG = {
+    "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000, "pad_token_id": 0,
+    "max_position_embeddings": 4096, "original_max_position_embeddings": 1024, "torch_dtype": "float32",
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}}
+
+
+def test_engines_whose_allowed_length_decides_how_their_keys_rotate_are_told_apart(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LONG))
+    by_rope: dict[bool, set[str]] = {True: set(), False: set()}
+    for length in (512, 1024, 1025, 4096):
+        model = ModelConfig(model=str(tmp_path), skip_tokenizer_init=True, max_model_len=length, dtype="float32")
+        running = SimpleNamespace(model_config=model, compilation_config=SimpleNamespace(custom_ops=[]))
+        monkeypatch.setattr(phi3_long_rope_scaled_rope, "get_current_vllm_config", lambda running=running: running)
+        parameters = model.hf_text_config.rope_parameters
+        rope = phi3_long_rope_scaled_rope.Phi3LongRoPEScaledRotaryEmbedding(
+            16, 16, 4096, parameters["original_max_position_embeddings"], 10000, True, torch.float32,
+            parameters["short_factor"], parameters["long_factor"])
+        by_rope[rope.use_long_rope].add(common.model_text(running))
+    assert [len(texts) for texts in by_rope.values()] == [1, 1]
+    assert by_rope[True].isdisjoint(by_rope[False])
+
+
+@pytest.mark.parametrize(("written", "generation", "override", "length", "scaled"), [
+    (True, {}, {}, 32768, False), (False, {}, {}, 32769, True), (True, {"attn_temperature_tuning": True}, {}, 8, True),
+    (False, {"attn_temperature_tuning": True}, {"attn_temperature_tuning": False}, 1 << 20, False)])
+def test_how_llama_4_scales_attention_is_what_vllm_decides_whichever_process_asks(
+        written: bool, generation: dict[str, Any], override: dict[str, Any], length: int, scaled: bool) -> None:
+    def text(said: bool, length: int) -> str:
+        fields = {"model_type": "llama4", "text_config": {"model_type": "llama4_text", "attn_temperature_tuning": said}}
+        return common.model_text(SimpleNamespace(model_config=SimpleNamespace(
+            hf_config=SimpleNamespace(to_dict=lambda: fields), quantization=None, max_model_len=length,
+            try_get_generation_config=lambda: generation, override_generation_config=override)))
+
+    assert text(written, length) == text(not written, length)
+    assert f'"attn_temperature_tuning": {str(scaled).lower()}' in text(written, length)
+
+
+def test_of_all_other_models_the_allowed_length_says_nothing() -> None:
+    fields = {"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 4}}
+    texts = {common.model_text(SimpleNamespace(model_config=SimpleNamespace(
+        hf_config=SimpleNamespace(to_dict=lambda: fields), quantization=None, max_model_len=length))) for length in (2, 9)}
+    assert texts == {json.dumps([fields, None], sort_keys=True)}

@@ -251,11 +251,31 @@ def micro_batches(config: Any) -> bool:
 
 
 def model_text(config: Any) -> str:
-    """The model's configuration with every override, as JSON."""
-    fields = dict(config.model_config.hf_config.to_dict())
+    """The model's configuration with every override, as JSON, and what the length that is allowed decides of its KV."""
+    model = config.model_config
+    fields = dict(model.hf_config.to_dict())
     for name in ("_name_or_path", "transformers_version", "_commit_hash"):
         fields.pop(name, None)
-    return json.dumps([fields, config.model_config.quantization], sort_keys=True, default=str)
+    return json.dumps([fields, model.quantization, *_by_length(model, fields)], sort_keys=True, default=str)
+
+
+def _by_length(model: Any, fields: Any) -> list[str]:
+    """What ``--max-model-len`` decides of KV besides how much there may be of it; empty, for nearly all models: nothing.
+
+    vLLM takes a rope's long factors where more tokens are allowed than the model was first trained with (Phi 3), and scales
+    attention of Llama 4 above 32,768. The latter it writes into the configuration, in processes that have the model.
+    """
+    if isinstance(fields, list | tuple):
+        return [one for part in fields for one in _by_length(model, part)]
+    if not isinstance(fields, dict):
+        return []
+    found = []
+    if fields.get("rope_type") == "longrope" and model.max_model_len > fields.get("original_max_position_embeddings", 0):
+        found.append("long rope")
+    if fields.get("model_type") == "llama4_text":
+        asked = {**model.try_get_generation_config(), **model.override_generation_config}
+        fields["attn_temperature_tuning"] = asked.get("attn_temperature_tuning", model.max_model_len > 32768)
+    return found + [one for part in fields.values() for one in _by_length(model, part)]
 
 
 def model_files(config: Any) -> tuple[str, str]:
