@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import vllm
-from vllm.config import ModelConfig, ParallelConfig
+from vllm.config import ModelConfig, MultiModalConfig, ParallelConfig
 from vllm.model_executor.layers.rotary_embedding import phi3_long_rope_scaled_rope
 
 from xpyd_sidecar.contract.launch import KvOptions
@@ -210,3 +210,15 @@ def test_of_all_other_models_the_allowed_length_says_nothing() -> None:
     texts = {common.model_text(SimpleNamespace(model_config=SimpleNamespace(
         hf_config=SimpleNamespace(to_dict=lambda: fields), quantization=None, max_model_len=length))) for length in (2, 9)}
     assert texts == {json.dumps([fields, None], sort_keys=True)}
+
+
+def test_engines_that_bring_images_into_another_shape_are_told_apart_although_their_hashes_are_equal() -> None:
+    def text(**media: Any) -> str:
+        given = MultiModalConfig(**media) if media else None
+        return common.model_text(SimpleNamespace(model_config=SimpleNamespace(
+            hf_config=SimpleNamespace(to_dict=dict), quantization=None, max_model_len=9, multimodal_config=given)))
+
+    plain = text()
+    assert text(limit_per_prompt={"image": 2}) == plain
+    assert len({plain, text(mm_processor_kwargs={"do_normalize": False}), text(mm_processor_kwargs={"do_normalize": True}),
+                text(media_io_kwargs={"image": {"rgba_background_color": [0, 0, 0]}})}) == 4

@@ -251,12 +251,17 @@ def micro_batches(config: Any) -> bool:
 
 
 def model_text(config: Any) -> str:
-    """The model's configuration with every override, as JSON, and what the length that is allowed decides of its KV."""
+    """The model's configuration with every override, as JSON, and what else decides of its KV: the length that is allowed,
+    and how images, sounds and videos are brought into shape, where that was set (their hashes do not say it).
+    """
     model = config.model_config
     fields = dict(model.hf_config.to_dict())
     for name in ("_name_or_path", "transformers_version", "_commit_hash"):
         fields.pop(name, None)
-    return json.dumps([fields, model.quantization, *_by_length(model, fields)], sort_keys=True, default=str)
+    media = getattr(model, "multimodal_config", None)
+    shaped = {name: value for name in ("mm_processor_kwargs", "media_io_kwargs") if (value := getattr(media, name, None))}
+    more = [*_by_length(model, fields), *([shaped] if shaped else [])]
+    return json.dumps([fields, model.quantization, *more], sort_keys=True, default=str)
 
 
 def _by_length(model: Any, fields: Any) -> list[str]:
