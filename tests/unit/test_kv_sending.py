@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.bodies import Ready
-from xpyd_sidecar.kv.copies import Copy, Ended, Free, Refuse, Send
+from xpyd_sidecar.kv.copies import Copy, Ended, Free, Refuse, Send, Uses
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import LOOKS
 from xpyd_sidecar.kv.mapping import Cut, Kind
@@ -40,8 +40,8 @@ def copy(name: str = "c", first: int = 0, blocks: int = 2) -> Copy[str]:
 def test_copies_are_kept_until_they_are_asked_for_and_then_sent_at_once() -> None:
     sending = machine()
     assert sending.copy(KEY, copy("a"), 0.0) == []
-    assert sending.ready(1, KEY, ALL, 1.0) == [Send(1, KEY, copy("a"), 0, 2, False)]
-    assert sending.copy(KEY, copy("b", 2), 2.0) == [Send(1, KEY, copy("b", 2), 2, 2, False)]
+    assert sending.ready(1, KEY, ALL, 1.0) == [Send(1, KEY, copy("a"), 0, 2, False, Uses(1))]
+    assert sending.copy(KEY, copy("b", 2), 2.0) == [Send(1, KEY, copy("b", 2), 2, 2, False, Uses(1))]
     assert sending.done(1, KEY) == [Ended(KEY, Outcome.OK, "", True)]
     assert sending.open == 0
 
@@ -51,14 +51,14 @@ def test_only_blocks_that_decode_lacks_are_sent() -> None:
     sending.copy(KEY, copy("a", 0, 2), 0.0)
     sending.copy(KEY, copy("b", 2, 2), 0.0)
     steps = sending.ready(1, KEY, Ready(3, 2, 2, 64, checksum=False), 1.0)
-    assert steps == [Free(copy("a", 0, 2)), Send(1, KEY, copy("b", 2, 2), 3, 1, False)]
+    assert steps == [Free(copy("a", 0, 2)), Send(1, KEY, copy("b", 2, 2), 3, 1, False, Uses(1))]
 
 
 def test_ready_may_come_before_the_first_copy() -> None:
     sending = machine()
     assert sending.ready(1, KEY, ALL, 0.0) == []
     assert sending.busy(1)
-    assert sending.copy(KEY, copy(), 1.0) == [Send(1, KEY, copy(), 0, 2, False)]
+    assert sending.copy(KEY, copy(), 1.0) == [Send(1, KEY, copy(), 0, 2, False, Uses(1))]
 
 
 def test_requests_ahead_of_their_copies_are_bounded() -> None:
@@ -299,7 +299,7 @@ def test_a_copy_goes_to_each_of_its_takers_once_all_have_asked_and_is_free_when_
     assert isinstance(one, Send)
     assert isinstance(other, Send)
     assert [(each.link, each.cut) for each in (one, other)] == [(2, Cut(0, 2, 1, 1, 16)), (1, Cut(0, 2, 0, 1, 16))]
-    assert one.uses is other.uses is not None
+    assert one.uses is other.uses
     assert [one.uses.over(), one.uses.over()] == [False, True]
     assert len(sending.copy(KEY, copy("later", 2), 51.0)) == 2
     assert sending.tick(79.0) == sending.done(2, KEY) == sending.done(3, KEY) == sending.done(2, KEY) == []
@@ -360,7 +360,7 @@ def test_arrays_that_nobody_asks_for_are_not_sent() -> None:
     sending.ready(1, KEY, Ready(0, 10, 1, 32, checksum=False, cuts=(Cut(1, 1, 0, 0, 32),)), 0.0)
     assert sending.copy(KEY, copy("a"), 0.0) == [Free(copy("a"))]
     other = Copy(1, 0, 2, "b")
-    assert sending.copy(KEY, other, 0.0) == [Send(1, KEY, other, 0, 2, False)]
+    assert sending.copy(KEY, other, 0.0) == [Send(1, KEY, other, 0, 2, False, Uses(1))]
     nothing = shared()
     nothing.ready(1, KEY, Ready(0, 10, 0, 0, checksum=False), 0.0)
     assert nothing.copy(KEY, copy(), 0.0) == [Free(copy())]

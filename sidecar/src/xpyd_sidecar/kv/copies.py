@@ -23,24 +23,24 @@ class Copy(NamedTuple, Generic[C]):
     data: C
 
 
+@dataclass
 class Uses:
     """How many sends of one copy have not left yet, those to come included."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    count: int
 
     def more(self) -> None:
         """One that was to come is cut in two."""
-        self._count += 1
+        self.count += 1
 
     def over(self) -> bool:
         """One has left, or never will. Whether it was the last."""
-        self._count -= 1
-        return self._count == 0
+        self.count -= 1
+        return self.count == 0
 
 
 class Send(NamedTuple, Generic[C]):
-    """Send blocks ``first``.. of a copy over a link; the copy may be freed when they are out."""
+    """Send blocks ``first``.. of a copy over a link."""
 
     link: int
     key: Key
@@ -48,10 +48,10 @@ class Send(NamedTuple, Generic[C]):
     first: int
     blocks: int
     cover: bool
+    uses: Uses
+    """Of the copy: it may be freed when all of them are out."""
     cut: Cut | None = None
     """Send so many heads of each block; None: whole blocks."""
-    uses: Uses | None = None
-    """Of a copy that is sent more than once: it may be freed when all are out."""
     frame: int = 0
     """As ``Ready.frame``."""
 

@@ -249,23 +249,7 @@ class Sending(Generic[C]):
         return out
 
     def _send(self, key: Key, transfer: Transfer[C], copy: Copy[C]) -> list[Step[C]]:
-        if transfer.fetched:
-            return self._hold(key, transfer, copy)
-        sends: list[Send[C]] = []
-        for link, ready in transfer.takers.items():
-            wanted, cut = asked_of(ready, copy.region)
-            first, count = overlap(copy.first, copy.blocks, *blocks_asked(ready, copy.region))
-            if wanted and count:
-                cover = self.cover or ready.checksum
-                sends.append(Send(link, key, copy, first, count, cover, cut, frame=ready.frame))
-        if not sends:
-            return [Free(copy)]
-        if len(sends) == 1:
-            return [*sends]
-        uses = Uses(len(sends))
-        return [one._replace(uses=uses) for one in sends]
-
-    def _hold(self, key: Key, transfer: Transfer[C], copy: Copy[C]) -> list[Step[C]]:
+        """What of a copy somebody has asked for: at once, or, to a taker that pulls, as far as it has fetched."""
         left: dict[int, tuple[int, int, Cut | None]] = {}
         for link, ready in transfer.takers.items():
             wanted, cut = asked_of(ready, copy.region)
@@ -289,9 +273,9 @@ class Sending(Generic[C]):
                 else:
                     held.uses.more()
                     held.left[link] = upto, end, cut
-                cover = self.cover or transfer.takers[link].checksum
-                frame = transfer.takers[link].frame
-                yield Send(link, key, held.copy, first, upto - first, cover, cut, held.uses, frame)
+                ready = transfer.takers[link]
+                yield Send(link, key, held.copy, first, upto - first, self.cover or ready.checksum, held.uses, cut,
+                           ready.frame)
         transfer.held = [held for held in transfer.held if held.left]
 
     def _withdraw(self, transfer: Transfer[C], region: int, first: int) -> Copy[C] | None:
