@@ -84,15 +84,18 @@ def test_staging_that_could_not_be_made_at_first_has_whole_chunks_later() -> Non
     assert [chunk and len(chunk.view) for chunk in chunks] == [4096] * 4 + [None]
 
 
-def test_a_place_of_the_buffer_for_which_no_memory_was_to_be_had_is_free_again() -> None:
+def test_room_in_a_buffer_for_which_no_memory_is_to_be_had_is_not_promised_and_asked_for_again_later(
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     ahead = LookupBuffer(NoMemory(), buffer_bytes=1 << 20, pool_bytes=0, block_bytes=(4096,), cover=False, ttl_s=9,
                          post=lambda call: call())
     ahead.expect(Expecting(HostPort("h:1"), Incarnation("i"), key(), b"i" * 32, 4), 0.0)
-    assert ahead.store(Header(Kind.STORE, False, 0, key(), 0, 0, 2, 0))
-    with pytest.raises(MemoryError):
-        ahead.begin(Header(Kind.DATA, False, 8192, key(), 0, 0, 2, 0))
-    ahead.forget(key())
+    store = Header(Kind.STORE, False, 0, key(), 0, 0, 2, 0)
+    assert [ahead.store(store), ahead.store(store)] == [False, False]
     assert ahead.used == (0, 0)
+    assert caplog.messages == ["xpyd: nothing can be pushed ahead for 10 s: no memory for the buffer: MemoryError: "]
+    monkeypatch.setattr(ahead, "_asks_at", 0.0)
+    assert ahead.store(store)
+    assert ahead.begin(Header(Kind.DATA, False, 8192, key(), 0, 0, 2, 0)) is not None
 
 
 def test_a_copy_that_could_not_be_cut_is_let_go_and_ends_the_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ Laws
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -77,7 +77,10 @@ class BufferEntry:
 class Buffer:
     """The buffer. Not safe across threads."""
 
-    def __init__(self, buffer: Buddy, pool: Buddy, *, ttl_s: float, most: int = ENTRIES_MAX) -> None:
+    def __init__(self, buffer: Buddy, pool: Buddy, *, ttl_s: float, most: int = ENTRIES_MAX,
+                 usable: Callable[[int], bool] = lambda _: True) -> None:
+        """``usable``: whether there is memory under a tier, asked before a place of it is promised."""
+        self._usable = usable
         self._tiers = (buffer, pool)
         self._ttl_s = ttl_s
         self._most = most
@@ -199,8 +202,11 @@ class Buffer:
     def _allocate(self, size: int) -> BufferPlace | None:
         for tier, buddy in enumerate(self._tiers):
             offset = buddy.allocate(size)
-            if offset is not None:
+            if offset is None:
+                continue
+            if self._usable(tier):
                 return BufferPlace(tier, offset, size)
+            buddy.free(offset)
         return None
 
     def _leave(self, entry: BufferEntry, others: tuple[int, int], spans: Sequence[ArraySpan]) -> Iterator[Item]:

@@ -7,6 +7,8 @@ The engine's thread gives back what it has placed, and resets all of it; nothing
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +26,11 @@ from xpyd_sidecar.kv.stores import Expect
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.memory.store import Allocation
 
+logger = logging.getLogger(__name__)
+
 RETRY_S: Final = 0.1
+LACK_S: Final = 10.0
+"""How long no memory is asked for after none was to be had: to pin some takes long."""
 
 
 class Expecting(NamedTuple):
@@ -64,12 +70,14 @@ class LookupBuffer:
         self.counted: deque[tuple[str, int]] = deque()
         """Metrics and what to add, for the engine's thread to take."""
         self._arenas = (Allocation(make, buffer_bytes), Allocation(make, pool_bytes))
-        self._buffer = Buffer(Buddy(buffer_bytes), Buddy(pool_bytes), ttl_s=ttl_s)
+        self._buffer = Buffer(Buddy(buffer_bytes), Buddy(pool_bytes), ttl_s=ttl_s, usable=self._has_memory)
         self._block_bytes = block_bytes
         self._cover = cover
         self._post = post
         self._bytes = buffer_bytes + pool_bytes
         self._spare = False
+        self._asks_at = 0.0
+        """When memory may be asked for."""
 
     @property
     def used(self) -> tuple[int, int]:
@@ -120,16 +128,25 @@ class LookupBuffer:
             self.counted.append((metrics.BUFFER_BUSY, 1))
         return room
 
+    def _has_memory(self, tier: int) -> bool:
+        """Before any of it is promised: what prefill has sent it does not send again, and no session is to end for it."""
+        if self._arenas[tier].made:
+            return True
+        if time.monotonic() < self._asks_at:
+            return False
+        try:
+            self._arenas[tier].prepare()
+        except Exception as error:  # noqa: BLE001  # torch's, Python's and the system's have no common root
+            self._asks_at = time.monotonic() + LACK_S
+            logger.warning("xpyd: nothing can be pushed ahead for %g s: no memory for the buffer: %s: %s", LACK_S,
+                           type(error).__name__, error)
+            return False
+        return True
+
     def begin(self, header: Header) -> Slot | None:
         """A frame comes that no load has asked for: where it goes; None where nothing was granted for it."""
         place = self._buffer.take(header.key, self._cut(header))
-        if place is None:
-            return None
-        try:
-            return Slot(place, self._chunk(place, 0, place.size))
-        except BaseException:  # no memory was to be had
-            self._buffer.free(place)
-            raise
+        return None if place is None else Slot(place, self._chunk(place, 0, place.size))
 
     def complete(self, header: Header, slot: Slot) -> None:
         """That frame is here and intact."""
