@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from xpyd_sidecar.contract.ids import Attempt, TransferId
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.copies import Copy
+from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.sending import Sending
-from xpyd_sidecar.kv.stores import Expect
+from xpyd_sidecar.kv.stores import Busy, Expect
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.memory.store import CopyStore, StoreLease
 from xpyd_sidecar.session.sender import Kept
@@ -39,3 +45,17 @@ def test_a_look_at_a_full_store_costs_the_same_however_much_is_on_offer() -> Non
     before = Weighed.asked
     assert spilling.relieve() == []
     assert Weighed.asked - before <= REGIONS
+
+
+@pytest.mark.parametrize("retry_s", [math.nan, math.inf, -math.inf, -1.0, 0.0, 1e300])
+def test_a_decode_that_is_busy_is_not_asked_again_at_once_whatever_time_it_names(retry_s: float) -> None:
+    machine = Sending[Kept](keep_s=60, send_s=60, regions=1, block_bytes=1000, cover=True)
+    store = CopyStore(lambda size: Chunk(None, memoryview(bytearray(size))), 1 << 20)
+    spilling = Spilling(machine, store)
+    key = Key(TransferId("a" * 32), Attempt(1), 1)
+    machine.expect(1, key, Expect(1, 1000, checksum=True))
+    machine.copy(key, Copy(0, 0, 1, Kept(memoryview(bytes(1000)), StoreLease(Chunk(None, memoryview(b"")), 0))), 0.0)
+    assert store.lease(store.bound) is not None
+    assert len(spilling.relieve()) == 1
+    spilling.heard(1, "d", Header(Kind.BUSY, True, 0, key, 0, 0, 1, 0), memoryview(bodies.body(Busy(retry_s))))
+    assert spilling.relieve() == []

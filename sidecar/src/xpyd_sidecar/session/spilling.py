@@ -19,6 +19,7 @@ from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
 from xpyd_sidecar.memory.store import CopyStore
 
+RETRY_LEAST_S = 0.01
 RETRY_MOST_S = 5.0
 
 
@@ -45,7 +46,8 @@ class Spilling:
         elif header.kind is Kind.ROOM:
             steps = self._machine.room(link, key, header.region, header.first)
         elif header.kind is Kind.BUSY:
-            wait = min(max(bodies.read_body(body, Busy).retry_s, 0.01), RETRY_MOST_S)
+            asked = bodies.read_body(body, Busy).retry_s
+            wait = asked if RETRY_LEAST_S <= asked <= RETRY_MOST_S else RETRY_MOST_S  # also where it is no number
             self._machine.full(link, key, header.region, header.first, time.monotonic() + wait)
             self.counted.append((metrics.STORE_RETRIES, 1))
             return []
