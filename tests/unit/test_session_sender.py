@@ -10,11 +10,12 @@ import time
 import pytest
 from kv_ranks import TIMEOUT_S, DecodeRank, PrefillRank, content, key
 
-from xpyd_sidecar.contract.ids import split_host_port
+from xpyd_sidecar.contract.ids import Attempt, TransferId, split_host_port
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import frames
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Kind
-from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.session import sender
 from xpyd_sidecar.threads import loop
 
 
@@ -138,3 +139,18 @@ def test_nobody_looks_again_and_again_at_a_copy_that_is_not_complete(monkeypatch
         time.sleep(0.3)
         assert (mark.looks, mark.waits) == (1, 1)
         mark.passed.set()
+
+
+def test_what_a_peer_asks_for_and_cancels_grows_nothing_while_the_engine_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "REPORTS_MAX", 20)
+    with PrefillRank() as p, DecodeRank() as d:
+        for number in range(60):
+            name = Key(TransferId(f"{number:032x}"), Attempt(1), 1)
+            d.load(f"r{number}", name, p, first=0, count=1)
+            d.carry_out(d.machine.abandon(f"r{number}"))
+        last = Key(TransferId("f" * 32), Attempt(1), 1)
+        for region in range(2):
+            p.copy(last, region, 0, [content(region, 0)])
+        d.load("last", last, p, first=0, count=1)
+        d.wait(lambda: any(one.key == last for one in list(p.sender._reports)))
+        assert len(p.sender._reports) == len(p.sender.noted) == 20

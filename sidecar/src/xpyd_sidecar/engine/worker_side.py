@@ -258,8 +258,8 @@ class WorkerSide:
             noted = self._sender.noted.popleft()
             report.sent_notes.append((noted.key, packed(self._rank, noted, self._forwards.pushed(noted.key))))
         for counted in (self._sender.spilling.counted, self._receiver.ahead.counted):
-            while counted:
-                report.count(*counted.popleft())
+            for name, amount in counted.take().items():
+                report.count(name, amount)
         if levels := self._leveled():
             report.levels[self._rank] = levels
         return None if report == StepReport() else report

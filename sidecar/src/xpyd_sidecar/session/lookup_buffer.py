@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
@@ -25,6 +24,7 @@ from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.stores import Expect
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.memory.store import Allocation
+from xpyd_sidecar.threads.counts import Counts
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class LookupBuffer:
     def __init__(self, make: Callable[[int], Chunk], *, buffer_bytes: int, pool_bytes: int, block_bytes: tuple[int, ...],
                  cover: bool, ttl_s: float, post: Callable[[Callable[[], None]], None]) -> None:
         """``make``: memory of a size; ``post``: have a call made on the I/O thread."""
-        self.counted: deque[tuple[str, int]] = deque()
-        """Metrics and what to add, for the engine's thread to take."""
+        self.counted = Counts()
+        """Metrics, for the engine's thread to take."""
         self._arenas = (Allocation(make, buffer_bytes), Allocation(make, pool_bytes))
         self._buffer = Buffer(Buddy(buffer_bytes), Buddy(pool_bytes), ttl_s=ttl_s, usable=self._has_memory)
         self._block_bytes = block_bytes
@@ -125,7 +125,7 @@ class LookupBuffer:
         room = self._buffer.offer(header.key, (BufferedCut(header.region, first, blocks, blocks * each)
                                                for first, blocks in runs(header.first, header.blocks, each, FRAME_BYTES)))
         if not room:
-            self.counted.append((metrics.BUFFER_BUSY, 1))
+            self.counted.add(metrics.BUFFER_BUSY, 1)
         return room
 
     def _has_memory(self, tier: int) -> bool:
@@ -151,7 +151,7 @@ class LookupBuffer:
     def complete(self, header: Header, slot: Slot) -> None:
         """That frame is here and intact."""
         if self._buffer.insert(header.key, self._cut(header), slot.place):
-            self.counted.append((metrics.BUFFERED_BYTES, slot.place.size))
+            self.counted.add(metrics.BUFFERED_BYTES, slot.place.size)
 
     def claim(self, key: Key, identity: bytes, ready: Ready) -> list[Found]:
         """A load has begun: what the buffer has of what it asks for, by transfer, else by content. The entry is gone."""
@@ -176,7 +176,7 @@ class LookupBuffer:
         """Time passes: tries that no request has claimed in time."""
         over = self._buffer.tick(now)
         if over:
-            self.counted.append((metrics.UNCLAIMED, len(over)))
+            self.counted.add(metrics.UNCLAIMED, len(over))
         self._drop_if_spare()
         return over
 

@@ -38,6 +38,10 @@ from xpyd_sidecar.transport.tcp.link import TcpLink
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 4096
+REPORTS_MAX: Final = 1 << 16
+"""Until the engine's thread takes them. It does while it has transfers, and has no more of them at once; a peer may ask for
+some that there never were.
+"""
 LACK_S: Final = 1.0
 """How long nobody is accepted after a file was lacking. Those who come wait in the kernel."""
 
@@ -79,14 +83,14 @@ class Sender:
         self._session_link = TcpLink()
         self._began: dict[Key, float] = {}
         self._noting = TransferTrace()
-        self.noted: deque[Noted] = deque()
+        self.noted: deque[Noted] = deque(maxlen=REPORTS_MAX)
         """Transfers that have ended, for the engine's thread to take."""
         self.arenas = Arenas()
         self._peers: dict[int, PrefillEndpoint] = {}
         self._sent: dict[Key, int] = {}
         self._unsummed: deque[Sums] = deque()
         """Of copies whose checksums are not made; each copy is in the store."""
-        self._reports: deque[SendReport] = deque()
+        self._reports: deque[SendReport] = deque(maxlen=REPORTS_MAX)
         self._proved = 0
         self._held: deque[tuple[int, Key, Iterable[Copy[Kept]]]] = deque()
         """Copies that nobody may have yet, in order of their steps."""
@@ -257,7 +261,7 @@ class Sender:
             size = self._sent.pop(step.key, 0)
             began = self._began.pop(step.key, None)
             if step.confirmed and began is not None:
-                self.spilling.counted.append((metrics.PUSH_SECONDS, time.monotonic() - began))
+                self.spilling.counted.add(metrics.PUSH_SECONDS, time.monotonic() - began)
             self._ended(step.key, confirmed=step.confirmed)
             confirmed = size if step.confirmed else 0
             self._reports.append(SendReport(self.me.rank, step.key, step.outcome, step.reason, confirmed))
@@ -304,7 +308,7 @@ class Sender:
             free()
             return
         self._sent[step.key] = self._sent.get(step.key, 0) + len(view)
-        self.spilling.counted.append((metrics.AHEAD_BYTES, len(view)))
+        self.spilling.counted.add(metrics.AHEAD_BYTES, len(view))
         piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums)
         self._session_link.put(peer.link, step.key, piece, free, cover=step.cover)
 

@@ -7,7 +7,6 @@ ranks that expect them, so that steps still to come find room.
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any
 
 from xpyd_sidecar.contract import metrics
@@ -18,6 +17,7 @@ from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
 from xpyd_sidecar.memory.store import CopyStore
+from xpyd_sidecar.threads.counts import Counts
 
 RETRY_LEAST_S = 0.01
 RETRY_MOST_S = 5.0
@@ -29,8 +29,8 @@ class Spilling:
     def __init__(self, machine: Sending[Any], store: CopyStore) -> None:
         self.leaving = 0
         """Bytes that are on their way out of the store."""
-        self.counted: deque[tuple[str, float]] = deque()
-        """Metrics and what to add, for the engine's thread to take."""
+        self.counted = Counts()
+        """Metrics, for the engine's thread to take."""
         self._machine = machine
         self._store = store
 
@@ -49,7 +49,7 @@ class Spilling:
             asked = bodies.read_body(body, Busy).retry_s
             wait = asked if RETRY_LEAST_S <= asked <= RETRY_MOST_S else RETRY_MOST_S  # also where it is no number
             self._machine.full(link, key, header.region, header.first, time.monotonic() + wait)
-            self.counted.append((metrics.STORE_RETRIES, 1))
+            self.counted.add(metrics.STORE_RETRIES, 1)
             return []
         elif header.kind is Kind.FETCH:
             steps = self._machine.fetch(link, key, bodies.read_body(body, Fetch).until)
