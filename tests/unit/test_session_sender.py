@@ -13,10 +13,12 @@ from kv_ranks import TIMEOUT_S, DecodeRank, PrefillRank, content, key
 from xpyd_sidecar.contract.ids import Attempt, TransferId, split_host_port
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import frames
+from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.session import sender
 from xpyd_sidecar.threads import loop
+from xpyd_sidecar.transport.tcp import connection
 
 
 def test_copies_that_nobody_asks_for_are_dropped_after_their_time() -> None:
@@ -154,3 +156,32 @@ def test_what_a_peer_asks_for_and_cancels_grows_nothing_while_the_engine_rests(m
         d.load("last", last, p, first=0, count=1)
         d.wait(lambda: any(one.key == last for one in list(p.sender._reports)))
         assert len(p.sender._reports) == len(p.sender.noted) == 20
+
+
+def test_a_peer_that_asks_and_does_not_read_is_given_up_before_its_answers_take_all_memory(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "WORDS_MAX", 1000)
+    monkeypatch.setattr(connection, "SOCKET_BUFFER", 4096)
+    with PrefillRank(timeout_s=60) as p, DecodeRank(timeout_s=60) as d:
+        for region in range(2):
+            p.copy(key(), region, 0, [content(region, 0)])
+        d.load("r", key(), p, first=0, count=1)
+        assert d.wait_outcomes() == [Outcome.OK]
+        (link,) = d.receiver._sources.values()
+        (peer,) = p.sender._peers.values()
+
+        def ask() -> None:
+            """For what has ended, again and again; it never reads that it is gone."""
+            link.link._in.paused = True
+            link.link._watch()
+            for _ in range(2000):
+                link.say(Kind.READY, key(), Ready(0, 1, 2, 2000, checksum=True))
+
+        end, most = time.monotonic() + 30, 0
+        while peer.link.open:
+            assert time.monotonic() < end
+            d.receiver._loop.post(ask)
+            time.sleep(0.05)
+            most = max(most, peer.link._out.words)
+        assert most < 3000
+        assert peer.link._out.words == 0

@@ -15,6 +15,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolError
@@ -29,6 +30,10 @@ from xpyd_sidecar.transport.tcp.placement import Expected, PayloadPlace
 logger = logging.getLogger(__name__)
 
 SOCKET_BUFFER: Final = 1 << 20
+WORDS_MAX: Final = 1 << 17
+"""Answers that wait for a peer to read them. One that asks and does not read would take all memory; no honest one has as
+many: a word for each copy that is offered to it, and for each of its transfers.
+"""
 _numbers = itertools.count(1)
 
 
@@ -82,6 +87,8 @@ class Connection:
             return
         idle = not self._out
         self._out.add(header, payload, sent)
+        if self._out.words > WORDS_MAX:  # not inside of the owner's call
+            self._loop.post(partial(self.close, ProtocolError(self.peer, f"does not read: {WORDS_MAX} frames wait for it")))
         if idle and len(payload) >= LOW_WATER:
             self.start()
         if idle and not self._inside:

@@ -29,6 +29,8 @@ class FrameWriter:
         self._loop = loop
         self._sock = sock
         self._queue: deque[tuple[memoryview | Callable[[], bytes], Callable[[], None] | None]] = deque()
+        self.words = 0
+        """Frames that wait to leave and that nobody asks after: what this side answers and tells."""
 
     def __bool__(self) -> bool:
         """Whether bytes wait to leave."""
@@ -37,6 +39,9 @@ class FrameWriter:
     def add(self, header: bytes | Callable[[], bytes], payload: memoryview | bytes,
             sent: Callable[[], None] | None) -> None:
         """A frame behind those queued before; ``sent`` is called once, when it has left or never will."""
+        if sent is None:
+            self.words += 1
+            sent = self._said
         self._queue.append((header if callable(header) else memoryview(header), None if len(payload) else sent))
         if len(payload):
             self._queue.append((memoryview(payload), sent))
@@ -89,6 +94,9 @@ class FrameWriter:
         for _, sent in pending:
             if sent is not None:
                 sent()
+
+    def _said(self) -> None:
+        self.words -= 1
 
     def _view(self, at: int) -> memoryview:
         view, sent = self._queue[at]

@@ -36,7 +36,11 @@ class TcpLink:
             part = blocks.part(first, count)
             late = cover and (blocks.sums is None or not blocks.sums.made)
             head = (Late if late else partial)(_header, key, part, cover=cover)
-            session.queue(head, part.data, sent if at == len(cuts) - 1 else None)
+            session.queue(head, part.data, sent if at == len(cuts) - 1 else _not_the_last)
+
+
+def _not_the_last() -> None:
+    """The data is freed with the last part of it."""
 
 
 def _header(key: Key, part: Blocks, *, cover: bool) -> bytes:
