@@ -253,10 +253,8 @@ def test_blocks_of_a_leg_that_was_ended_are_held_until_every_rank_has_let_go_whe
         assert offers.take_copied() == {"r"}
 
 
-def test_blocks_of_a_leg_that_was_aborted_in_the_middle_are_held_until_what_was_pushed_is_copied_or_let_go() -> None:
+def test_a_leg_that_was_aborted_in_the_middle_holds_nothing_since_decode_cannot_take_it() -> None:
     offers = opened()
     offers.step("r", [[1]], computed=128)
     assert [type(one) for one in offers.end("r")] == [SendGone, Release]
-    assert offers.holds("r")
-    offers.rank_ended(0, KEY, Outcome.ABORTED, "", 0)
-    assert offers.take_copied() == {"r"}
+    assert not offers.holds("r")

@@ -7,8 +7,9 @@ Laws
    A leg that lacks a block in the step that makes it final is withdrawn: nothing is sent in its place.
 3. A leg that ends before all its blocks were pushed is withdrawn, and every rank lets go. So is one whose blocks turn out
    not to be what they were taken for, in whatever state (``engine.siblings``).
-   Whatever becomes of it, its blocks are held after its end until every rank has copied out what was pushed, or let go:
-   else a rank that hears of its end late would send another request's KV in its name.
+   One that was pushed whole holds its blocks after its end until every rank has copied them out, or let go, whatever
+   becomes of its transfer: else a rank that hears late that nothing is to be sent would send another request's KV in its
+   name. Of one that was not, decode lacks a block, and takes nothing.
 4. A transfer that decode does not want is pushed no further; its leg just finishes.
 5. Decode is told of work for a transfer that is not yet pushed whole: once for each growth, and only of steps that have
    ended. A step that hangs is the last one that anything is told in.
@@ -134,6 +135,8 @@ class Leg:
     state: State = State.QUEUED
     pushed: int = 0
     """Blocks, of all groups."""
+    whole: bool = False
+    """All of them are pushed."""
     open_ranks: set[int] = field(default_factory=set)
     copied: dict[int, int] = field(default_factory=dict)
     """By rank: how many blocks it has copied out."""
@@ -219,7 +222,7 @@ class Offers:
         if pushes:
             self._waits = None
         if computed >= leg.tokens:
-            leg.state = State.PUSHED
+            leg.state, leg.whole = State.PUSHED, True
         return pushes
 
     def _lacks(self, leg: Leg, group: int, indices: range) -> list[Instruction]:
@@ -249,7 +252,7 @@ class Offers:
     def end(self, request: str) -> list[Instruction]:
         """The request has ended, however and in whatever state."""
         leg = self._legs.pop(request, None)
-        if leg is not None and leg.key in self._open and self._uncopied(leg):
+        if leg is not None and leg.whole and leg.key in self._open and self._uncopied(leg):
             self._holding[leg.key] = request
         if leg is None or leg.state is not State.OPEN:
             return []
