@@ -34,21 +34,24 @@ from connector_sides import (
     until,
 )
 from copies import RUNNERS
+from msgspec.structs import replace
 from processes import free_ports
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.outputs import KVConnectorOutput
 
 from xpyd_sidecar.contract import duty, metrics
 from xpyd_sidecar.contract.duty import Duty
-from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
+from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, ServiceName, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.connector import XpydConnector
+from xpyd_sidecar.engine.handed_blocks import prompt_identity
 from xpyd_sidecar.engine.reports import StepReport
 from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv import messages
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -538,3 +541,27 @@ def test_where_a_load_fails_usage_says_what_decode_had_itself(make: Callable[...
     p.scheduler.ended(theirs)
     until(lambda: d.failed, p, d)
     assert ours.prefill_stats.num_cached_tokens == 16
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_peer_that_greets_again_as_somebody_else_does_not_end_decode_with_what_it_has_announced(
+        make: Callable[..., Engine], forgotten: bool) -> None:
+    """The orders of a load go by what its peer said of its ranks; ``forgotten``: thousands have greeted in between."""
+    p, d = make("p"), make("d")
+    transfer, peer = uuid.uuid4().hex, b"p" * 16
+    ours = request(decode_leg(transfer))
+    d.scheduler.new_request(ours)
+    hello = p.scheduler._hearing.ours.hello(d.peer().incarnation)
+    rank = messages.Rank(p.workers[0].address().data.address, Incarnation("e" * 32))
+    hear = d.scheduler._hearing.from_prefill
+    hear(peer, hello)
+    hear(peer, messages.Announce(TransferId(transfer), Attempt(1), 1, prompt_identity(ours), 41, 40, (rank,)))
+    if forgotten:
+        d.scheduler._carrying.greeted.pop(peer)
+    hear(peer, replace(hello, expects=Incarnation("f" * 32)))
+    assert d.scheduler.matched(ours, 0) == (40, True)
+    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+    until(lambda: d.recved, d)
+    assert d.failed == [ours.request_id]
+    d.scheduler.ended(ours)
+    until(lambda: idle(d), d)

@@ -53,6 +53,10 @@ class ControlHandler:
         with self._awake():
             if isinstance(message, Hello):
                 met = peers.meet(ours, message)
+                known = self._carrying.greeted.get(peer)
+                if known is not None and known != met:  # what it has announced goes by the first
+                    self._carrying.post(peer, Reject(Outcome.PROTOCOL, "another HELLO on this connection"))
+                    return
                 self._carrying.greeted.put(peer, met)
                 if met.refused:
                     logger.warning("xpyd: refused prefill engine %s: %s", message.instance, met.refused[1])

@@ -75,7 +75,7 @@ class SchedulerActions:
         if step.request in self.expected:
             self.stats.add(metrics.RETRIES, 1)
         self.expected.setdefault(step.request, [])
-        if met is None:  # thousands of peers have greeted since
+        if met is None or met.refused or met.ranks != len(step.source.data):  # thousands of peers have greeted since
             reason = "its HELLO is forgotten"
             self.orders.fails.append(FailOrder(step.request, step.source.key, Outcome.INCARNATION, reason))
             return
