@@ -178,11 +178,6 @@ def units(parts: tuple[Part, ...]) -> dict[int, Unit]:
     return out
 
 
-def links(made: Plan) -> int:
-    """How many pairs of ranks exchange KV."""
-    return sum(len(sources) for sources in made)
-
-
 def _check(one: Geometry, side: str) -> None:
     if one.version != VERSION:
         raise Unmappable(f"geometry.version: {VERSION} here, {one.version} in {side}")

@@ -68,10 +68,6 @@ class Sending(Generic[C]):
         return (any(link in t.takers or (t.ahead is not None and t.ahead[0] == link) for t in self._open.values())
                 or any(link in asked for asked in self._early.values()))
 
-    def offers(self) -> Iterator[Copy[C]]:
-        """Copies that decode has been asked to make room for."""
-        return (copy for transfer in self._open.values() for copy, _ in transfer.offered.values())
-
     def copy(self, key: Key, copy: Copy[C], now: float) -> list[Step[C]]:
         """A copy has been made; the first one begins the transfer."""
         if key in self._ended:
