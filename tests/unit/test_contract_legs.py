@@ -42,7 +42,8 @@ def test_an_engine_that_does_not_know_the_limit_reads_the_rest() -> None:
 @pytest.mark.parametrize(("change", "words"), [
     ({"limit_s": 0}, "limit_s: must be above 0"), ({"limit_s": -1}, "limit_s"), ({"limit_s": float("nan")}, "limit_s"),
     ({"limit_s": "9"}, "limit_s"), ({"xpyd": 2}, "version 2 is not 1"), ({"transfer": "b"}, "32 hex digits"),
-    ({"remaining_s": 0}, "remaining_s"), ({"attempt": 0}, "attempt"), ({"peer": msgspec.structs.asdict(D)}, "not allowed")])
+    ({"remaining_s": 0}, "remaining_s"), ({"attempt": 0}, "attempt"), ({"attempt": 1 << 32}, "attempt"),
+    ({"peer": msgspec.structs.asdict(D)}, "not allowed")])
 def test_what_is_wrong_is_named(change: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         legs.decode(legs.encode(leg()) | change)

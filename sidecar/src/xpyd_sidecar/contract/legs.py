@@ -66,8 +66,8 @@ def decode(params: dict[str, Any]) -> Leg:
         raise ValueError(f"{FIELD}.xpyd: version {leg.xpyd} is not {VERSION}")
     if not TRANSFER_ID.fullmatch(leg.transfer):
         raise ValueError(f"{FIELD}.transfer: not 32 hex digits")
-    if leg.attempt < 1 or not leg.remaining_s > 0:
-        raise ValueError(f"{FIELD}: attempt must be at least 1 and remaining_s above 0")
+    if not 1 <= leg.attempt < 1 << 32 or not leg.remaining_s > 0:
+        raise ValueError(f"{FIELD}: attempt must be from 1 to 2^32 - 1 and remaining_s above 0")
     if leg.limit_s is not None and not leg.limit_s > 0:
         raise ValueError(f"{FIELD}.limit_s: must be above 0")
     if (leg.peer is None) == (leg.role is Role.PREFILL):
