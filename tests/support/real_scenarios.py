@@ -171,7 +171,7 @@ class Run:
     def _legs(self, scenario: Scenario, p: Host, d: Host) -> list[Future[str]]:
         """Send what the scenario wants; the answers, decode's first."""
         fault, case, transfer = scenario.fault, self.case_of(scenario), uuid.uuid4().hex
-        words = f"{scenario.number} ({fault}, {len(case.prompt)} tokens, {p.engine.name} to {d.engine.name})"
+        words = f"{scenario.number} ({fault}, {len(case.prompt)} tokens, {p.engine.name} to {d.engine.name}, {transfer})"
 
         def later(delay_s: float, call: Callable[..., str], *arguments: Any) -> Future[str]:
             def wait() -> str:
