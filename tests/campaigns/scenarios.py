@@ -5,7 +5,8 @@
     python tests/campaigns/scenarios.py --real 300 --link shm       over that link, whatever is better; nixl: over UCX's TCP
     python tests/campaigns/scenarios.py --real 500 --model tiny-granite     of a model of several KV cache groups
     … --unequal                                                     each life has an engine of two tensor-parallel ranks
-    … --lag                                                         and one of them stands still for 1 to 3 s now and then
+    … --lag stops                                                   and one of them stands still for 1 to 3 s now and then
+    … --lag starves                                                 and both get as much of a processor as of a full one
     … --fresh                                                       forget what the file says
 
 All counts are totals, by link: what the file has already is not run again, and each run adds to it. A part with real
@@ -29,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -39,11 +40,11 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]
 from cluster import HEARTBEAT_S, Cluster, Instance  # noqa: E402 (tests/support is not on the path before)
 from corpus import Case, Reference, tokens_of  # noqa: E402
 from engines import Engine  # noqa: E402
-from lagging_ranks import lagging  # noqa: E402
+from lagging_ranks import lagging, starving  # noqa: E402
 from make_model import NAME  # noqa: E402
 from model_pairs import FACTS  # noqa: E402
 from model_variants import ensure  # noqa: E402
-from processes import free_port  # noqa: E402
+from processes import Group, free_port  # noqa: E402
 from real_scenarios import Host, Run, cases  # noqa: E402
 from scenario import MUST_BE_ZERO, REAL, TRIES, Fault, Report, draw, summed  # noqa: E402
 from traffic import plain_answers  # noqa: E402
@@ -101,6 +102,9 @@ WAVES = 3
 KILLS = 0.3
 """Share of kill -9 among the signals, as long as nobody is being started again."""
 Section = dict[str, Any]
+LAGS: Final[dict[str, Callable[[Callable[[], Group | None]], contextlib.AbstractContextManager[None]]]] = {
+    "": lambda _: contextlib.nullcontext(), "stops": lambda group: lagging(group, random.Random(1)), "starves": starving}
+"""What an engine of two ranks may have to bear besides, whichever of its processes it has at the time."""
 LINKS: Final = ("auto", "tcp", "shm", "nixl")
 
 
@@ -112,9 +116,9 @@ def environment(link: str) -> dict[str, str]:
     return {"PYTHONPATH": path, "UCX_TLS": "tcp,sysv,posix"}
 
 
-def section_of(link: str, *, lag: bool = False) -> str:
+def section_of(link: str, lag: str = "") -> str:
     """Where a file has the scenarios on real engines over a link."""
-    return ("real" if link == "auto" else f"real over {link}") + (", with ranks that lag" if lag else "")
+    return ("real" if link == "auto" else f"real over {link}") + (f", with a group that {lag}" if lag else "")
 
 
 def references(kind: Kind) -> dict[Case, Reference]:
@@ -191,16 +195,16 @@ class Life:
             thread.join(300)
 
     @contextlib.contextmanager
-    def running(self, *, lag: random.Random | None = None) -> Iterator[None]:
-        """Start all; and end all. ``lag``: when a rank of two stands still."""
+    def running(self, lag: str = "") -> Iterator[None]:
+        """Start all; and end all. ``lag``: what the ranks of the second do meanwhile."""
         try:
             with self.cluster:
                 self.cluster.wait_ready()
                 for host in self.hosts:
                     warmed(host)
                 self.report.lives += len(self.hosts)
-                two = self.hosts[1].engine
-                with contextlib.nullcontext() if lag is None else lagging(lambda: two.group, lag):
+                two = self.hosts[1]
+                with LAGS[lag](lambda: two.engine.group if two.up else None):
                     yield
                 self.wait_restarts()
         finally:
@@ -224,10 +228,10 @@ def keep(folder: Path, name: str) -> None:
 
 
 def real(kind: Kind, total: int, have: int, minutes: float, seed: int, *, link: str, unequal: bool = False,
-         lag: bool = False, kept: bool = False) -> Iterator[Report]:
+         lag: str = "", kept: bool = False) -> Iterator[Report]:
     """Lives of three engines each until ``total`` scenarios have run or the time is over; what came of each.
 
-    ``unequal``: each has an engine of two ranks; ``lag``: of which one stands still now and then. ``kept``: logs stay, also
+    ``unequal``: each has an engine of two ranks; ``lag``: and what happens to it (``LAGS``). ``kept``: logs stay, also
     where nothing was.
     """
     if have >= total:
@@ -238,10 +242,10 @@ def real(kind: Kind, total: int, have: int, minutes: float, seed: int, *, link: 
         report = Report()
         source = random.Random(f"{seed} {have} {link}")
         with tempfile.TemporaryDirectory() as folder:
-            life = Life(Path(folder), kind, have // kind.life, report, link, unequal=unequal or lag)
+            life = Life(Path(folder), kind, have // kind.life, report, link, unequal=unequal or bool(lag))
             ended = False
             try:
-                with life.running(lag=random.Random(f"{seed} {have} lag") if lag else None):
+                with life.running(lag):
                     end = min(end, time.monotonic() + minutes * 60)
                     run = Run(life.hosts, known, report, source, cut=kind.cut)
                     try:
@@ -306,7 +310,7 @@ def summary(sections: Section) -> Section:
     """The figures that the goals speak of, real and scripted apart."""
     told: Section = {}
     for name, one in sections.items():
-        told[name] = {key: one[key] for key in ("scenarios", "answers_200", *MUST_BE_ZERO, "lives", "preemptions",
+        told[name] = {key: one[key] for key in ("scenarios", "answers_200", *MUST_BE_ZERO, "late", "lives", "preemptions",
                                                 "transfers") if one.get(key) is not None}
         if one["signals"]:
             told[name]["signals"] = {way: len(times) for way, times in one["signals"].items()}
@@ -353,7 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", choices=KINDS, default=NAME, help="of real engines")
     parser.add_argument("--link", choices=LINKS, default="auto", help="of real engines; nixl: rdma over UCX's TCP")
     parser.add_argument("--unequal", action="store_true", help="an engine of two ranks in each life")
-    parser.add_argument("--lag", action="store_true", help="and one of them stands still for 1 to 3 s now and then")
+    parser.add_argument("--lag", choices=LAGS, default="", help="and what happens to its ranks meanwhile")
     parser.add_argument("--keep", action="store_true", help="the logs of lives, also where nothing was that may never be")
     parser.add_argument("--fresh", action="store_true", help="forget what the file says")
     options = parser.parse_args(arguments)
@@ -364,7 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = Results(options.model)
     if options.fresh:
         results.write({})
-    over = section_of(options.link, lag=options.lag)
+    over = section_of(options.link, options.lag)
     have = {name: results.sections().get(name, {}).get("scenarios", 0) for name in (over, "scripted")}
     parts = {"scripted": scripted(options.scripted, have["scripted"], options.seed),
              over: real(KINDS[options.model], options.real, have[over], options.minutes, options.seed, link=options.link,
