@@ -355,8 +355,8 @@ REAL ?= 1000
 SCRIPTED ?= 1000
 SEED ?= 1
 SCENARIO_MINUTES ?= 60
-campaign-scenarios: $(STAMP) $(if $(filter nixl,$(LINK)),$(NIXL)/.installed) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=; LINK=tcp, shm or nixl; MODEL=tiny-gemma-3: with real engines of that; goes on where it ended, FRESH=1 begins anew)
-	@XPYD_NIXL_SITE=$(CURDIR)/$(NIXL)/site $(BIN)/python tests/campaigns/scenarios.py $(if $(MODEL),--model $(MODEL),--scripted $(SCRIPTED)) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(LINK),--link $(LINK)) $(if $(FRESH),--fresh)
+campaign-scenarios: $(STAMP) $(if $(filter nixl,$(LINK)),$(NIXL)/.installed) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=; LINK=tcp, shm or nixl; MODEL=tiny-gemma-3: with real engines of that; LAG=stops or starves: with two ranks to which that happens; goes on where it ended, FRESH=1 begins anew)
+	@XPYD_NIXL_SITE=$(CURDIR)/$(NIXL)/site $(BIN)/python tests/campaigns/scenarios.py $(if $(MODEL),--model $(MODEL),--scripted $(SCRIPTED)) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(LINK),--link $(LINK)) $(if $(LAG),--lag $(LAG)) $(if $(FRESH),--fresh)
 
 MODELS ?= tiny-gemma-3 tiny-granite
 campaign-scenarios-models: $(STAMP) ## The same with models of windows and of states, 500 scenarios each, side by side, into bench/results (half an hour; MODELS=, SCENARIO_MINUTES= for each; goes on where it ended, FRESH=1 begins anew)

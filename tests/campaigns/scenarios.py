@@ -4,12 +4,15 @@
     python tests/campaigns/scenarios.py --real 1000 --minutes 4     real engines, a part of it; again for the next part
     python tests/campaigns/scenarios.py --real 300 --link shm       over that link, whatever is better; nixl: over UCX's TCP
     python tests/campaigns/scenarios.py --real 500 --model tiny-granite     of a model of several KV cache groups
+    … --unequal                                                     each life has an engine of two tensor-parallel ranks
+    … --lag stops                                                   and one of them stands still for 1 to 3 s now and then
+    … --lag starves                                                 and both get as much of a processor as of a full one
     … --fresh                                                       forget what the file says
 
 All counts are totals, by link: what the file has already is not run again, and each run adds to it. A part with real
 engines is one life of three of them, with a router and agents; it ends with a kill -9 of two, one after the other. Figures
 of models of several groups are in a file of their own, by model. Exit code 1: something was that may never be
-(``scenario``).
+(``scenario``); the logs of such a life stay in ``.cache/scenarios/lives``, and those of all with ``--keep``.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ import json
 import logging
 import os
 import random
+import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -36,10 +40,11 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]
 from cluster import HEARTBEAT_S, Cluster, Instance  # noqa: E402 (tests/support is not on the path before)
 from corpus import Case, Reference, tokens_of  # noqa: E402
 from engines import Engine  # noqa: E402
+from lagging_ranks import lagging, starving  # noqa: E402
 from make_model import NAME  # noqa: E402
 from model_pairs import FACTS  # noqa: E402
 from model_variants import ensure  # noqa: E402
-from processes import free_port  # noqa: E402
+from processes import Group, free_port  # noqa: E402
 from real_scenarios import Host, Run, cases  # noqa: E402
 from scenario import MUST_BE_ZERO, REAL, TRIES, Fault, Report, draw, summed  # noqa: E402
 from traffic import plain_answers  # noqa: E402
@@ -52,6 +57,7 @@ RESULTS = ROOT / "bench" / "results" / "campaign_scenarios.json"
 OF_MODELS = RESULTS.with_name("campaign_scenarios_models.json")
 """The same for each model of several groups, by name."""
 REFERENCES = ROOT / ".cache" / "scenarios"
+LOGS = REFERENCES / "lives"
 NIXL_SITE = "XPYD_NIXL_SITE"
 """Names the site-packages with NIXL (``make .cache/nixl/.installed``)."""
 AT_ONCE = 25
@@ -96,6 +102,9 @@ WAVES = 3
 KILLS = 0.3
 """Share of kill -9 among the signals, as long as nobody is being started again."""
 Section = dict[str, Any]
+LAGS: Final[dict[str, Callable[[Callable[[], Group | None]], contextlib.AbstractContextManager[None]]]] = {
+    "": lambda _: contextlib.nullcontext(), "stops": lambda group: lagging(group, random.Random(1)), "starves": starving}
+"""What an engine of two ranks may have to bear besides, whichever of its processes it has at the time."""
 LINKS: Final = ("auto", "tcp", "shm", "nixl")
 
 
@@ -107,9 +116,9 @@ def environment(link: str) -> dict[str, str]:
     return {"PYTHONPATH": path, "UCX_TLS": "tcp,sysv,posix"}
 
 
-def section_of(link: str) -> str:
+def section_of(link: str, lag: str = "") -> str:
     """Where a file has the scenarios on real engines over a link."""
-    return "real" if link == "auto" else f"real over {link}"
+    return ("real" if link == "auto" else f"real over {link}") + (f", with a group that {lag}" if lag else "")
 
 
 def references(kind: Kind) -> dict[Case, Reference]:
@@ -132,9 +141,10 @@ def references(kind: Kind) -> dict[Case, Reference]:
 class Life:
     """Three engines, of one mode each, and who starts again what was killed."""
 
-    def __init__(self, folder: Path, kind: Kind, number: int, report: Report, link: str) -> None:
+    def __init__(self, folder: Path, kind: Kind, number: int, report: Report, link: str, *, unequal: bool = False) -> None:
+        """``unequal``: whatever its number is."""
         self.report, self.number = report, number
-        self.unequal = kind.unequal and number % UNEQUAL_EVERY == UNEQUAL_EVERY - 1
+        self.unequal = unequal or (kind.unequal and number % UNEQUAL_EVERY == UNEQUAL_EVERY - 1)
         self.cluster = Cluster(folder, prefill=0, decode=0, model=ensure(kind.model))
         self.instances: dict[Host, Instance] = {}
         self._restarts: list[threading.Thread] = []
@@ -185,15 +195,17 @@ class Life:
             thread.join(300)
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Start all; and end all."""
+    def running(self, lag: str = "") -> Iterator[None]:
+        """Start all; and end all. ``lag``: what the ranks of the second do meanwhile."""
         try:
             with self.cluster:
                 self.cluster.wait_ready()
                 for host in self.hosts:
                     warmed(host)
                 self.report.lives += len(self.hosts)
-                yield
+                two = self.hosts[1]
+                with LAGS[lag](lambda: two.engine.group if two.up else None):
+                    yield
                 self.wait_restarts()
         finally:
             for host in self.hosts:
@@ -206,8 +218,22 @@ def warmed(host: Host) -> None:
     host.engine.complete(tokens_of("warm", 300), 2, timeout_s=600.0)
 
 
-def real(kind: Kind, total: int, have: int, minutes: float, seed: int, *, link: str) -> Iterator[Report]:
-    """Lives of three engines each until ``total`` scenarios have run or the time is over; what came of each."""
+def keep(folder: Path, name: str) -> None:
+    """Put a life's logs where they stay."""
+    to = LOGS / f"{name}-{time.strftime('%m%dT%H%M%S')}"
+    to.mkdir(parents=True)
+    for log in folder.glob("*.log"):
+        shutil.copy(log, to)
+    sys.stderr.write(f"logs are in {to}\n")
+
+
+def real(kind: Kind, total: int, have: int, minutes: float, seed: int, *, link: str, unequal: bool = False,
+         lag: str = "", kept: bool = False) -> Iterator[Report]:
+    """Lives of three engines each until ``total`` scenarios have run or the time is over; what came of each.
+
+    ``unequal``: each has an engine of two ranks; ``lag``: and what happens to it (``LAGS``). ``kept``: logs stay, also
+    where nothing was.
+    """
     if have >= total:
         return
     known = references(kind)
@@ -216,14 +242,20 @@ def real(kind: Kind, total: int, have: int, minutes: float, seed: int, *, link: 
         report = Report()
         source = random.Random(f"{seed} {have} {link}")
         with tempfile.TemporaryDirectory() as folder:
-            life = Life(Path(folder), kind, have // kind.life, report, link)
-            with life.running():
-                end = min(end, time.monotonic() + minutes * 60)
-                run = Run(life.hosts, known, report, source, cut=kind.cut)
-                try:
-                    _live(life, run, min(total - have, kind.life), have, end)
-                finally:
-                    run.close()
+            life = Life(Path(folder), kind, have // kind.life, report, link, unequal=unequal or bool(lag))
+            ended = False
+            try:
+                with life.running(lag):
+                    end = min(end, time.monotonic() + minutes * 60)
+                    run = Run(life.hosts, known, report, source, cut=kind.cut)
+                    try:
+                        _live(life, run, min(total - have, kind.life), have, end)
+                    finally:
+                        run.close()
+                ended = True
+            finally:
+                if kept or not (ended and report.clean):
+                    keep(Path(folder), f"{kind.model}-{have}")
         have += report.scenarios
         yield report
 
@@ -278,7 +310,7 @@ def summary(sections: Section) -> Section:
     """The figures that the goals speak of, real and scripted apart."""
     told: Section = {}
     for name, one in sections.items():
-        told[name] = {key: one[key] for key in ("scenarios", "answers_200", *MUST_BE_ZERO, "lives", "preemptions",
+        told[name] = {key: one[key] for key in ("scenarios", "answers_200", *MUST_BE_ZERO, "late", "lives", "preemptions",
                                                 "transfers") if one.get(key) is not None}
         if one["signals"]:
             told[name]["signals"] = {way: len(times) for way, times in one["signals"].items()}
@@ -324,17 +356,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", choices=KINDS, default=NAME, help="of real engines")
     parser.add_argument("--link", choices=LINKS, default="auto", help="of real engines; nixl: rdma over UCX's TCP")
+    parser.add_argument("--unequal", action="store_true", help="an engine of two ranks in each life")
+    parser.add_argument("--lag", choices=LAGS, default="", help="and what happens to its ranks meanwhile")
+    parser.add_argument("--keep", action="store_true", help="the logs of lives, also where nothing was that may never be")
     parser.add_argument("--fresh", action="store_true", help="forget what the file says")
     options = parser.parse_args(arguments)
     if options.scripted and options.model != NAME:
         parser.error("--scripted has no models: leave out --model")
+    if (options.unequal or options.lag) and not KINDS[options.model].unequal:
+        parser.error(f"{options.model} has states, which need equal ranks: leave out --unequal and --lag")
     results = Results(options.model)
     if options.fresh:
         results.write({})
-    over = section_of(options.link)
+    over = section_of(options.link, options.lag)
     have = {name: results.sections().get(name, {}).get("scenarios", 0) for name in (over, "scripted")}
     parts = {"scripted": scripted(options.scripted, have["scripted"], options.seed),
-             over: real(KINDS[options.model], options.real, have[over], options.minutes, options.seed, link=options.link)}
+             over: real(KINDS[options.model], options.real, have[over], options.minutes, options.seed, link=options.link,
+                        unequal=options.unequal, lag=options.lag, kept=options.keep)}
     clean = True
     for name, reports in parts.items():
         for report in reports:

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import draft_models
 import pytest
 from draft_models import EAGLE3, MTP, TARGET, by_a_model, by_a_module, by_suffixes, by_tokens, speculating
-from drafting_engines import Drafting
+from drafting_engines import Drafted, Drafting
 from engine_pair import tokens
 from engines import HttpError
-from model_pairs import NO_PREFIXES
+from model_pairs import NO_PREFIXES, PLUGIN
 from model_variants import ensure
 
 from xpyd_sidecar.contract import metrics
@@ -35,6 +37,8 @@ LENGTHS = (1, 2, 3, 5, 8, 17, 33, 64, 100, 126, 127, 128, 129, 130, 200, 254, 25
            1280, 1281, 1500)
 OUTPUT = 24
 SUFFIX: Final = "suffix 3"
+NEAR: Final = 0.15
+"""Of log probabilities: two steps of bfloat16 at these sizes."""
 How = Callable[[], tuple[str, ...]]
 ENGINES: Final[dict[str, dict[str, How]]] = {
     TARGET: {"none": tuple, "ngram 3": lambda: by_tokens(3), SUFFIX: lambda: by_suffixes(3),
@@ -136,32 +140,69 @@ def test_case(case: Case, drafting: Drafting, alone: dict[str, float]) -> None:
         assert alone[case.decode] > 0.3, "the draft is good"
 
 
+class Beside(NamedTuple):
+    """Answers beside those of an engine that does not speculate and computes the last token of a prompt alone, too."""
+
+    equal: int
+    near_ties: int
+    """Others, whose first token that differs was one of two between which the engine itself saw ``NEAR`` or less."""
+    apart: float
+    """The largest difference of log probabilities, of tokens before the first that differs."""
+
+
+def beside(answers: Drafted, plain: Drafted) -> Beside:
+    """Compare them; both with ``logprobs``."""
+    equal, ties, apart = 0, 0, 0.0
+    for one, other in zip(answers.choices, plain.choices, strict=True):
+        pairs = list(zip(one["token_ids"], other["token_ids"], strict=True))
+        at = next((at for at, (got, right) in enumerate(pairs) if got != right), len(pairs))
+        odds = [each["logprobs"]["token_logprobs"][:at] for each in (one, other)]
+        apart = max([apart, *(abs(got - right) for got, right in zip(*odds, strict=True))])
+        equal += at == len(pairs)
+        if at < len(pairs):
+            best = other["logprobs"]["top_logprobs"][at]
+            ties += best[f"token_id:{pairs[at][1]}"] - best.get(f"token_id:{pairs[at][0]}", -inf) <= NEAR
+    return Beside(equal, ties, round(apart, 4))
+
+
 def test_states_with_another_number_of_drafts_are_refused_with_the_field(
         tmp_path_factory: pytest.TempPathFactory) -> None:
-    """And with the same one are handed over: what decode loads is all but the last token of each prompt."""
+    """And with the same one are handed over: what decode loads is all but the last token of each prompt.
+
+    Sums of bfloat16 differ where they are made in other parts: a draft is verified beside others. So texts may differ where
+    one engine without drafts, which computes the last token of a prompt alone, sees a near tie; what it says of all tokens
+    before is the same but for steps of bfloat16. The engine that drafts cannot be asked so: vLLM's kernel for CPUs fails
+    where it has one token and no draft ("tensor must be contiguous"), so of its own answers prompts are not cut.
+    """
     folder = tmp_path_factory.mktemp("states")
-    how = {name: by_a_module(count) for name, count in (("mtp 2", 2), ("mtp 2 too", 2), ("mtp 1", 1))}
+    how = {name: by_a_module(count) for name, count in (("mtp 2", 2), ("mtp 2 too", 2), ("mtp 1", 1))} | {"none": ()}
     more = (NO_PREFIXES, "--dtype", "bfloat16", "--max-num-batched-tokens", "1024")
     with Drafting(folder, {name: (*how[name], *more) for name in how}, model=ensure("tiny-qwen-next-mtp")) as made:
-        p, same, other = made.ready(*how)
-        prompts = [tokens(length, f"states {length}") for length in (128, 256, 384, 640)]
-        alone = made.run(same, same, prompts, OUTPUT)
-        handed = made.run(p, same, prompts, OUTPUT)
+        made.by_name["none"].env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))
+        p, same, other, none = made.ready(*how)
+        prompts = [tokens(length, f"states {length} {nth}") for length in (128, 256, 384, 640) for nth in range(4)]
+        shown = {"logprobs": 3, "return_tokens_as_token_ids": True}
+        plain = made.run(none, none, prompts, OUTPUT, **shown)
+        alone = made.run(same, same, prompts, OUTPUT, **shown)
+        handed = made.run(p, same, prompts, OUTPUT, **shown)
         assert handed.loaded > 0
         statuses = []
-        for prompt in prompts:
+        for prompt in prompts[::4]:
             with pytest.raises(HttpError) as failed:
                 made.run(p, other, [prompt], OUTPUT)
             statuses.append(failed.value.status)
         words = "speculation.num_speculative_tokens: 1 here, 2 there"
         refused = int(other.metric(metrics.TRANSFERS + "_total", side="receive", outcome="incompatible"))
         loaded = int(other.metric(metrics.LOADED_BYTES + "_total"))
-        record("mtp 2 to mtp 2, with states", requests=len(prompts), loaded=handed.loaded,
-               equal=sum(one == two for one, two in zip(handed.tokens, alone.tokens, strict=True)),
+        found, one_engine = beside(handed, plain), beside(alone, plain)
+        record("mtp 2 to mtp 2, with states", requests=len(prompts), loaded=handed.loaded, **found._asdict(),
+               wrong=len(prompts) - found.equal - found.near_ties, of_one_engine=one_engine._asdict(),
                accepted_per_token=round(handed.accepted, 4), accepted_per_token_of_one_engine=round(alone.accepted, 4))
-        record("mtp 2 to mtp 1, with states", requests=len(prompts), loaded=loaded, refused=refused, statuses=statuses,
+        record("mtp 2 to mtp 1, with states", requests=len(statuses), loaded=loaded, refused=refused, statuses=statuses,
                said=words if words in other.log.read_text() else "")
         assert loaded == 0
-        assert refused == len(prompts)
+        assert refused == len(statuses)
         assert set(statuses) == {500}, "engines of these tests fail what cannot be loaded"
         assert words in other.log.read_text()
+        assert found.equal + found.near_ties == len(prompts)
+        assert found.apart <= NEAR

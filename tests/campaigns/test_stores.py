@@ -37,7 +37,8 @@ pytestmark = pytest.mark.timeout(900)
 RESULTS = Path(__file__).parents[2] / "bench/results/campaign_stores.json"
 SITE: Final = os.environ.get("XPYD_STORES_SITE", "")
 """Where the packages of stores are installed."""
-PLUGIN = Path(__file__).parents[1] / "support/mooncake_on_cpu"
+MOONCAKE_ON_CPU, LMCACHE_ON_CPU = (Path(__file__).parents[1] / f"support/{name}_on_cpu" for name in ("mooncake", "lmcache"))
+"""Plugins of vLLM, without which connectors do not run on CPUs."""
 BLOCK: Final = 128
 LENGTHS: Final = (1, 127, 128, 129, 256, 257, 326, 327, 328, 400, 455, 513, 700, 1025)
 SALTS: Final = count()
@@ -92,12 +93,12 @@ def _mooncake(folder: Path, stack: ExitStack) -> Beside:
         "metadata_server": "P2PHANDSHAKE", "master_server_address": f"127.0.0.1:{port}", "protocol": "tcp",
         "device_name": "", "global_segment_size": 256 << 20, "local_buffer_size": 64 << 20}))
     env = {"MOONCAKE_CONFIG_PATH": str(config), "MOONCAKE_REQUESTER_LOCAL_HOSTNAME": "127.0.0.1"}
-    return Beside(_child("MooncakeStoreConnector", {}), {**env, **_path(PLUGIN, SITE)}, version)
+    return Beside(_child("MooncakeStoreConnector", {}), {**env, **_path(MOONCAKE_ON_CPU, SITE)}, version)
 
 
 def _lmcache(folder: Path, stack: ExitStack) -> Beside:
     version, port = _installed("lmcache", "lmcache"), free_port()
-    env = {"LMCACHE_TRACK_USAGE": "false", **_path(SITE)}
+    env = {"LMCACHE_TRACK_USAGE": "false", **_path(LMCACHE_ON_CPU, SITE)}
     _server(stack, folder / "lmcache.log", [
         sys.executable, "-m", "lmcache.v1.multiprocess.server", "--host", "127.0.0.1", "--port", str(port),
         "--chunk-size", str(BLOCK), "--l1-size-gb", "1", "--eviction-policy", "LRU",

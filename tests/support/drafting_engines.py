@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from draft_models import TARGET, by_tokens, ensure, speculating
 from engines import Engine
@@ -34,13 +34,18 @@ PATIENCE_S = 60.0
 class Drafted(NamedTuple):
     """Of some requests."""
 
-    tokens: list[list[int]]
-    """Each one's answer."""
+    choices: list[dict[str, Any]]
+    """Each one's answer, as the API gives it."""
     accepted: float
     """Drafts that were accepted, by token that was given out."""
     drafted: int
     loaded: int
     """Bytes of KV."""
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Each one's answer."""
+        return [list(choice["token_ids"]) for choice in self.choices]
 
 
 class Drafting:
@@ -90,24 +95,24 @@ class Drafting:
         for engine in self.engines:
             engine.kill()
 
-    def run(self, p: Engine, d: Engine, prompts: Sequence[list[int]], n: int, at_once: int = 1) -> Drafted:
-        """Hand prompts over from ``p`` to ``d``; where both are one engine, it answers alone."""
+    def run(self, p: Engine, d: Engine, prompts: Sequence[list[int]], n: int, at_once: int = 1, **more: Any) -> Drafted:
+        """Hand prompts over from ``p`` to ``d``; where both are one engine, it answers alone. ``more``: fields for it."""
         before = self._counted(d)
         with ThreadPoolExecutor(2 * at_once) as pool:
-            tokens = list(pool.map(lambda prompt: self._one(p, d, prompt, n), prompts)) if at_once > 1 else [
-                self._one(p, d, prompt, n) for prompt in prompts]
+            choices = list(pool.map(lambda prompt: self._one(p, d, prompt, n, more), prompts)) if at_once > 1 else [
+                self._one(p, d, prompt, n, more) for prompt in prompts]
         drafted, accepted, generated, loaded = (now - then for now, then in zip(self._counted(d), before, strict=True))
         assert generated == n * len(prompts)
-        return Drafted(tokens, accepted / generated, drafted, loaded)
+        return Drafted(choices, accepted / generated, drafted, loaded)
 
     def _counted(self, engine: Engine) -> tuple[int, ...]:
         """By the names that the agent reads."""
         names = (agent_engine.DRAFTED, agent_engine.ACCEPTED, agent_engine.GENERATED, f"{metrics.LOADED_BYTES}_total")
         return tuple(int(engine.metric(name)) for name in names)
 
-    def _one(self, p: Engine, d: Engine, prompt: list[int], n: int) -> list[int]:
+    def _one(self, p: Engine, d: Engine, prompt: list[int], n: int, more: Mapping[str, Any]) -> dict[str, Any]:
         if p is d:
-            return list(d.complete(prompt, n, timeout_s=PATIENCE_S)["token_ids"])
+            return d.complete(prompt, n, timeout_s=PATIENCE_S, **more)
         known = d.record()
         assert known is not None
         transfer = TransferId(uuid.uuid4().hex)
@@ -115,6 +120,6 @@ class Drafting:
         ours = legs.Leg(legs.VERSION, Role.DECODE, transfer, Attempt(1), PATIENCE_S / 2)
         theirs = legs.Leg(legs.VERSION, Role.PREFILL, transfer, Attempt(1), PATIENCE_S / 2, peer)
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(d.complete, prompt, n, timeout_s=PATIENCE_S, kv_transfer_params=legs.encode(ours))
+            answer = pool.submit(d.complete, prompt, n, timeout_s=PATIENCE_S, kv_transfer_params=legs.encode(ours), **more)
             p.complete(prompt, 1, timeout_s=PATIENCE_S, kv_transfer_params=legs.encode(theirs))
-            return list(answer.result(PATIENCE_S)["token_ids"])
+            return answer.result(PATIENCE_S)

@@ -86,6 +86,15 @@ def processor_s(pids: Iterable[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def kept_waiting_s(pids: Iterable[int]) -> float:
+    """Seconds so far in which a main thread was ready to run, and did not: of that one of these which waited longest."""
+    most = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            most = max(most, int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9)
+    return most
+
+
 def shared_memory(pids: Iterable[int]) -> set[str]:
     """Files under /dev/shm that these processes map."""
     found = set()

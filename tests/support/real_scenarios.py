@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import random
 import re
+import select
 import signal
 import socket
 import threading
@@ -28,6 +30,7 @@ from typing import Any
 import corpus
 from corpus import Case, Reference
 from engines import MODEL_NAME, Engine, HttpError, get
+from patience import MOST_S, Patience
 from scenario import LEAK_S, Fault, Report, Scenario
 from wire import Wire
 
@@ -75,6 +78,23 @@ class Host:
         return found
 
 
+def answered(host: Host, case: Case, leg: dict[str, Any], n: int) -> dict[str, Any]:
+    """The choice that an engine answers. Raises HttpError, OSError, and TimeoutError with what it did meanwhile."""
+    patience = Patience(host.engine, HANG_S)
+    with contextlib.closing(http.client.HTTPConnection(host.engine.address, timeout=MOST_S)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(
+            {**case.body(MODEL_NAME), "max_tokens": n, "kv_transfer_params": leg}), {"Content-Type": "application/json"})
+        while not select.select([connection.sock], [], [], 1.0)[0]:
+            if patience.over():
+                raise TimeoutError(f"no answer of {host.engine.name} within {patience.told()}")
+        response = connection.getresponse()
+        text = response.read()
+    if response.status != 200:
+        raise HttpError(host.engine.url, response.status, text.decode(errors="replace"))
+    choice: dict[str, Any] = json.loads(text)["choices"][0]
+    return choice
+
+
 class Run:
     """Scenarios on these hosts."""
 
@@ -114,18 +134,20 @@ class Run:
 
     def _ask(self, host: Host, case: Case, leg: dict[str, Any], n: int, words: str) -> str:
         """One leg; how it ended."""
-        life = host.engine.group.pid
+        life, began = host.engine.group.pid, time.monotonic()
         try:
-            answer = host.engine.complete(case.prompt, n, timeout_s=HANG_S, kv_transfer_params=leg)
+            answer = answered(host, case, leg, n)
         except HttpError as error:
             if host.fails and error.status == 500:
                 return "failed"
             return self._died(host, life, f"{words}: {error}")
-        except TimeoutError:
-            self._blame("hangs", f"{words}: no answer of {host.engine.name} within {HANG_S} s")
+        except TimeoutError as error:
+            self._blame("hangs", f"{words}: {error}; load {os.getloadavg()[0]:.0f}")
             return "hang"
         except (OSError, http.client.HTTPException) as error:
             return self._died(host, life, f"{words}: {error!r}")
+        with self._lock:
+            self.report.late += time.monotonic() - began > HANG_S
         reference = self.references[case]
         if self._cut and leg["role"] == Role.PREFILL and len(case.prompt) > 1:
             return "answered"
@@ -171,7 +193,7 @@ class Run:
     def _legs(self, scenario: Scenario, p: Host, d: Host) -> list[Future[str]]:
         """Send what the scenario wants; the answers, decode's first."""
         fault, case, transfer = scenario.fault, self.case_of(scenario), uuid.uuid4().hex
-        words = f"{scenario.number} ({fault}, {len(case.prompt)} tokens, {p.engine.name} to {d.engine.name})"
+        words = f"{scenario.number} ({fault}, {len(case.prompt)} tokens, {p.engine.name} to {d.engine.name}, {transfer})"
 
         def later(delay_s: float, call: Callable[..., str], *arguments: Any) -> Future[str]:
             def wait() -> str:
@@ -249,7 +271,7 @@ class Run:
         got = []
         for answer in answers:
             try:
-                got.append(answer.result(HANG_S + 20))
+                got.append(answer.result(MOST_S + 20))
             except Hung:
                 self._blame("hangs", f"{scenario}")
                 got.append("hang")
@@ -258,12 +280,11 @@ class Run:
 
     def wait_empty(self) -> None:
         """Whoever still holds something after 5 s has leaked it; an engine that does not answer has died."""
-        end = time.monotonic() + self.leak_s
-        for host in self.up:
+        for host, patience in [(host, Patience(host.engine, self.leak_s)) for host in self.up]:
             try:
                 while left := host.held():
-                    if time.monotonic() > end:
-                        self._blame("leaked", f"{host.engine.name}: {left}")
+                    if patience.over():
+                        self._blame("leaked", f"{host.engine.name}: {left} after {patience.told()}")
                         self._wait_free([host], 60.0)
                         break
                     time.sleep(0.05)

@@ -107,6 +107,8 @@ class Report:
     leaked: int = 0
     hangs: int = 0
     deaths: int = 0
+    late: int = 0
+    """Answers that have taken longer than a hang may, by the clock, of engines that were kept waiting for a processor."""
     lives: int = 0
     """Of engines."""
     preemptions: int = 0
