@@ -35,9 +35,8 @@ STAND_INS = "stand-ins"
 PROMPTS = [[3 + number, 40, 50 + number, 7] * (3 + 9 * number) for number in range(6)]
 TOKENS, LONG = 12, 600
 SEEN_S = 10.0
-"""Until the router takes a group that has lost a member for one that does not serve,"""
-AWAY_S = 20.0
-"""and where its leader is cut off, of which nobody tells: three beats, and a probe that nobody answers."""
+"""Until the router takes a group that has lost a member for one that does not serve. A leader that is cut off is seen by
+three beats that do not come, and a probe that nobody answers."""
 ALONE_S = 20.0
 """That an engine of a round may run on when another member's has ended, is stopped or is cut off."""
 BEGUN_S = 30.0
@@ -161,7 +160,7 @@ def test_a_member_that_is_lost_ends_its_group_which_comes_back_and_loses_no_stre
             print(kind, rows[-1], flush=True)
             write(f"{kind} {how}", rows)
         for row in rows:
-            assert row["seen"] <= (AWAY_S if (row["how"], row["member"]) == ("cut", 0) else SEEN_S), row
+            assert row["seen"] <= SEEN_S, row
             assert row["alone"] <= ALONE_S, row
             assert row["begun_after"] <= BEGUN_S, row
 
