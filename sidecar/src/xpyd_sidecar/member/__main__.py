@@ -39,8 +39,8 @@ logger = logging.getLogger("xpyd_sidecar.member")
 LOOK_S: Final = 0.2
 SAY_S: Final = 1.0
 END_S: Final = 2.0
-"""From SIGTERM to SIGKILL, where a round is over. That is up to 17.5 s after a member was stopped, and an engine is to run no
-longer than 20 s alone. A server that answers would wait for its streams, which go on elsewhere by then.
+"""From SIGTERM to SIGKILL, where a round is over: up to 17.5 s after a member was stopped, and an engine is to run alone
+for 20 s at most. A server that answers would wait for its streams, which go on elsewhere by then.
 """
 KILL_S: Final = 20.0
 """From SIGKILL until the kernel has taken all processes down."""
