@@ -56,7 +56,8 @@ class Stranger:
         for sock, kind in self._socks:
             for each in frames(pickle.dumps(Bomb(mark))):
                 if kind != zmq.SUB and sock.poll(0, zmq.POLLOUT):
-                    sock.send_multipart(each if kind != zmq.XSUB else [b"\x01", *each], zmq.NOBLOCK)
+                    with contextlib.suppress(zmq.Again):  # it is shut out while it speaks
+                        sock.send_multipart(each if kind != zmq.XSUB else [b"\x01", *each], zmq.NOBLOCK)
 
     def told(self) -> list[list[bytes]]:
         return [sock.recv_multipart(zmq.NOBLOCK) for sock, kind in self._socks if kind != zmq.PUB and sock.poll(0)]
