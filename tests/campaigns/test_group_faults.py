@@ -177,7 +177,7 @@ def test_a_follower_whose_server_alone_is_stopped_is_seen_and_its_streams_go_on_
     with groups(tmp_path, "decode", KINDS["data"], replicas=2, bridge=bridge) as one:
         row = Faults(one, bridge).row("hang", 1, 0, busy=kind != STAND_INS)
         print(kind, row, flush=True)
-        write(f"{kind} hang", [row])
+        write(f"{kind} hang", row)
         assert row["seen"] <= HANGS_S, row
         assert row["begun_after"] <= HUNG_S + BEGUN_S, row
 
