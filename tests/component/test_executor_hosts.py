@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import pickle
 import signal
@@ -16,6 +15,8 @@ from typing import Any
 import pytest
 import zmq
 from executor_hosts import KEY, SERVICE_KEY, SETTINGS, Bomb, Host, hosts
+from networks import Networks
+from queue_strangers import Stranger, StrangerElsewhere, frames, talk_garbage
 
 from xpyd_sidecar import curve
 from xpyd_sidecar.broadcast import wire
@@ -24,8 +25,6 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.engine.executor_queue.settings import QueueSettings
 
 SEEN_S = 5.0
-KINDS = (zmq.DEALER, zmq.SUB, zmq.XSUB, zmq.PUB, zmq.REQ, zmq.PAIR)
-"""Of sockets that a stranger has."""
 MIB = 1 << 20
 
 
@@ -154,41 +153,20 @@ def test_a_stopped_worker_elsewhere_is_seen_and_eight_seconds_of_silence_end_not
     assert not leader.ask("status")["failed"]
 
 
-def frames(payload: bytes) -> list[list[bytes]]:
-    """What a stranger may say: as vLLM's queue has it, as ours has it, and nonsense."""
-    return [[payload], [b"READY"], [wire.pack_number(1, 1), payload], [wire.pack(wire.Taken(1 << 40))],
-            [wire.pack(wire.Bye(0))], [wire.pack(wire.Welcome())], [b"\x00" * 70_000], [b"\x01"], [b""]]
-
-
 @pytest.mark.parametrize("shown", ["no key", "another key", "another life"])
 def test_a_stranger_can_neither_read_nor_send_a_call(spread: list[Host], tmp_path: Path, shown: str) -> None:
     leader, _ = spread
     mark = tmp_path / "ran"
     other = keys.of_life(SERVICE_KEY, "cd" * 16)
     key = {"no key": None, "another key": ServiceKey(bytes(32)), "another life": other}[shown]
-    context: zmq.Context[Any] = zmq.Context()
+    stranger = Stranger(leader.ask("endpoints"), key)
     try:
-        socks = []
-        for endpoint, kind in itertools.product(leader.ask("endpoints"), KINDS):
-            sock = context.socket(kind)
-            sock.setsockopt(zmq.LINGER, 0)
-            if key is not None:
-                curve.connect(sock, key, "broadcast")
-            if kind == zmq.SUB:
-                sock.setsockopt(zmq.SUBSCRIBE, b"")
-            sock.connect(endpoint)
-            socks.append((sock, kind))
-        time.sleep(0.3)
-        for sock, kind in socks:
-            for each in frames(pickle.dumps(Bomb(mark))):
-                if kind != zmq.SUB and sock.poll(0, zmq.POLLOUT):
-                    sock.send_multipart(each if kind != zmq.XSUB else [b"\x01", *each], zmq.NOBLOCK)
+        stranger.speak(mark)
         assert leader.ask("call", "echo", "secret") == [(0, "secret"), (1, "secret")]
         time.sleep(0.2)
-        readable = [sock for sock, kind in socks if kind != zmq.PUB and sock.poll(0)]
-        assert not readable, "a stranger was told something"
+        assert stranger.told() == []
     finally:
-        context.destroy(linger=0)
+        stranger.close()
     assert not mark.exists()
     assert not leader.ask("status")["failed"]
 
@@ -196,16 +174,7 @@ def test_a_stranger_can_neither_read_nor_send_a_call(spread: list[Host], tmp_pat
 def test_garbage_at_the_port_changes_nothing(spread: list[Host], tmp_path: Path) -> None:
     leader, _ = spread
     mark = tmp_path / "ran"
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48)
-    for endpoint in leader.ask("endpoints"):
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        bomb = pickle.dumps(Bomb(mark))
-        for said in (bomb, b"GET / HTTP/1.1\r\n\r\n", bytes(100_000), greeting + bomb):
-            with socket.create_connection((host, int(port)), 5) as sock:
-                sock.sendall(said)
-                sock.settimeout(0.1)
-                with contextlib.suppress(TimeoutError, ConnectionResetError):
-                    assert b"secret" not in sock.recv(1 << 16)
+    assert talk_garbage(leader.ask("endpoints"), mark) == 16
     assert leader.ask("call", "echo", "secret") == [(0, "secret"), (1, "secret")]
     assert not mark.exists()
 
@@ -242,3 +211,84 @@ def test_a_killed_member_ends_the_others_whichever_it_is() -> None:
     with hosts(2, 1, SETTINGS) as (leader, follower):
         leader.kill()
         wait(lambda: not any(follower.ask("status")["alive"]), SEEN_S + 5, "the follower's worker ends")
+
+
+# --- over hosts in networks of their own ---
+
+
+@pytest.fixture(scope="module")
+def networks() -> Iterator[Networks]:
+    if os.geteuid() != 0:
+        pytest.skip("networks are made by root")
+    with Networks(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def apart(networks: Networks) -> Iterator[list[Host]]:
+    """As two pods; the third network is a stranger's."""
+    with hosts(2, 1, SETTINGS, networks) as made:
+        yield made
+
+
+@pytest.mark.parametrize("shown", ["no key", "another key", "another life"])
+def test_a_stranger_in_the_network_of_the_pods_can_neither_read_nor_send_a_call(
+        apart: list[Host], networks: Networks, tmp_path: Path, shown: str) -> None:
+    leader, _ = apart
+    mark, secret = tmp_path / "ran", f"secret-{os.urandom(16).hex()}"
+    other = keys.of_life(SERVICE_KEY, "cd" * 16)
+    key = {"no key": None, "another key": ServiceKey(bytes(32)), "another life": other}[shown]
+    endpoints = leader.ask("endpoints")
+    assert {one.rpartition(":")[0] for one in endpoints} == {f"tcp://{each.address}" for each in networks[:2]}
+    stranger = StrangerElsewhere(networks[2], endpoints, key, mark)
+    with networks[1].listen() as heard:
+        try:
+            assert stranger.hear() == 16, "it reaches every port"
+            passed = everything(heard)
+            assert leader.ask("call", "echo", secret) == [(0, secret), (1, secret)]
+            time.sleep(0.2)
+            stranger.go()
+            assert stranger.hear() == []
+            passed = everything(heard)
+        finally:
+            stranger.end()
+    assert len(passed) > 2 * len(secret), "the call and its answer went by"
+    assert secret.encode() not in passed, "nor who reads along"
+    assert not mark.exists()
+    assert not leader.ask("status")["failed"]
+
+
+def everything(heard: socket.socket) -> bytes:
+    """What has crossed a link since the last time."""
+    found = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            found.append(heard.recv(1 << 16))
+    return b"".join(found)
+
+
+def test_a_member_that_is_cut_off_is_seen_and_some_seconds_of_it_end_nothing(apart: list[Host], networks: Networks) -> None:
+    leader, _ = apart
+    assert leader.ask("call", "echo", 1) == [(0, 1), (1, 1)]
+    time.sleep(1.5)  # the connection by which it is seen
+    began = time.monotonic()
+    networks[1].cut()
+    try:
+        wait(lambda: leader.ask("status")["silent"] == ("rank 1",), SEEN_S, "seen while nothing is called")
+        leader.begin("call", "echo", 7)
+        time.sleep(max(0.0, began + SEEN_S - time.monotonic()))
+    finally:
+        networks[1].mend()
+    assert leader.hear(20) == [(0, 7), (1, 7)]
+    wait(lambda: not leader.ask("status")["silent"], 2 * SEEN_S, "heard again")
+    assert not leader.ask("status")["failed"]
+
+
+def test_a_member_that_stays_cut_off_ends_the_engine_on_both_sides(networks: Networks) -> None:
+    with hosts(2, 1, SETTINGS, networks) as (leader, follower):
+        networks[1].cut()
+        try:
+            wait(lambda: leader.ask("status")["failed_at"] > 0, 20, "the leader gives it up")
+            wait(lambda: not any(follower.ask("status")["alive"]), 20, "the follower's worker ends")
+        finally:
+            networks[1].mend()

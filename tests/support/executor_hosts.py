@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import vllm.config
+from networks import Network
 from processes import free_port
 from torch import distributed
 from vllm.distributed import parallel_state
@@ -43,7 +44,8 @@ from xpyd_sidecar.engine.executor_queue.settings import QueueSettings
 SERVICE_KEY = ServiceKey(bytes(range(32)))
 LIFE = "ab" * 16
 KEY = keys.of_life(SERVICE_KEY, LIFE)
-SETTINGS = QueueSettings(KEY, "127.0.0.1", LIFE)
+HERE = "127.0.0.1"
+SETTINGS = QueueSettings(KEY, HERE, LIFE)
 """Of members of one life."""
 START_S = 180.0
 """The first one waits for an import of vLLM."""
@@ -64,8 +66,8 @@ class HandWorker:
     def init_device(self) -> None:
         parallel = self.config.parallel_config
         if parallel.nnodes_within_dp > 1:
-            distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{self.config.port}", rank=self.rank,
-                                           world_size=parallel.world_size)
+            meeting = f"tcp://{parallel.master_addr}:{self.config.port}"
+            distributed.init_process_group("gloo", init_method=meeting, rank=self.rank, world_size=parallel.world_size)
             group: Any = GroupCoordinator.__new__(GroupCoordinator)
             group.cpu_group, group.ranks = distributed.group.WORLD, list(range(parallel.world_size))
             multiproc_executor.get_inner_dp_world_group = lambda: group
@@ -112,12 +114,12 @@ class Bomb:
         return os.system, (f"touch {self.path}",)
 
 
-def config(node: int, nodes: int, each: int, port: int) -> Any:
+def config(node: int, nodes: int, each: int, port: int, leader: str) -> Any:
     """As much of vLLM's as the executor reads."""
     world = nodes * each
     parallel = SimpleNamespace(
         world_size=world, local_world_size=each, nnodes_within_dp=nodes, node_rank=node, node_rank_within_dp=node,
-        master_addr="127.0.0.1", tensor_parallel_size=world, pipeline_parallel_size=1, prefill_context_parallel_size=1,
+        master_addr=leader, tensor_parallel_size=world, pipeline_parallel_size=1, prefill_context_parallel_size=1,
         data_parallel_size_local=1, data_parallel_rank_local=0, _api_process_count=1, enable_shm_tensor_arena=False,
         numa_bind=False, assigned_physical_gpu_ids=None, enable_expert_parallel=False, enable_fault_tolerance=False)
     watchdog = getattr(vllm.config, "WatchdogConfig", lambda: None)()
@@ -130,12 +132,12 @@ def config(node: int, nodes: int, each: int, port: int) -> Any:
 class Running:
     """The executor of a host, in its process."""
 
-    def __init__(self, node: int, nodes: int, each: int, port: int) -> None:
+    def __init__(self, node: int, nodes: int, each: int, port: int, leader: str) -> None:
         multiproc_executor.WorkerWrapperBase = HandWorker
         kind = type(multiproc_executor.current_platform)
         kind.update_block_size_for_backend = classmethod(lambda cls, config: None)
         self.failed_at = 0.0
-        self.executor = multiproc_executor.MultiprocExecutor(config(node, nodes, each, port))
+        self.executor = multiproc_executor.MultiprocExecutor(config(node, nodes, each, port, leader))
         self.executor.register_failure_callback(self._failed)
 
     def _failed(self) -> None:
@@ -183,11 +185,14 @@ class Running:
         self.executor.shutdown()
 
 
-def serve(told: Connection, settings: QueueSettings | None, *where: int) -> None:
+def serve(told: Connection, settings: QueueSettings | None, network: Network | None, *where: Any) -> None:
     """The process of a host."""
     os.setsid()
-    os.environ.update(VLLM_WORKER_MULTIPROC_METHOD="fork", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_HOST_IP="127.0.0.1",
+    os.environ.update(VLLM_WORKER_MULTIPROC_METHOD="fork", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_HOST_IP=HERE,
                       OMP_NUM_THREADS="1")
+    if network is not None:
+        network.enter()
+        os.environ.update(VLLM_HOST_IP=network.address, GLOO_SOCKET_IFNAME="eth0")
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
     if settings is not None:
@@ -253,11 +258,18 @@ class Host:
 
 
 @contextlib.contextmanager
-def hosts(nodes: int, each: int, settings: QueueSettings | None) -> Iterator[list[Host]]:
-    """Hosts of one engine, the leader first; their sessions end with the block."""
+def hosts(nodes: int, each: int, settings: QueueSettings | None, networks: Sequence[Network] = ()) -> Iterator[list[Host]]:
+    """Hosts of one engine, the leader first; their sessions end with the block. ``networks``: of each, else all are in that
+    of the test.
+    """
     forks()
-    port = free_port()
-    made = [Host(settings, node, nodes, each, port) for node in range(nodes)]
+    port, leader = free_port(), networks[0].address if networks else HERE
+    made = []
+    for node in range(nodes):
+        network, own = networks[node] if networks else None, settings
+        if settings is not None and network is not None:
+            own = settings._replace(host=network.address)
+        made.append(Host(own, network, node, nodes, each, port, leader))
     try:
         for host in made:
             assert host.hear(START_S) == "ready"

@@ -106,7 +106,7 @@ class World:
                 case ProbeInstance():
                     self.probes += 1
                     silent = not self.instances[each.instance].alive or self.rng.random() < self._unanswered
-                    self._at(self.now + (5.0 if silent else 0.01), lambda each=each, silent=silent:  # type: ignore[misc]
+                    self._at(self.now + (each.patience_s if silent else 0.01), lambda each=each, silent=silent:  # type: ignore[misc]
                              self._probed(each, Probed.SILENT if silent else Probed.HEALTHY))
                 case Changed(kind="evicted"):
                     self.evicted.append((self.now, each.instance))

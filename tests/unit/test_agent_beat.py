@@ -26,6 +26,7 @@ from xpyd_sidecar.agent.beat import (
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.fingerprint import digest
 from xpyd_sidecar.contract.ids import AgentId, HostPort, Role, State
+from xpyd_sidecar.contract.launch import GroupConfig
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
 from xpyd_sidecar.contract.speculation import Speculation
 
@@ -79,6 +80,13 @@ def test_a_ready_beat_carries_the_record() -> None:
     assert beat.control == ("127.0.0.1:4000",)
     assert beat.fingerprint == digest(FIELDS)
     assert (beat.model, beat.max_model_len, beat.interval_s) == ("tiny", 2048, 3.0)
+
+
+@pytest.mark.parametrize(("wanted", "found"), [(3.0, 1.0), (0.5, 0.5)])
+def test_the_leader_of_a_group_beats_as_often_as_its_members_say_hello(wanted: float, found: float) -> None:
+    config = config_of(heartbeat_s=wanted, group=GroupConfig(0, 2, "x"))
+    assert config.agent is not None
+    assert Machine(config).heartbeat().interval_s == config.agent.beat_s == found
 
 
 def test_a_beat_tells_what_the_engine_adds_to_requests() -> None:

@@ -14,7 +14,15 @@ import pytest
 
 from xpyd_sidecar.contract import run_folder
 from xpyd_sidecar.contract.group import ROUND, STATE, GroupRound, MemberState
+from xpyd_sidecar.member import remains
 
+DEAF = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+more = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=away) for away in (0, 1)]
+print(os.getpid(), *[one.pid for one in more], flush=True)
+time.sleep(60)
+"""
 ENDS = "import sys; sys.exit(3)"
 STAYS = """
 import os, subprocess, sys, time
@@ -74,6 +82,14 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
+def lives(pid: int) -> bool:
+    """It runs: those that nobody has waited for yet do not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
 def test_the_third_end_of_an_engine_ends_the_launcher_with_its_code(launched: Launched) -> None:
     process = launched.start(ENDS)
     for life in ("a", "b", "c"):
@@ -101,6 +117,18 @@ def test_a_life_that_is_over_ends_all_that_the_engine_has_started(launched: Laun
     state = launched.state()
     assert state is not None
     assert state.why == "", "it was asked to end"
+
+
+def test_an_engine_that_does_not_end_when_told_is_killed_soon(launched: Launched) -> None:
+    process = launched.start(DEAF)
+    launched.tell("a")
+    assert process.stdout is not None
+    process.stdout.readline()
+    wait_for(lambda: launched.is_at("a", running=True))
+    began = time.monotonic()
+    launched.tell("")
+    wait_for(lambda: launched.is_at("a", running=False))
+    assert 1.9 < time.monotonic() - began < 4.9, "17.5 s and this are about 20 s"
 
 
 def test_a_process_of_the_engine_in_a_session_of_its_own_ends_with_it(launched: Launched) -> None:
@@ -154,3 +182,52 @@ def test_a_launcher_that_is_started_again_begins_no_life_a_second_time(launched:
     assert launched.is_at("a", running=False)
     launched.tell("b")
     wait_for(lambda: launched.is_at("b", running=True))
+
+
+def test_an_engine_ends_with_a_launcher_that_is_killed_alone(launched: Launched) -> None:
+    process = launched.start("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    launched.tell("a")
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.kill()
+    wait_for(lambda: not lives(pid), 5.0)
+
+
+@pytest.mark.parametrize("first_has_ended", [False, True])
+def test_what_a_launcher_that_was_killed_has_left_is_ended_before_its_life_is_called_over(
+        launched: Launched, tmp_path: Path, first_has_ended: bool) -> None:
+    process = launched.start(DEAF)
+    launched.tell("a")
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    wait_for(lambda: launched.is_at("a", running=True))
+    wait_for(lambda: (state := launched.state()) is not None and state.group == pids[0])
+    process.kill()
+    process.wait(10)
+    process.stdout.close()
+    if first_has_ended:
+        os.kill(pids[0], signal.SIGKILL)
+        wait_for(lambda: not lives(pids[0]))
+    assert all(map(lives, pids[1:]))
+    boot = run_folder.read(tmp_path / STATE, MemberState).boot  # type: ignore[union-attr]
+    again = launched.start(DEAF)
+    found = []
+    wait_for(lambda: (state := launched.state()) is not None and state.boot != boot and (
+        found.append((state.running, any(map(lives, pids)))) or not state.running))  # type: ignore[func-returns-value]
+    assert (False, True) not in found, "it was called over while it lived"
+    assert not any(map(lives, pids))
+    launched.tell("b")
+    assert again.stdout is not None
+    assert int(again.stdout.readline().split()[0]) not in pids
+
+
+def test_a_group_whose_number_is_anothers_by_now_is_left_alone(launched: Launched, tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0)
+    try:
+        now = remains.begun(other.pid)
+        for session, start in ((now[0], now[1] - 1), (now[0] + 1, now[1]), (now[0], now[1] + 1)):
+            assert remains.find(MemberState("b", 1, 1, "a", True, "", other.pid, session, start)) == []
+        assert remains.find(MemberState("b", 1, 1, "a", True, "", other.pid, *now)) == [other.pid]
+    finally:
+        other.kill()
+        other.wait()

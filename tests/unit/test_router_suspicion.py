@@ -38,6 +38,24 @@ def test_a_silent_instance_whose_probe_is_not_answered_is_suspended_and_a_second
     assert roster.members() == []
 
 
+@pytest.mark.parametrize(("interval_s", "first_s", "next_s"), [(0.05, 2, 8), (1, 2, 8), (2, 4, 6), (3, 5, 5), (60, 5, 5)])
+def test_of_who_beats_often_an_unanswered_probe_suspends_sooner_and_evicts_as_late_as_of_others(
+        interval_s: float, first_s: float, next_s: float) -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", interval_s=interval_s))
+    assert [each.patience_s for each in probes(roster.on_doubt(0.01, D0, I0))] == [5.0], "it beats"
+    roster.on_probe(0.02, D0, I0, Probed.HEALTHY, "")
+    roster.on_message(2.0, beat("d0", interval_s=interval_s, seq=2))
+    now = 2.0 + 3 * interval_s + 0.1
+    assert [each.patience_s for each in probes(roster.on_tick(now))] == [first_s]
+    assert roster.on_tick(now + 1) == []
+    roster.on_probe(now + first_s, D0, I0, Probed.SILENT, "no answer")
+    assert names(roster) == []
+    assert [each.patience_s for each in probes(roster.on_tick(now + first_s))] == [next_s]
+    assert roster.on_tick(now + first_s + next_s / 2) == []
+    assert losts(roster.on_probe(now + first_s + next_s, D0, I0, Probed.SILENT, "no answer")) == [I0]
+
+
 def test_a_beat_between_two_unanswered_probes_begins_the_count_anew() -> None:
     roster = make()
     roster.on_message(0.0, beat("d0"))

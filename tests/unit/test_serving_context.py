@@ -10,9 +10,9 @@ from beats import beat as beat_of
 from router_fleet import KEY, fleet
 from scripted_engine import Play
 
-from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.router.api.faults import FailureReason
-from xpyd_sidecar.router.fleet.member import Changed, InstanceLost, ProbeInstance
+from xpyd_sidecar.router.fleet.member import Changed, InstanceLost, Probed, ProbeInstance
 from xpyd_sidecar.router.observing.observer import TELL_S
 
 LOOPS = ("router",)
@@ -98,6 +98,18 @@ async def test_a_probe_that_the_roster_asks_for_is_made_and_told() -> None:
         assert f.context.roster.why_not(Role.DECODE) == "no decode instance is ready (d0 suspended)"
         f.d[0].health = 200
         await f.wait(lambda: len(f.context.roster.pickable(Role.DECODE)) == 1, "d0's return, by the next probe")
+
+
+async def test_a_probe_takes_as_long_as_the_roster_says() -> None:
+    async with fleet() as f:
+        server = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+        address, told = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"), list[Probed]()
+        f.context.watch._note_probe = told.append
+        began = asyncio.get_running_loop().time()
+        f.context.watch.take(None, [ProbeInstance(InstanceName("d0"), Incarnation("i-d0"), address, (), 0.2)])
+        await f.wait(lambda: told == [Probed.SILENT], "the end of the probe")
+        assert 0.2 <= asyncio.get_running_loop().time() - began < 4.0
+        server.close()
 
 
 async def test_what_is_lost_ends_only_the_legs_of_that_incarnation() -> None:

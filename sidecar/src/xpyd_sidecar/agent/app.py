@@ -69,7 +69,7 @@ class Agent:
             if self._machine.trouble:
                 logger.warning("%s", self._machine.trouble)
         self._loop = asyncio.get_running_loop()
-        self._beats = Beats(config.agent.routers, key, heartbeat_s=config.agent.heartbeat_s,
+        self._beats = Beats(config.agent.routers, key, heartbeat_s=config.agent.beat_s,
                             resolve_s=config.agent.resolve_s, resolve=resolve, before=_before(config.agent))
         self._probe = Probe(config.agent, self._run_dir)
         self._control = Control(self._run_dir, self)
@@ -339,7 +339,7 @@ class Agent:
         while True:
             self._beats.send(self._machine.heartbeat())
             calm = self._machine.state is State.READY or self._machine.drained
-            await _wait_or(self._beat_now, self._config.heartbeat_s if calm else min(FAST_S, self._config.heartbeat_s))
+            await _wait_or(self._beat_now, self._config.beat_s if calm else min(FAST_S, self._config.beat_s))
 
     def _say_late(self) -> None:
         """Once per start: the engine is not up although its time to start has passed."""

@@ -231,7 +231,7 @@ class Machine:
             fingerprint=self._fingerprint,
             parallel=first.parallel if first else Parallel(),
             load=self._load,
-            interval_s=self._agent.heartbeat_s,
+            interval_s=self._agent.beat_s,
             drained=self._drained,
             agent=self._id,
             leaving=self._leaving,

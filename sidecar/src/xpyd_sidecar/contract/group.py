@@ -82,6 +82,12 @@ class MemberState(msgspec.Struct, frozen=True):
     running: bool = False
     why: Words = ""
     """How the engine has ended, where nobody had asked for it."""
+    group: int = 0
+    """Process group of the engine that runs, or ran last: whoever takes the launcher's place ends what is left of it,"""
+    session: int = 0
+    """if it is in this session"""
+    start: int = 0
+    """and its first process began at this tick after the boot."""
 
 
 class Pulse(msgspec.Struct, frozen=True):

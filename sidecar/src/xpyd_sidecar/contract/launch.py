@@ -98,6 +98,10 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address announced for data when peers must take another way (address translation); counts up like ``data_port``."""
 
 
+GROUP_BEAT_S: Final = 1.0
+"""Between two beats of a group's leader at most: as often as its members say hello."""
+
+
 class GroupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The agent's member is one of several that make up an instance (``contract.group``)."""
 
@@ -149,6 +153,11 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resolve_s: float = 5.0
     drain_timeout_s: float = 600.0
     startup_timeout_s: float = 1800.0
+
+    @property
+    def beat_s(self) -> float:
+        """Between two beats. One agent speaks for all members of a group, so its silence tells sooner."""
+        return self.heartbeat_s if self.group is msgspec.UNSET else min(self.heartbeat_s, GROUP_BEAT_S)
 
     @property
     def advertised(self) -> HostPort:

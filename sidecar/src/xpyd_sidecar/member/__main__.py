@@ -1,7 +1,7 @@
 """The engine of a member, one life after the other: ``python -m xpyd_sidecar.member [--grace-s S] -- COMMAND …``.
 
     round.json (agent) ──▶ life? ── begin ──▶ COMMAND, marks filled in ──▶ ended by itself: said in member.json, and counted
-                            └─ another one, or none ──▶ SIGTERM, 5 s, SIGKILL
+                            └─ another one, or none ──▶ SIGTERM, 2 s, SIGKILL
 
 Stays between two lives, so that containers, caches and devices do. From the third end in 10 minutes that nobody asked for
 it ends with the engine's exit code, for whoever counts and paces restarts. SIGTERM is handed to the engine. Needs the
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import secrets
@@ -30,20 +31,25 @@ import msgspec
 from xpyd_sidecar.contract import run_folder
 from xpyd_sidecar.contract.group import ENV_LIFE, ROUND, STATE, GroupRound, MemberState
 from xpyd_sidecar.contract.launch import ENV_RUN_DIR
+from xpyd_sidecar.member import remains
 from xpyd_sidecar.member.wanted import filled, given_up, wanted
 
 logger = logging.getLogger("xpyd_sidecar.member")
 
 LOOK_S: Final = 0.2
 SAY_S: Final = 1.0
-END_S: Final = 5.0
-"""From SIGTERM to SIGKILL, where a round is over."""
+END_S: Final = 2.0
+"""From SIGTERM to SIGKILL, where a round is over: up to 17.5 s after a member was stopped, and an engine is to run alone
+for 20 s at most. A server that answers would wait for its streams, which go on elsewhere by then.
+"""
 KILL_S: Final = 20.0
 """From SIGKILL until the kernel has taken all processes down."""
 _COMPILED: Final = "compiled-"
 _COMPILED_VAR: Final = "TORCHINDUCTOR_CACHE_DIR"
 _SUBREAPER: Final = 36
 """PR_SET_CHILD_SUBREAPER, prctl(2): what the engine leaves behind becomes a child of this process."""
+_DEATH_SIGNAL: Final = 1
+"""PR_SET_PDEATHSIG: what a process is sent when its parent ends."""
 
 
 class Launcher:
@@ -58,7 +64,10 @@ class Launcher:
         """Of an engine that has not ended whole; it counts as running."""
         self._failures: list[float] = []
         self._stopped = False
-        self._state = MemberState(secrets.token_hex(8), 0, life=self._life_before())
+        self._before = self._state_before()
+        """What the launcher before this one said last in this folder."""
+        life = self._before.life if self._before is not None else ""
+        self._state = MemberState(secrets.token_hex(8), 0, life=life, running=bool(life))
         self._said_at = float("-inf")
 
     def stop(self) -> None:
@@ -67,6 +76,8 @@ class Launcher:
 
     def run(self) -> int:
         """The exit code of this process."""
+        if not self._end_what_was_left():
+            return 0
         while not self._stopped:
             if self._child is None and self._group and self._end(0.0):
                 self._say(running=False)
@@ -90,14 +101,32 @@ class Launcher:
         self._say(running=not self._end(self._grace_s))
         return 0
 
-    def _life_before(self) -> str:
-        """What a launcher before this one has run in this folder: it is over."""
+    def _state_before(self) -> MemberState | None:
+        """What a launcher before this one has said in this folder: its life is over, once nothing of it is left."""
         try:
-            before = run_folder.read(self._run_dir / STATE, MemberState)
+            return run_folder.read(self._run_dir / STATE, MemberState)
         except (ValueError, OSError) as error:
             logger.warning("%s", error)
-            return ""
-        return before.life if before is not None else ""
+            return None
+
+    def _end_what_was_left(self) -> bool:
+        """A launcher that was killed alone may leave its engine: until that has ended it counts as running. Whether this
+        process goes on.
+        """
+        before, said = self._before, False
+        while before is not None and before.life and (left := remains.find(before)):
+            if self._stopped:
+                return False
+            if not said:
+                logger.warning("life %s: the launcher before this one has left processes %s, which are ended", before.life,
+                               ", ".join(map(str, left)))
+            said = True
+            remains.kill(left)
+            if time.monotonic() - self._said_at >= SAY_S:
+                self._say()
+            time.sleep(0.05)
+        self._say(running=False)
+        return True
 
     def _told(self) -> GroupRound | None:
         """What is to run; what cannot be read changes nothing."""
@@ -114,11 +143,15 @@ class Launcher:
         logger.info("life %s: the engine begins, its leader is %s", told.life, told.leader)
         try:
             self._child = subprocess.Popen(filled(self._command, told), env=self._environment(told.life),
-                                           stdin=subprocess.DEVNULL, process_group=0)
+                                           stdin=subprocess.DEVNULL, process_group=0,
+                                           preexec_fn=functools.partial(_ends_with, os.getpid()))  # noqa: PLW1509 (one thread)
         except OSError as error:
             logger.error("cannot start %s: %s", self._command[0], error)  # noqa: TRY400  # its words say all
             self._failures.append(time.monotonic())
-            self._say(running=False, why=str(error))
+            self._say(running=False, why=str(error)[:1024])
+            return
+        session, start = remains.begun(self._child.pid)
+        self._say(group=self._child.pid, session=session, start=start)
 
     def _environment(self, life: str) -> dict[str, str]:
         """The engine's. What torch compiles at first use goes to a folder of this life, unless one is given: an engine
@@ -162,18 +195,21 @@ class Launcher:
             logger.error("processes of the engine do not end within %g s of SIGKILL", KILL_S)
         return not self._group
 
-    def _say(self, *, turn: int | None = None, life: str | None = None, running: bool | None = None,
-             why: str | None = None) -> None:
-        before = self._state
-        self._state = msgspec.structs.replace(
-            before, beat=before.beat + 1, turn=before.turn if turn is None else turn,
-            life=before.life if life is None else life, running=before.running if running is None else running,
-            why=before.why if why is None else why[:1024])
+    def _say(self, **changed: object) -> None:
+        """``changed``: fields of what is said."""
+        self._state = msgspec.structs.replace(self._state, beat=self._state.beat + 1, **changed)
         self._said_at = time.monotonic()
         try:
             run_folder.write(self._run_dir / STATE, self._state)
         except OSError as error:  # its agent sees a launcher that is gone
             logger.warning("cannot write %s: %s", self._run_dir / STATE, error)
+
+
+def _ends_with(launcher: int) -> None:
+    """In the engine's first process, before it is one: it is told to end where the launcher is killed alone."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != launcher:
+        os._exit(1)
 
 
 def _others_left(process_group: int) -> bool:

@@ -13,6 +13,8 @@ from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling, Up
 from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.api.faults import FailureReason
 
+PROBE_S = 5.0
+"""In which a probe is to be answered."""
 INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
 
@@ -195,6 +197,8 @@ class ProbeInstance(msgspec.Struct, frozen=True):
     address: HostPort
     others: tuple[HostPort, ...] = ()
     """Further servers, of ranks that do not share the first one's."""
+    patience_s: float = PROBE_S
+    """Without an answer for so long it is over."""
 
 
 class InstanceLost(msgspec.Struct, frozen=True, tag=True):

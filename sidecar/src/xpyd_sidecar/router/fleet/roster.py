@@ -32,6 +32,7 @@ from xpyd_sidecar.router.api.failover_modes import UNTOLD, EngineDefaults, told_
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.fleet import heartbeat_validation
 from xpyd_sidecar.router.fleet.member import (
+    PROBE_S,
     BeatRefused,
     Changed,
     FleetMember,
@@ -47,6 +48,8 @@ MAX_INSTANCES = 4096
 PROBE_GAP_S = 1.0
 PROBE_LOST_S = 30.0
 """A probe that nobody reported on for so long is made again."""
+SOON_PROBE_S = 2.0
+"""The least in which a probe is to be answered, however often there are beats."""
 PROBES_OPEN = 64
 """Probes that a tick lets be open together; the others wait for the next one."""
 UNANSWERED = 2
@@ -357,11 +360,20 @@ class Roster:
         silence = self._missed * member.interval_s
         return now - member.beat_at > silence and now - self._awake > silence
 
-    @staticmethod
-    def _probe(now: float, member: FleetMember) -> list[Instruction]:
+    def _probe(self, now: float, member: FleetMember) -> list[Instruction]:
         gap = PROBE_LOST_S if member.probing else PROBE_GAP_S
         if not member.http or now - member.probe_at < gap:
             return []
+        patience_s = self._patience_s(now, member)
         member.probing, member.probe_at = True, now
         first, *others = dict.fromkeys(member.http)
-        return [ProbeInstance(member.name, member.incarnation, first, tuple(others))]
+        return [ProbeInstance(member.name, member.incarnation, first, tuple(others), patience_s)]
+
+    def _patience_s(self, now: float, member: FleetMember) -> float:
+        """The first probe since the last beat of who is silent can only suspend: it takes two intervals at most. What it
+        takes less than others the next one, which may evict, takes more.
+        """
+        if not self.silent(now, member):
+            return PROBE_S
+        first_s = min(PROBE_S, max(SOON_PROBE_S, 2 * member.interval_s))
+        return first_s if member.probe_at < member.beat_at else 2 * PROBE_S - first_s

@@ -18,6 +18,7 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split
 from xpyd_sidecar.contract.membership import Heartbeat, Up
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.member import (
+    PROBE_S,
     Changed,
     DeathVerdict,
     EngineTarget,
@@ -34,7 +35,6 @@ from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, Malformed, Respo
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 5.0
 PROBE_AGAIN_S = 1.0
 """After which a probe is tried again that this process had no file, port or memory for."""
 
@@ -104,7 +104,7 @@ class FleetWatch:
         end = self._loop.time() + ro.PROBE_LOST_S - PROBE_AGAIN_S
         while True:
             try:
-                result, detail = await probe_all((wanted.address, *wanted.others))
+                result, detail = await probe_all((wanted.address, *wanted.others), wanted.patience_s)
                 break
             except resources.Lack as lack:  # nobody was asked, so there is nothing to report
                 self._lacks.add(lack)
@@ -126,7 +126,7 @@ class FleetWatch:
         await asyncio.gather(*self._probes, return_exceptions=True)
 
 
-async def probe(address: HostPort, timeout_s: float = TIMEOUT_S) -> tuple[Probed, str]:
+async def probe(address: HostPort, timeout_s: float = PROBE_S) -> tuple[Probed, str]:
     """Ask once; never raises for what the other side does. The words say why it is not healthy. Raises Lack: nobody was
     asked, since this process has no file, port or memory for a connection.
     """
@@ -141,9 +141,9 @@ async def probe(address: HostPort, timeout_s: float = TIMEOUT_S) -> tuple[Probed
         return Probed.DEAD, f"GET /health: {error}"
 
 
-async def probe_all(addresses: Sequence[HostPort]) -> tuple[Probed, str]:
+async def probe_all(addresses: Sequence[HostPort], timeout_s: float = PROBE_S) -> tuple[Probed, str]:
     """Ask several servers of an instance at once: what the worst of them says. Raises as ``probe`` does."""
-    found = await asyncio.gather(*map(probe, addresses))
+    found = await asyncio.gather(*(probe(each, timeout_s) for each in addresses))
     return next((one for wanted in (Probed.DEAD, Probed.SILENT) for one in found if one[0] is wanted), found[0])
 
 

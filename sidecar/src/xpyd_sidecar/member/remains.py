@@ -1,0 +1,72 @@
+"""What a launcher that was killed alone has left behind: its engine's processes, found by whoever takes its place.
+
+Two marks, since each can be lost: the engine's process group, of which the number may be another's by now, and the life in
+the environment, which vLLM's processes overwrite with a title.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+from xpyd_sidecar.contract.group import ENV_LIFE, MemberState
+
+PROC = Path("/proc")
+
+
+class _Stat(NamedTuple):
+    """The fields of /proc/<pid>/stat that count here."""
+
+    state: str
+    group: int
+    session: int
+    start: int
+    """In ticks since the boot."""
+
+
+def begun(pid: int) -> tuple[int, int]:
+    """Session and start of an engine's first process, as ``MemberState`` has them; zeros where it has ended already."""
+    found = _stat(pid)
+    return (found.session, found.start) if found is not None else (0, 0)
+
+
+def find(before: MemberState) -> list[int]:
+    """Processes of the engine that ran when this was written; those that have ended and were not waited for are none."""
+    found = {pid: stat for pid in _pids() if pid != os.getpid() and (stat := _stat(pid)) is not None and stat.state != "Z"}
+    first = found.get(before.group)
+    reused = first is not None and first.start != before.start
+    mark = f"{ENV_LIFE}={before.life}".encode()
+    return [pid for pid, stat in found.items()
+            if (stat.group == before.group > 0 and stat.session == before.session and stat.start >= before.start
+                and not reused) or mark in _environment(pid)]
+
+
+def kill(pids: list[int]) -> None:
+    """SIGKILL for each that is still there and ours."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
+
+
+def _stat(pid: int) -> _Stat | None:
+    """None where there is no such process. The name in parentheses may hold anything, so fields count from its end."""
+    try:
+        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return _Stat(fields[0].decode(), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def _environment(pid: int) -> list[bytes]:
+    """As it was when the program began; empty where it may not be read."""
+    try:
+        return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
