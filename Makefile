@@ -246,14 +246,18 @@ campaign-upgrade: $(STAMP) ## xpyd itself is upgraded under load on a whole clus
 	@$(BIN)/pytest -s e2e/campaign_upgrade.py --timeout 3600
 
 .PHONY: campaign-groups-cluster
-campaign-groups-cluster: $(STAMP) ## An instance of two pods on a whole cluster with real engines: a killed engine, an evicted pod, a drained node, a lost one (root, 40 minutes)
+campaign-groups-cluster: $(STAMP) ## An instance of two pods on a whole cluster with real engines: a killed engine, an evicted pod, a drained node, a lost kubelet, strangers, into bench/results (root, 40 minutes)
 	@$(CLUSTER) build --profile full
-	@$(BIN)/pytest -s e2e/campaign_groups.py --timeout 1800
+	@$(BIN)/pytest -s e2e/campaign_groups.py --timeout 3600
 
 .PHONY: campaign-group-ranks-cluster
-campaign-group-ranks-cluster: $(STAMP) ## Data-parallel ranks over pods on a whole cluster with real engines, as prefill and as decode: a cut link, a killed engine; strangers at a group (root, 20 minutes)
+campaign-group-ranks-cluster: $(STAMP) ## Data-parallel ranks over pods on a whole cluster with real engines, as prefill and as decode: a cut link, a killed engine, into bench/results (root, 20 minutes)
 	@$(CLUSTER) build --profile full
-	@$(BIN)/pytest -s e2e/campaign_group_ranks.py --timeout 1800
+	@$(BIN)/pytest -s e2e/campaign_group_ranks.py --timeout 3600
+
+.PHONY: campaign-gang
+campaign-gang: $(STAMP) ## Instances of two pods and a scheduler that places groups whole, on a fake node, into bench/results (root, 5 minutes, and 10 for the scheduler's first build)
+	@$(BIN)/pytest -s tests/campaigns/test_gang.py --timeout 3600
 
 campaign-ipv6: $(STAMP) ## A whole cluster without IPv4, and a service on real engines in it, into bench/results (root, 10 minutes)
 	@$(CLUSTER) build --profile full
@@ -393,9 +397,12 @@ dashboard-picture: $(STAMP) ## Make docs/pictures/dashboard.png anew, from a rou
 	@PYTHONPATH=tests/support $(BIN)/python scripts/dashboard_picture.py
 
 # --- benchmarks: see bench/README.md ---
-.PHONY: bench-operator
+.PHONY: bench-operator bench-operator-groups
 bench-operator: $(STAMP) ## The operator with 1,000 pods on fake nodes, into bench/results (root, 5 minutes)
 	@PYTHONPATH=e2e/cluster:tests/support $(BIN)/python bench/operator
+
+bench-operator-groups: $(STAMP) ## The operator with 240 instances of two pods on fake nodes, where all fit and where some do not, into bench/results (root, 3 minutes)
+	@PYTHONPATH=e2e/cluster:tests/support $(BIN)/python bench/operator --groups
 
 .PHONY: bench-queue
 bench-queue: $(STAMP) ## The broadcast queue beside vLLM's, multiprocessing's and ZMQ (7 minutes)

@@ -1,7 +1,7 @@
 """``make campaign-group-ranks-cluster``: data-parallel ranks with shared experts over two pods, on a whole cluster.
 
 Prefill and decode are each one instance of two pods with a rank; real engines. A link of a pod is cut and an engine is
-killed; strangers try the pods of an instance of two tensor ranks. Not part of ``make test``, as e2e/campaign_groups.py.
+killed. Figures go to bench/results/campaign_group_ranks_cluster.json. Not part of ``make test``, as e2e/campaign_groups.py.
 """
 
 from __future__ import annotations
@@ -15,64 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign_groups import BACK_S, KILL, GroupInCluster, served
 from dp_engines import PLUGIN
 from engines import Engine, post
+from group_in_cluster import BACK_S, KILL, GroupInCluster, note, served, take_groups
 from make_model import ensure_moe
 from service import FORKS
-from service_in_cluster import CONNECT, Images, asked, check, listening
+from service_in_cluster import Images, asked
 from testcluster import network
 from testcluster.full import FullCluster
 from testcluster.kubectl import wait_until
 
-from xpyd_sidecar.contract.ids import join_host_port
-
-pytestmark = pytest.mark.timeout(1800)
-PLUGINS = "/plugins"
+pytestmark = pytest.mark.timeout(3600)
+RESULT = "campaign_group_ranks_cluster.json"
 LOCAL = 'source="local_compute"'
 QUESTION = {"model": "tiny", "messages": [{"role": "user", "content": "What is xpyd?"}], "max_tokens": 40, "temperature": 0}
 """What ``asked`` asks."""
-GREETED = """
-import socket, sys
-for address in sys.argv[1:]:
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=4) as sock:
-        sock.settimeout(0.5)
-        try:
-            said = sock.recv(10)
-        except OSError:
-            continue
-        if said[:1] == b"\\xff" and said[9:] == b"\\x7f":
-            print(address)
-"""
-"""A program that prints the addresses at which ZMQ greets."""
-SPEAK = """
-import os, pickle, sys, time, zmq
-
-class Bomb:
-    def __reduce__(self):
-        return os.system, ("touch /tmp/ran",)
-
-context, heard = zmq.Context(), []
-for address in sys.argv[1:]:
-    for kind in (zmq.DEALER, zmq.SUB, zmq.XSUB, zmq.PUB):
-        sock = context.socket(kind)
-        sock.setsockopt(zmq.LINGER, 0)
-        if kind == zmq.SUB:
-            sock.setsockopt(zmq.SUBSCRIBE, b"")
-        sock.connect(f"tcp://{address}")
-        heard.append((address, kind, sock))
-end = time.monotonic() + 20
-while time.monotonic() < end:
-    for address, kind, sock in heard:
-        if kind != zmq.SUB and sock.poll(0, zmq.POLLOUT):
-            sock.send((b"\\x01" if kind == zmq.XSUB else b"") + pickle.dumps(Bomb()), zmq.NOBLOCK)
-        if kind != zmq.PUB and sock.poll(0):
-            print("heard", address, kind, len(sock.recv()), flush=True)
-    time.sleep(0.5)
-print("done")
-"""
-"""A program that takes each address for a queue of calls: it tries to be a reader, and to send what would run as code."""
 
 
 class RanksInCluster(GroupInCluster):
@@ -83,7 +40,7 @@ class RanksInCluster(GroupInCluster):
 
     def __init__(self, cluster: FullCluster, images: Images, plugins: Path) -> None:
         super().__init__(cluster, images)
-        self._plugins = plugins
+        self.plugins = plugins
 
     def document(self) -> dict[str, Any]:
         made = super().document()
@@ -92,10 +49,8 @@ class RanksInCluster(GroupInCluster):
         spec["model"]["source"] = str(model)
         for role in ("prefill", "decode"):
             pod = spec[role]["template"]["spec"]
-            for name, host, path in (("moe", str(model), str(model)), ("plugins", str(self._plugins), PLUGINS)):
-                pod["volumes"].append({"name": name, "hostPath": {"path": host, "type": "Directory"}})
-                pod["containers"][0]["volumeMounts"].append({"name": name, "mountPath": path, "readOnly": True})
-            pod["containers"][0]["workingDir"] = PLUGINS  # what Python has on its path where it is started with -m
+            pod["volumes"].append({"name": "moe", "hostPath": {"path": str(model), "type": "Directory"}})
+            pod["containers"][0]["volumeMounts"].append({"name": "moe", "mountPath": str(model), "readOnly": True})
         spec["prefill"] = {**spec["prefill"], "parallelism": {"data": 2, "pods": 2, "device": "none"}}
         spec["decode"] = {**spec["decode"], "parallelism": {"data": 2, "pods": 2, "device": "none"}}
         return made
@@ -142,22 +97,9 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def multi(operator: FullCluster) -> FullCluster:
-    """The cluster, whose operator takes instances of several pods."""
-    operator.kubectl("-n", "xpyd-system", "set", "env", "deployment/xpyd-operator", "XPYD_MULTI_POD=true")
-    operator.kubectl("-n", "xpyd-system", "rollout", "status", "deployment/xpyd-operator", "--timeout=120s", timeout_s=130)
-    return operator
-
-
-@pytest.fixture(scope="module")
-def ranks(answer: str, multi: FullCluster, images: Images, plugins: Path) -> Iterator[RanksInCluster]:
-    with served(RanksInCluster(multi, images, plugins)) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def wide(multi: FullCluster, images: Images) -> Iterator[GroupInCluster]:
-    with served(GroupInCluster(multi, images)) as service:
+def ranks(answer: str, operator: FullCluster, images: Images, plugins: Path) -> Iterator[RanksInCluster]:
+    take_groups(operator)
+    with served(RanksInCluster(operator, images, plugins)) as service:
         yield service
 
 
@@ -173,7 +115,7 @@ def test_ranks_over_pods_prefill_and_decode_as_one_engine(ranks: RanksInCluster,
         assert all(loaded > 0 for loaded in ranks.sums("decode", "xpyd_kv_loaded_tokens_total")), "both ranks decode"
         with ranks.traffic() as ended:
             time.sleep(20)
-        check(ended)
+        note(RESULT, "nothing wrong", ended)
 
 
 @pytest.mark.parametrize("index", [1, 0])
@@ -194,7 +136,7 @@ def test_a_pod_that_is_cut_off_ends_its_round_and_decode_goes_on_alone(
         wait_until(lambda: ranks.serves("prefill", life), BACK_S, "the group is back in its pods")
     back_s = time.monotonic() - began
     print(f"cut {pods[index]}: the other one's round over after {over_s:.0f} s, back after {back_s:.0f} s")
-    check(ended)
+    note(RESULT, f"cut off member {index}", ended, over_s=over_s, back_s=back_s)
     assert ranks.pods("prefill") == pods
     assert asked(ranks, f"{url}/v1", f"{url}/v1") == [answer] * 2
 
@@ -210,44 +152,6 @@ def test_a_killed_rank_of_decode_comes_back_in_its_pod(ranks: RanksInCluster, an
         assert ranks.pods("decode") == pods
         url = ranks.get(f"dsvc/{ranks.name}")["status"]["url"]
         assert asked(ranks, f"{url}/v1", f"{url}/v1") == [answer] * 2
-
-
-def test_strangers_reach_no_port_of_a_group_but_the_routers(wide: GroupInCluster) -> None:
-    """From another namespace, and from a pod of the same one that is none of the service's."""
-    pods = wide.get("pods", "-l", "xpyd.dev/role=prefill")["items"]
-    tried = [address for pod in pods for address in addresses(wide, pod)]
-    assert len(tried) > 10, "engine, agent, queue, connector and torch listen in both pods"
-    for namespace in ("strangers", wide.namespace):
-        said = wide.python(namespace, "probe", CONNECT, *tried, timeout_s=400)
-        found = dict(line.split() for line in said.splitlines())
-        assert set(found.values()) == {"blocked"}, found
-
-
-def test_who_is_let_in_by_the_network_reads_and_sends_no_call_without_the_key(wide: GroupInCluster) -> None:
-    """A pod with the service's label, which the policy takes for one of its own."""
-    life = wide.life("wide-e0-0")
-    (leader,) = [pod for pod in wide.get("pods", "-l", "xpyd.dev/role=prefill")["items"]
-                 if pod["metadata"]["name"] == "wide-e0-0"]
-    # Torch's store and Gloo ask nobody, as docs/groups.md says; what is tried are the queues, by what listens for ZMQ.
-    greeted = wide.kubectl("exec", "wide-e0-0", "-c", "main", "--", "python3", "-c", GREETED, *addresses(wide, leader))
-    tried = greeted.split()
-    assert tried, "the queue of calls listens"
-    said = wide.python(wide.namespace, "inside", SPEAK, *tried, timeout_s=120,
-                       labels={"xpyd.dev/service": wide.name})
-    assert said.split() == ["done"], said
-    for pod in wide.members():
-        listed = wide.kubectl("exec", pod, "-c", "main", "--", "python3", "-c", "import os; print(os.listdir('/tmp'))")
-        assert "'ran'" not in listed
-    assert wide.life("wide-e0-0") == life
-    url = wide.get(f"dsvc/{wide.name}")["status"]["url"]
-    first, second = asked(wide, f"{url}/v1", f"{url}/v1")
-    assert first == second
-
-
-def addresses(service: GroupInCluster, pod: Any) -> list[str]:
-    """Of everything that listens in an engine's pod."""
-    return [join_host_port(each["ip"], port) for each in pod["status"]["podIPs"]
-            for port in listening(service, pod["metadata"]["name"])]
 
 
 def link_of(service: GroupInCluster, pod: str) -> str:

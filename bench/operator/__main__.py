@@ -2,6 +2,7 @@
 
     make bench-operator                     both scenarios, about five minutes; needs root
     python bench/operator --pods 200 …      smaller, for a look
+    make bench-operator-groups              instances of several pods, see ``groups``
 
     one     one service of 1,000 engine pods, from one apply, until it says Ready; then nothing changes; then it is deleted
     many    100 services of 10 pods, the same way
@@ -24,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import groups
 import kubernetes
 import msgspec
 from kube_client import Kube, Mirror
@@ -139,11 +141,14 @@ async def bench(cluster: LightCluster, folder: Path, pods: int, services: int, p
                 "noop_p99_ms": max(one["noop_p99_ms"], many["noop_p99_ms"])}
     figures |= {f"one_{key}": value for key, value in one.items() if key.startswith("noop")}
     figures |= {f"many_{key}": value for key, value in many.items() if key != "applied_s"}
-    about = {"date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"), "kubernetes": build.KUBERNETES,
-             "kopf": importlib.metadata.version("kopf"),
-             "client": kubernetes.__version__, "python": platform.python_version(), "cpus": os.cpu_count() or 0,
-             "load_before": load}
-    return {key: round(value, 2) if isinstance(value, float) else value for key, value in figures.items()} | about
+    return figures | {"load_before": load}
+
+
+def about() -> dict[str, Any]:
+    """Where and with what it was measured."""
+    return {"date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"), "kubernetes": build.KUBERNETES,
+            "kopf": importlib.metadata.version("kopf"),
+            "client": kubernetes.__version__, "python": platform.python_version(), "cpus": os.cpu_count() or 0}
 
 
 def main() -> None:
@@ -153,6 +158,7 @@ def main() -> None:
     parser.add_argument("--services", type=int, default=100)
     parser.add_argument("--per-service", type=int, default=10)
     parser.add_argument("--folder", type=Path, help="for cluster and logs; default: a temporary one")
+    parser.add_argument("--groups", action="store_true", help="instances of several pods instead")
     args = parser.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="xpyd-bench-"))
     began = time.monotonic()
@@ -160,12 +166,16 @@ def main() -> None:
         apply_crds(cluster)
         cluster.stop(CONTROLLERS)  # the garbage collector looks for new CRDs at its start, and then only every 30 s
         cluster.start(CONTROLLERS)
-        resources = {"cpu": "1000", "memory": "4Ti", "pods": "300", "nvidia.com/gpu": "300"}
-        cluster.add_nodes(NODES, resources)
-        results = asyncio.run(bench(cluster, folder, args.pods, args.services, args.per_service))
-    text = msgspec.json.format(msgspec.json.encode(results), indent=2).decode() + "\n"
-    if (args.pods, args.services, args.per_service) == (1000, 100, 10):
-        (RESULTS / "operator.json").write_text(text)
+        if args.groups:
+            results, file = asyncio.run(groups.bench(cluster, folder)), "operator_groups.json"
+        else:
+            cluster.add_nodes(NODES, {"cpu": "1000", "memory": "4Ti", "pods": "300", "nvidia.com/gpu": "300"})
+            results = asyncio.run(bench(cluster, folder, args.pods, args.services, args.per_service))
+            file = "operator.json" if (args.pods, args.services, args.per_service) == (1000, 100, 10) else ""
+    figures = {key: round(value, 2) if isinstance(value, float) else value for key, value in results.items()} | about()
+    text = msgspec.json.format(msgspec.json.encode(figures), indent=2).decode() + "\n"
+    if file:
+        (RESULTS / file).write_text(text)
     print(text)
     print(f"took {time.monotonic() - began:.0f} s; logs: {folder}")
 

@@ -18,7 +18,7 @@ from aiohttp import web
 from kube_client import Kube, KubeError, Mirror, Object
 from kube_routers import Keys, key_secret_of, opens, read_keys
 from kube_team import is_ready, label
-from node_agent import ROLE, ROSTER, SERVICE
+from node_agent import INSTANCE, MEMBER, ROLE, ROSTER, SERVICE
 from processes import free_port
 
 from xpyd_sidecar.contract import signing
@@ -114,7 +114,7 @@ class Routers:
         when, body = self._answers.get(key, (0.0, b""))
         if time.monotonic() - when > KEPT_S:
             known = tuple(_told(pod) for pod in self._pods.objects.values()
-                          if label(pod, SERVICE) == service and label(pod, ROLE))
+                          if label(pod, SERVICE) == service and label(pod, ROLE) and label(pod, MEMBER) in ("", "0"))
             fleet = Fleet(service=ServiceName(service), router="bench", uptime_s=1.0, settled=settled, instances=known)
             body = msgspec.json.encode(fleet)
             self._answers[key] = (time.monotonic(), body)
@@ -126,7 +126,7 @@ def _told(pod: Object) -> FleetInstance:
     ready = is_ready(pod)
     ends = bool(pod["metadata"].get("deletionTimestamp"))
     return FleetInstance(
-        instance=InstanceName(pod["metadata"]["name"]), role=Role(label(pod, ROLE)), epoch=1,
+        instance=InstanceName(label(pod, INSTANCE) or pod["metadata"]["name"]), role=Role(label(pod, ROLE)), epoch=1,
         state=State.DRAINING if ends else State.READY if ready else State.STARTING,
         incarnation=Incarnation(pod["metadata"]["uid"].replace("-", "")),
         fingerprint=_PRINT if ready else Fingerprint(""), http=(HostPort(f"{address}:8000"),),

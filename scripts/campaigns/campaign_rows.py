@@ -88,6 +88,12 @@ SCALE = (*zero("simulated/faults", "real/failed", "real/wrong", "real/engines_re
          Goal("real/idle_switch_s_median", "<=", 2.0))
 GROUP_FAULTS = (Goal("*/*/seen", "<=", 20.0), Goal("*/*/alone", "<=", 20.0), Goal("*/*/begun_after", "<=", 30.0),
                 Goal("*/*/back", "shown"), Goal("* hang/seen", "<=", 15.0), Goal("* hang/begun_after", "<=", 150.0))
+GROUPS_CLUSTER = (*zero("*/failed"), Goal("*/requests", ">=", 10), Goal("a drained node/fewest_groups", "=", 1),
+                  Goal("a killed worker/back_s", "shown"))
+RANKS_CLUSTER = (*zero("*/failed"), Goal("*/requests", ">=", 10), Goal("cut off */over_s", "<=", 60.0),
+                 Goal("*/back_s", "shown"))
+GANG = (Goal("coscheduling/longest_half_s", "<=", 5.0), Goal("coscheduling/rounds", ">=", 10),
+        Goal("alone/longest_half_s", ">=", 5.0), Goal("coscheduling/next_after_s", "shown"))
 DP = (*zero("soak_*/wrong"), Goal("soak_*/requests", ">=", 10_000), Goal("model: */verdict", "=", "ok"),
       Goal("deaths_in_the_model/ok", "=", 1000), Goal("kills/*/seconds", "<=", 45.0))
 FLEET = (*zero("rolls/*/faults"), Goal("rolls/*/share", "<=", 1.0), Goal("fleet", "=", "96P144D"))
@@ -102,8 +108,9 @@ ROWS: Final = (
     Row("campaign-arm64", 10, 40, AT + "campaign_arm64.json", ARM64, root=True),
     Row("campaign-files", 6, 20, AT + "campaign_files.json", FILES),
     Row("campaign-long", 7, 25, AT + "campaign_long.json", LONG),
-    Row("campaign-groups-cluster", 15, 60, root=True),
-    Row("campaign-group-ranks-cluster", 20, 60, root=True),
+    Row("campaign-gang", 15, 60, AT + "campaign_gang.json", GANG, root=True),
+    Row("campaign-groups-cluster", 40, 120, AT + "campaign_groups_cluster.json", GROUPS_CLUSTER, root=True),
+    Row("campaign-group-ranks-cluster", 20, 90, AT + "campaign_group_ranks_cluster.json", RANKS_CLUSTER, root=True),
     Row("campaign-ipv6", 10, 40, AT + "campaign_ipv6.json", IPV6, root=True),
     Row("campaign-service", 15, 60),
     Row("campaign-upgrade", 30, 90, AT + "campaign_upgrade.json", UPGRADE, root=True),

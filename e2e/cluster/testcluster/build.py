@@ -73,6 +73,7 @@ PROGRAMS = {
     "netpol": Program(),
     "pause": Program(),
     "netprobe": Program(),
+    "gang": Program(),
     "gitops": Program(
         links=("helm", "judge"),
         stamps=("helm.sh/helm/v4/internal/version.version=v4.0.5", f"{_VERSION}.gitVersion=v{KUBERNETES}"),
