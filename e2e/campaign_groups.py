@@ -32,14 +32,14 @@ GREETED = """
 import socket, sys
 for address in sys.argv[1:]:
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=4) as sock:
-        sock.settimeout(0.5)
-        try:
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=4) as sock:
+            sock.settimeout(0.5)
             said = sock.recv(10)
-        except OSError:
-            continue
-        if said[:1] == b"\\xff" and said[9:] == b"\\x7f":
-            print(address)
+    except OSError:  # it says nothing, or listens on an address of the other family alone
+        continue
+    if said[:1] == b"\\xff" and said[9:] == b"\\x7f":
+        print(address)
 """
 """A program that prints the addresses at which ZMQ greets."""
 SPEAK = """

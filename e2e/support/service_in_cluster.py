@@ -34,13 +34,19 @@ for url in sys.argv[1:]:
 """A program that asks a chat of each URL that it is given, and prints the answers."""
 CONNECT = """
 import socket, sys
-for address in sys.argv[1:]:
+from concurrent.futures import ThreadPoolExecutor
+
+def tried(address):
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=4).close()
-        print(address, "open")
+        return "open"
     except OSError as error:
-        print(address, "refused" if isinstance(error, ConnectionRefusedError) else "blocked")
+        return "refused" if isinstance(error, ConnectionRefusedError) else "blocked"
+
+with ThreadPoolExecutor(8) as pool:
+    for address, found in zip(sys.argv[1:], pool.map(tried, sys.argv[1:])):
+        print(address, found, flush=True)
 """
 LISTENING = """
 found = set()

@@ -125,6 +125,24 @@ async def test_one_member_that_goes_takes_its_group_along_and_no_other(team: Tea
     watch.check()
 
 
+async def test_on_a_node_that_is_lost_a_group_that_serves_stays_and_one_that_does_not_is_made_anew(team: Team) -> None:
+    """Kubernetes itself says that the node is lost, 50 s after it was heard last."""
+    await team.apply(document(team))
+    await team.wait_settled("1P4D")
+    before = groups(team)
+    first, second = sorted(before)
+    team.agent.silent = True
+    await team.wait(lambda: not team.ready(), "the node is lost", deadline_s=120)
+    await asyncio.sleep(5)
+    assert groups(team) == before, "both serve, so nothing is done to them"
+    team.agent.lives[f"{first}-0"].facts.stage = "running"
+    await team.wait(lambda: first not in groups(team), "all pods of the group are to go")
+    await team.wait(lambda: len(groups(team)) == 2, "another one is made")
+    assert groups(team)[second] == before[second]
+    team.agent.speak()
+    await team.wait_settled("1P4D")
+
+
 async def test_an_eviction_makes_the_others_of_its_group_free_to_go_and_no_other_group(team: Team) -> None:
     team.agent.script = lambda _: Script(drain_s=8.0)
     await team.apply(document(team))

@@ -51,6 +51,8 @@ def now_text(ago_s: float = 0.0) -> str:
 
 def status_of(pod: Object, facts: Facts, before: Object | None) -> Object:
     """The whole status; ``before`` is the one written last, whose times of transition stay where nothing changed."""
+    if facts.away and before is not None:
+        return _of_lost_node(before)
     spec = pod["spec"]
     bound = not facts.unschedulable and bool(facts.ip)
     alive = facts.stage in ("running", "ready", "crashed")
@@ -66,8 +68,6 @@ def status_of(pod: Object, facts: Facts, before: Object | None) -> Object:
             _condition("ContainersReady", everything_ready, reason),
             _condition("Ready", everything_ready, reason),
         ]
-    if facts.away:
-        conditions[-1] = conditions[-1] | {"status": "Unknown", "reason": "NodeStatusUnknown"}
     for each in conditions:
         old = next((o for o in (before or {}).get("conditions", ()) if o["type"] == each["type"]), None)
         same = old is not None and old["status"] == each["status"]
@@ -84,6 +84,13 @@ def status_of(pod: Object, facts: Facts, before: Object | None) -> Object:
         for each in spec["containers"]
     ]
     return status
+
+
+def _of_lost_node(before: Object) -> Object:
+    """What Kubernetes makes of a status when the kubelet says nothing more: a pod that was ready is not."""
+    conditions = [each | {"status": "False", "lastTransitionTime": now_text()}
+                  if each["type"] == "Ready" and each["status"] == "True" else each for each in before["conditions"]]
+    return before | {"conditions": conditions}
 
 
 def _condition(kind: str, holds: bool, reason: str = "", message: str = "") -> Object:

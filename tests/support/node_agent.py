@@ -192,6 +192,8 @@ class NodeAgent:
         """What an engine has to do."""
         self.devices = devices
         """Engine pods that fit on the node; None: all."""
+        self.silent = False
+        """The kubelet does not answer: pods live on, and nobody tells of them."""
         self.lives: dict[str, Life] = {}
         self.faults: list[str] = []
         """What went wrong in this agent itself; a test fails on it."""
@@ -244,6 +246,12 @@ class NodeAgent:
         assert life.running, f"{name} is {life.facts.stage}"
         life.crash = words
         life.kick.set()
+
+    def speak(self) -> None:
+        """The kubelet is back, and says again what Kubernetes has changed meanwhile."""
+        self.silent = False
+        for life in self.lives.values():
+            life.written = None
 
     def again(self) -> None:
         """Ask the script anew for every pod that does not run."""
@@ -396,7 +404,7 @@ class NodeAgent:
         """The preStop drains; then the pod is gone. With a grace period of 0 the API server takes it away by itself."""
         grace_s = life.pod["metadata"].get("deletionGracePeriodSeconds", 0)
         await asyncio.sleep(min(self.script(life.pod).drain_s, grace_s))
-        while life.facts.away:
+        while life.facts.away or self.silent:
             await self._kicked(life, AGAIN_S)
         await self._ask(lambda: self._kube.delete("Pod", self._namespace, life.name, grace_s=0, uid=life.uid))
 
@@ -407,7 +415,7 @@ class NodeAgent:
                 async with asyncio.timeout(PROBE_S):
                     await life.dirty.wait()
             life.dirty.clear()
-            if life.gated:
+            if life.gated or self.silent:
                 continue  # its status is the API server's
             life.facts.sidecar_ready = self._sidecar_ready(life)
             if MEMBER in life.labels and life.facts.stage in ("running", "ready"):
@@ -436,6 +444,8 @@ class NodeAgent:
         """Else the node is called dead after a minute, and its pods are evicted."""
         while True:
             await asyncio.sleep(LEASE_S)
+            if self.silent:
+                continue
             ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "scripted",
                      "lastHeartbeatTime": now_text(), "lastTransitionTime": now_text()}
             with contextlib.suppress(KubeError, aiohttp.ClientError, TimeoutError, OSError):

@@ -102,7 +102,8 @@ def test_without_a_leader_it_is_being_made() -> None:
 
 
 OVER = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory"}
-AWAY = status(ready=False) | {"conditions": [{"type": "Ready", "status": "Unknown", "lastTransitionTime": text(50)}]}
+AWAY = status() | {"conditions": [{"type": "ContainersReady", "status": "True", "lastTransitionTime": text(90)},
+                                  {"type": "Ready", "status": "False", "lastTransitionTime": text(50)}]}
 MARKS = member(1)["metadata"]["labels"]
 
 

@@ -51,6 +51,15 @@ def pod(*containers: Body, init: tuple[Body, ...] = (INSTALLED, SIDECAR_UP), pha
     }
 
 
+def said_ready(reason: str, **gates: str) -> Body:
+    """The kubelet called its containers ready, and the pod is not."""
+    why = {"reason": reason} if reason else {}
+    conditions = [{"type": "ContainersReady", "status": "True", "lastTransitionTime": text(90)},
+                  {"type": "Ready", "status": "False", "lastTransitionTime": text(10), **why},
+                  *({"type": f"example.com/{name}", "status": each} for name, each in gates.items())]
+    return pod(container(started=True, ready=True), conditions=conditions)
+
+
 def stuck(reason: str, message: str = "", **more: Any) -> Body:
     return pod(container(state=waiting(reason, message)), **more)
 
@@ -148,7 +157,8 @@ CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
                        ("Terminated: node shutdown",)),
     "not admitted": (pod(phase="Failed", reason="UnexpectedAdmissionError", message="no device"), "Failed", True,
                      ("no device",)),
-    "node away": (pod(container(started=True, ready=True), ready="Unknown"), "NodeLost", True, ("kubectl get nodes",)),
+    "node away": (said_ready(""), "NodeLost", True, ("kubectl get nodes",)),
+    "a gate": (said_ready("ReadinessGatesNotReady", gate="False"), "GateNotReady", False, ("waits for example.com/gate",)),
 }
 
 

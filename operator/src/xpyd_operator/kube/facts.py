@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from xpyd_operator.kube.problems import condition, unix
+from xpyd_operator.kube.problems import condition, node_lost, unix
 from xpyd_operator.plan.backoff import HEALTHY_S
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.names import member_of
@@ -113,7 +113,6 @@ def facts(pod: Body) -> Facts:
     role = Role(label[labels.ROLE]) if label.get(labels.ROLE) in set(Role) else None
     told = _told(metadata) if role is not None else None
     instance, member = member_of(metadata["name"])
-    ready = condition(status, "Ready") or {}
     return Facts(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
@@ -143,7 +142,7 @@ def facts(pod: Body) -> Facts:
         created=unix(metadata.get("creationTimestamp")),
         placed=_since(status, "True"),
         unplaced=_since(status, "False"),
-        away=status.get("reason") == "NodeLost" or ready.get("status") == "Unknown",
+        away=node_lost(status),
         over=status.get("phase") in ("Failed", "Succeeded"),
         began=bool(main.get("started")),
         gang=joined_by(pod) if member is not None else None,

@@ -117,6 +117,16 @@ def condition(status: Body, kind: str) -> Body | None:
     return next((each for each in status.get("conditions") or () if each.get("type") == kind), None)
 
 
+def node_lost(status: Body) -> bool:
+    """The pod's node does not answer. Kubernetes then calls a pod that was ready not ready, and leaves what the kubelet
+    said of its containers; a kubelet says both alike, or names the gate that is not. A pod that was not ready is not
+    marked: it is deleted after five minutes.
+    """
+    ready, containers = (condition(status, kind) or {} for kind in ("Ready", "ContainersReady"))
+    marked = ready.get("status") == "False" and containers.get("status") == "True" and not ready.get("reason")
+    return marked or status.get("reason") == "NodeLost"
+
+
 def unix(text: str | None) -> float:
     """A time as Kubernetes writes it, in unix seconds; 0 where there is none."""
     if not text:
@@ -255,7 +265,7 @@ def _not_ready(
     ready = condition(status, "Ready")
     if ready is not None and ready.get("status") == "True":
         return None
-    if status.get("reason") == "NodeLost" or (ready is not None and ready.get("status") == "Unknown"):
+    if node_lost(status):
         return Problem("NodeLost", f"the node of pod {name} does not answer; see kubectl get nodes")
     since = unix(ready.get("lastTransitionTime")) if ready is not None else created
     late = now - since >= UNREADY_S
