@@ -80,7 +80,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What one engine of this host says, before there is a cluster."""
     with Engine("plain", tmp_path_factory.mktemp("plain"), connector=False, model=ensure_moe()) as engine:
         engine.wait_ready()
-        said: dict[str, Any] = json.loads(post(f"{engine.url}/v1/chat/completions", QUESTION))
+        said: dict[str, Any] = post(f"{engine.url}/v1/chat/completions", QUESTION)
         return str(said["choices"][0]["message"]["content"])
 
 

@@ -46,7 +46,7 @@ def test_members_begin_one_life_together_and_after_a_death_another_one(tmp_path:
 
 
 def test_a_member_whose_launcher_or_worker_is_stopped_ends_the_round_and_nothing_begins_without_it(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(rounds_module, "SILENT_S", 2.0)
 
     async def body() -> None:
@@ -55,6 +55,7 @@ def test_a_member_whose_launcher_or_worker_is_stopped_ends_the_round_and_nothing
             assert stopped.launcher is not None
             stopped.launcher.send_signal(signal.SIGSTOP)
             await wait_for(lambda: group.members[0].runs() == "")
+            assert "the round is over: member 1 was silent" in caplog.text
             assert stopped.runs() == life, "who should end it is stopped"
             await asyncio.sleep(0.5)
             assert group.members[0].runs() == "", "no engine without all"

@@ -208,7 +208,7 @@ class Rounds:
                 self._look()
                 now = self._loop.time()
                 if self._lead is not None:
-                    self._lead = self._lead.tick(now)
+                    self._follow(self._lead.tick(now))
                     self._take(self._count(self._hello()))
                 elif (self._seat.held, self.drain) != said or now - at >= HELLO_S:
                     said, at = (self._seat.held, self.drain), now
@@ -251,15 +251,14 @@ class Rounds:
 
     def _count(self, hello: MemberHello) -> MemberAnswer:
         assert self._lead is not None
-        before, self._lead = self._lead, self._lead.hear(hello, self._loop.time())
+        before = self._lead
+        self._follow(before.hear(hello, self._loop.time()))
         seen = self._lead.members[hello.index]
         if hello.index and seen is not None and (seen.boot, seen.seq) == (hello.boot, hello.seq):
             self._heard[hello.index] = hello
         if self._lead.life and not before.life:
             self._port = _free_port(self._host)
             logger.info("a round begins", extra={"life": self._lead.life, "members": self._mine.size})
-        if before.life and not self._lead.life:
-            logger.warning("the round is over: %s", self._lead.ended)
         call, life = self._lead.answer()
         if hello.index and (self._seat.life != life or self._seat.turn != self._turn):
             life = ""  # nobody hears of a life that is not written down yet
@@ -267,6 +266,11 @@ class Rounds:
         problem = self.problem or ("the leader's server is not up" if self._up is False else "")
         return MemberAnswer(WIRE_VERSION, call, life, self._host, self._port, role.role, role.epoch, draining, drained,
                             problem)
+
+    def _follow(self, lead: Lead) -> None:
+        if self._lead is not None and self._lead.life and not lead.life:
+            logger.warning("the round is over: %s", lead.ended)
+        self._lead = lead
 
     def _take(self, answer: MemberAnswer) -> None:
         self._seat = self._seat.hear(answer, self._loop.time())
