@@ -46,6 +46,7 @@ class RanksInCluster(GroupInCluster):
         made = super().document()
         spec = made["spec"]
         model = ensure_moe()
+        (model / "model.safetensors").chmod(0o644)  # it is written for its owner alone, and pods run as another user
         spec["model"]["source"] = str(model)
         for role in ("prefill", "decode"):
             pod = spec[role]["template"]["spec"]
