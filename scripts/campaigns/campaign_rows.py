@@ -88,10 +88,8 @@ SCALE = (*zero("simulated/faults", "real/failed", "real/wrong", "real/engines_re
          Goal("real/idle_switch_s_median", "<=", 2.0))
 GROUP_FAULTS = (Goal("*/*/seen", "<=", 20.0), Goal("*/*/alone", "<=", 20.0), Goal("*/*/begun_after", "<=", 30.0),
                 Goal("*/*/back", "shown"), Goal("* hang/seen", "<=", 15.0), Goal("* hang/begun_after", "<=", 150.0))
-GROUPS_CLUSTER = (*zero("*/failed"), Goal("*/requests", ">=", 10), Goal("a drained node/fewest_groups", "=", 1),
-                  Goal("a killed worker/back_s", "shown"))
-RANKS_CLUSTER = (*zero("*/failed"), Goal("*/requests", ">=", 10), Goal("cut off */over_s", "<=", 60.0),
-                 Goal("*/back_s", "shown"))
+GROUPS_CLUSTER = (*zero("*/failed"), Goal("*/requests", ">=", 10), Goal("a drained node/fewest_groups", "=", 1))
+RANKS_CLUSTER = (*zero("*/failed"), Goal("*/requests", ">=", 10))
 GANG = (Goal("coscheduling/longest_half_s", "<=", 5.0), Goal("coscheduling/rounds", ">=", 10),
         Goal("alone/longest_half_s", ">=", 5.0), Goal("coscheduling/next_after_s", "shown"))
 DP = (*zero("soak_*/wrong"), Goal("soak_*/requests", ">=", 10_000), Goal("model: */verdict", "=", "ok"),
