@@ -21,7 +21,8 @@ import aiohttp
 QUESTIONS = ("What is xpyd?", "What does prefill do?", "What does decode do?", "What is the KV cache?",
              "What does the router do?", "What is a heartbeat?")
 SHORT, LONG = 24, 400
-TIMEOUT_S = 120.0
+SILENT_S = 120.0
+"""A request of which nothing comes for so long has failed; a long stream may last as long as it goes on."""
 
 
 def body(model: str, number: int) -> tuple[str, dict[str, Any]]:
@@ -80,7 +81,8 @@ async def main(url: str, model: str, at_once: int, pause_s: float) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     known: dict[str, str] = {}
     numbers = itertools.count()
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENT_S, sock_read=SILENT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
         while not stop.is_set():
             await asyncio.gather(*(one(session, url, model, next(numbers), known) for _ in range(at_once)))
             with contextlib.suppress(TimeoutError):

@@ -210,7 +210,7 @@ class ServiceInCluster:
             wait_until(lambda: self.cluster.kubectl("-n", "clients", "logs", name) != "", 90, "the first request ended")
             yield ended
             self.cluster.kubectl("-n", "clients", "exec", name, "--", "python3", "-c", "import os; os.kill(1, 15)")
-            wait_until(lambda: self._phase("clients", name) == "Succeeded", 150, "the traffic ended")
+            wait_until(lambda: self._phase("clients", name) == "Succeeded", 600, "the traffic ended")
             lines = self.cluster.kubectl("-n", "clients", "logs", name).splitlines()
             ended.extend(msgspec.json.decode(line, type=Ended) for line in lines)
         finally:
