@@ -350,6 +350,10 @@ async def test_instances_of_several_pods_need_some_more(installed: LightCluster,
             await team.wait(lambda: team.shape() == "1P2D" and len(team.ready()) == 3, "it serves, whatever nodes say")
             await team.apply(team.document(decode=1))
             await team.wait(lambda: team.shape() == "1P1D" and "qwen-engines" not in team.of("Service"), "nothing is left")
+            end = time.monotonic() + 60
+            while left := (await team.kube.request("GET", path))["items"]:  # else the collector of garbage is first
+                assert time.monotonic() < end, left
+                await asyncio.sleep(0.05)
             await team.delete()
             await team.wait_nothing_left()
         assert await operator.stop() == 0
