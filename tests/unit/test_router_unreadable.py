@@ -132,5 +132,6 @@ async def test_a_bug_in_one_request_keeps_no_word_from_others(caplog: pytest.Log
         f.context.servings.update(ones)  # type: ignore[arg-type]
         f.context.servings.lost(InstanceLost(InstanceName("d0"), Incarnation("i"), FailureReason("gone")))
         assert [(one.told, one.given_up) for one in ones] == [(0, 1), (1, 0)] * 2
-        assert [record.exc_info is not None for record in caplog.records] == [True, True]
+        words = "a request failed inside the router"  # on a busy machine the loop's lag is told too
+        assert [record.exc_info is not None for record in caplog.records if record.message == words] == [True, True]
         f.context.servings.clear()

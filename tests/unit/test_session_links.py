@@ -131,7 +131,9 @@ def test_what_was_ruined_on_its_way_is_noticed(ways: LinkOptions, monkeypatch: p
     real = PayloadPlace.total
     wrong = iter([True])
     monkeypatch.setattr(PayloadPlace, "total", lambda self: real(self) ^ int(next(wrong, False)))
-    with PrefillRank(ways=ways) as p, DecodeRank(ways=ways, direct=True) as d:
+    # Where others have the processors, 1.5 s of silence are no lost peer.
+    with (PrefillRank(ways=ways, timeout_s=15.0) as p,
+          DecodeRank(ways=ways, direct=True, timeout_s=15.0) as d):
         push(p)
         d.load("r", key(), p, first=0, count=4)
         assert d.wait_outcomes() == [Outcome.CHECKSUM]

@@ -24,7 +24,7 @@ from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.stores import Expect
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.memory.store import Allocation
-from xpyd_sidecar.threads.counts import Counts
+from xpyd_sidecar.threads.increments import Increments
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class LookupBuffer:
     def __init__(self, make: Callable[[int], Chunk], *, buffer_bytes: int, pool_bytes: int, block_bytes: tuple[int, ...],
                  cover: bool, ttl_s: float, post: Callable[[Callable[[], None]], None]) -> None:
         """``make``: memory of a size; ``post``: have a call made on the I/O thread."""
-        self.counted = Counts()
+        self.counted = Increments()
         """Metrics, for the engine's thread to take."""
         self._arenas = (Allocation(make, buffer_bytes), Allocation(make, pool_bytes))
         self._buffer = Buffer(Buddy(buffer_bytes), Buddy(pool_bytes), ttl_s=ttl_s, usable=self._has_memory)

@@ -17,7 +17,7 @@ from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
 from xpyd_sidecar.memory.store import CopyStore
-from xpyd_sidecar.threads.counts import Counts
+from xpyd_sidecar.threads.increments import Increments
 
 RETRY_LEAST_S = 0.01
 RETRY_MOST_S = 5.0
@@ -29,7 +29,7 @@ class Spilling:
     def __init__(self, machine: Sending[Any], store: CopyStore) -> None:
         self.leaving = 0
         """Bytes that are on their way out of the store."""
-        self.counted = Counts()
+        self.counted = Increments()
         """Metrics, for the engine's thread to take."""
         self._machine = machine
         self._store = store

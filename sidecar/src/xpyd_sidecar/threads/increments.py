@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 
-class Counts:
+class Increments:
     """Increments by name, since they were taken last. Safe across threads."""
 
     def __init__(self) -> None:

@@ -1,14 +1,14 @@
-"""Counts keep what was added until it is taken, and no more than one number for a name."""
+"""Increments keep what was added until it is taken, and no more than one number for a name."""
 
 from __future__ import annotations
 
 import threading
 
-from xpyd_sidecar.threads.counts import Counts
+from xpyd_sidecar.threads.increments import Increments
 
 
 def test_what_several_threads_add_is_taken_once() -> None:
-    counts, taken = Counts(), []
+    counts, taken = Increments(), []
 
     def add() -> None:
         for _ in range(5000):
