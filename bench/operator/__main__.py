@@ -28,13 +28,11 @@ from typing import Any
 import groups
 import kubernetes
 import msgspec
-from kube_client import Kube, Mirror
 from kube_cluster import Request, apply_crds, requests
-from kube_operator import OperatorProcess
-from kube_team import USER, operator_login
+from kube_team import USER
 from measures import Timeline, cpu_s, machine_load, peak_rss_mib, quantile_ms, rounds
 from plot import line_chart
-from routers import Routers
+from surroundings import Surroundings, surroundings
 from testcluster import build
 from testcluster.control_plane import CONTROLLERS
 from testcluster.light import LightCluster
@@ -58,11 +56,11 @@ def document(name: str, prefill: int, decode: int, port: int) -> dict[str, Any]:
 class Bench:
     """One scenario after the other against one operator."""
 
-    def __init__(self, cluster: LightCluster, kube: Kube, operator: OperatorProcess, *mirrors: Mirror) -> None:
+    def __init__(self, cluster: LightCluster, around: Surroundings) -> None:
         self._cluster = cluster
-        self._kube = kube
-        self._operator = operator
-        self._mirrors = mirrors
+        self._kube = around.kube
+        self._operator = around.operator
+        self._mirrors = around.pods, around.services
 
     async def scenario(self, documents: list[dict[str, Any]], pods: int) -> tuple[dict[str, float], Timeline]:
         """Figures of one scenario, and how the counts went."""
@@ -111,25 +109,17 @@ class Bench:
 
 async def bench(cluster: LightCluster, folder: Path, pods: int, services: int, per_service: int) -> dict[str, Any]:
     """Both scenarios; the figures."""
-    kubeconfig = operator_login(cluster)
     load = machine_load()
-    async with Kube(cluster.kubeconfig) as kube:
-        await kube.create("Namespace", {"metadata": {"name": NAMESPACE}})
-        async with Mirror(kube, "Pod", NAMESPACE) as mirror, Mirror(kube, "DisaggService", NAMESPACE) as all_services, \
-                Routers(kube, NAMESPACE, mirror) as routers:
-            operator = OperatorProcess(kubeconfig, folder / "operator.log", "--no-leader-election", "--log-level=warning")
-            await operator.start()
-            try:
-                runner = Bench(cluster, kube, operator, mirror, all_services)
-                idle = peak_rss_mib(operator.pid)
-                many_docs = [document(f"many-{index}", 1, per_service - 1, routers.port) for index in range(services)]
-                one_doc = [document("one", pods // 5, pods - pods // 5, routers.port)]
-                one, one_line = await runner.scenario(one_doc, pods)
-                print("one:", {key: round(value, 3) for key, value in one.items()}, flush=True)
-                many, many_line = await runner.scenario(many_docs, services * per_service)
-                print("many:", {key: round(value, 3) for key, value in many.items()}, flush=True)
-            finally:
-                await operator.stop()
+    async with surroundings(cluster, folder, NAMESPACE) as around:
+        runner = Bench(cluster, around)
+        idle = peak_rss_mib(around.operator.pid)
+        port = around.routers.port
+        many_docs = [document(f"many-{index}", 1, per_service - 1, port) for index in range(services)]
+        one_doc = [document("one", pods // 5, pods - pods // 5, port)]
+        one, one_line = await runner.scenario(one_doc, pods)
+        print("one:", {key: round(value, 3) for key, value in one.items()}, flush=True)
+        many, many_line = await runner.scenario(many_docs, services * per_service)
+        print("many:", {key: round(value, 3) for key, value in many.items()}, flush=True)
     RESULTS.mkdir(exist_ok=True)
     title = f"{pods} engine pods of one service / {services} services of {per_service}"
     chart = line_chart(title, {f"one: {name}": line for name, line in one_line.lines().items()}

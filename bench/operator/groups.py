@@ -13,12 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kube_client import Kube, Mirror
-from kube_operator import OperatorProcess
-from kube_team import is_ready, label, operator_login
+from kube_client import Mirror
+from kube_team import is_ready, label
 from measures import Timeline, cpu_s, machine_load
 from node_agent import INSTANCE, MEMBER
-from routers import Routers
+from surroundings import Surroundings, surroundings
 from testcluster.control_plane import API
 from testcluster.light import LightCluster
 
@@ -50,21 +49,20 @@ def whole(pods: Mirror) -> int:
 
 
 async def scenario(
-    kube: Kube, busy: Callable[[], dict[str, float]], mirrors: tuple[Mirror, Mirror], described: dict[str, Any], count: int
+    around: Surroundings, busy: Callable[[], dict[str, float]], described: dict[str, Any], count: int
 ) -> dict[str, float]:
     """From the apply on, seconds: until two pods of each instance are made, and until so many are whole; and what
     ``busy`` tells of processor time, until all were made.
     """
-    pods, _ = mirrors
-    timeline = Timeline(*mirrors)
+    timeline = Timeline(around.pods, around.services)
     wanted = described["spec"]["prefill"]["replicas"] + described["spec"]["decode"]["replicas"]
     before = busy()
-    await kube.apply("DisaggService", NAMESPACE, described)
+    await around.kube.apply("DisaggService", NAMESPACE, described)
     created_s = await timeline.wait(lambda: timeline.made >= 2 * wanted, f"{2 * wanted} pods are made", DEADLINE_S)
     spent = {f"{name}_cpu_s": now - before[name] for name, now in busy().items()}
-    whole_s = await timeline.wait(lambda: whole(pods) >= count, f"{count} instances are whole", DEADLINE_S)
+    whole_s = await timeline.wait(lambda: whole(around.pods) >= count, f"{count} instances are whole", DEADLINE_S)
     made = timeline.made
-    await kube.delete("DisaggService", NAMESPACE, described["metadata"]["name"])
+    await around.kube.delete("DisaggService", NAMESPACE, described["metadata"]["name"])
     await timeline.wait(lambda: not timeline.there, "no pod is left", DEADLINE_S)
     timeline.close()
     return {"created_s": created_s, **spent, "whole_s": whole_s, "pods_made": made}
@@ -72,31 +70,22 @@ async def scenario(
 
 async def bench(cluster: LightCluster, folder: Path) -> dict[str, Any]:
     """Both scenarios; the figures."""
-    kubeconfig = operator_login(cluster)
     load = machine_load()
-    async with Kube(cluster.kubeconfig) as kube:
-        await kube.create("Namespace", {"metadata": {"name": NAMESPACE}})
-        async with Mirror(kube, "Pod", NAMESPACE) as pods, Mirror(kube, "DisaggService", NAMESPACE) as services, \
-                Routers(kube, NAMESPACE, pods) as routers:
-            operator = OperatorProcess(kubeconfig, folder / "operator.log", "--no-leader-election", "--log-level=warning")
-            os.environ["XPYD_MULTI_POD"] = "true"
-            await operator.start()
+    os.environ["XPYD_MULTI_POD"] = "true"
+    async with surroundings(cluster, folder, NAMESPACE) as around:
 
-            def busy() -> dict[str, float]:
-                return {"operator": cpu_s(operator.pid), "api_server": cpu_s(cluster.pid(API)),
-                        "bench": time.process_time()}
+        def busy() -> dict[str, float]:
+            return {"operator": cpu_s(around.operator.pid), "api_server": cpu_s(cluster.pid(API)),
+                    "bench": time.process_time()}
 
-            try:
-                cluster.add_nodes(NODES, ROOMY | {"nvidia.com/gpu": str(GPUS)})
-                described = document("all", PREFILL, DECODE, routers.port, {})
-                all_fit = await scenario(kube, busy, (pods, services), described, PREFILL + DECODE)
-                print("all:", {key: round(value, 2) for key, value in all_fit.items()}, flush=True)
-                cluster.add_nodes(1, ROOMY | {"nvidia.com/gpu": str(2 * ROOM + 1)}, SHORT, "short")
-                described = document("short", 0, WANTED, routers.port, {"nodeSelector": SHORT})
-                short = await scenario(kube, busy, (pods, services), described, ROOM)
-                print("short:", {key: round(value, 2) for key, value in short.items()}, flush=True)
-            finally:
-                await operator.stop()
+        cluster.add_nodes(NODES, ROOMY | {"nvidia.com/gpu": str(GPUS)})
+        described = document("all", PREFILL, DECODE, around.routers.port, {})
+        all_fit = await scenario(around, busy, described, PREFILL + DECODE)
+        print("all:", {key: round(value, 2) for key, value in all_fit.items()}, flush=True)
+        cluster.add_nodes(1, ROOMY | {"nvidia.com/gpu": str(2 * ROOM + 1)}, SHORT, "short")
+        described = document("short", 0, WANTED, around.routers.port, {"nodeSelector": SHORT})
+        short = await scenario(around, busy, described, ROOM)
+        print("short:", {key: round(value, 2) for key, value in short.items()}, flush=True)
     named = {f"{name}_{key}": value for name, figures in (("all", all_fit), ("short", short))
              for key, value in figures.items()}
     return named | {"load_before": load}

@@ -36,7 +36,6 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 """Kills what the launcher, the first process of its container, has started."""
 
 
-
 class GroupInCluster(ServiceInCluster):
     """``wide``: prefill of two pods."""
 

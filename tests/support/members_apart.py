@@ -19,11 +19,12 @@ import fcntl
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, NoReturn, Self
+
+from networks import Network, ip
 
 HOST = "10.77.0.1"
 """Of the bridge, and so of everything that has no network of its own."""
@@ -52,18 +53,17 @@ class Place(NamedTuple):
         """Within it."""
         return f"10.77.{self.ordinal + 1}.{self.member + 1}"
 
+    @property
+    def network(self) -> Network:
+        return Network(self.name, BRIDGE, self.address, 16)
+
     def make(self, lock: Path) -> None:
         """Make it where it is not there; engine and agent come at the same time."""
         with open(lock, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if self.name in _ip("netns", "list").split():
+            if self.name in ip("netns", "list").split():
                 return
-            _ip("netns", "add", self.name)
-            _ip("link", "add", self.name, "type", "veth", "peer", "name", "eth0", "netns", self.name)
-            _ip("link", "set", self.name, "master", BRIDGE, "up")
-            _ip("-n", self.name, "addr", "add", f"{self.address}/16", "dev", "eth0")
-            for link in ("lo", "eth0"):
-                _ip("-n", self.name, "link", "set", link, "up")
+            self.network.make()
 
 
 class Bridge:
@@ -78,9 +78,9 @@ class Bridge:
 
     def __enter__(self) -> Self:
         self._remove()
-        _ip("link", "add", BRIDGE, "address", "02:77:00:00:00:01", "type", "bridge")
-        _ip("addr", "add", f"{HOST}/16", "dev", BRIDGE)
-        _ip("link", "set", BRIDGE, "up")
+        ip("link", "add", BRIDGE, "address", "02:77:00:00:00:01", "type", "bridge")
+        ip("addr", "add", f"{HOST}/16", "dev", BRIDGE)
+        ip("link", "set", BRIDGE, "up")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -88,27 +88,21 @@ class Bridge:
 
     def cut(self, ordinal: int, index: int) -> None:
         """Packets from and to a member are lost without a word."""
-        _ip("link", "set", Place(ordinal, index).name, "nomaster")
+        Place(ordinal, index).network.cut()
 
     def mend(self, ordinal: int, index: int) -> None:
         """They arrive again."""
-        _ip("link", "set", Place(ordinal, index).name, "master", BRIDGE)
+        Place(ordinal, index).network.mend()
 
     @staticmethod
     def _remove() -> None:
-        for line in _ip("-o", "link", "show").splitlines():  # before the networks, with which they go at some time
+        for line in ip("-o", "link", "show").splitlines():  # before the networks, with which they go at some time
             name = line.split(": ")[1].partition("@")[0]
             if name == BRIDGE or re.fullmatch(r"xt\d+-\d+", name):
-                _ip("link", "del", name)
-        for line in _ip("netns", "list").splitlines():
+                ip("link", "del", name)
+        for line in ip("netns", "list").splitlines():
             if re.fullmatch(r"xt\d+-\d+", name := line.split()[0]):
-                _ip("netns", "del", name)
-
-
-def _ip(*arguments: str) -> str:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
-    return done.stdout
+                ip("netns", "del", name)
 
 
 def _place(run_dir: str) -> Place | None:

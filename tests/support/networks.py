@@ -31,12 +31,14 @@ class Network(NamedTuple):
     """Also of its link's end at the bridge."""
     bridge: str
     address: str
+    bits: int = 24
+    """Of the address, those that all networks at the bridge share."""
 
     def make(self) -> None:
         ip("netns", "add", self.name)
         ip("link", "add", self.name, "type", "veth", "peer", "name", "eth0", "netns", self.name)
         ip("link", "set", self.name, "master", self.bridge, "up")
-        ip("-n", self.name, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        ip("-n", self.name, "addr", "add", f"{self.address}/{self.bits}", "dev", "eth0")
         for link in ("lo", "eth0"):
             ip("-n", self.name, "link", "set", link, "up")
 
@@ -84,6 +86,8 @@ class Networks(tuple[Network, ...]):
         ip("link", "del", self[0].bridge, check=False)
 
 
-def ip(*arguments: str, check: bool = True) -> None:
+def ip(*arguments: str, check: bool = True) -> str:
+    """What ip(8) says."""
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0 or not check, f"ip {' '.join(arguments)}: {done.stderr}"
+    return done.stdout

@@ -233,17 +233,13 @@ def _children_left() -> bool:
     generation after the other, and taken off the list.
     """
     left = False
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
+    for pid in remains.pids():
+        stat = remains.stat_of(pid)
+        if stat is None or stat.parent != os.getpid():
             continue
-        try:
-            _, parent, *_ = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            if int(parent) != os.getpid():
-                continue
-            os.kill(int(entry.name), signal.SIGKILL)
-            left |= os.waitpid(int(entry.name), os.WNOHANG) == (0, 0)
-        except (FileNotFoundError, ProcessLookupError, ChildProcessError):
-            continue  # it has ended meanwhile
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended meanwhile
+            os.kill(pid, signal.SIGKILL)
+            left |= os.waitpid(pid, os.WNOHANG) == (0, 0)
     return left
 
 

@@ -17,10 +17,11 @@ from xpyd_sidecar.contract.group import ENV_LIFE, MemberState
 PROC = Path("/proc")
 
 
-class _Stat(NamedTuple):
+class ProcessStat(NamedTuple):
     """The fields of /proc/<pid>/stat that count here."""
 
     state: str
+    parent: int
     group: int
     session: int
     start: int
@@ -29,13 +30,13 @@ class _Stat(NamedTuple):
 
 def begun(pid: int) -> tuple[int, int]:
     """Session and start of an engine's first process, as ``MemberState`` has them; zeros where it has ended already."""
-    found = _stat(pid)
+    found = stat_of(pid)
     return (found.session, found.start) if found is not None else (0, 0)
 
 
 def find(before: MemberState) -> list[int]:
     """Processes of the engine that ran when this was written; those that have ended and were not waited for are none."""
-    found = {pid: stat for pid in _pids() if pid != os.getpid() and (stat := _stat(pid)) is not None and stat.state != "Z"}
+    found = {pid: stat for pid in pids() if pid != os.getpid() and (stat := stat_of(pid)) is not None and stat.state != "Z"}
     first = found.get(before.group)
     reused = first is not None and first.start != before.start
     mark = f"{ENV_LIFE}={before.life}".encode()
@@ -44,24 +45,25 @@ def find(before: MemberState) -> list[int]:
                 and not reused) or mark in _environment(pid)]
 
 
-def kill(pids: list[int]) -> None:
+def kill(left: list[int]) -> None:
     """SIGKILL for each that is still there and ours."""
-    for pid in pids:
+    for pid in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _pids() -> list[int]:
+def pids() -> list[int]:
+    """All processes."""
     return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
 
 
-def _stat(pid: int) -> _Stat | None:
+def stat_of(pid: int) -> ProcessStat | None:
     """None where there is no such process. The name in parentheses may hold anything, so fields count from its end."""
     try:
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return _Stat(fields[0].decode(), int(fields[2]), int(fields[3]), int(fields[19]))
+    return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
 def _environment(pid: int) -> list[bytes]:
