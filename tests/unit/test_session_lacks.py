@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import resource
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
+from files import no_files
 from kv_ranks import DecodeRank, PrefillRank, content, key
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
@@ -23,23 +19,6 @@ from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.session import sender
 from xpyd_sidecar.session.lookup_buffer import Expecting, LookupBuffer
 from xpyd_sidecar.transport.link import Sums
-
-
-@contextmanager
-def no_files() -> Iterator[None]:
-    """This process cannot open another file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 2, hard))
-    held: list[int] = []
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        yield
-    finally:
-        for one in held:
-            os.close(one)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_rank_without_files_accepts_nobody_for_a_while_and_says_so_once(monkeypatch: pytest.MonkeyPatch,
