@@ -113,8 +113,8 @@ def of_records(api: str, records: Sequence[Record]) -> Batch:
                    "tpot": [tpot for _, _, tpot in measures if tpot is not None],
                    "total": [seconds for seconds, _, _ in measures], "queue": [record.queued_s for record in records]}
     for record in records:
-        for handover in record.handovers():
-            batch.pairs.setdefault((handover.prefill, handover.decode), []).append(handover.seconds)
+        for prefill, decode, seconds in record.handovers():
+            batch.pairs.setdefault((prefill, decode), []).append(seconds)
         outcome = record.outcome
         batch.outcomes[outcome] = batch.outcomes.get(outcome, 0) + 1
         for leg in record.legs:
