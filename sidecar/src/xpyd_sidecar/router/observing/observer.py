@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from time import time
 from typing import TYPE_CHECKING, Protocol
@@ -21,7 +21,6 @@ from xpyd_sidecar.contract.fleet import Fleet, Rates
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.router.api.paths import Route, RouteKind
 from xpyd_sidecar.router.fleet.member import Changed, Probed
 from xpyd_sidecar.router.fleet.roster import Roster
@@ -114,9 +113,6 @@ class Straight(Protocol):
     def record(self) -> Record:
         """What is known of it."""
 
-    def request_hash(self) -> RequestHash:
-        """Equal for all requests that ask for the same work."""
-
 
 class RouterObserver:
     """Counts and remembers for one router."""
@@ -134,8 +130,6 @@ class RouterObserver:
         """Requests of the straight course that have ended, of which nobody was told yet."""
         self._telling = False
         """They will be, by the time."""
-        self.on_straight: Callable[[Sequence[Straight]], None] = lambda _: None
-        """Who else hears of them."""
         self._unsettled: list[Record] = []
         self._straight: list[Record] = []
         """The same of those that went their straight course."""
@@ -198,7 +192,6 @@ class RouterObserver:
         over, self._over = self._over, []
         if not over:
             return
-        self.on_straight(over)
         records = [one.record() for one in over]
         self._ended(records, self._straight)
         if self._access_log:

@@ -20,7 +20,7 @@ from xpyd_sidecar.router.api import bodies, prompt
 from xpyd_sidecar.router.api.bodies import PassedBody, passed
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, unknown_model
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
-from xpyd_sidecar.router.api.paths import TABLE, BodyKind, Route, RouteKind
+from xpyd_sidecar.router.api.paths import PATHS, TABLE, BodyKind, Route, RouteKind
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.http import auth, heads
@@ -29,7 +29,7 @@ from xpyd_sidecar.router.http.wire import before_length
 from xpyd_sidecar.router.serving.attempts import Asks
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.fast_path import NO_DEADLINE_S, FastPath
-from xpyd_sidecar.router.serving.generation import HEADERS, PATHS, Generation, Passthrough
+from xpyd_sidecar.router.serving.generation import HEADERS, Generation, Passthrough
 from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.serving.shapes import params
 from xpyd_sidecar.router.serving.waiting import QueuedRequest
@@ -209,7 +209,8 @@ class Entrance:
         prefill.lend(lane, asked[0])
         decode.lend(lane, asked[1])  # engines are at work while the rest is written down
         lane.opened_s = perf_counter()
-        lane.members = context.leg_opened(target), context.leg_opened(pair.decode)
+        context.leg_opened(target)
+        context.leg_opened(other)
         context.observer.opened(size)
         context.budget.on_request(began)
         context.servings.add(lane)

@@ -33,6 +33,7 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import audited, bodies
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
+from xpyd_sidecar.router.api.paths import PATHS
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.http.wire import request_bytes
@@ -50,7 +51,6 @@ MAX_WARM: Final = 4096
 """Engines that are known to have compiled it. When there are more, all are forgotten: that costs patience alone."""
 MOST_KV: Final = 0.9
 """Share of decode's cache in use, from which on it has no room for audits."""
-_PATHS: Final = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 _PREFILL, _HANDED, _ALONE = range(3)
 """The three requests, by the tags of their calls."""
 _Rank = tuple[InstanceName, int | None]
@@ -197,14 +197,12 @@ class _Audit(Sink):
         return legs.Leg(legs.VERSION, role, self._transfer, Attempt(1), RUN_S, peer, RUN_S)
 
     def _ask(self, number: int, target: EngineTarget, salt: str, leg: legs.Leg | None) -> None:
-        headers = [(b"x-request-id", b"audit-%b-%d" % (self._transfer.encode(), number))]
-        if target.dp_rank is not None:
-            headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
+        headers = [(b"x-request-id", b"audit-%b-%d" % (self._transfer.encode(), number)), *target.rank_headers()]
         shown = {} if number == _PREFILL else self._shown
         body = audited.body_of(self._fields | shown, f"xpyd-audit-{salt}", leg)
         pool = self._audits.pool
         call = self._calls[number] = pool.hold(target.http, self, tag=number)
-        pool.send(call, request_bytes(b"POST", _PATHS[self._api], target.http, headers, body))
+        pool.send(call, request_bytes(b"POST", PATHS[self._api], target.http, headers, body))
 
     def end(self, result: str, difference: float = math.nan) -> None:
         """It is over, however."""

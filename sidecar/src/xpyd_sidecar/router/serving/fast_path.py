@@ -21,10 +21,10 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.bodies import RequestHash, hash_of
+from xpyd_sidecar.router.api.bodies import hash_of
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.fleet.member import FleetMember, Pair
+from xpyd_sidecar.router.fleet.member import Pair
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import MAX_KNOWN, Malformed, ResponseHead, parse_head
 from xpyd_sidecar.router.observing.record import LegRecord, Record
@@ -80,8 +80,6 @@ class FastPath(msgspec.Struct, eq=False):
     prefill: EngineConnection | None
     """None: it has answered."""
     decode: EngineConnection | None
-    members: tuple[FleetMember | None, FleetMember | None] = (None, None)
-    """Whose load its legs are."""
     opened_s: float = math.nan
     pending: bytes = b""
     """Of prefill's answer."""
@@ -132,10 +130,6 @@ class FastPath(msgspec.Struct, eq=False):
         """As ``InFlightRequest``'s: what ends here went the straight course."""
         return self.request, self.pair
 
-    def request_hash(self) -> RequestHash:
-        """Equal for all requests that ask for the same work."""
-        return hash_of(self.shape.api, self.request.fields)
-
     # ---- the engines
 
     def heard(self, connection: EngineConnection, data: bytes) -> bytes | None:
@@ -167,9 +161,8 @@ class FastPath(msgspec.Struct, eq=False):
         self.prefilled_s = perf_counter()
         self.prefill = None
         connection.take_back()
-        member = self.members[0]
-        if member is not None:
-            self.context.leg_closed(member)
+        assert self.pair.prefill is not None
+        self.context.leg_closed(self.pair.prefill)
         return None
 
     def _on_decode(self, connection: EngineConnection, data: bytes) -> bytes | None:
@@ -267,15 +260,15 @@ class FastPath(msgspec.Struct, eq=False):
         self.ended_s = perf_counter()
         self.decode = None
         connection.take_back()
-        member = self.members[1]
-        if member is not None:
-            context.leg_closed(member)
+        context.leg_closed(self.pair.decode)
         if self.begun_s == self.begun_s:
             self.reply.hold(out)
         else:
             self._begin(out, ends=True)
         self.reply.end()
         context.closed(self)
+        if context.poison.watching:
+            context.poison.whole(hash_of(self.shape.api, self.request.fields))
         context.observer.straight_over(self)
 
     # ---- another course
@@ -355,7 +348,7 @@ def serving_of(lane: FastPath) -> Serving:
     if begun:
         record.first_at = lane.begun_s
     open_ = (lane.prefill, lane.decode)
-    for send, connection, member, request in zip(first, open_, lane.members, lane.asked, strict=True):
+    for send, connection, request in zip(first, open_, lane.asked, strict=True):
         leg = LegRecord(send.role, send.target.instance, 1, lane.opened_s)
         serving.sent[send.role] = send.target
         record.legs.append(leg)
@@ -368,7 +361,7 @@ def serving_of(lane: FastPath) -> Serving:
         call = UpstreamCall(context.pool, send.target.http, request, serving, events=events, tag=send.leg)
         call.taken_over(connection, lane.began)
         connection.hand_over(call, lane.stream if decodes else None)
-        serving.legs[send.leg] = OpenAttempt(send, call, member, leg)
+        serving.legs[send.leg] = OpenAttempt(send, call, leg)
         if decodes:
             call.head = lane.head
             if begun:

@@ -24,7 +24,7 @@ from xpyd_sidecar.router.api.bodies import PassedBody
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import refuse_in_form
-from xpyd_sidecar.router.api.paths import BodyKind, Route
+from xpyd_sidecar.router.api.paths import PATHS, BodyKind, Route
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.p2p import PairedById
 from xpyd_sidecar.router.http.body_budget import Upload
@@ -42,7 +42,6 @@ from xpyd_sidecar.router.stream.splice import Splicer
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
 from xpyd_sidecar.router.upstream.call import UpstreamCall
 
-PATHS: dict[str, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
 """Headers of clients that engines read; all others stay here."""
 
