@@ -22,7 +22,7 @@ from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, 
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.paths import PATHS, TABLE, BodyKind, Route, RouteKind
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
+from xpyd_sidecar.router.fleet.member import Pair
 from xpyd_sidecar.router.http import auth, heads
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, ReplyConnection, RequestHandler
 from xpyd_sidecar.router.http.wire import before_length
@@ -202,8 +202,10 @@ class Entrance:
         to_prefill, to_decode = shape.templates()
         name, path, other = transfer.encode(), PATHS[api], pair.decode
         to = params(self._left, (other.instance, other.incarnation, other.control), self._limit)
-        asked = (to_prefill.fill(slots, to, name, before_length(path, target.http), _ranked(target, line)),
-                 to_decode.fill(slots, self._from, name, before_length(path, other.http), _ranked(other, line)))
+        asked = (to_prefill.fill(slots, to, name, before_length(path, target.http),
+                                 line if target.dp_rank is None else _ranked(target.dp_rank, line)),
+                 to_decode.fill(slots, self._from, name, before_length(path, other.http),
+                                line if other.dp_rank is None else _ranked(other.dp_rank, line)))
         lane = FastPath(context, reply, shape, slots, http.body, picks, pair, transfer, began, arrived,
                         arrived_unix, size, asked, prefill, decode)
         prefill.lend(lane, asked[0])
@@ -217,5 +219,5 @@ class Entrance:
         return lane
 
 
-def _ranked(target: EngineTarget, line: bytes) -> bytes:
-    return line if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d%b" % (target.dp_rank, line)
+def _ranked(rank: int, line: bytes) -> bytes:
+    return b"\r\nx-data-parallel-rank: %d%b" % (rank, line)
