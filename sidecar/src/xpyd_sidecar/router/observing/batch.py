@@ -151,9 +151,10 @@ class Counting:
     def closed(self, batch: Batch) -> None:
         """Requests are over."""
         prompts, handovers = [prompt for prompt, _, _ in batch.measured], batch.times["handover"]
-        self._add(measured=len(prompts), prompt_tokens=sum(prompts), prompt_squares=sum(prompt ** 2 for prompt in prompts),
-                  measured_size=sum(size for _, size, _ in batch.measured),
-                  output_tokens=sum(output for _, _, output in batch.measured),
+        self._add(measured=len(prompts), prompt_tokens=sum(prompts),
+                  prompt_squares=sum([prompt ** 2 for prompt in prompts]),
+                  measured_size=sum([size for _, size, _ in batch.measured]),
+                  output_tokens=sum([output for _, _, output in batch.measured]),
                   handovers=len(handovers), handover_s=sum(handovers))
         add_buckets(self._totals.ttft, batch.buckets["ttft"])
         add_buckets(self._totals.tpot, batch.buckets["tpot"])

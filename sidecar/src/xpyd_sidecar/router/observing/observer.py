@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from time import time
 from typing import TYPE_CHECKING, Protocol
@@ -124,7 +124,7 @@ class RouterObserver:
         self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
         """How many prefixes an instance is taken to hold."""
         self.told: Callable[..., None] = lambda *_: None
-        """Who else hears of what is counted: the name of the method that was called (``closed`` for each that ended), and
+        """Who else hears of what is counted: the name of the method that was called (``closed`` for all that ended), and
         its arguments."""
         self._over: list[Straight] = []
         """Requests of the straight course that have ended, of which nobody was told yet."""
@@ -214,15 +214,14 @@ class RouterObserver:
         self.history.refused(time(), request_id, outcome, status, detail)
         self.told("refused", api, request_id, outcome, status, detail)
 
-    def closed(self, record: Record) -> None:
-        """A request is over."""
-        self.metrics.in_flight -= 1
-        self._ended([record], self._unsettled)
+    def closed(self, *records: Record) -> None:
+        """Requests are over."""
+        self.metrics.in_flight -= len(records)
+        self._ended(records, self._unsettled)
 
-    def _ended(self, records: list[Record], those: list[Record]) -> None:
+    def _ended(self, records: Sequence[Record], those: list[Record]) -> None:
         # Many are counted at a time, which is cheaper: between requests the caches are cold.
-        for record in records:
-            self.told("closed", record)
+        self.told("closed", *records)
         those += records
         self._recent += records
         if len(those) >= MAX_UNSETTLED:

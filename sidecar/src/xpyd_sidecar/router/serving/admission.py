@@ -198,7 +198,7 @@ class Entrance:
                 prefill.take_back()
             generation = Generation(shape.request(bodies.split(http.body), slots), config, context.terms)
             return serve(context, http, reply, generation, picks=picks, picked=pair)
-        transfer, line = TransferId(heads.fresh()), b"%b%b\r\n\r\n" % (_ID, http.request_id.encode())
+        transfer, line = TransferId(heads.fresh()), _ID + http.request_id.encode() + b"\r\n\r\n"
         to_prefill, to_decode = shape.templates()
         name, path, other = transfer.encode(), PATHS[api], pair.decode
         to = params(self._left, (other.instance, other.incarnation, other.control), self._limit)

@@ -54,6 +54,7 @@ NO_DEADLINE_S = 6.0
 """Requests with a deadline that comes sooner are not served here."""
 YOUNG_S = 3.0
 """Nobody counts as silent sooner."""
+_PREFILL, _DECODE = Role
 _EMPTY = b"\r\n\r\n"
 """Ends a head. Where it has not come, ``find`` says -1, and what is looked at then is no head."""
 assert YOUNG_S < NO_DEADLINE_S
@@ -119,8 +120,8 @@ class FastPath(msgspec.Struct, eq=False):
             tokens, prompt_tokens = self.log.count(b"\t"), self.prompt_tokens
         assert pair.prefill is not None
         first, ended, done = self.prefilled_s, self.ended_s, "2xx"
-        legs = [LegRecord(Role.PREFILL, pair.prefill.instance, 1, self.opened_s, first, first, done),
-                LegRecord(Role.DECODE, pair.decode.instance, 1, self.opened_s, self.begun_s, ended, done)]
+        legs = [LegRecord(_PREFILL, pair.prefill.instance, 1, self.opened_s, first, first, done),
+                LegRecord(_DECODE, pair.decode.instance, 1, self.opened_s, self.begun_s, ended, done)]
         return Record(
             self.reply.request_id, self.transfer, self.shape.api, True, self.arrived, self.arrived_unix, "ok", 200,
             first_at=self.begun_s, last_at=ended, tokens=tokens, prompt_tokens=prompt_tokens, prompt_size=self.prompt_size,
@@ -358,8 +359,9 @@ def serving_of(lane: FastPath) -> Serving:
             leg.ended, leg.result = (perf_counter() if decodes else lane.prefilled_s), "2xx"
             continue
         events = (lane.stream or stream_of(asks.position, framed=True)) if decodes else None
-        call = UpstreamCall(context.pool, send.target.http, request, serving, events=events, tag=send.leg)
-        call.taken_over(connection, lane.began)
+        call = UpstreamCall(context.pool, send.target.http, request, serving, events=events, tag=send.leg,
+                            asked_at=lane.began, connection=connection)
+        context.pool.calls.add(call)
         connection.hand_over(call, lane.stream if decodes else None)
         serving.legs[send.leg] = OpenAttempt(send, call, leg)
         if decodes:

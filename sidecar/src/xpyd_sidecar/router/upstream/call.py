@@ -68,8 +68,8 @@ class Keeper(Protocol):
     calls: set[UpstreamCall]
     connections: set[EngineConnection]
 
-    def connect(self, call: UpstreamCall) -> asyncio.Task[None]:
-        """Open a connection for a call: it ``begin``s, or its sink hears how that failed, unless the task is cancelled."""
+    async def connect(self, call: UpstreamCall) -> None:
+        """Open a connection for a call: it ``begin``s, or its sink hears how that failed, unless this is cancelled."""
 
     def release(self, connection: EngineConnection, address: HostPort) -> None:
         """Its answer is complete."""
@@ -149,15 +149,9 @@ class UpstreamCall(msgspec.Struct, eq=False):
 
     # ---- by pool and connection
 
-    def taken_over(self, connection: EngineConnection, asked_at: float) -> None:
-        """The request was sent on a connection before this call was made; what comes there is this call's from now on."""
-        self.asked_at = asked_at
-        self.connection = connection
-        self.pool.calls.add(self)
-
     def connect(self) -> None:
         """Have a connection of its own opened."""
-        self.connecting = self.pool.connect(self)
+        self.connecting = self.pool.loop.create_task(self.pool.connect(self))
 
     def begin(self, connection: EngineConnection) -> None:
         """Send the request on a connection, which is open."""

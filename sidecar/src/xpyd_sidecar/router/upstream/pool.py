@@ -63,11 +63,8 @@ class EnginePool:
         else:
             call.begin(connection)
 
-    def connect(self, call: UpstreamCall) -> asyncio.Task[None]:
+    async def connect(self, call: UpstreamCall) -> None:
         """Open a connection for a call."""
-        return self.loop.create_task(self._connect(call))
-
-    async def _connect(self, call: UpstreamCall) -> None:
         try:
             async with within(CONNECT_S):
                 connection = await self._connected(call)
