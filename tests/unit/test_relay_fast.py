@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from fuzz.reads import LEARNED, Guess, to_learn
 from scripts import load
 
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
@@ -220,32 +221,6 @@ def test_streams_are_served_and_go_on_elsewhere_without_shortcuts_too() -> None:
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files], cwd=ROOT, check=False,
                           capture_output=True, text=True, env=os.environ | {"XPYD_PLAIN": "1"}, timeout=110)
     assert done.returncode == 0, done.stdout[-3000:]
-
-
-LEARNED = ("_prefix", "_middle", "_last", "_lead", "_shown")
-Guess = tuple[bytes, bytes]
-
-
-def to_learn(api: Api, event: bytes, guess: Guess | None) -> tuple[Guess | None, tuple[bytes, ...] | None]:
-    """What is guessed of the next stream, and what is to be learned of an event (``LEARNED``); None: it says too little.
-
-    ``guess``: what stood between text and ids, and behind them, in the stream before.
-    """
-    key = {"completions": b'"text":', "chat": b'"delta":'}[api]
-    text = event.find(key) + len(key)
-    if text < len(key) or b'"prompt_token_ids":[' in event[:text]:
-        return guess, None
-    stop = event.find(b',"logprobs":null,"finish_reason":null,', text)
-    ids = event.find(b'"token_ids":[', stop) + len(b'"token_ids":[')
-    close = event.find(b"]", ids)
-    middle, rest = event[stop:ids], event[close + 1:] + b"\n\n"
-    if (b'"prompt_token_ids":[' not in event and min(stop, close, ids - 13) >= 0 and middle.count(b"[") == 1
-            and len(rest) <= 16):
-        guess = middle, rest
-    if guess is None:
-        return None, None
-    prefix, (middle, rest) = event[:text], guess
-    return guess, (prefix, middle, b"]" + rest + b"\r\n", prefix, middle[:-1] + b"null" + rest)
 
 
 @compiled

@@ -5,11 +5,12 @@ import random
 from typing import Any, Literal
 
 import pytest
+from fuzz.reads import forget
 from recorded import load
 
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.http.wire import chunk_of
-from xpyd_sidecar.router.relay import fast, whole
+from xpyd_sidecar.router.relay import whole
 from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 
@@ -18,8 +19,6 @@ COMPILED = TAKE.__module__ != whole.__name__
 compiled = pytest.mark.skipif(not COMPILED, reason="nothing was compiled here")
 Api = Literal["completions", "chat"]
 END = chunk_of(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-USUAL: dict[Api, bytes] = {api: b'{"choices":[{"index":0,%b,"logprobs":null,"finish_reason":null,"token_ids":[1]}]}' % text
-                           for api, text in (("completions", b'"text":"a"'), ("chat", b'"delta":{"content":"a"}'))}
 CASES = int(os.environ.get("XPYD_FUZZ", "1500"))
 WORDS = ["a", "", "\\n", '\\"finish_reason\\":\\"abort\\"', "ü", "]", "data: [DONE]", "x" * 300, "}", "\\u00e9",
          "\\ud83d\\ude00", "😀",
@@ -120,8 +119,7 @@ def known(position: Position) -> tuple[Any, ...]:
 
 def read(api: Api, reads: list[bytes], *, framed: bool = True, asked_ids: bool = False) -> tuple[Any, ...]:
     """Everything that can be told of a stream behind it."""
-    usual = USUAL[api]  # of the stream before: how malformed events are read depends on it
-    fast.Scanner().learn(usual, 0, len(usual), api == "chat", bytearray())
+    forget()
     position = Position(api, FailoverMode.CONTINUE, asked_ids=asked_ids, wants_usage=True)
     stream = stream_of(position, framed=framed)
     out = []
