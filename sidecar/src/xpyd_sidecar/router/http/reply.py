@@ -101,7 +101,7 @@ class ReplyConnection(Protocol):
 
     @property
     def outlet(self) -> Outlet:
-        """Where to write."""
+        """Where to write: a reply, and between its ``begin`` and its end what needs no reply's help."""
 
     @property
     def private(self) -> bool:
@@ -114,7 +114,7 @@ class ReplyConnection(Protocol):
         """Close at once, so that the client sees a failure."""
 
     def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
-        """Another one goes on with what a handler has begun."""
+        """Another one goes on with what a handler has begun, or would have."""
 
 
 class Reply(msgspec.Struct, eq=False):
@@ -136,11 +136,6 @@ class Reply(msgspec.Struct, eq=False):
     """What leaves next."""
     _sized: bool = False
     _sent: int = 0
-
-    @property
-    def outlet(self) -> Outlet:
-        """For what goes to the client without this reply's help, between ``begin`` and the end."""
-        return self.connection.outlet
 
     @property
     def private(self) -> bool:
@@ -166,10 +161,6 @@ class Reply(msgspec.Struct, eq=False):
     def fault(self, fault: HttpFault) -> None:
         """An error, whole."""
         self.whole(fault.status, fault.headers(), fault.body())
-
-    def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
-        """Another one goes on with what a handler has begun, or would have."""
-        self.connection.hand_over(handler, other)
 
     def begin(self, status: int, headers: list[tuple[bytes, bytes]] | bytes, first: bytes, *, length: int | None = None,
               ends: bool = False) -> None:

@@ -201,7 +201,7 @@ class FastPath(msgspec.Struct, eq=False):
         else:
             self._go_on(out)
             if out:
-                connection.relay(stream, self.reply.outlet)
+                connection.relay(stream, self.reply.connection.outlet)
         return None
 
     def _take(self, connection: EngineConnection, data: bytes) -> bool:
@@ -221,11 +221,11 @@ class FastPath(msgspec.Struct, eq=False):
             if len(data) > MAX_KEPT:
                 self.read_on()
                 assert self.stream is not None
-                connection.relay(self.stream, self.reply.outlet)
+                connection.relay(self.stream, self.reply.connection.outlet)
             elif to and self.prompt_tokens and not shape.shows_logprobs:
                 scanner = Scanner()
                 if scanner.learn(data, at, to, chat, self.log):
-                    connection.relay(scanner, self.reply.outlet)
+                    connection.relay(scanner, self.reply.connection.outlet)
         elif self.prefill is None:
             self._end(connection, out)
         else:  # before prefill's answer was read: what becomes of its leg is to be decided
@@ -280,7 +280,7 @@ class FastPath(msgspec.Struct, eq=False):
             if self.head is not None and self.stream is None:
                 self.read_on()
             self.serving = serving_of(self)
-            self.reply.hand_over(self, self.serving)
+            self.reply.connection.hand_over(self, self.serving)
             servings, prefill = self.context.servings, self.prefill
             servings.discard(self)
             servings.add(self.serving)
@@ -369,7 +369,7 @@ def serving_of(lane: FastPath) -> Serving:
             if begun:
                 leg.first_at = lane.begun_s
                 if lane.stream is not None:
-                    connection.relay(lane.stream, lane.reply.outlet)
+                    connection.relay(lane.stream, lane.reply.connection.outlet)
                 serving.relaying, call.relay = call, lane.reply.write
     return serving
 

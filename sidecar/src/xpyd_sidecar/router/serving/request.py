@@ -313,7 +313,7 @@ class Serving(Sink):
             self._asks.course.spoken(call.events, (leg.call.events for leg in self.legs.values()))
         else:
             self.relaying = call
-            call.relay_to(reply.write, reply.outlet)
+            call.relay_to(reply.write, reply.connection.outlet)
         self._shown_first()
         first, self._first = self._first, b""
         if reply.started:

@@ -125,8 +125,8 @@ class UpstreamCall(msgspec.Struct, eq=False):
     def relay_to(self, write: Callable[[bytes], None], outlet: Outlet) -> None:
         """The rest of the stream goes there; what is simple straight to the outlet."""
         self.relay = write
-        if self.connection is not None:
-            self.connection.relay_to(outlet)
+        if self.connection is not None and self.events is not None:
+            self.connection.relay(self.events, outlet)
 
     def cancel(self) -> None:
         """Close the connection; the sink hears nothing more."""
@@ -233,11 +233,6 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         self._call = call
         self._heads.reset()
         self._stream, self._body = stream, None
-
-    def relay_to(self, outlet: Outlet) -> None:
-        """Simple events of the stream go straight there."""
-        if self._stream is not None:
-            self.relay(self._stream, outlet)
 
     def drop(self) -> None:
         """Close at once; nothing is reported."""
