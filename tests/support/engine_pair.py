@@ -37,7 +37,7 @@ from xpyd_sidecar.contract.ids import (
     join_host_port,
 )
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.router.fleet.member import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
 from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
 
 PEER_TIMEOUT_S = 4.0
@@ -131,7 +131,8 @@ async def say_farewell(engine: Engine, leg: legs.Leg) -> None:
     pool = EnginePool(loop)
     farewells = Farewells(loop, pool)
     address = HostPort(engine.address)
-    farewells.say(EngineTarget(InstanceName(engine.name), Incarnation(""), Fingerprint(""), address, HostPort("")), leg)
+    name = InstanceName(engine.name)
+    farewells.say(EngineTarget(name, Incarnation(""), Fingerprint(""), address, HostPort(""), FleetMember(name)), leg)
     end = loop.time() + 30
     while len(farewells):
         assert loop.time() < end, "the engine does not answer"

@@ -7,7 +7,7 @@ from typing import Any
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
-from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
+from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember, Pair
 from xpyd_sidecar.router.serving.exchange import Exchange
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
@@ -35,7 +35,7 @@ def word_of(instruction: Instruction) -> str:
 
 def target(name: str) -> EngineTarget:
     return EngineTarget(InstanceName(name), Incarnation(f"i-{name}"), Fingerprint("f"), HostPort(f"{name}:1"),
-                  HostPort(f"{name}:2"))
+                        HostPort(f"{name}:2"), FleetMember(InstanceName(name)))
 
 
 class FakePicks:

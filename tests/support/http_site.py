@@ -67,11 +67,11 @@ class Echo:
         if request.path == "/bug":
             raise RuntimeError("a bug")
         if request.path == "/half":
-            reply.begin(200, [], b"")
+            reply.begin(200, b"", b"")
             raise RuntimeError("a bug")
         if request.path == "/stream":
             first = b"3\r\nabc\r\n" if reply.framed else b"abc"
-            reply.begin(200, [(b"content-type", b"text/plain")], first)
+            reply.begin(200, b"content-type: text/plain\r\n", first)
             reply.end()
             return None
         reply.whole(200, [], f"{request.method} {request.path} ".encode() + request.body)

@@ -138,7 +138,7 @@ def test_a_restarted_or_lost_instance_has_no_limit_and_leaves_nothing_behind() -
     assert limits.of(one) == math.inf
     limits.look(7.0, [])
     assert not limits._seen
-    assert not limits._limited
+    assert limits.unlimited
 
 
 def test_a_fixed_limit_is_that_of_each_instance() -> None:

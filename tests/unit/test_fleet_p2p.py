@@ -14,7 +14,15 @@ from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.fleet import p2p as rp
-from xpyd_sidecar.router.fleet.member import BeatRefused, Changed, EngineTarget, InstanceLost, Probed, ProbeInstance
+from xpyd_sidecar.router.fleet.member import (
+    BeatRefused,
+    Changed,
+    EngineTarget,
+    FleetMember,
+    InstanceLost,
+    Probed,
+    ProbeInstance,
+)
 from xpyd_sidecar.router.fleet.p2p import Guests, PairedById
 from xpyd_sidecar.router.fleet.roster import Roster
 
@@ -98,8 +106,9 @@ def test_strangers_cannot_fill_the_roster_and_those_who_left_make_room(monkeypat
 
 
 def target(fingerprint: str = "p2p", address: str = "10.0.0.1:2") -> EngineTarget:
-    return EngineTarget(InstanceName("p2p:h:1"), Incarnation("i"), p2p.Fingerprint(fingerprint), HostPort("h:1"),
-                  HostPort(address), p2p=address)
+    name = InstanceName("p2p:h:1")
+    return EngineTarget(name, Incarnation("i"), p2p.Fingerprint(fingerprint), HostPort("h:1"), HostPort(address),
+                        FleetMember(name), p2p=address)
 
 
 @pytest.mark.parametrize(("api", "fields"), [

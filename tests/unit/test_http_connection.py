@@ -229,7 +229,7 @@ async def test_a_slow_client_pauses_its_answer_and_one_that_never_reads_is_cut(m
         writer.write(request_bytes("/later"))
         await s.wait(lambda: bool(s.app.later))
         later = s.app.later[0]
-        later.reply.begin(200, [], b"")
+        later.reply.begin(200, b"", b"")
         for _ in range(200):
             later.reply.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
         assert later.pauses == ["pause"]

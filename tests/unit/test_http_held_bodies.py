@@ -11,7 +11,6 @@ from http_site import Later, Site, site
 from router_fleet import Answer, read_answer, request_bytes
 
 from xpyd_sidecar.contract.launch import RouterConfig
-from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.server import RequestBounds, Server
 from xpyd_sidecar.router.workers.sharing import share
@@ -189,16 +188,9 @@ class Taker:
 
     def __init__(self) -> None:
         self.size = 0
-        self.is_whole = False
 
-    def on_piece(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         self.size += len(data)
-
-    def on_body(self) -> None:
-        self.is_whole = True
-
-    def on_broken(self, fault: HttpFault) -> None:
-        raise AssertionError(fault)
 
 
 async def test_a_body_that_is_handed_on_counts_for_the_little_that_is_kept_of_it() -> None:
@@ -210,8 +202,8 @@ async def test_a_body_that_is_handed_on_counts_for_the_little_that_is_kept_of_it
         assert s.server.bodies.held <= kept + read, "nothing is read on while nobody takes it"
         upload, taker = later(s).request.upload, Taker()
         assert upload is not None
-        upload.take(taker)
-        await s.wait(lambda: taker.is_whole)
+        upload.on_open(taker)
+        await s.wait(lambda: upload.sent)
         assert taker.size == size
         assert s.server.bodies.held <= kept + read
         later(s).reply.whole(200, [], b"")

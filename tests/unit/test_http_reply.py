@@ -71,7 +71,7 @@ def test_a_stream_and_its_end() -> None:
     wire = Wire()
     answer = reply(wire)
     assert answer.framed
-    answer.begin(200, [], b"1\r\na\r\n")
+    answer.begin(200, b"", b"1\r\na\r\n")
     answer.write(b"1\r\nb\r\n")
     answer.end()
     head, _, body = wire.data.partition(b"\r\n\r\n")
@@ -83,7 +83,7 @@ def test_a_stream_and_its_end() -> None:
 def test_a_stream_that_fails() -> None:
     wire = Wire()
     answer = reply(wire)
-    answer.begin(200, [], b"1\r\na\r\n")
+    answer.begin(200, b"", b"1\r\na\r\n")
     answer.fail(bad_request("x").event())
     assert wire.data.count(b"HTTP/1.1") == 1
     assert wire.data.endswith(b"\n\n\r\n0\r\n\r\n")
@@ -94,7 +94,7 @@ def test_an_old_client_gets_no_frames_and_is_closed() -> None:
     wire = Wire()
     answer = reply(wire, old=True)
     assert not answer.framed
-    answer.begin(200, [], b"a")
+    answer.begin(200, b"", b"a")
     answer.fail(b"data: x\n\n")
     assert b"chunked" not in wire.data
     assert wire.data.endswith(b"\r\n\r\nadata: x\n\n")
@@ -103,7 +103,7 @@ def test_an_old_client_gets_no_frames_and_is_closed() -> None:
 
 def test_never_a_second_head_or_end() -> None:
     answer = reply(Wire())
-    answer.begin(200, [], b"")
+    answer.begin(200, b"", b"")
     with pytest.raises(AssertionError, match="second response head"):
         answer.fault(bad_request("x"))
     answer.end()

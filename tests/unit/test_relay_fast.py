@@ -10,15 +10,15 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from fuzz.reads import LEARNED, Guess, to_learn
 from scripts import load
 
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.relay import fast, plain
-from xpyd_sidecar.router.stream import token_recorder
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.position import Position, split_prompt
+from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -223,11 +223,8 @@ def test_streams_are_served_and_go_on_elsewhere_without_shortcuts_too() -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-LEARNED = ("_prefix", "_middle", "_last", "_lead", "_shown", "_log", "_clean", "_framed", "_way")
-
-
 @compiled
-def test_a_scanner_learns_from_an_event_what_a_noted_stream_does() -> None:
+def test_a_scanner_learns_from_an_event_what_stands_around_its_text_and_ids() -> None:
     head = b'data: {"id":"c%d","object":"o","created":1,"model":"m","choices":[{"index":0,%b'
     texts = [b'"delta":{"role":"assistant","content":""},', b'"delta":{"content":"a [b]"},', b'"delta":{},', b'"text":"a",',
              b""]
@@ -237,23 +234,25 @@ def test_a_scanner_learns_from_an_event_what_a_noted_stream_does() -> None:
             b'"token_ids":null}]}', b'"token_ids":[1]}],"prompt_token_ids":[1,2,3]}', b'"x":1}],"prompt_token_ids":[7]}']
     dice = random.Random(3)
     learned = guessed = 0
+    guesses: dict[Api, Guess | None] = {}
     for number in range(4000):
         api: Api = dice.choice(("chat", "completions"))
         event = head % (number, dice.choice(texts)) + dice.choice(betweens) + dice.choice(ends)
         if number < 2:  # both know what the stream before was like
             api = ("chat", "completions")[number]
             event = head % (number, texts[1 + 2 * number]) + betweens[0] + ends[0]
-        position = Position(api, FailoverMode.CONTINUE)
-        stream, scanner = token_recorder.NotedStream(position, framed=True), fast.Scanner()
-        stream._learn(split_prompt(event + b"\n\n")[1], position)
+        log, scanner = bytearray(), fast.Scanner()
+        guesses[api], expected = to_learn(api, event, guesses.get(api))
         before = dice.randbytes(3)
-        found = scanner.learn(before + event + b"\n\n", 3, 3 + len(event), api == "chat", position.log)
-        assert found == bool(stream._prefix), event
+        found = scanner.learn(before + event + b"\n\n", 3, 3 + len(event), api == "chat", log)
+        assert found == (expected is not None), event
         if found:
-            assert [getattr(scanner, name) for name in LEARNED] == [getattr(stream, name) for name in LEARNED], event
-            assert scanner._log is position.log
-            learned += stream._sure
-            guessed += not stream._sure
+            assert tuple(getattr(scanner, name) for name in LEARNED) == expected, event
+            assert (scanner._clean, scanner._framed, scanner._way) == (True, True, plain.NOTED)
+            assert scanner._log is log
+            says = to_learn(api, event, None)[1] is not None
+            learned += says
+            guessed += not says
     assert min(learned, guessed) > 50
 
 

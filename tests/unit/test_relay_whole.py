@@ -5,12 +5,12 @@ import random
 from typing import Any, Literal
 
 import pytest
+from fuzz.reads import forget
 from recorded import load
 
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.relay import whole
-from xpyd_sidecar.router.stream import token_recorder
 from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 
@@ -119,7 +119,7 @@ def known(position: Position) -> tuple[Any, ...]:
 
 def read(api: Api, reads: list[bytes], *, framed: bool = True, asked_ids: bool = False) -> tuple[Any, ...]:
     """Everything that can be told of a stream behind it."""
-    token_recorder._guesses.clear()  # of the stream before: how malformed events are read depends on them
+    forget()
     position = Position(api, FailoverMode.CONTINUE, asked_ids=asked_ids, wants_usage=True)
     stream = stream_of(position, framed=framed)
     out = []

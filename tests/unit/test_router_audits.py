@@ -16,7 +16,7 @@ from worker_fleet import several
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.router.fleet.member import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
 from xpyd_sidecar.router.serving import audits as serving_audits
 from xpyd_sidecar.router.serving.fast_path import FastPath
 from xpyd_sidecar.router.serving.request import Serving
@@ -61,8 +61,7 @@ def with_odds(f: RouterFleet, handed: float = -0.5, alone: float = -0.5) -> None
 
 def audits(f: RouterFleet) -> dict[str, float]:
     """How many ended so."""
-    samples = f.context.observer.metrics._counts["xpyd_router_audits"].family().samples
-    return {sample.labels["result"]: sample.value for sample in samples}
+    return {result: value for (result,), value in f.context.observer.metrics._counts["xpyd_router_audits"].items()}
 
 
 async def audited(f: RouterFleet, **expected: int) -> None:
@@ -245,7 +244,8 @@ async def test_an_engine_that_was_started_again_compiles_again_and_what_is_known
     monkeypatch.setattr(serving_audits, "MAX_WARM", 2)
 
     def life(name: str, incarnation: str, rank: int | None = None) -> EngineTarget:
-        return EngineTarget(InstanceName(name), Incarnation(incarnation), Fingerprint(""), HostPort(""), HostPort(""), rank)
+        return EngineTarget(InstanceName(name), Incarnation(incarnation), Fingerprint(""), HostPort(""), HostPort(""),
+                            FleetMember(InstanceName(name)), rank)
 
     async with fleet(audit=1.0) as f:
         audits = f.context.audits

@@ -35,7 +35,7 @@ def check(data: bytes) -> Hashable:
     """The outline is that of what ``json`` reads, a shape's key and slots are the fields; equal keys differ in slots."""
     most, body = MOST[(data[0] if data else 0) % len(MOST)], data[1:]
     names, depth = most % 7, most % 11
-    judged = hidden.judged(body, names, depth)
+    judged = outline(body, names, depth)
     found = shapes.looked(body, most)
     try:
         read = json.loads(body, object_pairs_hook=_Pairs)
@@ -46,7 +46,7 @@ def check(data: bytes) -> Hashable:
     if found is None:
         return isinstance(read, _Pairs), judged
     key, slots, fields = found
-    assert hidden.judged(body, hidden.MAX_NAMES, hidden.MAX_DEPTH) == hidden.Outline.WITHIN, body
+    assert hidden.outline_fault(body) is None, body
     assert list(key[0]) == list(fields), body
     left = list(slots)
     values = [left.pop(0) if value is None else value for value in key[1]]
@@ -60,6 +60,14 @@ def check(data: bytes) -> Hashable:
     return len(slots), len(fields), judged
 
 
+def outline(body: bytes, names: int, depth: int) -> str:
+    """Which bound a body meets first: ``names``, ``depth``, ``turns``, or none of them (``within``)."""
+    fault = hidden.outline_fault(body, names, depth)
+    if fault is None:
+        return "within"
+    return "names" if fault.code == "too_many_fields" else "depth" if "nested more" in fault.message else "turns"
+
+
 class _Pairs(list[tuple[str, Any]]):
     """An object with each name as often as it stands there."""
 
@@ -69,16 +77,16 @@ def _depth(value: object) -> int:
     return isinstance(value, list) + max(map(_depth, inner), default=0)
 
 
-def _outline(read: _Pairs, names: int, depth: int) -> hidden.Outline:
+def _outline(read: _Pairs, names: int, depth: int) -> str:
     """Which bound is met first, from the beginning on."""
     if depth < 1:
-        return hidden.Outline.DEPTH
+        return "depth"
     for number, (_, value) in enumerate(read):
         if number and number >= names:
-            return hidden.Outline.NAMES
+            return "names"
         if _depth(value) + 1 > depth:
-            return hidden.Outline.DEPTH
-    return hidden.Outline.WITHIN
+            return "depth"
+    return "within"
 
 
 def seeds() -> list[bytes]:

@@ -14,15 +14,13 @@ from fuzz import reads
 from fuzz.reads import IDS, ONE, TWO, UNFRAMED, Given
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.relay import fast, whole
-from xpyd_sidecar.router.stream import token_recorder
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.position import Position, split_prompt
+from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 
 MODULES = ("xpyd_sidecar.router.relay._fast",)
 TOKENS = reads.TOKENS
 seeds = reads.seeds
-LEARNED = ("_prefix", "_middle", "_last", "_lead", "_shown", "_log", "_clean", "_framed", "_way")
 WAYS = {0: FailoverMode.CONTINUE, ONE: None, TWO: FailoverMode.REPLAY, ONE | TWO: FailoverMode.CONTINUE}
 
 
@@ -93,19 +91,18 @@ def read(given: Given, *, by_leg: bool) -> tuple[tuple[Any, ...], tuple[Any, ...
 
 
 def learn(given: Given) -> None:
-    """A scanner learns what a noted stream does from an event that the router gives it: one that ``whole.take`` found. Of
-    any other it may learn anything, and reads nothing beyond it.
+    """A scanner learns what there is to learn of an event that the router gives it: one that ``whole.take`` found. Of any
+    other it may learn anything, and reads nothing beyond it.
     """
     raw, chat = b"".join(given.reads), given.api == "chat"
     taken = whole.take(raw, chat, "", 0, bytearray())
     if taken is not None and taken[10] and taken[4]:
         at, to = taken[9:11]
-        position = Position(given.api, FailoverMode.CONTINUE)
-        stream, scanner = token_recorder.NotedStream(position, framed=True), fast.Scanner()
-        stream._learn(split_prompt(raw[at:to] + b"\n\n")[1], position)
-        found = scanner.learn(raw, at, to, chat, position.log)
-        if stream._sure:  # else both guess by streams before
+        says, expected = reads.to_learn(given.api, raw[at:to], None)
+        scanner = fast.Scanner()
+        found = scanner.learn(raw, at, to, chat, bytearray())
+        if says is not None:  # else it is guessed by streams before
             assert found
-            assert [getattr(scanner, name) for name in LEARNED] == [getattr(stream, name) for name in LEARNED], raw[at:to]
+            assert tuple(getattr(scanner, name) for name in reads.LEARNED) == expected, raw[at:to]
     for start, end in ((len(raw) * n // 7, len(raw) * m // 7) for n in range(7) for m in (n + 1, 7)):
         fast.Scanner().learn(raw, start, end, chat, bytearray())

@@ -14,7 +14,7 @@ import random
 from typing import Literal, NamedTuple
 
 from xpyd_sidecar.router.http.wire import chunk_of
-from xpyd_sidecar.router.stream import token_recorder
+from xpyd_sidecar.router.relay import fast
 from xpyd_sidecar.router.stream.events import END
 from xpyd_sidecar.router.stream.position import Position
 
@@ -47,6 +47,9 @@ TOKENS = (
     b"\\ud83d\\ude00", b"\xc3\xa9", b"\xf0\x9f\x98\x80", b"\xed\xa0\x80", b"\x7f", b"e\r\n", b"0\r\n\r\n",
     b"1a;x=1\r\n", b"0x", b"+", b"0", b"_", b"AF", b"ffffffff\r\n", b";x", COMPLETION, DELTA, END,
 )
+
+LEARNED = ("_prefix", "_middle", "_last", "_lead", "_shown")
+Guess = tuple[bytes, bytes]
 
 
 class Given(NamedTuple):
@@ -91,9 +94,33 @@ def seeds() -> list[bytes]:
                      for more in (0, ONE, TWO, UNFRAMED) for cuts in (b"\0\0", b"\2\1")]
 
 
+def to_learn(api: Literal["completions", "chat"], event: bytes,
+             guess: Guess | None) -> tuple[Guess | None, tuple[bytes, ...] | None]:
+    """What is guessed of the next stream, and what is to be learned of an event (``LEARNED``); None: it says too little.
+
+    ``guess``: what stood between text and ids, and behind them, in the stream before.
+    """
+    key = {"completions": b'"text":', "chat": b'"delta":'}[api]
+    text = event.find(key) + len(key)
+    if text < len(key) or b'"prompt_token_ids":[' in event[:text]:
+        return guess, None
+    stop = event.find(b',"logprobs":null,"finish_reason":null,', text)
+    ids = event.find(b'"token_ids":[', stop) + len(b'"token_ids":[')
+    close = event.find(b"]", ids)
+    middle, rest = event[stop:ids], event[close + 1:] + b"\n\n"
+    if (b'"prompt_token_ids":[' not in event and min(stop, close, ids - 13) >= 0 and middle.count(b"[") == 1
+            and len(rest) <= 16):
+        guess = middle, rest
+    if guess is None:
+        return None, None
+    prefix, (middle, rest) = event[:text], guess
+    return guess, (prefix, middle, b"]" + rest + b"\r\n", prefix, middle[:-1] + b"null" + rest)
+
+
 def forget() -> None:
-    """What was learned of streams before: how malformed events are read depends on it."""
-    token_recorder._guesses.clear()
+    """What was learned of streams before is what is usual: how malformed events are read depends on it."""
+    for event, chat in ((COMPLETION.replace(b',"prompt_token_ids":null', b""), False), (DELTA, True)):
+        fast.Scanner().learn(event, 0, len(event) - 2, chat, bytearray())
 
 
 def known(position: Position) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.faults import bad_request
 from xpyd_sidecar.router.api.fields import DIALECTS, FORCED, TABLE, Api, OnPrefill, is_null, is_true, truth, unmarked
-from xpyd_sidecar.router.api.hidden import MAX_DEPTH, MAX_NAMES, MAX_TURNS, Outline, judged, may_hold, refuse
+from xpyd_sidecar.router.api.hidden import may_hold, outline_fault, refuse
 
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
@@ -80,15 +80,9 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
 def split(body: bytes) -> dict[str, Raw]:
     """The fields of a body. Raises HttpFault: 400; it has too many names, goes too deep, or is no JSON object."""
     body = unmarked(body)
-    found = judged(body, MAX_NAMES, MAX_DEPTH)
-    if found is Outline.NAMES:
-        raise bad_request(f"the body has more than {MAX_NAMES} names at its top level, which is the limit",
-                          code="too_many_fields")
-    if found is Outline.DEPTH:
-        raise bad_request(f"the body is nested more than {MAX_DEPTH} deep, which is the limit", code="nested_too_deeply")
-    if found is Outline.TURNS:
-        raise bad_request(f"the body has more than {MAX_TURNS} lists and objects that hold nested ones, which is the limit",
-                          code="nested_too_deeply")
+    fault = outline_fault(body)
+    if fault is not None:
+        raise fault
     try:
         return _decode_fields(body)
     except BAD_JSON as error:

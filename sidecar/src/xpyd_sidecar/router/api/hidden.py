@@ -1,5 +1,5 @@
-"""What a client's body must not be: larger than bounds in its outline (``judged``), or with parameters that only the router
-may send, found wherever a client may have put them.
+"""What a client's body must not be: larger than bounds in its outline (``outline_fault``), or with parameters that only
+the router may send, found wherever a client may have put them.
 
     {"kv_transfer_params": …}                                  vLLM's own field
     {"vllm_xargs": {"kv_transfer_params": …}}                  vLLM makes SamplingParams.extra_args of it
@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from enum import IntEnum
 from typing import Any
 
 from msgspec import Raw
@@ -116,28 +115,6 @@ SHORTEST = len('"":1,')
 """Bytes of a name with its value."""
 
 
-class Outline(IntEnum):
-    """The outline of a client's body: how many names its object has, how deep it goes and how much is deep, judged before
-    anything is built.
-
-    { "model": … , "messages": [ { "role": … } ] , … }
-      1 name       2 names     2 3                 3 names        MAX_NAMES, MAX_DEPTH
-
-    Theory: ``msgspec`` makes an object for every name at the top level, and skips what is nested. So a body of names alone
-    costs 25 times its size, and a nested one recursion. vLLM 0.32 knows 68 names of a chat.
-
-    Nearly all bodies have so few brackets, and commas or colons, that they cannot be beyond the bounds, whatever stands
-    where; the others are read in one pass. Whether they are JSON says who decodes them, and it reads no more names and no
-    more depth than were counted here: both take a body from its beginning, and agree as long as it is JSON.
-    """
-
-    WITHIN = 0
-    NAMES = 1
-    DEPTH = 2
-    TURNS = 3
-    """More than ``MAX_TURNS`` brackets would have to be looked at."""
-
-
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 _TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _OPEN_TO_CLOSE = rb'[\[{][^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*+[\]}]'
@@ -168,16 +145,28 @@ def shallow(body: bytes, depth: int) -> bool:
     return left >= 0 and few(body, b"[", left) >= 0
 
 
-def judged(body: bytes, names: int, depth: int) -> Outline:
-    """The outline of a body that may have so many names and go so deep. What is no object is within."""
+def outline_fault(body: bytes, names: int = MAX_NAMES, depth: int = MAX_DEPTH) -> HttpFault | None:
+    """What is wrong with the outline of a body that may have so many names and go so deep: how many names its object has,
+    how deep it goes and how much is deep, judged before anything is built. None: nothing, or it is no object.
+
+    { "model": … , "messages": [ { "role": … } ] , … }
+      1 name       2 names     2 3                 3 names
+
+    Theory: ``msgspec`` makes an object for every name at the top level, and skips what is nested. So a body of names alone
+    costs 25 times its size, and a nested one recursion. vLLM 0.32 knows 68 names of a chat.
+
+    Nearly all bodies have so few brackets, and commas or colons, that they cannot be beyond the bounds, whatever stands
+    where; the others are read in one pass. Whether they are JSON says who decodes them, and it reads no more names and no
+    more depth than were counted here: both take a body from its beginning, and agree as long as it is JSON.
+    """
     if shallow(body, depth) and (
             len(body) < SHORTEST * names or few(body, b":", names) >= 0 or few(body, b",", names - 1) >= 0):
-        return Outline.WITHIN
+        return None
     begin = _OBJECT.match(body)
     if begin is None:
-        return Outline.WITHIN
+        return None
     if depth < 1:
-        return Outline.DEPTH
+        return _too_deep(f"is nested more than {depth} deep")
     at, level, more = begin.end(), 1, names
     for _ in range(names + MAX_TURNS):
         skipped = (_SHALLOW if level == 1 else _BY_ROOM[min(depth - level, 3)]).match(body, at)
@@ -187,15 +176,20 @@ def judged(body: bytes, names: int, depth: int) -> Outline:
         if mark == b",":
             more -= 1
             if more < 1:
-                return Outline.NAMES
+                return bad_request(f"the body has more than {names} names at its top level, which is the limit",
+                                   code="too_many_fields")
         elif mark in {b"[", b"{"}:
             level += 1
             if level > depth:
-                return Outline.DEPTH
+                return _too_deep(f"is nested more than {depth} deep")
         elif mark in {b"]", b"}"}:
             level -= 1
             if level == 0:
-                return Outline.WITHIN
+                return None
         else:  # the end, or a string without one
-            return Outline.WITHIN
-    return Outline.TURNS
+            return None
+    return _too_deep(f"has more than {MAX_TURNS} lists and objects that hold nested ones")
+
+
+def _too_deep(what: str) -> HttpFault:
+    return bad_request(f"the body {what}, which is the limit", code="nested_too_deeply")

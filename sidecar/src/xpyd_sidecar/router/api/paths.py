@@ -109,6 +109,8 @@ TABLE: Final[tuple[Route, ...]] = (
 
 _EXACT: Final = {route.path: route for route in TABLE if "{" not in route.path}
 _PATTERNS: Final = tuple((tuple(route.path.split("/")), route) for route in TABLE if "{" in route.path)
+PATHS: Final = {str(route.api): route.path.encode() for route in TABLE if route.way is RouteKind.DISAGGREGATED}
+"""Where an API is served that prefill and decode share."""
 STREAMED: Final = frozenset(route.path for route in TABLE if route.body is BodyKind.FORM)
 """Paths whose bodies are handed on while they come."""
 

@@ -41,7 +41,6 @@ class PromptPrefix(msgspec.Struct, eq=False):
     """Keys of one prompt, made when they are first asked for."""
 
     _raw: bytes | memoryview
-    _data: bytes | None = None
     _keys: list[tuple[int, int]] | None = None
 
     def __len__(self) -> int:
@@ -50,7 +49,7 @@ class PromptPrefix(msgspec.Struct, eq=False):
 
     def first_key(self, end: int) -> int:
         """64 bits of a hash of the first ``end`` bytes, the same in every router (BLAKE2b)."""
-        return key_of(self._begin()[:end])
+        return key_of(memoryview(self._raw)[:min(end, MAX_BYTES)])
 
     @property
     def keys(self) -> list[tuple[int, int]]:
@@ -59,13 +58,8 @@ class PromptPrefix(msgspec.Struct, eq=False):
             self._keys = list(self._made())
         return self._keys
 
-    def _begin(self) -> bytes:
-        if self._data is None:
-            self._data = memoryview(self._raw)[:MAX_BYTES].tobytes()
-        return self._data
-
     def _made(self) -> Iterator[tuple[int, int]]:
-        data, size = self._begin(), len(self._raw)
+        data, size = memoryview(self._raw)[:MAX_BYTES].tobytes(), len(self._raw)
         before = key = 0
         for cut in CUTS:
             if cut > size:

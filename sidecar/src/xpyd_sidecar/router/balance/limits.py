@@ -69,14 +69,13 @@ class ConcurrencyLimits:
         """``fixed``: the limit of each instance; 0: found from what engines report."""
         self._fixed = fixed
         self._seen: dict[InstanceName, _Seen] = {}
-        self._limited: dict[InstanceName, float] = {}
-        """Those that have a limit."""
         self.unlimited = not fixed
         """No instance has a limit."""
 
     def of(self, member: FleetMember) -> float:
         """Most legs of this router at once; infinite where there is no limit."""
-        return self._fixed or self._limited.get(member.name, math.inf)
+        seen = self._seen.get(member.name)
+        return self._fixed or (math.inf if seen is None else seen.limit)
 
     def free(self, candidates: Sequence[FleetMember]) -> Sequence[FleetMember]:
         """Those with room; the same object where all have, and where none has."""
@@ -103,15 +102,13 @@ class ConcurrencyLimits:
             seen = self._seen.get(member.name)
             if seen is None or seen.incarnation != member.incarnation:
                 self._seen[member.name] = _Seen(member.incarnation, Rate(), member.beat_at)
-                self._limited.pop(member.name, None)
             elif seen.beat_at != member.beat_at:
                 seen.beat_at = member.beat_at
                 self._heard(now, member, seen)
         if len(self._seen) > len(members):
             for name in self._seen.keys() - {member.name for member in members}:
                 del self._seen[name]
-                self._limited.pop(name, None)
-        self.unlimited = not self._limited
+        self.unlimited = all(seen.limit == math.inf for seen in self._seen.values())
 
     def _heard(self, now: float, member: FleetMember, seen: _Seen) -> None:
         load = member.load
@@ -133,10 +130,6 @@ class ConcurrencyLimits:
             seen.limit = math.ceil(before * GROW) + 1
             if seen.limit >= 2 * max(LEAST, used):
                 seen.limit = math.inf
-        if seen.limit < math.inf:
-            self._limited[member.name] = seen.limit
-        else:
-            self._limited.pop(member.name, None)
 
 
 WINDOW_S = 10

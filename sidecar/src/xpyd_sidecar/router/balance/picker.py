@@ -121,7 +121,7 @@ class Picker:
             return known
         made = self._known.targets[member.name, rank] = EngineTarget(
             member.name, member.incarnation, member.fingerprint, http=member.http[rank % len(member.http)],
-            control=member.control[rank % len(member.control)] if member.control else HostPort(""),
+            control=member.control[rank % len(member.control)] if member.control else HostPort(""), member=member,
             dp_rank=_behind_door(member, rank), p2p=member.control[0] if is_p2p(member.fingerprint) else "")
         if max(len(member.http), len(member.control)) <= 1:
             self._known.only[member.name] = made

@@ -96,7 +96,7 @@ class RoundRobin:
         n = len(query.candidates)
         k = self._turn[query.role]
         self._turn[query.role] = k + 1
-        if query.role is Role.PREFILL and query.partners > 1:
+        if query.partners > 1 and query.role is Role.PREFILL:
             k += k // math.lcm(n, query.partners) % math.gcd(n, query.partners)
         return k % n
 

@@ -115,13 +115,10 @@ class Paths:
 
     def still(self, headers: dict[bytes, bytes]) -> bool:
         """Whether a head still is in order that was, and whose body was wanted: its key is looked at each time."""
-        keys = self._client_keys.keys
-        if not keys:
-            return True
-        header, (of, latest) = headers.get(b"authorization", b""), self._knew
+        keys, header, (of, latest) = self._client_keys.keys, headers.get(b"authorization", b""), self._knew
         if of is keys and hmac.compare_digest(header, latest):
             return True  # as the client before
-        if bearer(headers) not in keys:
+        if keys and bearer(headers) not in keys:
             return False
         self._knew = keys, header
         return True

@@ -176,10 +176,16 @@ class EngineTarget(msgspec.Struct, frozen=True):
     http: HostPort
     control: HostPort
     """KV control address of the chosen DP rank; empty where the instance has none."""
+    member: FleetMember
+    """Whose load its legs are."""
     dp_rank: int | None = None
     """Set where one HTTP server stands before several ranks: which of its own it is, told by a header."""
     p2p: str = ""
     """Set for an older engine: its address in request ids, by which it pairs."""
+
+    def rank_headers(self) -> list[tuple[bytes, bytes]]:
+        """What tells a server that stands before several ranks which of them is meant."""
+        return [] if self.dp_rank is None else [(b"x-data-parallel-rank", b"%d" % self.dp_rank)]
 
 
 class Pair(msgspec.Struct, frozen=True):

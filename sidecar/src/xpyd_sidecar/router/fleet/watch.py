@@ -31,7 +31,7 @@ from xpyd_sidecar.router.fleet.member import (
     by_probe,
 )
 from xpyd_sidecar.router.http.patience import within
-from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, Malformed, ResponseHead
+from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, Malformed
 
 logger = logging.getLogger(__name__)
 
@@ -152,20 +152,13 @@ async def _ask(address: HostPort) -> tuple[Probed, str]:
     reader, writer = await asyncio.open_connection(host, port, limit=MAX_HEAD)
     try:
         writer.write(b"GET /health HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % address.encode())
-        head = await _head_of(reader)
+        heads, found = HeadReader(), None
+        while found is None:
+            data = await reader.read(MAX_HEAD)
+            if not data:
+                raise EOFError("the connection was closed without an answer")
+            found = heads.feed(data)
     finally:
         writer.transport.abort()
-    if head.status < 300:
-        return Probed.HEALTHY, ""
-    return Probed.DEAD, f"GET /health answered {head.status}"
-
-
-async def _head_of(reader: asyncio.StreamReader) -> ResponseHead:
-    heads = HeadReader()
-    while True:
-        data = await reader.read(MAX_HEAD)
-        if not data:
-            raise EOFError("the connection was closed without an answer")
-        found = heads.feed(data)
-        if found is not None:
-            return found[0]
+    status = found[0].status
+    return (Probed.HEALTHY, "") if status < 300 else (Probed.DEAD, f"GET /health answered {status}")

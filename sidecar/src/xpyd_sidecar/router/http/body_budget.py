@@ -25,6 +25,8 @@ from typing import Protocol
 import msgspec
 
 from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.api.hidden import refuse_in_form
+from xpyd_sidecar.router.http.wire import chunk_of
 
 SMALL = 64 << 10
 """Bytes of a body that the reserve takes."""
@@ -173,39 +175,39 @@ class BodyBudget:
 
 HELD = 256 << 10
 """Bytes held while nobody takes them; reading stops beyond it."""
+_NAME = 32
+"""Bytes of a form's piece that are looked at again with the next one: a name may lie across both."""
 
 
 class BodyTaker(Protocol):
     """Who gets the body."""
 
-    def on_piece(self, data: bytes) -> None:
-        """The next bytes; never empty."""
-
-    def on_body(self) -> None:
-        """That was all."""
-
-    def on_broken(self, fault: HttpFault) -> None:
-        """The rest will not come as it should: the client made an error, or was too slow."""
+    def write(self, data: bytes) -> None:
+        """More of it."""
 
 
 class Upload:
-    """A body that is handed on while it comes, piece by piece.
+    """A form that is handed on while it comes, piece by piece (``call.BodySender``).
 
-    connection ──feed──▶ held (bounded) ──▶ taker.on_piece …  taker.on_body
-         ▲                                       │
-         └── reads no more while ``blocked`` ◀── wait(True)
+    connection ──feed──▶ held (bounded) ──on_open──▶ taker.write …
+         ▲                                              │
+         └── reads no more while ``blocked`` ◀── on_full(True)
     """
 
-    __slots__ = ("_held", "_on_blocked", "_size", "_taker", "_waits", "done", "fault", "length")
+    __slots__ = ("_held", "_on_blocked", "_seen", "_size", "_taker", "_waits", "done", "fault", "length", "refuse", "sent")
 
     def __init__(self, length: int | None, on_blocked: Callable[[], None]) -> None:
         """``length``: bytes announced, None where the client sends chunks. ``on_blocked``: ``blocked`` may have changed."""
         self.length = length
-        self.done = False
+        self.done = self.sent = False
+        """It is whole; and was handed on so."""
         self.fault: HttpFault | None = None
+        self.refuse: Callable[[HttpFault], None] = lambda _: None
+        """Who hears of what is wrong with it, once somebody takes it."""
         self._on_blocked = on_blocked
         self._held: list[bytes] = []
         self._size = 0
+        self._seen = b""
         self._taker: BodyTaker | None = None
         self._waits = False
 
@@ -217,18 +219,28 @@ class Upload:
     # ---- the connection
 
     def feed(self, data: bytes) -> None:
-        """The next bytes came."""
-        if self._taker is not None:
-            self._taker.on_piece(data)
-        elif self.fault is None:
+        """The next bytes came. A field that a client must not send is refused."""
+        if self._taker is None and self.fault is None:
             self._held.append(data)
             self._size += len(data)
+        if self._taker is None:
+            return
+        seen = self._seen + data
+        self._seen = seen[-_NAME:]
+        try:
+            refuse_in_form(seen)
+        except HttpFault as fault:
+            self.fail(fault)
+        else:
+            self._taker.write(chunk_of(data) if self.length is None else data)
 
     def finish(self) -> None:
         """The body is whole."""
         self.done = True
         if self._taker is not None:
-            self._taker.on_body()
+            if self.length is None:
+                self._taker.write(b"0\r\n\r\n")
+            self.sent = True
 
     def fail(self, fault: HttpFault) -> None:
         """It will not be whole."""
@@ -236,23 +248,24 @@ class Upload:
         self._held.clear()
         self._size = 0
         if self._taker is not None:
-            self._taker.on_broken(fault)
+            self._taker = None
+            self.refuse(fault)
 
     # ---- the taker
 
-    def take(self, taker: BodyTaker) -> None:
+    def on_open(self, taker: BodyTaker) -> None:
         """Give everything to ``taker`` from now on: what is held at once."""
         self._taker = taker
         held, self._held, self._size = self._held, [], 0
         for data in held:
-            taker.on_piece(data)
-        if self.fault is not None:
-            taker.on_broken(self.fault)
+            self.feed(data)
+        if self._taker is not None and self.fault is not None:
+            self.fail(self.fault)
         elif self.done:
-            taker.on_body()
+            self.finish()
         self._on_blocked()
 
-    def wait(self, waits: bool) -> None:
+    def on_full(self, full: bool) -> None:
         """Whether the taker can take no more at present."""
-        self._waits = waits
+        self._waits = full
         self._on_blocked()

@@ -101,7 +101,7 @@ class ReplyConnection(Protocol):
 
     @property
     def outlet(self) -> Outlet:
-        """Where to write."""
+        """Where to write: a reply, and between its ``begin`` and its end what needs no reply's help."""
 
     @property
     def private(self) -> bool:
@@ -114,7 +114,7 @@ class ReplyConnection(Protocol):
         """Close at once, so that the client sees a failure."""
 
     def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
-        """Another one goes on with what a handler has begun."""
+        """Another one goes on with what a handler has begun, or would have."""
 
 
 class Reply(msgspec.Struct, eq=False):
@@ -138,11 +138,6 @@ class Reply(msgspec.Struct, eq=False):
     _sent: int = 0
 
     @property
-    def outlet(self) -> Outlet:
-        """For what goes to the client without this reply's help, between ``begin`` and the end."""
-        return self.connection.outlet
-
-    @property
     def private(self) -> bool:
         """Whether nobody but the client reads the connection."""
         return self.connection.private
@@ -160,20 +155,15 @@ class Reply(msgspec.Struct, eq=False):
     def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """A complete answer."""
         length = None if status == NO_CONTENT else len(body)
-        self.begin(status, headers, b"" if self.head_only else body, length=length, ends=True)
+        self.begin(status, lines_of(headers), b"" if self.head_only else body, length=length, ends=True)
         self._finish()
 
     def fault(self, fault: HttpFault) -> None:
         """An error, whole."""
         self.whole(fault.status, fault.headers(), fault.body())
 
-    def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
-        """Another one goes on with what a handler has begun, or would have."""
-        self.connection.hand_over(handler, other)
-
-    def begin(self, status: int, headers: list[tuple[bytes, bytes]] | bytes, first: bytes, *, length: int | None = None,
-              ends: bool = False) -> None:
-        """The head of an answer that comes in parts, and its first part. ``headers``: also as lines of a head.
+    def begin(self, status: int, lines: bytes, first: bytes, *, length: int | None = None, ends: bool = False) -> None:
+        """The head of an answer that comes in parts, and its first part. ``lines``: of the head.
 
         ``length``: of all parts, where it is known. ``ends``: the end follows at once, and all of it leaves with that.
         """
@@ -196,8 +186,8 @@ class Reply(msgspec.Struct, eq=False):
         keep = b"connection: close\r\n" if self.close else b"connection: keep-alive\r\n" if self.old else b""
         begun = [
             _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status,
-            headers if isinstance(headers, bytes) else lines_of(headers), self.added, framing, keep,
-            b"x-request-id: ", self.request_id.encode(), b"\r\ndate: ", server.date, b"\r\n\r\n", first]
+            lines, self.added, framing, keep, b"x-request-id: ", self.request_id.encode(), b"\r\ndate: ", server.date,
+            b"\r\n\r\n", first]
         outlet.relayed = 0
         self._sent += len(first)
         if ends:

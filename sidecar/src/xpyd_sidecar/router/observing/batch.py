@@ -113,8 +113,8 @@ def of_records(api: str, records: Sequence[Record]) -> Batch:
                    "tpot": [tpot for _, _, tpot in measures if tpot is not None],
                    "total": [seconds for seconds, _, _ in measures], "queue": [record.queued_s for record in records]}
     for record in records:
-        for handover in record.handovers():
-            batch.pairs.setdefault((handover.prefill, handover.decode), []).append(handover.seconds)
+        for prefill, decode, seconds in record.handovers():
+            batch.pairs.setdefault((prefill, decode), []).append(seconds)
         outcome = record.outcome
         batch.outcomes[outcome] = batch.outcomes.get(outcome, 0) + 1
         for leg in record.legs:
@@ -151,9 +151,10 @@ class Counting:
     def closed(self, batch: Batch) -> None:
         """Requests are over."""
         prompts, handovers = [prompt for prompt, _, _ in batch.measured], batch.times["handover"]
-        self._add(measured=len(prompts), prompt_tokens=sum(prompts), prompt_squares=sum(prompt ** 2 for prompt in prompts),
-                  measured_size=sum(size for _, size, _ in batch.measured),
-                  output_tokens=sum(output for _, _, output in batch.measured),
+        self._add(measured=len(prompts), prompt_tokens=sum(prompts),
+                  prompt_squares=sum([prompt ** 2 for prompt in prompts]),
+                  measured_size=sum([size for _, size, _ in batch.measured]),
+                  output_tokens=sum([output for _, _, output in batch.measured]),
                   handovers=len(handovers), handover_s=sum(handovers))
         add_buckets(self._totals.ttft, batch.buckets["ttft"])
         add_buckets(self._totals.tpot, batch.buckets["tpot"])

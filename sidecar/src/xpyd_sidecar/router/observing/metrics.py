@@ -53,24 +53,6 @@ def filled(kind: type[Counters | Gauges], name: str, words: str, names: Labels, 
     return family
 
 
-class TallyCounts:
-    """A counter; ``name`` is without ``_total``."""
-
-    def __init__(self, name: str, words: str, labels: Labels = ()) -> None:
-        self.name = name
-        self._words = words
-        self._labels = labels
-        self._cells: dict[Labels, float] = {} if labels else {(): 0.0}
-
-    def add(self, labels: Labels = (), by: float = 1) -> None:
-        """Count. Labels in the order in which they were named."""
-        self._cells[labels] = self._cells.get(labels, 0.0) + by
-
-    def family(self) -> Metric:
-        """For the library."""
-        return filled(Counters, self.name, self._words, self._labels, self._cells)
-
-
 class TallyTimes:
     """A histogram of seconds; ``bounds`` are the upper ends of its buckets."""
 
@@ -150,7 +132,7 @@ _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
     "xpyd_router_relayed_bytes": ("Bytes of answers to generation requests", ()),
     "xpyd_router_audits": (("Answers with KV from prefill that were chosen to be computed again without it, by what was "
                             "found, or why nothing was"), ("result",))}
-"""Counters, by name: words and labels."""
+"""Counters, by name (without ``_total``): words and labels."""
 _TIMED: dict[str, tuple[str, str, tuple[float, ...], tuple[str, ...]]] = {
     "ttft": ("xpyd_router_ttft_seconds", "From a request's arrival to the first event of its stream", TTFT, ("api",)),
     "tpot": ("xpyd_router_tpot_seconds", "(end - first token) / (tokens - 1) of whole streams", TPOT, ("api",)),
@@ -177,7 +159,9 @@ class RouterMetrics(Collector):
         self._settle = settle
         self.requests_total = 0
         self.requests_failed = 0
-        self._counts = {name: TallyCounts(name, *row) for name, row in _COUNTED.items()}
+        self._counts: dict[str, dict[Labels, float]] = {
+            name: {} if labels else {(): 0.0} for name, (_, labels) in _COUNTED.items()}
+        """By name, and by labels in the order in which they were named."""
         self._times = {measure: TallyTimes(name, words, bounds, labels)
                        for measure, (name, words, bounds, labels) in _TIMED.items()}
         self.queued: Callable[[], int] = int
@@ -195,7 +179,8 @@ class RouterMetrics(Collector):
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """Add to the counter ``xpyd_router_{name}``."""
-        self._counts[f"xpyd_router_{name}"].add(labels, by)
+        cells = self._counts[f"xpyd_router_{name}"]
+        cells[labels] = cells.get(labels, 0.0) + by
 
     def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
         """An audit of a pair ended so, or was left out. ``difference``: of log probabilities; NaN: none was found."""
@@ -235,7 +220,7 @@ class RouterMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """For the library, whenever somebody scrapes."""
-        yield from [one.family() for one in self._counts.values()]
+        yield from [filled(Counters, name, *_COUNTED[name], cells) for name, cells in self._counts.items()]
         yield from [one.family() for one in self._times.values()]
         yield Gauges("xpyd_router_in_flight", "Generation requests being served", self.in_flight)
         yield Gauges("xpyd_router_queued", "Generation requests that wait for a place", self.queued())

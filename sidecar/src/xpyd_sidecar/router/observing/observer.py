@@ -21,7 +21,6 @@ from xpyd_sidecar.contract.fleet import Fleet, Rates
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.router.api.paths import Route, RouteKind
 from xpyd_sidecar.router.fleet.member import Changed, Probed
 from xpyd_sidecar.router.fleet.roster import Roster
@@ -114,9 +113,6 @@ class Straight(Protocol):
     def record(self) -> Record:
         """What is known of it."""
 
-    def request_hash(self) -> RequestHash:
-        """Equal for all requests that ask for the same work."""
-
 
 class RouterObserver:
     """Counts and remembers for one router."""
@@ -128,14 +124,12 @@ class RouterObserver:
         self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
         """How many prefixes an instance is taken to hold."""
         self.told: Callable[..., None] = lambda *_: None
-        """Who else hears of what is counted: the name of the method that was called (``closed`` for each that ended), and
+        """Who else hears of what is counted: the name of the method that was called (``closed`` for all that ended), and
         its arguments."""
         self._over: list[Straight] = []
         """Requests of the straight course that have ended, of which nobody was told yet."""
         self._telling = False
         """They will be, by the time."""
-        self.on_straight: Callable[[Sequence[Straight]], None] = lambda _: None
-        """Who else hears of them."""
         self._unsettled: list[Record] = []
         self._straight: list[Record] = []
         """The same of those that went their straight course."""
@@ -198,7 +192,6 @@ class RouterObserver:
         over, self._over = self._over, []
         if not over:
             return
-        self.on_straight(over)
         records = [one.record() for one in over]
         self._ended(records, self._straight)
         if self._access_log:
@@ -221,15 +214,14 @@ class RouterObserver:
         self.history.refused(time(), request_id, outcome, status, detail)
         self.told("refused", api, request_id, outcome, status, detail)
 
-    def closed(self, record: Record) -> None:
-        """A request is over."""
-        self.metrics.in_flight -= 1
-        self._ended([record], self._unsettled)
+    def closed(self, *records: Record) -> None:
+        """Requests are over."""
+        self.metrics.in_flight -= len(records)
+        self._ended(records, self._unsettled)
 
-    def _ended(self, records: list[Record], those: list[Record]) -> None:
+    def _ended(self, records: Sequence[Record], those: list[Record]) -> None:
         # Many are counted at a time, which is cheaper: between requests the caches are cold.
-        for record in records:
-            self.told("closed", record)
+        self.told("closed", *records)
         those += records
         self._recent += records
         if len(those) >= MAX_UNSETTLED:

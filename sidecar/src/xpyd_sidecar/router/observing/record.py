@@ -39,15 +39,6 @@ class LegRecord(msgspec.Struct):
     is open."""
 
 
-class Handover(msgspec.Struct, frozen=True):
-    """KV that one prefill instance made and one decode instance went on with."""
-
-    prefill: InstanceName
-    decode: InstanceName
-    seconds: float
-    """From the end of the prefill leg to decode's first event, at least 0: what the way of the KV adds to TTFT."""
-
-
 class Record(msgspec.Struct):
     """One request that engines answered."""
 
@@ -125,13 +116,14 @@ class Record(msgspec.Struct):
         each = max(0.0, ended - first) / (self.tokens - 1) if served and self.tokens >= 2 else None
         return ended - self.arrived, first - self.arrived, each
 
-    def handovers(self) -> list[Handover]:
-        """The pairs that worked: for each decode leg that answered, the prefill leg whose KV it had.
+    def handovers(self) -> list[tuple[InstanceName, InstanceName, float]]:
+        """The pairs that worked: for each decode leg that answered, the prefill leg whose KV it had. Prefill, decode, and
+        the seconds from the end of the one to the other's first event, at least 0: what the way of the KV adds to TTFT.
 
         A decode leg of attempt a waits while prefill legs a, a + 1 … are tried; the next decode leg starts a later attempt,
         and the KV of the former went elsewhere. Attempt 0 is decode alone.
         """
-        out: list[Handover] = []
+        out: list[tuple[InstanceName, InstanceName, float]] = []
         below = math.inf
         for decode in reversed(self.legs) if len(self.legs) > 1 else ():
             if decode.role is not Role.DECODE or not decode.attempt:
@@ -139,7 +131,7 @@ class Record(msgspec.Struct):
             for leg in reversed(self.legs):
                 if leg.role is Role.PREFILL and leg.result == _DONE and decode.attempt <= leg.attempt < below:
                     if not math.isnan(decode.first_at):
-                        out.append(Handover(leg.instance, decode.instance, max(0.0, decode.first_at - leg.ended)))
+                        out.append((leg.instance, decode.instance, max(0.0, decode.first_at - leg.ended)))
                     break
             below = decode.attempt
         return out[::-1]

@@ -108,7 +108,7 @@ class Trace:
             "xpyd.continued": record.continued, "xpyd.skips": record.skips or None,
             "xpyd.prefill": record.went(Role.PREFILL) or None, "xpyd.decode": record.went(Role.DECODE) or None,
             "xpyd.queue_s": record.queued_s, "xpyd.ttft_s": ttft, "xpyd.tpot_s": tpot,
-            "xpyd.handover_s": handovers[-1].seconds if handovers else None,
+            "xpyd.handover_s": handovers[-1][2] if handovers else None,
             "gen_ai.usage.input_tokens": record.prompt_tokens if record.prompt_tokens >= 0 else None,
             "gen_ai.usage.output_tokens": record.tokens if record.tokens >= 0 else None})
         words = record.detail or record.outcome

@@ -224,7 +224,7 @@ static const char *counts_end(const char *at, const char *end, int deep)
     }
 }
 
-/* Whether others can be recognized by this event, as `NotedStream._learn` sees it. */
+/* Whether others can be recognized by this event, as `Scanner.learn` sees it. */
 static int may_be_like(const Choice *choice, Slice prompt, const char *end)
 {
     static const char behind[] = ",\"logprobs\":null,\"finish_reason\":null,";

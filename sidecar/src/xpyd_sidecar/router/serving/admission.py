@@ -20,16 +20,16 @@ from xpyd_sidecar.router.api import bodies, prompt
 from xpyd_sidecar.router.api.bodies import PassedBody, passed
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, unknown_model
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
-from xpyd_sidecar.router.api.paths import TABLE, BodyKind, Route, RouteKind
+from xpyd_sidecar.router.api.paths import PATHS, TABLE, BodyKind, Route, RouteKind
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
+from xpyd_sidecar.router.fleet.member import Pair
 from xpyd_sidecar.router.http import auth, heads
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, ReplyConnection, RequestHandler
 from xpyd_sidecar.router.http.wire import before_length
 from xpyd_sidecar.router.serving.attempts import Asks
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.fast_path import NO_DEADLINE_S, FastPath
-from xpyd_sidecar.router.serving.generation import HEADERS, PATHS, Generation, Passthrough
+from xpyd_sidecar.router.serving.generation import HEADERS, Generation, Passthrough
 from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.serving.shapes import params
 from xpyd_sidecar.router.serving.waiting import QueuedRequest
@@ -198,23 +198,26 @@ class Entrance:
                 prefill.take_back()
             generation = Generation(shape.request(bodies.split(http.body), slots), config, context.terms)
             return serve(context, http, reply, generation, picks=picks, picked=pair)
-        transfer, line = TransferId(heads.fresh()), b"%b%b\r\n\r\n" % (_ID, http.request_id.encode())
+        transfer, line = TransferId(heads.fresh()), _ID + http.request_id.encode() + b"\r\n\r\n"
         to_prefill, to_decode = shape.templates()
         name, path, other = transfer.encode(), PATHS[api], pair.decode
         to = params(self._left, (other.instance, other.incarnation, other.control), self._limit)
-        asked = (to_prefill.fill(slots, to, name, before_length(path, target.http), _ranked(target, line)),
-                 to_decode.fill(slots, self._from, name, before_length(path, other.http), _ranked(other, line)))
+        asked = (to_prefill.fill(slots, to, name, before_length(path, target.http),
+                                 line if target.dp_rank is None else _ranked(target.dp_rank, line)),
+                 to_decode.fill(slots, self._from, name, before_length(path, other.http),
+                                line if other.dp_rank is None else _ranked(other.dp_rank, line)))
         lane = FastPath(context, reply, shape, slots, http.body, picks, pair, transfer, began, arrived,
                         arrived_unix, size, asked, prefill, decode)
         prefill.lend(lane, asked[0])
         decode.lend(lane, asked[1])  # engines are at work while the rest is written down
         lane.opened_s = perf_counter()
-        lane.members = context.leg_opened(target), context.leg_opened(pair.decode)
+        context.leg_opened(target)
+        context.leg_opened(other)
         context.observer.opened(size)
         context.budget.on_request(began)
         context.servings.add(lane)
         return lane
 
 
-def _ranked(target: EngineTarget, line: bytes) -> bytes:
-    return line if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d%b" % (target.dp_rank, line)
+def _ranked(rank: int, line: bytes) -> bytes:
+    return b"\r\nx-data-parallel-rank: %d%b" % (rank, line)

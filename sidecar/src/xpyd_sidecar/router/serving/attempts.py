@@ -18,7 +18,7 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role
 from xpyd_sidecar.router.api.bodies import GenerationRequest, RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.observing.record import LegRecord, Record
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -141,11 +141,10 @@ class Asks(ABC):
 
 
 class OpenAttempt(msgspec.Struct, eq=False):
-    """An open leg: its call, the member whose load it is, and what the record says of it."""
+    """An open leg: its call, and what the record says of it."""
 
     send: mv.SendAttempt
     call: UpstreamCall
-    member: FleetMember | None
     record: LegRecord
 
 
@@ -177,21 +176,19 @@ class OpenAttempts(dict[int, OpenAttempt]):
     def hold(self, send: mv.SendAttempt, sink: Sink, reader: EventStream | None) -> OpenAttempt:
         """Open a leg that is yet to be asked; it is a load of its member from now on. ``reader``: see ``Asks.reader``."""
         target = send.target
-        member = self._context.leg_opened(target)
+        self._context.leg_opened(target)
         record = LegRecord(send.role, target.instance, send.params.attempt if send.params else 0, perf_counter())
         self._record.legs.append(record)
         call = self._context.pool.hold(target.http, sink, events=reader, tag=send.leg)
-        leg = self[send.leg] = OpenAttempt(send, call, member, record)
+        leg = self[send.leg] = OpenAttempt(send, call, record)
         return leg
 
     def ask(self, leg: OpenAttempt, request_id: bytes, body: bytes) -> None:
         """Send the request of a leg. Where spans are made, its own span's context goes in place of the client's."""
         target, passed = leg.send.target, self._passed
-        headers = [(b"x-request-id", request_id)]
+        headers = [(b"x-request-id", request_id), *target.rank_headers()]
         if self.trace is not None:
             passed = [header for header in passed if header[0] not in TRACE_HEADERS] + self.trace.leg(leg.record)
-        if target.dp_rank is not None:
-            headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
         self._context.pool.send(leg.call, self._asks.message(target, headers + passed, body))
 
     def shut(self, number: int, result: str) -> OpenAttempt | None:
@@ -199,8 +196,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
         leg = self.pop(number, None)
         if leg is not None:
             leg.record.ended, leg.record.result = perf_counter(), result
-            if leg.member is not None:
-                self._context.leg_closed(leg.member)
+            self._context.leg_closed(leg.send.target)
             self._context.poison.leg_closed()
         return leg
 

@@ -27,12 +27,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import audited, bodies
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
+from xpyd_sidecar.router.api.paths import PATHS
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.http.wire import request_bytes
@@ -50,19 +49,10 @@ MAX_WARM: Final = 4096
 """Engines that are known to have compiled it. When there are more, all are forgotten: that costs patience alone."""
 MOST_KV: Final = 0.9
 """Share of decode's cache in use, from which on it has no room for audits."""
-_PATHS: Final = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 _PREFILL, _HANDED, _ALONE = range(3)
 """The three requests, by the tags of their calls."""
 _Rank = tuple[InstanceName, int | None]
 """What compiles by itself: an engine, or a data-parallel rank of one."""
-
-
-class Waiting(msgspec.Struct):
-    """A request that is to be audited."""
-
-    request: bodies.GenerationRequest
-    pair: Pair
-    until: float
 
 
 class Audits:
@@ -78,7 +68,7 @@ class Audits:
         self._loop, self._roster, self._calm, self._hears = pool.loop, roster, calm, tell
         self._share = share
         self._chance = random.random
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[_Audit] = deque()
         self._running: _Audit | None = None
         self._warm: dict[_Rank, Incarnation] = {}
 
@@ -99,7 +89,7 @@ class Audits:
         elif len(self._waiting) >= MAX_WAITING:
             self._tell(pair, "full")
         else:
-            self._waiting.append(Waiting(request, pair, self._loop.time() + WAIT_S))
+            self._waiting.append(_Audit(self, request, pair, self._loop.time() + WAIT_S))
             if self._running is None:  # behind the bytes of the answer, which may not have left yet
                 self._loop.call_soon(self._next)
 
@@ -146,8 +136,8 @@ class Audits:
         for _ in range(len(self._waiting)):
             one = self._waiting.popleft()
             if self._idle(one.pair):
-                self._running = _Audit(self, one)
-                self._running.begin()
+                self._running = one
+                one.begin()
                 return
             self._waiting.append(one)
 
@@ -166,28 +156,29 @@ class Audits:
 
 
 class _Audit(Sink):
-    """One that runs."""
+    """One that waits or runs, for so long."""
 
-    def __init__(self, audits: Audits, one: Waiting) -> None:
+    def __init__(self, audits: Audits, request: bodies.GenerationRequest, pair: Pair, until: float) -> None:
         self._audits = audits
-        self._pair = one.pair
-        self._api = one.request.api
-        self._fields, self._shown = bodies.one_token(one.request), audited.SHOWN[one.request.api]
+        self.pair, self.until = pair, until
+        self._api = request.api
+        self._fields, self._shown = bodies.one_token(request), audited.SHOWN[request.api]
         self._transfer = TransferId(secrets.token_hex(16))
         self._calls: dict[int, UpstreamCall] = {}
         self._alone: audited.Odds | None = None
         self._handed: audited.Odds | None = None
-        self._warming = not audits.warm(one.pair.decode)
-        self.until = audits.pool.loop.time() + (WARM_S if self._warming else RUN_S)
+        self._warming = False
 
     def begin(self) -> None:
         """Have decode compute the prompt. First, so that nothing is held for an engine that compiles."""
-        self._ask(_ALONE, self._pair.decode, f"{self._transfer}-alone", None)
+        self._warming = not self._audits.warm(self.pair.decode)
+        self.until = self._audits.pool.loop.time() + (WARM_S if self._warming else RUN_S)
+        self._ask(_ALONE, self.pair.decode, f"{self._transfer}-alone", None)
 
     def _hand_over(self) -> None:
         """Have prefill compute the prompt and decode load it, as for a client."""
         self.until = self._audits.pool.loop.time() + RUN_S
-        prefill, decode = self._pair.prefill, self._pair.decode
+        prefill, decode = self.pair.prefill, self.pair.decode
         assert prefill is not None
         peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
         self._ask(_PREFILL, prefill, self._transfer, self._leg(Role.PREFILL, peer))
@@ -197,14 +188,12 @@ class _Audit(Sink):
         return legs.Leg(legs.VERSION, role, self._transfer, Attempt(1), RUN_S, peer, RUN_S)
 
     def _ask(self, number: int, target: EngineTarget, salt: str, leg: legs.Leg | None) -> None:
-        headers = [(b"x-request-id", b"audit-%b-%d" % (self._transfer.encode(), number))]
-        if target.dp_rank is not None:
-            headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
+        headers = [(b"x-request-id", b"audit-%b-%d" % (self._transfer.encode(), number)), *target.rank_headers()]
         shown = {} if number == _PREFILL else self._shown
         body = audited.body_of(self._fields | shown, f"xpyd-audit-{salt}", leg)
         pool = self._audits.pool
         call = self._calls[number] = pool.hold(target.http, self, tag=number)
-        pool.send(call, request_bytes(b"POST", _PATHS[self._api], target.http, headers, body))
+        pool.send(call, request_bytes(b"POST", PATHS[self._api], target.http, headers, body))
 
     def end(self, result: str, difference: float = math.nan) -> None:
         """It is over, however."""
@@ -214,8 +203,8 @@ class _Audit(Sink):
         for number, call in calls.items():
             call.cancel()
             if number == _HANDED:  # the engine may not know it yet: its connector would wait
-                self._audits.farewells.say(self._pair.decode, self._leg(Role.DECODE, None))
-        self._audits.ended(self._pair, result, difference)
+                self._audits.farewells.say(self.pair.decode, self._leg(Role.DECODE, None))
+        self._audits.ended(self.pair, result, difference)
 
     # ---- call.Sink
 
@@ -230,7 +219,7 @@ class _Audit(Sink):
             self.end("failed")
         elif call.tag == _ALONE:
             self._alone, self._warming = odds, False
-            self._audits.warmed(self._pair.decode)
+            self._audits.warmed(self.pair.decode)
             self._hand_over()
         else:
             self._handed = odds if call.tag == _HANDED else self._handed
@@ -244,12 +233,12 @@ class _Audit(Sink):
         self.end("failed")
 
     def _compare(self) -> None:
-        handed, alone, prefill = self._handed, self._alone, self._pair.prefill
+        handed, alone, prefill = self._handed, self._alone, self.pair.prefill
         assert handed is not None
         assert alone is not None
         assert prefill is not None
         difference = audited.difference(handed, alone)
         differs = difference > audited.NEAR_TIE
         logger.log(logging.WARNING if differs else logging.DEBUG, "an audit: log probabilities differ by %.2g", difference,
-                   extra={"transfer": self._transfer, "prefill": prefill.instance, "decode": self._pair.decode.instance})
+                   extra={"transfer": self._transfer, "prefill": prefill.instance, "decode": self.pair.decode.instance})
         self.end("differs" if differs else "equal", difference)

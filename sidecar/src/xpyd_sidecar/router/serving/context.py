@@ -9,7 +9,6 @@ import asyncio
 import math
 import random
 import secrets
-from collections.abc import Iterable
 
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
@@ -18,10 +17,10 @@ from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.limits import ConcurrencyLimits, RetryBudget
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.balance.policies import SessionAffinity
-from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.fleet.watch import FleetWatch
-from xpyd_sidecar.router.observing.observer import RouterObserver, Straight, tracing_of
+from xpyd_sidecar.router.observing.observer import RouterObserver, tracing_of
 from xpyd_sidecar.router.serving.audits import Audits
 from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.quarantine import Poison
@@ -66,7 +65,6 @@ class RequestContext:
         self.observer.metrics.retries_left = lambda: self.budget.left(self.loop.time())
         self.observer.metrics.poison = self.poison.counts
         self.observer.metrics.queued = self.line.__len__
-        self.observer.on_straight = self._whole
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
         self.audits = Audits(self.pool, self.farewells, self.roster, router.audit, calm=self._calm,
@@ -74,11 +72,6 @@ class RequestContext:
         self.watch = FleetWatch(self.roster, self.servings.lost, self.observer.changed, self.observer.probed)
         self.watch.on_leaving = self.servings.leaving
         self.watch.on_verdict = self.poison.judged
-
-    def _whole(self, ended: Iterable[Straight]) -> None:
-        if self.poison.watching:
-            for one in ended:
-                self.poison.whole(one.request_hash())
 
     def terms(self) -> SamplingTerms:
         """On which streams go on elsewhere now; the same object until what decode engines tell has changed."""
@@ -121,15 +114,13 @@ class RequestContext:
 
     # ---- legs
 
-    def leg_opened(self, target: EngineTarget) -> FleetMember | None:
-        """Count a leg on its instance; give the member back with ``leg_closed``."""
-        member = self.roster.find(target.instance, target.incarnation)
-        if member is not None:
-            member.in_flight += 1
-        return member
+    def leg_opened(self, target: EngineTarget) -> None:
+        """Count a leg on its instance, until ``leg_closed``."""
+        target.member.in_flight += 1
 
-    def leg_closed(self, member: FleetMember) -> None:
+    def leg_closed(self, target: EngineTarget) -> None:
         """The leg ended."""
+        member = target.member
         member.in_flight -= 1
         self.rooms.ended(self.loop.time(), member)
         if self.line.waits:

@@ -48,16 +48,12 @@ MAX_REFUSALS = 8
 """Refused connections of one request that do not count as legs: those engines never saw it."""
 
 
-class _Open(msgspec.Struct):
-    leg: int
-    target: EngineTarget
-    begun: bool = False
-
-
 class _Attempts(msgspec.Struct):
     """The attempts of one role. They are counted here, and nowhere else."""
 
-    open: _Open | None = None
+    open: mv.SendAttempt | None = None
+    begun: bool = False
+    """The first event of what is open came."""
     sent: int = 0
     tries: int = 0
     """Of those sent, how many since the answer came further."""
@@ -152,10 +148,10 @@ class Exchange:
 
     # ---- decode
 
-    def _on_decode(self, event: mv.LegEvent, leg: _Open, now: float) -> list[mv.Instruction]:
+    def _on_decode(self, event: mv.LegEvent, leg: mv.SendAttempt, now: float) -> list[mv.Instruction]:
         match event:
             case mv.Begun():
-                return [] if leg.begun else self._decode_begun(leg)
+                return [] if self._decode.begun else self._decode_begun(leg)
             case mv.AttemptEnded(failure=failure):
                 self._decode.open = None
                 return self._answer("failed" if failure else "ok", mv.Complete(), lingers=now, detail=failure)
@@ -173,8 +169,8 @@ class Exchange:
                 passed = mv.Pass(leg.leg)
                 return self._answer("client_error", passed) if status >= 400 else self._answer("ok", passed, lingers=now)
 
-    def _decode_begun(self, leg: _Open) -> list[mv.Instruction]:
-        leg.begun = True
+    def _decode_begun(self, leg: mv.SendAttempt) -> list[mv.Instruction]:
+        self._decode.begun = True
         self._whole_at = math.inf
         if self._begun and not self._spoken:
             self.continued += 1
@@ -185,7 +181,7 @@ class Exchange:
         self._alone = self._without
         return [mv.Relay(leg.leg)]
 
-    def _decode_erred(self, leg: _Open, status: int, now: float) -> list[mv.Instruction]:
+    def _decode_erred(self, leg: mv.SendAttempt, status: int, now: float) -> list[mv.Instruction]:
         # The engine lives and says no. Elsewhere once; otherwise its own words are the best answer.
         self._decode.open = None
         self._decode.bad.add(leg.target.instance)
@@ -195,7 +191,8 @@ class Exchange:
             return again
         return self._answer("failed", mv.Pass(leg.leg), detail=f"decode {_answered(leg, status)}")
 
-    def _decode_failed(self, leg: _Open, kind: FailureKind, reason: FailureReason, now: float) -> list[mv.Instruction]:
+    def _decode_failed(self, leg: mv.SendAttempt, kind: FailureKind, reason: FailureReason,
+                       now: float) -> list[mv.Instruction]:
         self._decode.open = None
         self._decode.bad.add(leg.target.instance)
         why = reason.of(f"decode instance {leg.target.instance}")
@@ -237,7 +234,7 @@ class Exchange:
         free = kind.gone or (self._begun and self._decode.tries == 1)
         return self._anew(pair, now) if pair is not None and (free or self._budget.may_retry(now)) else None
 
-    def _on_leaving(self, leg: _Open, now: float) -> list[mv.Instruction]:
+    def _on_leaving(self, leg: mv.SendAttempt, now: float) -> list[mv.Instruction]:
         # Go elsewhere while the leg still runs, if that loses nothing; otherwise it may end by itself in time. Prefill legs
         # are short and stay. A stream with its finish reason needs nobody else.
         if self._answered or self._exhausted:
@@ -252,7 +249,7 @@ class Exchange:
 
     # ---- prefill
 
-    def _on_prefill(self, event: mv.LegEvent, leg: _Open, now: float) -> list[mv.Instruction]:
+    def _on_prefill(self, event: mv.LegEvent, leg: mv.SendAttempt, now: float) -> list[mv.Instruction]:
         match event:
             case mv.Begun() if not self._begun and not self._answered and self._course is not None:
                 # Its token is decode's first one, which decode's stream is compared with.
@@ -273,7 +270,7 @@ class Exchange:
                 return self._prefill_failed(leg, why, now, gone=kind.gone)
         return []
 
-    def _prefill_refused(self, leg: _Open, status: int, now: float) -> list[mv.Instruction]:
+    def _prefill_refused(self, leg: mv.SendAttempt, status: int, now: float) -> list[mv.Instruction]:
         # Who answers the request judges it: a tool parser, say, may be decode's alone. Another prefill refuses it, too.
         self._prefill.open = None
         decode = self._decode.open
@@ -282,11 +279,12 @@ class Exchange:
         self.refused = True
         return self._decode_alone(decode.target, FailureReason(f"prefill {_answered(leg, status)}"), now)
 
-    def _prefill_failed(self, leg: _Open, why: FailureReason, now: float, *, gone: bool = False) -> list[mv.Instruction]:
+    def _prefill_failed(self, leg: mv.SendAttempt, why: FailureReason, now: float, *,
+                        gone: bool = False) -> list[mv.Instruction]:
         self._prefill.open = None
         self._prefill.bad.add(leg.target.instance)
         decode = self._decode.open
-        if self._answered or decode is None or decode.begun:
+        if self._answered or decode is None or self._decode.begun:
             return []  # decode has what it needs, or its own failure tells
         if self._prefill.tries < self._limits.prefill_legs and now < self._pair_at:
             target = self._picks.prefill_for(decode.target, self._avoid() | self._prefill.bad)
@@ -333,8 +331,9 @@ class Exchange:
         attempts = self._prefill if role is Role.PREFILL else self._decode
         attempts.sent += 1
         attempts.tries += 1
-        attempts.open = _Open(self._prefill.sent + self._decode.sent, target)
-        return mv.SendAttempt(attempts.open.leg, role, target, params)
+        attempts.begun = False
+        attempts.open = mv.SendAttempt(self._prefill.sent + self._decode.sent, role, target, params)
+        return attempts.open
 
     def _params(self, role: Role, now: float, peer: legs.Peer | None) -> legs.Leg:
         left, limit = self._pair_at - now, min(self._whole_at, self._request_at) - now
@@ -386,5 +385,5 @@ class Exchange:
         return out
 
 
-def _answered(leg: _Open, status: int) -> str:
+def _answered(leg: mv.SendAttempt, status: int) -> str:
     return f"instance {leg.target.instance} answered {status}"

@@ -21,10 +21,10 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.bodies import RequestHash, hash_of
+from xpyd_sidecar.router.api.bodies import hash_of
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.fleet.member import FleetMember, Pair
+from xpyd_sidecar.router.fleet.member import Pair
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import MAX_KNOWN, Malformed, ResponseHead, parse_head
 from xpyd_sidecar.router.observing.record import LegRecord, Record
@@ -54,6 +54,7 @@ NO_DEADLINE_S = 6.0
 """Requests with a deadline that comes sooner are not served here."""
 YOUNG_S = 3.0
 """Nobody counts as silent sooner."""
+_PREFILL, _DECODE = Role
 _EMPTY = b"\r\n\r\n"
 """Ends a head. Where it has not come, ``find`` says -1, and what is looked at then is no head."""
 assert YOUNG_S < NO_DEADLINE_S
@@ -80,8 +81,6 @@ class FastPath(msgspec.Struct, eq=False):
     prefill: EngineConnection | None
     """None: it has answered."""
     decode: EngineConnection | None
-    members: tuple[FleetMember | None, FleetMember | None] = (None, None)
-    """Whose load its legs are."""
     opened_s: float = math.nan
     pending: bytes = b""
     """Of prefill's answer."""
@@ -121,8 +120,8 @@ class FastPath(msgspec.Struct, eq=False):
             tokens, prompt_tokens = self.log.count(b"\t"), self.prompt_tokens
         assert pair.prefill is not None
         first, ended, done = self.prefilled_s, self.ended_s, "2xx"
-        legs = [LegRecord(Role.PREFILL, pair.prefill.instance, 1, self.opened_s, first, first, done),
-                LegRecord(Role.DECODE, pair.decode.instance, 1, self.opened_s, self.begun_s, ended, done)]
+        legs = [LegRecord(_PREFILL, pair.prefill.instance, 1, self.opened_s, first, first, done),
+                LegRecord(_DECODE, pair.decode.instance, 1, self.opened_s, self.begun_s, ended, done)]
         return Record(
             self.reply.request_id, self.transfer, self.shape.api, True, self.arrived, self.arrived_unix, "ok", 200,
             first_at=self.begun_s, last_at=ended, tokens=tokens, prompt_tokens=prompt_tokens, prompt_size=self.prompt_size,
@@ -131,10 +130,6 @@ class FastPath(msgspec.Struct, eq=False):
     def handed_over(self) -> tuple[bodies.GenerationRequest, Pair]:
         """As ``InFlightRequest``'s: what ends here went the straight course."""
         return self.request, self.pair
-
-    def request_hash(self) -> RequestHash:
-        """Equal for all requests that ask for the same work."""
-        return hash_of(self.shape.api, self.request.fields)
 
     # ---- the engines
 
@@ -167,9 +162,8 @@ class FastPath(msgspec.Struct, eq=False):
         self.prefilled_s = perf_counter()
         self.prefill = None
         connection.take_back()
-        member = self.members[0]
-        if member is not None:
-            self.context.leg_closed(member)
+        assert self.pair.prefill is not None
+        self.context.leg_closed(self.pair.prefill)
         return None
 
     def _on_decode(self, connection: EngineConnection, data: bytes) -> bytes | None:
@@ -207,7 +201,7 @@ class FastPath(msgspec.Struct, eq=False):
         else:
             self._go_on(out)
             if out:
-                connection.relay(stream, self.reply.outlet)
+                connection.relay(stream, self.reply.connection.outlet)
         return None
 
     def _take(self, connection: EngineConnection, data: bytes) -> bool:
@@ -227,11 +221,11 @@ class FastPath(msgspec.Struct, eq=False):
             if len(data) > MAX_KEPT:
                 self.read_on()
                 assert self.stream is not None
-                connection.relay(self.stream, self.reply.outlet)
+                connection.relay(self.stream, self.reply.connection.outlet)
             elif to and self.prompt_tokens and not shape.shows_logprobs:
                 scanner = Scanner()
                 if scanner.learn(data, at, to, chat, self.log):
-                    connection.relay(scanner, self.reply.outlet)
+                    connection.relay(scanner, self.reply.connection.outlet)
         elif self.prefill is None:
             self._end(connection, out)
         else:  # before prefill's answer was read: what becomes of its leg is to be decided
@@ -267,15 +261,15 @@ class FastPath(msgspec.Struct, eq=False):
         self.ended_s = perf_counter()
         self.decode = None
         connection.take_back()
-        member = self.members[1]
-        if member is not None:
-            context.leg_closed(member)
+        context.leg_closed(self.pair.decode)
         if self.begun_s == self.begun_s:
             self.reply.hold(out)
         else:
             self._begin(out, ends=True)
         self.reply.end()
         context.closed(self)
+        if context.poison.watching:
+            context.poison.whole(hash_of(self.shape.api, self.request.fields))
         context.observer.straight_over(self)
 
     # ---- another course
@@ -286,7 +280,7 @@ class FastPath(msgspec.Struct, eq=False):
             if self.head is not None and self.stream is None:
                 self.read_on()
             self.serving = serving_of(self)
-            self.reply.hand_over(self, self.serving)
+            self.reply.connection.hand_over(self, self.serving)
             servings, prefill = self.context.servings, self.prefill
             servings.discard(self)
             servings.add(self.serving)
@@ -355,7 +349,7 @@ def serving_of(lane: FastPath) -> Serving:
     if begun:
         record.first_at = lane.begun_s
     open_ = (lane.prefill, lane.decode)
-    for send, connection, member, request in zip(first, open_, lane.members, lane.asked, strict=True):
+    for send, connection, request in zip(first, open_, lane.asked, strict=True):
         leg = LegRecord(send.role, send.target.instance, 1, lane.opened_s)
         serving.sent[send.role] = send.target
         record.legs.append(leg)
@@ -365,16 +359,17 @@ def serving_of(lane: FastPath) -> Serving:
             leg.ended, leg.result = (perf_counter() if decodes else lane.prefilled_s), "2xx"
             continue
         events = (lane.stream or stream_of(asks.position, framed=True)) if decodes else None
-        call = UpstreamCall(context.pool, send.target.http, request, serving, events=events, tag=send.leg)
-        call.taken_over(connection, lane.began)
+        call = UpstreamCall(context.pool, send.target.http, request, serving, events=events, tag=send.leg,
+                            asked_at=lane.began, connection=connection)
+        context.pool.calls.add(call)
         connection.hand_over(call, lane.stream if decodes else None)
-        serving.legs[send.leg] = OpenAttempt(send, call, member, leg)
+        serving.legs[send.leg] = OpenAttempt(send, call, leg)
         if decodes:
             call.head = lane.head
             if begun:
                 leg.first_at = lane.begun_s
                 if lane.stream is not None:
-                    connection.relay(lane.stream, lane.reply.outlet)
+                    connection.relay(lane.stream, lane.reply.connection.outlet)
                 serving.relaying, call.relay = call, lane.reply.write
     return serving
 

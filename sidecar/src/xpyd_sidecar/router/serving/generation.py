@@ -23,13 +23,12 @@ from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.bodies import PassedBody
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.api.hidden import refuse_in_form
-from xpyd_sidecar.router.api.paths import BodyKind, Route
+from xpyd_sidecar.router.api.paths import PATHS, BodyKind, Route
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.p2p import PairedById
 from xpyd_sidecar.router.http.body_budget import Upload
 from xpyd_sidecar.router.http.reply import HttpRequest
-from xpyd_sidecar.router.http.wire import before_length, chunk_of, lines_of, request_bytes
+from xpyd_sidecar.router.http.wire import before_length, lines_of, request_bytes
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.attempts import Asked, Asks, GoesOn, Headers, Later
 from xpyd_sidecar.router.serving.shapes import Shaped, shape_of
@@ -40,9 +39,7 @@ from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken, stream_of
 from xpyd_sidecar.router.stream.splice import Splicer
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
-from xpyd_sidecar.router.upstream.call import UpstreamCall
 
-PATHS: dict[str, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
 """Headers of clients that engines read; all others stay here."""
 
@@ -169,8 +166,6 @@ class Generation(Asks):
 PASSED_HEADERS = (b"accept", b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority", b"anthropic-version",
                   b"anthropic-beta")
 """Headers of clients that engines read, beside the content type; keys and cookies stay here."""
-_NAME = 32
-"""Bytes of a form's piece that are looked at again with the next one: a name may lie across both."""
 
 
 class Passthrough(Asks):
@@ -232,10 +227,12 @@ class Passthrough(Asks):
         method = b"POST" if upload is not None else b"GET"  # for HEAD as well: its answer's length is what it would be
         return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (method, request.target, address.encode(), lines_of(headers))
 
-    def body(self, refuse: Callable[[HttpFault], None]) -> FormBody | None:
+    def body(self, refuse: Callable[[HttpFault], None]) -> Upload | None:
         """Who sends the body of the next leg while it comes. ``refuse`` is told of what is wrong with it."""
         upload = self._request.upload
-        return None if upload is None else FormBody(upload, refuse)
+        if upload is not None:
+            upload.refuse = refuse
+        return upload
 
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:  # noqa: ARG002 (Asks' names)
         """What reads the answer of the next leg; None where it is wanted whole."""
@@ -254,48 +251,3 @@ class Passthrough(Asks):
     def lengths(self) -> tuple[int, int] | None:
         """``(prompt tokens, generated tokens)`` of what was relayed; None where nothing was read of it."""
         return None if self._answer is None else (self._answer.prompt_tokens, self._answer.tokens)
-
-
-class FormBody:
-    """A form's body on its way from its client to an engine (``call.BodySender``, ``body_budget.BodyTaker``)."""
-
-    def __init__(self, upload: Upload, refuse: Callable[[HttpFault], None]) -> None:
-        self._upload = upload
-        self._refuse = refuse
-        self._call: UpstreamCall | None = None
-        self._seen = b""
-        self.sent = False
-
-    def on_open(self, call: UpstreamCall) -> None:
-        """The engine takes it: hand on what has come, and what comes."""
-        self._call = call
-        self._upload.take(self)
-
-    def on_full(self, full: bool) -> None:
-        """The engine takes it slower than it comes: let the client wait."""
-        self._upload.wait(full)
-
-    def on_piece(self, data: bytes) -> None:
-        """More of it came. A field that a client must not send is refused."""
-        if self._call is None:
-            return
-        seen = self._seen + data
-        self._seen = seen[-_NAME:]
-        try:
-            refuse_in_form(seen)
-        except HttpFault as fault:
-            self.on_broken(fault)
-            return
-        self._call.write(chunk_of(data) if self._upload.length is None else data)
-
-    def on_body(self) -> None:
-        """That was all."""
-        if self._call is not None:
-            if self._upload.length is None:
-                self._call.write(b"0\r\n\r\n")
-            self.sent = True
-
-    def on_broken(self, fault: HttpFault) -> None:
-        """It is wrong, or will not be whole."""
-        self._call = None
-        self._refuse(fault)

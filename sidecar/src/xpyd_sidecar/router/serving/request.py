@@ -30,6 +30,7 @@ from xpyd_sidecar.router.serving.attempts import Asks, Headers, Later, OpenAttem
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.exchange import Exchange
 from xpyd_sidecar.router.stream import answers
+from xpyd_sidecar.router.stream.events import ABORT
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
 from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ABORTED = b'"finish_reason":"abort"'
 _SHOWN = 500
 """Bytes of a refusal that the log shows."""
 STREAM_STALL_S = 3.0
@@ -143,7 +143,7 @@ class Serving(Sink):
         """A whole answer of either leg."""
         assert call.head is not None
         status = call.head.status
-        aborted = status < 300 and body.find(_ABORTED) >= 0
+        aborted = status < 300 and body.find(ABORT) >= 0
         leg = self._shut_answered(call, status, failed=aborted)
         if 400 <= status < 500 and self._asks.course is not None:
             self._asks.course.refused()
@@ -313,7 +313,7 @@ class Serving(Sink):
             self._asks.course.spoken(call.events, (leg.call.events for leg in self.legs.values()))
         else:
             self.relaying = call
-            call.relay_to(reply.write, reply.outlet)
+            call.relay_to(reply.write, reply.connection.outlet)
         self._shown_first()
         first, self._first = self._first, b""
         if reply.started:

@@ -55,7 +55,7 @@ _text = msgspec.json.Decoder(str).decode
 class Template:
     """A leg's body with places for slots and for what the router says of the leg."""
 
-    __slots__ = ("_literals", "_pieces")
+    __slots__ = ("_form", "_values")
 
     def __init__(self, request: bodies.GenerationRequest, names: list[str], role: Role) -> None:
         """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
@@ -68,11 +68,10 @@ class Template:
         first, *rest = [part.partition(b".") for part in body.replace(_encode(legs.encode(leg)), params).split(_MARK)]
         order = [int(number) for number, _, _ in rest]
         assert order.count(own) == 1, "a leg's body without its parameters, or with them twice"
-        self._literals = (b"".join(first), *(literal for _, _, literal in rest))
-        """What stands before the values, between them and behind them."""
-        size = len(self._literals)
-        self._pieces = itemgetter(0, *(at for number, value in enumerate(order, 1) for at in (size + value, number)))
-        """Of literals and values, those that are in the body, in its order."""
+        literals = (b"".join(first), *(literal for _, _, literal in rest))
+        self._form = b"%b".join([literal.replace(b"%", b"%%") for literal in literals])
+        self._values = itemgetter(*order)
+        """Of slots and parameters, those that are in the body, in its order."""
 
     def fill(self, slots: Sequence[bytes], params: Params, transfer: bytes, before: bytes = b"",
              behind: bytes = b"") -> bytes:
@@ -80,8 +79,8 @@ class Template:
 
         ``before`` and ``behind``: of a head, around how many bytes the body has; then it is the whole message.
         """
-        body = b"".join(self._pieces((*self._literals, *slots, params[0], transfer, params[1])))
-        return b"".join((before, b"%d" % len(body), behind, body)) if before else body
+        body = self._form % self._values((*slots, params[0], transfer, params[1]))
+        return b"%b%d%b%b" % (before, len(body), behind, body) if before else body
 
 
 class Shape:
@@ -159,7 +158,7 @@ class BodyLayout:
         head, tail = between[:long + 1], between[long + 1:]
         self.shape = shape
         self._read: Callable[[bytes], object] = _text if text else text_messages
-        self._ends = b'""' if text else b"[]"
+        self._ends = tuple(b'""' if text else b"[]")
         self._first, self._behind = head[0], tail[0]
         self._numbers = re.compile(b"".join(_NUMBER + re.escape(part) for part in head[1:])).match if head[1:] else None
         self._tail = re.compile(b"".join(_NUMBER + re.escape(part) for part in tail[1:]) + rb"\Z").match
@@ -178,9 +177,9 @@ class BodyLayout:
                 return None
             start, before = found.end(), found.groups()
         tail = self._tail(body, at + len(self._behind))
-        value = body[start:at]
-        if tail is None or value[:1] + value[-1:] != self._ends:
+        if tail is None or (body[start], body[at - 1]) != self._ends:
             return None
+        value = body[start:at]
         try:
             self._read(value)
         except bodies.BAD_JSON:

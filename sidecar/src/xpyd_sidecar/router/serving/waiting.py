@@ -89,7 +89,7 @@ class QueuedRequest(RequestHandler):
     def begin(self, queued_s: float) -> None:
         """It waited, and it is its turn."""
         self.ticket = None
-        self._reply.hand_over(self, self.serve(queued_s))
+        self._reply.connection.hand_over(self, self.serve(queued_s))
 
     def on_client_gone(self) -> None:
         """Leave at once."""

@@ -32,56 +32,44 @@ _FAILED = frozenset({"error", "response.failed"})
 _USAGE = b'"usage"'
 
 
-class _Usage(msgspec.Struct):
-    input_tokens: int
-    output_tokens: int
+class Spent(msgspec.Struct):
+    """``usage``: completions and chats have the first two names, dialects the others."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int = -1
+    output_tokens: int = -1
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """As ``Spent.lengths``."""
-        cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
-        return self.input_tokens + cached, self.output_tokens
+        """``(prompt tokens, generated tokens)``; -1 where it does not say."""
+        if self.input_tokens >= 0 and self.output_tokens >= 0:
+            cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+            return self.input_tokens + cached, self.output_tokens
+        return (-1 if self.prompt_tokens is None else self.prompt_tokens,
+                -1 if self.completion_tokens is None else self.completion_tokens)
 
 
 class _Response(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: Spent | None = None
 
 
-class _Event(msgspec.Struct):
+class _Event(_Response):
+    """Of a stream in a dialect, or a whole answer."""
+
     type: str = ""
-    usage: _Usage | None = None
     response: _Response | None = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
 
 
-class Spent(msgspec.Struct):
-    """``usage`` of completions and chats."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """``(prompt tokens, generated tokens)``; -1 where it does not say."""
-        return (-1 if self.prompt_tokens is None else self.prompt_tokens,
-                -1 if self.completion_tokens is None else self.completion_tokens)
-
-
-class _Whole(msgspec.Struct):
-    usage: Spent | None = None
-
-
-_whole = msgspec.json.Decoder(_Whole).decode
-
-
 def lengths(body: bytes) -> tuple[int, int]:
     """``Spent.lengths`` of a whole completion or chat."""
     try:
-        return (_whole(body).usage or Spent()).lengths
+        return (_decode(body).usage or Spent()).lengths
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Spent().lengths
 

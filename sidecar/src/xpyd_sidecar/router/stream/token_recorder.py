@@ -20,11 +20,6 @@ from xpyd_sidecar.router.stream.splice import Differs, Ignored, Splicer
 _IDS = b'"token_ids":['
 TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
 NO_IDS = b'"token_ids":null'
-_MAX_REST = 16
-"""Bytes behind the ids of an event that is like all others: no usage, say."""
-_TEXT_AT = {"completions": b'"text":', "chat": b'"delta":'}
-_guesses: dict[str, tuple[bytes, bytes]] = {}
-"""By API: what stood between text and ids, and behind them, in the latest stream that was learned from."""
 _encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(StreamEvent).decode
 
@@ -58,7 +53,7 @@ class NotedStream(ReadStream):
     until it has caught up; then it is as any other, under the first one's name.
     """
 
-    __slots__ = ("_position", "_splicer", "_sure")
+    __slots__ = ("_position", "_splicer")
     _simple = NOTED
 
     def __init__(self, position: Position, splicer: Splicer | None = None, *, framed: bool) -> None:
@@ -67,15 +62,13 @@ class NotedStream(ReadStream):
         self._splicer = splicer
         self._log = position.log
         self._prefix = self._middle = self._last = b""
-        self._sure = False
-        """They are of this stream, not guessed."""
         self._lead = self._shown = b""
         """What the client gets before and behind the text."""
 
     def splice(self, splicer: Splicer) -> None:
         """The client has got something meanwhile. To be called before anything of this stream went to it."""
         self._splicer = splicer
-        self._prefix, self._sure = b"", False
+        self._prefix = b""
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
@@ -118,26 +111,13 @@ class NotedStream(ReadStream):
             self._learn(split_prompt(data[at:to] + b"\n\n")[1], position)
 
     def _learn(self, event: bytes, mine: StreamEvent | Position) -> None:
-        api = self._position.api
-        key = _TEXT_AT[api]
-        text = event.find(key) + len(key)
-        stop = event.find(b',"logprobs":null,"finish_reason":null,', text)
-        ids = event.find(_IDS, stop) + len(_IDS)
-        close = event.find(b"]", ids)
-        middle, rest = event[stop:ids], event[close + 1:]
-        if text < len(key) or stop < 0 or ids < len(_IDS) or middle.count(b"[") > 1 or len(rest) > _MAX_REST:
-            if text < len(key) or self._prefix or api not in _guesses:
-                return
-            middle, rest = _guesses[api]
-        else:
-            self._sure = True
-            _guesses[api] = middle, rest
-        self._prefix, self._middle, self._last = event[:text], middle, b"]" + rest + b"\r\n"
-        self._lead, first = self._prefix, self._position
+        """``event``: whole, without the prompt's ids. ``mine``: whose id and time stand in it."""
+        first = self._position
+        if not self._framed or not self.learn(event, 0, len(event) - 2, first.api == "chat", self._log):
+            return
         if self._splicer is not None and (mine.id, mine.created) != (first.id, first.created):  # behind another stream
             lead = self._prefix.replace(b'"id":%b' % _encode(mine.id), b'"id":%b' % _encode(first.id), 1)
             self._lead = lead.replace(b'"created":%d' % mine.created, b'"created":%d' % first.created, 1)
-        self._shown = middle[:-1] + b"null" + rest
 
     def _seen(self, event: bytes) -> bytes:
         if self._splicer is not None:
@@ -164,7 +144,7 @@ class NotedStream(ReadStream):
         try:
             if event.startswith(b"data: {"):
                 left = splicer.take(event)
-                if splicer.caught_up and not self._sure:
+                if splicer.caught_up:
                     bare = split_prompt(event)[1]
                     self._may_learn(bare, decode(bare[6:]))
                 return left
@@ -181,7 +161,7 @@ class NotedStream(ReadStream):
 
     def _may_learn(self, event: bytes, noted: StreamEvent) -> None:
         position = self._position
-        if self._sure or not position.prompt or (self._prefix and any(one.finish_reason for one in noted.choices)):
-            return  # the last one is unlike the others
-        if not (position.shows_logprobs or position.asked_ids or position.way is not FailoverMode.CONTINUE):
+        last = self._prefix and any(one.finish_reason for one in noted.choices)  # which is unlike the others
+        if position.prompt and not (last or position.shows_logprobs or position.asked_ids
+                                    or position.way is not FailoverMode.CONTINUE):
             self._learn(event, noted)

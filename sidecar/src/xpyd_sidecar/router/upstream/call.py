@@ -68,8 +68,8 @@ class Keeper(Protocol):
     calls: set[UpstreamCall]
     connections: set[EngineConnection]
 
-    def connect(self, call: UpstreamCall) -> asyncio.Task[None]:
-        """Open a connection for a call: it ``begin``s, or its sink hears how that failed, unless the task is cancelled."""
+    async def connect(self, call: UpstreamCall) -> None:
+        """Open a connection for a call: it ``begin``s, or its sink hears how that failed, unless this is cancelled."""
 
     def release(self, connection: EngineConnection, address: HostPort) -> None:
         """Its answer is complete."""
@@ -125,8 +125,8 @@ class UpstreamCall(msgspec.Struct, eq=False):
     def relay_to(self, write: Callable[[bytes], None], outlet: Outlet) -> None:
         """The rest of the stream goes there; what is simple straight to the outlet."""
         self.relay = write
-        if self.connection is not None:
-            self.connection.relay_to(outlet)
+        if self.connection is not None and self.events is not None:
+            self.connection.relay(self.events, outlet)
 
     def cancel(self) -> None:
         """Close the connection; the sink hears nothing more."""
@@ -149,15 +149,9 @@ class UpstreamCall(msgspec.Struct, eq=False):
 
     # ---- by pool and connection
 
-    def taken_over(self, connection: EngineConnection, asked_at: float) -> None:
-        """The request was sent on a connection before this call was made; what comes there is this call's from now on."""
-        self.asked_at = asked_at
-        self.connection = connection
-        self.pool.calls.add(self)
-
     def connect(self) -> None:
         """Have a connection of its own opened."""
-        self.connecting = self.pool.connect(self)
+        self.connecting = self.pool.loop.create_task(self.pool.connect(self))
 
     def begin(self, connection: EngineConnection) -> None:
         """Send the request on a connection, which is open."""
@@ -239,11 +233,6 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         self._call = call
         self._heads.reset()
         self._stream, self._body = stream, None
-
-    def relay_to(self, outlet: Outlet) -> None:
-        """Simple events of the stream go straight there."""
-        if self._stream is not None:
-            self.relay(self._stream, outlet)
 
     def drop(self) -> None:
         """Close at once; nothing is reported."""

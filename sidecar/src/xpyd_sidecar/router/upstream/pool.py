@@ -20,6 +20,7 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
+from xpyd_sidecar.router.api.paths import PATHS
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http.patience import Alarm, within
 from xpyd_sidecar.router.http.wire import request_bytes
@@ -62,11 +63,8 @@ class EnginePool:
         else:
             call.begin(connection)
 
-    def connect(self, call: UpstreamCall) -> asyncio.Task[None]:
+    async def connect(self, call: UpstreamCall) -> None:
         """Open a connection for a call."""
-        return self.loop.create_task(self._connect(call))
-
-    async def _connect(self, call: UpstreamCall) -> None:
         try:
             async with within(CONNECT_S):
                 connection = await self._connected(call)
@@ -159,7 +157,6 @@ class EnginePool:
 
 logger = logging.getLogger(__name__)
 
-PATH: Final = b"/v1/completions"
 ANSWER_S: Final = 5.0
 OPEN_MAX: Final = 256
 """Farewells without an answer. Beyond it none is said: ``claim_s`` is there for those."""
@@ -191,9 +188,8 @@ class Farewells(Sink):
         if len(self._open) >= OPEN_MAX:
             return
         body = json.dumps({"prompt": [0], "max_tokens": -1, legs.FIELD: legs.encode(leg)}).encode()
-        headers = [] if target.dp_rank is None else [(b"x-data-parallel-rank", b"%d" % target.dp_rank)]
         call = self._pool.hold(target.http, self)
-        self._pool.send(call, request_bytes(b"POST", PATH, target.http, headers, body))
+        self._pool.send(call, request_bytes(b"POST", PATHS["completions"], target.http, target.rank_headers(), body))
         self._open.add(call)
         Alarm(self._loop, self._loop.time() + ANSWER_S, partial(self._late, call))
 

@@ -97,7 +97,7 @@ class WorkerReport(msgspec.Struct, tag=True):
     legs: list[tuple[InstanceName, Incarnation, int]] = []
     """Open legs, of those whose number changed."""
     opened: list[tuple[int]] = []
-    closed: list[tuple[Record]] = []
+    closed: list[tuple[Record, ...]] = []
     refused: list[tuple[str, str, str, int, str]] = []
     passed: list[tuple[str, str]] = []
     audited: list[tuple[InstanceName, InstanceName, str, float]] = []

@@ -28,7 +28,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api import faults
 from xpyd_sidecar.router.app import RouterProcess, leave_garbage
 from xpyd_sidecar.router.endpoints.application import RENDERED_S, Paths
-from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember, InstanceLeaves, InstanceLost
+from xpyd_sidecar.router.fleet.member import EngineTarget, InstanceLeaves, InstanceLost
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.patience import Alarm, within
@@ -126,15 +126,15 @@ class WorkerContext(RequestContext):
         self.shared = self.poison = WorkerPoison(self.loop, self.roster, link.send)
         self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
 
-    def leg_opened(self, target: EngineTarget) -> FleetMember | None:
+    def leg_opened(self, target: EngineTarget) -> None:
         """Count a leg."""
         self.reports.soon()
-        return super().leg_opened(target)
+        super().leg_opened(target)
 
-    def leg_closed(self, member: FleetMember) -> None:
+    def leg_closed(self, target: EngineTarget) -> None:
         """The leg ended."""
         self.reports.soon()
-        super().leg_closed(member)
+        super().leg_closed(target)
 
 
 class WorkerPaths(Paths):
