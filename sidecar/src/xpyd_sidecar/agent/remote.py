@@ -42,7 +42,8 @@ class Remote:
         """
         self._listen = listen
         self._wanted = f"Bearer {keys.agent_token(key)}".encode()
-        self._calls = signing.CallVerifier(keys.derive(key, "agent call"), instance)
+        self._key = keys.derive(key, "agent call")
+        self._calls = signing.CallVerifier(self._key, instance)
         self._plain = plain
         self._speaker = speaker
         self.rounds: Rounds | None = None
@@ -128,4 +129,6 @@ class Remote:
             raise web.HTTPBadRequest(text=f"no hello of a member: {error}") from None
         except HelloRefused as error:
             raise web.HTTPConflict(text=str(error)) from None
-        return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+        body = msgspec.json.encode(answer)
+        signature = signing.sign_answer(self._key, request.headers.get(signing.HEADER, ""), body)
+        return web.Response(body=body, content_type="application/json", headers={signing.HEADER: signature})

@@ -290,13 +290,16 @@ class Rounds:
 
     async def _say(self, session: aiohttp.ClientSession) -> None:
         body = msgspec.json.encode(self._hello())
-        call = signing.SignedCall("POST", group.PATH, self._config.instance, body)
+        said = signing.sign(self._key, signing.SignedCall("POST", group.PATH, self._config.instance, body))
         try:
             async with session.post(f"http://{self._mine.leader}{group.PATH}", data=body, allow_redirects=False,
-                                    headers={signing.HEADER: signing.sign(self._key, call)}) as answer:
-                raw = await answer.content.read(ANSWER_MAX)
+                                    headers={signing.HEADER: said}) as answer:
+                raw = await _whole(answer.content)
                 if answer.status != 200:
                     self._not_heard(f"status {answer.status}: {raw[:300].decode(errors='replace')}")
+                    return
+                if not signing.answers(self._key, said, answer.headers.get(signing.HEADER, ""), raw):
+                    self._not_heard("who answers there does not hold the service's key")
                     return
                 told = msgspec.json.decode(raw, type=MemberAnswer)
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
@@ -324,6 +327,16 @@ class Rounds:
             return None
         self._problems.pop(name, None)
         return found
+
+
+async def _whole(content: aiohttp.StreamReader) -> bytes:
+    """All of an answer, however many pieces it comes in; no more than ``ANSWER_MAX`` and one piece."""
+    raw = b""
+    async for piece in content.iter_any():
+        raw += piece
+        if len(raw) > ANSWER_MAX:
+            break
+    return raw
 
 
 def _free_port(host: str) -> int:
