@@ -46,10 +46,10 @@ class Launched:
         self.turn = 0
         self.process: subprocess.Popen[str] | None = None
 
-    def start(self, code: str, grace_s: str = "5") -> subprocess.Popen[str]:
+    def start(self, code: str, grace_s: str = "5", program: str = sys.executable) -> subprocess.Popen[str]:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "xpyd_sidecar.member", "--run-dir", str(self.folder), "--grace-s", grace_s, "--",
-             sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+             program, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         return self.process
 
     def tell(self, life: str) -> None:
@@ -231,3 +231,27 @@ def test_a_group_whose_number_is_anothers_by_now_is_left_alone(launched: Launche
     finally:
         other.kill()
         other.wait()
+
+
+def test_a_program_that_cannot_be_started_counts_as_an_engine_that_ends(launched: Launched) -> None:
+    process = launched.start(ENDS, program="/no/such/program")
+    for life in ("a", "b"):
+        launched.tell(life)
+        wait_for(lambda life=life: launched.is_at(life, running=False))  # type: ignore[misc]
+    state = launched.state()
+    assert state is not None
+    assert "No such file" in state.why
+    launched.tell("c")
+    assert process.wait(20) == 1
+
+
+def test_nothing_is_begun_that_could_not_be_said_before(launched: Launched) -> None:
+    process = launched.start(f"open({str(launched.folder / 'began')!r}, 'w').close(); import time; time.sleep(60)")
+    wait_for(lambda: launched.state() is not None)
+    (in_the_way := launched.folder / f"{STATE}.tmp{process.pid}").mkdir()
+    launched.tell("a")
+    time.sleep(1.5)
+    assert not (launched.folder / "began").exists()
+    in_the_way.rmdir()
+    wait_for(lambda: launched.is_at("a", running=True))
+    wait_for((launched.folder / "began").exists)
