@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import aiohttp
 import msgspec
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.agent import ranks
 from xpyd_sidecar.agent.beat import SLOW_LOOKS, Look
 from xpyd_sidecar.agent.group import SILENT_S, Lead, Seat
@@ -26,6 +27,7 @@ from xpyd_sidecar.agent.pulses import Pulses
 from xpyd_sidecar.contract import group, keys, run_folder, signing
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.group import (
+    MOST_WORDS,
     ROUND,
     STATE,
     WIRE_VERSION,
@@ -34,6 +36,7 @@ from xpyd_sidecar.contract.group import (
     MemberHello,
     MemberRanks,
     MemberState,
+    Pulse,
 )
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import GroupConfig, SidecarConfig
@@ -86,6 +89,7 @@ class Rounds:
         self._seq = 0
         self._loop = asyncio.get_running_loop()
         self._problems: dict[str, str] = {}
+        self._complaint = resources.Complaint("the engine of this member cannot be looked at, and counts as before")
         now, kept = self._loop.time(), self._read(ROUND, GroupRound)
         self._seat = Seat.again(now, kept, mine.over_s)
         self._pulses = Pulses()
@@ -218,8 +222,19 @@ class Rounds:
                 await asyncio.sleep(LOOK_S)
 
     def _look(self) -> None:
-        """At the launcher, and at what its engine's workers say."""
-        now, found = self._loop.time(), self._read(STATE, MemberState)
+        """At the launcher, and at what its engine's workers say. A look for which this process lacks files is none: it
+        says nothing of the engine, which counts as it did.
+        """
+        now = self._loop.time()
+        try:
+            self._look_at(now)
+        except resources.Lack as lack:
+            self._complaint.add(lack)
+            self._launcher = (self._launcher[0], now)
+            self._pulses = self._pulses.unseen()
+
+    def _look_at(self, now: float) -> None:
+        found = self._read(STATE, MemberState)
         before, changed = self._launcher
         if found is not None and (before is None or (found.boot, found.beat) != (before.boot, before.beat)):
             changed = now
@@ -227,7 +242,15 @@ class Rounds:
         alive = found if found is not None and now - changed <= SILENT_S else None
         self._seat = self._seat.watch(alive)
         if alive is not None and alive.running:
-            self._pulses = self._pulses.look(alive, group.pulses(self._run_dir), now)
+            self._pulses = self._pulses.look(alive, self._found_pulses(), now)
+
+    def _found_pulses(self) -> list[Pulse]:
+        try:
+            return group.pulses(self._run_dir)
+        except OSError as error:
+            resources.refuse_lack(error)
+            self._complain("pulses", str(error))
+            return []
 
     def _hello(self) -> MemberHello:
         self._seq += 1
@@ -265,7 +288,7 @@ class Rounds:
         role, draining, drained = self._standing()
         problem = self.problem or ("the leader's server is not up" if self._up is False else "")
         return MemberAnswer(WIRE_VERSION, call, life, self._host, self._port, role.role, role.epoch, draining, drained,
-                            problem)
+                            problem[:MOST_WORDS])
 
     def _follow(self, lead: Lead) -> None:
         if self._lead is not None and self._lead.life and not lead.life:
@@ -323,6 +346,7 @@ class Rounds:
         try:
             found = run_folder.read(self._run_dir / name, kind)
         except (ValueError, OSError) as error:
+            resources.refuse_lack(error)
             self._complain(name, str(error))
             return None
         self._problems.pop(name, None)
@@ -343,10 +367,10 @@ def _free_port(host: str) -> int:
     """A port at which the engines can meet. Should somebody take it meanwhile, the round fails and the next has another."""
     for port in random.sample(PORTS, 64):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            try:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.bind((bound(host), port))
-            except OSError:
-                continue
-            return port
-    return PORTS[0]
+        except OSError:  # somebody has it, or no file is left to ask with
+            continue
+        return port
+    return random.choice(PORTS)

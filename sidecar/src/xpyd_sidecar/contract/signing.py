@@ -4,9 +4,11 @@
     mac = HMAC-SHA256(key of the purpose, "xpyd call 1" ‖ method ‖ path ‖ instance ‖ SHA-256 of the body ‖ time ‖ nonce)
 
 each part on a line of its own; time in unix seconds, nonce 32 hex digits, mac 64. ``instance`` is who is called, so that a
-call is of no use elsewhere. An answer that is acted on has ``v1 <mac>`` in the same header, over "xpyd answer 1", the call's
-header and the SHA-256 of its body, so that nobody else can answer in the receiver's place. A receiver MUST refuse what is more than 60 s off its clock and what it has seen; it keeps
+call is of no use elsewhere. A receiver MUST refuse what is more than 60 s off its clock and what it has seen; it keeps
 nonces for 120 s, as long as any of them can be good for, and refuses everything while it keeps 4,096.
+
+An answer that is acted on has ``v1 <mac>`` in the same header, over "xpyd answer 1", the call's header and the SHA-256 of
+the answer's body: nobody else can answer in the receiver's place.
 """
 
 from __future__ import annotations
