@@ -29,7 +29,7 @@ from typing import Final
 import msgspec
 
 from xpyd_sidecar.contract import run_folder
-from xpyd_sidecar.contract.group import ENV_LIFE, MOST_WORDS, ROUND, STATE, GroupRound, MemberState
+from xpyd_sidecar.contract.group import MOST_WORDS, ROUND, STATE, GroupRound, MemberState
 from xpyd_sidecar.contract.launch import ENV_RUN_DIR
 from xpyd_sidecar.member import remains
 from xpyd_sidecar.member.wanted import FAILURES_MAX, filled, given_up, wanted
@@ -115,7 +115,7 @@ class Launcher:
         process goes on.
         """
         before, said = self._before, False
-        while before is not None and before.life and (left := remains.find(before)):
+        while before is not None and before.life and (left := remains.find(before, self._run_dir)):
             if self._stopped:
                 return False
             if not said:
@@ -166,7 +166,8 @@ class Launcher:
         """
         for stale in self._run_dir.glob(f"{_COMPILED}*"):
             shutil.rmtree(stale, ignore_errors=True)
-        return {_COMPILED_VAR: str(self._run_dir / f"{_COMPILED}{life}"), **os.environ, ENV_LIFE: life}
+        compiled = {_COMPILED_VAR: str(self._run_dir / f"{_COMPILED}{life}")}
+        return {**compiled, **os.environ, **remains.marks(life, self._run_dir)}
 
     def _ended(self, code: int) -> bool:
         """The engine has ended by itself; whether this process goes on."""
@@ -191,8 +192,7 @@ class Launcher:
             self._group = child.pid
             if grace_s > 0:
                 child.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(grace_s)
+                self._wait(child, grace_s)
         end = time.monotonic() + KILL_S
         while self._group and time.monotonic() < end:
             with contextlib.suppress(ProcessLookupError):
@@ -206,6 +206,14 @@ class Launcher:
         if self._group:
             logger.error("processes of the engine do not end within %g s of SIGKILL", KILL_S)
         return not self._group
+
+    def _wait(self, child: subprocess.Popen[bytes], grace_s: float) -> None:
+        """Until it has ended, for so long at most; who looks at this process sees that it lives."""
+        end = time.monotonic() + grace_s
+        while child.poll() is None and time.monotonic() < end:
+            if time.monotonic() - self._said_at >= SAY_S:
+                self._say()
+            time.sleep(0.05)
 
     def _say(self, **changed: object) -> bool:
         """``changed``: fields of what is said. Whether it could be."""
