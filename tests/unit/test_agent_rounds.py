@@ -222,3 +222,18 @@ def test_words_at_their_longest_are_said_so_that_followers_can_read_them(tmp_pat
             raw = msgspec.json.encode(leader.hear(hello))
             assert "member 1 ended: www" in msgspec.json.decode(raw, type=MemberAnswer).problem
     asyncio.run(body())
+
+
+def test_a_hello_that_comes_late_takes_no_drain_back(tmp_path: Path) -> None:
+    async def body() -> None:
+        group = GroupOnHost(tmp_path, 2)
+        await group.members[0].start_agent()
+        rounds = group.members[0].rounds
+        assert rounds is not None
+        asked = []
+        for seq, drain in ((4, False), (6, True), (5, False), (7, True), (8, False)):
+            rounds.hear(MemberHello(WIRE_VERSION, NAME, 1, "x", "b", seq, "free", drain=drain))
+            asked.append(sorted(rounds.asking))
+        assert asked == [[], [1], [1], [1], []]
+        await group.members[0].close()
+    asyncio.run(body())

@@ -188,10 +188,6 @@ class Rounds:
         if hello.layout != mine.layout:
             raise HelloRefused(f"{name} is of another layout ({hello.layout}) than the leader ({mine.layout})")
         self._check_ranks(hello)
-        asking = self.asking | {hello.index} if hello.drain else self.asking - {hello.index}
-        if asking != self.asking:
-            self.asking = asking
-            self._drains()
         return self._count(hello)
 
     def _check_ranks(self, hello: MemberHello) -> None:
@@ -279,6 +275,10 @@ class Rounds:
         seen = self._lead.members[hello.index]
         if hello.index and seen is not None and (seen.boot, seen.seq) == (hello.boot, hello.seq):
             self._heard[hello.index] = hello
+            asking = self.asking | {hello.index} if hello.drain else self.asking - {hello.index}
+            if asking != self.asking:
+                self.asking = asking
+                self._drains()
         if self._lead.life and not before.life:
             self._port = _free_port(self._host)
             logger.info("a round begins", extra={"life": self._lead.life, "members": self._mine.size})
