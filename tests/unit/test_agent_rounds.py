@@ -217,6 +217,7 @@ def test_words_at_their_longest_are_said_so_that_followers_can_read_them(tmp_pat
             assert leader is not None
             assert hears is not None
             await group.members[1].stop_agent()
+            await asyncio.sleep(0.5)
             call = hears.status()["life"]
             hello = MemberHello(WIRE_VERSION, NAME, 1, "x", "z", 1, "over", call, why="w" * MOST_WORDS)
             raw = msgspec.json.encode(leader.hear(hello))
@@ -236,4 +237,25 @@ def test_a_hello_that_comes_late_takes_no_drain_back(tmp_path: Path) -> None:
             asked.append(sorted(rounds.asking))
         assert asked == [[], [1], [1], [1], []]
         await group.members[0].close()
+    asyncio.run(body())
+
+
+def test_of_two_that_speak_as_one_member_the_first_is_heard_and_the_other_begins_nothing(tmp_path: Path) -> None:
+    """As a pod that was deleted by force and goes on where nobody reaches it, beside the one in its place."""
+    async def body() -> None:
+        (folder := tmp_path / "twin").mkdir()
+        async with GroupOnHost(tmp_path, 2) as group:
+            life = await group.wait_serves()
+            assert group.members[0].config.agent is not None
+            twin = MemberOnHost(folder, 1, 2, group.members[0].config.agent.listen or HostPort(""))
+            twin.launch()
+            await twin.start_agent()
+            assert twin.rounds is not None
+            rounds = twin.rounds
+            await wait_for(lambda: "another process has spoken as member 1" in rounds.problem)
+            await asyncio.sleep(1.0)
+            assert (await group.wait_serves(), twin.engines()) == (life, [])
+            await group.members[1].stop_agent()
+            await wait_for(lambda: group.problem == "" and twin.runs() == group.members[0].runs() != life)
+            await twin.close()
     asyncio.run(body())

@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
 HELLO_S: Final = 1.0
+TWIN_HELLOS: Final = 2.5
+"""So many times later than the last hello of an agent's process another one may speak as the same member."""
 ANSWER_S: Final = 2.0
 ANSWER_MAX: Final = 64 << 10
 PORTS: Final = range(31000, 32000)
@@ -187,6 +189,11 @@ class Rounds:
             raise HelloRefused(f"no {name} of {hello.instance}: this is {self._config.instance}, of {mine.size}")
         if hello.layout != mine.layout:
             raise HelloRefused(f"{name} is of another layout ({hello.layout}) than the leader ({mine.layout})")
+        before = self._lead.members[hello.index]
+        if before is not None and before.boot != hello.boot:
+            ago_s = self._loop.time() - before.heard
+            if ago_s < TWIN_HELLOS * HELLO_S:  # or both would begin an engine of the life
+                raise HelloRefused(f"another process has spoken as {name} {ago_s:.1f} s ago; are there two?")
         self._check_ranks(hello)
         return self._count(hello)
 
