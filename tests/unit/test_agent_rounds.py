@@ -248,14 +248,16 @@ def test_of_two_that_speak_as_one_member_the_first_is_heard_and_the_other_begins
             life = await group.wait_serves()
             assert group.members[0].config.agent is not None
             twin = MemberOnHost(folder, 1, 2, group.members[0].config.agent.listen or HostPort(""))
-            twin.launch()
-            await twin.start_agent()
-            assert twin.rounds is not None
-            rounds = twin.rounds
-            await wait_for(lambda: "another process has spoken as member 1" in rounds.problem)
-            await asyncio.sleep(1.0)
-            assert (await group.wait_serves(), twin.engines()) == (life, [])
-            await group.members[1].stop_agent()
-            await wait_for(lambda: group.problem == "" and twin.runs() == group.members[0].runs() != life)
-            await twin.close()
+            try:
+                twin.launch()
+                await twin.start_agent()
+                rounds = twin.rounds
+                assert rounds is not None
+                await wait_for(lambda: "another process has spoken as member 1" in rounds.problem)
+                await asyncio.sleep(1.0)
+                assert (await group.wait_serves(), twin.engines()) == (life, [])
+                await group.members[1].stop_agent()
+                await wait_for(lambda: group.problem == "" and twin.runs() == group.members[0].runs() != life)
+            finally:
+                await twin.close()
     asyncio.run(body())
