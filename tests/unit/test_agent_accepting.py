@@ -16,9 +16,10 @@ from files import no_files
 from processes import free_port
 
 from xpyd_sidecar import accepting
-from xpyd_sidecar.agent import control
+from xpyd_sidecar.agent import control, remote
 from xpyd_sidecar.agent.control import Control
 from xpyd_sidecar.agent.remote import Remote
+from xpyd_sidecar.contract import keys, signing
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.contract.launch import AGENT_SOCKET
@@ -124,3 +125,35 @@ async def test_the_endpoint_on_the_network_has_the_same_bound(monkeypatch: pytes
     finally:
         await server.close()
     assert server._runner.server is None or not server._runner.server.connections
+
+
+async def test_strangers_that_hold_every_place_make_room_for_who_signs_and_who_has_signed_stays(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MOST", 3)
+    monkeypatch.setattr(remote, "STRANGER_S", 0.2)
+    server = Remote(HostPort(f"127.0.0.1:{free_port()}"), KEY, Agent(), "test-e0")
+    await server.start()
+    try:
+        assert server._acceptor is not None
+        port = server._acceptor.port
+
+        def call() -> bytes:
+            signature = signing.sign(keys.derive(KEY, "agent call"), signing.SignedCall("POST", "/role", "test-e0"))
+            return f"POST /role HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n{signing.HEADER}: {signature}\r\n\r\n".encode()
+
+        async def answered(client: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+            client[1].write(call())
+            head = await asyncio.wait_for(client[0].readuntil(b"\r\n\r\n"), 10.0)
+            assert head.startswith(b"HTTP/1.1 400 "), "it is signed, and no assignment"
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+            await client[0].readexactly(int(length.partition(b":")[2]))
+
+        await answered(known := await asyncio.open_connection("127.0.0.1", port))
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        held[0][1].write(b"POST /role HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")  # and the rest never comes
+        await answered(late := await asyncio.open_connection("127.0.0.1", port))
+        await answered(known)
+        for _, writer in (known, late, *held):
+            writer.close()
+    finally:
+        await server.close()

@@ -108,3 +108,9 @@ def test_a_seat_that_hears_nothing_for_fifteen_seconds_ends_its_engine() -> None
     assert (seat.promised, seat.held) == ("c1", "running")
     assert seat.tick(64.9).life == "c1"
     assert seat.tick(65.1).round == GroupRound(5)
+
+
+def test_a_seat_whose_file_was_lost_tells_its_launcher_anew_what_is_to_run() -> None:
+    seat = Seat.again(50.0, None).watch(MemberState("l", 9, 4, "c1", running=True))
+    assert (seat.round, seat.held) == (GroupRound(5), "busy"), "the launcher is told that nothing is to run"
+    assert seat.watch(MemberState("l", 10, 5, "c1")).held == "free"

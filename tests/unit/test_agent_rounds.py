@@ -8,15 +8,17 @@ import re
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from agent_fakes import record_of
-from group_on_host import GroupOnHost, MemberOnHost, wait_for
+from files import no_files
+from group_on_host import NAME, GroupOnHost, MemberOnHost, wait_for
 
 from xpyd_sidecar.agent import group as rules
 from xpyd_sidecar.agent import rounds as rounds_module
 from xpyd_sidecar.agent.beat import Look
 from xpyd_sidecar.contract import record
-from xpyd_sidecar.contract.group import MemberRanks
+from xpyd_sidecar.contract.group import MOST_WORDS, ROUND, WIRE_VERSION, MemberAnswer, MemberHello, MemberRanks
 from xpyd_sidecar.contract.ids import HostPort
 
 
@@ -163,4 +165,99 @@ def test_ranks_that_are_not_a_members_own_are_refused(tmp_path: Path) -> None:
             await wait_for(lambda: "member 1 says ranks 0 to 0, it has 1 to 1" in str(follower.rounds.problem))
             assert group.members[0].rounds is not None
             assert group.members[0].rounds.others() == ()
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("how", ["lost", "torn"])
+def test_a_member_whose_rounds_file_is_lost_ends_what_runs_and_the_group_begins_anew(
+        tmp_path: Path, which: int, how: str) -> None:
+    async def body() -> None:
+        async with GroupOnHost(tmp_path, 2) as group:
+            life, member = await group.wait_serves(), group.members[which]
+            await member.stop_agent()
+            file = member.folder / ROUND
+            file.unlink()
+            if how == "torn":
+                file.touch()
+            await member.start_agent()
+            await group.wait_serves(after=life)
+    asyncio.run(body())
+
+
+def test_agents_without_files_say_nothing_of_engines_and_end_no_round(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        async with GroupOnHost(tmp_path, 2) as group:
+            life, leader = await group.wait_serves(), group.members[0].rounds
+            assert leader is not None
+            for member in group.members:
+                member.pulse(1)
+            await asyncio.sleep(0.5)
+            with no_files():
+                for _ in range(30):
+                    await asyncio.sleep(0.1)
+                    assert group.problem == ""
+            assert leader.status()["life"] == life
+            assert await group.wait_serves() == life
+    asyncio.run(body())
+    assert "cannot be looked at, and counts as before: no file descriptors are left to this process" in caplog.text
+
+
+def test_a_life_that_begins_without_a_file_to_look_for_a_port_has_one(tmp_path: Path) -> None:
+    with no_files():
+        assert rounds_module._free_port("127.0.0.1") in rounds_module.PORTS
+
+
+def test_words_at_their_longest_are_said_so_that_followers_can_read_them(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with GroupOnHost(tmp_path, 2) as group:
+            await group.wait_serves()
+            leader, hears = group.members[0].rounds, group.members[1].rounds
+            assert leader is not None
+            assert hears is not None
+            await group.members[1].stop_agent()
+            await asyncio.sleep(0.5)
+            call = hears.status()["life"]
+            hello = MemberHello(WIRE_VERSION, NAME, 1, "x", "z", 1, "over", call, why="w" * MOST_WORDS)
+            raw = msgspec.json.encode(leader.hear(hello))
+            assert "member 1 ended: www" in msgspec.json.decode(raw, type=MemberAnswer).problem
+    asyncio.run(body())
+
+
+def test_a_hello_that_comes_late_takes_no_drain_back(tmp_path: Path) -> None:
+    async def body() -> None:
+        group = GroupOnHost(tmp_path, 2)
+        await group.members[0].start_agent()
+        rounds = group.members[0].rounds
+        assert rounds is not None
+        asked = []
+        for seq, drain in ((4, False), (6, True), (5, False), (7, True), (8, False)):
+            rounds.hear(MemberHello(WIRE_VERSION, NAME, 1, "x", "b", seq, "free", drain=drain))
+            asked.append(sorted(rounds.asking))
+        assert asked == [[], [1], [1], [1], []]
+        await group.members[0].close()
+    asyncio.run(body())
+
+
+def test_of_two_that_speak_as_one_member_the_first_is_heard_and_the_other_begins_nothing(tmp_path: Path) -> None:
+    """As a pod that was deleted by force and goes on where nobody reaches it, beside the one in its place."""
+    async def body() -> None:
+        (folder := tmp_path / "twin").mkdir()
+        async with GroupOnHost(tmp_path, 2) as group:
+            life = await group.wait_serves()
+            assert group.members[0].config.agent is not None
+            twin = MemberOnHost(folder, 1, 2, group.members[0].config.agent.listen or HostPort(""))
+            try:
+                twin.launch()
+                await twin.start_agent()
+                rounds = twin.rounds
+                assert rounds is not None
+                await wait_for(lambda: "another process has spoken as member 1" in rounds.problem)
+                await asyncio.sleep(1.0)
+                assert (await group.wait_serves(), twin.engines()) == (life, [])
+                await group.members[1].stop_agent()
+                await wait_for(lambda: group.problem == "" and twin.runs() == group.members[0].runs() != life)
+            finally:
+                await twin.close()
     asyncio.run(body())

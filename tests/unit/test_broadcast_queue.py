@@ -331,3 +331,19 @@ def test_messages_out_of_bounds_are_refused_and_the_queue_goes_on(make: Make) ->
         queue.writer.send(memoryview(bytes(10))[::2])
     queue.writer.send(b"x")
     assert [reader.recv(20) for reader in queue.each()] == [[b"x"]] * 4
+
+
+def test_where_the_copy_for_remote_readers_finds_no_memory_nobody_gets_the_message(
+        make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make("both")
+
+    def none_left(_: object) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("xpyd_sidecar.broadcast.queue.bytes", none_left, raising=False)
+        with pytest.raises(MemoryError):
+            queue.writer.send(b"nobody gets this")
+    queue.writer.send(b"all get this")
+    for reader in queue.each():
+        assert reader.recv(20) == [b"all get this"]

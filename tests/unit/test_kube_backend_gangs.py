@@ -148,6 +148,17 @@ async def test_a_name_that_somebody_else_has_is_reported_and_no_pod_is_made_with
     assert world.condition("Degraded")["status"] == "False"
 
 
+@pytest.mark.parametrize("decode", [1, 2])
+async def test_a_name_that_somebody_else_has_is_no_trouble_once_nothing_needs_it(world: MemoryWorld, decode: int) -> None:
+    world.api.put(GROUP, {"metadata": {"name": f"qwen-e{decode}", "namespace": "team-a"}, "spec": {}})
+    world.write(**WIDE | {"decode": WIDE["decode"] | {"replicas": decode}})
+    await settle(world, 3)
+    assert world.condition("Degraded")["reason"] == "NameTaken"
+    world.write(**WIDE | {"decode": WIDE["decode"] | ({"replicas": 1} if decode > 1 else {"parallelism": {}})})
+    await settle(world, 3)
+    assert world.condition("Degraded")["status"] == "False"
+
+
 async def test_a_group_of_another_size_that_was_left_is_made_anew(world: MemoryWorld) -> None:
     world.write(**WIDE)
     await settle(world)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from kube_documents import pod
 from memory_world import MemoryWorld, pods
@@ -189,6 +190,30 @@ async def test_what_another_operator_would_render_otherwise_is_made_anew_as_a_wh
     layouts = {each["metadata"]["annotations"].get(labels.LAYOUT) for each in pods(world).values()}
     assert len(pods(world)) == len(NAMES)
     assert "another" not in layouts
+    check(world)
+
+
+async def test_a_group_that_another_release_began_is_made_anew_as_a_whole(world: MemoryWorld) -> None:
+    """An operator is killed before it has written the leader, and the one that goes on brings another image of xpyd."""
+    world.write(**WIDE | {"decode": WIDE["decode"] | {"replicas": 1}})
+
+    def fault(verb: str, kind: str, name: str) -> ApiError | None:
+        if (verb, kind, name) == ("create", "Pod", "qwen-e1-0"):
+            raise Killed
+        return None
+
+    world.api.fault = fault
+    with pytest.raises(Killed):
+        await settle(world)
+    assert {"qwen-e1-1", "qwen-e1-2"} <= set(pods(world))
+    world.api.fault = lambda verb, kind, name: None
+    settings = msgspec.structs.replace(world.shared.settings, sidecar_image="sidecar:2")
+    world.shared = msgspec.structs.replace(world.shared, settings=settings)
+    world.restart()
+    await settle(world, 12)
+    images = {each["image"] for name, body in pods(world).items() if name.startswith("qwen-e1-")
+              for each in body["spec"]["initContainers"]}
+    assert (len(pods(world)), images) == (4, {"sidecar:2"})
     check(world)
 
 

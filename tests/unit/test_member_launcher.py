@@ -46,10 +46,10 @@ class Launched:
         self.turn = 0
         self.process: subprocess.Popen[str] | None = None
 
-    def start(self, code: str, grace_s: str = "5") -> subprocess.Popen[str]:
+    def start(self, code: str, grace_s: str = "5", program: str = sys.executable) -> subprocess.Popen[str]:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "xpyd_sidecar.member", "--run-dir", str(self.folder), "--grace-s", grace_s, "--",
-             sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+             program, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         return self.process
 
     def tell(self, life: str) -> None:
@@ -226,8 +226,62 @@ def test_a_group_whose_number_is_anothers_by_now_is_left_alone(launched: Launche
     try:
         now = remains.begun(other.pid)
         for session, start in ((now[0], now[1] - 1), (now[0] + 1, now[1]), (now[0], now[1] + 1)):
-            assert remains.find(MemberState("b", 1, 1, "a", True, "", other.pid, session, start)) == []
-        assert remains.find(MemberState("b", 1, 1, "a", True, "", other.pid, *now)) == [other.pid]
+            assert remains.find(MemberState("b", 1, 1, "a", True, "", other.pid, session, start), tmp_path) == []
+        assert remains.find(MemberState("b", 1, 1, "a", True, "", other.pid, *now), tmp_path) == [other.pid]
     finally:
         other.kill()
         other.wait()
+
+
+def test_a_program_that_cannot_be_started_counts_as_an_engine_that_ends(launched: Launched) -> None:
+    process = launched.start(ENDS, program="/no/such/program")
+    for life in ("a", "b"):
+        launched.tell(life)
+        wait_for(lambda life=life: launched.is_at(life, running=False))  # type: ignore[misc]
+    state = launched.state()
+    assert state is not None
+    assert "No such file" in state.why
+    launched.tell("c")
+    assert process.wait(20) == 1
+
+
+def test_nothing_is_begun_that_could_not_be_said_before(launched: Launched) -> None:
+    process = launched.start(f"open({str(launched.folder / 'began')!r}, 'w').close(); import time; time.sleep(60)")
+    wait_for(lambda: launched.state() is not None)
+    (in_the_way := launched.folder / f"{STATE}.tmp{process.pid}").mkdir()
+    launched.tell("a")
+    time.sleep(1.5)
+    assert not (launched.folder / "began").exists()
+    in_the_way.rmdir()
+    wait_for(lambda: launched.is_at("a", running=True))
+    wait_for((launched.folder / "began").exists)
+
+
+def test_an_engine_that_takes_its_time_to_end_leaves_no_silence(launched: Launched) -> None:
+    code = ("import pathlib, signal, sys, time\n"
+            "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), sys.exit(0)))\n"
+            f"pathlib.Path({str(launched.folder / 'up')!r}).touch()\n"
+            "while True: time.sleep(0.1)")
+    process = launched.start(code, grace_s="30")
+    launched.tell("a")
+    wait_for((launched.folder / "up").exists)
+    process.terminate()
+    before = launched.state()
+    assert before is not None
+    time.sleep(3)
+    after = launched.state()
+    assert after is not None
+    assert process.poll() is None
+    assert after.running
+    assert after.beat > before.beat + 1
+
+
+def test_of_members_of_one_life_on_one_host_each_launcher_ends_its_own(tmp_path: Path) -> None:
+    before = MemberState("b", 1, 1, "life-of-both", running=True)
+    env = {**os.environ, **remains.marks(before.life, tmp_path / "0")}
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=env) as other:
+        try:
+            wait_for(lambda: remains.find(before, tmp_path / "0") == [other.pid])
+            assert remains.find(before, tmp_path / "1") == []
+        finally:
+            other.kill()

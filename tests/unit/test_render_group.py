@@ -67,7 +67,7 @@ def test_each_member_is_a_pod_with_a_name_among_the_others() -> None:
         assert main_of(pod)["resources"]["limits"] == {"nvidia.com/gpu": 2}
         assert not list(violations(pod["spec"]))
     one, other = (pod["metadata"]["annotations"]["xpyd.dev/layout"] for pod in (leader, follower))
-    assert one == other == digest(layout(make(**WIDE), Role.DECODE, NAME, "Qwen/Qwen3-8B"))
+    assert one == other == digest(layout(make(**WIDE), Role.DECODE, NAME, "Qwen/Qwen3-8B"), SETTINGS.sidecar_image)
 
 
 def test_an_instance_of_one_pod_has_nothing_of_it() -> None:
@@ -84,7 +84,7 @@ def test_agents_of_members_meet_at_the_leaders_by_its_name_and_only_it_speaks_to
     assert (leader.instance, follower.instance) == ("qwen-e3", "qwen-e3")
     assert leader.agent is not None
     assert follower.agent is not None
-    hashed = digest(layout(make(**WIDE), Role.DECODE, NAME, "Qwen/Qwen3-8B"))
+    hashed = digest(layout(make(**WIDE), Role.DECODE, NAME, "Qwen/Qwen3-8B"), SETTINGS.sidecar_image)
     at = "qwen-e3-0.qwen-engines.models.svc.example.org.:8009"
     assert leader.agent.group == GroupConfig(0, 2, hashed)
     assert follower.agent.group == GroupConfig(1, 2, hashed, at)  # type: ignore[arg-type]

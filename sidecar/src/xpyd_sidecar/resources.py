@@ -48,6 +48,12 @@ def ours(error: BaseException) -> bool:
     return getattr(error, "errno", None) in WORDS
 
 
+def refuse_lack(error: BaseException) -> None:
+    """Raises Lack where an error tells of this process, not of the other side."""
+    if ours(error):
+        raise Lack(words(error)) from None
+
+
 def words(error: BaseException) -> str:
     """What is lacking, for a client too: it names no address. ``error``: one of ``ours``."""
     return WORDS[getattr(error, "errno", 0)]

@@ -46,8 +46,8 @@ class PodGroups:
 
     @property
     def some(self) -> bool:
-        """There are some, as far as is known."""
-        return bool(self._there)
+        """There are some, ours or in our way, as far as is known."""
+        return bool(self._there or self._taken)
 
     async def provide(self, gang: Gang, wanted: Body, now: float) -> bool:
         """Whether the group of an instance is there as it should be. If it cannot be yet, the planner tries again."""
@@ -85,6 +85,7 @@ class PodGroups:
             render: the group of an instance of so many pods.
             now: unix seconds.
         """
+        self._taken.intersection_update(instances)  # nobody needs the other names any more
         if not 0 <= now - self._listed < LIST_S:
             await self._list(served)
             self._listed = now

@@ -32,9 +32,9 @@ def marks(member: Member) -> dict[str, str]:
     return {labels.INSTANCE_OF: member.instance, labels.MEMBER: str(member.index)}
 
 
-def notes(members: tuple[Member, ...]) -> dict[str, str]:
+def notes(members: tuple[Member, ...], settings: KubeSettings) -> dict[str, str]:
     """Annotations of every member's pod."""
-    return {labels.MEMBERS: str(len(members)), labels.LAYOUT: digest(members)}
+    return {labels.MEMBERS: str(len(members)), labels.LAYOUT: digest(members, settings.sidecar_image)}
 
 
 def named(service: DisaggService, member: Member) -> dict[str, str]:
@@ -75,7 +75,7 @@ def group_config(
     namespace = service.metadata.namespace or "default"
     host = f"{members[0].name}.{labels.engines_name(service.name)}.{namespace}.svc.{settings.cluster_domain}."
     leader = join_host_port(host, at.AGENT_PORT) if index else HostPort("")
-    return GroupConfig(index, len(members), digest(members), leader)
+    return GroupConfig(index, len(members), digest(members, settings.sidecar_image), leader)
 
 
 def command(service: DisaggService, member: Member) -> list[str]:

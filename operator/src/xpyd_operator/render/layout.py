@@ -87,9 +87,11 @@ def layout(
     )
 
 
-def digest(members: tuple[Member, ...]) -> str:
-    """Stands for all that they are made of: members of two layouts never run together."""
-    return revision_of({"members": msgspec.to_builtins(members)})
+def digest(members: tuple[Member, ...], image: str = "") -> str:
+    """Stands for all that they are made of: members of two layouts never run together, nor of two releases of xpyd, where
+    ``image`` is that of its containers.
+    """
+    return revision_of({"members": msgspec.to_builtins(members)} | ({"image": image} if image else {}))
 
 
 def _share(index: int, each: int) -> tuple[int, ...]:

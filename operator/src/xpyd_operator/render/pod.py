@@ -82,7 +82,7 @@ def _pod(
         "metadata": metadata(
             service, member.name, labels.engine(service, role, revision) | (group.marks(member) if several else {})
         ) | {"annotations": {"kubectl.kubernetes.io/default-container": labels.MAIN}
-             | (group.notes(members) if several else {})},
+             | (group.notes(members, settings) if several else {})},
         "spec": (group.named(service, member) | group.placed(service, role, member) if several else {}) | {
             "restartPolicy": "Always",
             "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT to a URL, on which vLLM ends

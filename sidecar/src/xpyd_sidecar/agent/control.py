@@ -14,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from xpyd_sidecar.accepting import Acceptor
 from xpyd_sidecar.contract import assignment
@@ -106,12 +107,23 @@ def listen(run_dir: Path) -> socket.socket:
         raise ConfigError(f"cannot listen at {path}: {error.strerror or error} - at `$.run_dir`") from None
 
 
-def acceptor_of(runner: web.AppRunner, sockets: list[socket.socket]) -> Acceptor:
-    """Accepts for an application that is set up: a bounded number a turn, and at once."""
+def acceptor_of(runner: web.AppRunner, sockets: list[socket.socket],
+                crowded: Callable[[Sequence[RequestHandler]], None] | None = None) -> Acceptor:
+    """Accepts for an application that is set up: a bounded number a turn, and at once. ``crowded``: told of those that are
+    there, the oldest first, when there is no room for more; it may close some.
+    """
     server = runner.server
     if server is None:
         raise OurFault("an application that was not set up")
-    return Acceptor(sockets, server, lambda opening: len(server.connections) + opening >= MOST, who="the agent's clients")
+
+    def full(opening: int) -> bool:
+        if len(server.connections) + opening < MOST:
+            return False
+        if crowded is not None:
+            crowded(server.connections)
+        return True
+
+    return Acceptor(sockets, server, full, who="the agent's clients")
 
 
 class Control:

@@ -164,7 +164,7 @@ class Probe:
         except TimeoutError:
             return Look("slow", "GET /metrics or /v1/models took too long", records)
         except (aiohttp.ClientError, OSError) as error:
-            _refuse_lack(error)
+            resources.refuse_lack(error)
             return Look("slow", f"GET /metrics or /v1/models: {_why(error)}", records)
         except BadAnswer as error:
             problem = str(error)
@@ -180,7 +180,7 @@ class Probe:
         except (aiohttp.ClientError, OSError, BadAnswer) as error:
             if resources.ours(error):  # nobody was asked
                 return "slow", f"{what}: {_why(error)}"
-            _refuse_lack(error)
+            resources.refuse_lack(error)
             return "down", f"{what}: {_why(error)}"
         return ("down", f"{what}: status {status}") if status >= 400 else ("up", "")
 
@@ -188,7 +188,7 @@ class Probe:
         try:
             mine = {rank: record.read(self._run_dir, rank) for rank in ranks.own(self._config)}
         except (ValueError, OSError) as error:
-            _refuse_lack(error)
+            resources.refuse_lack(error)
             return (), f"engine record: {error}"
         known = mine | {one.dp_rank: one for said in others for one in ranks.records_of(said)}
         found = [known.get(rank) for rank in range(self._config.data_parallel)]
@@ -242,12 +242,6 @@ async def _all(works: Sequence[Coroutine[Any, Any, AnswerT]]) -> list[AnswerT]:
 
 class _Locked(BadAnswer):
     """It asks for an API key."""
-
-
-def _refuse_lack(error: BaseException) -> None:
-    """Raises Lack where an error tells of this process, not of the engine."""
-    if resources.ours(error):
-        raise resources.Lack(resources.words(error)) from None
 
 
 def _why(error: BaseException) -> str:

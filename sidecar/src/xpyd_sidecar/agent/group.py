@@ -189,8 +189,11 @@ class Seat(NamedTuple):
         return "free" if launcher.turn == self.turn and not launcher.running else "busy"
 
     def watch(self, launcher: MemberState | None) -> Seat:
-        """What the launcher says now."""
-        return self._replace(launcher=launcher)
+        """What the launcher says now. Where it has acted on a later turn than this seat knows of, the round's file is lost:
+        it is told anew.
+        """
+        turn = launcher.turn + 1 if launcher is not None and launcher.turn > self.turn else self.turn
+        return self._replace(launcher=launcher, turn=turn)
 
     def hear(self, answer: MemberAnswer, now: float) -> Seat:
         """The lead has answered."""

@@ -49,6 +49,10 @@ class Pulses(NamedTuple):
         well = all(now - one.at <= STALE_S and now - one.since <= STUCK_S for one in known.values())
         return Pulses(launcher.life, tuple(sorted(known.items())), self.times + well)
 
+    def unseen(self) -> Pulses:
+        """Nobody could look, for which no worker is to blame."""
+        return self._replace(times=self.times + 1)
+
     @property
     def word(self) -> str:
         """Another one with each look that found all of them well; before there are any, the launcher's own beat counts."""

@@ -10,11 +10,13 @@ too old.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from xpyd_sidecar.accepting import Acceptor, bind, of_this_host
 from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_role
@@ -27,6 +29,8 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import ConfigError
 
 SHUTDOWN_S = 1.0
+STRANGER_S = 1.0
+"""Where no room is left for more connections, those over which nothing signed came for so long are closed."""
 METRICS_PATH = "/metrics"
 OPEN_PATHS = (group.READY_PATH, group.LIVE_PATH, METRICS_PATH)
 """To be read by whoever reaches the port."""
@@ -42,7 +46,8 @@ class Remote:
         """
         self._listen = listen
         self._wanted = f"Bearer {keys.agent_token(key)}".encode()
-        self._calls = signing.CallVerifier(keys.derive(key, "agent call"), instance)
+        self._key = keys.derive(key, "agent call")
+        self._calls = signing.CallVerifier(self._key, instance)
         self._plain = plain
         self._speaker = speaker
         self.rounds: Rounds | None = None
@@ -52,6 +57,10 @@ class Remote:
         self.measured: Callable[[], MemberFigures] | None = None
         """What such a member tells of itself."""
         self._acceptor: Acceptor | None = None
+        self._known: set[RequestHandler] = set()
+        """Connections over which something signed came."""
+        self._strangers: dict[RequestHandler, float] = {}
+        """The others, and since when they are in the way."""
         app = web.Application(middlewares=[answer_errors, self._check],
                               client_max_size=group.MOST_BYTES if members else assignment.MOST_BYTES)
         app.add_routes([web.post(assignment.PATH, self._role), web.post(group.PATH, self._member),
@@ -71,7 +80,7 @@ class Remote:
             sockets = await bind(host, port, backlog=BACKLOG)
         except OSError as error:
             raise ConfigError(f"cannot listen at {self._listen}: {error.strerror or error} - at `$.agent.listen`") from None
-        self._acceptor = acceptor_of(self._runner, sockets)
+        self._acceptor = acceptor_of(self._runner, sockets, self._crowded)
 
     async def close(self) -> None:
         """Stop."""
@@ -90,7 +99,17 @@ class Remote:
             refusal = self._calls.refusal(signature, request.method, request.path, await request.read())
         if (signature is None or refusal) and not self._has_token(request):
             raise web.HTTPUnauthorized(text=refusal)
+        if request.protocol not in self._known:
+            self._known = {request.protocol, *(each for each in self._known if each.transport is not None)}
         return await handler(request)
+
+    def _crowded(self, there: Sequence[RequestHandler]) -> None:
+        """Strangers who say nothing, or read slowly, must not keep members and the operator out."""
+        now = asyncio.get_running_loop().time()
+        self._strangers = {each: self._strangers.get(each, now) for each in there if each not in self._known}
+        for each, since in self._strangers.items():
+            if now - since >= STRANGER_S:
+                each.force_close()
 
     def _has_token(self, request: web.Request) -> bool:
         said = request.headers.get("Authorization", "").encode(errors="replace")
@@ -128,4 +147,6 @@ class Remote:
             raise web.HTTPBadRequest(text=f"no hello of a member: {error}") from None
         except HelloRefused as error:
             raise web.HTTPConflict(text=str(error)) from None
-        return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+        body = msgspec.json.encode(answer)
+        signature = signing.sign_answer(self._key, request.headers.get(signing.HEADER, ""), body)
+        return web.Response(body=body, content_type="application/json", headers={signing.HEADER: signature})

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import aiohttp
 import msgspec
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.agent import ranks
 from xpyd_sidecar.agent.beat import SLOW_LOOKS, Look
 from xpyd_sidecar.agent.group import SILENT_S, Lead, Seat
@@ -26,6 +27,7 @@ from xpyd_sidecar.agent.pulses import Pulses
 from xpyd_sidecar.contract import group, keys, run_folder, signing
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.group import (
+    MOST_WORDS,
     ROUND,
     STATE,
     WIRE_VERSION,
@@ -34,6 +36,7 @@ from xpyd_sidecar.contract.group import (
     MemberHello,
     MemberRanks,
     MemberState,
+    Pulse,
 )
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import GroupConfig, SidecarConfig
@@ -44,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
 HELLO_S: Final = 1.0
+TWIN_HELLOS: Final = 2.5
+"""So many times later than the last hello of an agent's process another one may speak as the same member."""
 ANSWER_S: Final = 2.0
 ANSWER_MAX: Final = 64 << 10
 PORTS: Final = range(31000, 32000)
@@ -86,6 +91,7 @@ class Rounds:
         self._seq = 0
         self._loop = asyncio.get_running_loop()
         self._problems: dict[str, str] = {}
+        self._complaint = resources.Complaint("the engine of this member cannot be looked at, and counts as before")
         now, kept = self._loop.time(), self._read(ROUND, GroupRound)
         self._seat = Seat.again(now, kept, mine.over_s)
         self._pulses = Pulses()
@@ -183,11 +189,12 @@ class Rounds:
             raise HelloRefused(f"no {name} of {hello.instance}: this is {self._config.instance}, of {mine.size}")
         if hello.layout != mine.layout:
             raise HelloRefused(f"{name} is of another layout ({hello.layout}) than the leader ({mine.layout})")
+        before = self._lead.members[hello.index]
+        if before is not None and before.boot != hello.boot:
+            ago_s = self._loop.time() - before.heard
+            if ago_s < TWIN_HELLOS * HELLO_S:  # or both would begin an engine of the life
+                raise HelloRefused(f"another process has spoken as {name} {ago_s:.1f} s ago; are there two?")
         self._check_ranks(hello)
-        asking = self.asking | {hello.index} if hello.drain else self.asking - {hello.index}
-        if asking != self.asking:
-            self.asking = asking
-            self._drains()
         return self._count(hello)
 
     def _check_ranks(self, hello: MemberHello) -> None:
@@ -218,8 +225,19 @@ class Rounds:
                 await asyncio.sleep(LOOK_S)
 
     def _look(self) -> None:
-        """At the launcher, and at what its engine's workers say."""
-        now, found = self._loop.time(), self._read(STATE, MemberState)
+        """At the launcher, and at what its engine's workers say. A look for which this process lacks files is none: it
+        says nothing of the engine, which counts as it did.
+        """
+        now = self._loop.time()
+        try:
+            self._look_at(now)
+        except resources.Lack as lack:
+            self._complaint.add(lack)
+            self._launcher = (self._launcher[0], now)
+            self._pulses = self._pulses.unseen()
+
+    def _look_at(self, now: float) -> None:
+        found = self._read(STATE, MemberState)
         before, changed = self._launcher
         if found is not None and (before is None or (found.boot, found.beat) != (before.boot, before.beat)):
             changed = now
@@ -227,7 +245,15 @@ class Rounds:
         alive = found if found is not None and now - changed <= SILENT_S else None
         self._seat = self._seat.watch(alive)
         if alive is not None and alive.running:
-            self._pulses = self._pulses.look(alive, group.pulses(self._run_dir), now)
+            self._pulses = self._pulses.look(alive, self._found_pulses(), now)
+
+    def _found_pulses(self) -> list[Pulse]:
+        try:
+            return group.pulses(self._run_dir)
+        except OSError as error:
+            resources.refuse_lack(error)
+            self._complain("pulses", str(error))
+            return []
 
     def _hello(self) -> MemberHello:
         self._seq += 1
@@ -256,6 +282,10 @@ class Rounds:
         seen = self._lead.members[hello.index]
         if hello.index and seen is not None and (seen.boot, seen.seq) == (hello.boot, hello.seq):
             self._heard[hello.index] = hello
+            asking = self.asking | {hello.index} if hello.drain else self.asking - {hello.index}
+            if asking != self.asking:
+                self.asking = asking
+                self._drains()
         if self._lead.life and not before.life:
             self._port = _free_port(self._host)
             logger.info("a round begins", extra={"life": self._lead.life, "members": self._mine.size})
@@ -265,7 +295,7 @@ class Rounds:
         role, draining, drained = self._standing()
         problem = self.problem or ("the leader's server is not up" if self._up is False else "")
         return MemberAnswer(WIRE_VERSION, call, life, self._host, self._port, role.role, role.epoch, draining, drained,
-                            problem)
+                            problem[:MOST_WORDS])
 
     def _follow(self, lead: Lead) -> None:
         if self._lead is not None and self._lead.life and not lead.life:
@@ -290,13 +320,16 @@ class Rounds:
 
     async def _say(self, session: aiohttp.ClientSession) -> None:
         body = msgspec.json.encode(self._hello())
-        call = signing.SignedCall("POST", group.PATH, self._config.instance, body)
+        said = signing.sign(self._key, signing.SignedCall("POST", group.PATH, self._config.instance, body))
         try:
             async with session.post(f"http://{self._mine.leader}{group.PATH}", data=body, allow_redirects=False,
-                                    headers={signing.HEADER: signing.sign(self._key, call)}) as answer:
-                raw = await answer.content.read(ANSWER_MAX)
+                                    headers={signing.HEADER: said}) as answer:
+                raw = await _whole(answer.content)
                 if answer.status != 200:
                     self._not_heard(f"status {answer.status}: {raw[:300].decode(errors='replace')}")
+                    return
+                if not signing.answers(self._key, said, answer.headers.get(signing.HEADER, ""), raw):
+                    self._not_heard("who answers there does not hold the service's key")
                     return
                 told = msgspec.json.decode(raw, type=MemberAnswer)
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
@@ -320,20 +353,31 @@ class Rounds:
         try:
             found = run_folder.read(self._run_dir / name, kind)
         except (ValueError, OSError) as error:
+            resources.refuse_lack(error)
             self._complain(name, str(error))
             return None
         self._problems.pop(name, None)
         return found
 
 
+async def _whole(content: aiohttp.StreamReader) -> bytes:
+    """All of an answer, however many pieces it comes in; no more than ``ANSWER_MAX`` and one piece."""
+    raw = b""
+    async for piece in content.iter_any():
+        raw += piece
+        if len(raw) > ANSWER_MAX:
+            break
+    return raw
+
+
 def _free_port(host: str) -> int:
     """A port at which the engines can meet. Should somebody take it meanwhile, the round fails and the next has another."""
     for port in random.sample(PORTS, 64):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            try:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.bind((bound(host), port))
-            except OSError:
-                continue
-            return port
-    return PORTS[0]
+        except OSError:  # somebody has it, or no file is left to ask with
+            continue
+        return port
+    return random.choice(PORTS)

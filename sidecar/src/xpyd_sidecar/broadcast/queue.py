@@ -128,7 +128,7 @@ class Writer:
             PeerGone: every reader is gone.
             ValueError: no parts, too many, or too large. Nobody got the message.
             TypeError: a part is not contiguous. Nobody got the message.
-            OSError: no memory or descriptor for a side segment. Nobody got the message.
+            OSError, MemoryError: no memory or descriptor for a side segment, or for remote readers. Nobody got the message.
         """
         flat = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts]
         lengths = tuple([len(part) for part in flat])
@@ -152,10 +152,11 @@ class Writer:
         to_local = shared is not None and bool(shared.flags.live)
         if not to_local and (remotes is None or not remotes.taken):
             raise PeerGone(self.name, f"every reader is gone: {self.lost}")
+        copies = [bytes(part) for part in flat] if remotes is not None and remotes.taken else []  # before anybody has it
         if shared is not None and to_local:
             shared.write(flat, lengths, aside)
-        if remotes is not None and remotes.taken:
-            remotes.send(self._number, [bytes(part) for part in flat])
+        if remotes is not None and copies:
+            remotes.send(self._number, copies)
             self._note_remotes()
         self._number += 1
 

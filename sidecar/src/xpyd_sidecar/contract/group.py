@@ -50,7 +50,9 @@ ENV_LIFE: Final = "XPYD_LIFE"
 
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST_MEMBERS)]
 Token = Annotated[str, msgspec.Meta(max_length=64)]
-Words = Annotated[str, msgspec.Meta(max_length=1024)]
+MOST_WORDS: Final = 1024
+"""Characters of what is said for people."""
+Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
 MemberHeld = Literal["absent", "free", "busy", "running", "over"]
 """What a member has: no launcher that answers; a launcher that runs nothing and has promised to run only the life that was
 called last; one that is about to begin or to end an engine; an engine of the life; one that has ended in this life."""

@@ -6,6 +6,9 @@
 each part on a line of its own; time in unix seconds, nonce 32 hex digits, mac 64. ``instance`` is who is called, so that a
 call is of no use elsewhere. A receiver MUST refuse what is more than 60 s off its clock and what it has seen; it keeps
 nonces for 120 s, as long as any of them can be good for, and refuses everything while it keeps 4,096.
+
+An answer that is acted on has ``v1 <mac>`` in the same header, over "xpyd answer 1", the call's header and the SHA-256 of
+the answer's body: nobody else can answer in the receiver's place.
 """
 
 from __future__ import annotations
@@ -41,6 +44,17 @@ def sign(key: bytes, call: SignedCall, *, now: float | None = None) -> str:
     """The header's value for one call. ``key``: of the purpose (``keys.derive``)."""
     at, nonce = str(int(time.time() if now is None else now)), secrets.token_hex(16)
     return f"v1 {at} {nonce} {_mac(key, call, at, nonce)}"
+
+
+def sign_answer(key: bytes, said: str, body: bytes) -> str:
+    """The header's value for the answer to a call whose header was ``said``."""
+    return f"v1 {_digest(key, 'xpyd answer 1', said, hashlib.sha256(body).hexdigest())}"
+
+
+def answers(key: bytes, said: str, signature: str, body: bytes) -> bool:
+    """Whether who answers the call has the key."""
+    right = sign_answer(key, said, body)
+    return hmac.compare_digest(signature.encode(errors="surrogateescape"), right.encode())
 
 
 class CallVerifier:
@@ -81,5 +95,9 @@ class CallVerifier:
 
 
 def _mac(key: bytes, call: SignedCall, at: str, nonce: str) -> str:
-    parts = ("xpyd call 1", call.method, call.path, call.instance, hashlib.sha256(call.body).hexdigest(), at, nonce)
+    body = hashlib.sha256(call.body).hexdigest()
+    return _digest(key, "xpyd call 1", call.method, call.path, call.instance, body, at, nonce)
+
+
+def _digest(key: bytes, *parts: str) -> str:
     return hmac.new(key, "\n".join(parts).encode(errors="surrogateescape"), hashlib.sha256).hexdigest()

@@ -29,10 +29,10 @@ from typing import Final
 import msgspec
 
 from xpyd_sidecar.contract import run_folder
-from xpyd_sidecar.contract.group import ENV_LIFE, ROUND, STATE, GroupRound, MemberState
+from xpyd_sidecar.contract.group import MOST_WORDS, ROUND, STATE, GroupRound, MemberState
 from xpyd_sidecar.contract.launch import ENV_RUN_DIR
 from xpyd_sidecar.member import remains
-from xpyd_sidecar.member.wanted import filled, given_up, wanted
+from xpyd_sidecar.member.wanted import FAILURES_MAX, filled, given_up, wanted
 
 logger = logging.getLogger("xpyd_sidecar.member")
 
@@ -88,7 +88,8 @@ class Launcher:
             match wanted(self._state, told):
                 case "begin":
                     assert told is not None
-                    self._begin(told)
+                    if not self._begin(told):
+                        return 1
                 case "end":
                     self._say(running=not self._end(END_S))
                 case _:
@@ -114,7 +115,7 @@ class Launcher:
         process goes on.
         """
         before, said = self._before, False
-        while before is not None and before.life and (left := remains.find(before)):
+        while before is not None and before.life and (left := remains.find(before, self._run_dir)):
             if self._stopped:
                 return False
             if not said:
@@ -136,10 +137,16 @@ class Launcher:
             logger.warning("%s; what runs goes on", error)
             return GroupRound(self._state.turn, self._state.life if self._state.running else "")
 
-    def _begin(self, told: GroupRound) -> None:
+    def _begin(self, told: GroupRound) -> bool:
+        """Whether this process goes on. What cannot be said is not begun, but tried again: whoever took this one's place
+        would not know of it.
+        """
         for stale in (*self._run_dir.glob("engine-*.json"), *self._run_dir.glob("pulse-*.json")):
             stale.unlink(missing_ok=True)
-        self._say(turn=told.turn, life=told.life, running=True, why="")  # before anything runs: it counts as running
+        before = self._state
+        if not self._say(turn=told.turn, life=told.life, running=True, why=""):
+            self._state = before
+            return True
         logger.info("life %s: the engine begins, its leader is %s", told.life, told.leader)
         try:
             self._child = subprocess.Popen(filled(self._command, told), env=self._environment(told.life),
@@ -147,11 +154,11 @@ class Launcher:
                                            preexec_fn=functools.partial(_ends_with, os.getpid()))  # noqa: PLW1509 (one thread)
         except OSError as error:
             logger.error("cannot start %s: %s", self._command[0], error)  # noqa: TRY400  # its words say all
-            self._failures.append(time.monotonic())
-            self._say(running=False, why=str(error)[:1024])
-            return
+            self._say(running=False, why=str(error)[:MOST_WORDS])
+            return self._goes_on()
         session, start = remains.begun(self._child.pid)
         self._say(group=self._child.pid, session=session, start=start)
+        return True
 
     def _environment(self, life: str) -> dict[str, str]:
         """The engine's. What torch compiles at first use goes to a folder of this life, unless one is given: an engine
@@ -159,15 +166,21 @@ class Launcher:
         """
         for stale in self._run_dir.glob(f"{_COMPILED}*"):
             shutil.rmtree(stale, ignore_errors=True)
-        return {_COMPILED_VAR: str(self._run_dir / f"{_COMPILED}{life}"), **os.environ, ENV_LIFE: life}
+        compiled = {_COMPILED_VAR: str(self._run_dir / f"{_COMPILED}{life}")}
+        return {**compiled, **os.environ, **remains.marks(life, self._run_dir)}
 
     def _ended(self, code: int) -> bool:
         """The engine has ended by itself; whether this process goes on."""
         words = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         logger.error("life %s: the engine ended: %s", self._state.life, words)
-        self._failures.append(time.monotonic())
         self._say(running=not self._end(0.0), why=words)
-        if given_up(self._failures, time.monotonic()):
+        return self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """After a failure, whether this process does."""
+        now = time.monotonic()
+        self._failures = [*self._failures[1 - FAILURES_MAX:], now]
+        if given_up(self._failures, now):
             logger.error("that was the third time in 10 minutes: the launcher ends")
             return False
         return True
@@ -179,8 +192,7 @@ class Launcher:
             self._group = child.pid
             if grace_s > 0:
                 child.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(grace_s)
+                self._wait(child, grace_s)
         end = time.monotonic() + KILL_S
         while self._group and time.monotonic() < end:
             with contextlib.suppress(ProcessLookupError):
@@ -195,14 +207,24 @@ class Launcher:
             logger.error("processes of the engine do not end within %g s of SIGKILL", KILL_S)
         return not self._group
 
-    def _say(self, **changed: object) -> None:
-        """``changed``: fields of what is said."""
+    def _wait(self, child: subprocess.Popen[bytes], grace_s: float) -> None:
+        """Until it has ended, for so long at most; who looks at this process sees that it lives."""
+        end = time.monotonic() + grace_s
+        while child.poll() is None and time.monotonic() < end:
+            if time.monotonic() - self._said_at >= SAY_S:
+                self._say()
+            time.sleep(0.05)
+
+    def _say(self, **changed: object) -> bool:
+        """``changed``: fields of what is said. Whether it could be."""
         self._state = msgspec.structs.replace(self._state, beat=self._state.beat + 1, **changed)
         self._said_at = time.monotonic()
         try:
             run_folder.write(self._run_dir / STATE, self._state)
         except OSError as error:  # its agent sees a launcher that is gone
             logger.warning("cannot write %s: %s", self._run_dir / STATE, error)
+            return False
+        return True
 
 
 def _ends_with(launcher: int) -> None:

@@ -1,7 +1,8 @@
 """What a launcher that was killed alone has left behind: its engine's processes, found by whoever takes its place.
 
-Two marks, since each can be lost: the engine's process group, of which the number may be another's by now, and the life in
-the environment, which vLLM's processes overwrite with a title.
+Two marks, since each can be lost: the engine's process group, of which the number may be another's by now, and the life and
+the run folder in the environment, which vLLM's processes overwrite with a title. With the life alone, those of the other
+members on this host would be taken for this one's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xpyd_sidecar.contract.group import ENV_LIFE, MemberState
+from xpyd_sidecar.contract.launch import ENV_RUN_DIR
 
 PROC = Path("/proc")
 
@@ -34,15 +36,22 @@ def begun(pid: int) -> tuple[int, int]:
     return (found.session, found.start) if found is not None else (0, 0)
 
 
-def find(before: MemberState) -> list[int]:
-    """Processes of the engine that ran when this was written; those that have ended and were not waited for are none."""
+def marks(life: str, run_dir: Path) -> dict[str, str]:
+    """What an engine has in its environment."""
+    return {ENV_LIFE: life, ENV_RUN_DIR: str(run_dir)}
+
+
+def find(before: MemberState, run_dir: Path) -> list[int]:
+    """Processes of the engine that ran when this was written, in this folder; those that have ended and were not waited for
+    are none.
+    """
     found = {pid: stat for pid in pids() if pid != os.getpid() and (stat := stat_of(pid)) is not None and stat.state != "Z"}
     first = found.get(before.group)
     reused = first is not None and first.start != before.start
-    mark = f"{ENV_LIFE}={before.life}".encode()
+    ours = {os.fsencode(f"{name}={value}") for name, value in marks(before.life, run_dir).items()}
     return [pid for pid, stat in found.items()
             if (stat.group == before.group > 0 and stat.session == before.session and stat.start >= before.start
-                and not reused) or mark in _environment(pid)]
+                and not reused) or ours.issubset(_environment(pid))]
 
 
 def kill(left: list[int]) -> None:
