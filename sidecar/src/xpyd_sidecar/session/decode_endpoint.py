@@ -24,7 +24,6 @@ from xpyd_sidecar.session.lookup_buffer import RETRY_S
 from xpyd_sidecar.session.receiver_events import AskedBlocks, ReceiverContext
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.gates import LoadTarget
-from xpyd_sidecar.transport.tcp.connection import Connection
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
 
 logger = logging.getLogger(__name__)
@@ -85,20 +84,20 @@ class DecodeEndpoint(Endpoint):
         if self._intake.taker is not None:
             self._intake.taker.resume()
 
-    def room(self, connection: Connection, header: Header) -> PayloadPlace | None:
+    def room(self, header: Header) -> PayloadPlace | None:
         """Where a payload goes: blocks of their own or staging for what is wanted, nowhere for what no longer is."""
         if header.kind is not Kind.DATA and header.kind is not Kind.OFFER:
             return PayloadPlace.of(header.length)
         if not self._handshake.settled:
-            raise ProtocolError(connection.peer, f"sent {header.kind.name} before the link was agreed")
+            raise ProtocolError(self.link.peer, f"sent {header.kind.name} before the link was agreed")
         return self._intake.room(header) if header.kind is Kind.DATA else PayloadPlace.of(header.length)
 
-    def frame(self, connection: Connection, header: Header, place: PayloadPlace) -> None:
+    def frame(self, header: Header, place: PayloadPlace) -> None:
         """A frame is complete."""
         if header.kind is Kind.DATA:
             self._intake.data(header, place)
             return
-        super().frame(connection, header, place)
+        super().frame(header, place)
 
     def _heard(self, header: Header, body: memoryview) -> None:
         if header.kind is Kind.OFFER:
@@ -148,7 +147,7 @@ class DecodeEndpoint(Endpoint):
         self.expected.discard(key)
         self._shared.ahead.forget(key)
 
-    def closed(self, _: Connection, error: PeerError) -> None:
+    def closed(self, error: PeerError) -> None:
         """The connection has ended: every try asked of it is broken."""
         self._intake.close()
         for key in self.expected:

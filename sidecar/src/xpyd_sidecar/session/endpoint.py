@@ -15,7 +15,8 @@ from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.link import LinkContext
 from xpyd_sidecar.transport.nixl.prefill import NixlReading
-from xpyd_sidecar.transport.tcp.connection import Connection, Owner
+from xpyd_sidecar.transport.tcp.connection import Connection
+from xpyd_sidecar.transport.tcp.frame_reader import FrameOwner
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
 
 if TYPE_CHECKING:  # it needs torch
@@ -43,7 +44,7 @@ class LocalRank(NamedTuple):
     """Makes links over NIXL, where it is there."""
 
 
-class Endpoint(Owner):
+class Endpoint(FrameOwner):
     """One end."""
 
     def __init__(self, loop: Loop, sock: socket.socket, address: str, *, connecting: bool = False) -> None:
@@ -57,14 +58,14 @@ class Endpoint(Owner):
         payload = bodies.body(body) if body is not None else b""
         self.link.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
 
-    def frame(self, connection: Connection, header: Header, place: PayloadPlace) -> None:
+    def frame(self, header: Header, place: PayloadPlace) -> None:
         """A frame other than DATA is complete."""
         if not frames.intact(header, place.body):
-            raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
+            raise ChecksumError(self.link.peer, f"{header.kind.name} frame with a wrong checksum")
         try:
             self._heard(header, place.body)
         except messages.MessageError as error:
-            raise ProtocolError(connection.peer, str(error)) from None
+            raise ProtocolError(self.link.peer, str(error)) from None
 
     def _heard(self, header: Header, body: memoryview) -> None:
         """What it says. May raise PeerError or MessageError, which end the connection."""

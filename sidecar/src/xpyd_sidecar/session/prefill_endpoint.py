@@ -19,7 +19,6 @@ from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session.endpoint import Endpoint, LocalRank
 from xpyd_sidecar.session.prefill_link_choice import Arenas, PrefillLinkChoice
 from xpyd_sidecar.threads.loop import Loop
-from xpyd_sidecar.transport.tcp.connection import Connection
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
 
 T = TypeVar("T")
@@ -49,10 +48,10 @@ class PrefillEndpoint(Endpoint):
         self.way = PrefillLinkChoice(host.me, host.arenas, self.context)
         self.say(Kind.CHALLENGE, NO_TRANSFER, bodies.Challenge(self._nonce, host.me.incarnation))
 
-    def room(self, connection: Connection, header: Header) -> PayloadPlace | None:
+    def room(self, header: Header) -> PayloadPlace | None:
         """Where a payload goes."""
         if header.kind is Kind.DATA:
-            raise ProtocolError(connection.peer, "sent DATA where prefill listens")
+            raise ProtocolError(self.link.peer, "sent DATA where prefill listens")
         return PayloadPlace.of(header.length)
 
     def _heard(self, header: Header, body: memoryview) -> None:
@@ -70,7 +69,7 @@ class PrefillEndpoint(Endpoint):
         except Incompatible as error:
             self._refuse(Outcome.INCOMPATIBLE, error)
 
-    def closed(self, _: Connection, error: PeerError) -> None:
+    def closed(self, error: PeerError) -> None:
         """The connection has ended."""
         self.way.close()
         self._host.lost(self, error)
