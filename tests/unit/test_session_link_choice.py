@@ -50,7 +50,7 @@ class Grouping:
 
     def link(self, context: LinkContext, piece: int) -> TcpLink:
         self.pieces.append(piece)
-        return TcpLink()
+        return TcpLink(context.session)
 
 
 class Session:

@@ -34,11 +34,11 @@ class Link(OfferLink):
 
     name = "test"
 
-    def __init__(self) -> None:
-        super().__init__(2)
+    def __init__(self, session: Session) -> None:
+        super().__init__(session, 2)
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
-        one.offer(4096 + one.blocks.first, one.total())
+        self._tell(one, 4096 + one.blocks.first, one.total())
         return one._replace(where=7)
 
 
@@ -47,31 +47,30 @@ def session() -> Session:
     return Session()
 
 
-def put(link: OfferLink, session: Session, freed: list[str], name: str = "one", *, most: int = 32,
-        cover: bool = True) -> None:
-    link.put(session, KEY, Blocks(2, 10, 6, DATA), lambda: freed.append(name), cover=cover, most=most)
+def put(link: OfferLink, freed: list[str], name: str = "one", *, most: int = 32, cover: bool = True) -> None:
+    link.put(KEY, Blocks(2, 10, 6, DATA), lambda: freed.append(name), cover=cover, most=most)
 
 
 def test_blocks_wait_in_pieces_and_are_offered_in_their_order(session: Session) -> None:
-    link = Link()
-    put(link, session, [])
+    link = Link(session)
+    put(link, [])
     cuts = [(one.blocks.first, one.blocks.blocks, bytes(one.blocks.data)) for one in (*link.offered, *link.waiting)]
     assert cuts == [(10, 2, bytes(DATA[:32])), (12, 2, bytes(DATA[32:64])), (14, 2, bytes(DATA[64:]))]
     assert [one.where for one in link.offered] == [7, 7]
     assert len(session.sent) == 2
-    link.taken(session, read=True)
+    link.taken(read=True)
     assert [frames.decode(header).first for header, _ in session.sent] == [10, 12, 14]
     assert link.busy
 
 
 def test_a_put_is_done_when_all_its_pieces_are(session: Session) -> None:
-    link, freed = Link(), []
-    put(link, session, freed, "one")
-    put(link, session, freed, "two", most=1 << 20)
+    link, freed = Link(session), []
+    put(link, freed, "one")
+    put(link, freed, "two", most=1 << 20)
     for _ in range(2):
-        link.taken(session, read=True)
+        link.taken(read=True)
     assert freed == []
-    link.taken(session, read=True)
+    link.taken(read=True)
     assert freed == ["one"]
     link.close()
     assert freed == ["one", "two"]
@@ -79,16 +78,16 @@ def test_a_put_is_done_when_all_its_pieces_are(session: Session) -> None:
 
 
 def test_an_answer_to_no_offer_is_the_peers_mistake(session: Session) -> None:
-    link = Link()
+    link = Link(session)
     with pytest.raises(ProtocolError, match="not on offer"):
-        link.taken(session, read=True)
+        link.taken(read=True)
 
 
 def test_who_cannot_take_what_was_agreed_on_is_mistaken_and_the_copy_is_freed_once(session: Session) -> None:
-    link, freed = Link(), []
-    put(link, session, freed)
+    link, freed = Link(session), []
+    put(link, freed)
     with pytest.raises(ProtocolError, match="cannot take a piece over test"):
-        link.taken(session, read=False)
+        link.taken(read=False)
     assert freed == []
     link.close()
     link.close()
@@ -97,7 +96,7 @@ def test_who_cannot_take_what_was_agreed_on_is_mistaken_and_the_copy_is_freed_on
 
 @pytest.mark.parametrize("cover", [True, False])
 def test_an_offer_says_where_a_piece_lies_and_what_its_sum_is(session: Session, cover: bool) -> None:
-    put(Link(), session, [], cover=cover)
+    put(Link(session), [], cover=cover)
     header, body = session.sent[1]
     said = frames.decode(header)
     assert (said.kind, said.key, said.region, said.first, said.blocks) == (Kind.OFFER, KEY, 2, 12, 2)

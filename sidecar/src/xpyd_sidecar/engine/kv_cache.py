@@ -16,6 +16,7 @@ Nothing here needs vLLM, so that it can be tested with torch alone.
 from __future__ import annotations
 
 import bisect
+import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -96,8 +97,8 @@ class KvCache:
         self.block_bytes = tuple(region[0].numel() * region.element_size() for region in self.regions)
         self.device = self.regions[0].device
         self._mover = device.Mover(self.device) if self.device.type == "cuda" else None
-        self._views: dict[tuple[int, int, int], tuple[device.RowView, int]] = {}
-        self._ranges: dict[tuple[int, int, int, int], list[tuple[device.RowView, list[int], list[int]]]] = {}
+        self._view = functools.cache(self._view_of)
+        self._alike = functools.cache(self._alike_of)
 
     def of_group(self, group: int) -> range:
         """The arrays of a group; a pipeline stage may have none of it."""
@@ -197,13 +198,10 @@ class KvCache:
     def _part(self, region: int, head: int, heads: int) -> torch.Tensor:
         return self.regions[region].narrow(1, head, heads) if heads else self.regions[region]
 
-    def _view(self, region: int, head: int, heads: int) -> tuple[device.RowView, int]:
+    def _view_of(self, region: int, head: int, heads: int) -> tuple[device.RowView, int]:
         """How an array, or so many heads of it, lies in device memory, and where."""
-        known = self._views.get((region, head, heads))
-        if known is None:
-            part = self._part(region, head, heads)
-            known = self._views[region, head, heads] = device.view_of(part), part.data_ptr()
-        return known
+        part = self._part(region, head, heads)
+        return device.view_of(part), part.data_ptr()
 
     def _packed(self, move: Move) -> device.PackedRows:
         if len(move.starts) == 1:
@@ -214,18 +212,16 @@ class KvCache:
                     in self._alike(move.region, len(move.starts), move.head, move.heads)]
         return device.PackedRows(rows, move.packed, move.packed.data_ptr(), len(move.packed))
 
-    def _alike(self, region: int, count: int, head: int, heads: int) -> list[tuple[device.RowView, list[int], list[int]]]:
+    def _alike_of(self, region: int, count: int, head: int, heads: int,
+                  ) -> list[tuple[device.RowView, list[int], list[int]]]:
         """Of so many arrays from one on: those that look alike, where they are, and which they are."""
-        known = self._ranges.get((region, count, head, heads))
-        if known is None:
-            groups: dict[device.RowView, tuple[list[int], list[int]]] = {}
-            for at in range(count):
-                view, array = self._view(region + at, head, heads)
-                arrays, places = groups.setdefault(view, ([], []))
-                arrays.append(array)
-                places.append(at)
-            known = self._ranges[region, count, head, heads] = [(view, *group) for view, group in groups.items()]
-        return known
+        groups: dict[device.RowView, tuple[list[int], list[int]]] = {}
+        for at in range(count):
+            view, array = self._view(region + at, head, heads)
+            arrays, places = groups.setdefault(view, ([], []))
+            arrays.append(array)
+            places.append(at)
+        return [(view, *group) for view, group in groups.items()]
 
 
 def chunk(size: int, *, pinned: bool) -> Chunk:

@@ -145,7 +145,7 @@ class WorkerSide:
         self._drafts = DraftHooks(drafts)
         self._hand: WorkerRpcServer | None = None
         self._parts: list[ThreadedPart] = [self._completions, self._receiver, self._sender]
-        self._parts += [one for one in (self._groups, self._reading) if one is not None]
+        self._parts += [one.hub for one in (self._groups, self._reading) if one is not None]
         """In the order in which they end."""
         self._orders = Orders()
         self._copied: set[str] = set()

@@ -193,11 +193,7 @@ class BlockReceiver:
         self._arrived(asked, header, header.length, chunk, "tcp")
 
     def wants(self, header: Header, offer: bodies.Offer, most: int) -> bool:
-        """Whether an offer is still wanted. ``most``: bytes that it may have; 0: as many as may come in one frame.
-
-        Raises:
-            ProtocolError: it is not what was asked for.
-        """
+        """As of ``PieceOwner``."""
         asked = self.asked.get(header.key)
         if asked is None:
             return False
@@ -208,11 +204,7 @@ class BlockReceiver:
         return True
 
     def received(self, header: Header, chunk: Chunk, size: int) -> None:
-        """Blocks have come in a group, into a slot of GPU memory.
-
-        Raises:
-            ProtocolError: they have come before.
-        """
+        """As of ``PieceOwner``: blocks have come in a group, into a slot of GPU memory."""
         asked = self.asked.get(header.key)
         wanted = False
         try:
@@ -224,11 +216,7 @@ class BlockReceiver:
             self._arrived(asked, header, size, chunk, "nccl")
 
     def place(self, header: Header, offer: bodies.Offer, bring: Callable[[Scatter], str]) -> bool:
-        """Have blocks brought to their places. False: no staging memory is free for them.
-
-        Raises:
-            ChecksumError, ProtocolError: they are not what was sent, or have come before; what ``bring`` raises.
-        """
+        """As of ``PieceOwner``; what is free or not is staging memory."""
         asked = self.asked.get(header.key)
         if asked is None:
             return True

@@ -8,7 +8,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
@@ -47,7 +48,7 @@ class DecodeEndpoint(Endpoint):
         self._ended = ended
         self._intake = BlockReceiver(shared, address)
         self._handshake = DecodeHandshake(shared.me, self, self._intake, incarnation, self._agreed)
-        self._later: list[tuple[Kind, Key, bodies.Body | None]] = []
+        self._later: list[tuple[Kind, bodies.Body | None, Key]] = []
 
     @property
     def asked(self) -> dict[Key, AskedBlocks]:
@@ -74,9 +75,9 @@ class DecodeEndpoint(Endpoint):
     def tell(self, kind: Kind, key: Key, body: bodies.Body | None = None) -> None:
         """Send a frame of a transfer, once the link is agreed."""
         if self._handshake.settled:
-            self.say(kind, key, body)
+            self.context.say(kind, body, key)
         else:
-            self._later.append((kind, key, body))
+            self._later.append((kind, body, key))
 
     def resume(self) -> None:
         """Memory to receive into is free."""
@@ -109,13 +110,13 @@ class DecodeEndpoint(Endpoint):
 
     def _said(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.REJECT:
-            why = bodies.read_body(payload, bodies.Reason)
-            raise Rejected(self.link.peer, why)
+            raise Rejected(self.link.peer, bodies.read_body(payload, bodies.Reason))
         if header.kind is Kind.STORE and self._handshake.settled:
             self._store(header)
         elif header.kind is Kind.GONE and self._handshake.settled:
             why = bodies.read_body(payload, bodies.Reason)
-            self._drop(header.key)
+            self.expected.discard(header.key)
+            self._shared.ahead.forget(header.key)
             gone = self.asked.pop(header.key, None)
             if gone is not None:
                 self._shared.broken(gone.step, why.outcome, f"{self.link.peer}: {why.reason}", not why.retry)
@@ -132,7 +133,7 @@ class DecodeEndpoint(Endpoint):
         """The link is agreed: ask for what was ordered meanwhile."""
         later, self._later = self._later, []
         for one in later:
-            self.say(*one)
+            self.context.say(*one)
 
     def _store(self, header: Header) -> None:
         try:
@@ -140,12 +141,7 @@ class DecodeEndpoint(Endpoint):
         except ValueError as error:
             raise ProtocolError(self.link.peer, f"STORE: {error}") from None
         kind, body = (Kind.ROOM, None) if room else (Kind.BUSY, Busy(RETRY_S))
-        self.say(kind, header.key, body, region=header.region, first=header.first, blocks=header.blocks)
-
-    def _drop(self, key: Key) -> None:
-        """Nothing more of a try will come, and nobody wants what has."""
-        self.expected.discard(key)
-        self._shared.ahead.forget(key)
+        self.context.say(kind, body, header.key, region=header.region, first=header.first, blocks=header.blocks)
 
     def closed(self, error: PeerError) -> None:
         """The connection has ended: every try asked of it is broken."""
@@ -154,7 +150,7 @@ class DecodeEndpoint(Endpoint):
             self._shared.ahead.lost(key)
         self._ended(self)
         asked, self._intake.asked = self._intake.asked, {}
-        outcome = outcome_of(error)
+        outcome = error.outcome if isinstance(error, Rejected) else OUTCOMES.get(type(error), Outcome.PEER_LOST)
         final = outcome not in {Outcome.PEER_LOST, Outcome.INCARNATION}
         if asked or not isinstance(error, PeerGone):
             logger.warning("xpyd: data link to prefill ended: %s", error)
@@ -177,19 +173,10 @@ class Rejected(Incompatible):
         self.outcome = why.outcome
 
 
-def outcome_of(error: PeerError) -> Outcome:
-    """The outcome that an ended connection means for what was asked of it."""
-    if isinstance(error, Rejected):
-        return error.outcome
-    if isinstance(error, ChecksumError):
-        return Outcome.CHECKSUM
-    if isinstance(error, AuthError):
-        return Outcome.AUTH
-    if isinstance(error, ProtocolError):
-        return Outcome.PROTOCOL
-    if isinstance(error, Incompatible):
-        return Outcome.INCOMPATIBLE
-    return Outcome.PEER_LOST
+OUTCOMES: Final[Mapping[type[PeerError], Outcome]] = {
+    ChecksumError: Outcome.CHECKSUM, AuthError: Outcome.AUTH, ProtocolError: Outcome.PROTOCOL,
+    Incompatible: Outcome.INCOMPATIBLE}
+"""What the end of a connection means for what was asked of it."""
 
 
 def _connecting(address: HostPort) -> socket.socket:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.errors import AuthError, Incompatible, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, proofs
-from xpyd_sidecar.kv.frames import NO_TRANSFER, Kind
+from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.reads import unusable
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.block_receiver import BlockReceiver
@@ -66,7 +66,7 @@ class DecodeHandshake:
     def _greet(self, challenge: bodies.Challenge) -> None:
         me = self._me
         self._terms = proofs.Terms(challenge.nonce, self._nonce, challenge.incarnation, me.incarnation)
-        self._end.say(Kind.HELLO, NO_TRANSFER, bodies.DataHello(
+        self._end.context.say(Kind.HELLO, bodies.DataHello(
             self._nonce, me.instance, me.incarnation, self._incarnation, me.rank,
             proofs.prove(me.key, "decode", self._terms), me.ways.host, me.ways.group, me.ways.reads))
 
@@ -88,7 +88,7 @@ class DecodeHandshake:
             reader, self._why = link_choice.try_process(self._peer, welcome)
             self._use(reader)
             if reader is None and welcome.near is not None and me.ways.folder is not None:
-                self._end.say(Kind.LINK, NO_TRANSFER, bodies.LinkChoice("make_arena", self._why))
+                self._end.context.say(Kind.LINK, bodies.LinkChoice("make_arena", self._why))
             else:
                 self._settle(self._why)
 
@@ -128,7 +128,7 @@ class DecodeHandshake:
         taker, transport = self._intake.taker, self._me.ways.transport
         reason = "; ".join(one for one in reasons if one)
         way: bodies.LinkName = "tcp" if taker is None else taker.name
-        self._end.say(Kind.LINK, NO_TRANSFER, bodies.LinkChoice(way, reason))
+        self._end.context.say(Kind.LINK, bodies.LinkChoice(way, reason))
         if taker is None and transport in {"shm", "nccl", "rdma"}:
             self._end.link.flush()
             raise Incompatible(self._peer, f"transport {transport}: {reason}"

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolError
-from xpyd_sidecar.kv import bodies, frames, messages
-from xpyd_sidecar.kv.frames import FRAME_BYTES, NO_TRANSFER, Header, Kind
-from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv.frames import FRAME_BYTES, Header, Kind
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.link import LinkContext
@@ -52,12 +51,6 @@ class Endpoint(FrameOwner):
         self.context = LinkContext(self.link, loop.post, self.link.close)
         self._born = time.monotonic()
 
-    def say(self, kind: Kind, key: Key, body: bodies.Body | None = None, *, region: int = 0, first: int = 0,
-            blocks: int = 0) -> None:
-        """Send a frame other than DATA."""
-        payload = bodies.body(body) if body is not None else b""
-        self.link.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
-
     def frame(self, header: Header, place: PayloadPlace) -> None:
         """A frame other than DATA is complete."""
         if not frames.intact(header, place.body):
@@ -83,6 +76,6 @@ class Endpoint(FrameOwner):
             if link.silent(now, timeout):
                 link.close(PeerGone(link.peer, f"silent for {timeout} s"))
             elif not link.writing and now - link.last_out > timeout / 4:
-                self.say(Kind.PING, NO_TRANSFER)
+                self.context.say(Kind.PING)
         elif now - max(link.last_in, link.last_out) > IDLE_S:
             link.close(PeerGone(link.peer, "idle"))

@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from xpyd_sidecar.errors import AuthError, Incompatible, PeerError, ProtocolError
 from xpyd_sidecar.kv import bodies, proofs
-from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
+from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session.endpoint import Endpoint, LocalRank
 from xpyd_sidecar.session.prefill_link_choice import Arenas, PrefillLinkChoice
@@ -46,7 +46,7 @@ class PrefillEndpoint(Endpoint):
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
         self._accepted = False
         self.way = PrefillLinkChoice(host.me, host.arenas, self.context)
-        self.say(Kind.CHALLENGE, NO_TRANSFER, bodies.Challenge(self._nonce, host.me.incarnation))
+        self.context.say(Kind.CHALLENGE, bodies.Challenge(self._nonce, host.me.incarnation))
 
     def room(self, header: Header) -> PayloadPlace | None:
         """Where a payload goes."""
@@ -92,10 +92,10 @@ class PrefillEndpoint(Endpoint):
         self._accepted = True
         self.link.beside |= near is not None
         proof = proofs.prove(me.key, "prefill", terms)
-        self.say(Kind.WELCOME, NO_TRANSFER, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
+        self.context.say(Kind.WELCOME, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
 
     def _refuse(self, outcome: Outcome, error: PeerError) -> NoReturn:
         """Tell decode why it is not served, as last words."""
-        self.say(Kind.REJECT, NO_TRANSFER, bodies.Reason(outcome, error.reason))
+        self.context.say(Kind.REJECT, bodies.Reason(outcome, error.reason))
         self.link.flush()
         raise error

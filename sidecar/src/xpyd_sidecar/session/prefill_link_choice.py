@@ -38,7 +38,8 @@ class PrefillLinkChoice:
     """
 
     def __init__(self, me: LocalRank, arenas: Arenas, context: LinkContext) -> None:
-        self.link: BlockLink = TcpLink()
+        self._tcp = TcpLink(context.session)
+        self.link: BlockLink = self._tcp
         self.gpu: bodies.Gpu | None = None
         """What decode is told, where a group is possible."""
         self.memory: bodies.NixlMemory | None = None
@@ -68,7 +69,7 @@ class PrefillLinkChoice:
         if ways.transport != "nccl" and (host or not why):
             no = link_choice.apart(ways, host)
             if not no:
-                self._process = self._may["process_vm"] = ProcessLink()
+                self._process = self._may["process_vm"] = ProcessLink(self._context.session)
                 return self._process.near(), ""
             why.append(no)
         if nixl is not None or ways.reads is not None or ways.no_nixl:
@@ -85,7 +86,7 @@ class PrefillLinkChoice:
         reason = link_choice.unread(self._me.ways, theirs)
         if reason or theirs is None or self._me.reading is None:
             return reason or "nixl: not ready at prefill"
-        link = self._me.reading.link(theirs)
+        link = self._me.reading.link(self._context.session, theirs)
         if link is None:
             return "nixl: too many sessions are open at prefill"
         self._may["nixl"], self.memory = link, link.shown()
@@ -98,7 +99,7 @@ class PrefillLinkChoice:
             return
         if not self._choosing:
             raise self._out_of_turn("a link twice")
-        link: BlockLink | None = TcpLink()
+        link: BlockLink | None = self._tcp
         if choice.way == "tcp":
             again = self.link is self._process
             self._refuse_tcp(f"{choice.reason}; {link_choice.OTHERWISE}" if again else choice.reason)
@@ -130,11 +131,11 @@ class PrefillLinkChoice:
 
     def taken(self, taken: bodies.Taken) -> None:
         """Decode is done with the oldest offer, or cannot read it: then it is shown an arena, if it would map one."""
-        process, session = self._process, self._context.session
+        process = self._process
         if process is None or not process.owed:
-            self.link.taken(session, read=taken.read)
+            self.link.taken(read=taken.read)
             return
-        process.taken(session, read=taken.read)
+        process.taken(read=taken.read)
         if taken.read or self._choosing:
             return
         if self.link is process:
@@ -144,17 +145,16 @@ class PrefillLinkChoice:
                 return
             why = taken.why or "it does not say why"
             self._refuse_tcp(f"decode cannot read prefill's memory ({why}) and maps no arena; {link_choice.OTHERWISE}")
-            self.link = TcpLink()
-            logger.warning("xpyd: blocks for %s go over tcp from now on (%s)", session.peer, taken.why)
+            self.link = self._tcp
+            logger.warning("xpyd: blocks for %s go over tcp from now on (%s)", self._context.session.peer, taken.why)
         process.leave(self.link)
 
     def told(self, kind: Kind, body: memoryview) -> None:
         """Decode says POSTED or UNGROUP."""
-        session = self._context.session
         if self._group is None or self.link is not self._group:
-            raise ProtocolError(session.peer, f"sent {kind.name} over a link without groups")
+            raise ProtocolError(self._context.session.peer, f"sent {kind.name} over a link without groups")
         if kind is Kind.POSTED:
-            self._group.received(session)
+            self._group.received()
         else:
             self._group.ungrouped(bodies.read_body(body, bodies.Group))
 
@@ -167,7 +167,7 @@ class PrefillLinkChoice:
             why = f"{ARENAS_MAX} arenas are open"
         else:
             try:
-                self._arena = self._may["arena"] = ArenaLink(folder, self._me.largest_frame)
+                self._arena = self._may["arena"] = ArenaLink(self._context.session, folder, self._me.largest_frame)
             except OSError as error:
                 why = f"{folder}: {error.strerror}"
             else:

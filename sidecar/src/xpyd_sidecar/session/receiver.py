@@ -56,6 +56,7 @@ class Receiver:
         self._of_key: dict[tuple[Key, int], DecodeEndpoint] = {}
         """By try and place among its sources."""
         self._loop = Loop("xpyd-receiver", self._tick)
+        self.thread: Watched = self._loop.thread
         self._loop.at_end(self._close_all)
         self.ahead = LookupBuffer(make, buffer_bytes=buffer_bytes, pool_bytes=pool_bytes, block_bytes=tuple(block_bytes),
                                   cover=cover, ttl_s=claim_s, post=self._loop.post)
@@ -92,11 +93,6 @@ class Receiver:
             return False
         self._gates.pop(request, None)
         return True
-
-    @property
-    def thread(self) -> Watched:
-        """The I/O thread."""
-        return self._loop.thread
 
     def stop(self) -> None:
         """End the thread and close every connection."""
@@ -136,9 +132,9 @@ class Receiver:
             self.inbox.append(Broken(step.key, *source, step.source))
         if not step.plain:
             return
-        for one in self.ahead.claim(step.key, step.identity, step.ready):
-            self.inbox.append(Arrived(step.key, one.region, one.first, one.blocks, one.chunk, one.size, "buffer",
-                                      step.source, time.monotonic()))
+        for one, chunk in self.ahead.claim(step.key, step.identity, step.ready):
+            self.inbox.append(Arrived(step.key, one.region, one.first, one.blocks, chunk, one.size, "buffer", step.source,
+                                      time.monotonic()))
 
     def _source(self, address: HostPort, incarnation: Incarnation) -> DecodeEndpoint | tuple[Outcome, str, bool]:
         """The connection to a prefill rank, or why there is none (and whether that is final)."""

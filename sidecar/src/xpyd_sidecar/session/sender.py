@@ -80,7 +80,6 @@ class Sender:
         self.store = store
         self._machine = machine
         self.spilling = Spilling(machine, store)
-        self._session_link = TcpLink()
         self._began: dict[Key, float] = {}
         self._noting = TransferTrace()
         self.noted: deque[Noted] = deque(maxlen=REPORTS_MAX)
@@ -105,6 +104,7 @@ class Sender:
         self._lack = resources.Complaint("decode ranks are not accepted for a second")
         self.address: HostPort = join_host_port(host, self._listener.getsockname()[1])
         self._loop = Loop("xpyd-sender", self._tick)
+        self.thread: Watched = self._loop.thread
         self._loop.at_end(self._close_all)
         self._loop.watch(self._listener, selectors.EVENT_READ, self._accept)
         self._loop.start()
@@ -134,11 +134,6 @@ class Sender:
         while self._reports:
             out.append(self._reports.popleft())
         return out
-
-    @property
-    def thread(self) -> Watched:
-        """The I/O thread."""
-        return self._loop.thread
 
     def stop(self) -> None:
         """End the thread and close every connection."""
@@ -251,12 +246,13 @@ class Sender:
             self._drop(step.copy.data, step.uses)
         elif isinstance(step, copies.Offer):
             if (peer := self._peers.get(step.link)) is not None:
-                peer.say(Kind.STORE, step.key, region=step.copy.region, first=step.copy.first, blocks=step.copy.blocks)
+                peer.context.say(Kind.STORE, None, step.key, region=step.copy.region, first=step.copy.first,
+                                 blocks=step.copy.blocks)
         elif isinstance(step, copies.Store):
             self._store(step)
         elif isinstance(step, copies.Refuse):
             if (peer := self._peers.get(step.link)) is not None:
-                peer.say(Kind.GONE, step.key, bodies.Reason(step.outcome, step.reason, step.retry))
+                peer.context.say(Kind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
         else:
             size = self._sent.pop(step.key, 0)
             began = self._began.pop(step.key, None)
@@ -290,7 +286,7 @@ class Sender:
         self._sent[step.key] = self._sent.get(step.key, 0) + size
         sums = step.copy.data.sums if step.cut is None else None
         piece = Blocks(step.copy.region, step.first, step.blocks, data, sums, step.first - step.copy.first)
-        peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover, most=frames.aim(step.frame))
+        peer.way.link.put(step.key, piece, free, cover=step.cover, most=frames.aim(step.frame))
 
     def _pushed(self, step: copies.Send[Kept], size: int, began: float, link: str) -> None:
         self._machine.progressed(step.key)
@@ -310,7 +306,7 @@ class Sender:
         self._sent[step.key] = self._sent.get(step.key, 0) + len(view)
         self.spilling.counted.add(metrics.AHEAD_BYTES, len(view))
         piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums)
-        self._session_link.put(peer.link, step.key, piece, free, cover=step.cover)
+        TcpLink(peer.link).put(step.key, piece, free, cover=step.cover)
 
     def _left(self, kept: Kept, size: int, uses: copies.Uses | None) -> None:
         """A send has left, or never will."""

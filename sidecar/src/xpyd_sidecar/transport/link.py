@@ -103,28 +103,33 @@ class Blocks(NamedTuple):
         return frames.total(sums.of(self.at if self.sums else 0, self.blocks))
 
 
-class BlockLink(Protocol):
+class BlockLink:
     """Puts blocks where a session's peer asked for them. Used on the sender's I/O thread."""
 
     name: str
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = FRAME_BYTES) -> None:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool, most: int = FRAME_BYTES) -> None:
         """Begin to move blocks, in pieces of ``most`` bytes or one block. Never waits.
 
         ``sent`` is called once, when ``data`` may be freed.
         """
+        raise NotImplementedError
 
-    def taken(self, session: Session, *, read: bool) -> None:
-        """The peer is done with the oldest offer.
+    def taken(self, *, read: bool) -> None:
+        """The peer is done with the oldest offer: it has it or does not want it (``read``), or cannot take it.
 
         Raises:
-            ProtocolError: nothing is on offer.
+            ProtocolError: nothing is on offer, or what is cannot be taken although the peer has agreed on this link.
         """
+        raise ProtocolError(self.session.peer, "took what was not on offer")
 
     @property
     def busy(self) -> bool:
         """Whether blocks wait to be taken."""
+        return False
 
     def close(self) -> None:
         """The session has ended: nothing is taken any more, what waits may be freed."""
@@ -137,10 +142,11 @@ class LinkContext(NamedTuple):
     post: Callable[[Callable[[], None]], None]
     fail: Callable[[PeerError], None]
 
-    def say(self, kind: Kind, body: bodies.Body, key: Key = NO_TRANSFER) -> None:
-        """Send a frame of the session."""
-        payload = bodies.body(body)
-        self.session.queue(frames.encode(kind, key, payload), payload)
+    def say(self, kind: Kind, body: bodies.Body | None = None, key: Key = NO_TRANSFER, *, region: int = 0, first: int = 0,
+            blocks: int = 0) -> None:
+        """Send a frame other than DATA."""
+        payload = bodies.body(body) if body is not None else b""
+        self.session.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
 
     def run(self, call: Callable[[], None]) -> None:
         """Make a call on the I/O thread, outside of a frame; what the peer did wrong, or we, ends the session."""

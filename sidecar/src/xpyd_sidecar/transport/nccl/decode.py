@@ -14,7 +14,6 @@ from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.memory.staging import Chunk, Staging
-from xpyd_sidecar.threads.watched import Watched
 from xpyd_sidecar.transport.link import LinkContext, PieceOwner, PieceTaker
 from xpyd_sidecar.transport.nccl.driver import Piece
 from xpyd_sidecar.transport.nccl.prefill import OFFERS_AHEAD, NcclLink
@@ -138,7 +137,7 @@ class NcclGrouping:
 
     def __init__(self, hub: NcclThread, receives: int) -> None:
         """``receives``: slots to receive into."""
-        self._hub = hub
+        self.hub = hub
         driver = hub.driver
         slots = [Chunk(driver.device.empty(driver.slot_bytes), memoryview(b"")) for _ in range(receives)]
         self._staging = Staging(slots.__getitem__, receives)
@@ -146,11 +145,11 @@ class NcclGrouping:
 
     def link(self, context: LinkContext, piece: int) -> NcclLink:
         """Prefill's side of a session."""
-        return NcclLink(self._hub, context, piece)
+        return NcclLink(self.hub, context, piece)
 
     def taker(self, context: LinkContext, wanted: PieceOwner) -> NcclTaker:
         """Decode's side of a session."""
-        return NcclTaker(self._hub, context, self._staging, wanted)
+        return NcclTaker(self.hub, context, self._staging, wanted)
 
     def on_free(self, call: Callable[[], None] | None) -> None:
         """Call this whenever a slot to receive into is free again."""
@@ -159,14 +158,5 @@ class NcclGrouping:
     @property
     def usage(self) -> NcclUsage:
         """What it takes of the GPU now, slots to receive into included."""
-        usage = self._hub.usage
+        usage = self.hub.usage
         return usage._replace(memory=usage.memory + self._bytes)
-
-    @property
-    def thread(self) -> Watched:
-        """The communicator thread."""
-        return self._hub.thread
-
-    def stop(self) -> None:
-        """End every group, and the thread."""
-        self._hub.stop()

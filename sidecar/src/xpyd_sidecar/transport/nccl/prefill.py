@@ -24,11 +24,10 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.errors import PeerGone
-from xpyd_sidecar.kv import bodies, frames
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
-from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.transport.link import Blocks, LinkContext, Session
+from xpyd_sidecar.transport.link import LinkContext
 from xpyd_sidecar.transport.nccl.driver import Piece
 from xpyd_sidecar.transport.nccl.thread import NcclThread
 from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
@@ -46,11 +45,10 @@ class NcclLink(OfferLink):
 
     def __init__(self, hub: NcclThread, context: LinkContext, piece: int) -> None:
         """``piece``: bytes of the largest piece that both sides take; a block fits."""
-        super().__init__(OFFERS_AHEAD)
+        super().__init__(context.session, OFFERS_AHEAD, piece)
         self._hub = hub
         self._context = context
-        self._piece = piece
-        self._tcp = TcpLink()
+        self._tcp = TcpLink(context.session)
         self._number = 0
         self._open = False
         self._not_before = 0.0
@@ -60,12 +58,8 @@ class NcclLink(OfferLink):
         """Have a call made on the session's I/O thread."""
         self._context.post(partial(self._context.run, call))
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = frames.FRAME_BYTES) -> None:  # the interface's; pieces are as large as slots
-        """Offer blocks, in a group that is made if there is none."""
-        super().put(session, key, blocks, sent, cover=cover, most=self._piece)
-
     def _pump(self) -> None:
+        """Offer what waits, in a group that is made if there is none."""
         if not self.waiting or self._closed:
             return
         if self._open:
@@ -78,11 +72,11 @@ class NcclLink(OfferLink):
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
         self._hub.hold(self._number, 1)
-        one.offer(self._number, 0 if one.cover else None)
+        self._tell(one, self._number, 0 if one.cover else None)
         return one._replace(where=self._number)
 
     def _over_tcp(self, one: OfferedBlocks) -> None:
-        self._tcp.put(one.session, one.key, one.blocks, one.done, cover=one.cover)
+        self._tcp.put(one.key, one.blocks, one.done, cover=one.cover)
 
     def _read(self, one: OfferedBlocks) -> None:
         self._hub.hold(one.where, -1)
@@ -92,12 +86,12 @@ class NcclLink(OfferLink):
         self._hub.hold(one.where, -1)
         self._over_tcp(one)
 
-    def received(self, session: Session) -> None:
+    def received(self) -> None:
         """Decode receives the oldest offer from now on."""
-        one = self._answered(session)
+        one = self._answered()
         if one.where != self._number or not self._open:
             one.done()
-            self._context.fail(PeerGone(session.peer, "receives in a group that has ended here"))
+            self._context.fail(PeerGone(self.session.peer, "receives in a group that has ended here"))
             return
         self._moving += 1
         data = one.blocks.data
@@ -148,7 +142,7 @@ class NcclLink(OfferLink):
         if self._closed:
             return
         if busy or self._moving:
-            self._context.fail(PeerGone(self._context.session.peer, f"nccl: {reason}"))
+            self._context.fail(PeerGone(self.session.peer, f"nccl: {reason}"))
             return
         if not was_open:
             self._not_before = time.monotonic() + RETRY_S

@@ -48,7 +48,7 @@ class ArenaLink(OfferLink):
 
     name = "arena"
 
-    def __init__(self, folder: Path, largest: int) -> None:
+    def __init__(self, session: Session, folder: Path, largest: int) -> None:
         """Make one with slots of ``largest`` bytes.
 
         Raises:
@@ -57,7 +57,7 @@ class ArenaLink(OfferLink):
         sweep(folder)
         self._slot = max(largest, frames.FRAME_BYTES)
         slots = max(2, ARENA_BYTES // self._slot)
-        super().__init__(slots)
+        super().__init__(session, slots)
         self.size = HEAD_BYTES + slots * self._slot
         self._path = folder / f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self.ticket = secrets.token_bytes(TICKET_BYTES)
@@ -85,15 +85,15 @@ class ArenaLink(OfferLink):
             os.close(self._fd)
             self._fd = -1
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:
         """Copy blocks into slots as these are free."""
-        super().put(session, key, blocks, sent, cover=cover, most=min(most, self._slot))
+        super().put(key, blocks, sent, cover=cover, most=min(most, self._slot))
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
         slot = self._free.popleft()
         ctypes.memmove(self._base + slot, address_of(one.blocks.data), len(one.blocks.data))
-        one.offer(slot, one.total())
+        self._tell(one, slot, one.total())
         one.done()
         return one._replace(where=slot, done=_nothing)
 
