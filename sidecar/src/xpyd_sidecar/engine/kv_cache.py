@@ -97,7 +97,6 @@ class KvCache:
         self.block_bytes = tuple(region[0].numel() * region.element_size() for region in self.regions)
         self.device = self.regions[0].device
         self._mover = device.Mover(self.device) if self.device.type == "cuda" else None
-        self._view = functools.cache(self._view_of)
         self._alike = functools.cache(self._alike_of)
 
     def of_group(self, group: int) -> range:
@@ -136,7 +135,8 @@ class KvCache:
 
     def caches(self) -> list[CacheArray | None]:
         """Arrays whose blocks other threads may write as bytes, inside a gate; None on a device, or where strided."""
-        return [_cache(region) if self._mover is None and region.is_contiguous() else None for region in self.regions]
+        return [CacheArray(_bytes(region), size) if self._mover is None and region.is_contiguous() else None
+                for region, size in zip(self.regions, self.block_bytes, strict=True)]
 
     @property
     def at_once(self) -> bool:
@@ -198,18 +198,14 @@ class KvCache:
     def _part(self, region: int, head: int, heads: int) -> torch.Tensor:
         return self.regions[region].narrow(1, head, heads) if heads else self.regions[region]
 
-    def _view_of(self, region: int, head: int, heads: int) -> tuple[device.RowView, int]:
+    def _view(self, region: int, head: int, heads: int) -> tuple[device.RowView, int]:
         """How an array, or so many heads of it, lies in device memory, and where."""
         part = self._part(region, head, heads)
         return device.view_of(part), part.data_ptr()
 
     def _packed(self, move: Move) -> device.PackedRows:
-        if len(move.starts) == 1:
-            view, array = self._view(move.region, move.head, move.heads)
-            rows = [device.BlockRows(view, (array,), move.starts, move.ids)]
-        else:
-            rows = [device.BlockRows(view, arrays, [move.starts[at] for at in places], move.ids) for view, arrays, places
-                    in self._alike(move.region, len(move.starts), move.head, move.heads)]
+        rows = [device.BlockRows(view, arrays, [move.starts[at] for at in places], move.ids) for view, arrays, places
+                in self._alike(move.region, len(move.starts), move.head, move.heads)]
         return device.PackedRows(rows, move.packed, move.packed.data_ptr(), len(move.packed))
 
     def _alike_of(self, region: int, count: int, head: int, heads: int,
@@ -273,21 +269,15 @@ def logical(region: torch.Tensor) -> bool:
 
 
 def _kind(region: torch.Tensor, total: int, of: LayerGroup, *, whole: bool) -> Kind:
+    shape, size = tuple(region.shape[1:]), region[0].numel() * region.element_size()
     if of.state:
-        return Kind(of.state, 1, tuple(region.shape[1:]), region[0].numel() * region.element_size(), UNKNOWN, of.reach)
+        return Kind(of.state, 1, shape, size, UNKNOWN, of.reach)
     dtype = str(region.dtype).removeprefix("torch.")
-    size = region[0].numel() * region.element_size()
-    shape = tuple(region.shape[1:])
     if whole:
         shape = (*shape[:-3], shape[-3] * shape[-2], shape[-1])
     if total <= 0 or region.dim() < 3:
         return Kind(dtype, 1, shape, size, total if total <= 0 else UNKNOWN, of.reach)
     return Kind(dtype, shape[0], shape[1:], size // shape[0], total, of.reach)
-
-
-def _cache(region: torch.Tensor) -> CacheArray:
-    view = _bytes(region)
-    return CacheArray(view, region.data_ptr(), len(view) // region.shape[0])
 
 
 def _bytes(packed: torch.Tensor) -> memoryview:

@@ -57,8 +57,7 @@ class DecodeEndpoint(Endpoint):
 
     def ask(self, step: Ask, target: LoadTarget | None) -> None:
         """Ask for a transfer, once the link is agreed."""
-        if not self.asked and not self.expected:
-            self.link.last_in = time.monotonic()  # it owed nothing until now, so silence counts from here
+        self._owes()
         self.asked[step.key] = AskedBlocks(step, target, bytearray(step.slots))
         self.expected.discard(step.key)
         self.tell(Kind.READY, step.key, step.ready)
@@ -68,9 +67,12 @@ class DecodeEndpoint(Endpoint):
 
     def expect(self, key: Key) -> None:
         """A try may be pushed ahead."""
-        if not self.asked and not self.expected:
-            self.link.last_in = time.monotonic()
+        self._owes()
         self.expected.add(key)
+
+    def _owes(self) -> None:
+        if not self.asked and not self.expected:
+            self.link.last_in = time.monotonic()  # it owed nothing until now, so silence counts from here
 
     def tell(self, kind: Kind, key: Key, body: bodies.Body | None = None) -> None:
         """Send a frame of a transfer, once the link is agreed."""

@@ -90,11 +90,6 @@ class LookupBuffer:
             for arena in self._arenas:
                 arena.drop()
 
-    @property
-    def made(self) -> bool:
-        """Whether there is memory now."""
-        return any(arena.made for arena in self._arenas)
-
     def expect(self, step: Expecting, now: float) -> tuple[Expect | None, list[Key]]:
         """A transfer may be pushed ahead: what to tell prefill (None: nothing new), and entries that had to give way."""
         if not self._bytes or self._spare or step.key in self._buffer:

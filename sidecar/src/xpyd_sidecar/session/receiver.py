@@ -63,7 +63,7 @@ class Receiver:
         self._shared = ReceiverContext(me, staging, self.inbox, cover, self.ahead, self._broken)
         staging.on_free(lambda: self._loop.post(self._resume))
         if me.grouping is not None:
-            me.grouping.on_free(lambda: self._loop.post(self._resume))
+            me.grouping.staging.on_free(lambda: self._loop.post(self._resume))
         self._loop.start()
 
     # --- from the engine's thread ---
@@ -98,7 +98,7 @@ class Receiver:
         """End the thread and close every connection."""
         self.staging.on_free(None)
         if self._me.grouping is not None:
-            self._me.grouping.on_free(None)
+            self._me.grouping.staging.on_free(None)
         self._loop.stop()
 
     # --- on the loop's thread ---

@@ -6,7 +6,6 @@ to write: what a dead peer or an aborted kernel leaves behind is in a slot that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from xpyd_sidecar.errors import ChecksumError, PeerGone, ProtocolError
@@ -140,7 +139,7 @@ class NcclGrouping:
         self.hub = hub
         driver = hub.driver
         slots = [Chunk(driver.device.empty(driver.slot_bytes), memoryview(b"")) for _ in range(receives)]
-        self._staging = Staging(slots.__getitem__, receives)
+        self.staging = Staging(slots.__getitem__, receives)
         self._bytes = receives * driver.slot_bytes
 
     def link(self, context: LinkContext, piece: int) -> NcclLink:
@@ -149,11 +148,7 @@ class NcclGrouping:
 
     def taker(self, context: LinkContext, wanted: PieceOwner) -> NcclTaker:
         """Decode's side of a session."""
-        return NcclTaker(self.hub, context, self._staging, wanted)
-
-    def on_free(self, call: Callable[[], None] | None) -> None:
-        """Call this whenever a slot to receive into is free again."""
-        self._staging.on_free(call)
+        return NcclTaker(self.hub, context, self.staging, wanted)
 
     @property
     def usage(self) -> NcclUsage:

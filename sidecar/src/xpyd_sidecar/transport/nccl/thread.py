@@ -228,7 +228,7 @@ class NcclThread(CommandThread):
 
     def _begin(self, joined: Joined) -> None:
         uid = self.driver.unique_id() if joined.uid is None else joined.uid
-        joined.comm = self.driver.begin(uid, joined.way)
+        joined.comm = Communicator(self.driver, uid, joined.way)
         joined.memory = groups.group_bytes(self.driver.ctas)
         joined.member.post(partial(joined.member.begun, uid))
 

@@ -9,6 +9,7 @@ no longer wanted when it has come is dropped.
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,10 +17,10 @@ from typing import Final
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies
+from xpyd_sidecar.kv.reads import TICKET_BYTES
 from xpyd_sidecar.transport.link import LinkContext, OfferedPiece, PieceOwner, PieceTaker
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.nixl.session import slots
 from xpyd_sidecar.transport.nixl.thread import NixlThread
 
 PLACED_AT_ONCE: Final = 4
@@ -42,7 +43,7 @@ class NixlTaker(PieceTaker):
         self._hub = hub
         self._memory = memory
         self._told: Told | None = told
-        self._slots = slots(pieces, piece)
+        self._slots = memoryview(mmap.mmap(-1, pieces * piece + TICKET_BYTES))
         self._base = address_of(self._slots)
         self._free = deque(range(pieces))
         self._again = False

@@ -98,7 +98,7 @@ class NixlLink(OfferLink):
             return
         self._side.tickets.give(self._cell)
         if self.offered:  # decode may be reading still: it waits for the end of that, and drops it
-            self._side.linger()
+            self._side.hub.serve_reads(LAST_SERVED_S)
         self._serve(False)
         super().close()
 
@@ -174,10 +174,6 @@ class NixlReading:
             return None
         self.hub.serve_reads(self._timeout_s)
         return NixlLink(session, self, cell, theirs)
-
-    def linger(self) -> None:
-        """Serve those whose session has just ended for a while."""
-        self.hub.serve_reads(LAST_SERVED_S)
 
     def taker(self, context: LinkContext, wanted: PieceOwner, memory: bodies.NixlMemory, told: Told) -> PieceTaker:
         """Decode's side of a session."""

@@ -135,7 +135,8 @@ class NixlThread(CommandThread):
         if self._target is not None and self._serving():
             self._serve(self._target)
         for joined in list(self._joined.values()):
-            moved |= self._poll(joined)
+            if not joined.over and joined.reader is not None:
+                moved |= bool(self._try(joined, partial(self._look, joined)))
         now = time.monotonic()
         if self._lingering:
             self._linger(now)
@@ -207,11 +208,8 @@ class NixlThread(CommandThread):
         assert joined.reader is not None
         joined.pieces[piece] = joined.reader.read(address_of(joined.slots) + at, address, size)
 
-    def _poll(self, joined: ReadSession) -> bool:
-        """Look how far its reads are; whether one was done."""
-        return not joined.over and joined.reader is not None and bool(self._try(joined, partial(self._look, joined)))
-
     def _look(self, joined: ReadSession) -> bool:
+        """Look how far its reads are; whether one was done."""
         pieces, ticket = joined.done()
         now = time.monotonic()
         for piece in pieces:
