@@ -89,9 +89,7 @@ class DecodeEndpoint(Endpoint):
 
     def room(self, header: Header) -> PayloadPlace | None:
         """Where a payload goes: blocks of their own or staging for what is wanted, nowhere for what no longer is."""
-        if header.kind is not Kind.DATA and header.kind is not Kind.OFFER:
-            return PayloadPlace.of(header.length)
-        if not self._handshake.settled:
+        if (header.kind is Kind.DATA or header.kind is Kind.OFFER) and not self._handshake.settled:
             raise ProtocolError(self.link.peer, f"sent {header.kind.name} before the link was agreed")
         return self._intake.room(header) if header.kind is Kind.DATA else PayloadPlace.of(header.length)
 
@@ -102,18 +100,14 @@ class DecodeEndpoint(Endpoint):
             return
         super().frame(header, place)
 
-    def _heard(self, header: Header, body: memoryview) -> None:
+    def _heard(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.OFFER:
             if self._intake.taker is None:
                 raise ProtocolError(self.link.peer, "sent OFFER over a link of TCP alone")
-            self._intake.taker.offered(header, bodies.read_body(body, bodies.Offer))
-        else:
-            self._said(header, body)
-
-    def _said(self, header: Header, payload: memoryview) -> None:
-        if header.kind is Kind.REJECT:
+            self._intake.taker.offered(header, bodies.read_body(payload, bodies.Offer))
+        elif header.kind is Kind.REJECT:
             raise Rejected(self.link.peer, bodies.read_body(payload, bodies.Reason))
-        if header.kind is Kind.STORE and self._handshake.settled:
+        elif header.kind is Kind.STORE and self._handshake.settled:
             self._store(header)
         elif header.kind is Kind.GONE and self._handshake.settled:
             why = bodies.read_body(payload, bodies.Reason)
@@ -123,11 +117,7 @@ class DecodeEndpoint(Endpoint):
             if gone is not None:
                 self._shared.broken(gone.step, why.outcome, f"{self.link.peer}: {why.reason}", not why.retry)
         elif header.kind in {Kind.GROUP, Kind.UNGROUP} and (taker := self._intake.taker) is not None:
-            message = bodies.read_body(payload, bodies.Group)
-            if header.kind is Kind.GROUP:
-                taker.group(message)
-            else:
-                taker.ungrouped(message)
+            taker.grouped(header.kind, bodies.read_body(payload, bodies.Group))
         elif header.kind is not Kind.PING:
             self._handshake.said(header.kind, payload)
 

@@ -60,7 +60,7 @@ class Endpoint(FrameOwner):
         except messages.MessageError as error:
             raise ProtocolError(self.link.peer, str(error)) from None
 
-    def _heard(self, header: Header, body: memoryview) -> None:
+    def _heard(self, header: Header, payload: memoryview) -> None:
         """What it says. May raise PeerError or MessageError, which end the connection."""
         raise NotImplementedError
 

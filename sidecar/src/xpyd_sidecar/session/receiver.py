@@ -133,8 +133,7 @@ class Receiver:
         if not step.plain:
             return
         for one, chunk in self.ahead.claim(step.key, step.identity, step.ready):
-            self.inbox.append(Arrived(step.key, one.region, one.first, one.blocks, chunk, one.size, "buffer", step.source,
-                                      time.monotonic()))
+            self._shared.arrived(step, one.region, one.first, one.blocks, chunk, one.size, "buffer")
 
     def _source(self, address: HostPort, incarnation: Incarnation) -> DecodeEndpoint | tuple[Outcome, str, bool]:
         """The connection to a prefill rank, or why there is none (and whether that is final)."""

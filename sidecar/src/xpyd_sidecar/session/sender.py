@@ -194,10 +194,11 @@ class Sender:
                 logger.warning("xpyd: refused a data link from %s: %d are open", address[0], CONNECTIONS_MAX)
                 sock.close()
                 continue
-            peer = PrefillEndpoint(self, self._loop, sock, join_host_port(address[0], address[1]))
+            peer = PrefillEndpoint(self.me, self.arenas, self._loop, sock, join_host_port(address[0], address[1]),
+                                   asked=self._asked, lost=self._lost)
             self._peers[peer.link.number] = peer
 
-    def asked(self, peer: PrefillEndpoint, header: Header, body: memoryview) -> None:
+    def _asked(self, peer: PrefillEndpoint, header: Header, body: memoryview) -> None:
         """A frame of an accepted peer."""
         number, key = peer.link.number, header.key
         if header.kind is Kind.READY:
@@ -219,7 +220,7 @@ class Sender:
             self._carry_out(self.spilling.heard(number, peer.link.peer, header, body))
             self._carry_out(self.spilling.relieve())
 
-    def lost(self, peer: PrefillEndpoint, error: PeerError) -> None:
+    def _lost(self, peer: PrefillEndpoint, error: PeerError) -> None:
         """A connection has ended."""
         self._peers.pop(peer.link.number, None)
         outcome = Outcome.PROTOCOL if isinstance(error, ProtocolError) else Outcome.PEER_LOST

@@ -218,21 +218,13 @@ class PieceTaker:
         """Have a call made on the session's I/O thread."""
         self._context.post(partial(self._context.run, call))
 
-    def group(self, message: bodies.Group) -> None:
-        """Prefill makes a group.
+    def grouped(self, kind: Kind, message: bodies.Group) -> None:
+        """Prefill makes a group (GROUP), or has left one (UNGROUP).
 
         Raises:
-            ProtocolError: there are none on this link, or its number is not a new one.
+            ProtocolError: there are none on this link, or the number of one that is made is not a new one.
         """
-        raise ProtocolError(self._context.session.peer, f"made group {message.number} over a link without groups")
-
-    def ungrouped(self, message: bodies.Group) -> None:
-        """Prefill has left a group.
-
-        Raises:
-            ProtocolError: there are none on this link.
-        """
-        raise ProtocolError(self._context.session.peer, f"left group {message.number} over a link without groups")
+        raise ProtocolError(self._context.session.peer, f"sent {kind.name} {message.number} over a link without groups")
 
     def offered(self, header: Header, offer: bodies.Offer) -> None:
         """Prefill has a piece.

@@ -38,12 +38,12 @@ class NcclTaker(PieceTaker):
         """Of the oldest offer: waits for its turn to be received."""
         self._running: set[Piece] = set()
 
-    def group(self, message: bodies.Group) -> None:
-        """Prefill makes a group.
-
-        Raises:
-            ProtocolError: its number is not a new one.
-        """
+    def grouped(self, kind: Kind, message: bodies.Group) -> None:
+        """As of ``PieceTaker``."""
+        if kind is Kind.UNGROUP:
+            if self._number and message.number == self._last:
+                self._hub.leave(self._number, f"prefill: {message.reason}")
+            return
         if message.number <= self._last:
             raise ProtocolError(self._context.session.peer, f"made group {message.number} after {self._last}")
         if self._number:
@@ -51,11 +51,6 @@ class NcclTaker(PieceTaker):
             self._without(f"prefill has made group {message.number}")
         self._last = message.number
         self._number = self._hub.join(self, Way.RECEIVE, message.uid)
-
-    def ungrouped(self, message: bodies.Group) -> None:
-        """Prefill has left a group."""
-        if self._number and message.number == self._last:
-            self._hub.leave(self._number, f"prefill: {message.reason}")
 
     def _pump(self) -> None:
         """Answer what can be answered. Raises what ``PieceOwner.wants`` does."""
