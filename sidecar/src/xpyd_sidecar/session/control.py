@@ -96,7 +96,7 @@ class ControlThread:
         curve.serve(self._router, key, "control")
         self._monitor = self._router.get_monitor_socket(_HANDSHAKE_FAILED)
         try:
-            self._router.bind(f"tcp://{join_host_port(host, port) if port else _any_port(host)}")
+            self._router.bind(f"tcp://{join_host_port(host, port)}")  # 0: any that is free
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ConfigError(f"control_port: cannot listen on {host} port {port}: {error}") from None
@@ -298,7 +298,3 @@ class ControlThread:
         if decode is not None:
             self._poller.unregister(decode.sock)
             decode.sock.close(0)
-
-
-def _any_port(host: str) -> str:
-    return f"[{host}]:*" if ":" in host else f"{host}:*"

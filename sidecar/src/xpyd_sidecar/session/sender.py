@@ -259,15 +259,12 @@ class Sender:
             began = self._began.pop(step.key, None)
             if step.confirmed and began is not None:
                 self.spilling.counted.add(metrics.PUSH_SECONDS, time.monotonic() - began)
-            self._ended(step.key, confirmed=step.confirmed)
+            if step.confirmed:
+                self._noting.mark(step.key, "done")
+            if (noted := self._noting.end(step.key)) is not None:
+                self.noted.append(noted)
             confirmed = size if step.confirmed else 0
             self._reports.append(SendReport(self.me.rank, step.key, step.outcome, step.reason, confirmed))
-
-    def _ended(self, key: Key, *, confirmed: bool) -> None:
-        if confirmed:
-            self._noting.mark(key, "done")
-        if (noted := self._noting.end(key)) is not None:
-            self.noted.append(noted)
 
     def _send(self, step: copies.Send[Kept]) -> None:
         try:
@@ -276,15 +273,12 @@ class Sender:
             self._drop(step.copy.data, step.uses)
             raise
         size = len(data)
-        self.spilling.leaving += size
-        peer = self._peers.get(step.link)
+        peer = self._leaves(step, size, step.uses)
         if peer is None:
-            self._left(step.copy.data, size, step.uses)
             return
         now = time.monotonic()
         self._began.setdefault(step.key, now)
         free = partial(self._pushed, step, size, now, peer.way.link.name)
-        self._sent[step.key] = self._sent.get(step.key, 0) + size
         sums = step.copy.data.sums if step.cut is None else None
         piece = Blocks(step.copy.region, step.first, step.blocks, data, sums, step.first - step.copy.first)
         peer.way.link.put(step.key, piece, free, cover=step.cover, most=frames.aim(step.frame))
@@ -298,16 +292,24 @@ class Sender:
     def _store(self, step: copies.Store[Kept]) -> None:
         """Push a copy ahead: as frames of the session, whatever the link, since nobody has said where it belongs."""
         view = step.copy.data.view
-        self.spilling.leaving += len(view)
-        free = partial(self._left, step.copy.data, len(view), None)
-        peer = self._peers.get(step.link)
+        peer = self._leaves(step, len(view), None)
         if peer is None:
-            free()
             return
-        self._sent[step.key] = self._sent.get(step.key, 0) + len(view)
+        free = partial(self._left, step.copy.data, len(view), None)
         self.spilling.counted.add(metrics.AHEAD_BYTES, len(view))
         piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums)
         TcpLink(peer.link).put(step.key, piece, free, cover=step.cover)
+
+    def _leaves(self, step: copies.Send[Kept] | copies.Store[Kept], size: int,
+                uses: copies.Uses | None) -> PrefillEndpoint | None:
+        """So many bytes of a copy are about to leave: to whom; None: who asked is gone, and the copy needs them no more."""
+        self.spilling.leaving += size
+        peer = self._peers.get(step.link)
+        if peer is None:
+            self._left(step.copy.data, size, uses)
+        else:
+            self._sent[step.key] = self._sent.get(step.key, 0) + size
+        return peer
 
     def _left(self, kept: Kept, size: int, uses: copies.Uses | None) -> None:
         """A send has left, or never will."""

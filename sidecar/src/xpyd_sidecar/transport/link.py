@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 from xpyd_sidecar.errors import PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
+from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.frames import FRAME_BYTES, NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.memory.staging import Chunk
@@ -96,6 +97,11 @@ class Blocks(NamedTuple):
         """So many of them from block ``first`` of the region on."""
         each, skip = len(self.data) // self.blocks, first - self.first
         return Blocks(self.region, first, count, self.data[skip * each:(skip + count) * each], self.sums, self.at + skip)
+
+    def cut(self, most: int) -> list[Blocks]:
+        """All of them, in parts of ``most`` bytes or one block."""
+        each = len(self.data) // self.blocks
+        return [self.part(*one) for one in runs(self.first, self.blocks, each, most)]
 
     def total(self) -> int:
         """The payload sum of them in one frame."""

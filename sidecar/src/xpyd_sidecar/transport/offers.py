@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import bodies, frames
-from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.frames import FRAME_BYTES, Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import BlockLink, Blocks, Session
@@ -49,9 +48,9 @@ class OfferLink(BlockLink):
 
     def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool, most: int = FRAME_BYTES) -> None:
         """Offer blocks. ``sent`` is called when all pieces are done."""
-        cuts = list(runs(blocks.first, blocks.blocks, len(blocks.data) // blocks.blocks, self._piece or most))
-        done = _all_of(len(cuts), sent)
-        self.waiting.extend(OfferedBlocks(key, blocks.part(*cut), done, cover) for cut in cuts)
+        parts = blocks.cut(self._piece or most)
+        done = _all_of(len(parts), sent)
+        self.waiting.extend(OfferedBlocks(key, part, done, cover) for part in parts)
         self._pump()
 
     def taken(self, *, read: bool) -> None:

@@ -105,7 +105,6 @@ class NcclThread(CommandThread):
         super().__init__("xpyd-nccl", "its look at groups and deadlines")
         self.driver = driver
         self.usage = NcclUsage(0, driver.bytes)
-        self._fixed = driver.bytes
         self._machine = Groups[Piece](most=limits.groups, flight=FLIGHT, depth=DEPTH, open_s=limits.open_s,
                                       move_s=limits.move_s, idle_s=limits.idle_s, hold_s=limits.hold_s)
         self._joined: dict[int, Joined] = {}
@@ -284,4 +283,4 @@ class NcclThread(CommandThread):
 
     def _measure(self) -> None:
         self.usage = NcclUsage(sum(one.comm is not None for one in self._joined.values()),
-                               self._fixed + sum(one.memory for one in self._joined.values()))
+                               self.driver.bytes + sum(one.memory for one in self._joined.values()))

@@ -130,9 +130,8 @@ class ProcessReader:
             PeerGone: the peer has ended, or has given this session up; what was read is worthless.
             ProtocolError: it does not lie in the memory that is named.
         """
-        near, base = self._near, self._base(offer.within) if offer.within is not None else 0
-        at = 0
-        if base and offer.within is not None:
+        near, at = self._near, 0
+        if offer.within is not None and (base := self._base(offer.within)):
             if not mapped.HEAD_BYTES <= offer.within.offset <= offer.within.size - offer.size:
                 raise ProtocolError(self._peer, f"offered {offer.size} bytes at {offer.within.offset} of a memory of "
                                                 f"{offer.within.size}")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import BlockLink, Blocks
@@ -21,12 +20,11 @@ class TcpLink(BlockLink):
     def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:
         """Cut blocks into frames and queue them; the last one to leave frees the data."""
-        cuts = list(runs(blocks.first, blocks.blocks, len(blocks.data) // blocks.blocks, most))
-        for at, (first, count) in enumerate(cuts):
-            part = blocks.part(first, count)
-            late = cover and (blocks.sums is None or not blocks.sums.made)
+        *others, last = blocks.cut(most)
+        late = cover and (blocks.sums is None or not blocks.sums.made)
+        for part in (*others, last):
             head = (Late if late else partial)(_header, key, part, cover=cover)
-            self.session.queue(head, part.data, sent if at == len(cuts) - 1 else _not_the_last)
+            self.session.queue(head, part.data, sent if part is last else _not_the_last)
 
 
 def _not_the_last() -> None:
