@@ -28,7 +28,7 @@ from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session import decode_handshake, link_choice, prefill_link_choice
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport import gates, moves, moves_plain
-from xpyd_sidecar.transport.link import Blocks
+from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.shm import arena, process_vm
 from xpyd_sidecar.transport.shm.arena import ArenaLink, ArenaReader
@@ -351,7 +351,7 @@ def before(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
         assert process is not None
         process.taken(read=taken.read)
         if not taken.read:
-            self.link = TcpLink(self._context.session)
+            self.link = TcpLink(self._session)
         process.leave(self.link) if self.link is not process else None
 
     monkeypatch.setattr(prefill_link_choice.PrefillLinkChoice, "taken", taken)
@@ -376,7 +376,7 @@ def test_a_peer_of_before_gets_tcp_or_is_refused(monkeypatch: pytest.MonkeyPatch
             assert "kv.transport: auto" in d.finished[0].reason
 
 
-class Said:
+class Said(Session):
     """A session that keeps what is said."""
 
     number = 1

@@ -16,7 +16,7 @@ from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.bodies import Offer, Within
 from xpyd_sidecar.kv.frames import Kind
-from xpyd_sidecar.transport.link import Blocks
+from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.shm import mapped
 from xpyd_sidecar.transport.shm.mapped import HEAD_BYTES, Mapping
@@ -24,7 +24,7 @@ from xpyd_sidecar.transport.shm.process_vm import ProcessLink, ProcessReader
 from xpyd_sidecar.transport.tcp.placement import packed
 
 
-class Said:
+class Said(Session):
     """A session that keeps what is offered."""
 
     number = 1

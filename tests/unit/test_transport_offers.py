@@ -11,14 +11,14 @@ from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.transport.link import Blocks
+from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
 
 KEY = Key(TransferId("a" * 32), Attempt(1), 1)
 DATA = memoryview(bytes(range(6 * 16)))
 
 
-class Session:
+class Decode(Session):
     peer = "d"
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Link(OfferLink):
 
     name = "test"
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Decode) -> None:
         super().__init__(session, 2)
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
@@ -43,15 +43,15 @@ class Link(OfferLink):
 
 
 @pytest.fixture
-def session() -> Session:
-    return Session()
+def session() -> Decode:
+    return Decode()
 
 
 def put(link: OfferLink, freed: list[str], name: str = "one", *, most: int = 32, cover: bool = True) -> None:
     link.put(KEY, Blocks(2, 10, 6, DATA), lambda: freed.append(name), cover=cover, most=most)
 
 
-def test_blocks_wait_in_pieces_and_are_offered_in_their_order(session: Session) -> None:
+def test_blocks_wait_in_pieces_and_are_offered_in_their_order(session: Decode) -> None:
     link = Link(session)
     put(link, [])
     cuts = [(one.blocks.first, one.blocks.blocks, bytes(one.blocks.data)) for one in (*link.offered, *link.waiting)]
@@ -63,7 +63,7 @@ def test_blocks_wait_in_pieces_and_are_offered_in_their_order(session: Session) 
     assert link.busy
 
 
-def test_a_put_is_done_when_all_its_pieces_are(session: Session) -> None:
+def test_a_put_is_done_when_all_its_pieces_are(session: Decode) -> None:
     link, freed = Link(session), []
     put(link, freed, "one")
     put(link, freed, "two", most=1 << 20)
@@ -77,13 +77,13 @@ def test_a_put_is_done_when_all_its_pieces_are(session: Session) -> None:
     assert not link.busy
 
 
-def test_an_answer_to_no_offer_is_the_peers_mistake(session: Session) -> None:
+def test_an_answer_to_no_offer_is_the_peers_mistake(session: Decode) -> None:
     link = Link(session)
     with pytest.raises(ProtocolError, match="not on offer"):
         link.taken(read=True)
 
 
-def test_who_cannot_take_what_was_agreed_on_is_mistaken_and_the_copy_is_freed_once(session: Session) -> None:
+def test_who_cannot_take_what_was_agreed_on_is_mistaken_and_the_copy_is_freed_once(session: Decode) -> None:
     link, freed = Link(session), []
     put(link, freed)
     with pytest.raises(ProtocolError, match="cannot take a piece over test"):
@@ -95,7 +95,7 @@ def test_who_cannot_take_what_was_agreed_on_is_mistaken_and_the_copy_is_freed_on
 
 
 @pytest.mark.parametrize("cover", [True, False])
-def test_an_offer_says_where_a_piece_lies_and_what_its_sum_is(session: Session, cover: bool) -> None:
+def test_an_offer_says_where_a_piece_lies_and_what_its_sum_is(session: Decode, cover: bool) -> None:
     put(Link(session), [], cover=cover)
     header, body = session.sent[1]
     said = frames.decode(header)

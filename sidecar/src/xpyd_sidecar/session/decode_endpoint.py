@@ -77,7 +77,7 @@ class DecodeEndpoint(Endpoint):
     def tell(self, kind: Kind, key: Key, body: bodies.Body | None = None) -> None:
         """Send a frame of a transfer, once the link is agreed."""
         if self._handshake.settled:
-            self.context.say(kind, body, key)
+            self.link.say(kind, body, key)
         else:
             self._later.append((kind, body, key))
 
@@ -125,7 +125,7 @@ class DecodeEndpoint(Endpoint):
         """The link is agreed: ask for what was ordered meanwhile."""
         later, self._later = self._later, []
         for one in later:
-            self.context.say(*one)
+            self.link.say(*one)
 
     def _store(self, header: Header) -> None:
         try:
@@ -133,7 +133,7 @@ class DecodeEndpoint(Endpoint):
         except ValueError as error:
             raise ProtocolError(self.link.peer, f"STORE: {error}") from None
         kind, body = (Kind.ROOM, None) if room else (Kind.BUSY, Busy(RETRY_S))
-        self.context.say(kind, body, header.key, region=header.region, first=header.first, blocks=header.blocks)
+        self.link.say(kind, body, header.key, region=header.region, first=header.first, blocks=header.blocks)
 
     def closed(self, error: PeerError) -> None:
         """The connection has ended: every try asked of it is broken."""

@@ -12,7 +12,6 @@ from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.frames import FRAME_BYTES, Header, Kind
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.threads.loop import Loop
-from xpyd_sidecar.transport.link import LinkContext
 from xpyd_sidecar.transport.nixl.prefill import NixlReading
 from xpyd_sidecar.transport.tcp.connection import Connection
 from xpyd_sidecar.transport.tcp.frame_reader import FrameOwner
@@ -48,7 +47,6 @@ class Endpoint(FrameOwner):
 
     def __init__(self, loop: Loop, sock: socket.socket, address: str, *, connecting: bool = False) -> None:
         self.link = Connection(loop, sock, address, self, connecting=connecting)
-        self.context = LinkContext(self.link, loop.post, self.link.close)
         self._born = time.monotonic()
 
     def frame(self, header: Header, place: PayloadPlace) -> None:
@@ -76,6 +74,6 @@ class Endpoint(FrameOwner):
             if link.silent(now, timeout):
                 link.close(PeerGone(link.peer, f"silent for {timeout} s"))
             elif not link.writing and now - link.last_out > timeout / 4:
-                self.context.say(Kind.PING)
+                self.link.say(Kind.PING)
         elif now - max(link.last_in, link.last_out) > IDLE_S:
             link.close(PeerGone(link.peer, "idle"))

@@ -37,8 +37,8 @@ class PrefillEndpoint(Endpoint):
         self._lost = lost
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
         self._accepted = False
-        self.way = PrefillLinkChoice(me, arenas, self.context)
-        self.context.say(Kind.CHALLENGE, bodies.Challenge(self._nonce, me.incarnation))
+        self.way = PrefillLinkChoice(me, arenas, self.link)
+        self.link.say(Kind.CHALLENGE, bodies.Challenge(self._nonce, me.incarnation))
 
     def room(self, header: Header) -> PayloadPlace | None:
         """Where a payload goes."""
@@ -84,10 +84,10 @@ class PrefillEndpoint(Endpoint):
         self._accepted = True
         self.link.beside |= near is not None
         proof = proofs.prove(me.key, "prefill", terms)
-        self.context.say(Kind.WELCOME, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
+        self.link.say(Kind.WELCOME, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
 
     def _refuse(self, outcome: Outcome, error: PeerError) -> NoReturn:
         """Tell decode why it is not served, as last words."""
-        self.context.say(Kind.REJECT, bodies.Reason(outcome, error.reason))
+        self.link.say(Kind.REJECT, bodies.Reason(outcome, error.reason))
         self.link.flush()
         raise error

@@ -10,7 +10,7 @@ from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.endpoint import LocalRank
-from xpyd_sidecar.transport.link import BlockLink, LinkContext
+from xpyd_sidecar.transport.link import BlockLink, Session
 from xpyd_sidecar.transport.shm.arena import ArenaLink
 from xpyd_sidecar.transport.shm.process_vm import ProcessLink
 from xpyd_sidecar.transport.tcp.link import TcpLink
@@ -37,8 +37,8 @@ class PrefillLinkChoice:
     ProtocolError where decode may not say that now.
     """
 
-    def __init__(self, me: LocalRank, arenas: Arenas, context: LinkContext) -> None:
-        self._tcp = TcpLink(context.session)
+    def __init__(self, me: LocalRank, arenas: Arenas, session: Session) -> None:
+        self._tcp = TcpLink(session)
         self.link: BlockLink = self._tcp
         self.gpu: bodies.Gpu | None = None
         """What decode is told, where a group is possible."""
@@ -46,7 +46,7 @@ class PrefillLinkChoice:
         """What decode is told, where it may read over NIXL."""
         self._me = me
         self._arenas = arenas
-        self._context = context
+        self._session = session
         self._choosing = True
         """Decode has still to choose; again where it cannot read after all, and has been shown an arena."""
         self._may: dict[str, BlockLink] = {}
@@ -63,13 +63,13 @@ class PrefillLinkChoice:
             ours, no = ways.group, link_choice.ungrouped(ways, gpu)
             if not no and gpu is not None and ours is not None and self._me.grouping is not None:
                 self.gpu = ours
-                self._group = self._may["nccl"] = self._me.grouping.link(self._context, min(gpu.piece, ours.piece))
+                self._group = self._may["nccl"] = self._me.grouping.link(self._session, min(gpu.piece, ours.piece))
                 return None, ""
             why.append(no)
         if ways.transport != "nccl" and (host or not why):
             no = link_choice.apart(ways, host)
             if not no:
-                self._process = self._may["process_vm"] = ProcessLink(self._context.session)
+                self._process = self._may["process_vm"] = ProcessLink(self._session)
                 return self._process.near(), ""
             why.append(no)
         if nixl is not None or ways.reads is not None or ways.no_nixl:
@@ -86,7 +86,7 @@ class PrefillLinkChoice:
         reason = link_choice.unread(self._me.ways, theirs)
         if reason or theirs is None or self._me.reading is None:
             return reason or "nixl: not ready at prefill"
-        link = self._me.reading.link(self._context.session, theirs)
+        link = self._me.reading.link(self._session, theirs)
         if link is None:
             return "nixl: too many sessions are open at prefill"
         self._may["nixl"], self.memory = link, link.shown()
@@ -108,11 +108,11 @@ class PrefillLinkChoice:
         if link is None:
             raise self._out_of_turn(f"{choice.way}, which was not offered")
         self._take(link)
-        logger.info("xpyd: blocks for %s go over %s%s", self._context.session.peer, link.name,
+        logger.info("xpyd: blocks for %s go over %s%s", self._session.peer, link.name,
                     f" ({choice.reason})" if choice.reason else "")
 
     def _out_of_turn(self, chosen: str) -> ProtocolError:
-        return ProtocolError(self._context.session.peer, f"chose {chosen}")
+        return ProtocolError(self._session.peer, f"chose {chosen}")
 
     def _take(self, link: BlockLink) -> None:
         """Use a link. Of those that decode might have chosen, ``_process`` may still owe something."""
@@ -146,13 +146,13 @@ class PrefillLinkChoice:
             why = taken.why or "it does not say why"
             self._refuse_tcp(f"decode cannot read prefill's memory ({why}) and maps no arena; {link_choice.OTHERWISE}")
             self.link = self._tcp
-            logger.warning("xpyd: blocks for %s go over tcp from now on (%s)", self._context.session.peer, taken.why)
+            logger.warning("xpyd: blocks for %s go over tcp from now on (%s)", self._session.peer, taken.why)
         process.leave(self.link)
 
     def told(self, kind: Kind, body: memoryview) -> None:
         """Decode says POSTED or UNGROUP."""
         if self._group is None or self.link is not self._group:
-            raise ProtocolError(self._context.session.peer, f"sent {kind.name} over a link without groups")
+            raise ProtocolError(self._session.peer, f"sent {kind.name} over a link without groups")
         if kind is Kind.POSTED:
             self._group.received()
         else:
@@ -167,19 +167,19 @@ class PrefillLinkChoice:
             why = f"{ARENAS_MAX} arenas are open"
         else:
             try:
-                self._arena = self._may["arena"] = ArenaLink(self._context.session, folder, self._me.largest_frame)
+                self._arena = self._may["arena"] = ArenaLink(self._session, folder, self._me.largest_frame)
             except OSError as error:
                 why = f"{folder}: {error.strerror}"
             else:
                 self._arenas.open += 1
-                self._context.say(Kind.ARENA, self._arena.shown())
+                self._session.say(Kind.ARENA, self._arena.shown())
                 return
-        self._context.say(Kind.ARENA, bodies.Arena("", 0, b"", why))
+        self._session.say(Kind.ARENA, bodies.Arena("", 0, b"", why))
 
     def _refuse_tcp(self, reason: str) -> None:
         transport = self._me.ways.transport
         if transport in {"shm", "nccl", "rdma"}:
-            raise Incompatible(self._context.session.peer, f"transport {transport}: {reason}")
+            raise Incompatible(self._session.peer, f"transport {transport}: {reason}")
 
     def _drop_arena(self) -> None:
         if self._arena is not None:

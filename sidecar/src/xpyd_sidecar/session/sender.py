@@ -247,13 +247,13 @@ class Sender:
             self._drop(step.copy.data, step.uses)
         elif isinstance(step, copies.Offer):
             if (peer := self._peers.get(step.link)) is not None:
-                peer.context.say(Kind.STORE, None, step.key, region=step.copy.region, first=step.copy.first,
-                                 blocks=step.copy.blocks)
+                peer.link.say(Kind.STORE, None, step.key, region=step.copy.region, first=step.copy.first,
+                              blocks=step.copy.blocks)
         elif isinstance(step, copies.Store):
             self._store(step)
         elif isinstance(step, copies.Refuse):
             if (peer := self._peers.get(step.link)) is not None:
-                peer.context.say(Kind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
+                peer.link.say(Kind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
         else:
             size = self._sent.pop(step.key, 0)
             began = self._began.pop(step.key, None)

@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from xpyd_sidecar.errors import PeerError, PeerGone, ProtocolError
@@ -30,11 +29,39 @@ READ: Final = bodies.Taken(read=True)
 """A piece is here, or is not wanted."""
 
 
-class Session(Protocol):
-    """An authenticated connection to one rank of a peer."""
+class Session:
+    """An authenticated connection to one rank of a peer. Used on its I/O thread, but for ``post``."""
 
     peer: str
     """Name and address, for messages."""
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have a call made (``run``) on its I/O thread."""
+        raise NotImplementedError
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Make a call outside of a frame; what the peer did wrong, or we, ends the session."""
+        try:
+            call()
+        except PeerError as error:
+            self.close(error)
+        except Exception as error:
+            logger.exception("xpyd: the session with %s is ended: a callback failed", self.peer)
+            self.mistaken(error)
+
+    def mistaken(self, error: Exception) -> None:
+        """A mistake of ours in what was done for this session costs it: its transfers would wait for their deadlines."""
+        self.close(PeerGone(self.peer, f"{type(error).__name__} on this side"))
+
+    def close(self, error: PeerError) -> None:
+        """End it, once."""
+        raise NotImplementedError
+
+    def say(self, kind: Kind, body: bodies.Body | None = None, key: Key = NO_TRANSFER, *, region: int = 0, first: int = 0,
+            blocks: int = 0) -> None:
+        """Send a frame other than DATA."""
+        payload = bodies.body(body) if body is not None else b""
+        self.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
 
     def queue(self, header: bytes | Callable[[], bytes], payload: memoryview | bytes,
               sent: Callable[[], None] | None = None) -> None:
@@ -43,9 +70,11 @@ class Session(Protocol):
         A header that has a checksum of much in it is best made when its turn comes: what was read for it then is still in
         the processor's cache when it is copied out.
         """
+        raise NotImplementedError
 
     def spend(self, size: int) -> None:
         """Bytes were moved for it beside the connection: they count where sessions take turns."""
+        raise NotImplementedError
 
 
 class Sums:
@@ -141,30 +170,6 @@ class BlockLink:
         """The session has ended: nothing is taken any more, what waits may be freed."""
 
 
-class LinkContext(NamedTuple):
-    """A session, for the link that belongs to it. ``post``: have a call made on its I/O thread; ``fail``: end it."""
-
-    session: Session
-    post: Callable[[Callable[[], None]], None]
-    fail: Callable[[PeerError], None]
-
-    def say(self, kind: Kind, body: bodies.Body | None = None, key: Key = NO_TRANSFER, *, region: int = 0, first: int = 0,
-            blocks: int = 0) -> None:
-        """Send a frame other than DATA."""
-        payload = bodies.body(body) if body is not None else b""
-        self.session.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
-
-    def run(self, call: Callable[[], None]) -> None:
-        """Make a call on the I/O thread, outside of a frame; what the peer did wrong, or we, ends the session."""
-        try:
-            call()
-        except PeerError as error:
-            self.fail(error)
-        except Exception as error:
-            logger.exception("xpyd: the session with %s is ended: a callback failed", self.session.peer)
-            self.fail(PeerGone(self.session.peer, f"{type(error).__name__} on this side"))
-
-
 class PieceOwner(Protocol):
     """Whose pieces come beside a session of decode's. Offers are wanted, or not; what has come is theirs to place."""
 
@@ -211,10 +216,10 @@ class PieceTaker:
 
     name: bodies.LinkName
 
-    def __init__(self, context: LinkContext, wanted: PieceOwner, piece: int, ahead: int) -> None:
+    def __init__(self, session: Session, wanted: PieceOwner, piece: int, ahead: int) -> None:
         """``piece``: bytes of the largest piece, 0: what was asked for at once; ``ahead``: offers that may wait."""
         self.piece = piece
-        self._context = context
+        self.session = session
         self._wanted = wanted
         self._ahead = ahead
         self._offers: deque[OfferedPiece] = deque()
@@ -222,7 +227,7 @@ class PieceTaker:
 
     def post(self, call: Callable[[], None]) -> None:
         """Have a call made on the session's I/O thread."""
-        self._context.post(partial(self._context.run, call))
+        self.session.post(call)
 
     def grouped(self, kind: Kind, message: bodies.Group) -> None:
         """Prefill makes a group (GROUP), or has left one (UNGROUP).
@@ -230,7 +235,7 @@ class PieceTaker:
         Raises:
             ProtocolError: there are none on this link, or the number of one that is made is not a new one.
         """
-        raise ProtocolError(self._context.session.peer, f"sent {kind.name} {message.number} over a link without groups")
+        raise ProtocolError(self.session.peer, f"sent {kind.name} {message.number} over a link without groups")
 
     def offered(self, header: Header, offer: bodies.Offer) -> None:
         """Prefill has a piece.
@@ -241,7 +246,7 @@ class PieceTaker:
         before = len(self._offers)
         if before >= self._ahead or 0 < self.piece < offer.size:
             reason = f"offered {offer.size} bytes and {before} pieces before; bounds {self.piece}, {self._ahead}"
-            raise ProtocolError(self._context.session.peer, reason)
+            raise ProtocolError(self.session.peer, reason)
         one = OfferedPiece(header, offer)
         self._begin(one)
         self._offers.append(one)
@@ -249,7 +254,7 @@ class PieceTaker:
 
     def resume(self) -> None:
         """Memory that was missing may be free."""
-        self._context.run(self._pump)
+        self.session.run(self._pump)
 
     def close(self) -> None:
         """The session has ended."""
@@ -264,4 +269,4 @@ class PieceTaker:
 
     def _taken(self, answer: bodies.Taken = READ) -> None:
         """Answer the oldest offer."""
-        self._context.say(Kind.TAKEN, answer, self._offers.popleft().header.key)
+        self.session.say(Kind.TAKEN, answer, self._offers.popleft().header.key)

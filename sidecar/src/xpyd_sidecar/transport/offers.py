@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from xpyd_sidecar.errors import ProtocolError
-from xpyd_sidecar.kv import bodies, frames
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import FRAME_BYTES, Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import BlockLink, Blocks, Session
@@ -91,9 +91,8 @@ class OfferLink(BlockLink):
     def _tell(self, one: OfferedBlocks, address: int, checksum: int | None, within: bodies.Within | None = None) -> None:
         """Tell decode where a piece lies."""
         piece = one.blocks
-        body = bodies.body(bodies.Offer(address, len(piece.data), checksum, within))
-        self.session.queue(frames.encode(Kind.OFFER, one.key, body, region=piece.region, first=piece.first,
-                                         blocks=piece.blocks), body)
+        self.session.say(Kind.OFFER, bodies.Offer(address, len(piece.data), checksum, within), one.key, region=piece.region,
+                         first=piece.first, blocks=piece.blocks)
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
         """Tell decode of a piece; as it is on offer."""

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from xpyd_sidecar.errors import PeerGone
 from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
-from xpyd_sidecar.transport.link import LinkContext
+from xpyd_sidecar.transport.link import Session
 from xpyd_sidecar.transport.nccl.driver import Piece
 from xpyd_sidecar.transport.nccl.thread import NcclThread
 from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
@@ -43,12 +42,11 @@ class NcclLink(OfferLink):
 
     name = "nccl"
 
-    def __init__(self, hub: NcclThread, context: LinkContext, piece: int) -> None:
+    def __init__(self, hub: NcclThread, session: Session, piece: int) -> None:
         """``piece``: bytes of the largest piece that both sides take; a block fits."""
-        super().__init__(context.session, OFFERS_AHEAD, piece)
+        super().__init__(session, OFFERS_AHEAD, piece)
         self._hub = hub
-        self._context = context
-        self._tcp = TcpLink(context.session)
+        self._tcp = TcpLink(session)
         self._number = 0
         self._open = False
         self._not_before = 0.0
@@ -56,7 +54,7 @@ class NcclLink(OfferLink):
 
     def post(self, call: Callable[[], None]) -> None:
         """Have a call made on the session's I/O thread."""
-        self._context.post(partial(self._context.run, call))
+        self.session.post(call)
 
     def _pump(self) -> None:
         """Offer what waits, in a group that is made if there is none."""
@@ -91,7 +89,7 @@ class NcclLink(OfferLink):
         one = self._answered()
         if one.where != self._number or not self._open:
             one.done()
-            self._context.fail(PeerGone(self.session.peer, "receives in a group that has ended here"))
+            self.session.close(PeerGone(self.session.peer, "receives in a group that has ended here"))
             return
         self._moving += 1
         data = one.blocks.data
@@ -120,7 +118,7 @@ class NcclLink(OfferLink):
     def begun(self, uid: bytes) -> None:
         """The group is being made: decode may join."""
         if not self._closed:
-            self._context.say(Kind.GROUP, bodies.Group(self._number, uid))
+            self.session.say(Kind.GROUP, bodies.Group(self._number, uid))
 
     def opened(self, number: int) -> None:
         """Decode has joined."""
@@ -142,11 +140,11 @@ class NcclLink(OfferLink):
         if self._closed:
             return
         if busy or self._moving:
-            self._context.fail(PeerGone(self.session.peer, f"nccl: {reason}"))
+            self.session.close(PeerGone(self.session.peer, f"nccl: {reason}"))
             return
         if not was_open:
             self._not_before = time.monotonic() + RETRY_S
-        self._context.say(Kind.UNGROUP, bodies.Group(number, reason=reason))
+        self.session.say(Kind.UNGROUP, bodies.Group(number, reason=reason))
         self._pump()
 
     def over(self, given_back: tuple[Piece, ...]) -> None:

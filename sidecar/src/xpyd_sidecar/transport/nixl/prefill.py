@@ -25,7 +25,7 @@ from typing import Final
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.reads import METADATA_MAX, TICKET_BYTES
-from xpyd_sidecar.transport.link import Blocks, LinkContext, PieceOwner, PieceTaker, Session
+from xpyd_sidecar.transport.link import Blocks, PieceOwner, PieceTaker, Session
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.nixl.decode import NixlTaker, Told
 from xpyd_sidecar.transport.nixl.thread import NixlThread
@@ -175,6 +175,6 @@ class NixlReading:
         self.hub.serve_reads(self._timeout_s)
         return NixlLink(session, self, cell, theirs)
 
-    def taker(self, context: LinkContext, wanted: PieceOwner, memory: bodies.NixlMemory, told: Told) -> PieceTaker:
+    def taker(self, session: Session, wanted: PieceOwner, memory: bodies.NixlMemory, told: Told) -> PieceTaker:
         """Decode's side of a session."""
-        return NixlTaker(self.hub, context, wanted, memory, told, piece=self.piece, pieces=PIECES)
+        return NixlTaker(self.hub, session, wanted, memory, told, piece=self.piece, pieces=PIECES)

@@ -22,6 +22,7 @@ from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolErro
 from xpyd_sidecar.kv import frames
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport import moves
+from xpyd_sidecar.transport.link import Session
 from xpyd_sidecar.transport.tcp.frame_reader import LOW_WATER, FrameOwner, FrameReader
 from xpyd_sidecar.transport.tcp.frame_writer import FrameWriter
 from xpyd_sidecar.transport.tcp.placement import Expected
@@ -36,7 +37,7 @@ many: a word for each copy that is offered to it, and for each of its transfers.
 _numbers = itertools.count(1)
 
 
-class Connection:
+class Connection(Session):
     """One socket, watched by a loop; used on that loop's thread only."""
 
     def __init__(self, loop: Loop, sock: socket.socket, peer: str, owner: FrameOwner, *, connecting: bool = False) -> None:
@@ -143,9 +144,9 @@ class Connection:
         self._out.drop()
         self._owner.closed(error)
 
-    def mistaken(self, error: Exception) -> None:
-        """A mistake of ours in what was done for this connection costs it: its transfers would wait for their deadlines."""
-        self.close(PeerGone(self.peer, f"{type(error).__name__} on this side"))
+    def post(self, call: Callable[[], None]) -> None:
+        """Have a call made on the loop's thread."""
+        self._loop.post(partial(self.run, call))
 
     def _watch(self) -> None:
         if self.open:
