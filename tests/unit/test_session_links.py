@@ -401,7 +401,7 @@ def test_a_reader_that_is_late_takes_nothing_for_what_was_freed() -> None:
     """A decode that was stopped while its peer gave the session up: the memory is another's, the ticket says so."""
     session, data, freed = Said(), bytearray(b"x" * 5000), []
     link = ProcessLink(session)
-    link.put(key(), Blocks(0, 0, 5, memoryview(data)), lambda: freed.append(1), cover=False)
+    link.put(key(), Blocks(0, 0, 5, memoryview(data), cover=False), lambda: freed.append(1))
     reader, into = reading(link), bytearray(5000)
     (offer,) = session.offers
     assert reader.read(offer, packed(memoryview(into), 5, cover=False))
@@ -418,7 +418,7 @@ def test_a_reader_that_is_late_takes_nothing_for_what_was_freed() -> None:
 def test_scattered_pieces_beyond_what_one_call_takes() -> None:
     session, data = Said(), os.urandom(3000)
     link = ProcessLink(session)
-    link.put(key(), Blocks(0, 0, 3000, memoryview(data)), lambda: None, cover=False)
+    link.put(key(), Blocks(0, 0, 3000, memoryview(data), cover=False), lambda: None)
     into = bytearray(6000)
     places = Scatter(into, 1, 3000, array("q", range(3000)), 2, 0, False)
     assert reading(link).read(session.offers[0], places)
@@ -448,7 +448,7 @@ def test_a_full_arena_makes_puts_wait_and_frees_each_copy_once(folder: Path) -> 
     link = ArenaLink(session, folder, 1 << 20)
     for n in range(20):
         data = memoryview(bytes([n]) * (1 << 20))
-        link.put(key(), Blocks(0, n, 1, data), partial(freed.append, n), cover=True)
+        link.put(key(), Blocks(0, n, 1, data, cover=True), partial(freed.append, n))
     assert len(session.offers) == 16
     assert freed == list(range(16))
     reader = ArenaReader("p", folder, link.shown())
@@ -466,7 +466,7 @@ def test_a_full_arena_makes_puts_wait_and_frees_each_copy_once(folder: Path) -> 
     assert not link.busy
     with pytest.raises(ProtocolError, match="of an arena of"):
         reader.read(bodies.Offer(link.size - 10, 11, None), packed(memoryview(bytearray(11)), 1, cover=False))
-    link.put(key(), Blocks(0, 0, 40, memoryview(bytes(40 << 20))), lambda: freed.append(20), cover=False)
+    link.put(key(), Blocks(0, 0, 40, memoryview(bytes(40 << 20)), cover=False), lambda: freed.append(20))
     link.close()
     assert freed == list(range(21))
     reader.close()

@@ -168,12 +168,12 @@ def test_memory_made_later_is_not_taken_for_the_one_before(made: memoryview) -> 
     for turn in range(3):
         view = mapped.make(100)
         view[:] = bytes([turn]) * 100
-        link.put(key(), Blocks(0, turn, 1, view), lambda: None, cover=False)
+        link.put(key(), Blocks(0, turn, 1, view, cover=False), lambda: None)
         way = reader.read(session.offers.pop(), packed(memoryview(into), 1, cover=False))
         assert (way, into) == ("mapped", bytes([turn]) * 100)
         link.taken(read=True)
         del view
-    link.put(key(), Blocks(0, 3, 1, memoryview(b"z" * 100)), lambda: None, cover=False)
+    link.put(key(), Blocks(0, 3, 1, memoryview(b"z" * 100), cover=False), lambda: None)
     assert session.offers[0].within is None
     way = reader.read(session.offers.pop(), packed(memoryview(into), 1, cover=False))
     assert (way, into) == ("process_vm", b"z" * 100)
@@ -186,7 +186,7 @@ def test_what_cannot_be_mapped_is_read_and_asked_for_once(made: memoryview, monk
     reader = ProcessReader("p", link.near())
     monkeypatch.setattr(Mapping, "__init__", lambda *args: tries.append(args) or (_ for _ in ()).throw(OSError("no")))
     for n in range(3):
-        link.put(key(), Blocks(0, n, 1, made), lambda: None, cover=False)
+        link.put(key(), Blocks(0, n, 1, made, cover=False), lambda: None)
         way = reader.read(session.offers.pop(), packed(memoryview(into), 1, cover=False))
     assert (way, len(tries), into) == ("process_vm", 1, made)
 
@@ -195,7 +195,7 @@ def test_a_reader_that_is_late_or_is_told_of_other_bytes_takes_nothing(made: mem
     session, freed = Said(), []
     link = ProcessLink(session)
     reader = ProcessReader("p", link.near())
-    link.put(key(), Blocks(0, 0, 1, made), lambda: freed.append(1), cover=False)
+    link.put(key(), Blocks(0, 0, 1, made, cover=False), lambda: freed.append(1))
     offer, into = session.offers[0], packed(memoryview(bytearray(100_000)), 1, cover=False)
     assert offer.within is not None
     for offset in (-1, 0, HEAD_BYTES - 1, HEAD_BYTES + 1):

@@ -38,7 +38,7 @@ class Link(OfferLink):
         super().__init__(session, 2)
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
-        self._tell(one, 4096 + one.blocks.first, one.total())
+        self._tell(one, 4096 + one.blocks.first, one.blocks.total())
         return one._replace(where=7)
 
 
@@ -48,7 +48,7 @@ def session() -> Decode:
 
 
 def put(link: OfferLink, freed: list[str], name: str = "one", *, most: int = 32, cover: bool = True) -> None:
-    link.put(KEY, Blocks(2, 10, 6, DATA), lambda: freed.append(name), cover=cover, most=most)
+    link.put(KEY, Blocks(2, 10, 6, DATA, cover=cover), lambda: freed.append(name), most=most)
 
 
 def test_blocks_wait_in_pieces_and_are_offered_in_their_order(session: Decode) -> None:

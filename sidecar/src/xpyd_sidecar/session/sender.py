@@ -280,8 +280,9 @@ class Sender:
         self._began.setdefault(step.key, now)
         free = partial(self._pushed, step, size, now, peer.way.link.name)
         sums = step.copy.data.sums if step.cut is None else None
-        piece = Blocks(step.copy.region, step.first, step.blocks, data, sums, step.first - step.copy.first)
-        peer.way.link.put(step.key, piece, free, cover=step.cover, most=frames.aim(step.frame))
+        piece = Blocks(step.copy.region, step.first, step.blocks, data, sums, step.first - step.copy.first,
+                       step.cover)
+        peer.way.link.put(step.key, piece, free, most=frames.aim(step.frame))
 
     def _pushed(self, step: copies.Send[Kept], size: int, began: float, link: str) -> None:
         self._machine.progressed(step.key)
@@ -297,8 +298,8 @@ class Sender:
             return
         free = partial(self._left, step.copy.data, len(view), None)
         self.spilling.counted.add(metrics.AHEAD_BYTES, len(view))
-        piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums)
-        TcpLink(peer.link).put(step.key, piece, free, cover=step.cover)
+        piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums, cover=step.cover)
+        TcpLink(peer.link).put(step.key, piece, free)
 
     def _leaves(self, step: copies.Send[Kept] | copies.Store[Kept], size: int,
                 uses: copies.Uses | None) -> PrefillEndpoint | None:

@@ -112,7 +112,7 @@ class Sums:
 class Blocks(NamedTuple):
     """Blocks to be put: so many of one region from ``first`` on, packed in ``data``.
 
-    ``sums``: of more blocks, of which these begin with number ``at``.
+    ``sums``: of more blocks, of which these begin with number ``at``. ``cover``: they are to have a sum.
     """
 
     region: int
@@ -121,19 +121,23 @@ class Blocks(NamedTuple):
     data: memoryview
     sums: Sums | None = None
     at: int = 0
+    cover: bool = True
 
     def part(self, first: int, count: int) -> Blocks:
         """So many of them from block ``first`` of the region on."""
         each, skip = len(self.data) // self.blocks, first - self.first
-        return Blocks(self.region, first, count, self.data[skip * each:(skip + count) * each], self.sums, self.at + skip)
+        data = self.data[skip * each:(skip + count) * each]
+        return Blocks(self.region, first, count, data, self.sums, self.at + skip, self.cover)
 
     def cut(self, most: int) -> list[Blocks]:
         """All of them, in parts of ``most`` bytes or one block."""
         each = len(self.data) // self.blocks
         return [self.part(*one) for one in runs(self.first, self.blocks, each, most)]
 
-    def total(self) -> int:
-        """The payload sum of them in one frame."""
+    def total(self) -> int | None:
+        """The payload sum of them in one frame, where there is to be one."""
+        if not self.cover:
+            return None
         sums = self.sums or Sums(self.data, self.blocks)
         return frames.total(sums.of(self.at if self.sums else 0, self.blocks))
 
@@ -146,7 +150,7 @@ class BlockLink:
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool, most: int = FRAME_BYTES) -> None:
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = FRAME_BYTES) -> None:
         """Begin to move blocks, in pieces of ``most`` bytes or one block. Never waits.
 
         ``sent`` is called once, when ``data`` may be freed.

@@ -25,13 +25,8 @@ class OfferedBlocks(NamedTuple):
     key: Key
     blocks: Blocks
     done: Callable[[], None]
-    cover: bool
     where: int = 0
     """The link's own word on it: a slot, or a group."""
-
-    def total(self) -> int | None:
-        """Its sum, where it is to have one."""
-        return self.blocks.total() if self.cover else None
 
 
 class OfferLink(BlockLink):
@@ -46,11 +41,11 @@ class OfferLink(BlockLink):
         self._piece = piece
         self._closed = False
 
-    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool, most: int = FRAME_BYTES) -> None:
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = FRAME_BYTES) -> None:
         """Offer blocks. ``sent`` is called when all pieces are done."""
         parts = blocks.cut(self._piece or most)
         done = _all_of(len(parts), sent)
-        self.waiting.extend(OfferedBlocks(key, part, done, cover) for part in parts)
+        self.waiting.extend(OfferedBlocks(key, part, done) for part in parts)
         self._pump()
 
     def taken(self, *, read: bool) -> None:

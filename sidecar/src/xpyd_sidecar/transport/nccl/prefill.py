@@ -70,11 +70,11 @@ class NcclLink(OfferLink):
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
         self._hub.hold(self._number, 1)
-        self._tell(one, self._number, 0 if one.cover else None)
+        self._tell(one, self._number, 0 if one.blocks.cover else None)
         return one._replace(where=self._number)
 
     def _over_tcp(self, one: OfferedBlocks) -> None:
-        self._tcp.put(one.key, one.blocks, one.done, cover=one.cover)
+        self._tcp.put(one.key, one.blocks, one.done)
 
     def _read(self, one: OfferedBlocks) -> None:
         self._hub.hold(one.where, -1)
@@ -93,7 +93,7 @@ class NcclLink(OfferLink):
             return
         self._moving += 1
         data = one.blocks.data
-        self._hub.move(one.where, Piece(len(data), one.cover, data, tag=one), self)
+        self._hub.move(one.where, Piece(len(data), one.blocks.cover, data, tag=one), self)
         self._hub.hold(one.where, -1)
         self._pump()
 

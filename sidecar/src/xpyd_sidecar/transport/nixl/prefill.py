@@ -67,24 +67,23 @@ class NixlLink(OfferLink):
         return bodies.NixlMemory(side.agent, side.metadata, side.hub.version, side.base, side.size,
                                    *side.tickets.shown(self._cell))
 
-    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = frames.FRAME_BYTES) -> None:
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = frames.FRAME_BYTES) -> None:
         """Offer blocks; over TCP where they are not in the store."""
         if self._side.holds(address_of(blocks.data), len(blocks.data)):
-            super().put(key, blocks, sent, cover=cover, most=most)
+            super().put(key, blocks, sent, most=most)
             return
         if not self._outside:
             self._outside = True
             logger.warning("xpyd: some blocks for %s go over tcp, since they are not in the memory that NIXL knows (heads "
                            "that are cut out, between unequal sizes)", self.session.peer)
-        self._tcp.put(key, blocks, sent, cover=cover, most=most)
+        self._tcp.put(key, blocks, sent, most=most)
 
     def _pump(self) -> None:
         super()._pump()
         self._serve(bool(self.offered))
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
-        self._tell(one, address_of(one.blocks.data), one.total())
+        self._tell(one, address_of(one.blocks.data), one.blocks.total())
         return one
 
     def _serve(self, wanted: bool) -> None:

@@ -85,15 +85,14 @@ class ArenaLink(OfferLink):
             os.close(self._fd)
             self._fd = -1
 
-    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = frames.FRAME_BYTES) -> None:
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = frames.FRAME_BYTES) -> None:
         """Copy blocks into slots as these are free."""
-        super().put(key, blocks, sent, cover=cover, most=min(most, self._slot))
+        super().put(key, blocks, sent, most=min(most, self._slot))
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
         slot = self._free.popleft()
         ctypes.memmove(self._base + slot, address_of(one.blocks.data), len(one.blocks.data))
-        self._tell(one, slot, one.total())
+        self._tell(one, slot, one.blocks.total())
         one.done()
         return one._replace(where=slot, done=_nothing)
 

@@ -66,7 +66,7 @@ class ProcessLink(OfferLink):
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
         at = address_of(one.blocks.data)
-        self._tell(one, at, one.total(), mapped.find(at, len(one.blocks.data)))
+        self._tell(one, at, one.blocks.total(), mapped.find(at, len(one.blocks.data)))
         return one
 
     def _unread(self, one: OfferedBlocks) -> None:
@@ -78,7 +78,7 @@ class ProcessLink(OfferLink):
         self._left.clear()
         self.waiting.clear()
         for one in left:
-            link.put(one.key, one.blocks, one.done, cover=one.cover, most=len(one.blocks.data))
+            link.put(one.key, one.blocks, one.done, most=len(one.blocks.data))
 
     @property
     def owed(self) -> bool:

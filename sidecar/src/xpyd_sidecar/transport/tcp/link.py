@@ -17,13 +17,12 @@ class TcpLink(BlockLink):
 
     name = "tcp"
 
-    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = frames.FRAME_BYTES) -> None:
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = frames.FRAME_BYTES) -> None:
         """Cut blocks into frames and queue them; the last one to leave frees the data."""
         *others, last = blocks.cut(most)
-        late = cover and (blocks.sums is None or not blocks.sums.made)
+        late = blocks.cover and (blocks.sums is None or not blocks.sums.made)
         for part in (*others, last):
-            head = (Late if late else partial)(_header, key, part, cover=cover)
+            head = (Late if late else partial)(_header, key, part)
             self.session.queue(head, part.data, sent if part is last else _not_the_last)
 
 
@@ -31,6 +30,6 @@ def _not_the_last() -> None:
     """The data is freed with the last part of it."""
 
 
-def _header(key: Key, part: Blocks, *, cover: bool) -> bytes:
-    return frames.encode(Kind.DATA, key, part.data, region=part.region, first=part.first, blocks=part.blocks, cover=cover,
-                         known=part.total() if cover else None)
+def _header(key: Key, part: Blocks) -> bytes:
+    return frames.encode(Kind.DATA, key, part.data, region=part.region, first=part.first, blocks=part.blocks,
+                         cover=part.cover, known=part.total())
