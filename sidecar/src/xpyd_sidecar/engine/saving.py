@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -141,21 +141,19 @@ class Saving:
 
     def finish(self) -> None:
         """All layers are enqueued: copy out what has not been."""
-        parts, self._parts = self._parts, []
-        if not parts:
+        if not self._parts:
             return
         if self._memory.at_once:
-            self._parts = parts
             for region in range(len(self._memory.regions)):
                 self._copy_array(region)
-            self._parts = []
-            self.copied += [(part.key, len(part.ids)) for part in parts]
-            return
-        mark = self._memory.gather([Move(part.arrays.start, part.ids, part.lease.chunk.tensor, part.starts)
-                                    for part in parts])
-        if self._put is not None:
-            self._put.enqueued(mark)
-        self._completions.add(mark, partial(self._copied, parts, self._hold))
+            self.copied += [(part.key, len(part.ids)) for part in self._parts]
+        else:
+            mark = self._memory.gather([Move(part.arrays.start, part.ids, part.lease.chunk.tensor, part.starts)
+                                        for part in self._parts])
+            if self._put is not None:
+                self._put.enqueued(mark)
+            self._completions.add(mark, partial(self._copied, self._parts, self._hold))
+        self._parts = []
 
     def forget(self, key: Key) -> None:
         """A transfer is over: what waits of it need not be copied."""
@@ -170,7 +168,7 @@ class Saving:
     def _copied(self, parts: Sequence[SavedPart], hold: int) -> None:
         """Copies of a device are complete; on the thread that waits for them."""
         for part in parts:
-            self._sender.push(part.key, self._copies(part), hold)
+            self._sender.push(part.key, (self._copy(part, region) for region in part.arrays), hold)
             self.copied.append((part.key, len(part.ids)))
 
     def _copy_array(self, region: int) -> None:
@@ -182,9 +180,6 @@ class Saving:
                 start = part.starts[region - part.arrays.start]
                 self._memory.gather([Move(region, part.ids, part.lease.chunk.tensor, (start,))])
                 self._sender.push(part.key, iter([self._copy(part, region)]), self._hold)
-
-    def _copies(self, part: SavedPart) -> Iterator[Copy[Kept]]:
-        return (self._copy(part, region) for region in part.arrays)
 
     def _copy(self, part: SavedPart, region: int) -> Copy[Kept]:
         size = len(part.ids) * self._memory.block_bytes[region]

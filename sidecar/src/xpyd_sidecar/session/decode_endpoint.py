@@ -47,13 +47,10 @@ class DecodeEndpoint(Endpoint):
         self._shared = shared
         self._ended = ended
         self._intake = BlockReceiver(shared, address)
+        self.asked = self._intake.asked
+        """Tries that it owes."""
         self._handshake = DecodeHandshake(shared.me, self, self._intake, incarnation, self._agreed)
         self._later: list[tuple[Kind, bodies.Body | None, Key]] = []
-
-    @property
-    def asked(self) -> dict[Key, AskedBlocks]:
-        """Tries that it owes."""
-        return self._intake.asked
 
     def ask(self, step: Ask, target: LoadTarget | None) -> None:
         """Ask for a transfer, once the link is agreed."""
@@ -141,13 +138,14 @@ class DecodeEndpoint(Endpoint):
         for key in self.expected:
             self._shared.ahead.lost(key)
         self._ended(self)
-        asked, self._intake.asked = self._intake.asked, {}
+        asked = [one.step for one in self.asked.values()]
+        self.asked.clear()
         outcome = error.outcome if isinstance(error, Rejected) else OUTCOMES.get(type(error), Outcome.PEER_LOST)
         final = outcome not in {Outcome.PEER_LOST, Outcome.INCARNATION}
         if asked or not isinstance(error, PeerGone):
             logger.warning("xpyd: data link to prefill ended: %s", error)
-        for one in asked.values():
-            self._shared.broken(one.step, outcome, str(error), final)
+        for step in asked:
+            self._shared.broken(step, outcome, str(error), final)
 
     def tick(self, now: float, timeout: float) -> None:
         """Time passes: a source that does not accept, or is silent although it owes something, is given up."""
