@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from xpyd_sidecar.errors import Incompatible, ProtocolError
 from xpyd_sidecar.kv import bodies
@@ -14,9 +14,6 @@ from xpyd_sidecar.transport.link import BlockLink, Session
 from xpyd_sidecar.transport.shm.arena import ArenaLink
 from xpyd_sidecar.transport.shm.process_vm import ProcessLink
 from xpyd_sidecar.transport.tcp.link import TcpLink
-
-if TYPE_CHECKING:  # it needs torch
-    from xpyd_sidecar.transport.nccl.prefill import NcclLink
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +50,6 @@ class PrefillLinkChoice:
         """What it may choose beside TCP."""
         self._process: ProcessLink | None = None
         self._arena: ArenaLink | None = None
-        self._group: NcclLink | None = None
 
     def welcome(self, host: str, gpu: bodies.Gpu | None = None,
                 nixl: bodies.NixlReader | None = None) -> tuple[bodies.Near | None, str]:
@@ -63,7 +59,7 @@ class PrefillLinkChoice:
             ours, no = ways.group, link_choice.ungrouped(ways, gpu)
             if not no and gpu is not None and ours is not None and self._me.grouping is not None:
                 self.gpu = ours
-                self._group = self._may["nccl"] = self._me.grouping.link(self._session, min(gpu.piece, ours.piece))
+                self._may["nccl"] = self._me.grouping.link(self._session, min(gpu.piece, ours.piece))
                 return None, ""
             why.append(no)
         if ways.transport != "nccl" and (host or not why):
@@ -148,15 +144,6 @@ class PrefillLinkChoice:
             self.link = self._tcp
             logger.warning("xpyd: blocks for %s go over tcp from now on (%s)", self._session.peer, taken.why)
         process.leave(self.link)
-
-    def told(self, kind: Kind, body: memoryview) -> None:
-        """Decode says POSTED or UNGROUP."""
-        if self._group is None or self.link is not self._group:
-            raise ProtocolError(self._session.peer, f"sent {kind.name} over a link without groups")
-        if kind is Kind.POSTED:
-            self._group.received()
-        else:
-            self._group.ungrouped(bodies.read_body(body, bodies.Group))
 
     def _show_arena(self) -> None:
         """Show decode an arena, or say why there is none."""

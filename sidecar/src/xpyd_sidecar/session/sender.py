@@ -213,7 +213,7 @@ class Sender:
         elif header.kind is Kind.TAKEN:
             peer.choose(partial(peer.way.taken, bodies.read_body(body, bodies.Taken)))
         elif header.kind is Kind.POSTED or header.kind is Kind.UNGROUP:
-            peer.way.told(header.kind, body)
+            peer.way.link.told(header.kind, body)
         elif header.kind is Kind.LINK:
             peer.choose(partial(peer.way.decided, bodies.read_body(body, bodies.LinkChoice)))
         elif header.kind is not Kind.PING:

@@ -165,6 +165,14 @@ class BlockLink:
         """
         raise ProtocolError(self.session.peer, "took what was not on offer")
 
+    def told(self, kind: Kind, body: memoryview) -> None:
+        """The peer receives the oldest offer from now on (POSTED), or has left a group (UNGROUP).
+
+        Raises:
+            ProtocolError: there are no groups on this link, or nothing is on offer.
+        """
+        raise ProtocolError(self.session.peer, f"sent {kind.name} over a link without groups")
+
     @property
     def busy(self) -> bool:
         """Whether blocks wait to be taken."""

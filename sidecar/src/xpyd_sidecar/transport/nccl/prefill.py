@@ -84,8 +84,13 @@ class NcclLink(OfferLink):
         self._hub.hold(one.where, -1)
         self._over_tcp(one)
 
-    def received(self) -> None:
-        """Decode receives the oldest offer from now on."""
+    def told(self, kind: Kind, body: memoryview) -> None:
+        """As of ``BlockLink``."""
+        if kind is Kind.UNGROUP:
+            message = bodies.read_body(body, bodies.Group)
+            if self._number and message.number == self._number:
+                self._hub.leave(self._number, f"decode: {message.reason}")
+            return
         one = self._answered()
         if one.where != self._number or not self._open:
             one.done()
@@ -96,11 +101,6 @@ class NcclLink(OfferLink):
         self._hub.move(one.where, Piece(len(data), one.blocks.cover, data, tag=one), self)
         self._hub.hold(one.where, -1)
         self._pump()
-
-    def ungrouped(self, message: bodies.Group) -> None:
-        """Decode has left a group."""
-        if self._number and message.number == self._number:
-            self._hub.leave(self._number, f"decode: {message.reason}")
 
     @property
     def busy(self) -> bool:
