@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -168,7 +168,7 @@ class Saving:
     def _copied(self, parts: Sequence[SavedPart], hold: int) -> None:
         """Copies of a device are complete; on the thread that waits for them."""
         for part in parts:
-            self._sender.push(part.key, (self._copy(part, region) for region in part.arrays), hold)
+            self._sender.push(part.key, self._copies(part), hold)
             self.copied.append((part.key, len(part.ids)))
 
     def _copy_array(self, region: int) -> None:
@@ -180,6 +180,9 @@ class Saving:
                 start = part.starts[region - part.arrays.start]
                 self._memory.gather([Move(region, part.ids, part.lease.chunk.tensor, (start,))])
                 self._sender.push(part.key, iter([self._copy(part, region)]), self._hold)
+
+    def _copies(self, part: SavedPart) -> Iterator[Copy[Kept]]:
+        return (self._copy(part, region) for region in part.arrays)
 
     def _copy(self, part: SavedPart, region: int) -> Copy[Kept]:
         size = len(part.ids) * self._memory.block_bytes[region]
