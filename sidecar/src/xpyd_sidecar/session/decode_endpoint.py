@@ -140,7 +140,8 @@ class DecodeEndpoint(Endpoint):
         self._ended(self)
         asked = [one.step for one in self.asked.values()]
         self.asked.clear()
-        outcome = error.outcome if isinstance(error, Rejected) else OUTCOMES.get(type(error), Outcome.PEER_LOST)
+        outcome = error.outcome if isinstance(error, Rejected) else next(
+            (outcome for kind, outcome in OUTCOMES.items() if isinstance(error, kind)), Outcome.PEER_LOST)
         final = outcome not in {Outcome.PEER_LOST, Outcome.INCARNATION}
         if asked or not isinstance(error, PeerGone):
             logger.warning("xpyd: data link to prefill ended: %s", error)
@@ -166,7 +167,7 @@ class Rejected(Incompatible):
 OUTCOMES: Final[Mapping[type[PeerError], Outcome]] = {
     ChecksumError: Outcome.CHECKSUM, AuthError: Outcome.AUTH, ProtocolError: Outcome.PROTOCOL,
     Incompatible: Outcome.INCOMPATIBLE}
-"""What the end of a connection means for what was asked of it."""
+"""What the end of a connection means for what was asked of it; the first that fits."""
 
 
 def _connecting(address: HostPort) -> socket.socket:
