@@ -22,7 +22,6 @@ import fcntl
 import mmap
 import os
 import secrets
-import stat
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +34,7 @@ from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
+from xpyd_sidecar.transport.shm.mapped import map_file
 from xpyd_sidecar.transport.shm.process_vm import TICKET_BYTES
 
 PREFIX: Final = "xpyd-kv-"
@@ -120,17 +120,9 @@ class ArenaReader:
         """
         if not shown.name.startswith(PREFIX) or "/" in shown.name or not HEAD_BYTES < shown.size < 1 << 40:
             raise ValueError("not an arena's name and size")
-        fd = os.open(folder / shown.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != shown.size:
-                raise ValueError(f"a file of {found.st_size} bytes, not {shown.size}")
-            self._map = mmap.mmap(fd, shown.size, prot=mmap.PROT_READ)
-        finally:
-            os.close(fd)
-        if self._map[:TICKET_BYTES] != shown.ticket:
-            self._map.close()
-            raise ValueError("another file of that name")
+        if len(shown.ticket) != TICKET_BYTES:
+            raise ValueError("not an arena's ticket")
+        self._map = map_file(folder / shown.name, shown.size, shown.ticket, flags=os.O_NOFOLLOW)
         self._peer = peer
         self._size = shown.size
         self._base = address_of(memoryview(self._map))
