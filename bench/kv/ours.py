@@ -177,9 +177,9 @@ class Decode:
     def ready(self, block: int, *, cover: int) -> None:
         arrays, blocks = layout(len(self._memory), block)
         if (block, bool(cover)) not in self._made:
-            view, base = memoryview(self._memory), self._memory.ctypes.data
+            view = memoryview(self._memory)
             each = blocks * block
-            caches = [CacheArray(view[n * each:(n + 1) * each], base + n * each, block) for n in range(arrays)]
+            caches = [CacheArray(view[n * each:(n + 1) * each], block) for n in range(arrays)]
             largest = max(block, FRAME_BYTES)
             if self._reading is not None:  # pieces as an engine with such blocks has them: the smaller side's are taken
                 self._reading.piece = max(PIECE_BYTES, largest)

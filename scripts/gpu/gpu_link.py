@@ -108,7 +108,7 @@ class Decode(Rank):
     def __init__(self, device: torch.device, block: int) -> None:
         super().__init__(device, block)
         make = self.memory.largest_frame
-        self.staging = Staging(lambda: kv_cache.chunk(make, pinned=device.type == "cuda"), 16)
+        self.staging = Staging(lambda _: kv_cache.chunk(make, pinned=device.type == "cuda"), 16)
         self.receiver = Receiver(self.me, self.staging, block_bytes=self.memory.block_bytes, cover=True,
                                  caches=self.memory.caches(), make=partial(kv_cache.chunk, pinned=device.type == "cuda"))
         self.loads = Receiving(load_s=60, grace_s=0, regions=LAYERS, cover=True)

@@ -89,7 +89,7 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
         yield one
         one.world.never_abort = False
     for process in one.processes:
-        process.grouping.stop()
+        process.hub.stop()
     assert one.world.misuse == []
     until(lambda: one.world.alive() == 0)  # every communicator was aborted, by threads of their own
     assert one.world.threads <= {"xpyd-nccl"}

@@ -132,7 +132,7 @@ def test_what_nixl_says_while_it_serves_ends_nobody_and_is_said_once_in_a_while(
     assert d.wait_outcomes() == [Outcome.OK]
     time.sleep(0.3)
     assert 0 < caplog.text.count("cannot serve those who read from here") == stage.world.polls < 10
-    assert stage.processes[0].reading.thread.words == ""
+    assert stage.processes[0].hub.thread.words == ""
 
 
 def test_who_insists_reads_from_who_does_not_on_one_host(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

@@ -41,7 +41,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from xpyd_sidecar.contract import duty, metrics
 from xpyd_sidecar.contract.duty import Duty
-from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, ServiceName, TransferId
+from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.connector import XpydConnector
@@ -399,7 +399,7 @@ def test_the_ranks_of_an_engine_take_ports_in_a_row(make: Callable[..., Engine])
     ({"data_port": 65535}, "data_port: cannot listen on 127.0.0.1 port 65536"),
     ({"advertise_data": "10.0.0.9:65535"}, "advertise_data: 10.0.0.9:65535 leaves no port for rank 1")])
 def test_a_port_row_beyond_the_last_port_is_refused(tmp_path: Path, options: dict[str, Any], refused: str) -> None:
-    settings = ConnectorSettings(KvOptions(**options), ServiceName("s"), InstanceName("p"), "127.0.0.1", KEY, tmp_path)
+    settings = ConnectorSettings(KvOptions(**options), InstanceName("p"), "127.0.0.1", KEY, tmp_path)
     with pytest.raises(ConfigError, match=refused):
         WorkerSide(settings, 1, {"layer0": torch.zeros(BLOCKS, 2, BLOCK, 4)}, BLOCKS)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]

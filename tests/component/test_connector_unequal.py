@@ -24,7 +24,7 @@ from connector_sides import BLOCK, KEY, Runner, making, request, vllm_config
 from copies import LAYER_S, Clock, Cpu, Gpu
 
 from xpyd_sidecar.contract import legs, record
-from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, ServiceName, TransferId
+from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import kv_cache
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
@@ -67,7 +67,7 @@ class Engine:
         self.folder, self.model, self.tensor, self.pipeline = folder / name, model, tensor, pipeline
         self.split = split
         given = KvOptions(**{"peer_timeout_s": 20.0, "load_timeout_s": PATIENCE_S, **options})
-        settings = ConnectorSettings(given, ServiceName("s"), InstanceName(name), "127.0.0.1", KEY, self.folder)
+        settings = ConnectorSettings(given, InstanceName(name), "127.0.0.1", KEY, self.folder)
         layers = len(model.heads)
         self.stages = [range(s * layers // pipeline, (s + 1) * layers // pipeline) for s in range(pipeline)]
         self.caches = [{f"layer{n}": self._cache(n) for n in stage} for stage in self.stages for _ in range(tensor)]

@@ -370,7 +370,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         worker = engine.workers[0]
         if thread == "xpyd-nccl":
             assert worker._groups is not None
-            machine = worker._groups._hub._machine
+            machine = worker._groups.hub._machine
             machine.tick = fault = Fault(thread, machine.tick)  # type: ignore[assignment]
         elif thread not in where:
             selector = (worker._sender if thread == "xpyd-sender" else worker._receiver)._loop._selector

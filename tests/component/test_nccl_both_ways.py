@@ -169,7 +169,7 @@ def test_engines_that_load_from_each_other_and_close_their_groups_go_on(world: W
             hub = NcclThread(Driver(FakeNccl(world), HostDevice(name), ctas=4, piece=PIECE, groups=4, flight=FLIGHT),
                              NcclLimits(groups=4, open_s=5, move_s=5, idle_s=60))
             grouping = NcclGrouping(hub, 4)
-            stack.callback(grouping.stop)
+            stack.callback(hub.stop)
             ways = LinkOptions("nccl", gpu=Gpu(name, "2.28.9", PIECE))
             sides.append((stack.enter_context(PrefillRank(ways=ways, grouping=grouping, timeout_s=5.0)),
                           stack.enter_context(DecodeRank(ways=ways, grouping=grouping, timeout_s=5.0)), hub))

@@ -35,7 +35,7 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import KVConnectorOutput
 
 from xpyd_sidecar.contract import keys, legs, metrics, record
-from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, ServiceName, TransferId
+from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.engine import compat
@@ -122,7 +122,7 @@ class Engine:
         self.folder = folder / (name if ranks == 1 else f"{name}-{self.data_rank}")
         self.folder.mkdir()
         kv = KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options})
-        settings = ConnectorSettings(kv, ServiceName("s"), InstanceName(name), "127.0.0.1", KEY, self.folder)
+        settings = ConnectorSettings(kv, InstanceName(name), "127.0.0.1", KEY, self.folder)
         drafts = speculation or Speculation()
         names = [*(f"layer{n}" for n in range(LAYERS)), *drafts.layers]
         make_caches = make_caches or (lambda: {name: cache(layout, blocks) for name in names})

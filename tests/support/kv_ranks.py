@@ -32,7 +32,6 @@ from xpyd_sidecar.session.receiver import Receiver
 from xpyd_sidecar.session.receiver_events import Arrived
 from xpyd_sidecar.session.sender import Kept, Sender, SendReport
 from xpyd_sidecar.transport.gates import CacheArray
-from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.nixl.prefill import NixlReading
 from xpyd_sidecar.transport.shm import mapped
 
@@ -126,7 +125,7 @@ class DecodeRank:
         """``direct``: blocks are received right into ``memory`` (by region, 256 blocks each)."""
         self.block = block
         self.memory = [bytearray(256 * block) for _ in range(REGIONS)] if direct else []
-        caches = [CacheArray(view, address_of(view), block) for view in map(memoryview, self.memory)]
+        caches = [CacheArray(view, block) for view in map(memoryview, self.memory)]
         self.moved: Counter[str] = Counter()
         most = max(block, 1 << 20)
         self.staging = Staging(lambda _: Chunk(None, memoryview(bytearray(most))), chunks)

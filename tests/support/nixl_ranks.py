@@ -41,4 +41,4 @@ class NixlProcess:
         return DecodeRank(**{"ways": self.ways, "reading": self.reading} | more)
 
     def stop(self) -> None:
-        self.reading.stop()
+        self.hub.stop()

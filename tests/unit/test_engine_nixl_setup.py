@@ -56,7 +56,7 @@ def test_memory_for_copies_is_registered_once_and_never_made_anew(transport: str
     assert make(KEEP).view.obj is make(KEEP).view.obj
     assert reading.size == KEEP  # type: ignore[attr-defined]
     assert len(world.agents) == 1
-    reading.stop()  # type: ignore[attr-defined]
+    reading.hub.stop()  # type: ignore[attr-defined]
 
 
 def test_without_a_device_nothing_is_loaded_unless_ucx_was_told_what_to_take(tmp_path: Path, world: World) -> None:
@@ -68,7 +68,7 @@ def test_without_a_device_nothing_is_loaded_unless_ucx_was_told_what_to_take(tmp
     assert world.agents == {}
     ways, reading, _ = prepare("rdma", tmp_path, {"UCX_TLS": "tcp"})
     assert ways.nixl is not None
-    reading.stop()  # type: ignore[attr-defined]
+    reading.hub.stop()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("broken", ["target", "register"])

@@ -13,7 +13,7 @@ from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.session.prefill_link_choice import Arenas, PrefillLinkChoice
-from xpyd_sidecar.transport.link import LinkContext
+from xpyd_sidecar.transport.link import Session
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
 OURS = Gpu("GPU-1", "2.29.7", 8 << 20)
@@ -48,20 +48,19 @@ class Grouping:
     def __init__(self, pieces: list[int]) -> None:
         self.pieces = pieces
 
-    def link(self, context: LinkContext, piece: int) -> TcpLink:
+    def link(self, session: Session, piece: int) -> TcpLink:
         self.pieces.append(piece)
-        return TcpLink()
+        return TcpLink(session)
 
 
-class Session:
+class Decode(Session):
     peer = "decode"
 
 
 def inviting(ways: LinkOptions, pieces: list[int]) -> PrefillLinkChoice:
     me = LocalRank(InstanceName("p"), Incarnation("1" * 32), 0, b"", ways, 5.0, 1 << 20,
                    Grouping(pieces))  # type: ignore[arg-type]
-    context = LinkContext(Session(), lambda call: call(), lambda error: None)  # type: ignore[arg-type]
-    return PrefillLinkChoice(me, Arenas(), context)
+    return PrefillLinkChoice(me, Arenas(), Decode())
 
 
 def test_pieces_are_what_both_take_and_nothing_else_is_offered_beside_a_group() -> None:

@@ -28,7 +28,7 @@ from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session import decode_handshake, link_choice, prefill_link_choice
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport import gates, moves, moves_plain
-from xpyd_sidecar.transport.link import Blocks
+from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.shm import arena, process_vm
 from xpyd_sidecar.transport.shm.arena import ArenaLink, ArenaReader
@@ -349,9 +349,9 @@ def before(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
     def taken(self: prefill_link_choice.PrefillLinkChoice, taken: bodies.Taken) -> None:
         process = self._process
         assert process is not None
-        process.taken(self._context.session, read=taken.read)
+        process.taken(read=taken.read)
         if not taken.read:
-            self.link = TcpLink()
+            self.link = TcpLink(self._session)
         process.leave(self.link) if self.link is not process else None
 
     monkeypatch.setattr(prefill_link_choice.PrefillLinkChoice, "taken", taken)
@@ -376,7 +376,7 @@ def test_a_peer_of_before_gets_tcp_or_is_refused(monkeypatch: pytest.MonkeyPatch
             assert "kv.transport: auto" in d.finished[0].reason
 
 
-class Said:
+class Said(Session):
     """A session that keeps what is said."""
 
     number = 1
@@ -399,8 +399,9 @@ def reading(link: ProcessLink) -> ProcessReader:
 
 def test_a_reader_that_is_late_takes_nothing_for_what_was_freed() -> None:
     """A decode that was stopped while its peer gave the session up: the memory is another's, the ticket says so."""
-    link, session, data, freed = ProcessLink(), Said(), bytearray(b"x" * 5000), []
-    link.put(session, key(), Blocks(0, 0, 5, memoryview(data)), lambda: freed.append(1), cover=False)
+    session, data, freed = Said(), bytearray(b"x" * 5000), []
+    link = ProcessLink(session)
+    link.put(key(), Blocks(0, 0, 5, memoryview(data), cover=False), lambda: freed.append(1))
     reader, into = reading(link), bytearray(5000)
     (offer,) = session.offers
     assert reader.read(offer, packed(memoryview(into), 5, cover=False))
@@ -415,8 +416,9 @@ def test_a_reader_that_is_late_takes_nothing_for_what_was_freed() -> None:
 
 
 def test_scattered_pieces_beyond_what_one_call_takes() -> None:
-    link, session, data = ProcessLink(), Said(), os.urandom(3000)
-    link.put(session, key(), Blocks(0, 0, 3000, memoryview(data)), lambda: None, cover=False)
+    session, data = Said(), os.urandom(3000)
+    link = ProcessLink(session)
+    link.put(key(), Blocks(0, 0, 3000, memoryview(data), cover=False), lambda: None)
     into = bytearray(6000)
     places = Scatter(into, 1, 3000, array("q", range(3000)), 2, 0, False)
     assert reading(link).read(session.offers[0], places)
@@ -435,17 +437,18 @@ def test_a_process_with_the_same_number_is_not_the_peer() -> None:
 
 @pytest.mark.parametrize("link", ["process_vm", "arena"])
 def test_taking_what_was_not_on_offer_is_refused(link: str, folder: Path) -> None:
-    one = ProcessLink() if link == "process_vm" else ArenaLink(folder, 1000)
+    one = ProcessLink(Said()) if link == "process_vm" else ArenaLink(Said(), folder, 1000)
     with pytest.raises(ProtocolError, match="not on offer"):
-        one.taken(Said(), read=True)
+        one.taken(read=True)
     one.close()
 
 
 def test_a_full_arena_makes_puts_wait_and_frees_each_copy_once(folder: Path) -> None:
-    link, session, freed = ArenaLink(folder, 1 << 20), Said(), []
+    session, freed = Said(), []
+    link = ArenaLink(session, folder, 1 << 20)
     for n in range(20):
         data = memoryview(bytes([n]) * (1 << 20))
-        link.put(session, key(), Blocks(0, n, 1, data), partial(freed.append, n), cover=True)
+        link.put(key(), Blocks(0, n, 1, data, cover=True), partial(freed.append, n))
     assert len(session.offers) == 16
     assert freed == list(range(16))
     reader = ArenaReader("p", folder, link.shown())
@@ -459,11 +462,11 @@ def test_a_full_arena_makes_puts_wait_and_frees_each_copy_once(folder: Path) -> 
         assert reader.read(offer, place.scatter)
         assert into == bytes([n]) * (1 << 20)
         assert place.total() == offer.checksum
-        link.taken(session, read=True)
+        link.taken(read=True)
     assert not link.busy
     with pytest.raises(ProtocolError, match="of an arena of"):
         reader.read(bodies.Offer(link.size - 10, 11, None), packed(memoryview(bytearray(11)), 1, cover=False))
-    link.put(session, key(), Blocks(0, 0, 40, memoryview(bytes(40 << 20))), lambda: freed.append(20), cover=False)
+    link.put(key(), Blocks(0, 0, 40, memoryview(bytes(40 << 20)), cover=False), lambda: freed.append(20))
     link.close()
     assert freed == list(range(21))
     reader.close()
@@ -473,7 +476,7 @@ def test_names_without_an_owner_are_swept_and_others_are_not(folder: Path) -> No
     dead, alien = folder / f"{arena.PREFIX}1-dead", folder / "something-else"
     dead.write_bytes(b"x")
     alien.write_bytes(b"x")
-    living = ArenaLink(folder, 1000)
+    living = ArenaLink(Said(), folder, 1000)
     with (folder / living.shown().name).open() as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     arena.sweep(folder)
@@ -486,7 +489,7 @@ def test_names_without_an_owner_are_swept_and_others_are_not(folder: Path) -> No
     ({"name": "../etc/passwd"}, "not an arena"), ({"size": 5000}, "not 5000"), ({"ticket": bytes(32)}, "another file"),
     ({"name": "xpyd-kv-none"}, "No such file")])
 def test_an_arena_that_is_not_the_one_meant_is_not_mapped(change: dict[str, Any], text: str, folder: Path) -> None:
-    link = ArenaLink(folder, 1000)
+    link = ArenaLink(Said(), folder, 1000)
     shown = bodies.Arena(**({"name": link.shown().name, "size": link.size, "ticket": link.ticket} | change))
     reader, reason = link_choice.try_arena("p", folder, shown)
     assert reader is None
@@ -553,7 +556,7 @@ def test_prefill_killed_during_the_handshake_leaves_only_what_is_swept(tmp_path:
         assert d.wait_outcomes() == [Outcome.INCOMPATIBLE]
         assert killed.is_set()
     assert len(list(tmp_path.iterdir())) == 1
-    ArenaLink(tmp_path, 1000).close()
+    ArenaLink(Said(), tmp_path, 1000).close()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from xpyd_sidecar.kv import frames
 from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.transport import moves
-from xpyd_sidecar.transport.tcp.frame_reader import FrameReader, FrameSink
+from xpyd_sidecar.transport.tcp.frame_reader import FrameReader
 
 
 def test_missing_blocks_arrive_in_their_places_and_prefill_hears_of_it() -> None:
@@ -114,8 +114,8 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[Header]:
     found: list[Header] = []
     real = FrameReader._next
 
-    def following(self: FrameReader, taker: FrameSink, raw: bytes) -> None:
-        real(self, taker, raw)
+    def following(self: FrameReader, raw: bytes) -> None:
+        real(self, raw)
         found.append(frames.decode(raw))
 
     monkeypatch.setattr(FrameReader, "_next", following)

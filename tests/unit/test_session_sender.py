@@ -175,7 +175,7 @@ def test_a_peer_that_asks_and_does_not_read_is_given_up_before_its_answers_take_
             link.link._in.paused = True
             link.link._watch()
             for _ in range(2000):
-                link.say(Kind.READY, key(), Ready(0, 1, 2, 2000, checksum=True))
+                link.link.say(Kind.READY, Ready(0, 1, 2, 2000, checksum=True), key())
 
         end, most = time.monotonic() + 30, 0
         while peer.link.open:

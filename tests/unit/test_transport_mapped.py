@@ -16,7 +16,7 @@ from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.bodies import Offer, Within
 from xpyd_sidecar.kv.frames import Kind
-from xpyd_sidecar.transport.link import Blocks
+from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.shm import mapped
 from xpyd_sidecar.transport.shm.mapped import HEAD_BYTES, Mapping
@@ -24,7 +24,7 @@ from xpyd_sidecar.transport.shm.process_vm import ProcessLink, ProcessReader
 from xpyd_sidecar.transport.tcp.placement import packed
 
 
-class Said:
+class Said(Session):
     """A session that keeps what is offered."""
 
     number = 1
@@ -162,17 +162,18 @@ def test_a_forked_child_that_lets_go_of_it_empties_nothing() -> None:
 
 def test_memory_made_later_is_not_taken_for_the_one_before(made: memoryview) -> None:
     """At the same address and with the same descriptor, as after a switch of roles: its name is another."""
-    link, session, into = ProcessLink(), Said(), bytearray(100)
+    session, into = Said(), bytearray(100)
+    link = ProcessLink(session)
     reader = ProcessReader("p", link.near())
     for turn in range(3):
         view = mapped.make(100)
         view[:] = bytes([turn]) * 100
-        link.put(session, key(), Blocks(0, turn, 1, view), lambda: None, cover=False)
+        link.put(key(), Blocks(0, turn, 1, view, cover=False), lambda: None)
         way = reader.read(session.offers.pop(), packed(memoryview(into), 1, cover=False))
         assert (way, into) == ("mapped", bytes([turn]) * 100)
-        link.taken(session, read=True)  # type: ignore[arg-type]  # nothing more is to be said
+        link.taken(read=True)
         del view
-    link.put(session, key(), Blocks(0, 3, 1, memoryview(b"z" * 100)), lambda: None, cover=False)
+    link.put(key(), Blocks(0, 3, 1, memoryview(b"z" * 100), cover=False), lambda: None)
     assert session.offers[0].within is None
     way = reader.read(session.offers.pop(), packed(memoryview(into), 1, cover=False))
     assert (way, into) == ("process_vm", b"z" * 100)
@@ -180,19 +181,21 @@ def test_memory_made_later_is_not_taken_for_the_one_before(made: memoryview) -> 
 
 
 def test_what_cannot_be_mapped_is_read_and_asked_for_once(made: memoryview, monkeypatch: pytest.MonkeyPatch) -> None:
-    link, session, into, tries = ProcessLink(), Said(), bytearray(100_000), []
+    session, into, tries = Said(), bytearray(100_000), []
+    link = ProcessLink(session)
     reader = ProcessReader("p", link.near())
     monkeypatch.setattr(Mapping, "__init__", lambda *args: tries.append(args) or (_ for _ in ()).throw(OSError("no")))
     for n in range(3):
-        link.put(session, key(), Blocks(0, n, 1, made), lambda: None, cover=False)
+        link.put(key(), Blocks(0, n, 1, made, cover=False), lambda: None)
         way = reader.read(session.offers.pop(), packed(memoryview(into), 1, cover=False))
     assert (way, len(tries), into) == ("process_vm", 1, made)
 
 
 def test_a_reader_that_is_late_or_is_told_of_other_bytes_takes_nothing(made: memoryview) -> None:
-    link, session, freed = ProcessLink(), Said(), []
+    session, freed = Said(), []
+    link = ProcessLink(session)
     reader = ProcessReader("p", link.near())
-    link.put(session, key(), Blocks(0, 0, 1, made), lambda: freed.append(1), cover=False)
+    link.put(key(), Blocks(0, 0, 1, made, cover=False), lambda: freed.append(1))
     offer, into = session.offers[0], packed(memoryview(bytearray(100_000)), 1, cover=False)
     assert offer.within is not None
     for offset in (-1, 0, HEAD_BYTES - 1, HEAD_BYTES + 1):

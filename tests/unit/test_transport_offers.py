@@ -11,14 +11,14 @@ from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.transport.link import Blocks
+from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
 
 KEY = Key(TransferId("a" * 32), Attempt(1), 1)
 DATA = memoryview(bytes(range(6 * 16)))
 
 
-class Session:
+class Decode(Session):
     peer = "d"
 
     def __init__(self) -> None:
@@ -34,61 +34,60 @@ class Link(OfferLink):
 
     name = "test"
 
-    def __init__(self) -> None:
-        super().__init__(2)
+    def __init__(self, session: Decode) -> None:
+        super().__init__(session, 2)
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
-        one.offer(4096 + one.blocks.first, one.total())
+        self._tell(one, 4096 + one.blocks.first, one.blocks.total())
         return one._replace(where=7)
 
 
 @pytest.fixture
-def session() -> Session:
-    return Session()
+def session() -> Decode:
+    return Decode()
 
 
-def put(link: OfferLink, session: Session, freed: list[str], name: str = "one", *, most: int = 32,
-        cover: bool = True) -> None:
-    link.put(session, KEY, Blocks(2, 10, 6, DATA), lambda: freed.append(name), cover=cover, most=most)
+def put(link: OfferLink, freed: list[str], name: str = "one", *, most: int = 32, cover: bool = True) -> None:
+    link.put(KEY, Blocks(2, 10, 6, DATA, cover=cover), lambda: freed.append(name), most=most)
 
 
-def test_blocks_wait_in_pieces_and_are_offered_in_their_order(session: Session) -> None:
-    link = Link()
-    put(link, session, [])
+def test_blocks_wait_in_pieces_and_are_offered_in_their_order(session: Decode) -> None:
+    link = Link(session)
+    put(link, [])
     cuts = [(one.blocks.first, one.blocks.blocks, bytes(one.blocks.data)) for one in (*link.offered, *link.waiting)]
     assert cuts == [(10, 2, bytes(DATA[:32])), (12, 2, bytes(DATA[32:64])), (14, 2, bytes(DATA[64:]))]
     assert [one.where for one in link.offered] == [7, 7]
     assert len(session.sent) == 2
-    link.taken(session, read=True)
+    link.taken(read=True)
     assert [frames.decode(header).first for header, _ in session.sent] == [10, 12, 14]
     assert link.busy
 
 
-def test_a_put_is_done_when_all_its_pieces_are(session: Session) -> None:
-    link, freed = Link(), []
-    put(link, session, freed, "one")
-    put(link, session, freed, "two", most=1 << 20)
+def test_a_put_is_done_when_all_its_pieces_are(session: Decode) -> None:
+    link, freed = Link(session), []
+    put(link, freed, "one")
+    put(link, freed, "two", most=1 << 20)
     for _ in range(2):
-        link.taken(session, read=True)
+        link.taken(read=True)
     assert freed == []
-    link.taken(session, read=True)
+    link.taken(read=True)
     assert freed == ["one"]
     link.close()
     assert freed == ["one", "two"]
     assert not link.busy
 
 
-def test_an_answer_to_no_offer_is_the_peers_mistake(session: Session) -> None:
-    link = Link()
+def test_an_answer_to_no_offer_is_the_peers_mistake(session: Decode) -> None:
+    link = Link(session)
     with pytest.raises(ProtocolError, match="not on offer"):
-        link.taken(session, read=True)
+        link.taken(read=True)
 
 
-def test_who_cannot_take_what_was_agreed_on_is_mistaken_and_the_copy_is_freed_once(session: Session) -> None:
-    link, freed = Link(), []
-    put(link, session, freed)
+def test_who_cannot_take_what_was_agreed_on_is_mistaken_and_the_copy_is_freed_once(session: Decode) -> None:
+    link, freed = Link(session), []
+    put(link, freed)
     with pytest.raises(ProtocolError, match="cannot take a piece over test"):
-        link.taken(session, read=False)
+        link.taken(read=False)
     assert freed == []
     link.close()
     link.close()
@@ -96,8 +95,8 @@ def test_who_cannot_take_what_was_agreed_on_is_mistaken_and_the_copy_is_freed_on
 
 
 @pytest.mark.parametrize("cover", [True, False])
-def test_an_offer_says_where_a_piece_lies_and_what_its_sum_is(session: Session, cover: bool) -> None:
-    put(Link(), session, [], cover=cover)
+def test_an_offer_says_where_a_piece_lies_and_what_its_sum_is(session: Decode, cover: bool) -> None:
+    put(Link(session), [], cover=cover)
     header, body = session.sent[1]
     said = frames.decode(header)
     assert (said.kind, said.key, said.region, said.first, said.blocks) == (Kind.OFFER, KEY, 2, 12, 2)

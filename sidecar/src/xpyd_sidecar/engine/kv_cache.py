@@ -16,6 +16,7 @@ Nothing here needs vLLM, so that it can be tested with torch alone.
 from __future__ import annotations
 
 import bisect
+import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -96,8 +97,7 @@ class KvCache:
         self.block_bytes = tuple(region[0].numel() * region.element_size() for region in self.regions)
         self.device = self.regions[0].device
         self._mover = device.Mover(self.device) if self.device.type == "cuda" else None
-        self._views: dict[tuple[int, int, int], tuple[device.RowView, int]] = {}
-        self._ranges: dict[tuple[int, int, int, int], list[tuple[device.RowView, list[int], list[int]]]] = {}
+        self._alike = functools.cache(self._alike_of)
 
     def of_group(self, group: int) -> range:
         """The arrays of a group; a pipeline stage may have none of it."""
@@ -135,7 +135,8 @@ class KvCache:
 
     def caches(self) -> list[CacheArray | None]:
         """Arrays whose blocks other threads may write as bytes, inside a gate; None on a device, or where strided."""
-        return [_cache(region) if self._mover is None and region.is_contiguous() else None for region in self.regions]
+        return [CacheArray(_bytes(region), size) if self._mover is None and region.is_contiguous() else None
+                for region, size in zip(self.regions, self.block_bytes, strict=True)]
 
     @property
     def at_once(self) -> bool:
@@ -199,33 +200,24 @@ class KvCache:
 
     def _view(self, region: int, head: int, heads: int) -> tuple[device.RowView, int]:
         """How an array, or so many heads of it, lies in device memory, and where."""
-        known = self._views.get((region, head, heads))
-        if known is None:
-            part = self._part(region, head, heads)
-            known = self._views[region, head, heads] = device.view_of(part), part.data_ptr()
-        return known
+        part = self._part(region, head, heads)
+        return device.view_of(part), part.data_ptr()
 
     def _packed(self, move: Move) -> device.PackedRows:
-        if len(move.starts) == 1:
-            view, array = self._view(move.region, move.head, move.heads)
-            rows = [device.BlockRows(view, (array,), move.starts, move.ids)]
-        else:
-            rows = [device.BlockRows(view, arrays, [move.starts[at] for at in places], move.ids) for view, arrays, places
-                    in self._alike(move.region, len(move.starts), move.head, move.heads)]
+        rows = [device.BlockRows(view, arrays, [move.starts[at] for at in places], move.ids) for view, arrays, places
+                in self._alike(move.region, len(move.starts), move.head, move.heads)]
         return device.PackedRows(rows, move.packed, move.packed.data_ptr(), len(move.packed))
 
-    def _alike(self, region: int, count: int, head: int, heads: int) -> list[tuple[device.RowView, list[int], list[int]]]:
+    def _alike_of(self, region: int, count: int, head: int, heads: int,
+                  ) -> list[tuple[device.RowView, list[int], list[int]]]:
         """Of so many arrays from one on: those that look alike, where they are, and which they are."""
-        known = self._ranges.get((region, count, head, heads))
-        if known is None:
-            groups: dict[device.RowView, tuple[list[int], list[int]]] = {}
-            for at in range(count):
-                view, array = self._view(region + at, head, heads)
-                arrays, places = groups.setdefault(view, ([], []))
-                arrays.append(array)
-                places.append(at)
-            known = self._ranges[region, count, head, heads] = [(view, *group) for view, group in groups.items()]
-        return known
+        groups: dict[device.RowView, tuple[list[int], list[int]]] = {}
+        for at in range(count):
+            view, array = self._view(region + at, head, heads)
+            arrays, places = groups.setdefault(view, ([], []))
+            arrays.append(array)
+            places.append(at)
+        return [(view, *group) for view, group in groups.items()]
 
 
 def chunk(size: int, *, pinned: bool) -> Chunk:
@@ -277,21 +269,15 @@ def logical(region: torch.Tensor) -> bool:
 
 
 def _kind(region: torch.Tensor, total: int, of: LayerGroup, *, whole: bool) -> Kind:
+    shape, size = tuple(region.shape[1:]), region[0].numel() * region.element_size()
     if of.state:
-        return Kind(of.state, 1, tuple(region.shape[1:]), region[0].numel() * region.element_size(), UNKNOWN, of.reach)
+        return Kind(of.state, 1, shape, size, UNKNOWN, of.reach)
     dtype = str(region.dtype).removeprefix("torch.")
-    size = region[0].numel() * region.element_size()
-    shape = tuple(region.shape[1:])
     if whole:
         shape = (*shape[:-3], shape[-3] * shape[-2], shape[-1])
     if total <= 0 or region.dim() < 3:
         return Kind(dtype, 1, shape, size, total if total <= 0 else UNKNOWN, of.reach)
     return Kind(dtype, shape[0], shape[1:], size // shape[0], total, of.reach)
-
-
-def _cache(region: torch.Tensor) -> CacheArray:
-    view = _bytes(region)
-    return CacheArray(view, region.data_ptr(), len(view) // region.shape[0])
 
 
 def _bytes(packed: torch.Tensor) -> memoryview:

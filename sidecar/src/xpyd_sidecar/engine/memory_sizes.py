@@ -67,7 +67,10 @@ def memory_sizes(stated: int | None, token_bytes: int, load: StepLoad, *, device
     Raises:
         ConfigError: the stated size cannot be, on a machine with so little memory.
     """
-    _check(stated, load)
+    if stated is not None and load.memory and stated * load.ranks > load.memory:
+        raise ConfigError(f'kv_connector_extra_config["xpyd"].keep_bytes (kv.keep): {_mib(stated)} for each of '
+                          f"{load.ranks} ranks is more than the {_mib(load.memory)} of memory here; write less, or leave "
+                          "it out")
     if not device:
         return MemorySizes(stated or KEEP_BYTES, STAGING_BYTES, 0, "a host's")
     step = load.tokens * token_bytes
@@ -91,13 +94,6 @@ def told(sizes: MemorySizes, rank: int) -> str:
     """What was chosen, for the log."""
     return (f"xpyd: rank {rank} keeps {_mib(sizes.keep)} of KV to send and {_mib(sizes.staging)} of what arrives in pinned "
             f"memory, and copies pass through {_mib(sizes.slab)} of the device: {sizes.why}")
-
-
-def _check(stated: int | None, load: StepLoad) -> None:
-    if stated is not None and load.memory and stated * load.ranks > load.memory:
-        raise ConfigError(f'kv_connector_extra_config["xpyd"].keep_bytes (kv.keep): {_mib(stated)} for each of '
-                          f"{load.ranks} ranks is more than the {_mib(load.memory)} of memory here; write less, or leave "
-                          "it out")
 
 
 def _within(size: int, least: int, most: int) -> int:

@@ -77,6 +77,6 @@ def _start(options: KvOptions, piece: int, keep: int, copies: Make,
         whole = copies(keep)
         reading.register(whole.view)
     except Exception as error:  # noqa: BLE001  # NIXL's own have no common root
-        reading.stop()
+        reading.hub.stop()
         return None, None, f"NIXL {driver.version}: {type(error).__name__}: {error}"
     return reading, whole, ""

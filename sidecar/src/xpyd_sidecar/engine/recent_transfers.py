@@ -38,9 +38,6 @@ class RecentTransfers:
     def __init__(self) -> None:
         self._entries: Recent[tuple[TransferId, bool], _Entry] = Recent(KEPT)
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def mark(self, key: Key, name: str, *, sends: bool, tokens: int = 0, outcome: str = "") -> None:
         """Something has happened now. A higher attempt takes the place of a lower one, whose late marks count no more."""
         entry = self._of(key, sends=sends)

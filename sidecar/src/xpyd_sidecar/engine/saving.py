@@ -141,21 +141,19 @@ class Saving:
 
     def finish(self) -> None:
         """All layers are enqueued: copy out what has not been."""
-        parts, self._parts = self._parts, []
-        if not parts:
+        if not self._parts:
             return
         if self._memory.at_once:
-            self._parts = parts
             for region in range(len(self._memory.regions)):
                 self._copy_array(region)
-            self._parts = []
-            self.copied += [(part.key, len(part.ids)) for part in parts]
-            return
-        mark = self._memory.gather([Move(part.arrays.start, part.ids, part.lease.chunk.tensor, part.starts)
-                                    for part in parts])
-        if self._put is not None:
-            self._put.enqueued(mark)
-        self._completions.add(mark, partial(self._copied, parts, self._hold))
+            self.copied += [(part.key, len(part.ids)) for part in self._parts]
+        else:
+            mark = self._memory.gather([Move(part.arrays.start, part.ids, part.lease.chunk.tensor, part.starts)
+                                        for part in self._parts])
+            if self._put is not None:
+                self._put.enqueued(mark)
+            self._completions.add(mark, partial(self._copied, self._parts, self._hold))
+        self._parts = []
 
     def forget(self, key: Key) -> None:
         """A transfer is over: what waits of it need not be copied."""

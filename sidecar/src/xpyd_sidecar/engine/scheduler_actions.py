@@ -67,7 +67,7 @@ class SchedulerActions:
             elif isinstance(step, pairing.Abandon):
                 self.orders.abandons.append(step.request)
             else:
-                self._received(step)
+                self._ended(step, f"load of {step.key} for {step.request}", sends=False)
 
     def _load(self, step: pairing.Load) -> None:
         leg = self._pairing.leg(step.request)
@@ -82,11 +82,11 @@ class SchedulerActions:
         order = self.loading[step.request] = self.loading[step.request]._replace(source=step.source, plan=met.plan)
         self.orders.loads.append(order)
 
-    def _received(self, step: pairing.Ended) -> None:
-        self.stats.ended("receive", step.outcome)
-        self.ring.mark(step.key, "ended", sends=False, outcome=step.outcome)
+    def _ended(self, step: pairing.Ended | offers.Ended, what: str, *, sends: bool) -> None:
+        self.stats.ended("send" if sends else "receive", step.outcome)
+        self.ring.mark(step.key, "ended", sends=sends, outcome=step.outcome)
         level = logging.INFO if step.outcome is Outcome.OK else logging.WARNING
-        logger.log(level, "xpyd: load of %s for %s: %s %s", step.key, step.request, step.outcome, step.reason)
+        logger.log(level, "xpyd: %s: %s %s", what, step.outcome, step.reason)
 
     def offer(self, steps: list[offers.Instruction]) -> None:
         """What prefill's offers say."""
@@ -107,7 +107,10 @@ class SchedulerActions:
             elif isinstance(step, offers.SendGone):
                 self.post(step.peer, Gone(*step.key, step.outcome, step.reason, step.retry))
             else:
-                self._pushed(step)
+                self._ended(step, f"push of {step.key} to {step.peer.instance}", sends=True)
+                if step.outcome is Outcome.OK:
+                    self.stats.add(metrics.PUSHED_BYTES, step.bytes)
+                    self.stats.add(metrics.PUSHED_TOKENS, step.tokens)
 
     def reset(self) -> bool:
         """What was computed so far is of weights, say, that are gone: hand none of it over, take none.
@@ -128,12 +131,3 @@ class SchedulerActions:
             self.ring.side(key, noted, sends=False)
         for key, noted in report.first_notes:
             self.ring.first(key, noted)
-
-    def _pushed(self, step: offers.Ended) -> None:
-        self.stats.ended("send", step.outcome)
-        self.ring.mark(step.key, "ended", sends=True, outcome=step.outcome)
-        if step.outcome is Outcome.OK:
-            self.stats.add(metrics.PUSHED_BYTES, step.bytes)
-            self.stats.add(metrics.PUSHED_TOKENS, step.tokens)
-        level = logging.INFO if step.outcome is Outcome.OK else logging.WARNING
-        logger.log(level, "xpyd: push of %s to %s: %s %s", step.key, step.peer.instance, step.outcome, step.reason)

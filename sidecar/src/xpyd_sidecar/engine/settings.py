@@ -13,7 +13,7 @@ import msgspec
 
 from xpyd_sidecar.contract import keys, launch
 from xpyd_sidecar.contract.group import ENV_LIFE
-from xpyd_sidecar.contract.ids import InstanceName, ServiceName, split_host_port
+from xpyd_sidecar.contract.ids import InstanceName, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.errors import ConfigError
@@ -23,7 +23,6 @@ class ConnectorSettings(NamedTuple):
     """Everything that can be set."""
 
     options: KvOptions
-    service: ServiceName
     instance: InstanceName
     host: str
     """An IP address: where peers reach this engine."""
@@ -60,8 +59,7 @@ def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> C
     run_dir = environ.get(launch.ENV_RUN_DIR)
     if run_dir and not Path(run_dir).is_dir():
         raise ConfigError(f"{launch.ENV_RUN_DIR}: {run_dir} is no folder")
-    return ConnectorSettings(options, ServiceName(environ.get(launch.ENV_SERVICE, "")),
-                             InstanceName(environ.get(launch.ENV_INSTANCE, "")), host, key,
+    return ConnectorSettings(options, InstanceName(environ.get(launch.ENV_INSTANCE, "")), host, key,
                              Path(run_dir) if run_dir else None, environ.get(ENV_LIFE, ""))
 
 

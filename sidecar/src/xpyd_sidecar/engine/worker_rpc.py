@@ -131,7 +131,7 @@ class WorkerRpc:
             while not self._stop.is_set():
                 self._check()
                 self._look()
-                left = self._take()
+                left = self._take(LOOK_S)
                 self._tell(left)
                 left = []
         except PeerGone as error:
@@ -141,8 +141,7 @@ class WorkerRpc:
                 raise
         finally:
             self._ready = False
-            while not self._asked.empty():
-                left += [one for one in [self._asked.get_nowait()] if one is not None]
+            left += self._take(0.0)
             if left:
                 self._give_back(left)
             self._close()
@@ -174,9 +173,9 @@ class WorkerRpc:
         except ReaderStuck as error:
             logger.info("xpyd: %s", error)
 
-    def _take(self) -> list[Release]:
+    def _take(self, seconds: float) -> list[Release]:
         try:
-            found = [self._asked.get(timeout=LOOK_S)]
+            found = [self._asked.get(timeout=seconds)]
         except queue.Empty:
             return []
         while not self._asked.empty() and len(found) < QUEUE_MAX:

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -48,6 +48,7 @@ from xpyd_sidecar.session.receiver import Receiver
 from xpyd_sidecar.session.sender import Kept, Sender
 from xpyd_sidecar.session.transfer_trace import Forwards, packed, packed_first
 from xpyd_sidecar.threads import watched
+from xpyd_sidecar.threads.commands import CommandThread
 from xpyd_sidecar.threads.idle_polling import LOOK_S
 
 logger = logging.getLogger(__name__)
@@ -58,17 +59,8 @@ BUFFER_MOST: Final = 1 << 30
 """Of a lookup buffer whose size nobody has chosen."""
 RETRY_GRACE_S: Final = 1.0
 """How long a load whose source was lost waits for another try before decode computes the prompt itself."""
-
-
-class ThreadedPart(Protocol):
-    """What has a thread that this rank cannot do without."""
-
-    @property
-    def thread(self) -> watched.Watched:
-        """It."""
-
-    def stop(self) -> None:
-        """End it."""
+RankThread = Completions | Receiver | Sender | CommandThread | WorkerRpcServer
+"""What has a thread that a rank cannot do without."""
 
 
 class WorkerSide:
@@ -144,8 +136,8 @@ class WorkerSide:
         self._by_layer = by_layer
         self._drafts = DraftHooks(drafts)
         self._hand: WorkerRpcServer | None = None
-        self._parts: list[ThreadedPart] = [self._completions, self._receiver, self._sender]
-        self._parts += [one for one in (self._groups, self._reading) if one is not None]
+        self._parts: list[RankThread] = [self._completions, self._receiver, self._sender]
+        self._parts += [one.hub for one in (self._groups, self._reading) if one is not None]
         """In the order in which they end."""
         self._orders = Orders()
         self._copied: set[str] = set()

@@ -16,6 +16,11 @@ class Chunk(NamedTuple):
     home: Callable[[], None] | None = None
     """Takes it back, where it is not of ``Staging``."""
 
+    def part(self, start: int, size: int) -> Chunk:
+        """``size`` bytes of it from ``start`` on; as it goes back, so does the whole."""
+        tensor = self.tensor[start:start + size] if self.tensor is not None else None
+        return self._replace(tensor=tensor, view=self.view[start:start + size])
+
 
 class Staging:
     """Chunks of one size for payloads on their way in: at most ``most``, made when first needed. Safe across threads.

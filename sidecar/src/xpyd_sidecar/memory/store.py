@@ -32,8 +32,7 @@ class StoreLease(NamedTuple):
 
     def part(self, start: int, size: int) -> StoreLease:
         """``size`` bytes of it from ``start`` on, a multiple of the store's unit; given back by itself."""
-        tensor = self.chunk.tensor[start:start + size] if self.chunk.tensor is not None else None
-        return StoreLease(Chunk(tensor, self.chunk.view[start:start + size]), self.offset + start, self.holder)
+        return StoreLease(self.chunk.part(start, size), self.offset + start, self.holder)
 
 
 class Allocation:
@@ -68,8 +67,7 @@ class Allocation:
             self.prepare()
             whole = self._whole
             assert whole is not None
-        tensor = whole.tensor[offset:offset + size] if whole.tensor is not None else None
-        return Chunk(tensor, whole.view[offset:offset + size])
+        return whole.part(offset, size)
 
 
 class CopyStore:

@@ -6,7 +6,6 @@ buffer where no load has asked for it yet, and nowhere if it is no longer wanted
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -19,7 +18,7 @@ from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.session.link_choice import OTHERWISE
 from xpyd_sidecar.session.lookup_buffer import Slot
-from xpyd_sidecar.session.receiver_events import Arrived, AskedBlocks, ReceiverContext
+from xpyd_sidecar.session.receiver_events import AskedBlocks, ReceiverContext
 from xpyd_sidecar.transport.link import PieceTaker
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.tcp.placement import NOWHERE, Expected, PayloadPlace, packed
@@ -149,10 +148,7 @@ class BlockReceiver:
             return
         each = header.length // header.blocks
         skip, size = (first - header.first) * each, count * each
-        tensor = slot.chunk.tensor[skip:skip + size] if slot.chunk.tensor is not None else None
-        chunk = slot.chunk._replace(tensor=tensor, view=slot.chunk.view[skip:skip + size])
-        self._shared.inbox.append(Arrived(header.key, header.region, first, count, chunk, size, "buffer",
-                                            asked.step.source, time.monotonic()))
+        self._shared.arrived(asked.step, header.region, first, count, slot.chunk.part(skip, size), size, "buffer")
 
     def _expected(self, asked: AskedBlocks, header: Header, most: int = 0) -> int:
         """Bytes of the blocks that a header speaks of, which must have been asked for and not have come.
@@ -193,11 +189,7 @@ class BlockReceiver:
         self._arrived(asked, header, header.length, chunk, "tcp")
 
     def wants(self, header: Header, offer: bodies.Offer, most: int) -> bool:
-        """Whether an offer is still wanted. ``most``: bytes that it may have; 0: as many as may come in one frame.
-
-        Raises:
-            ProtocolError: it is not what was asked for.
-        """
+        """As of ``PieceOwner``."""
         asked = self.asked.get(header.key)
         if asked is None:
             return False
@@ -208,11 +200,7 @@ class BlockReceiver:
         return True
 
     def received(self, header: Header, chunk: Chunk, size: int) -> None:
-        """Blocks have come in a group, into a slot of GPU memory.
-
-        Raises:
-            ProtocolError: they have come before.
-        """
+        """As of ``PieceOwner``: blocks have come in a group, into a slot of GPU memory."""
         asked = self.asked.get(header.key)
         wanted = False
         try:
@@ -224,11 +212,7 @@ class BlockReceiver:
             self._arrived(asked, header, size, chunk, "nccl")
 
     def place(self, header: Header, offer: bodies.Offer, bring: Callable[[Scatter], str]) -> bool:
-        """Have blocks brought to their places. False: no staging memory is free for them.
-
-        Raises:
-            ChecksumError, ProtocolError: they are not what was sent, or have come before; what ``bring`` raises.
-        """
+        """As of ``PieceOwner``; what is free or not is staging memory."""
         asked = self.asked.get(header.key)
         if asked is None:
             return True
@@ -267,5 +251,4 @@ class BlockReceiver:
         slot = asked.step.slot(header.region, header.first, header.blocks)
         assert slot is not None  # ``_expected`` has seen to it
         asked.have[slot:slot + header.blocks] = b"\1" * header.blocks
-        self._shared.inbox.append(Arrived(header.key, header.region, header.first, header.blocks, chunk, size, way,
-                                            asked.step.source, time.monotonic()))
+        self._shared.arrived(asked.step, header.region, header.first, header.blocks, chunk, size, way)

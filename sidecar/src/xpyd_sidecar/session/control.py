@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -64,13 +64,6 @@ class ControlEvents(Protocol):
         """Time passes."""
 
 
-class Post(NamedTuple):
-    """A message to send: to a decode engine, or (bytes) back over a prefill engine's connection."""
-
-    to: Peer | bytes
-    message: Control
-
-
 class Decode:
     """One decode engine, as seen from here."""
 
@@ -103,14 +96,15 @@ class ControlThread:
         curve.serve(self._router, key, "control")
         self._monitor = self._router.get_monitor_socket(_HANDSHAKE_FAILED)
         try:
-            self._router.bind(f"tcp://{join_host_port(host, port) if port else _any_port(host)}")
+            self._router.bind(f"tcp://{join_host_port(host, port)}")  # 0: any that is free
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ConfigError(f"control_port: cannot listen on {host} port {port}: {error}") from None
         endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address: HostPort = join_host_port(host, int(endpoint.rpartition(":")[2]))
         self._decodes: dict[Peer, Decode] = {}
-        self._posts: deque[Post] = deque()
+        self._posts: deque[tuple[Peer | bytes, Control]] = deque()
+        """Messages to send: to a decode engine, or (bytes) back over a prefill engine's connection."""
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -130,7 +124,7 @@ class ControlThread:
         if len(self._posts) >= QUEUE_MAX:
             logger.error("xpyd: control queue full, dropped %s", type(message).__name__)
             return False
-        self._posts.append(Post(to, message))
+        self._posts.append((to, message))
         self._wake()
         return True
 
@@ -304,7 +298,3 @@ class ControlThread:
         if decode is not None:
             self._poller.unregister(decode.sock)
             decode.sock.close(0)
-
-
-def _any_port(host: str) -> str:
-    return f"[{host}]:*" if ":" in host else f"{host}:*"

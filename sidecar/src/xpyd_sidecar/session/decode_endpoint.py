@@ -8,7 +8,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
@@ -24,7 +25,6 @@ from xpyd_sidecar.session.lookup_buffer import RETRY_S
 from xpyd_sidecar.session.receiver_events import AskedBlocks, ReceiverContext
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.gates import LoadTarget
-from xpyd_sidecar.transport.tcp.connection import Connection
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
 
 logger = logging.getLogger(__name__)
@@ -47,18 +47,14 @@ class DecodeEndpoint(Endpoint):
         self._shared = shared
         self._ended = ended
         self._intake = BlockReceiver(shared, address)
-        self._handshake = DecodeHandshake(shared.me, self, self._intake, incarnation, self._agreed)
-        self._later: list[tuple[Kind, Key, bodies.Body | None]] = []
-
-    @property
-    def asked(self) -> dict[Key, AskedBlocks]:
+        self.asked = self._intake.asked
         """Tries that it owes."""
-        return self._intake.asked
+        self._handshake = DecodeHandshake(shared.me, self, self._intake, incarnation, self._agreed)
+        self._later: list[tuple[Kind, bodies.Body | None, Key]] = []
 
     def ask(self, step: Ask, target: LoadTarget | None) -> None:
         """Ask for a transfer, once the link is agreed."""
-        if not self.asked and not self.expected:
-            self.link.last_in = time.monotonic()  # it owed nothing until now, so silence counts from here
+        self._owes()
         self.asked[step.key] = AskedBlocks(step, target, bytearray(step.slots))
         self.expected.discard(step.key)
         self.tell(Kind.READY, step.key, step.ready)
@@ -68,16 +64,19 @@ class DecodeEndpoint(Endpoint):
 
     def expect(self, key: Key) -> None:
         """A try may be pushed ahead."""
-        if not self.asked and not self.expected:
-            self.link.last_in = time.monotonic()
+        self._owes()
         self.expected.add(key)
+
+    def _owes(self) -> None:
+        if not self.asked and not self.expected:
+            self.link.last_in = time.monotonic()  # it owed nothing until now, so silence counts from here
 
     def tell(self, kind: Kind, key: Key, body: bodies.Body | None = None) -> None:
         """Send a frame of a transfer, once the link is agreed."""
         if self._handshake.settled:
-            self.say(kind, key, body)
+            self.link.say(kind, body, key)
         else:
-            self._later.append((kind, key, body))
+            self._later.append((kind, body, key))
 
     def resume(self) -> None:
         """Memory to receive into is free."""
@@ -85,47 +84,37 @@ class DecodeEndpoint(Endpoint):
         if self._intake.taker is not None:
             self._intake.taker.resume()
 
-    def room(self, connection: Connection, header: Header) -> PayloadPlace | None:
+    def room(self, header: Header) -> PayloadPlace | None:
         """Where a payload goes: blocks of their own or staging for what is wanted, nowhere for what no longer is."""
-        if header.kind is not Kind.DATA and header.kind is not Kind.OFFER:
-            return PayloadPlace.of(header.length)
-        if not self._handshake.settled:
-            raise ProtocolError(connection.peer, f"sent {header.kind.name} before the link was agreed")
+        if (header.kind is Kind.DATA or header.kind is Kind.OFFER) and not self._handshake.settled:
+            raise ProtocolError(self.link.peer, f"sent {header.kind.name} before the link was agreed")
         return self._intake.room(header) if header.kind is Kind.DATA else PayloadPlace.of(header.length)
 
-    def frame(self, connection: Connection, header: Header, place: PayloadPlace) -> None:
+    def frame(self, header: Header, place: PayloadPlace) -> None:
         """A frame is complete."""
         if header.kind is Kind.DATA:
             self._intake.data(header, place)
             return
-        super().frame(connection, header, place)
+        super().frame(header, place)
 
-    def _heard(self, header: Header, body: memoryview) -> None:
+    def _heard(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.OFFER:
             if self._intake.taker is None:
                 raise ProtocolError(self.link.peer, "sent OFFER over a link of TCP alone")
-            self._intake.taker.offered(header, bodies.read_body(body, bodies.Offer))
-        else:
-            self._said(header, body)
-
-    def _said(self, header: Header, payload: memoryview) -> None:
-        if header.kind is Kind.REJECT:
-            why = bodies.read_body(payload, bodies.Reason)
-            raise Rejected(self.link.peer, why)
-        if header.kind is Kind.STORE and self._handshake.settled:
+            self._intake.taker.offered(header, bodies.read_body(payload, bodies.Offer))
+        elif header.kind is Kind.REJECT:
+            raise Rejected(self.link.peer, bodies.read_body(payload, bodies.Reason))
+        elif header.kind is Kind.STORE and self._handshake.settled:
             self._store(header)
         elif header.kind is Kind.GONE and self._handshake.settled:
             why = bodies.read_body(payload, bodies.Reason)
-            self._drop(header.key)
+            self.expected.discard(header.key)
+            self._shared.ahead.forget(header.key)
             gone = self.asked.pop(header.key, None)
             if gone is not None:
                 self._shared.broken(gone.step, why.outcome, f"{self.link.peer}: {why.reason}", not why.retry)
         elif header.kind in {Kind.GROUP, Kind.UNGROUP} and (taker := self._intake.taker) is not None:
-            message = bodies.read_body(payload, bodies.Group)
-            if header.kind is Kind.GROUP:
-                taker.group(message)
-            else:
-                taker.ungrouped(message)
+            taker.grouped(header.kind, bodies.read_body(payload, bodies.Group))
         elif header.kind is not Kind.PING:
             self._handshake.said(header.kind, payload)
 
@@ -133,7 +122,7 @@ class DecodeEndpoint(Endpoint):
         """The link is agreed: ask for what was ordered meanwhile."""
         later, self._later = self._later, []
         for one in later:
-            self.say(*one)
+            self.link.say(*one)
 
     def _store(self, header: Header) -> None:
         try:
@@ -141,26 +130,23 @@ class DecodeEndpoint(Endpoint):
         except ValueError as error:
             raise ProtocolError(self.link.peer, f"STORE: {error}") from None
         kind, body = (Kind.ROOM, None) if room else (Kind.BUSY, Busy(RETRY_S))
-        self.say(kind, header.key, body, region=header.region, first=header.first, blocks=header.blocks)
+        self.link.say(kind, body, header.key, region=header.region, first=header.first, blocks=header.blocks)
 
-    def _drop(self, key: Key) -> None:
-        """Nothing more of a try will come, and nobody wants what has."""
-        self.expected.discard(key)
-        self._shared.ahead.forget(key)
-
-    def closed(self, _: Connection, error: PeerError) -> None:
+    def closed(self, error: PeerError) -> None:
         """The connection has ended: every try asked of it is broken."""
         self._intake.close()
         for key in self.expected:
             self._shared.ahead.lost(key)
         self._ended(self)
-        asked, self._intake.asked = self._intake.asked, {}
-        outcome = outcome_of(error)
+        asked = [one.step for one in self.asked.values()]
+        self.asked.clear()
+        outcome = error.outcome if isinstance(error, Rejected) else next(
+            (outcome for kind, outcome in OUTCOMES.items() if isinstance(error, kind)), Outcome.PEER_LOST)
         final = outcome not in {Outcome.PEER_LOST, Outcome.INCARNATION}
         if asked or not isinstance(error, PeerGone):
             logger.warning("xpyd: data link to prefill ended: %s", error)
-        for one in asked.values():
-            self._shared.broken(one.step, outcome, str(error), final)
+        for step in asked:
+            self._shared.broken(step, outcome, str(error), final)
 
     def tick(self, now: float, timeout: float) -> None:
         """Time passes: a source that does not accept, or is silent although it owes something, is given up."""
@@ -178,19 +164,10 @@ class Rejected(Incompatible):
         self.outcome = why.outcome
 
 
-def outcome_of(error: PeerError) -> Outcome:
-    """The outcome that an ended connection means for what was asked of it."""
-    if isinstance(error, Rejected):
-        return error.outcome
-    if isinstance(error, ChecksumError):
-        return Outcome.CHECKSUM
-    if isinstance(error, AuthError):
-        return Outcome.AUTH
-    if isinstance(error, ProtocolError):
-        return Outcome.PROTOCOL
-    if isinstance(error, Incompatible):
-        return Outcome.INCOMPATIBLE
-    return Outcome.PEER_LOST
+OUTCOMES: Final[Mapping[type[PeerError], Outcome]] = {
+    ChecksumError: Outcome.CHECKSUM, AuthError: Outcome.AUTH, ProtocolError: Outcome.PROTOCOL,
+    Incompatible: Outcome.INCOMPATIBLE}
+"""What the end of a connection means for what was asked of it; the first that fits."""
 
 
 def _connecting(address: HostPort) -> socket.socket:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.errors import AuthError, Incompatible, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, proofs
-from xpyd_sidecar.kv.frames import NO_TRANSFER, Kind
+from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.reads import unusable
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.block_receiver import BlockReceiver
@@ -66,29 +66,29 @@ class DecodeHandshake:
     def _greet(self, challenge: bodies.Challenge) -> None:
         me = self._me
         self._terms = proofs.Terms(challenge.nonce, self._nonce, challenge.incarnation, me.incarnation)
-        self._end.say(Kind.HELLO, NO_TRANSFER, bodies.DataHello(
+        self._end.link.say(Kind.HELLO, bodies.DataHello(
             self._nonce, me.instance, me.incarnation, self._incarnation, me.rank,
             proofs.prove(me.key, "decode", self._terms), me.ways.host, me.ways.group, me.ways.reads))
 
     def _welcomed(self, terms: proofs.Terms, welcome: bodies.DataWelcome) -> None:
-        me, context = self._me, self._end.context
+        me, session = self._me, self._end.link
         if not proofs.holds(me.key, "prefill", terms, welcome.proof):
             raise AuthError(self._peer, "does not hold the service key")
         self._welcome = welcome
         self._end.link.beside |= welcome.near is not None
         if welcome.gpu is not None and me.ways.group is not None and me.grouping is not None:
-            self._intake.taker = me.grouping.taker(context, self._intake)
+            self._intake.taker = me.grouping.taker(session, self._intake)
             self._settle()
         elif welcome.nixl is not None and me.ways.reads is not None and me.reading is not None:
             if reason := unusable(welcome.nixl):
                 self._reached(f"nixl: {reason}", late=False)
             else:
-                self._intake.taker = me.reading.taker(context, self._intake, welcome.nixl, self._reached)
+                self._intake.taker = me.reading.taker(session, self._intake, welcome.nixl, self._reached)
         else:
             reader, self._why = link_choice.try_process(self._peer, welcome)
             self._use(reader)
             if reader is None and welcome.near is not None and me.ways.folder is not None:
-                self._end.say(Kind.LINK, NO_TRANSFER, bodies.LinkChoice("make_arena", self._why))
+                self._end.link.say(Kind.LINK, bodies.LinkChoice("make_arena", self._why))
             else:
                 self._settle(self._why)
 
@@ -108,7 +108,7 @@ class DecodeHandshake:
         self._intake.unread = ""
         self._intake.taker = None
         if reader is not None:
-            self._intake.taker = ReadingTaker(self._end.context, self._intake, reader, self._cannot_read)
+            self._intake.taker = ReadingTaker(self._end.link, self._intake, reader, self._cannot_read)
 
     def _cannot_read(self, why: str) -> bodies.Taken:
         """Prefill's memory cannot be read, although its ticket could; what to answer.
@@ -128,7 +128,7 @@ class DecodeHandshake:
         taker, transport = self._intake.taker, self._me.ways.transport
         reason = "; ".join(one for one in reasons if one)
         way: bodies.LinkName = "tcp" if taker is None else taker.name
-        self._end.say(Kind.LINK, NO_TRANSFER, bodies.LinkChoice(way, reason))
+        self._end.link.say(Kind.LINK, bodies.LinkChoice(way, reason))
         if taker is None and transport in {"shm", "nccl", "rdma"}:
             self._end.link.flush()
             raise Incompatible(self._peer, f"transport {transport}: {reason}"

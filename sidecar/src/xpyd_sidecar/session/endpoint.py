@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolError
-from xpyd_sidecar.kv import bodies, frames, messages
-from xpyd_sidecar.kv.frames import FRAME_BYTES, NO_TRANSFER, Header, Kind
-from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv.frames import FRAME_BYTES, Header, Kind
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.threads.loop import Loop
-from xpyd_sidecar.transport.link import LinkContext
 from xpyd_sidecar.transport.nixl.prefill import NixlReading
-from xpyd_sidecar.transport.tcp.connection import Connection, Owner
+from xpyd_sidecar.transport.tcp.connection import Connection
+from xpyd_sidecar.transport.tcp.frame_reader import FrameOwner
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
 
 if TYPE_CHECKING:  # it needs torch
@@ -43,30 +42,23 @@ class LocalRank(NamedTuple):
     """Makes links over NIXL, where it is there."""
 
 
-class Endpoint(Owner):
+class Endpoint(FrameOwner):
     """One end."""
 
     def __init__(self, loop: Loop, sock: socket.socket, address: str, *, connecting: bool = False) -> None:
         self.link = Connection(loop, sock, address, self, connecting=connecting)
-        self.context = LinkContext(self.link, loop.post, self.link.close)
         self._born = time.monotonic()
 
-    def say(self, kind: Kind, key: Key, body: bodies.Body | None = None, *, region: int = 0, first: int = 0,
-            blocks: int = 0) -> None:
-        """Send a frame other than DATA."""
-        payload = bodies.body(body) if body is not None else b""
-        self.link.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
-
-    def frame(self, connection: Connection, header: Header, place: PayloadPlace) -> None:
+    def frame(self, header: Header, place: PayloadPlace) -> None:
         """A frame other than DATA is complete."""
         if not frames.intact(header, place.body):
-            raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
+            raise ChecksumError(self.link.peer, f"{header.kind.name} frame with a wrong checksum")
         try:
             self._heard(header, place.body)
         except messages.MessageError as error:
-            raise ProtocolError(connection.peer, str(error)) from None
+            raise ProtocolError(self.link.peer, str(error)) from None
 
-    def _heard(self, header: Header, body: memoryview) -> None:
+    def _heard(self, header: Header, payload: memoryview) -> None:
         """What it says. May raise PeerError or MessageError, which end the connection."""
         raise NotImplementedError
 
@@ -82,6 +74,6 @@ class Endpoint(Owner):
             if link.silent(now, timeout):
                 link.close(PeerGone(link.peer, f"silent for {timeout} s"))
             elif not link.writing and now - link.last_out > timeout / 4:
-                self.say(Kind.PING, NO_TRANSFER)
+                self.link.say(Kind.PING)
         elif now - max(link.last_in, link.last_out) > IDLE_S:
             link.close(PeerGone(link.peer, "idle"))

@@ -18,7 +18,7 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.buddy import Buddy
-from xpyd_sidecar.kv.buffer import Buffer, BufferedCut, BufferPlace
+from xpyd_sidecar.kv.buffer import Buffer, BufferedCut, BufferPlace, Item
 from xpyd_sidecar.kv.frames import FRAME_BYTES, Header
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.stores import Expect
@@ -42,16 +42,6 @@ class Expecting(NamedTuple):
     identity: bytes
     slots: int
     """Blocks of all arrays together that come for the whole prompt."""
-
-
-class Found(NamedTuple):
-    """Blocks of the buffer, for a load that has begun; the reader gives the chunk back."""
-
-    region: int
-    first: int
-    blocks: int
-    chunk: Chunk
-    size: int
 
 
 class Slot(NamedTuple):
@@ -99,11 +89,6 @@ class LookupBuffer:
         if self._spare and self.used == (0, 0):
             for arena in self._arenas:
                 arena.drop()
-
-    @property
-    def made(self) -> bool:
-        """Whether there is memory now."""
-        return any(arena.made for arena in self._arenas)
 
     def expect(self, step: Expecting, now: float) -> tuple[Expect | None, list[Key]]:
         """A transfer may be pushed ahead: what to tell prefill (None: nothing new), and entries that had to give way."""
@@ -153,12 +138,14 @@ class LookupBuffer:
         if self._buffer.insert(header.key, self._cut(header), slot.place):
             self.counted.add(metrics.BUFFERED_BYTES, slot.place.size)
 
-    def claim(self, key: Key, identity: bytes, ready: Ready) -> list[Found]:
-        """A load has begun: what the buffer has of what it asks for, by transfer, else by content. The entry is gone."""
+    def claim(self, key: Key, identity: bytes, ready: Ready) -> list[tuple[Item, Chunk]]:
+        """A load has begun: what the buffer has of what it asks for, by transfer, else by content. The entry is gone.
+
+        The reader gives the chunks back.
+        """
         roi = ready.first, ready.count, ready.spans
         items = self._buffer.drop_select(key, *roi) or self._buffer.drop_select_content(identity, *roi)
-        return [Found(one.region, one.first, one.blocks, self._chunk(one.place, one.skip, one.size), one.size)
-                for one in items]
+        return [(one, self._chunk(one.place, one.skip, one.size)) for one in items]
 
     def forget(self, key: Key) -> None:
         """A try will not come, or is not wanted."""

@@ -10,56 +10,47 @@ import secrets
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, TypeVar
 
 from xpyd_sidecar.errors import AuthError, Incompatible, PeerError, ProtocolError
 from xpyd_sidecar.kv import bodies, proofs
-from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
+from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session.endpoint import Endpoint, LocalRank
 from xpyd_sidecar.session.prefill_link_choice import Arenas, PrefillLinkChoice
 from xpyd_sidecar.threads.loop import Loop
-from xpyd_sidecar.transport.tcp.connection import Connection
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
 
 T = TypeVar("T")
 
 
-class PrefillSide(Protocol):
-    """Whom decode ranks connect to."""
-
-    me: LocalRank
-    arenas: Arenas
-
-    def asked(self, peer: PrefillEndpoint, header: Header, body: memoryview) -> None:
-        """A frame of a peer that was let in. May raise PeerError or MessageError, which end the connection."""
-
-    def lost(self, peer: PrefillEndpoint, error: PeerError) -> None:
-        """The connection has ended."""
-
-
 class PrefillEndpoint(Endpoint):
     """One connection from a decode rank."""
 
-    def __init__(self, host: PrefillSide, loop: Loop, sock: socket.socket, address: str) -> None:
+    def __init__(self, me: LocalRank, arenas: Arenas, loop: Loop, sock: socket.socket, address: str, *,
+                 asked: Callable[[PrefillEndpoint, Header, memoryview], None],
+                 lost: Callable[[PrefillEndpoint, PeerError], None]) -> None:
+        """``asked``: takes frames of a peer that was let in, and may raise what ``_heard`` may; ``lost``: it has ended."""
         super().__init__(loop, sock, address)
-        self._host = host
+        self._me = me
+        self._asked = asked
+        self._lost = lost
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
         self._accepted = False
-        self.way = PrefillLinkChoice(host.me, host.arenas, self.context)
-        self.say(Kind.CHALLENGE, NO_TRANSFER, bodies.Challenge(self._nonce, host.me.incarnation))
+        self.way = PrefillLinkChoice(me, arenas, self.link)
+        self.link.say(Kind.CHALLENGE, bodies.Challenge(self._nonce, me.incarnation))
 
-    def room(self, connection: Connection, header: Header) -> PayloadPlace | None:
+    def room(self, header: Header) -> PayloadPlace | None:
         """Where a payload goes."""
         if header.kind is Kind.DATA:
-            raise ProtocolError(connection.peer, "sent DATA where prefill listens")
+            raise ProtocolError(self.link.peer, "sent DATA where prefill listens")
         return PayloadPlace.of(header.length)
 
-    def _heard(self, header: Header, body: memoryview) -> None:
+    def _heard(self, header: Header, payload: memoryview) -> None:
         if self._accepted:
-            self._host.asked(self, header, body)
+            self._asked(self, header, payload)
         elif header.kind is Kind.HELLO:
-            self._greet(bodies.read_body(body, bodies.DataHello))
+            self._greet(bodies.read_body(payload, bodies.DataHello))
         else:
             raise ProtocolError(self.link.peer, f"sent {header.kind.name} before HELLO")
 
@@ -70,10 +61,10 @@ class PrefillEndpoint(Endpoint):
         except Incompatible as error:
             self._refuse(Outcome.INCOMPATIBLE, error)
 
-    def closed(self, _: Connection, error: PeerError) -> None:
+    def closed(self, error: PeerError) -> None:
         """The connection has ended."""
         self.way.close()
-        self._host.lost(self, error)
+        self._lost(self, error)
 
     def tick(self, now: float, *, busy: bool, timeout: float) -> None:
         """Time passes: a peer that does not greet, or is silent although it has work here, is given up."""
@@ -81,7 +72,7 @@ class PrefillEndpoint(Endpoint):
         self._look(now, timeout, None if self._accepted else stranger, busy=busy)
 
     def _greet(self, hello: bodies.DataHello) -> None:
-        me = self._host.me
+        me = self._me
         terms = proofs.Terms(self._nonce, hello.nonce, me.incarnation, hello.incarnation)
         if not proofs.holds(me.key, "decode", terms, hello.proof):
             self._refuse(Outcome.AUTH, AuthError(self.link.peer, "does not hold the service key"))
@@ -93,10 +84,10 @@ class PrefillEndpoint(Endpoint):
         self._accepted = True
         self.link.beside |= near is not None
         proof = proofs.prove(me.key, "prefill", terms)
-        self.say(Kind.WELCOME, NO_TRANSFER, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
+        self.link.say(Kind.WELCOME, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
 
     def _refuse(self, outcome: Outcome, error: PeerError) -> NoReturn:
         """Tell decode why it is not served, as last words."""
-        self.say(Kind.REJECT, NO_TRANSFER, bodies.Reason(outcome, error.reason))
+        self.link.say(Kind.REJECT, bodies.Reason(outcome, error.reason))
         self.link.flush()
         raise error

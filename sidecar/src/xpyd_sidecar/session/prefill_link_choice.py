@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from xpyd_sidecar.errors import Incompatible, ProtocolError
 from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.endpoint import LocalRank
-from xpyd_sidecar.transport.link import BlockLink, LinkContext
+from xpyd_sidecar.transport.link import BlockLink, Session
 from xpyd_sidecar.transport.shm.arena import ArenaLink
 from xpyd_sidecar.transport.shm.process_vm import ProcessLink
 from xpyd_sidecar.transport.tcp.link import TcpLink
-
-if TYPE_CHECKING:  # it needs torch
-    from xpyd_sidecar.transport.nccl.prefill import NcclLink
 
 logger = logging.getLogger(__name__)
 
@@ -37,22 +34,22 @@ class PrefillLinkChoice:
     ProtocolError where decode may not say that now.
     """
 
-    def __init__(self, me: LocalRank, arenas: Arenas, context: LinkContext) -> None:
-        self.link: BlockLink = TcpLink()
+    def __init__(self, me: LocalRank, arenas: Arenas, session: Session) -> None:
+        self._tcp = TcpLink(session)
+        self.link: BlockLink = self._tcp
         self.gpu: bodies.Gpu | None = None
         """What decode is told, where a group is possible."""
         self.memory: bodies.NixlMemory | None = None
         """What decode is told, where it may read over NIXL."""
         self._me = me
         self._arenas = arenas
-        self._context = context
+        self._session = session
         self._choosing = True
         """Decode has still to choose; again where it cannot read after all, and has been shown an arena."""
         self._may: dict[str, BlockLink] = {}
         """What it may choose beside TCP."""
         self._process: ProcessLink | None = None
         self._arena: ArenaLink | None = None
-        self._group: NcclLink | None = None
 
     def welcome(self, host: str, gpu: bodies.Gpu | None = None,
                 nixl: bodies.NixlReader | None = None) -> tuple[bodies.Near | None, str]:
@@ -62,13 +59,13 @@ class PrefillLinkChoice:
             ours, no = ways.group, link_choice.ungrouped(ways, gpu)
             if not no and gpu is not None and ours is not None and self._me.grouping is not None:
                 self.gpu = ours
-                self._group = self._may["nccl"] = self._me.grouping.link(self._context, min(gpu.piece, ours.piece))
+                self._may["nccl"] = self._me.grouping.link(self._session, min(gpu.piece, ours.piece))
                 return None, ""
             why.append(no)
         if ways.transport != "nccl" and (host or not why):
             no = link_choice.apart(ways, host)
             if not no:
-                self._process = self._may["process_vm"] = ProcessLink()
+                self._process = self._may["process_vm"] = ProcessLink(self._session)
                 return self._process.near(), ""
             why.append(no)
         if nixl is not None or ways.reads is not None or ways.no_nixl:
@@ -85,7 +82,7 @@ class PrefillLinkChoice:
         reason = link_choice.unread(self._me.ways, theirs)
         if reason or theirs is None or self._me.reading is None:
             return reason or "nixl: not ready at prefill"
-        link = self._me.reading.link(theirs)
+        link = self._me.reading.link(self._session, theirs)
         if link is None:
             return "nixl: too many sessions are open at prefill"
         self._may["nixl"], self.memory = link, link.shown()
@@ -98,7 +95,7 @@ class PrefillLinkChoice:
             return
         if not self._choosing:
             raise self._out_of_turn("a link twice")
-        link: BlockLink | None = TcpLink()
+        link: BlockLink | None = self._tcp
         if choice.way == "tcp":
             again = self.link is self._process
             self._refuse_tcp(f"{choice.reason}; {link_choice.OTHERWISE}" if again else choice.reason)
@@ -107,11 +104,11 @@ class PrefillLinkChoice:
         if link is None:
             raise self._out_of_turn(f"{choice.way}, which was not offered")
         self._take(link)
-        logger.info("xpyd: blocks for %s go over %s%s", self._context.session.peer, link.name,
+        logger.info("xpyd: blocks for %s go over %s%s", self._session.peer, link.name,
                     f" ({choice.reason})" if choice.reason else "")
 
     def _out_of_turn(self, chosen: str) -> ProtocolError:
-        return ProtocolError(self._context.session.peer, f"chose {chosen}")
+        return ProtocolError(self._session.peer, f"chose {chosen}")
 
     def _take(self, link: BlockLink) -> None:
         """Use a link. Of those that decode might have chosen, ``_process`` may still owe something."""
@@ -130,11 +127,11 @@ class PrefillLinkChoice:
 
     def taken(self, taken: bodies.Taken) -> None:
         """Decode is done with the oldest offer, or cannot read it: then it is shown an arena, if it would map one."""
-        process, session = self._process, self._context.session
+        process = self._process
         if process is None or not process.owed:
-            self.link.taken(session, read=taken.read)
+            self.link.taken(read=taken.read)
             return
-        process.taken(session, read=taken.read)
+        process.taken(read=taken.read)
         if taken.read or self._choosing:
             return
         if self.link is process:
@@ -144,19 +141,9 @@ class PrefillLinkChoice:
                 return
             why = taken.why or "it does not say why"
             self._refuse_tcp(f"decode cannot read prefill's memory ({why}) and maps no arena; {link_choice.OTHERWISE}")
-            self.link = TcpLink()
-            logger.warning("xpyd: blocks for %s go over tcp from now on (%s)", session.peer, taken.why)
+            self.link = self._tcp
+            logger.warning("xpyd: blocks for %s go over tcp from now on (%s)", self._session.peer, taken.why)
         process.leave(self.link)
-
-    def told(self, kind: Kind, body: memoryview) -> None:
-        """Decode says POSTED or UNGROUP."""
-        session = self._context.session
-        if self._group is None or self.link is not self._group:
-            raise ProtocolError(session.peer, f"sent {kind.name} over a link without groups")
-        if kind is Kind.POSTED:
-            self._group.received(session)
-        else:
-            self._group.ungrouped(bodies.read_body(body, bodies.Group))
 
     def _show_arena(self) -> None:
         """Show decode an arena, or say why there is none."""
@@ -167,19 +154,19 @@ class PrefillLinkChoice:
             why = f"{ARENAS_MAX} arenas are open"
         else:
             try:
-                self._arena = self._may["arena"] = ArenaLink(folder, self._me.largest_frame)
+                self._arena = self._may["arena"] = ArenaLink(self._session, folder, self._me.largest_frame)
             except OSError as error:
                 why = f"{folder}: {error.strerror}"
             else:
                 self._arenas.open += 1
-                self._context.say(Kind.ARENA, self._arena.shown())
+                self._session.say(Kind.ARENA, self._arena.shown())
                 return
-        self._context.say(Kind.ARENA, bodies.Arena("", 0, b"", why))
+        self._session.say(Kind.ARENA, bodies.Arena("", 0, b"", why))
 
     def _refuse_tcp(self, reason: str) -> None:
         transport = self._me.ways.transport
         if transport in {"shm", "nccl", "rdma"}:
-            raise Incompatible(self._context.session.peer, f"transport {transport}: {reason}")
+            raise Incompatible(self._session.peer, f"transport {transport}: {reason}")
 
     def _drop_arena(self) -> None:
         if self._arena is not None:

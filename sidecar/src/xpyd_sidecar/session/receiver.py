@@ -56,13 +56,14 @@ class Receiver:
         self._of_key: dict[tuple[Key, int], DecodeEndpoint] = {}
         """By try and place among its sources."""
         self._loop = Loop("xpyd-receiver", self._tick)
+        self.thread: Watched = self._loop.thread
         self._loop.at_end(self._close_all)
         self.ahead = LookupBuffer(make, buffer_bytes=buffer_bytes, pool_bytes=pool_bytes, block_bytes=tuple(block_bytes),
                                   cover=cover, ttl_s=claim_s, post=self._loop.post)
         self._shared = ReceiverContext(me, staging, self.inbox, cover, self.ahead, self._broken)
         staging.on_free(lambda: self._loop.post(self._resume))
         if me.grouping is not None:
-            me.grouping.on_free(lambda: self._loop.post(self._resume))
+            me.grouping.staging.on_free(lambda: self._loop.post(self._resume))
         self._loop.start()
 
     # --- from the engine's thread ---
@@ -93,16 +94,11 @@ class Receiver:
         self._gates.pop(request, None)
         return True
 
-    @property
-    def thread(self) -> Watched:
-        """The I/O thread."""
-        return self._loop.thread
-
     def stop(self) -> None:
         """End the thread and close every connection."""
         self.staging.on_free(None)
         if self._me.grouping is not None:
-            self._me.grouping.on_free(None)
+            self._me.grouping.staging.on_free(None)
         self._loop.stop()
 
     # --- on the loop's thread ---
@@ -136,9 +132,8 @@ class Receiver:
             self.inbox.append(Broken(step.key, *source, step.source))
         if not step.plain:
             return
-        for one in self.ahead.claim(step.key, step.identity, step.ready):
-            self.inbox.append(Arrived(step.key, one.region, one.first, one.blocks, one.chunk, one.size, "buffer",
-                                      step.source, time.monotonic()))
+        for one, chunk in self.ahead.claim(step.key, step.identity, step.ready):
+            self._shared.arrived(step, one.region, one.first, one.blocks, chunk, one.size, "buffer")
 
     def _source(self, address: HostPort, incarnation: Incarnation) -> DecodeEndpoint | tuple[Outcome, str, bool]:
         """The connection to a prefill rank, or why there is none (and whether that is final)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -58,3 +59,8 @@ class ReceiverContext:
     cover: bool
     ahead: LookupBuffer
     broken: Callable[[Ask, Outcome, str, bool], None]
+
+    def arrived(self, step: Ask, region: int, first: int, blocks: int, chunk: Chunk | None,  # noqa: PLR0917  # as ``Arrived``
+                size: int, way: str) -> None:
+        """Blocks that were asked for are here."""
+        self.inbox.append(Arrived(step.key, region, first, blocks, chunk, size, way, step.source, time.monotonic()))

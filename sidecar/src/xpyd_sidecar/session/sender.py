@@ -80,7 +80,6 @@ class Sender:
         self.store = store
         self._machine = machine
         self.spilling = Spilling(machine, store)
-        self._session_link = TcpLink()
         self._began: dict[Key, float] = {}
         self._noting = TransferTrace()
         self.noted: deque[Noted] = deque(maxlen=REPORTS_MAX)
@@ -105,6 +104,7 @@ class Sender:
         self._lack = resources.Complaint("decode ranks are not accepted for a second")
         self.address: HostPort = join_host_port(host, self._listener.getsockname()[1])
         self._loop = Loop("xpyd-sender", self._tick)
+        self.thread: Watched = self._loop.thread
         self._loop.at_end(self._close_all)
         self._loop.watch(self._listener, selectors.EVENT_READ, self._accept)
         self._loop.start()
@@ -134,11 +134,6 @@ class Sender:
         while self._reports:
             out.append(self._reports.popleft())
         return out
-
-    @property
-    def thread(self) -> Watched:
-        """The I/O thread."""
-        return self._loop.thread
 
     def stop(self) -> None:
         """End the thread and close every connection."""
@@ -199,10 +194,11 @@ class Sender:
                 logger.warning("xpyd: refused a data link from %s: %d are open", address[0], CONNECTIONS_MAX)
                 sock.close()
                 continue
-            peer = PrefillEndpoint(self, self._loop, sock, join_host_port(address[0], address[1]))
+            peer = PrefillEndpoint(self.me, self.arenas, self._loop, sock, join_host_port(address[0], address[1]),
+                                   asked=self._asked, lost=self._lost)
             self._peers[peer.link.number] = peer
 
-    def asked(self, peer: PrefillEndpoint, header: Header, body: memoryview) -> None:
+    def _asked(self, peer: PrefillEndpoint, header: Header, body: memoryview) -> None:
         """A frame of an accepted peer."""
         number, key = peer.link.number, header.key
         if header.kind is Kind.READY:
@@ -217,14 +213,14 @@ class Sender:
         elif header.kind is Kind.TAKEN:
             peer.choose(partial(peer.way.taken, bodies.read_body(body, bodies.Taken)))
         elif header.kind is Kind.POSTED or header.kind is Kind.UNGROUP:
-            peer.way.told(header.kind, body)
+            peer.way.link.told(header.kind, body)
         elif header.kind is Kind.LINK:
             peer.choose(partial(peer.way.decided, bodies.read_body(body, bodies.LinkChoice)))
         elif header.kind is not Kind.PING:
             self._carry_out(self.spilling.heard(number, peer.link.peer, header, body))
             self._carry_out(self.spilling.relieve())
 
-    def lost(self, peer: PrefillEndpoint, error: PeerError) -> None:
+    def _lost(self, peer: PrefillEndpoint, error: PeerError) -> None:
         """A connection has ended."""
         self._peers.pop(peer.link.number, None)
         outcome = Outcome.PROTOCOL if isinstance(error, ProtocolError) else Outcome.PEER_LOST
@@ -251,26 +247,24 @@ class Sender:
             self._drop(step.copy.data, step.uses)
         elif isinstance(step, copies.Offer):
             if (peer := self._peers.get(step.link)) is not None:
-                peer.say(Kind.STORE, step.key, region=step.copy.region, first=step.copy.first, blocks=step.copy.blocks)
+                peer.link.say(Kind.STORE, None, step.key, region=step.copy.region, first=step.copy.first,
+                              blocks=step.copy.blocks)
         elif isinstance(step, copies.Store):
             self._store(step)
         elif isinstance(step, copies.Refuse):
             if (peer := self._peers.get(step.link)) is not None:
-                peer.say(Kind.GONE, step.key, bodies.Reason(step.outcome, step.reason, step.retry))
+                peer.link.say(Kind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
         else:
             size = self._sent.pop(step.key, 0)
             began = self._began.pop(step.key, None)
             if step.confirmed and began is not None:
                 self.spilling.counted.add(metrics.PUSH_SECONDS, time.monotonic() - began)
-            self._ended(step.key, confirmed=step.confirmed)
+            if step.confirmed:
+                self._noting.mark(step.key, "done")
+            if (noted := self._noting.end(step.key)) is not None:
+                self.noted.append(noted)
             confirmed = size if step.confirmed else 0
             self._reports.append(SendReport(self.me.rank, step.key, step.outcome, step.reason, confirmed))
-
-    def _ended(self, key: Key, *, confirmed: bool) -> None:
-        if confirmed:
-            self._noting.mark(key, "done")
-        if (noted := self._noting.end(key)) is not None:
-            self.noted.append(noted)
 
     def _send(self, step: copies.Send[Kept]) -> None:
         try:
@@ -279,18 +273,16 @@ class Sender:
             self._drop(step.copy.data, step.uses)
             raise
         size = len(data)
-        self.spilling.leaving += size
-        peer = self._peers.get(step.link)
+        peer = self._leaves(step, size, step.uses)
         if peer is None:
-            self._left(step.copy.data, size, step.uses)
             return
         now = time.monotonic()
         self._began.setdefault(step.key, now)
         free = partial(self._pushed, step, size, now, peer.way.link.name)
-        self._sent[step.key] = self._sent.get(step.key, 0) + size
         sums = step.copy.data.sums if step.cut is None else None
-        piece = Blocks(step.copy.region, step.first, step.blocks, data, sums, step.first - step.copy.first)
-        peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover, most=frames.aim(step.frame))
+        piece = Blocks(step.copy.region, step.first, step.blocks, data, sums, step.first - step.copy.first,
+                       step.cover)
+        peer.way.link.put(step.key, piece, free, most=frames.aim(step.frame))
 
     def _pushed(self, step: copies.Send[Kept], size: int, began: float, link: str) -> None:
         self._machine.progressed(step.key)
@@ -301,16 +293,24 @@ class Sender:
     def _store(self, step: copies.Store[Kept]) -> None:
         """Push a copy ahead: as frames of the session, whatever the link, since nobody has said where it belongs."""
         view = step.copy.data.view
-        self.spilling.leaving += len(view)
+        peer = self._leaves(step, len(view), None)
+        if peer is None:
+            return
         free = partial(self._left, step.copy.data, len(view), None)
+        self.spilling.counted.add(metrics.AHEAD_BYTES, len(view))
+        piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums, cover=step.cover)
+        TcpLink(peer.link).put(step.key, piece, free)
+
+    def _leaves(self, step: copies.Send[Kept] | copies.Store[Kept], size: int,
+                uses: copies.Uses | None) -> PrefillEndpoint | None:
+        """So many bytes of a copy are about to leave: to whom; None: who asked is gone, and the copy needs them no more."""
+        self.spilling.leaving += size
         peer = self._peers.get(step.link)
         if peer is None:
-            free()
-            return
-        self._sent[step.key] = self._sent.get(step.key, 0) + len(view)
-        self.spilling.counted.add(metrics.AHEAD_BYTES, len(view))
-        piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums)
-        self._session_link.put(peer.link, step.key, piece, free, cover=step.cover)
+            self._left(step.copy.data, size, uses)
+        else:
+            self._sent[step.key] = self._sent.get(step.key, 0) + size
+        return peer
 
     def _left(self, kept: Kept, size: int, uses: copies.Uses | None) -> None:
         """A send has left, or never will."""

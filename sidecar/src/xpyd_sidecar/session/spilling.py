@@ -42,20 +42,18 @@ class Spilling:
         """
         key = header.key
         if header.kind is Kind.EXPECT:
-            steps = self._machine.expect(link, key, bodies.read_body(body, Expect))
-        elif header.kind is Kind.ROOM:
-            steps = self._machine.room(link, key, header.region, header.first)
-        elif header.kind is Kind.BUSY:
+            return self._machine.expect(link, key, bodies.read_body(body, Expect))
+        if header.kind is Kind.ROOM:
+            return self._machine.room(link, key, header.region, header.first)
+        if header.kind is Kind.BUSY:
             asked = bodies.read_body(body, Busy).retry_s
             wait = asked if RETRY_LEAST_S <= asked <= RETRY_MOST_S else RETRY_MOST_S  # also where it is no number
             self._machine.full(link, key, header.region, header.first, time.monotonic() + wait)
             self.counted.add(metrics.STORE_RETRIES, 1)
             return []
-        elif header.kind is Kind.FETCH:
-            steps = self._machine.fetch(link, key, bodies.read_body(body, Fetch).until)
-        else:
-            raise ProtocolError(peer, f"sent {header.kind.name} where prefill listens")
-        return steps
+        if header.kind is Kind.FETCH:
+            return self._machine.fetch(link, key, bodies.read_body(body, Fetch).until)
+        raise ProtocolError(peer, f"sent {header.kind.name} where prefill listens")
 
     def relieve(self) -> list[Step[Any]]:
         """What to offer now, when all earlier steps have been carried out."""

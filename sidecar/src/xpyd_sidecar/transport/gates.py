@@ -56,7 +56,6 @@ class CacheArray(NamedTuple):
     """The bytes of one array of blocks, block after block, in host memory."""
 
     view: memoryview
-    address: int
     block_bytes: int
 
 
@@ -73,11 +72,6 @@ class LoadTarget(NamedTuple):
     groups: Sequence[int]
     caches: Sequence[CacheArray | None]
     units: Mapping[int, Unit]
-
-    def direct(self, region: int) -> bool:
-        """Whether blocks of a region have places of their own."""
-        unit = self.units[region]
-        return unit.region < len(self.caches) and self.caches[unit.region] is not None
 
     def scatter(self, region: int, first: int, count: int, *, cover: bool) -> Scatter | None:
         """The places of blocks ``first``.. of a region; None: take staging memory."""

@@ -12,11 +12,11 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from xpyd_sidecar.errors import PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
+from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.frames import FRAME_BYTES, NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.memory.staging import Chunk
@@ -29,11 +29,39 @@ READ: Final = bodies.Taken(read=True)
 """A piece is here, or is not wanted."""
 
 
-class Session(Protocol):
-    """An authenticated connection to one rank of a peer."""
+class Session:
+    """An authenticated connection to one rank of a peer. Used on its I/O thread, but for ``post``."""
 
     peer: str
     """Name and address, for messages."""
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have a call made (``run``) on its I/O thread."""
+        raise NotImplementedError
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Make a call outside of a frame; what the peer did wrong, or we, ends the session."""
+        try:
+            call()
+        except PeerError as error:
+            self.close(error)
+        except Exception as error:
+            logger.exception("xpyd: the session with %s is ended: a callback failed", self.peer)
+            self.mistaken(error)
+
+    def mistaken(self, error: Exception) -> None:
+        """A mistake of ours in what was done for this session costs it: its transfers would wait for their deadlines."""
+        self.close(PeerGone(self.peer, f"{type(error).__name__} on this side"))
+
+    def close(self, error: PeerError) -> None:
+        """End it, once."""
+        raise NotImplementedError
+
+    def say(self, kind: Kind, body: bodies.Body | None = None, key: Key = NO_TRANSFER, *, region: int = 0, first: int = 0,
+            blocks: int = 0) -> None:
+        """Send a frame other than DATA."""
+        payload = bodies.body(body) if body is not None else b""
+        self.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
 
     def queue(self, header: bytes | Callable[[], bytes], payload: memoryview | bytes,
               sent: Callable[[], None] | None = None) -> None:
@@ -42,9 +70,11 @@ class Session(Protocol):
         A header that has a checksum of much in it is best made when its turn comes: what was read for it then is still in
         the processor's cache when it is copied out.
         """
+        raise NotImplementedError
 
     def spend(self, size: int) -> None:
         """Bytes were moved for it beside the connection: they count where sessions take turns."""
+        raise NotImplementedError
 
 
 class Sums:
@@ -82,7 +112,7 @@ class Sums:
 class Blocks(NamedTuple):
     """Blocks to be put: so many of one region from ``first`` on, packed in ``data``.
 
-    ``sums``: of more blocks, of which these begin with number ``at``.
+    ``sums``: of more blocks, of which these begin with number ``at``. ``cover``: they are to have a sum.
     """
 
     region: int
@@ -91,66 +121,65 @@ class Blocks(NamedTuple):
     data: memoryview
     sums: Sums | None = None
     at: int = 0
+    cover: bool = True
 
     def part(self, first: int, count: int) -> Blocks:
         """So many of them from block ``first`` of the region on."""
         each, skip = len(self.data) // self.blocks, first - self.first
-        return Blocks(self.region, first, count, self.data[skip * each:(skip + count) * each], self.sums, self.at + skip)
+        data = self.data[skip * each:(skip + count) * each]
+        return Blocks(self.region, first, count, data, self.sums, self.at + skip, self.cover)
 
-    def total(self) -> int:
-        """The payload sum of them in one frame."""
+    def cut(self, most: int) -> list[Blocks]:
+        """All of them, in parts of ``most`` bytes or one block."""
+        each = len(self.data) // self.blocks
+        return [self.part(*one) for one in runs(self.first, self.blocks, each, most)]
+
+    def total(self) -> int | None:
+        """The payload sum of them in one frame, where there is to be one."""
+        if not self.cover:
+            return None
         sums = self.sums or Sums(self.data, self.blocks)
         return frames.total(sums.of(self.at if self.sums else 0, self.blocks))
 
 
-class BlockLink(Protocol):
+class BlockLink:
     """Puts blocks where a session's peer asked for them. Used on the sender's I/O thread."""
 
     name: str
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = FRAME_BYTES) -> None:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = FRAME_BYTES) -> None:
         """Begin to move blocks, in pieces of ``most`` bytes or one block. Never waits.
 
         ``sent`` is called once, when ``data`` may be freed.
         """
+        raise NotImplementedError
 
-    def taken(self, session: Session, *, read: bool) -> None:
-        """The peer is done with the oldest offer.
+    def taken(self, *, read: bool) -> None:
+        """The peer is done with the oldest offer: it has it or does not want it (``read``), or cannot take it.
 
         Raises:
-            ProtocolError: nothing is on offer.
+            ProtocolError: nothing is on offer, or what is cannot be taken although the peer has agreed on this link.
         """
+        raise ProtocolError(self.session.peer, "took what was not on offer")
+
+    def told(self, kind: Kind, body: memoryview) -> None:
+        """The peer receives the oldest offer from now on (POSTED), or has left a group (UNGROUP).
+
+        Raises:
+            ProtocolError: there are no groups on this link, or nothing is on offer.
+        """
+        raise ProtocolError(self.session.peer, f"sent {kind.name} over a link without groups")
 
     @property
     def busy(self) -> bool:
         """Whether blocks wait to be taken."""
+        return False
 
     def close(self) -> None:
         """The session has ended: nothing is taken any more, what waits may be freed."""
-
-
-class LinkContext(NamedTuple):
-    """A session, for the link that belongs to it. ``post``: have a call made on its I/O thread; ``fail``: end it."""
-
-    session: Session
-    post: Callable[[Callable[[], None]], None]
-    fail: Callable[[PeerError], None]
-
-    def say(self, kind: Kind, body: bodies.Body, key: Key = NO_TRANSFER) -> None:
-        """Send a frame of the session."""
-        payload = bodies.body(body)
-        self.session.queue(frames.encode(kind, key, payload), payload)
-
-    def run(self, call: Callable[[], None]) -> None:
-        """Make a call on the I/O thread, outside of a frame; what the peer did wrong, or we, ends the session."""
-        try:
-            call()
-        except PeerError as error:
-            self.fail(error)
-        except Exception as error:
-            logger.exception("xpyd: the session with %s is ended: a callback failed", self.session.peer)
-            self.fail(PeerGone(self.session.peer, f"{type(error).__name__} on this side"))
 
 
 class PieceOwner(Protocol):
@@ -199,10 +228,10 @@ class PieceTaker:
 
     name: bodies.LinkName
 
-    def __init__(self, context: LinkContext, wanted: PieceOwner, piece: int, ahead: int) -> None:
+    def __init__(self, session: Session, wanted: PieceOwner, piece: int, ahead: int) -> None:
         """``piece``: bytes of the largest piece, 0: what was asked for at once; ``ahead``: offers that may wait."""
         self.piece = piece
-        self._context = context
+        self.session = session
         self._wanted = wanted
         self._ahead = ahead
         self._offers: deque[OfferedPiece] = deque()
@@ -210,23 +239,15 @@ class PieceTaker:
 
     def post(self, call: Callable[[], None]) -> None:
         """Have a call made on the session's I/O thread."""
-        self._context.post(partial(self._context.run, call))
+        self.session.post(call)
 
-    def group(self, message: bodies.Group) -> None:
-        """Prefill makes a group.
-
-        Raises:
-            ProtocolError: there are none on this link, or its number is not a new one.
-        """
-        raise ProtocolError(self._context.session.peer, f"made group {message.number} over a link without groups")
-
-    def ungrouped(self, message: bodies.Group) -> None:
-        """Prefill has left a group.
+    def grouped(self, kind: Kind, message: bodies.Group) -> None:
+        """Prefill makes a group (GROUP), or has left one (UNGROUP).
 
         Raises:
-            ProtocolError: there are none on this link.
+            ProtocolError: there are none on this link, or the number of one that is made is not a new one.
         """
-        raise ProtocolError(self._context.session.peer, f"left group {message.number} over a link without groups")
+        raise ProtocolError(self.session.peer, f"sent {kind.name} {message.number} over a link without groups")
 
     def offered(self, header: Header, offer: bodies.Offer) -> None:
         """Prefill has a piece.
@@ -237,7 +258,7 @@ class PieceTaker:
         before = len(self._offers)
         if before >= self._ahead or 0 < self.piece < offer.size:
             reason = f"offered {offer.size} bytes and {before} pieces before; bounds {self.piece}, {self._ahead}"
-            raise ProtocolError(self._context.session.peer, reason)
+            raise ProtocolError(self.session.peer, reason)
         one = OfferedPiece(header, offer)
         self._begin(one)
         self._offers.append(one)
@@ -245,7 +266,7 @@ class PieceTaker:
 
     def resume(self) -> None:
         """Memory that was missing may be free."""
-        self._context.run(self._pump)
+        self.session.run(self._pump)
 
     def close(self) -> None:
         """The session has ended."""
@@ -260,4 +281,4 @@ class PieceTaker:
 
     def _taken(self, answer: bodies.Taken = READ) -> None:
         """Answer the oldest offer."""
-        self._context.say(Kind.TAKEN, answer, self._offers.popleft().header.key)
+        self.session.say(Kind.TAKEN, answer, self._offers.popleft().header.key)

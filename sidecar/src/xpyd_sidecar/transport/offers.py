@@ -13,63 +13,44 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from xpyd_sidecar.errors import ProtocolError
-from xpyd_sidecar.kv import bodies, frames
-from xpyd_sidecar.kv.blocks import runs
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import FRAME_BYTES, Kind
 from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.transport.link import Blocks, Session
+from xpyd_sidecar.transport.link import BlockLink, Blocks, Session
 
 
 class OfferedBlocks(NamedTuple):
     """A piece that decode has been told of, or will be. ``done``: to be called once, when its bytes may be freed."""
 
-    session: Session
     key: Key
     blocks: Blocks
     done: Callable[[], None]
-    cover: bool
     where: int = 0
     """The link's own word on it: a slot, or a group."""
 
-    def offer(self, address: int, checksum: int | None, within: bodies.Within | None = None) -> None:
-        """Tell decode where it lies."""
-        piece = self.blocks
-        body = bodies.body(bodies.Offer(address, len(piece.data), checksum, within))
-        self.session.queue(frames.encode(Kind.OFFER, self.key, body, region=piece.region, first=piece.first,
-                                         blocks=piece.blocks), body)
 
-    def total(self) -> int | None:
-        """Its sum, where it is to have one."""
-        return self.blocks.total() if self.cover else None
+class OfferLink(BlockLink):
+    """Of one session."""
 
-
-class OfferLink:
-    """Of one session (``link.BlockLink``)."""
-
-    name: str
-
-    def __init__(self, ahead: int) -> None:
-        """``ahead``: offers that may be without an answer."""
+    def __init__(self, session: Session, ahead: int, piece: int = 0) -> None:
+        """``ahead``: offers that may be without an answer; ``piece``: bytes of one; 0: as whoever puts them says."""
+        super().__init__(session)
         self.waiting: deque[OfferedBlocks] = deque()
         self.offered: deque[OfferedBlocks] = deque()
         self._ahead = ahead
+        self._piece = piece
         self._closed = False
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = FRAME_BYTES) -> None:
-        """Offer blocks, in pieces of ``most`` bytes or one block. ``sent`` is called when all pieces are done."""
-        cuts = list(runs(blocks.first, blocks.blocks, len(blocks.data) // blocks.blocks, most))
-        done = _all_of(len(cuts), sent)
-        self.waiting.extend(OfferedBlocks(session, key, blocks.part(*cut), done, cover) for cut in cuts)
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = FRAME_BYTES) -> None:
+        """Offer blocks. ``sent`` is called when all pieces are done."""
+        parts = blocks.cut(self._piece or most)
+        done = _all_of(len(parts), sent)
+        self.waiting.extend(OfferedBlocks(key, part, done) for part in parts)
         self._pump()
 
-    def taken(self, session: Session, *, read: bool) -> None:
-        """Decode has answered the oldest offer.
-
-        Raises:
-            ProtocolError: nothing is on offer, or what is cannot be taken although decode has agreed on this link.
-        """
-        one = self._answered(session)
+    def taken(self, *, read: bool) -> None:
+        """Decode has answered the oldest offer. Raises as ``BlockLink`` says."""
+        one = self._answered()
         if read:
             self._read(one)
         else:
@@ -90,10 +71,10 @@ class OfferLink:
         for one in held:
             one.done()
 
-    def _answered(self, session: Session) -> OfferedBlocks:
+    def _answered(self) -> OfferedBlocks:
         """The oldest offer, which is one no more."""
         if not self.offered:
-            raise ProtocolError(session.peer, "took what was not on offer")
+            raise ProtocolError(self.session.peer, "took what was not on offer")
         return self.offered.popleft()
 
     def _pump(self) -> None:
@@ -101,6 +82,12 @@ class OfferLink:
         while self.waiting and len(self.offered) < self._ahead:
             self.offered.append(self.waiting.popleft())  # whatever happens now, ``close`` knows of it
             self.offered[-1] = self._offer(self.offered[-1])
+
+    def _tell(self, one: OfferedBlocks, address: int, checksum: int | None, within: bodies.Within | None = None) -> None:
+        """Tell decode where a piece lies."""
+        piece = one.blocks
+        self.session.say(Kind.OFFER, bodies.Offer(address, len(piece.data), checksum, within), one.key, region=piece.region,
+                         first=piece.first, blocks=piece.blocks)
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
         """Tell decode of a piece; as it is on offer."""
@@ -113,7 +100,7 @@ class OfferLink:
     def _unread(self, one: OfferedBlocks) -> None:
         """Decode cannot take it."""
         self.offered.appendleft(one)
-        raise ProtocolError(one.session.peer, f"cannot take a piece over {self.name}, which it has agreed on")
+        raise ProtocolError(self.session.peer, f"cannot take a piece over {self.name}, which it has agreed on")
 
 
 def _all_of(count: int, sent: Callable[[], None]) -> Callable[[], None]:

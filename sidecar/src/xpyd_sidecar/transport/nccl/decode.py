@@ -6,7 +6,6 @@ to write: what a dead peer or an aborted kernel leaves behind is in a slot that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from xpyd_sidecar.errors import ChecksumError, PeerGone, ProtocolError
@@ -14,8 +13,7 @@ from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.memory.staging import Chunk, Staging
-from xpyd_sidecar.threads.watched import Watched
-from xpyd_sidecar.transport.link import LinkContext, PieceOwner, PieceTaker
+from xpyd_sidecar.transport.link import PieceOwner, PieceTaker, Session
 from xpyd_sidecar.transport.nccl.driver import Piece
 from xpyd_sidecar.transport.nccl.prefill import OFFERS_AHEAD, NcclLink
 from xpyd_sidecar.transport.nccl.thread import NcclThread, NcclUsage
@@ -26,9 +24,9 @@ class NcclTaker(PieceTaker):
 
     name = "nccl"
 
-    def __init__(self, hub: NcclThread, context: LinkContext, staging: Staging, wanted: PieceOwner) -> None:
+    def __init__(self, hub: NcclThread, session: Session, staging: Staging, wanted: PieceOwner) -> None:
         """``staging``: slots of GPU memory, one for a piece."""
-        super().__init__(context, wanted, hub.driver.piece, OFFERS_AHEAD)
+        super().__init__(session, wanted, hub.driver.piece, OFFERS_AHEAD)
         self._hub = hub
         self._staging = staging
         self._number = 0
@@ -40,24 +38,19 @@ class NcclTaker(PieceTaker):
         """Of the oldest offer: waits for its turn to be received."""
         self._running: set[Piece] = set()
 
-    def group(self, message: bodies.Group) -> None:
-        """Prefill makes a group.
-
-        Raises:
-            ProtocolError: its number is not a new one.
-        """
+    def grouped(self, kind: Kind, message: bodies.Group) -> None:
+        """As of ``PieceTaker``."""
+        if kind is Kind.UNGROUP:
+            if self._number and message.number == self._last:
+                self._hub.leave(self._number, f"prefill: {message.reason}")
+            return
         if message.number <= self._last:
-            raise ProtocolError(self._context.session.peer, f"made group {message.number} after {self._last}")
+            raise ProtocolError(self.session.peer, f"made group {message.number} after {self._last}")
         if self._number:
             self._hub.leave(self._number, "prefill has made another one")
             self._without(f"prefill has made group {message.number}")
         self._last = message.number
         self._number = self._hub.join(self, Way.RECEIVE, message.uid)
-
-    def ungrouped(self, message: bodies.Group) -> None:
-        """Prefill has left a group."""
-        if self._number and message.number == self._last:
-            self._hub.leave(self._number, f"prefill: {message.reason}")
 
     def _pump(self) -> None:
         """Answer what can be answered. Raises what ``PieceOwner.wants`` does."""
@@ -77,7 +70,7 @@ class NcclTaker(PieceTaker):
         """The group is gone, and with it what was being received."""
         self._number, self._open, self._given = 0, False, None
         if self._running and not self._closed:
-            self._context.fail(PeerGone(self._context.session.peer, f"nccl: {reason}"))
+            self.session.close(PeerGone(self.session.peer, f"nccl: {reason}"))
 
     def close(self) -> None:
         """The session has ended. Slots come back when the group has ended."""
@@ -102,7 +95,7 @@ class NcclTaker(PieceTaker):
         self._running.add(piece)
         if piece is self._given:
             self._given = None
-            self._context.say(Kind.POSTED, bodies.Taken(read=True), self._offers.popleft().header.key)
+            self.session.say(Kind.POSTED, bodies.Taken(read=True), self._offers.popleft().header.key)
             self._pump()
 
     def moved(self, piece: Piece) -> None:
@@ -113,7 +106,7 @@ class NcclTaker(PieceTaker):
             self._staging.give(chunk)
             if not self._closed:
                 reason = f"a piece over NCCL with a wrong checksum, or another piece than number {piece.nth}"
-                self._context.fail(ChecksumError(self._context.session.peer, reason))
+                self.session.close(ChecksumError(self.session.peer, reason))
             return
         self._wanted.received(header, chunk._replace(home=partial(self._staging.give, chunk)), piece.size)
 
@@ -122,7 +115,7 @@ class NcclTaker(PieceTaker):
         if number == self._number:
             self._without(reason)
             if not self._closed:
-                self._context.say(Kind.UNGROUP, bodies.Group(self._last, reason=reason))
+                self.session.say(Kind.UNGROUP, bodies.Group(self._last, reason=reason))
                 self._pump()
 
     def over(self, given_back: tuple[Piece, ...]) -> None:
@@ -138,35 +131,22 @@ class NcclGrouping:
 
     def __init__(self, hub: NcclThread, receives: int) -> None:
         """``receives``: slots to receive into."""
-        self._hub = hub
+        self.hub = hub
         driver = hub.driver
         slots = [Chunk(driver.device.empty(driver.slot_bytes), memoryview(b"")) for _ in range(receives)]
-        self._staging = Staging(slots.__getitem__, receives)
+        self.staging = Staging(slots.__getitem__, receives)
         self._bytes = receives * driver.slot_bytes
 
-    def link(self, context: LinkContext, piece: int) -> NcclLink:
+    def link(self, session: Session, piece: int) -> NcclLink:
         """Prefill's side of a session."""
-        return NcclLink(self._hub, context, piece)
+        return NcclLink(self.hub, session, piece)
 
-    def taker(self, context: LinkContext, wanted: PieceOwner) -> NcclTaker:
+    def taker(self, session: Session, wanted: PieceOwner) -> NcclTaker:
         """Decode's side of a session."""
-        return NcclTaker(self._hub, context, self._staging, wanted)
-
-    def on_free(self, call: Callable[[], None] | None) -> None:
-        """Call this whenever a slot to receive into is free again."""
-        self._staging.on_free(call)
+        return NcclTaker(self.hub, session, self.staging, wanted)
 
     @property
     def usage(self) -> NcclUsage:
         """What it takes of the GPU now, slots to receive into included."""
-        usage = self._hub.usage
+        usage = self.hub.usage
         return usage._replace(memory=usage.memory + self._bytes)
-
-    @property
-    def thread(self) -> Watched:
-        """The communicator thread."""
-        return self._hub.thread
-
-    def stop(self) -> None:
-        """End every group, and the thread."""
-        self._hub.stop()

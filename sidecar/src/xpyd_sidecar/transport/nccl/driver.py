@@ -165,15 +165,12 @@ class Driver:
         """Names a new group; made by rank 0."""
         return bytes(self.binding.get_unique_id())
 
-    def begin(self, uid: bytes, way: Way) -> Communicator:
-        """Begin to make one of the two communicators of a group."""
-        return Communicator(self, uid, way)
-
 
 class Communicator:
     """One rank of a group of two."""
 
     def __init__(self, driver: Driver, uid: bytes, way: Way) -> None:
+        """Begin to make it."""
         binding = driver.binding
         self._driver = driver
         self._device = driver.device

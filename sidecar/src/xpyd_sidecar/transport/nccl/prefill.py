@@ -20,15 +20,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from xpyd_sidecar.errors import PeerGone
-from xpyd_sidecar.kv import bodies, frames
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
-from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.transport.link import Blocks, LinkContext, Session
+from xpyd_sidecar.transport.link import Session
 from xpyd_sidecar.transport.nccl.driver import Piece
 from xpyd_sidecar.transport.nccl.thread import NcclThread
 from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
@@ -44,13 +42,11 @@ class NcclLink(OfferLink):
 
     name = "nccl"
 
-    def __init__(self, hub: NcclThread, context: LinkContext, piece: int) -> None:
+    def __init__(self, hub: NcclThread, session: Session, piece: int) -> None:
         """``piece``: bytes of the largest piece that both sides take; a block fits."""
-        super().__init__(OFFERS_AHEAD)
+        super().__init__(session, OFFERS_AHEAD, piece)
         self._hub = hub
-        self._context = context
-        self._piece = piece
-        self._tcp = TcpLink()
+        self._tcp = TcpLink(session)
         self._number = 0
         self._open = False
         self._not_before = 0.0
@@ -58,14 +54,10 @@ class NcclLink(OfferLink):
 
     def post(self, call: Callable[[], None]) -> None:
         """Have a call made on the session's I/O thread."""
-        self._context.post(partial(self._context.run, call))
-
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = frames.FRAME_BYTES) -> None:  # the interface's; pieces are as large as slots
-        """Offer blocks, in a group that is made if there is none."""
-        super().put(session, key, blocks, sent, cover=cover, most=self._piece)
+        self.session.post(call)
 
     def _pump(self) -> None:
+        """Offer what waits, in a group that is made if there is none."""
         if not self.waiting or self._closed:
             return
         if self._open:
@@ -78,11 +70,11 @@ class NcclLink(OfferLink):
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
         self._hub.hold(self._number, 1)
-        one.offer(self._number, 0 if one.cover else None)
+        self._tell(one, self._number, 0 if one.blocks.cover else None)
         return one._replace(where=self._number)
 
     def _over_tcp(self, one: OfferedBlocks) -> None:
-        self._tcp.put(one.session, one.key, one.blocks, one.done, cover=one.cover)
+        self._tcp.put(one.key, one.blocks, one.done)
 
     def _read(self, one: OfferedBlocks) -> None:
         self._hub.hold(one.where, -1)
@@ -92,23 +84,23 @@ class NcclLink(OfferLink):
         self._hub.hold(one.where, -1)
         self._over_tcp(one)
 
-    def received(self, session: Session) -> None:
-        """Decode receives the oldest offer from now on."""
-        one = self._answered(session)
+    def told(self, kind: Kind, body: memoryview) -> None:
+        """As of ``BlockLink``."""
+        if kind is Kind.UNGROUP:
+            message = bodies.read_body(body, bodies.Group)
+            if self._number and message.number == self._number:
+                self._hub.leave(self._number, f"decode: {message.reason}")
+            return
+        one = self._answered()
         if one.where != self._number or not self._open:
             one.done()
-            self._context.fail(PeerGone(session.peer, "receives in a group that has ended here"))
+            self.session.close(PeerGone(self.session.peer, "receives in a group that has ended here"))
             return
         self._moving += 1
         data = one.blocks.data
-        self._hub.move(one.where, Piece(len(data), one.cover, data, tag=one), self)
+        self._hub.move(one.where, Piece(len(data), one.blocks.cover, data, tag=one), self)
         self._hub.hold(one.where, -1)
         self._pump()
-
-    def ungrouped(self, message: bodies.Group) -> None:
-        """Decode has left a group."""
-        if self._number and message.number == self._number:
-            self._hub.leave(self._number, f"decode: {message.reason}")
 
     @property
     def busy(self) -> bool:
@@ -126,7 +118,7 @@ class NcclLink(OfferLink):
     def begun(self, uid: bytes) -> None:
         """The group is being made: decode may join."""
         if not self._closed:
-            self._context.say(Kind.GROUP, bodies.Group(self._number, uid))
+            self.session.say(Kind.GROUP, bodies.Group(self._number, uid))
 
     def opened(self, number: int) -> None:
         """Decode has joined."""
@@ -148,11 +140,11 @@ class NcclLink(OfferLink):
         if self._closed:
             return
         if busy or self._moving:
-            self._context.fail(PeerGone(self._context.session.peer, f"nccl: {reason}"))
+            self.session.close(PeerGone(self.session.peer, f"nccl: {reason}"))
             return
         if not was_open:
             self._not_before = time.monotonic() + RETRY_S
-        self._context.say(Kind.UNGROUP, bodies.Group(number, reason=reason))
+        self.session.say(Kind.UNGROUP, bodies.Group(number, reason=reason))
         self._pump()
 
     def over(self, given_back: tuple[Piece, ...]) -> None:

@@ -105,7 +105,6 @@ class NcclThread(CommandThread):
         super().__init__("xpyd-nccl", "its look at groups and deadlines")
         self.driver = driver
         self.usage = NcclUsage(0, driver.bytes)
-        self._fixed = driver.bytes
         self._machine = Groups[Piece](most=limits.groups, flight=FLIGHT, depth=DEPTH, open_s=limits.open_s,
                                       move_s=limits.move_s, idle_s=limits.idle_s, hold_s=limits.hold_s)
         self._joined: dict[int, Joined] = {}
@@ -228,7 +227,7 @@ class NcclThread(CommandThread):
 
     def _begin(self, joined: Joined) -> None:
         uid = self.driver.unique_id() if joined.uid is None else joined.uid
-        joined.comm = self.driver.begin(uid, joined.way)
+        joined.comm = Communicator(self.driver, uid, joined.way)
         joined.memory = groups.group_bytes(self.driver.ctas)
         joined.member.post(partial(joined.member.begun, uid))
 
@@ -284,4 +283,4 @@ class NcclThread(CommandThread):
 
     def _measure(self) -> None:
         self.usage = NcclUsage(sum(one.comm is not None for one in self._joined.values()),
-                               self._fixed + sum(one.memory for one in self._joined.values()))
+                               self.driver.bytes + sum(one.memory for one in self._joined.values()))

@@ -9,6 +9,7 @@ no longer wanted when it has come is dropped.
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,10 +17,10 @@ from typing import Final
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.transport.link import LinkContext, OfferedPiece, PieceOwner, PieceTaker
+from xpyd_sidecar.kv.reads import TICKET_BYTES
+from xpyd_sidecar.transport.link import OfferedPiece, PieceOwner, PieceTaker, Session
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.nixl.session import slots
 from xpyd_sidecar.transport.nixl.thread import NixlThread
 
 PLACED_AT_ONCE: Final = 4
@@ -35,14 +36,14 @@ class NixlTaker(PieceTaker):
 
     name = "nixl"
 
-    def __init__(self, hub: NixlThread, context: LinkContext, wanted: PieceOwner, memory: bodies.NixlMemory, told: Told, *,
+    def __init__(self, hub: NixlThread, session: Session, wanted: PieceOwner, memory: bodies.NixlMemory, told: Told, *,
                  piece: int, pieces: int) -> None:
         """Begin to reach prefill's memory; ``told`` is called once with how that has ended, or never if this is closed."""
-        super().__init__(context, wanted, piece, pieces)
+        super().__init__(session, wanted, piece, pieces)
         self._hub = hub
         self._memory = memory
         self._told: Told | None = told
-        self._slots = slots(pieces, piece)
+        self._slots = memoryview(mmap.mmap(-1, pieces * piece + TICKET_BYTES))
         self._base = address_of(self._slots)
         self._free = deque(range(pieces))
         self._again = False
@@ -55,7 +56,7 @@ class NixlTaker(PieceTaker):
         memory, offer = self._memory, one.offer
         if not memory.base <= offer.address <= memory.base + memory.size - offer.size:
             reason = f"offered {offer.size} bytes at {offer.address:#x}, outside of its memory"
-            raise ProtocolError(self._context.session.peer, reason)
+            raise ProtocolError(self.session.peer, reason)
         if self._wanted.wants(one.header, offer, self.piece):
             one.slot, one.come = self._free.popleft(), False
             self._hub.read(self._number, one.slot * self.piece, offer.address, offer.size)
@@ -117,4 +118,4 @@ class NixlTaker(PieceTaker):
         if told is not None:
             told(f"nixl: {reason}", late)
         else:
-            self._context.fail(PeerGone(self._context.session.peer, f"nixl: {reason}"))
+            self.session.close(PeerGone(self.session.peer, f"nixl: {reason}"))

@@ -12,17 +12,9 @@ IPC_LOCK: Final = 14
 """Number of the capability that lifts the limit (capabilities(7))."""
 
 
-def devices(folder: Path = DEVICES) -> tuple[str, ...]:
-    """RDMA devices that this process can see: what a device plugin puts into a pod, or the host's own."""
-    try:
-        return tuple(sorted(one.name for one in folder.iterdir() if one.name.startswith("uverbs")))
-    except OSError:
-        return ()
-
-
 def no_device(folder: Path = DEVICES) -> str:
-    """Why there is none; empty: there is one."""
-    return "" if devices(folder) else f"no RDMA device is here (no {folder}/uverbs*)"
+    """Why this process sees no RDMA device (a device plugin puts some into a pod, or the host has them); empty: it does."""
+    return "" if any(folder.glob("uverbs*")) else f"no RDMA device is here (no {folder}/uverbs*)"
 
 
 def unlocked(needed: int, status: Path = STATUS, limit: int | None = None) -> str:

@@ -25,8 +25,7 @@ from typing import Final
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.reads import METADATA_MAX, TICKET_BYTES
-from xpyd_sidecar.threads.watched import Watched
-from xpyd_sidecar.transport.link import Blocks, LinkContext, PieceOwner, PieceTaker, Session
+from xpyd_sidecar.transport.link import Blocks, PieceOwner, PieceTaker, Session
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.nixl.decode import NixlTaker, Told
 from xpyd_sidecar.transport.nixl.thread import NixlThread
@@ -41,7 +40,7 @@ PIECES: Final = 8
 """That a decode reads at once."""
 PIECE_BYTES: Final = 2 << 20
 """Of one, or one block. Chosen by the processor time for each GB on two cores over UCX's TCP, one run for each size."""
-START_S: Final = 30.0
+START_S: Final = 60.0
 """The first agent of a process, and registering memory that must be locked, page by page."""
 LAST_SERVED_S: Final = 30.0
 """For reads that were under way when their session ended: who was stopped meanwhile has all of them to answer."""
@@ -53,13 +52,12 @@ class NixlLink(OfferLink):
 
     name = "nixl"
 
-    def __init__(self, side: NixlReading, cell: int, theirs: bodies.NixlReader) -> None:
+    def __init__(self, session: Session, side: NixlReading, cell: int, theirs: bodies.NixlReader) -> None:
         """``cell``: number of its ticket."""
-        super().__init__(min(theirs.pieces, PIECES))
+        super().__init__(session, min(theirs.pieces, PIECES), min(theirs.piece, side.piece))
         self._side = side
         self._cell = cell
-        self._piece = min(theirs.piece, side.piece)
-        self._tcp = TcpLink()
+        self._tcp = TcpLink(session)
         self._served = False
         self._outside = False
 
@@ -69,24 +67,23 @@ class NixlLink(OfferLink):
         return bodies.NixlMemory(side.agent, side.metadata, side.hub.version, side.base, side.size,
                                    *side.tickets.shown(self._cell))
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = frames.FRAME_BYTES) -> None:  # the interface's; pieces are as large as slots
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = frames.FRAME_BYTES) -> None:
         """Offer blocks; over TCP where they are not in the store."""
         if self._side.holds(address_of(blocks.data), len(blocks.data)):
-            super().put(session, key, blocks, sent, cover=cover, most=self._piece)
+            super().put(key, blocks, sent, most=most)
             return
         if not self._outside:
             self._outside = True
             logger.warning("xpyd: some blocks for %s go over tcp, since they are not in the memory that NIXL knows (heads "
-                           "that are cut out, between unequal sizes)", session.peer)
-        self._tcp.put(session, key, blocks, sent, cover=cover, most=most)
+                           "that are cut out, between unequal sizes)", self.session.peer)
+        self._tcp.put(key, blocks, sent, most=most)
 
     def _pump(self) -> None:
         super()._pump()
         self._serve(bool(self.offered))
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
-        one.offer(address_of(one.blocks.data), one.total())
+        self._tell(one, address_of(one.blocks.data), one.blocks.total())
         return one
 
     def _serve(self, wanted: bool) -> None:
@@ -100,7 +97,7 @@ class NixlLink(OfferLink):
             return
         self._side.tickets.give(self._cell)
         if self.offered:  # decode may be reading still: it waits for the end of that, and drops it
-            self._side.linger()
+            self._side.hub.serve_reads(LAST_SERVED_S)
         self._serve(False)
         super().close()
 
@@ -157,9 +154,8 @@ class NixlReading:
         """
         self._memory = memory
         self.base, self.size = address_of(memory), len(memory)
-        self.agent = self.hub.begin(START_S)
         regions = [(self.base, self.size), (self.tickets.base, len(self.tickets.memory))]
-        self.metadata = self.hub.register(regions, START_S)
+        self.agent, self.metadata = self.hub.register(regions, START_S)
         if not 0 < len(self.metadata) <= METADATA_MAX:
             raise ValueError(f"NIXL describes this process in {len(self.metadata)} bytes, over {METADATA_MAX}")
 
@@ -171,26 +167,13 @@ class NixlReading:
         """Whether bytes of this process can be read by others."""
         return self.base <= address and address + size <= self.base + self.size
 
-    def link(self, theirs: bodies.NixlReader) -> NixlLink | None:
+    def link(self, session: Session, theirs: bodies.NixlReader) -> NixlLink | None:
         """Prefill's side of a session; None: too many are open."""
         if (cell := self.tickets.take()) is None:
             return None
         self.hub.serve_reads(self._timeout_s)
-        return NixlLink(self, cell, theirs)
+        return NixlLink(session, self, cell, theirs)
 
-    def linger(self) -> None:
-        """Serve those whose session has just ended for a while."""
-        self.hub.serve_reads(LAST_SERVED_S)
-
-    def taker(self, context: LinkContext, wanted: PieceOwner, memory: bodies.NixlMemory, told: Told) -> PieceTaker:
+    def taker(self, session: Session, wanted: PieceOwner, memory: bodies.NixlMemory, told: Told) -> PieceTaker:
         """Decode's side of a session."""
-        return NixlTaker(self.hub, context, wanted, memory, told, piece=self.piece, pieces=PIECES)
-
-    @property
-    def thread(self) -> Watched:
-        """The thread that reads and serves."""
-        return self.hub.thread
-
-    def stop(self) -> None:
-        """End every session, and the thread."""
-        self.hub.stop()
+        return NixlTaker(self.hub, session, wanted, memory, told, piece=self.piece, pieces=PIECES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -78,8 +77,3 @@ class ReadSession:
         """Reads that are under way are of no use any more."""
         self.pieces.clear()
         self.ticket = None
-
-
-def slots(pieces: int, piece: int) -> memoryview:
-    """Memory of a session: so many pieces, and a ticket."""
-    return memoryview(mmap.mmap(-1, pieces * piece + TICKET_BYTES))

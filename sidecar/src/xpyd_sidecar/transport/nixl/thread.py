@@ -70,32 +70,22 @@ class NixlThread(CommandThread):
         self._tick_at = 0.0
         self.thread.start()
 
-    # --- at the start; these wait ---
+    # --- at the start ---
 
-    def begin(self, seconds: float) -> str:
-        """Make the agent that is read from; its name.
+    def register(self, regions: list[tuple[int, int]], seconds: float) -> tuple[str, bytes]:
+        """Make the agent that is read from, and let peers read memory (address, bytes), which must outlive this thread.
+
+        Waits. The agent's name, and what peers need for that.
 
         Raises:
             Exception: NIXL's own, which have no common root; TimeoutError.
         """
-        self._target = self._asked(self._driver.target, seconds)
-        return self._target.name
-
-    def register(self, regions: list[tuple[int, int]], seconds: float) -> bytes:
-        """Let peers read memory (address, bytes), which must outlive this thread; what they need for that.
-
-        Raises:
-            Exception: as ``begin`` does.
-        """
-        assert self._target is not None
-        return self._asked(partial(self._target.register, regions), seconds)
-
-    def _asked(self, call: Callable[[], T], seconds: float) -> T:
-        answer: Future[T] = Future()
+        answer: Future[tuple[str, bytes]] = Future()
 
         def run() -> None:
             try:
-                answer.set_result(call())
+                self._target = target = self._driver.target()
+                answer.set_result((target.name, target.register(regions)))
             except Exception as error:  # noqa: BLE001  # told to who waits
                 answer.set_exception(error)
 
@@ -145,7 +135,8 @@ class NixlThread(CommandThread):
         if self._target is not None and self._serving():
             self._serve(self._target)
         for joined in list(self._joined.values()):
-            moved |= self._poll(joined)
+            if not joined.over and joined.reader is not None:
+                moved |= bool(self._try(joined, partial(self._look, joined)))
         now = time.monotonic()
         if self._lingering:
             self._linger(now)
@@ -217,11 +208,8 @@ class NixlThread(CommandThread):
         assert joined.reader is not None
         joined.pieces[piece] = joined.reader.read(address_of(joined.slots) + at, address, size)
 
-    def _poll(self, joined: ReadSession) -> bool:
-        """Look how far its reads are; whether one was done."""
-        return not joined.over and joined.reader is not None and bool(self._try(joined, partial(self._look, joined)))
-
     def _look(self, joined: ReadSession) -> bool:
+        """Look how far its reads are; whether one was done."""
         pieces, ticket = joined.done()
         now = time.monotonic()
         for piece in pieces:

@@ -22,7 +22,6 @@ import fcntl
 import mmap
 import os
 import secrets
-import stat
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +34,7 @@ from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
+from xpyd_sidecar.transport.shm.mapped import map_file
 from xpyd_sidecar.transport.shm.process_vm import TICKET_BYTES
 
 PREFIX: Final = "xpyd-kv-"
@@ -48,7 +48,7 @@ class ArenaLink(OfferLink):
 
     name = "arena"
 
-    def __init__(self, folder: Path, largest: int) -> None:
+    def __init__(self, session: Session, folder: Path, largest: int) -> None:
         """Make one with slots of ``largest`` bytes.
 
         Raises:
@@ -57,7 +57,7 @@ class ArenaLink(OfferLink):
         sweep(folder)
         self._slot = max(largest, frames.FRAME_BYTES)
         slots = max(2, ARENA_BYTES // self._slot)
-        super().__init__(slots)
+        super().__init__(session, slots)
         self.size = HEAD_BYTES + slots * self._slot
         self._path = folder / f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self.ticket = secrets.token_bytes(TICKET_BYTES)
@@ -85,15 +85,14 @@ class ArenaLink(OfferLink):
             os.close(self._fd)
             self._fd = -1
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = frames.FRAME_BYTES) -> None:
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = frames.FRAME_BYTES) -> None:
         """Copy blocks into slots as these are free."""
-        super().put(session, key, blocks, sent, cover=cover, most=min(most, self._slot))
+        super().put(key, blocks, sent, most=min(most, self._slot))
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
         slot = self._free.popleft()
         ctypes.memmove(self._base + slot, address_of(one.blocks.data), len(one.blocks.data))
-        one.offer(slot, one.total())
+        self._tell(one, slot, one.blocks.total())
         one.done()
         return one._replace(where=slot, done=_nothing)
 
@@ -121,17 +120,9 @@ class ArenaReader:
         """
         if not shown.name.startswith(PREFIX) or "/" in shown.name or not HEAD_BYTES < shown.size < 1 << 40:
             raise ValueError("not an arena's name and size")
-        fd = os.open(folder / shown.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != shown.size:
-                raise ValueError(f"a file of {found.st_size} bytes, not {shown.size}")
-            self._map = mmap.mmap(fd, shown.size, prot=mmap.PROT_READ)
-        finally:
-            os.close(fd)
-        if self._map[:TICKET_BYTES] != shown.ticket:
-            self._map.close()
-            raise ValueError("another file of that name")
+        if len(shown.ticket) != TICKET_BYTES:
+            raise ValueError("not an arena's ticket")
+        self._map = map_file(folder / shown.name, shown.size, shown.ticket, flags=os.O_NOFOLLOW)
         self._peer = peer
         self._size = shown.size
         self._base = address_of(memoryview(self._map))

@@ -22,6 +22,7 @@ import os
 import secrets
 import stat
 import weakref
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from xpyd_sidecar.kv.bodies import Within
@@ -100,34 +101,40 @@ def _all() -> list[_Made]:
             continue
 
 
+def map_file(path: str | Path, size: int, head: bytes, *, flags: int = 0, seal: int = 0) -> mmap.mmap:
+    """A file of a peer's of ``size`` bytes, which begins with ``head`` and has a seal, mapped to be read.
+
+    Raises:
+        OSError: it cannot be opened, with ``flags`` of open(2), or mapped.
+        ValueError: it is not what the peer says, or could shrink.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise ValueError(f"a file of {found.st_size} bytes, not {size}")
+        if seal and not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seal:
+            raise ValueError("a file that may shrink")
+        memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+    if memory[:len(head)] != head:
+        memory.close()
+        raise ValueError("another file or another memory is there")
+    return memory
+
+
 class Mapping:
     """A peer's memory, mapped to be read. ``base``: where it lies here."""
 
     def __init__(self, pid: int, within: Within) -> None:
-        """Map it.
-
-        Raises:
-            OSError: it cannot be opened or mapped.
-            ValueError: it is not what the peer says, or could shrink.
-        """
+        """Map it. Raises as ``map_file``."""
         if len(within.name) != NAME_BYTES or not HEAD_BYTES < within.size < SIZE_MAX or within.fd < 0:
             raise ValueError("no memory's name and size")
         path = f"/proc/{pid}/fd/{within.fd}"
         if not os.readlink(path).startswith(f"/memfd:{LABEL}"):
             raise ValueError("another file")
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != within.size:
-                raise ValueError(f"a file of {found.st_size} bytes, not {within.size}")
-            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
-                raise ValueError("a file that may shrink")
-            self._memory = mmap.mmap(fd, within.size, prot=mmap.PROT_READ)
-        finally:
-            os.close(fd)
-        if self._memory[:NAME_BYTES] != within.name:
-            self._memory.close()
-            raise ValueError("another memory has its descriptor")
+        self._memory = map_file(path, within.size, within.name, seal=fcntl.F_SEAL_SHRINK)
         self.name = within.name
         self.size = within.size
         self.base = address_of(memoryview(self._memory))

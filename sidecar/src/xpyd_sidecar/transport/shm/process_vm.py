@@ -28,7 +28,7 @@ from typing import Final, Literal
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.transport.link import BlockLink, Unreadable
+from xpyd_sidecar.transport.link import BlockLink, Session, Unreadable
 from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
@@ -49,8 +49,8 @@ class ProcessLink(OfferLink):
 
     name = "process_vm"
 
-    def __init__(self) -> None:
-        super().__init__(OFFERS_AHEAD)
+    def __init__(self, session: Session) -> None:
+        super().__init__(session, OFFERS_AHEAD)
         self._cell = ctypes.create_string_buffer(secrets.token_bytes(TICKET_BYTES), TICKET_BYTES)
         self._left: list[OfferedBlocks] = []
         """What decode could not read."""
@@ -66,7 +66,7 @@ class ProcessLink(OfferLink):
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
         at = address_of(one.blocks.data)
-        one.offer(at, one.total(), mapped.find(at, len(one.blocks.data)))
+        self._tell(one, at, one.blocks.total(), mapped.find(at, len(one.blocks.data)))
         return one
 
     def _unread(self, one: OfferedBlocks) -> None:
@@ -78,7 +78,7 @@ class ProcessLink(OfferLink):
         self._left.clear()
         self.waiting.clear()
         for one in left:
-            link.put(one.session, one.key, one.blocks, one.done, cover=one.cover, most=len(one.blocks.data))
+            link.put(one.key, one.blocks, one.done, most=len(one.blocks.data))
 
     @property
     def owed(self) -> bool:
@@ -130,9 +130,8 @@ class ProcessReader:
             PeerGone: the peer has ended, or has given this session up; what was read is worthless.
             ProtocolError: it does not lie in the memory that is named.
         """
-        near, base = self._near, self._base(offer.within) if offer.within is not None else 0
-        at = 0
-        if base and offer.within is not None:
+        near, at = self._near, 0
+        if offer.within is not None and (base := self._base(offer.within)):
             if not mapped.HEAD_BYTES <= offer.within.offset <= offer.within.size - offer.size:
                 raise ProtocolError(self._peer, f"offered {offer.size} bytes at {offer.within.offset} of a memory of "
                                                 f"{offer.within.size}")

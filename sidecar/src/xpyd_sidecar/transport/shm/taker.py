@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.transport.link import READ, LinkContext, OfferedPiece, PieceOwner, PieceTaker, Unreadable
+from xpyd_sidecar.transport.link import READ, OfferedPiece, PieceOwner, PieceTaker, Session, Unreadable
 from xpyd_sidecar.transport.shm.arena import ArenaReader
 from xpyd_sidecar.transport.shm.process_vm import ProcessReader
 
@@ -18,10 +18,10 @@ OFFERS_MOST: Final = 64
 class ReadingTaker(PieceTaker):
     """Of one session. Once something could not be read, nothing more is tried."""
 
-    def __init__(self, context: LinkContext, wanted: PieceOwner, reader: ProcessReader | ArenaReader,
+    def __init__(self, session: Session, wanted: PieceOwner, reader: ProcessReader | ArenaReader,
                  unread: Callable[[str], bodies.Taken]) -> None:
         """``unread``: what to answer where prefill's memory cannot be read, which is told why."""
-        super().__init__(context, wanted, 0, OFFERS_MOST)
+        super().__init__(session, wanted, 0, OFFERS_MOST)
         self.name = reader.name
         self._reader = reader
         self._answer_unread = unread
@@ -45,7 +45,7 @@ class ReadingTaker(PieceTaker):
             self._unread = str(error)
         if self._unread:
             return self._answer_unread(self._unread)
-        self._context.session.spend(one.offer.size)
+        self.session.spend(one.offer.size)
         return READ
 
     def close(self) -> None:

@@ -16,16 +16,16 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport import moves
-from xpyd_sidecar.transport.tcp.frame_reader import LOW_WATER, FrameReader
+from xpyd_sidecar.transport.link import Session
+from xpyd_sidecar.transport.tcp.frame_reader import LOW_WATER, FrameOwner, FrameReader
 from xpyd_sidecar.transport.tcp.frame_writer import FrameWriter
-from xpyd_sidecar.transport.tcp.placement import Expected, PayloadPlace
+from xpyd_sidecar.transport.tcp.placement import Expected
 
 logger = logging.getLogger(__name__)
 
@@ -37,38 +37,21 @@ many: a word for each copy that is offered to it, and for each of its transfers.
 _numbers = itertools.count(1)
 
 
-class Owner(Protocol):
-    """What a connection asks and tells."""
-
-    def room(self, connection: Connection, header: Header) -> PayloadPlace | None:
-        """Where the payload of a frame goes; None pauses the connection."""
-
-    def frame(self, connection: Connection, header: Header, place: PayloadPlace) -> None:
-        """A frame is complete, and is where ``room`` said; in NOWHERE if the gate was closed meanwhile.
-
-        May raise PeerError, which ends the connection.
-        """
-
-    def closed(self, connection: Connection, error: PeerError) -> None:
-        """The connection has ended; nothing more will come from it."""
-
-
-class Connection:
+class Connection(Session):
     """One socket, watched by a loop; used on that loop's thread only."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, peer: str, owner: Owner, *, connecting: bool = False) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, peer: str, owner: FrameOwner, *, connecting: bool = False) -> None:
         self.number = next(_numbers)
         self.peer = peer
         self.last_in = self.last_out = time.monotonic()
         self.connecting = connecting
         self.beside = not connecting and _beside(sock)
         """Whether the peer is on this host: a turn then keeps away from the processor that it works on."""
-        self.open = True
         self._loop = loop
         self._sock = sock
         self._owner = owner
         self._out = FrameWriter(loop, sock)
-        self._in = FrameReader(loop, sock)
+        self._in = FrameReader(loop, sock, owner)
         self._watched = 0
         self._late = False
         self._inside = False
@@ -131,7 +114,7 @@ class Connection:
         """Ask for room again."""
         if self.paused and self.open:
             self.last_in = time.monotonic()
-            self._turn(self._ask)
+            self._turn(self._in.ask)
             self._watch()
 
     def silent(self, now: float, timeout: float) -> bool:
@@ -144,29 +127,26 @@ class Connection:
         late, self._late = self._late, now - self.last_in > timeout
         return late and self._late
 
-    def room(self, header: Header) -> PayloadPlace | None:
-        """Where the payload of a frame goes: the owner's word."""
-        return self._owner.room(self, header)
-
-    def frame(self, header: Header, place: PayloadPlace) -> None:
-        """A frame is complete: the owner's to take."""
-        self._owner.frame(self, header, place)
-
     # --- turns and the end ---
+
+    @property
+    def open(self) -> bool:
+        """Whether it has not ended."""
+        return self._in.open
 
     def close(self, error: PeerError) -> None:
         """End the connection, once."""
         if not self.open:
             return
-        self.open = False
+        self._in.open = False
         self._loop.watch(self._sock, 0, self._ready)
         self._sock.close()
         self._out.drop()
-        self._owner.closed(self, error)
+        self._owner.closed(error)
 
-    def mistaken(self, error: Exception) -> None:
-        """A mistake of ours in what was done for this connection costs it: its transfers would wait for their deadlines."""
-        self.close(PeerGone(self.peer, f"{type(error).__name__} on this side"))
+    def post(self, call: Callable[[], None]) -> None:
+        """Have a call made on the loop's thread."""
+        self._loop.post(partial(self.run, call))
 
     def _watch(self) -> None:
         if self.open:
@@ -219,11 +199,8 @@ class Connection:
             self.last_out = time.monotonic()
 
     def _read(self) -> None:
-        if self._in.read(self):
+        if self._in.read(self.beside):
             self.last_in = time.monotonic()
-
-    def _ask(self) -> None:
-        self._in.ask(self)
 
 
 def _beside(sock: socket.socket) -> bool:

@@ -1,4 +1,4 @@
-"""Frames that come by one socket: a header is read, its taker says where the payload goes, and bytes are read as they come.
+"""Frames that come by one socket: a header is read, its owner says where the payload goes, and bytes are read as they come.
 
 A payload may be received right where it belongs, in many pieces. Where that is the cache of a running engine, each read
 from the socket happens inside the gate of its load; once that is closed, the rest of the frame is read and forgotten.
@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from xpyd_sidecar.errors import PeerGone
+from xpyd_sidecar.errors import PeerError
 from xpyd_sidecar.kv import frames
 from xpyd_sidecar.kv.frames import HEADER_BYTES, Header, Kind
 from xpyd_sidecar.threads.loop import Loop
@@ -29,28 +29,29 @@ _WASTE: Final = memoryview(bytearray(256 << 10))
 """Where bytes go that nobody wants; never read."""
 
 
-class FrameSink(Protocol):
-    """Whose frames they are."""
-
-    open: bool
-    peer: str
-    beside: bool
+class FrameOwner(Protocol):
+    """Whose frames they are. What it raises ends the connection."""
 
     def room(self, header: Header) -> PayloadPlace | None:
-        """Where the payload of a frame goes; None pauses."""
+        """Where the payload of a frame goes; None pauses the connection."""
 
     def frame(self, header: Header, place: PayloadPlace) -> None:
-        """A frame is complete."""
+        """A frame is complete, and is where ``room`` said; in NOWHERE if the gate was closed meanwhile."""
+
+    def closed(self, error: PeerError) -> None:
+        """The connection has ended; nothing more will come from it."""
 
 
 class FrameReader:
     """What one connection has read of the frame that comes; used on its loop's thread only."""
 
-    def __init__(self, loop: Loop, sock: socket.socket) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, owner: FrameOwner) -> None:
+        self.open = True
         self.paused = False
         """There was no room for the frame that begins: nothing is read until ``ask`` finds some."""
         self._loop = loop
         self._sock = sock
+        self._owner = owner
         self._raw = bytearray(HEADER_BYTES)
         self._raw_view = memoryview(self._raw)
         self._header: Header | None = None
@@ -79,43 +80,42 @@ class FrameReader:
         """Be woken for a slow peer's few bytes, too."""
         self._want(1)
 
-    def read(self, taker: FrameSink) -> int:
-        """One turn: bytes read, 0 where there are none.
+    def read(self, beside: bool) -> int:
+        """One turn: bytes read, 0 where there are none. ``beside``: the peer is on this host.
 
         Raises:
-            PeerGone: the peer has closed the connection.
-            PeerError: what the taker raises.
+            PeerError: what the owner raises.
             frames.FrameError: what came is no frame.
-            OSError: the connection is broken.
+            OSError: the connection is broken, or the peer has closed it.
         """
         moved = 0
         most = bytes_at_once(self._loop)
         with contextlib.suppress(BlockingIOError):
-            while moved + self._spent < most and taker.open and not self.paused:
-                got, heads = self._receive(taker.beside)
+            while moved + self._spent < most and self.open and not self.paused:
+                got, heads = self._receive(beside)
                 if not got:
-                    raise PeerGone(taker.peer, "closed the connection")
+                    raise ConnectionError("closed the connection")
                 moved += got
                 for at in range(0, len(heads), HEADER_BYTES):
                     got -= self._missing + HEADER_BYTES
-                    self._next(taker, heads[at:at + HEADER_BYTES])
+                    self._next(heads[at:at + HEADER_BYTES])
                 drained = self._header is not None and got < self._missing
-                self._arrived(taker, got)
+                self._arrived(got)
                 if drained and moves.COMPILED:
                     break  # the socket is empty: asking again would only say so
         self._spent = 0
         return moved
 
-    def ask(self, taker: FrameSink) -> None:
+    def ask(self) -> None:
         """Ask where the payload of the frame that has begun goes. Raises as ``read`` does."""
         assert self._header is not None
-        place = taker.room(self._header)
+        place = self._owner.room(self._header)
         self.paused = place is None
         if place is None:
             return
         self._place, self._missing, self._got = place, self._header.length, 0
         if not self._missing:
-            self._arrived(taker, 0)
+            self._arrived(0)
         elif self._missing > 2 * LOW_WATER:
             self._want(LOW_WATER)
 
@@ -150,11 +150,11 @@ class FrameReader:
             if gate is not None:
                 gate.leave()
 
-    def _arrived(self, taker: FrameSink, size: int) -> None:
+    def _arrived(self, size: int) -> None:
         if self._header is None:
             self._got += size
             if self._got == HEADER_BYTES:
-                self._begin(taker)
+                self._begin()
             return
         if size < self._missing:
             self._missing -= size
@@ -164,27 +164,27 @@ class FrameReader:
         header, place = self._header, self._place
         self._header, self._place = None, NOWHERE
         self._got, self._missing = size - self._missing, 0
-        taker.frame(header, place)
-        if self._got == HEADER_BYTES and taker.open:
-            self._begin(taker)
+        self._owner.frame(header, place)
+        if self._got == HEADER_BYTES and self.open:
+            self._begin()
 
-    def _next(self, taker: FrameSink, raw: bytes) -> None:
+    def _next(self, raw: bytes) -> None:
         """A frame is complete, if there was one, and the expected one has begun."""
         if self._header is not None:
-            taker.frame(self._header, self._place)
+            self._owner.frame(self._header, self._place)
         one = self._follow.pop(0)
         self._header, self._place = frames.confirmed(one.header, raw), one.place
         self._missing = self._header.length
         if not self._follow:
             self._trust = min(2 * self._trust, FOLLOW_MAX)
 
-    def _begin(self, taker: FrameSink) -> None:
+    def _begin(self) -> None:
         self._header = frames.decode(self._raw)
         if self._follow and not self._raw.startswith(self._follow.pop(0).head):
             self._follow = []
             if self._header.kind is Kind.DATA:
                 self._trust = 1
-        self.ask(taker)
+        self.ask()
 
     def _want(self, size: int) -> None:
         """Be woken for no less than so many bytes: for each waking this thread must get the interpreter."""

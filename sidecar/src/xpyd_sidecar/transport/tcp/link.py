@@ -5,44 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.transport.link import Blocks, Session
+from xpyd_sidecar.transport.link import BlockLink, Blocks
 from xpyd_sidecar.transport.tcp.frame_writer import Late
 
 
-class TcpLink:
-    """Blocks as DATA frames of the session itself."""
+class TcpLink(BlockLink):
+    """Blocks as DATA frames of the session itself: what is queued is the session's own, and nothing is ever on offer."""
 
     name = "tcp"
-    busy = False
-    """What is queued is the session's own."""
 
-    def taken(self, session: Session, *, read: bool) -> None:
-        """Nothing is ever on offer."""
-        raise ProtocolError(session.peer, f"sent TAKEN (read: {read}) where nothing is on offer")
-
-    def close(self) -> None:
-        """Nothing waits here."""
-
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
-            most: int = frames.FRAME_BYTES) -> None:
+    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = frames.FRAME_BYTES) -> None:
         """Cut blocks into frames and queue them; the last one to leave frees the data."""
-        cuts = list(runs(blocks.first, blocks.blocks, len(blocks.data) // blocks.blocks, most))
-        for at, (first, count) in enumerate(cuts):
-            part = blocks.part(first, count)
-            late = cover and (blocks.sums is None or not blocks.sums.made)
-            head = (Late if late else partial)(_header, key, part, cover=cover)
-            session.queue(head, part.data, sent if at == len(cuts) - 1 else _not_the_last)
+        *others, last = blocks.cut(most)
+        late = blocks.cover and (blocks.sums is None or not blocks.sums.made)
+        for part in (*others, last):
+            head = (Late if late else partial)(_header, key, part)
+            self.session.queue(head, part.data, sent if part is last else _not_the_last)
 
 
 def _not_the_last() -> None:
     """The data is freed with the last part of it."""
 
 
-def _header(key: Key, part: Blocks, *, cover: bool) -> bytes:
-    return frames.encode(Kind.DATA, key, part.data, region=part.region, first=part.first, blocks=part.blocks, cover=cover,
-                         known=part.total() if cover else None)
+def _header(key: Key, part: Blocks) -> bytes:
+    return frames.encode(Kind.DATA, key, part.data, region=part.region, first=part.first, blocks=part.blocks,
+                         cover=part.cover, known=part.total())
