@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_in_cluster import BACK_S, KILL, GroupInCluster, note, served, take_groups
+from group_in_cluster import BACK_S, KILL, LATER_S, GroupInCluster, note, served, take_groups
 from service_in_cluster import ASK, CONNECT, Images, asked, listening
 from testcluster.full import FullCluster
 from testcluster.kubectl import wait_until
@@ -137,7 +137,8 @@ def test_a_killed_worker_ends_the_round_and_the_group_comes_back_in_its_pods(ser
         wait_until(lambda: service.life("wide-e0-0") != life, 60, "the round is over")
         wait_until(service.answers, BACK_S, "the group is back")
         back_s = time.monotonic() - began
-    note(RESULT, "a killed worker", ended, back_s=back_s)
+    note(RESULT, "a killed worker", ended, back_s=back_s, start_s=service.start_s)
+    assert back_s <= service.start_s + LATER_S
     assert {pod: standing(service, pod) for pod in service.members()} == before
     assert service.life("wide-e0-0") not in ("", life)
 

@@ -13,6 +13,7 @@ import copy
 import itertools
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,10 @@ from testcluster.kubectl import wait_until
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 BACK_S = 1500
 """Each engine process imports vLLM, which takes two minutes on a machine that is busy with other work."""
+LATER_S = 30.0
+"""A group that was lost is back by itself within the time that the service took to start, and this."""
+ALONE_S = 20.0
+"""No member's engine runs longer without that of another one."""
 PLUGINS = "/plugins"
 KILL = """
 import os, signal
@@ -43,6 +48,8 @@ class GroupInCluster(ServiceInCluster):
     namespace = "groups"
     plugins = FORKS
     """A folder with plugins of vLLM, for everybody to read."""
+    start_s = 0.0
+    """How long it took from its document until all of it served."""
 
     def document(self) -> dict[str, Any]:
         made = super().document()
@@ -69,10 +76,20 @@ class GroupInCluster(ServiceInCluster):
         text = self.kubectl("exec", pod, "-c", "main", "--", "python3", "-c", program)
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name}{{"))
 
+    def group(self, pod: str) -> dict[str, Any]:
+        """What the agent says of its group. Not by the pod's network: a member that is cut off tells it, too."""
+        said = self.kubectl("exec", pod, "-c", "sidecar", "--", "python3", "-m", "xpyd_sidecar.agent.ask", "status")
+        group: dict[str, Any] = json.loads(said)["group"]
+        return group
+
     def life(self, pod: str) -> str:
         """What the agent says that its group runs."""
-        said = self.kubectl("exec", pod, "-c", "sidecar", "--", "python3", "-m", "xpyd_sidecar.agent.ask", "status")
-        return str(json.loads(said)["group"]["life"])
+        return str(self.group(pod)["life"])
+
+    def runs(self, pod: str, life: str) -> bool:
+        """Whether the engine of this life runs in a pod, as its agent says, or has not yet ended there."""
+        group = self.group(pod)
+        return group["held"] in ("running", "busy") and group["life"] in ("", life)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -122,9 +139,12 @@ Wide = TypeVar("Wide", bound=GroupInCluster)
 @contextlib.contextmanager
 def served(service: Wide) -> Iterator[Wide]:
     """It serves as 1P1D, and is removed in the end."""
+    began = time.monotonic()
     service.apply()
     try:
         service.wait_ready("1P1D", BACK_S)
+        service.start_s = time.monotonic() - began
+        print(f"{service.name} serves after {service.start_s:.0f} s, load {os.getloadavg()[0]:.1f}")
         yield service
     finally:
         service.remove()
@@ -138,10 +158,13 @@ def take_groups(operator: FullCluster) -> None:
 
 def note(file: str, name: str, ended: list[Ended], **figures: float) -> None:
     """What was seen under traffic goes into a file of results; then nothing may have failed."""
+    write(file, name, requests=len(ended), failed=sum(bool(each.fault) for each in ended), **figures)
+    check(ended)
+
+
+def write(file: str, name: str, **figures: float) -> None:
+    """One row of a file of results, with the machine's load."""
     path = RESULTS / file
     found = json.loads(path.read_text()) if path.exists() else {}
-    failed = sum(bool(each.fault) for each in ended)
-    seen = {"requests": len(ended), "failed": failed, "load": round(os.getloadavg()[0], 1),
-            **{key: round(value, 1) for key, value in figures.items()}}
+    seen = {key: round(value, 1) for key, value in figures.items()} | {"load": round(os.getloadavg()[0], 1)}
     path.write_text(json.dumps({**found, name: seen}, indent=1, sort_keys=True) + "\n", "utf-8")
-    check(ended)
