@@ -80,20 +80,10 @@ class GroupInCluster(ServiceInCluster):
         text = self.kubectl("exec", pod, "-c", "main", "--", "python3", "-c", program)
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name}{{"))
 
-    def group(self, pod: str) -> dict[str, Any]:
-        """What the agent says of its group. Not by the pod's network: a member that is cut off tells it, too."""
-        said = self.kubectl("exec", pod, "-c", "sidecar", "--", "python3", "-m", "xpyd_sidecar.agent.ask", "status")
-        group: dict[str, Any] = json.loads(said)["group"]
-        return group
-
     def life(self, pod: str) -> str:
         """What the agent says that its group runs."""
-        return str(self.group(pod)["life"])
-
-    def runs(self, pod: str, life: str) -> bool:
-        """Whether the engine of this life runs in a pod, as its agent says, or has not yet ended there."""
-        group = self.group(pod)
-        return group["held"] in ("running", "busy") and group["life"] in ("", life)
+        said = self.kubectl("exec", pod, "-c", "sidecar", "--", "python3", "-m", "xpyd_sidecar.agent.ask", "status")
+        return str(json.loads(said)["group"]["life"])
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
