@@ -185,11 +185,15 @@ def test_a_drained_node_gives_up_one_group_after_the_other_and_no_request_fails(
 def test_while_the_kubelet_is_away_a_group_that_serves_stays_and_one_that_does_not_is_made_anew(
     service: GroupInCluster
 ) -> None:
-    """A node that does not answer (NodeLost). Engines and network live on, so that only what was killed is missing."""
+    """A node that does not answer (NodeLost). Engines and network live on, so that only what was killed is missing.
+
+    There is one node, so no Service has an endpoint meanwhile, that of DNS neither: the router is asked by its address.
+    """
     before = service.uids()
     spaces = [service.kubectl("exec", pod, "-c", "main", "--", "readlink", "/proc/1/ns/pid").strip()
               for pod in service.members()]
-    with service.explained(), service.traffic() as ended:
+    (decode,) = service.get("pods", "-l", "xpyd.dev/role=decode")["items"]
+    with service.explained(), service.traffic(host=decode["status"]["podIP"]) as ended:
         service.cluster.stop("kubelet")
         try:
             wait_until(lambda: not any(service.ready().values()), 120, "the node is lost")
