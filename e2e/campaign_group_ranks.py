@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from dp_engines import PLUGIN
 from engines import Engine, post
-from group_in_cluster import ALONE_S, BACK_S, KILL, LATER_S, GroupInCluster, note, served, take_groups, write
+from group_in_cluster import ALONE_S, BACK_S, KILL, LATER_S, GroupInCluster, note, served, write
 from make_model import ensure_moe
 from service import FORKS
 from service_in_cluster import Images, asked
@@ -117,7 +117,6 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(answer: str, operator: FullCluster, images: Images, plugins: Path) -> Iterator[RanksInCluster]:
-    take_groups(operator)
     with served(RanksInCluster(operator, images, plugins)) as service:
         yield service
 

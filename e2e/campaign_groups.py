@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_in_cluster import BACK_S, KILL, LATER_S, GroupInCluster, note, served, take_groups
+from group_in_cluster import BACK_S, KILL, LATER_S, GroupInCluster, note, served
 from service_in_cluster import ASK, CONNECT, Images, asked, listening
 from testcluster.full import FullCluster
 from testcluster.kubectl import wait_until
@@ -73,7 +73,6 @@ print("done")
 
 @pytest.fixture(scope="module")
 def service(operator: FullCluster, images: Images) -> Iterator[GroupInCluster]:
-    take_groups(operator)
     with served(GroupInCluster(operator, images)) as service:
         yield service
 

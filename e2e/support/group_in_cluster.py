@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from service import FORKS
 from service_in_cluster import Ended, ServiceInCluster, check
 from testcluster.errors import CommandFailed
-from testcluster.full import FullCluster
 from testcluster.kubectl import wait_until
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
@@ -142,12 +141,6 @@ def served(service: Wide) -> Iterator[Wide]:
         yield service
     finally:
         service.remove()
-
-
-def take_groups(operator: FullCluster) -> None:
-    """Its operator takes instances of several pods from now on."""
-    operator.kubectl("-n", "xpyd-system", "set", "env", "deployment/xpyd-operator", "XPYD_MULTI_POD=true")
-    operator.kubectl("-n", "xpyd-system", "rollout", "status", "deployment/xpyd-operator", "--timeout=120s", timeout_s=130)
 
 
 def note(file: str, name: str, ended: list[Ended], **figures: float) -> None:
