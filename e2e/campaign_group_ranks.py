@@ -1,23 +1,25 @@
 """``make campaign-group-ranks-cluster``: data-parallel ranks with shared experts over two pods, on a whole cluster.
 
 Prefill and decode are each one instance of two pods with a rank; real engines. A link of a pod is cut and an engine is
-killed. Figures go to bench/results/campaign_group_ranks_cluster.json. Not part of ``make test``, as e2e/campaign_groups.py.
+killed: no member runs alone for more than 20 s, and the group is back within its start time and 30 s.
+Figures go to bench/results/campaign_group_ranks_cluster.json. Not part of ``make test``, as e2e/campaign_groups.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dp_engines import PLUGIN
 from engines import Engine, post
-from group_in_cluster import BACK_S, KILL, GroupInCluster, note, served, take_groups
+from group_in_cluster import ALONE_S, BACK_S, KILL, LATER_S, GroupInCluster, note, served, write
 from make_model import ensure_moe
 from service import FORKS
 from service_in_cluster import Images, asked
@@ -30,6 +32,22 @@ RESULT = "campaign_group_ranks_cluster.json"
 LOCAL = 'source="local_compute"'
 QUESTION = {"model": "tiny", "messages": [{"role": "user", "content": "What is xpyd?"}], "max_tokens": 40, "temperature": 0}
 """What ``asked`` asks."""
+WATCH = """
+import os, sys, time
+from pathlib import Path
+from xpyd_sidecar.agent.ask import ask
+from xpyd_sidecar.contract.launch import ENV_RUN_DIR
+
+def runs():
+    group = ask(Path(os.environ[ENV_RUN_DIR]), "GET", "/status")[1]["group"]
+    return group["held"] in ("running", "busy") and group["life"] in ("", sys.argv[1])
+
+print("it runs" if runs() else "nothing runs")
+while runs():
+    time.sleep(0.2)
+print(time.time())
+"""
+"""A program that prints when the engine of a life, which runs, does not any more."""
 
 
 class RanksInCluster(GroupInCluster):
@@ -99,7 +117,6 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(answer: str, operator: FullCluster, images: Images, plugins: Path) -> Iterator[RanksInCluster]:
-    take_groups(operator)
     with served(RanksInCluster(operator, images, plugins)) as service:
         yield service
 
@@ -125,34 +142,61 @@ def test_a_pod_that_is_cut_off_ends_its_round_and_decode_goes_on_alone(
     pods = ranks.pods("prefill")
     life = ranks.life(pods[0])
     url = ranks.get(f"dsvc/{ranks.name}")["status"]["url"]
-    began = time.monotonic()
-    with ranks.explained(), ranks.traffic() as ended:
-        cut(ranks, pods[index])
+    link = link_of(ranks, pods[index])
+    with ranks.explained(), ranks.traffic() as ended, watched(ranks, pods, life) as ends:
+        began = time.time()
+        cut(ranks, link)
         try:
-            wait_until(lambda: ranks.life(pods[1 - index]) != life, 60, "the round is over at the other one")
-            over_s = time.monotonic() - began
-            time.sleep(max(0.0, 25 - over_s))
+            over_s = ends(began)
+            time.sleep(max(0.0, began + 25 - time.time()))
         finally:
-            mend(ranks, pods[index])
+            mend(ranks, link)
+        mended = time.monotonic()
         wait_until(lambda: ranks.serves("prefill", life), BACK_S, "the group is back in its pods")
-    back_s = time.monotonic() - began
-    print(f"cut {pods[index]}: the other one's round over after {over_s:.0f} s, back after {back_s:.0f} s")
-    note(RESULT, f"cut off member {index}", ended, over_s=over_s, back_s=back_s)
+        back_s = time.monotonic() - mended
+    lone_s = {f"member_{pods.index(pod)}_over_s": after for pod, after in over_s.items()}
+    note(RESULT, f"cut off member {index}", ended, back_s=back_s, start_s=ranks.start_s, **lone_s)
     assert ranks.pods("prefill") == pods
     assert asked(ranks, f"{url}/v1", f"{url}/v1") == [answer] * 2
+    assert max(over_s.values()) <= ALONE_S, over_s
+    assert back_s <= ranks.start_s + LATER_S
 
 
 def test_a_killed_rank_of_decode_comes_back_in_its_pod(ranks: RanksInCluster, answer: str) -> None:
+    """There is no other decode, so nothing is asked meanwhile."""
     pods = ranks.pods("decode")
     life = ranks.life(pods[0])
-    began = time.monotonic()
-    with ranks.explained():
+    with ranks.explained(), watched(ranks, pods, life) as ends:
+        began = time.time()
         ranks.kubectl("exec", pods[1], "-c", "main", "--", "python3", "-c", KILL)
+        over_s = ends(began)
         wait_until(lambda: ranks.serves("decode", life), BACK_S, "the group is back in its pods")
-        print(f"killed rank of {pods[1]}: back after {time.monotonic() - began:.0f} s")
+        back_s = time.time() - began
         assert ranks.pods("decode") == pods
         url = ranks.get(f"dsvc/{ranks.name}")["status"]["url"]
         assert asked(ranks, f"{url}/v1", f"{url}/v1") == [answer] * 2
+    lone_s = {f"member_{pods.index(pod)}_over_s": after for pod, after in over_s.items()}
+    write(RESULT, "a killed rank of decode", back_s=back_s, start_s=ranks.start_s, **lone_s)
+    assert max(over_s.values()) <= ALONE_S, over_s
+    assert back_s <= ranks.start_s + LATER_S
+
+
+@contextlib.contextmanager
+def watched(service: GroupInCluster, pods: list[str], life: str) -> Iterator[Callable[[float], dict[str, float]]]:
+    """How to learn, for each pod, after how many seconds the engine of this life did not run there any more.
+
+    A program in each pod looks five times a second, whether or not the pod has a network.
+    """
+    with contextlib.ExitStack() as stack:
+        looking = {}
+        for pod in pods:
+            words = service.cluster.kubectl.command("-n", service.namespace, "exec", pod, "-c", "sidecar", "--",
+                                                    "python3", "-u", "-c", WATCH, life)
+            looking[pod] = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+            stack.callback(looking[pod].kill)
+            assert looking[pod].stdout.readline() == "it runs\n"  # type: ignore[union-attr]  # as given above
+
+        yield lambda since: {pod: float(one.communicate(timeout=60)[0]) - since for pod, one in looking.items()}
 
 
 def link_of(service: GroupInCluster, pod: str) -> str:
@@ -165,14 +209,14 @@ def link_of(service: GroupInCluster, pod: str) -> str:
     return str(next(each["ifname"] for each in outside if each["ifindex"] == index))
 
 
-def cut(service: GroupInCluster, pod: str) -> None:
+def cut(service: GroupInCluster, link: str) -> None:
     """Packets from and to a pod are lost without a word."""
-    run(*network.node_prefix(service.cluster.folder), "ip", "link", "set", link_of(service, pod), "nomaster")
+    run(*network.node_prefix(service.cluster.folder), "ip", "link", "set", link, "nomaster")
 
 
-def mend(service: GroupInCluster, pod: str) -> None:
+def mend(service: GroupInCluster, link: str) -> None:
     """They arrive again."""
-    run(*network.node_prefix(service.cluster.folder), "ip", "link", "set", link_of(service, pod), "master", "cni0")
+    run(*network.node_prefix(service.cluster.folder), "ip", "link", "set", link, "master", "cni0")
 
 
 def read(path: Path) -> bytes:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +70,6 @@ async def scenario(
 async def bench(cluster: LightCluster, folder: Path) -> dict[str, Any]:
     """Both scenarios; the figures."""
     load = machine_load()
-    os.environ["XPYD_MULTI_POD"] = "true"
     async with surroundings(cluster, folder, NAMESPACE) as around:
 
         def busy() -> dict[str, float]:

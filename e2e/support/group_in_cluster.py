@@ -13,6 +13,7 @@ import copy
 import itertools
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,13 +21,21 @@ from typing import Any, TypeVar
 from service import FORKS
 from service_in_cluster import Ended, ServiceInCluster, check
 from testcluster.errors import CommandFailed
-from testcluster.full import FullCluster
 from testcluster.kubectl import wait_until
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 BACK_S = 1500
 """Each engine process imports vLLM, which takes two minutes on a machine that is busy with other work."""
+LATER_S = 30.0
+"""A group that was lost is back by itself within the time that the service took to start, and this."""
+ALONE_S = 20.0
+"""No member's engine runs longer without that of another one."""
 PLUGINS = "/plugins"
+ENV = {
+    "TORCHDYNAMO_DISABLE": "1",  # with tensor ranks vLLM for CPUs compiles at the first request; images have no compiler
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default pins the engines of all pods to the same core
+}
 KILL = """
 import os, signal
 for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -43,13 +52,14 @@ class GroupInCluster(ServiceInCluster):
     namespace = "groups"
     plugins = FORKS
     """A folder with plugins of vLLM, for everybody to read."""
+    start_s = 0.0
+    """How long it took from its document until all of it served."""
 
     def document(self) -> dict[str, Any]:
         made = super().document()
         made["apiVersion"] = "xpyd.dev/v1beta1"
         made["spec"]["prefill"] |= {"parallelism": {"tensor": 2, "pods": 2, "device": "none"}}
-        # With tensor ranks vLLM for CPUs compiles at the first request, and these images have no compiler.
-        made["spec"]["engine"].setdefault("env", []).append({"name": "TORCHDYNAMO_DISABLE", "value": "1"})
+        made["spec"]["engine"]["env"] = [{"name": name, "value": value} for name, value in ENV.items()]
         made["spec"]["decode"] = {"replicas": 1, "resources": {}, "template": made["spec"]["decode"]["template"]}
         for role in ("prefill", "decode"):
             template = made["spec"][role]["template"] = copy.deepcopy(made["spec"][role]["template"])
@@ -122,26 +132,26 @@ Wide = TypeVar("Wide", bound=GroupInCluster)
 @contextlib.contextmanager
 def served(service: Wide) -> Iterator[Wide]:
     """It serves as 1P1D, and is removed in the end."""
+    began = time.monotonic()
     service.apply()
     try:
         service.wait_ready("1P1D", BACK_S)
+        service.start_s = time.monotonic() - began
+        print(f"{service.name} serves after {service.start_s:.0f} s, load {os.getloadavg()[0]:.1f}")
         yield service
     finally:
         service.remove()
 
 
-def take_groups(operator: FullCluster) -> None:
-    """Its operator takes instances of several pods from now on."""
-    operator.kubectl("-n", "xpyd-system", "set", "env", "deployment/xpyd-operator", "XPYD_MULTI_POD=true")
-    operator.kubectl("-n", "xpyd-system", "rollout", "status", "deployment/xpyd-operator", "--timeout=120s", timeout_s=130)
-
-
 def note(file: str, name: str, ended: list[Ended], **figures: float) -> None:
     """What was seen under traffic goes into a file of results; then nothing may have failed."""
+    write(file, name, requests=len(ended), failed=sum(bool(each.fault) for each in ended), **figures)
+    check(ended)
+
+
+def write(file: str, name: str, **figures: float) -> None:
+    """One row of a file of results, with the machine's load."""
     path = RESULTS / file
     found = json.loads(path.read_text()) if path.exists() else {}
-    failed = sum(bool(each.fault) for each in ended)
-    seen = {"requests": len(ended), "failed": failed, "load": round(os.getloadavg()[0], 1),
-            **{key: round(value, 1) for key, value in figures.items()}}
+    seen = {key: round(value, 1) for key, value in figures.items()} | {"load": round(os.getloadavg()[0], 1)}
     path.write_text(json.dumps({**found, name: seen}, indent=1, sort_keys=True) + "\n", "utf-8")
-    check(ended)

@@ -200,11 +200,14 @@ class ServiceInCluster:
             self._delete_client(namespace, name)
 
     @contextlib.contextmanager
-    def traffic(self, at_once: int = 4, pause_s: float = 3.0) -> Iterator[list[Ended]]:
-        """Rounds of requests from a pod of another namespace while the block runs; the list is filled when it ends."""
+    def traffic(self, at_once: int = 4, pause_s: float = 3.0, host: str = "") -> Iterator[list[Ended]]:
+        """Rounds of requests from a pod of another namespace while the block runs; the list is filled when it ends.
+
+        ``host``: of a router; without it by the service's name.
+        """
         ended: list[Ended] = []
         name = f"load-{time.time_ns() % 10**9}"
-        url = f"http://{self.name}.{self.namespace}.svc:10001/v1"
+        url = f"http://{join_host_port(host or f'{self.name}.{self.namespace}.svc', 10001)}/v1"
         self._client_pod("clients", name, LOAD.read_text("utf-8"), (url, "tiny", str(at_once), str(pause_s)))
         try:
             wait_until(lambda: self.cluster.kubectl("-n", "clients", "logs", name) != "", 90, "the first request ended")

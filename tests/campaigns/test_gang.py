@@ -122,9 +122,7 @@ def scheduler(cluster: LightCluster, folder: Path) -> Group:
                   f"--cert-dir={folder}"], log=folder / "gang.log", env={"PATH": "/usr/bin:/bin"}, name="gang")
 
 
-async def test_two_halves_never_wait_for_each_other(cluster: LightCluster, tmp_path: Path,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XPYD_MULTI_POD", "true")
+async def test_two_halves_never_wait_for_each_other(cluster: LightCluster, tmp_path: Path) -> None:
     kubeconfig, found = operator_login(cluster), dict[str, dict[str, float]]()
     async with Kube(cluster.kubeconfig) as kube:
         await kube.create("Namespace", {"metadata": {"name": NAMESPACE}})

@@ -51,7 +51,6 @@ def told_of(cluster: LightCluster, version: str) -> bool:
 
 async def begin(team: Team, monkeypatch: pytest.MonkeyPatch, gang: str, **decode: object) -> None:
     """An operator that is told so, and a service."""
-    monkeypatch.setenv("XPYD_MULTI_POD", "true")
     monkeypatch.setenv("XPYD_GANG", gang)
     await team.operator.start()
     await team.apply(team.document("qwen", PREFILL, WIDE | decode))

@@ -53,12 +53,6 @@ class GroupWatch:
         assert not self.faults, "\n".join([*self.faults[:20], self._team.describe()])
 
 
-@pytest.fixture(autouse=True)
-def takes_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operators of these tests are told to."""
-    monkeypatch.setenv("XPYD_MULTI_POD", "true")
-
-
 def document(team: Team, name: str = "qwen", **spec: object) -> Object:
     return team.document(name, PREFILL, DECODE, **spec)
 

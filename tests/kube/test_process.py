@@ -334,7 +334,7 @@ async def test_instances_of_several_pods_need_some_more(installed: LightCluster,
     await asyncio.to_thread(installed.kubectl, "apply", "--server-side", "-f", crd)
     await asyncio.to_thread(installed.kubectl, "wait", "--for=condition=Established", "-f", crd, "--timeout=30s")
     since = len(requests(installed, USER))
-    operator = operators.make("--multi-pod", "--gang=coscheduling")
+    operator = operators.make("--gang=coscheduling")
     try:
         await operator.start()
         async with make_team(installed, "wide", operator) as team:

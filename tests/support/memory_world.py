@@ -25,9 +25,9 @@ from xpyd_operator.plan.round import Round
 class MemoryWorld:
     """A document, its backend, and what is there. ``round`` it, ``run_pods``, and let ``now`` pass."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, multi_pod: bool = True, **more: Any) -> None:
+    def __init__(self, session: aiohttp.ClientSession, **more: Any) -> None:
         self.api, self.cache, self.now = MemoryApi(), Cache(), time.time()
-        settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2, multi_pod=multi_pod, **more)
+        settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2, **more)
         self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
         gangs = Gangs(self.api, settings)  # type: ignore[arg-type]
         topology = Topology(self.api)  # type: ignore[arg-type]

@@ -18,7 +18,6 @@ from memory_world import MemoryWorld, pods
 from memory_world import settle as settle_groups
 
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.blueprint import Refused
 from xpyd_operator.plan.placing import PAUSE_S, SPREAD_S
 from xpyd_operator.render import labels
 
@@ -39,15 +38,6 @@ class Killed(BaseException):
 async def world() -> AsyncIterator[MemoryWorld]:
     async with aiohttp.ClientSession() as session:
         yield MemoryWorld(session)
-
-
-async def test_an_operator_that_was_not_told_to_take_instances_of_several_pods_refuses_them_by_name() -> None:
-    async with aiohttp.ClientSession() as session:
-        world = MemoryWorld(session, multi_pod=False)
-        world.write(**WIDE)
-        with pytest.raises(Refused, match=r"spec.decode.parallelism.pods: .* only an operator with --multi-pod takes them"):
-            await world.round()
-        assert not pods(world)
 
 
 def created(world: MemoryWorld) -> list[str]:

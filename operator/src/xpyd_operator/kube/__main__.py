@@ -98,7 +98,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Operator
     flag("log-level", _one_of("debug", "info", "warning", "error"), "info", "least level that is logged")
     flag("kubeconfig", str, "", "outside of a cluster: the file to log in with")
     flag("context", str, "", "context of that file (default: its current one)")
-    switch("multi-pod", "take services with instances of several pods, which are not yet proved")
+    switch("multi-pod", "changes nothing: instances of several pods are taken without it")
     flag("gang", _one_of("auto", "none", *gang.VERSIONS), "auto", "who places the pods of an instance of several together")
     switch("no-leader-election", "work at once; never with more than one replica")
     switch("dry-run", "plan and log, write nothing")
@@ -118,7 +118,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Operator
         OperatorSettings(
             sidecar_image=args.sidecar_image, sidecar_pull_policy=args.sidecar_pull_policy,
             cluster_domain=args.cluster_domain, operator_namespace=args.operator_namespace, pod_user=args.pod_user,
-            multi_pod=args.multi_pod, gang=args.gang,
+            gang=args.gang,
             namespaces=tuple(dict.fromkeys(args.namespace)), resync_s=args.resync, dry_run=args.dry_run,
             http_port=args.http_port, lease_name=args.lease_name, master_secret=args.master_secret,
             lease_namespace=args.lease_namespace or args.operator_namespace,

@@ -16,15 +16,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from xpyd_operator.api import devices
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.roles import GPU
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.status import Condition, ServiceStatus
-from xpyd_operator.errors import Fault, Unsupported, XpydError
+from xpyd_operator.errors import Unsupported, XpydError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
@@ -42,7 +40,6 @@ from xpyd_operator.render.objects import router_deployment
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, pods_difference
-from xpyd_operator.render.unsupported import multi_pod_refusals
 from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 
 logger = logging.getLogger(__name__)
@@ -235,9 +232,6 @@ class Blueprint:
         if self._judged is None or self._judged[0] != at:
             started = time.perf_counter()
             judged = judge_body(entry.body)
-            if judged.service is not None and not self._settings.multi_pod:
-                more = (Fault(path, reason) for path, reason in multi_pod_refusals(judged.service))
-                judged = msgspec.structs.replace(judged, unsupported=(*judged.unsupported, *more))
             self._judged = (at, judged)
             logger.debug("judged %s/%s in %.4f s", entry.namespace, entry.name, time.perf_counter() - started)
         return self._judged[1]

@@ -20,7 +20,7 @@ from xpyd_operator.api.decode import examine
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Fault, SpecError
-from xpyd_operator.render.unsupported import kube_refusals, local_refusals, multi_pod_refusals
+from xpyd_operator.render.unsupported import kube_refusals, local_refusals
 
 BARE = "a host without GPUs"
 
@@ -71,7 +71,7 @@ def judge(value: Any, target: Target | None, *, strict: bool = True, gpus: int =
     refused, elsewhere = _unsupported(service, target, gpus)
     elsewhere = (*((str(only), fault) for only, fault in seen.notes), *elsewhere)
     notes = dict.fromkeys(Fault(fault.path, f"not for {only}: {fault.message}") for only, fault in elsewhere)
-    in_clusters = (*fabric.notes(service), *_faults(multi_pod_refusals(service))) if target is not Target.LOCAL else ()
+    in_clusters = fabric.notes(service) if target is not Target.LOCAL else ()
     return Judgement(
         service=service,
         faults=seen.faults,

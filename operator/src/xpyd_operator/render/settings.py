@@ -20,5 +20,3 @@ class KubeSettings(msgspec.Struct, frozen=True):
     """Where the operator runs: from there it may reach the routers."""
     pod_user: PodUser = "fixed"
     """Who pods run as: ``fixed``, user and group 65532; ``assigned``, whom the cluster gives them (OpenShift)."""
-    multi_pod: bool = False
-    """Services may have instances of several pods, which are not yet proved (docs/groups.md)."""

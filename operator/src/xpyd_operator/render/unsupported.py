@@ -43,14 +43,6 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
         yield "spec.router.compat", "older engines beat to one router; write placement deployment and replicas 1 with p2p"
 
 
-def multi_pod_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
-    """What an operator refuses that was not told to take instances of several pods."""
-    for role in Role:
-        if service.spec.role(role).parallelism.pods > 1:
-            reason = "instances of several pods are not yet proved there: only an operator with --multi-pod takes them"
-            yield f"spec.{role}.parallelism.pods", reason
-
-
 def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
     """The connector's own copies on the host, all ranks of a pod together: less than this can never do.
 
