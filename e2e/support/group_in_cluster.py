@@ -31,11 +31,6 @@ LATER_S = 30.0
 ALONE_S = 20.0
 """No member's engine runs longer without that of another one."""
 PLUGINS = "/plugins"
-ENV = {
-    "TORCHDYNAMO_DISABLE": "1",  # with tensor ranks vLLM for CPUs compiles at the first request; images have no compiler
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default pins the engines of all pods to the same core
-}
 KILL = """
 import os, signal
 for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -59,7 +54,8 @@ class GroupInCluster(ServiceInCluster):
         made = super().document()
         made["apiVersion"] = "xpyd.dev/v1beta1"
         made["spec"]["prefill"] |= {"parallelism": {"tensor": 2, "pods": 2, "device": "none"}}
-        made["spec"]["engine"]["env"] = [{"name": name, "value": value} for name, value in ENV.items()]
+        # With tensor ranks vLLM for CPUs compiles at the first request, and these images have no compiler.
+        made["spec"]["engine"]["env"].append({"name": "TORCHDYNAMO_DISABLE", "value": "1"})
         made["spec"]["decode"] = {"replicas": 1, "resources": {}, "template": made["spec"]["decode"]["template"]}
         for role in ("prefill", "decode"):
             template = made["spec"][role]["template"] = copy.deepcopy(made["spec"][role]["template"])

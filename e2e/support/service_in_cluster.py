@@ -20,6 +20,8 @@ from xpyd_sidecar.contract.ids import join_host_port
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOAD = ROOT / "e2e" / "inside" / "load.py"
 MODEL = ROOT / "examples" / "model" / "weights"
+ENV = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Of engines. By default vLLM would pin those of all pods to the same core."""
 START_S = 400
 """Four engines at most share two cores with the cluster; one alone is ready after about a minute."""
 
@@ -108,6 +110,7 @@ class ServiceInCluster:
                     "image": self.images.name("engine-cpu"),
                     "args": ["--enforce-eager", "--max-model-len", "1024", "--dtype", "float32",
                              "--num-gpu-blocks-override", "64"],
+                    "env": [{"name": name, "value": value} for name, value in ENV.items()],
                 },
                 "prefill": {"replicas": 1, **role},
                 "decode": {"scaling": {"min": 1, "max": 3}, **role},
