@@ -114,6 +114,8 @@ class Report:
     preemptions: int = 0
     transfers: Counter[str] = field(default_factory=Counter)
     """By outcome, as decode's engines have counted them."""
+    links: Counter[str] = field(default_factory=Counter)
+    """Bytes of KV that have come to decode's engines, by the link that moved them."""
     signals: dict[str, list[list[float]]] = field(default_factory=dict)
     """By signal, for each one sent: seconds until the other engines held no block, and nothing at all."""
     rejoined_s: list[float] = field(default_factory=list)
