@@ -143,7 +143,8 @@ class Report:
     def told(self) -> dict[str, Any]:
         """For a results file."""
         return {**asdict(self), "faults": dict(sorted(self.faults.items())),
-                "outcomes": dict(sorted(self.outcomes.items())), "transfers": dict(sorted(self.transfers.items()))}
+                "outcomes": dict(sorted(self.outcomes.items())), "transfers": dict(sorted(self.transfers.items())),
+                "links": dict(sorted(self.links.items()))}
 
 
 def summed(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
