@@ -86,7 +86,7 @@ OF_MODELS = (*zero(*(f"*/summary/real/{what}" for what in EACH[1:])), Goal("*/su
 SCALE = (*zero("simulated/faults", "real/failed", "real/wrong", "real/engines_restarted_by_switches"),
          Goal("simulated/steps", ">=", 1000), Goal("real/steps", ">=", 60), Goal("real/switches", ">=", 100),
          Goal("real/idle_switch_s_median", "<=", 2.0))
-GROUP_FAULTS = (Goal("*/*/seen", "<=", 20.0), Goal("*/*/alone", "<=", 20.0), Goal("*/*/begun_after", "<=", 30.0),
+GROUP_FAULTS = (Goal("*/*/seen", "<=", 10.0), Goal("*/*/alone", "<=", 20.0), Goal("*/*/begun_after", "<=", 30.0),
                 Goal("*/*/back", "shown"), Goal("* hang/seen", "<=", 15.0), Goal("* hang/begun_after", "<=", 150.0))
 GROUPS_CLUSTER = (*zero("*/failed"), Goal("*/requests", ">=", 10), Goal("a drained node/fewest_groups", "=", 1))
 RANKS_CLUSTER = (*zero("*/failed"), Goal("*/requests", ">=", 10))

@@ -311,7 +311,7 @@ def summary(sections: Section) -> Section:
     told: Section = {}
     for name, one in sections.items():
         told[name] = {key: one[key] for key in ("scenarios", "answers_200", *MUST_BE_ZERO, "late", "lives", "preemptions",
-                                                "transfers") if one.get(key) is not None}
+                                                "transfers", "links") if one.get(key) is not None}
         if one["signals"]:
             told[name]["signals"] = {way: len(times) for way, times in one["signals"].items()}
             for at, what in enumerate(("blocks", "everything")):

@@ -97,20 +97,21 @@ class Faults:
         life, launchers = one.life(name), [one.launcher(name, member) for member in (0, 1)]
         self.harm(how, name, index)
         began, at = time.monotonic(), dict[str, float]()
-        fault_over = began
-        end = began + BACK_S
+        ends, fault_over = Ends(old, began), began
         while not {"seen", "alone", "gone", "begun", "back"} <= at.keys():
-            now = time.monotonic()
-            assert now < end, f"{how} of member {index}, busy {busy}: only {at} within {BACK_S:g} s"
-            alive = {member: any(map(still, processes)) for member, processes in old.items()}
-            ready = name in self.ready()
-            for what, holds in (("seen", not ready), ("alone", not alive[1 - index]), ("gone", not any(alive.values())),
-                                ("begun", one.life(name) not in ("", life)), ("back", "begun" in at and ready)):
+            assert time.monotonic() < began + BACK_S, f"{how} of member {index}, busy {busy}: only {at} within {BACK_S:g} s"
+            ready, begun = name in self.ready(), one.life(name) not in ("", life)
+            assert not begun or not ends.left(), "engines of two lives run"
+            for what, holds in (("seen", not ready), ("begun", begun), ("back", "begun" in at and ready)):
                 if holds and what not in at:
-                    at[what] = round(now - began, 1)
+                    at[what] = round(time.monotonic() - began, 1)
+            if 1 - index in ends.after:
+                at["alone"] = ends.after[1 - index]
+            if len(ends.after) == len(old):
+                at["gone"] = max(ends.after.values())
             if how == "cut" and fault_over == began and "gone" in at:
                 self.mend(name, index)
-                fault_over = now
+                fault_over = time.monotonic()
             time.sleep(0.25)
         if streams is not None:
             streams.check(self.long)
@@ -134,6 +135,29 @@ class Faults:
     def signal(self, name: str, index: int, number: int) -> None:
         for each in self._one.engine(name, index):
             procs.send(each.pid, each.start, signal.Signals(number))
+
+
+class Ends(threading.Thread):
+    """When engines have ended: looked at often, since what else is asked takes seconds on a busy machine."""
+
+    def __init__(self, engines: dict[int, list[procs.Stat]], began: float) -> None:
+        """``engines``: the processes of each member's."""
+        super().__init__(daemon=True)
+        self._engines, self._began = engines, began
+        self.after: dict[int, float] = {}
+        """Seconds from ``began``, by member."""
+        self.start()
+
+    def run(self) -> None:
+        while len(self.after) < len(self._engines):
+            for member in self._engines.keys() - self.after.keys():
+                if not any(map(still, self._engines[member])):
+                    self.after[member] = round(time.monotonic() - self._began, 1)
+            time.sleep(0.1)
+
+    def left(self) -> bool:
+        """Whether any of them runs now."""
+        return any(still(each) for engine in self._engines.values() for each in engine)
 
 
 def still(process: procs.Stat) -> bool:

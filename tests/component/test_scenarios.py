@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import Cluster
 from real_scenarios import Host, Run, cases
-from scenario import LEGS, Fault, Report, draw
+from scenario import LEGS, Fault, Report, draw, summed
 from scripted_scenarios import run_life
 from traffic import plain_answers
 
@@ -30,6 +32,13 @@ def test_faults_between_connectors_change_no_answer_and_leave_nothing_behind(tmp
     report = run_life(tmp_path, seed, 0, 18 - seed % 2, leak_s=30.0, late=late, **roomy)
     assert report.clean, report.examples
     assert report.outcomes["loaded"] > 0
+
+
+def test_what_is_told_goes_through_json_and_adds_up() -> None:
+    report = Report(outcomes=Counter(answered=1), transfers=Counter(ok=1), links=Counter(tcp=8))
+    told = json.loads(json.dumps(report.told()))
+    assert summed(told, told) == told | {
+        "outcomes": {"answered": 2}, "transfers": {"ok": 2}, "links": {"tcp": 16}}
 
 
 @pytest.mark.timeout(120)

@@ -47,6 +47,8 @@ SERIES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cac
           metrics.RECEIVES_OPEN, metrics.KEPT_BYTES, metrics.BUFFER_USED, metrics.POOL_USED)
 BLOCKS = "vllm:kv_cache_usage_perc"
 OUTPUT = 16
+LINKS = ("tcp", "process_vm", "mapped", "arena", "nccl", "nixl")
+"""What may move KV, as engines count it."""
 
 
 def cases(count: int = 200) -> tuple[Case, ...]:
@@ -339,6 +341,9 @@ class Run:
             for outcome in Outcome:
                 seen = int(host.engine.metric(metrics.TRANSFERS + "_total", side="receive", outcome=outcome))
                 self.report.transfers.update({str(outcome): seen} if seen else {})
+            for link in LINKS:
+                moved = int(host.engine.metric(metrics.LINK_BYTES + "_total", link=link))
+                self.report.links.update({link: moved} if moved else {})
 
     def _wait_free(self, hosts: Sequence[Host], most_s: float) -> tuple[float, float]:
         """Seconds until these hold no block, and nothing at all; ``most_s`` where it takes longer."""

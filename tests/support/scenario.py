@@ -114,6 +114,8 @@ class Report:
     preemptions: int = 0
     transfers: Counter[str] = field(default_factory=Counter)
     """By outcome, as decode's engines have counted them."""
+    links: Counter[str] = field(default_factory=Counter)
+    """Bytes of KV that have come to decode's engines, by the link that moved them."""
     signals: dict[str, list[list[float]]] = field(default_factory=dict)
     """By signal, for each one sent: seconds until the other engines held no block, and nothing at all."""
     rejoined_s: list[float] = field(default_factory=list)
@@ -141,7 +143,8 @@ class Report:
     def told(self) -> dict[str, Any]:
         """For a results file."""
         return {**asdict(self), "faults": dict(sorted(self.faults.items())),
-                "outcomes": dict(sorted(self.outcomes.items())), "transfers": dict(sorted(self.transfers.items()))}
+                "outcomes": dict(sorted(self.outcomes.items())), "transfers": dict(sorted(self.transfers.items())),
+                "links": dict(sorted(self.links.items()))}
 
 
 def summed(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def test_an_engine_that_does_not_end_when_told_is_killed_soon(launched: Launched
     began = time.monotonic()
     launched.tell("")
     wait_for(lambda: launched.is_at("a", running=False))
-    assert 1.9 < time.monotonic() - began < 4.9, "17.5 s and this are about 20 s"
+    assert 0.9 < time.monotonic() - began < 3.9, "it was told first; how long in all: test_group_alone"
 
 
 def test_a_process_of_the_engine_in_a_session_of_its_own_ends_with_it(launched: Launched) -> None:

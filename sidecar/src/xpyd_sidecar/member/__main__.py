@@ -1,7 +1,7 @@
 """The engine of a member, one life after the other: ``python -m xpyd_sidecar.member [--grace-s S] -- COMMAND …``.
 
     round.json (agent) ──▶ life? ── begin ──▶ COMMAND, marks filled in ──▶ ended by itself: said in member.json, and counted
-                            └─ another one, or none ──▶ SIGTERM, 2 s, SIGKILL
+                            └─ another one, or none ──▶ SIGTERM, 1 s, SIGKILL
 
 Stays between two lives, so that containers, caches and devices do. From the third end in 10 minutes that nobody asked for
 it ends with the engine's exit code, for whoever counts and paces restarts. SIGTERM is handed to the engine. Needs the
@@ -38,9 +38,9 @@ logger = logging.getLogger("xpyd_sidecar.member")
 
 LOOK_S: Final = 0.2
 SAY_S: Final = 1.0
-END_S: Final = 2.0
-"""From SIGTERM to SIGKILL, where a round is over: up to 17.5 s after a member was stopped, and an engine is to run alone
-for 20 s at most. A server that answers would wait for its streams, which go on elsewhere by then.
+END_S: Final = 1.0
+"""From SIGTERM to SIGKILL, where a round is over: launchers hear of it up to 18.3 s after a member was stopped, and an
+engine is to run alone for 20 s at most. A server that answers would wait for its streams, which go on elsewhere by then.
 """
 KILL_S: Final = 20.0
 """From SIGKILL until the kernel has taken all processes down."""
