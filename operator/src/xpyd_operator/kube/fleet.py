@@ -21,6 +21,7 @@ from xpyd_operator.kube.observe import Told
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role, State, join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.whole_answer import whole
 
 KeyOf = Callable[[Facts], ServiceKey | None]
 """The key of a pod's service as that pod has it; None where it is not known."""
@@ -157,22 +158,11 @@ class Fleets:
             async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False, ssl=False) as answer:
                 if answer.status != 200:
                     return True, None
-                return True, msgspec.json.decode(await _read(answer.content), type=Fleet)
+                return True, msgspec.json.decode(await whole(answer.content, ANSWER_MAX), type=Fleet)
         except (msgspec.DecodeError, TimeoutError):
             return True, None
         except (aiohttp.ClientError, OSError):
             return False, None
-
-
-async def _read(content: aiohttp.StreamReader) -> bytes:
-    parts = []
-    length = 0
-    async for part in content.iter_any():
-        length += len(part)
-        if length > ANSWER_MAX:
-            raise aiohttp.ClientPayloadError(f"an answer of more than {ANSWER_MAX} bytes")
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _pairs(fleet: Fleet, *, prefill: bool) -> bool:

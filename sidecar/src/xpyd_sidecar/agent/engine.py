@@ -25,6 +25,7 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.contract.launch import AgentConfig
 from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
 from xpyd_sidecar.contract.record import EngineRecord
+from xpyd_sidecar.whole_answer import AnswerTooLong, whole
 
 HEALTH_TIMEOUT_S = 3.0
 SCRAPE_TIMEOUT_S = 3.0
@@ -223,12 +224,10 @@ class Probe:
     async def _get(self, path: str, timeout_s: float, door: HostPort) -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with self._session.get(f"http://{door}{path}", timeout=timeout, allow_redirects=False) as answer:
-            body = bytearray()
-            async for chunk in answer.content.iter_any():
-                body += chunk
-                if len(body) > ANSWER_LIMIT:
-                    raise BadAnswer(f"{path}: answer longer than {ANSWER_LIMIT} bytes")
-            return answer.status, bytes(body)
+            try:
+                return answer.status, await whole(answer.content, ANSWER_LIMIT)
+            except AnswerTooLong as error:
+                raise BadAnswer(f"{path}: {error}") from None
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, AnswerT]]) -> list[AnswerT]:

@@ -42,6 +42,7 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import GroupConfig, SidecarConfig
 from xpyd_sidecar.contract.run_folder import FileT
 from xpyd_sidecar.listening import bound
+from xpyd_sidecar.whole_answer import whole
 
 logger = logging.getLogger(__name__)
 
@@ -324,7 +325,7 @@ class Rounds:
         try:
             async with session.post(f"http://{self._mine.leader}{group.PATH}", data=body, allow_redirects=False,
                                     headers={signing.HEADER: said}) as answer:
-                raw = await _whole(answer.content)
+                raw = await whole(answer.content, ANSWER_MAX)
                 if answer.status != 200:
                     self._not_heard(f"status {answer.status}: {raw[:300].decode(errors='replace')}")
                     return
@@ -358,16 +359,6 @@ class Rounds:
             return None
         self._problems.pop(name, None)
         return found
-
-
-async def _whole(content: aiohttp.StreamReader) -> bytes:
-    """All of an answer, however many pieces it comes in; no more than ``ANSWER_MAX`` and one piece."""
-    raw = b""
-    async for piece in content.iter_any():
-        raw += piece
-        if len(raw) > ANSWER_MAX:
-            break
-    return raw
 
 
 def _free_port(host: str) -> int:
