@@ -10,6 +10,10 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 SLOWEST = 10
+FAILED_MAX = 40
+"""Tests that failed whose names the closing lines have."""
+REASON_MAX = 300
+"""Characters of why."""
 WORDS = ("passed", "failed", "errors", "skipped", "xfailed", "xpassed")
 
 
@@ -28,16 +32,38 @@ class Times:
     """From their begin until they listened, summed over engines."""
     starts_processor_s: float = 0.0
     slowest: list[tuple[float, str]] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    """Tests that failed, or could not be run, and why in a line."""
     left: list[str] = field(default_factory=list)
     """Commands that had to be killed at the end."""
 
 
-def cases(junit: Path) -> list[tuple[str, float]]:
-    """Tests of a JUnit file with their seconds of setup, call and teardown; none where the tier has no tests."""
+@dataclass(frozen=True)
+class Case:
+    """A test of a JUnit file."""
+
+    name: str
+    seconds: float
+    """Of setup, call and teardown."""
+    failed: str | None
+    """Why it failed, or could not be run, in a line; None: it did not fail."""
+
+
+def cases(junit: Path) -> list[Case]:
+    """Tests of a JUnit file; none where the tier has no tests."""
     if not junit.exists():
         return []
     found = ET.parse(junit).iter("testcase")  # noqa: S314 (pytest has just written it)
-    return [(f"{one.get('classname')}::{one.get('name')}", float(one.get("time", 0))) for one in found]
+    return [Case(f"{_file(one)}::{one.get('name')}", float(one.get("time", 0)), _why(one)) for one in found]
+
+
+def _file(case: ET.Element) -> str:
+    return case.get("classname", "").replace(".", "/") + ".py"
+
+
+def _why(case: ET.Element) -> str | None:
+    said = [each.get("message") or "" for each in case if each.tag in {"failure", "error"}]
+    return " ".join(said[0].split())[:REASON_MAX] if said else None
 
 
 def counted(output: str) -> dict[str, int]:
@@ -50,10 +76,11 @@ def counted(output: str) -> dict[str, int]:
 
 def times_of(tier: str, code: int, figures: dict[str, Any], output: str, junit: Path) -> Times:
     """Of a tier that has ended. ``figures``: what ``tier_watch`` has measured, empty where it could not."""
-    engines = figures.get("engines", [])
+    engines, tests = figures.get("engines", []), cases(junit)
     return Times(tier, code, figures.get("wall_s", 0.0), figures.get("processor_s", 0.0), counted(output), len(engines),
                  round(sum(one["wall_s"] for one in engines), 1), round(sum(one["processor_s"] for one in engines), 1),
-                 sorted(((s, name) for name, s in cases(junit)), reverse=True)[:SLOWEST], figures.get("left", []))
+                 sorted(((one.seconds, one.name) for one in tests), reverse=True)[:SLOWEST],
+                 [(one.name, one.failed) for one in tests if one.failed is not None], figures.get("left", []))
 
 
 def _summed(times: list[Times]) -> dict[str, int]:
@@ -61,7 +88,9 @@ def _summed(times: list[Times]) -> dict[str, int]:
 
 
 def table(times: list[Times], wall_s: float) -> list[str]:
-    """One line per tier, the sum (its wall time is that of the run: tiers overlap), and the slowest tests."""
+    """One line per tier, the sum (its wall time is that of the run: tiers overlap), the slowest tests, and last those that
+    failed: whoever sees the end of the output alone sees these.
+    """
     whole = Times("all", worst(times), wall_s, sum(one.processor_s for one in times), _summed(times),
                   sum(one.engines for one in times), sum(one.starts_s for one in times),
                   sum(one.starts_processor_s for one in times))
@@ -71,7 +100,12 @@ def table(times: list[Times], wall_s: float) -> list[str]:
                      f"{one.processor_s:>11.0f}{one.engines:>9}{one.starts_s:>21.0f}{one.starts_processor_s:>11.0f}")
         lines += [f"    left behind and killed: {command}" for command in one.left]
     slow = sorted(((s, name, one.tier) for one in times for s, name in one.slowest), reverse=True)[:SLOWEST]
-    return [*lines, "", "the slowest tests", *(f"{s:>8.1f}  {tier:<15}{name}" for s, name, tier in slow), ""]
+    lines += ["", "the slowest tests", *(f"{s:>8.1f}  {tier:<15}{name}" for s, name, tier in slow), ""]
+    failed = [f"FAILED {name} - {why}" for one in times for name, why in one.failed]
+    if failed:
+        more = [f"and {len(failed) - FAILED_MAX} more"] if len(failed) > FAILED_MAX else []
+        lines += ["the tests that failed, as pytest names them", *failed[:FAILED_MAX], *more, ""]
+    return lines
 
 
 def closing(times: list[Times], wall_s: float) -> str:

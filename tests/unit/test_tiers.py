@@ -104,10 +104,25 @@ def test_a_whole_report(tmp_path: Path) -> None:
     assert lines[2] == "    left behind and killed: sleep 600"
     assert lines[3].split() == ["lint", "ok", "0", "0", "0", "0", "0", "0"]
     assert lines[4].split() == ["all", "FAILED", "2", "12", "8", "2", "10", "5"]
-    assert [line.split()[1:] for line in lines[7:9]] == [["test-a", "tests.a::slow"], ["test-a", "tests.a::quick"]]
+    assert [line.split()[1:] for line in lines[7:9]] == [["test-a", "tests/a.py::slow"], ["test-a", "tests/a.py::quick"]]
     assert report.closing(ended, 12.5) == "1 passed, 1 failed in 12.50s"
     assert report.worst(ended) == 1
     assert report.closing([], 0.0) == "no tests ran in 0.00s"
+
+
+def test_tests_that_failed_are_named_with_their_reasons_at_the_end(tmp_path: Path) -> None:
+    junit = tmp_path / "junit.xml"
+    failure = '<testcase classname="tests.a" name="{}" time="1"><{} message="assert 1&#10;  is 2">lines</{}></testcase>'
+    junit.write_text('<testsuites><testsuite><testcase classname="tests.a" name="good" time="1"/>'
+                     '<testcase classname="tests.a" name="away" time="1"><skipped message="no root"/></testcase>'
+                     + failure.format("one", "failure", "failure") + failure.format("two", "error", "error")
+                     + "".join(failure.format(f"more-{n}", "failure", "failure") for n in range(report.FAILED_MAX))
+                     + "</testsuite></testsuites>")
+    lines = report.table([report.times_of("test-a", 1, {}, "", junit)], 1.0)
+    at = lines.index("the tests that failed, as pytest names them")
+    assert lines[at + 1:at + 3] == ["FAILED tests/a.py::one - assert 1 is 2", "FAILED tests/a.py::two - assert 1 is 2"]
+    assert (len(lines[at + 1:]), lines[-2]) == (report.FAILED_MAX + 2, "and 2 more")
+    assert not [line for line in lines[at:] if "good" in line or "away" in line]
 
 
 def of_run(commit: str, processors: int = 2, **seconds: float) -> dict[str, Any]:
