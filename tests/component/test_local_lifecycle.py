@@ -63,10 +63,13 @@ def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.Capture
     assert service.pid("instances", "tiny-e0", "engine") == first, "what need not be restarted is not"
 
     os.kill(first, signal.SIGKILL)
-    wait(lambda: service.pid("instances", "tiny-e0", "engine") != first)
-    wait(lambda: states(service.status(capsys))["tiny-e0"] == "ready")
-    view = next(view for view in service.status(capsys)["instances"] if view["name"] == "tiny-e0")
-    assert view["restarts"] == 1
+    wait(lambda: service.pid("instances", "tiny-e0", "engine") not in (0, first))
+
+    def again() -> bool:
+        view = next(view for view in service.status(capsys)["instances"] if view["name"] == "tiny-e0")
+        return (view["state"], view["restarts"]) == ("ready", 1)
+
+    wait(again, 60.0)  # what is said may be a look older than what is done
 
     service.kill_supervisor()
     before = service.pid("instances", "tiny-e1", "engine")
