@@ -36,7 +36,8 @@ SHAPE = geometry(1, [[Array("layer0", Kind("float32", 4, (8, 8), 256, 4))]])
 class Engine:
     """A handler that remembers what it hears; as decode it answers as a real one would."""
 
-    def __init__(self, key: keys.ServiceKey = KEY, life: Incarnation = LIFE, reject: Reject | None = None) -> None:
+    def __init__(self, key: keys.ServiceKey = KEY, life: Incarnation = LIFE, reject: Reject | None = None,
+                 *, start: bool = True) -> None:
         self.heard: list[Control] = []
         self.lost: list[tuple[Outcome, str]] = []
         self.unread: list[Prefix] = []
@@ -44,7 +45,8 @@ class Engine:
         self.life, self.reject = life, reject
         self.silent = False
         self.thread = ControlThread(self, key, host="127.0.0.1", port=0, peer_timeout_s=TIMEOUT_S)
-        self.thread.start()
+        if start:
+            self.thread.start()
 
     def peer(self, life: Incarnation = LIFE) -> Peer:
         return Peer(InstanceName("d"), life, self.thread.address)
@@ -131,6 +133,22 @@ def test_a_peer_that_falls_silent_is_lost_within_the_timeout(make: Callable[...,
     wait(lambda: p.lost)
     assert time.monotonic() - began < 20 * TIMEOUT_S
     assert p.lost == [(Outcome.PEER_LOST, f"it is silent for {TIMEOUT_S} s")]
+
+
+def test_one_that_was_held_up_itself_asks_and_waits_for_an_answer_before_it_gives_its_peer_up() -> None:
+    """A stopped process, a pause of its machine: decode could answer nothing meanwhile, since it was asked nothing."""
+    p = Engine(start=False)
+    peer, now = Peer(InstanceName("d"), LIFE, HostPort("127.0.0.1:1")), time.monotonic()
+    p.peers.add(peer)
+    decode = p.thread._connect(peer)
+    assert decode is not None
+    p.thread._watch(now)
+    for late in (20.0, 20.1, 20.3, 20.5):
+        p.thread._watch(now + late)
+    assert (p.lost, decode.seq) == ([], 2)
+    p.thread._watch(now + 20.8)
+    assert [outcome for outcome, _ in p.lost] == [Outcome.PEER_LOST]
+    p.thread.stop()
 
 
 def test_a_peer_with_nothing_open_may_be_silent(make: Callable[..., Engine]) -> None:

@@ -26,6 +26,7 @@ from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.leases import Listened
 from xpyd_sidecar.kv.messages import MESSAGE_MAX, Control, Pong, Prefix, Reject, ToDecode, ToPrefill, Welcome
 from xpyd_sidecar.threads.watched import Faults, Watched
 
@@ -67,12 +68,12 @@ class ControlEvents(Protocol):
 class Decode:
     """One decode engine, as seen from here."""
 
-    def __init__(self, sock: zmq.Socket[Any], now: float) -> None:
+    def __init__(self, sock: zmq.Socket[Any], now: float, listened: float) -> None:
         self.sock = sock
-        self.heard = self.pinged = self.used = now
+        self.heard = listened
+        """By the time in which this side has listened (``leases.Listened``): one that was held up itself blames nobody."""
+        self.pinged = self.used = now
         self.welcome = False
-        self.late = False
-        """Silent for too long at the last look; twice in a row is too often (between two looks the thread listens)."""
         self.seq = 0
 
 
@@ -88,6 +89,9 @@ class ControlThread:
         self._handler = handler
         self._key = key
         self._timeout = peer_timeout_s
+        self._listening = Listened(peer_timeout_s)
+        self._listened = 0.0
+        """As of the last look."""
         self._context: zmq.Context[Any] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MESSAGE_MAX), (zmq.SNDHWM, 1024), (zmq.RCVHWM, 1024),
@@ -209,7 +213,7 @@ class ControlThread:
             self._handler.decode_lost(peer, Outcome.PROTOCOL, f"control address {peer.control!r}: {error}")
             return None
         self._poller.register(sock, zmq.POLLIN)
-        decode = self._decodes[peer] = Decode(sock, time.monotonic())
+        decode = self._decodes[peer] = Decode(sock, time.monotonic(), self._listened)
         self._send(peer, decode, messages.pack(self._handler.greeting(peer)))
         return decode
 
@@ -246,7 +250,7 @@ class ControlThread:
                 parts = decode.sock.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            decode.heard = time.monotonic()
+            decode.heard = self._listened
             try:
                 prefix = messages.prefix(parts[0])
                 if prefix.version != messages.WIRE_VERSION:
@@ -273,15 +277,15 @@ class ControlThread:
 
     def _watch(self, now: float) -> None:
         wanted = self._handler.wanted()
+        self._listened = self._listening.look(now)
         for peer, decode in list(self._decodes.items()):
             if peer not in wanted:
                 if decode.welcome:
-                    decode.heard = now  # it was asked nothing; silence counts from the next announcement on
+                    decode.heard = self._listened  # it was asked nothing; silence counts from the next announcement on
                 if now - decode.used > IDLE_S or (not decode.welcome and now - decode.used > self._timeout):
                     self._forget(peer)
                 continue
-            late, decode.late = decode.late, now - decode.heard > self._timeout
-            if late and decode.late:
+            if self._listened - decode.heard > self._timeout:
                 why = "it is silent" if decode.welcome else "no answer (not reachable, or it does not hold the service key)"
                 self._lose(peer, Outcome.PEER_LOST, f"{why} for {self._timeout} s")
             elif now - decode.pinged > self._timeout / 4:
