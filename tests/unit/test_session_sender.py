@@ -84,6 +84,18 @@ def test_a_stranger_that_says_nothing_is_closed_after_the_timeout() -> None:
         assert time.monotonic() - began < 20 * TIMEOUT_S
 
 
+def test_strangers_that_say_nothing_keep_no_decode_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "CONNECTIONS_MAX", 8)
+    monkeypatch.setattr(sender, "STRANGERS_MAX", 4)
+    with PrefillRank() as p, DecodeRank() as d, contextlib.ExitStack() as strangers:
+        p.copy(key(), 0, 0, [content(0, 0)])
+        p.copy(key(), 1, 0, [content(1, 0)])
+        for _ in range(16):
+            strangers.enter_context(socket.create_connection(split_host_port(p.address)))
+        d.load("r", key(), p, first=0, count=1)
+        assert d.wait_outcomes() == [Outcome.OK]
+
+
 def test_a_port_in_use_is_a_clear_error() -> None:
     with PrefillRank() as p:
         host, port = split_host_port(p.address)

@@ -51,9 +51,9 @@ class ControlHandler:
         ours = self.ours
         assert ours is not None
         with self._awake():
+            known = self._carrying.greeted.used(peer)  # who speaks is not forgotten for those who do not
             if isinstance(message, Hello):
                 met = peers.meet(ours, message)
-                known = self._carrying.greeted.get(peer)
                 if known is not None and known != met:  # what it has announced goes by the first
                     self._carrying.post(peer, Reject(Outcome.PROTOCOL, "another HELLO on this connection"))
                     return
@@ -71,7 +71,7 @@ class ControlHandler:
             elif isinstance(message, Asked):
                 told = self._carrying.ring.told(message.transfers)
                 self._carrying.post(peer, Told(ours.instance, time.monotonic(), clock(), told))
-            elif (known := self._carrying.greeted.get(peer)) is None:
+            elif known is None:
                 self._carrying.post(peer, Reject(Outcome.INCARNATION, "no HELLO on this connection"))
             elif isinstance(message, Announce):
                 self._carrying.ring.mark(message.key, "announced", sends=False)

@@ -38,6 +38,8 @@ from xpyd_sidecar.transport.tcp.link import TcpLink
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 4096
+STRANGERS_MAX: Final = 1024
+"""Of them, that have not shown that they hold the key; the one that came first gives way to who comes."""
 REPORTS_MAX: Final = 1 << 16
 """Until the engine's thread takes them. It does while it has transfers, and has no more of them at once; a peer may ask for
 some that there never were.
@@ -86,6 +88,8 @@ class Sender:
         """Transfers that have ended, for the engine's thread to take."""
         self.arenas = Arenas()
         self._peers: dict[int, PrefillEndpoint] = {}
+        self._strangers: dict[int, PrefillEndpoint] = {}
+        """Those of them of whom nothing was heard after the handshake, the oldest first."""
         self._sent: dict[Key, int] = {}
         self._unsummed: deque[Sums] = deque()
         """Of copies whose checksums are not made; each copy is in the store."""
@@ -194,13 +198,17 @@ class Sender:
                 logger.warning("xpyd: refused a data link from %s: %d are open", address[0], CONNECTIONS_MAX)
                 sock.close()
                 continue
+            if len(self._strangers) >= STRANGERS_MAX:
+                first = next(iter(self._strangers.values()))
+                first.link.close(PeerGone(first.link.peer, "does not greet, and others wait"))
             peer = PrefillEndpoint(self.me, self.arenas, self._loop, sock, join_host_port(address[0], address[1]),
                                    asked=self._asked, lost=self._lost)
-            self._peers[peer.link.number] = peer
+            self._peers[peer.link.number] = self._strangers[peer.link.number] = peer
 
     def _asked(self, peer: PrefillEndpoint, header: Header, body: memoryview) -> None:
         """A frame of an accepted peer."""
         number, key = peer.link.number, header.key
+        self._strangers.pop(number, None)
         if header.kind is Kind.READY:
             ready = bodies.read_body(body, bodies.Ready)
             self._noting.mark(key, "ready")
@@ -223,6 +231,7 @@ class Sender:
     def _lost(self, peer: PrefillEndpoint, error: PeerError) -> None:
         """A connection has ended."""
         self._peers.pop(peer.link.number, None)
+        self._strangers.pop(peer.link.number, None)
         outcome = Outcome.PROTOCOL if isinstance(error, ProtocolError) else Outcome.PEER_LOST
         steps = self._machine.lost(peer.link.number, outcome, str(error))
         if steps or not isinstance(error, PeerGone):
