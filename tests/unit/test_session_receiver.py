@@ -13,7 +13,7 @@ from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.frames import Header
+from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.transport import moves
 from xpyd_sidecar.transport.tcp.frame_reader import FrameReader
@@ -70,6 +70,28 @@ def test_a_stuck_engine_thread_is_not_mistaken_for_a_dead_peer() -> None:
         d.load("r", key(), p, first=0, count=8)
         time.sleep(2.5 * TIMEOUT_S)  # no poll: staging is full, nothing is read
         assert d.wait_outcomes() == [Outcome.OK]
+
+
+def test_a_frame_of_a_load_that_was_given_up_keeps_no_memory_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection may have nothing to bring for minutes."""
+    real = FrameReader._receive
+
+    def given_up(self: FrameReader, beside: bool) -> tuple[int, bytes]:
+        if self._header is not None and self._header.kind is Kind.DATA and d.machine.open:
+            d.abandon("r")
+            raise BlockingIOError  # the rest of the frame comes later
+        return real(self, beside)
+
+    monkeypatch.setattr(FrameReader, "_receive", given_up)
+    with PrefillRank() as p, PrefillRank() as other, DecodeRank(chunks=1) as d:
+        d.load("r", key("a"), p, first=0, count=4)
+        time.sleep(0.2)
+        push(p, "a")
+        assert d.wait_outcomes() == [Outcome.ABORTED]
+        monkeypatch.undo()
+        push(other, "b")
+        d.load("s", key("b"), other, first=0, count=4)
+        assert d.wait_outcomes(2) == [Outcome.ABORTED, Outcome.OK]
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
