@@ -486,7 +486,8 @@ def test_names_without_an_owner_are_swept_and_others_are_not(folder: Path) -> No
     alien.unlink()
 
 
-def test_an_arena_that_is_being_made_is_not_swept_before_it_is_locked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arena_that_is_being_made_is_not_swept_before_it_is_locked(folder: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of a host make arenas in one folder."""
     swept = []
 

@@ -10,8 +10,8 @@ ended: what a peer still reads then is what was offered.
 
 The file has a name only during the handshake: once the peer has it mapped, the name is removed, and the kernel frees the
 memory when both are gone, however they end. An owner killed in between leaves a name without a lock, which whoever makes an
-arena in that folder a minute later removes. Not sooner: an owner that lives has not locked its file yet when it has made it. All memory is reserved at the start, so that a full file system is an error and no
-SIGBUS.
+arena in that folder a minute later removes. Not sooner: an owner that lives has not locked its file yet when it has made
+it. All memory is reserved at the start, so that a full file system is an error and no SIGBUS.
 """
 
 from __future__ import annotations
