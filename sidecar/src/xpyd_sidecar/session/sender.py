@@ -10,7 +10,7 @@ import logging
 import selectors
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -91,6 +91,8 @@ class Sender:
         self._strangers: dict[int, PrefillEndpoint] = {}
         """Those of them of whom nothing was heard after the handshake, the oldest first."""
         self._sent: dict[Key, int] = {}
+        self._leaving: Counter[tuple[int, Key]] = Counter()
+        """By link and transfer: sends that are on their way."""
         self._unsummed: deque[Sums] = deque()
         """Of copies whose checksums are not made; each copy is in the store."""
         self._reports: deque[SendReport] = deque(maxlen=REPORTS_MAX)
@@ -262,7 +264,7 @@ class Sender:
             self._store(step)
         elif isinstance(step, copies.Refuse):
             if (peer := self._peers.get(step.link)) is not None:
-                peer.link.say(Kind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
+                self._refuse(peer, step)
         else:
             size = self._sent.pop(step.key, 0)
             began = self._began.pop(step.key, None)
@@ -274,6 +276,15 @@ class Sender:
                 self.noted.append(noted)
             confirmed = size if step.confirmed else 0
             self._reports.append(SendReport(self.me.rank, step.key, step.outcome, step.reason, confirmed))
+
+    def _refuse(self, peer: PrefillEndpoint, step: copies.Refuse) -> None:
+        """A peer is told that a transfer will not come. One that has let the time for it pass and takes nothing of it, though
+        it lives, would not hear of that, and keep the copies that wait for it here: its session ends.
+        """
+        if step.outcome is Outcome.DEADLINE and (step.link, step.key) in self._leaving:
+            peer.link.close(PeerGone(peer.link.peer, f"{step.reason}, and takes nothing"))
+        else:
+            peer.link.say(Kind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
 
     def _send(self, step: copies.Send[Kept]) -> None:
         try:
@@ -297,7 +308,7 @@ class Sender:
         self._machine.progressed(step.key)
         if step.key in self._began:  # else it has ended, and what is noted of it is told
             self._noting.piece(step.key, began, time.monotonic(), size, link)
-        self._left(step.copy.data, size, step.uses)
+        self._left(step, size, step.uses)
 
     def _store(self, step: copies.Store[Kept]) -> None:
         """Push a copy ahead: as frames of the session, whatever the link, since nobody has said where it belongs."""
@@ -305,7 +316,7 @@ class Sender:
         peer = self._leaves(step, len(view), None)
         if peer is None:
             return
-        free = partial(self._left, step.copy.data, len(view), None)
+        free = partial(self._left, step, len(view), None)
         self.spilling.counted.add(metrics.AHEAD_BYTES, len(view))
         piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums, cover=step.cover)
         TcpLink(peer.link).put(step.key, piece, free)
@@ -315,16 +326,20 @@ class Sender:
         """So many bytes of a copy are about to leave: to whom; None: who asked is gone, and the copy needs them no more."""
         self.spilling.leaving += size
         peer = self._peers.get(step.link)
+        self._leaving[step.link, step.key] += 1
         if peer is None:
-            self._left(step.copy.data, size, uses)
+            self._left(step, size, uses)
         else:
             self._sent[step.key] = self._sent.get(step.key, 0) + size
         return peer
 
-    def _left(self, kept: Kept, size: int, uses: copies.Uses | None) -> None:
+    def _left(self, step: copies.Send[Kept] | copies.Store[Kept], size: int, uses: copies.Uses | None) -> None:
         """A send has left, or never will."""
         self.spilling.leaving -= size
-        self._drop(kept, uses)
+        self._leaving[step.link, step.key] -= 1
+        if not self._leaving[step.link, step.key]:
+            del self._leaving[step.link, step.key]
+        self._drop(step.copy.data, uses)
 
     def _drop(self, kept: Kept, uses: copies.Uses | None) -> None:
         """A send of a copy, of ``uses``, needs it no more; nobody else does after the last."""
