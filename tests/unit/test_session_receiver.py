@@ -15,6 +15,7 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.kv import frames
 from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.session import endpoint
 from xpyd_sidecar.transport import moves
 from xpyd_sidecar.transport.tcp.frame_reader import FrameReader
 
@@ -47,6 +48,21 @@ def test_one_connection_serves_many_loads_and_lives_through_idle_times() -> None
             d.wait_outcomes(at + 1)
             time.sleep(TIMEOUT_S * 1.2 if letter == "a" else 0)
         assert d.wait_outcomes(3) == [Outcome.OK] * 3
+
+
+def test_a_session_without_work_is_ended_by_decode_which_may_ask_over_it_in_that_moment() -> None:
+    with PrefillRank() as p, DecodeRank() as d:
+        push(p)
+        d.load("r", key(), p, first=0, count=4)
+        assert d.wait_outcomes() == [Outcome.OK]
+        p.wait_reports()
+        later, looked = time.monotonic() + endpoint.IDLE_S + 1, threading.Event()
+        p.sender._loop.post(lambda: p.sender._tick(later))
+        p.sender._loop.post(looked.set)
+        assert looked.wait(10)
+        assert len(p.sender._peers) == 1
+        d.receiver._loop.post(lambda: d.receiver._tick(later))
+        d.wait(lambda: not p.sender._peers)
 
 
 def test_large_blocks_with_two_chunks_of_staging_only_slow_it_down() -> None:

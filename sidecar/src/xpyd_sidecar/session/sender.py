@@ -278,8 +278,10 @@ class Sender:
             self._reports.append(SendReport(self.me.rank, step.key, step.outcome, step.reason, confirmed))
 
     def _refuse(self, peer: PrefillEndpoint, step: copies.Refuse) -> None:
-        """A peer is told that a transfer will not come. One that has let the time for it pass and takes nothing of it, though
-        it lives, would not hear of that, and keep the copies that wait for it here: its session ends.
+        """A peer is told that a transfer will not come.
+
+        One that lives, has let the time for it pass and takes nothing of it would not hear of that, and the copies that wait
+        for it would stay: its session ends.
         """
         if step.outcome is Outcome.DEADLINE and (step.link, step.key) in self._leaving:
             peer.link.close(PeerGone(peer.link.peer, f"{step.reason}, and takes nothing"))
