@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # it needs torch
     from xpyd_sidecar.transport.nccl.decode import NcclGrouping
 
 IDLE_S: Final = 120.0
-"""A session that has nothing open is closed by decode after so long; the next transfer begins a new one. Prefill waits twice
-as long: it would close one over which decode asks in that moment.
+"""A session that has nothing open is closed by decode after so long; the next transfer begins a new one. Prefill waits
+twice as long: it would close one over which decode asks in that moment.
 """
 
 

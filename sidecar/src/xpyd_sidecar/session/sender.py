@@ -280,8 +280,8 @@ class Sender:
     def _refuse(self, peer: PrefillEndpoint, step: copies.Refuse) -> None:
         """A peer is told that a transfer will not come.
 
-        One that lives, has let the time for it pass and takes nothing of it would not hear of that, and the copies that wait
-        for it would stay: its session ends.
+        One that lives, has let the time for it pass and takes nothing of it would not hear of that, and the copies that
+        wait for it would stay: its session ends.
         """
         if step.outcome is Outcome.DEADLINE and (step.link, step.key) in self._leaving:
             peer.link.close(PeerGone(peer.link.peer, f"{step.reason}, and takes nothing"))
