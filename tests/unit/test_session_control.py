@@ -37,14 +37,15 @@ class Engine:
     """A handler that remembers what it hears; as decode it answers as a real one would."""
 
     def __init__(self, key: keys.ServiceKey = KEY, life: Incarnation = LIFE, reject: Reject | None = None,
-                 *, start: bool = True) -> None:
+                 *, start: bool = True, port: int = 0) -> None:
         self.heard: list[Control] = []
         self.lost: list[tuple[Outcome, str]] = []
         self.unread: list[Prefix] = []
         self.peers: set[Peer] = set()
         self.life, self.reject = life, reject
         self.silent = False
-        self.thread = ControlThread(self, key, host="127.0.0.1", port=0, peer_timeout_s=TIMEOUT_S)
+        self.again: list[Peer] = []
+        self.thread = ControlThread(self, key, host="127.0.0.1", port=port, peer_timeout_s=TIMEOUT_S)
         if start:
             self.thread.start()
 
@@ -71,6 +72,10 @@ class Engine:
     def decode_lost(self, peer: Peer, outcome: Outcome, reason: str) -> None:
         self.lost.append((outcome, reason))
         self.peers.discard(peer)
+
+    def tell_again(self, peer: Peer) -> None:
+        self.again.append(peer)
+        self.thread.post(peer, ANNOUNCE)
 
     def wanted(self) -> set[Peer]:
         return set(self.peers)
@@ -133,6 +138,19 @@ def test_a_peer_that_falls_silent_is_lost_within_the_timeout(make: Callable[...,
     wait(lambda: p.lost)
     assert time.monotonic() - began < 20 * TIMEOUT_S
     assert p.lost == [(Outcome.PEER_LOST, f"it is silent for {TIMEOUT_S} s")]
+
+
+def test_what_may_be_lost_with_a_connection_that_broke_is_told_again(make: Callable[..., Engine]) -> None:
+    """Who keeps the state of connections on the way may forget it: neither side has ended then."""
+    p, d = make(), make()
+    peer = d.peer()
+    p.announce(peer)
+    wait(lambda: p.heard)
+    d.thread.stop()
+    after = make(port=split_host_port(peer.control)[1])
+    wait(lambda: any(isinstance(one, Announce) for one in after.heard))
+    assert [type(one) for one in after.heard if not isinstance(one, Ping)] == [Hello, Announce]
+    assert (p.again, p.lost) == ([peer], [])
 
 
 def test_one_that_was_held_up_itself_asks_and_waits_for_an_answer_before_it_gives_its_peer_up() -> None:

@@ -101,6 +101,11 @@ class ControlHandler:
         with self._awake():
             self._carrying.offer(self._offers.peer_lost(peer, outcome, reason))
 
+    def tell_again(self, peer: Peer) -> None:
+        """The connection to a decode engine broke: what it was told may be lost."""
+        with self._lock:
+            self._carrying.offer(self._offers.announced(peer))
+
     def wanted(self) -> set[Peer]:
         """Decode engines that have transfers open."""
         with self._lock:

@@ -55,6 +55,9 @@ class ControlEvents(Protocol):
     def decode_lost(self, peer: Peer, outcome: Outcome, reason: str) -> None:
         """A decode engine refuses, does not answer, or lives another life."""
 
+    def tell_again(self, peer: Peer) -> None:
+        """The connection to a decode engine broke: what it was told may be lost."""
+
     def wanted(self) -> set[Peer]:
         """Decode engines that have transfers open."""
 
@@ -68,8 +71,10 @@ class ControlEvents(Protocol):
 class Decode:
     """One decode engine, as seen from here."""
 
-    def __init__(self, sock: zmq.Socket[Any], now: float, listened: float) -> None:
+    def __init__(self, sock: zmq.Socket[Any], monitor: zmq.Socket[Any], now: float, listened: float) -> None:
         self.sock = sock
+        self.monitor = monitor
+        """Tells that the connection broke; ZMQ makes another."""
         self.heard = listened
         """By the time in which this side has listened (``leases.Listened``): one that was held up itself blames nobody."""
         self.pinged = self.used = now
@@ -168,6 +173,8 @@ class ControlThread:
                 for peer, decode in list(self._decodes.items()):
                     if decode.sock in ready:
                         self._hear_decode(peer, decode)
+                    if decode.monitor in ready:
+                        self._hear_break(peer, decode)
                 self._send_posts()
             except Exception:  # one peer's fault must not end the thread that serves all others
                 logger.exception("xpyd: the control thread met an error")
@@ -199,6 +206,7 @@ class ControlThread:
     def _connect(self, peer: Peer) -> Decode | None:
         try:
             sock = self._context.socket(zmq.DEALER)
+            monitor = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         except zmq.ZMQError as error:
             self._handler.decode_lost(peer, Outcome.OVERFLOW, f"this engine has no socket for it: {error}")
             return None
@@ -209,11 +217,12 @@ class ControlThread:
         try:
             sock.connect(f"tcp://{peer.control}")
         except zmq.ZMQError as error:
-            sock.close(0)
+            _close(sock, monitor)
             self._handler.decode_lost(peer, Outcome.PROTOCOL, f"control address {peer.control!r}: {error}")
             return None
-        self._poller.register(sock, zmq.POLLIN)
-        decode = self._decodes[peer] = Decode(sock, time.monotonic(), self._listened)
+        for each in (sock, monitor):
+            self._poller.register(each, zmq.POLLIN)
+        decode = self._decodes[peer] = Decode(sock, monitor, time.monotonic(), self._listened)
         self._send(peer, decode, messages.pack(self._handler.greeting(peer)))
         return decode
 
@@ -275,6 +284,14 @@ class ControlThread:
             else:
                 self._handler.decode_lost(peer, Outcome.PROTOCOL, f"sent {type(message).__name__} to a prefill engine")
 
+    def _hear_break(self, peer: Peer, decode: Decode) -> None:
+        """What was on its way when the connection broke is lost, in both directions."""
+        recv_monitor_message(decode.monitor)
+        if decode.welcome and self._decodes.get(peer) is decode:
+            logger.info("xpyd: the control connection to %s broke, and is made again", peer.instance)
+            self._send(peer, decode, messages.pack(self._handler.greeting(peer)))
+            self._handler.tell_again(peer)
+
     def _watch(self, now: float) -> None:
         wanted = self._handler.wanted()
         self._listened = self._listening.look(now)
@@ -300,5 +317,12 @@ class ControlThread:
     def _forget(self, peer: Peer) -> None:
         decode = self._decodes.pop(peer, None)
         if decode is not None:
-            self._poller.unregister(decode.sock)
-            decode.sock.close(0)
+            for each in (decode.sock, decode.monitor):
+                self._poller.unregister(each)
+            _close(decode.sock, decode.monitor)
+
+
+def _close(sock: zmq.Socket[Any], monitor: zmq.Socket[Any]) -> None:
+    sock.disable_monitor()
+    monitor.close(0)
+    sock.close(0)
