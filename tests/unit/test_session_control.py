@@ -226,6 +226,11 @@ def test_a_control_address_that_makes_no_sense_loses_the_peer_at_once(make: Call
     assert "'nowhere'" in p.lost[0][1]
 
 
+def test_there_are_sockets_for_thousands_of_decode_engines(make: Callable[..., Engine]) -> None:
+    """Each takes three; ZeroMQ has 1,023 if it is not told otherwise. Sockets that are not there fail a prompt at once."""
+    assert make().thread._context.get(zmq.MAX_SOCKETS) > 3 * 4096
+
+
 def test_a_peer_that_there_is_no_socket_for_is_given_up_at_once_and_that_is_our_own_fault(
         make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     def none(self: object, kind: int) -> None:

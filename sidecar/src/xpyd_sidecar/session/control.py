@@ -36,6 +36,8 @@ QUEUE_MAX: Final = 8192
 POLL_MS: Final = 100
 IDLE_S: Final = 120.0
 JOIN_S: Final = 5.0
+SOCKETS_MAX: Final = 3 * 4096 + 16
+"""Three for each decode engine, since two tell of its connection; ZeroMQ's own bound is 1,023."""
 _HANDSHAKE_FAILED: Final = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
                             | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
@@ -98,6 +100,7 @@ class ControlThread:
         self._listened = 0.0
         """As of the last look."""
         self._context: zmq.Context[Any] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         self._router = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MESSAGE_MAX), (zmq.SNDHWM, 1024), (zmq.RCVHWM, 1024),
                               (zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.IPV6, int(":" in host))):
@@ -286,8 +289,10 @@ class ControlThread:
 
     def _hear_break(self, peer: Peer, decode: Decode) -> None:
         """What was on its way when the connection broke is lost, in both directions."""
+        if self._decodes.get(peer) is not decode:
+            return  # given up for what it has said last
         recv_monitor_message(decode.monitor)
-        if decode.welcome and self._decodes.get(peer) is decode:
+        if decode.welcome:
             logger.info("xpyd: the control connection to %s broke, and is made again", peer.instance)
             self._send(peer, decode, messages.pack(self._handler.greeting(peer)))
             self._handler.tell_again(peer)
