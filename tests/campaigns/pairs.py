@@ -141,6 +141,10 @@ class Handler:
         """Never here."""
         raise AssertionError(reason)
 
+    def tell_again(self, peer: Peer) -> None:
+        """Never here."""
+        raise AssertionError(peer)
+
     def wanted(self) -> set[Peer]:
         """All of them."""
         return set(self.peers)

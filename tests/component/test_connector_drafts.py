@@ -13,7 +13,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from connector_sides import BLOCK, LAYERS, Engine, Hooks, decode_leg, idle, making, prefill_leg, request, until
+from connector_sides import (
+    BLOCK,
+    LAYERS,
+    Engine,
+    Hooks,
+    cache,
+    decode_leg,
+    idle,
+    making,
+    prefill_leg,
+    request,
+    until,
+)
 from copies import RUNNERS
 
 from xpyd_sidecar.contract import metrics, record
@@ -123,6 +135,21 @@ def test_what_prefill_cannot_keep_goes_into_the_buffer_only_where_both_draft_ali
     assert d.holds(INTO, prompt=7, first=0, layers=None if alike else LAYERS)
     assert bool(d.counts.get(metrics.BUFFERED_BYTES, 0)) == alike
     assert moved(p, d) == len(FROM) * (LAYERS + alike)
+
+
+def test_what_prefill_cannot_keep_does_not_go_into_the_buffer_where_arrays_come_in_another_order(
+        make: Callable[..., Engine]) -> None:
+    """As in ranks that share out the layers otherwise, or in another version of vLLM."""
+    def turned() -> dict[str, Any]:
+        return {name: cache("HND") for name in reversed([f"layer{n}" for n in range(LAYERS)])}
+
+    p, d = make("p", make_caches=turned, keep_bytes=16 * EACH), make("d", buffer_bytes=1 << 20)
+    steps = iter(range(50))
+    hand_over(p, d, late=lambda: next(steps) == 49)
+    assert all(bool((d.caches[0][name][into] == p.caches[0][name][block]).all())
+               for name in d.caches[0] for block, into in zip(FROM, INTO, strict=True))
+    assert not d.counts.get(metrics.BUFFERED_BYTES)
+    assert moved(p, d) == len(FROM) * LAYERS
 
 
 @pytest.mark.parametrize(("skipped", "said"), [(True, 1), (False, 0)])

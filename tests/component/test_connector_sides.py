@@ -52,6 +52,7 @@ from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv.keys import Recent
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -541,6 +542,26 @@ def test_where_a_load_fails_usage_says_what_decode_had_itself(make: Callable[...
     p.scheduler.ended(theirs)
     until(lambda: d.failed, p, d)
     assert ours.prefill_stats.num_cached_tokens == 16
+
+
+def test_a_peer_that_speaks_is_not_forgotten_for_those_that_have_greeted_since(make: Callable[..., Engine]) -> None:
+    """Each prefill engine that had nothing to say for two minutes greets anew, on another connection."""
+    p, d = make("p"), make("d")
+    d.scheduler._carrying.greeted = Recent(4)
+    transfer, peer = uuid.uuid4().hex, b"p" * 16
+    hello = p.scheduler._hearing.ours.hello(d.peer().incarnation)
+    hear = d.scheduler._hearing.from_prefill
+    hear(peer, hello)
+    for at in range(8):
+        hear(bytes([at]) * 16, hello)
+        hear(peer, messages.Ping(at))
+    ours = request(decode_leg(transfer))
+    d.scheduler.new_request(ours)
+    hear(peer, messages.Announce(TransferId(transfer), Attempt(1), 1, prompt_identity(ours), 41, 40,
+                                 (p.workers[0].address().data,)))
+    assert d.scheduler.matched(ours, 0) == (40, True)
+    d.scheduler.ended(ours)
+    until(lambda: idle(d), d)
 
 
 @pytest.mark.parametrize("forgotten", [False, True])

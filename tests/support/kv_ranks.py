@@ -73,7 +73,8 @@ def whole(regions: int, block_bytes: int) -> tuple[Part, ...]:
 class PrefillRank:
     """A sender and what it has reported."""
 
-    def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0, cover: bool = True,
+    def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0,
+                 send_s: float = 5.0, cover: bool = True,
                  block: int = BLOCK, ways: LinkOptions = TCP, timeout_s: float = TIMEOUT_S,
                  grouping: NcclGrouping | None = None, marks: Callable[[], CopyMark] = lambda: NOW,
                  reading: NixlReading | None = None, store: CopyStore | None = None) -> None:
@@ -82,7 +83,7 @@ class PrefillRank:
         self.marks = marks
         self.store = store or CopyStore(lambda size: Chunk(None, memory(size)), keep_bytes, unit=1)
         self.completions = Completions()
-        machine = Sending[Kept](keep_s=keep_s, send_s=5, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
+        machine = Sending[Kept](keep_s=keep_s, send_s=send_s, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
         me = LocalRank(InstanceName("p"), P_LIFE, 0, data_key, ways, timeout_s, max(block, 1 << 20), grouping, reading)
         self.sender = Sender(me, machine, host="127.0.0.1", port=0, store=self.store)
         self.address = self.sender.address

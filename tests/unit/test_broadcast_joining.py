@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
+from files import no_files
 from queue_peers import KEY
 from queues import JOIN_S, Make, making
 
@@ -143,6 +146,25 @@ def test_strangers_at_the_door_do_no_harm(caplog: pytest.LogCaptureFixture) -> N
     for stranger in strangers:
         stranger.close()
     reader.close()
+    writer.close()
+
+
+def test_without_a_file_nobody_is_let_in_for_a_while_which_is_said_once_and_costs_nothing(
+        caplog: pytest.LogCaptureFixture) -> None:
+    writer = Writer("q", local=("a",))
+    assert writer._shared is not None
+    with ThreadPoolExecutor() as pool:
+        joined = pool.submit(join, writer.handle, "a", timeout_s=JOIN_S)
+        while not select.select([writer._shared.door._sock], [], [], 0.1)[0]:
+            assert not joined.done()
+        began = time.thread_time()
+        with no_files(), caplog.at_level(logging.INFO), pytest.raises(PeerGone, match="a: did not join q"):
+            writer.wait_ready(0.9)
+        assert time.thread_time() - began < 0.3
+        assert [one.getMessage() for one in caplog.records] == [
+            "broadcast q: readers are not let in: no file descriptors are left to this process"]
+        writer.wait_ready(JOIN_S)
+        joined.result().close()
     writer.close()
 
 

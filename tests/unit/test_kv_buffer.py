@@ -62,22 +62,25 @@ def test_of_arrays_with_other_blocks_those_are_selected() -> None:
     b = buffer()
     b.expect(key("a"), A, 6, 0)
     insert(b, key("a"), cut(0, 0, 4), cut(1, 2, 2))
-    items = b.drop_select_content(A, 1, 3, (ArraySpan(1, 1, 3, 1),))
+    items = b.drop_select_content(key("a").transfer, A, 1, 3, (ArraySpan(1, 1, 3, 1),))
     assert [item[:3] for item in items] == [(0, 1, 3), (1, 3, 1)]
     assert [(item.skip, item.size) for item in items] == [(UNIT, 3 * UNIT), (UNIT, UNIT)]
 
 
-def test_by_content_only_whole_entries_of_the_same_prompt_are_selected() -> None:
+def test_by_content_only_whole_entries_of_the_same_transfer_and_prompt_are_selected() -> None:
     b = buffer()
-    b.expect(key("a"), A, 2, 0)
-    b.expect(key("b"), A, 2, 0)
-    insert(b, key("a"), cut(0, 0))
-    insert(b, key("b"), cut(0, 0), cut(0, 1))
-    assert b.drop_select_content(B, 0, 2) == []
-    assert len(b.drop_select_content(A, 0, 2)) == 2
-    assert key("b") not in b
-    assert b.drop_select_content(A, 0, 2) == []
-    assert key("a") in b
+    older, newer, others = key("a", 1), key("a", 2), key("b")
+    for which in (older, newer, others):
+        b.expect(which, A, 2, 0)
+    insert(b, older, cut(0, 0))
+    insert(b, newer, cut(0, 0), cut(0, 1))
+    insert(b, others, cut(0, 0), cut(0, 1))
+    assert b.drop_select_content(newer.transfer, B, 0, 2) == []
+    assert len(b.drop_select_content(newer.transfer, A, 0, 2)) == 2
+    assert newer not in b
+    assert b.drop_select_content(newer.transfer, A, 0, 2) == []
+    assert older in b
+    assert others in b
 
 
 def test_the_pool_takes_over_and_then_it_is_busy_until_something_leaves() -> None:
@@ -272,14 +275,14 @@ class Judge:
         self.keep(which, items, first)
 
     def content(self) -> None:
-        identity = self.draw.choice((A, B))
+        identity, transfer = self.draw.choice((A, B)), (self.some() or key("a")).transfer
         before = [one for one in self.prompts if one in self.buffer]
-        items = self.buffer.drop_select_content(identity, 0, 9)
+        items = self.buffer.drop_select_content(transfer, identity, 0, 9)
         left = [one for one in before if one not in self.buffer]
         assert len(left) == (1 if items else 0)
         for which in left:
             prompt, blocks = self.prompts[which]
-            assert prompt == identity
+            assert (prompt, which.transfer) == (identity, transfer)
             assert sum(item.blocks for item in items) == 2 * blocks
             self.keep(which, items, 0)
 

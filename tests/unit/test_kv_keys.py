@@ -35,3 +35,12 @@ def test_recent_makes_what_is_not_there_once_and_forgets_what_is_taken_out() -> 
     recent.of(3, list)
     assert 1 not in recent, "the oldest, since looking makes nothing newer"
     assert (recent.pop(2), recent.pop(2), len(recent)) == ([], None, 1)
+
+
+def test_what_is_used_is_not_forgotten_for_what_is_not() -> None:
+    recent: Recent[int, str] = Recent(2)
+    recent.put(1, "a")
+    recent.put(2, "b")
+    assert (recent.used(1), recent.used(3)) == ("a", None)
+    recent.put(4, "d")
+    assert (recent.get(1), recent.get(2)) == ("a", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.kv.keys import Key, Outcome
@@ -54,6 +56,16 @@ def test_after_a_preemption_only_what_was_not_pushed_follows_from_the_new_blocks
 
 def test_it_is_announced_once() -> None:
     assert opened().allocated("r", 0) == []
+
+
+def test_what_decode_may_have_lost_is_announced_again_while_it_is_open() -> None:
+    offers = opened()
+    assert offers.announced(D) == [SendAnnounce(D, KEY, PROMPT, 301, 300, 128)]
+    assert offers.announced(replace(D, instance=InstanceName("e"))) == []
+    offers.step("r", [[7, 8, 9]], computed=300)
+    assert offers.announced(D) == [SendAnnounce(D, KEY, PROMPT, 301, 300, 128)]
+    offers.drop(KEY, Outcome.UNUSED, "x")
+    assert offers.announced(D) == []
 
 
 def test_a_leg_that_ends_early_is_withdrawn() -> None:

@@ -32,8 +32,18 @@ def hello(**changes: Any) -> Any:
 
 def test_an_equal_peer_is_welcome() -> None:
     met = meet(HERE, hello())
-    assert (met.refused, met.ranks) == (None, 2)
+    assert (met.refused, met.ranks, met.alike) == (None, 2, True)
     assert [[source.rank for source in sources] for sources in met.plan] == [[0], [1]]
+
+
+def test_a_peer_whose_arrays_come_in_another_order_is_welcome_and_not_alike() -> None:
+    kinds = [Kind("float32", 2, (8, 8), 256, 4), Kind("float32", 2, (8, 8), 256, 4)]
+    arrays = [Array(f"layer{n}", kind) for n, kind in enumerate(kinds)]
+    ours = msgspec.structs.replace(HERE, geometry=geometry(2, [arrays] * 2))
+    met = meet(ours, hello(geometry=geometry(2, [arrays[::-1]] * 2)))
+    assert (met.refused, met.alike) == (None, False)
+    assert [[(region, unit.region) for region, unit in units(source.parts).items()]
+            for sources in met.plan for source in sources] == [[(0, 1), (1, 0)]] * 2
 
 
 def test_parallel_sizes_may_differ() -> None:
@@ -107,7 +117,7 @@ def taken(met: Met) -> list[list[tuple[int, int, bool]]]:
 
 def test_the_same_draft_moves_as_any_layer() -> None:
     met = pair((drafted(), EAGLE), (drafted(), EAGLE))
-    assert (met.refused, met.warning, met.drafts_stay) == (None, "", False)
+    assert (met.refused, met.warning, met.alike) == (None, "", True)
     assert taken(met) == [[(0, 0, True), (1, 1, True), (2, 2, True)]] * 2
 
 
@@ -116,7 +126,7 @@ def test_a_decode_engine_that_drafts_alone_takes_all_but_its_drafts_arrays() -> 
         met = pair((drafted(first=first), EAGLE), (target(), Speculation()))
         assert met.refused is None
         assert "few drafts will be accepted" in met.warning
-        assert met.drafts_stay
+        assert not met.alike
         assert taken(met) == [[(at, to, True) for at, to in enumerate(into)]] * 2
 
 

@@ -36,15 +36,18 @@ SHAPE = geometry(1, [[Array("layer0", Kind("float32", 4, (8, 8), 256, 4))]])
 class Engine:
     """A handler that remembers what it hears; as decode it answers as a real one would."""
 
-    def __init__(self, key: keys.ServiceKey = KEY, life: Incarnation = LIFE, reject: Reject | None = None) -> None:
+    def __init__(self, key: keys.ServiceKey = KEY, life: Incarnation = LIFE, reject: Reject | None = None,
+                 *, start: bool = True, port: int = 0) -> None:
         self.heard: list[Control] = []
         self.lost: list[tuple[Outcome, str]] = []
         self.unread: list[Prefix] = []
         self.peers: set[Peer] = set()
         self.life, self.reject = life, reject
         self.silent = False
-        self.thread = ControlThread(self, key, host="127.0.0.1", port=0, peer_timeout_s=TIMEOUT_S)
-        self.thread.start()
+        self.again: list[Peer] = []
+        self.thread = ControlThread(self, key, host="127.0.0.1", port=port, peer_timeout_s=TIMEOUT_S)
+        if start:
+            self.thread.start()
 
     def peer(self, life: Incarnation = LIFE) -> Peer:
         return Peer(InstanceName("d"), life, self.thread.address)
@@ -69,6 +72,10 @@ class Engine:
     def decode_lost(self, peer: Peer, outcome: Outcome, reason: str) -> None:
         self.lost.append((outcome, reason))
         self.peers.discard(peer)
+
+    def tell_again(self, peer: Peer) -> None:
+        self.again.append(peer)
+        self.thread.post(peer, ANNOUNCE)
 
     def wanted(self) -> set[Peer]:
         return set(self.peers)
@@ -133,6 +140,35 @@ def test_a_peer_that_falls_silent_is_lost_within_the_timeout(make: Callable[...,
     assert p.lost == [(Outcome.PEER_LOST, f"it is silent for {TIMEOUT_S} s")]
 
 
+def test_what_may_be_lost_with_a_connection_that_broke_is_told_again(make: Callable[..., Engine]) -> None:
+    """Who keeps the state of connections on the way may forget it: neither side has ended then."""
+    p, d = make(), make()
+    peer = d.peer()
+    p.announce(peer)
+    wait(lambda: p.heard)
+    d.thread.stop()
+    after = make(port=split_host_port(peer.control)[1])
+    wait(lambda: any(isinstance(one, Announce) for one in after.heard))
+    assert [type(one) for one in after.heard if not isinstance(one, Ping)] == [Hello, Announce]
+    assert (p.again, p.lost) == ([peer], [])
+
+
+def test_one_that_was_held_up_itself_asks_and_waits_for_an_answer_before_it_gives_its_peer_up() -> None:
+    """A stopped process, a pause of its machine: decode could answer nothing meanwhile, since it was asked nothing."""
+    p = Engine(start=False)
+    peer, now = Peer(InstanceName("d"), LIFE, HostPort("127.0.0.1:1")), time.monotonic()
+    p.peers.add(peer)
+    decode = p.thread._connect(peer)
+    assert decode is not None
+    p.thread._watch(now)
+    for late in (20.0, 20.1, 20.3, 20.5):
+        p.thread._watch(now + late)
+    assert (p.lost, decode.seq) == ([], 2)
+    p.thread._watch(now + 20.8)
+    assert [outcome for outcome, _ in p.lost] == [Outcome.PEER_LOST]
+    p.thread.stop()
+
+
 def test_a_peer_with_nothing_open_may_be_silent(make: Callable[..., Engine]) -> None:
     p, d = make(), make()
     p.announce(d.peer())
@@ -188,6 +224,11 @@ def test_a_control_address_that_makes_no_sense_loses_the_peer_at_once(make: Call
     wait(lambda: p.lost)
     assert p.lost[0][0] is Outcome.PROTOCOL
     assert "'nowhere'" in p.lost[0][1]
+
+
+def test_there_are_sockets_for_thousands_of_decode_engines(make: Callable[..., Engine]) -> None:
+    """Each takes three; ZeroMQ has 1,023 if it is not told otherwise. Sockets that are not there fail a prompt at once."""
+    assert make().thread._context.get(zmq.MAX_SOCKETS) > 3 * 4096
 
 
 def test_a_peer_that_there_is_no_socket_for_is_given_up_at_once_and_that_is_our_own_fault(

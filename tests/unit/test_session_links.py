@@ -476,6 +476,7 @@ def test_names_without_an_owner_are_swept_and_others_are_not(folder: Path) -> No
     dead, alien = folder / f"{arena.PREFIX}1-dead", folder / "something-else"
     dead.write_bytes(b"x")
     alien.write_bytes(b"x")
+    os.utime(dead, (0, time.time() - 2 * arena.YOUNG_S))
     living = ArenaLink(Said(), folder, 1000)
     with (folder / living.shown().name).open() as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -483,6 +484,28 @@ def test_names_without_an_owner_are_swept_and_others_are_not(folder: Path) -> No
     assert sorted(path.name for path in folder.iterdir()) == sorted([alien.name, living.shown().name])
     living.close()
     alien.unlink()
+
+
+def test_an_arena_that_is_being_made_is_not_swept_before_it_is_locked(folder: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks of a host make arenas in one folder."""
+    swept = []
+
+    class Late:
+        LOCK_EX, LOCK_NB = fcntl.LOCK_EX, fcntl.LOCK_NB
+
+        @staticmethod
+        def flock(fd: int, how: int) -> None:
+            monkeypatch.undo()
+            arena.sweep(folder)
+            swept.append(fd)
+            fcntl.flock(fd, how)
+
+    monkeypatch.setattr(arena, "fcntl", Late)
+    link = ArenaLink(Said(), folder, 1000)
+    assert swept
+    assert [path.name for path in folder.iterdir()] == [link.shown().name]
+    link.close()
 
 
 @pytest.mark.parametrize(("change", "text"), [
@@ -555,7 +578,8 @@ def test_prefill_killed_during_the_handshake_leaves_only_what_is_swept(tmp_path:
         d.load("r", key(), p.address, first=0, count=4)
         assert d.wait_outcomes() == [Outcome.INCOMPATIBLE]
         assert killed.is_set()
-    assert len(list(tmp_path.iterdir())) == 1
+    (left,) = tmp_path.iterdir()
+    os.utime(left, (0, time.time() - 2 * arena.YOUNG_S))
     ArenaLink(Said(), tmp_path, 1000).close()
     assert list(tmp_path.iterdir()) == []
 

@@ -169,6 +169,22 @@ def test_the_same_prompt_of_another_try_is_found_by_its_content() -> None:
         assert other.wait_reports(deadline_s=40)[0].outcome is Outcome.OK
 
 
+def test_what_came_ahead_for_one_request_is_not_given_to_another_with_the_same_prompt() -> None:
+    """Prefill has let go of what it has stored: the request that it was for would wait for it until its deadline."""
+    with pair(keep=4 * BLOCK) as (p, d), PrefillRank(keep_s=60, timeout_s=40) as other:
+        d.expect(key("a"), p, blocks=2, identity=IDENTITY)
+        copy(p, key("a"))
+        p.sender.spilling._store.bound = 1
+        wait(lambda: counted(d, metrics.BUFFERED_BYTES) == 4 * BLOCK)
+        copy(other, key("b"))
+        d.load("rb", key("b"), other, first=0, count=2, identity=IDENTITY)
+        assert outcomes(d) == [Outcome.OK]
+        assert d.moved == {"tcp": 4 * BLOCK}
+        d.load("ra", key("a"), p, first=0, count=2, identity=IDENTITY)
+        assert outcomes(d, 2) == [Outcome.OK, Outcome.OK]
+        assert d.moved == {"tcp": 4 * BLOCK, "buffer": 4 * BLOCK}
+
+
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_decode_may_pull_and_then_gets_no_more_than_its_window_at_once(window: int) -> None:
     with pair(keep=64 * BLOCK, window=window) as (p, d):

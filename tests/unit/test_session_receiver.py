@@ -13,8 +13,9 @@ from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.frames import Header
+from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.session import endpoint
 from xpyd_sidecar.transport import moves
 from xpyd_sidecar.transport.tcp.frame_reader import FrameReader
 
@@ -49,6 +50,21 @@ def test_one_connection_serves_many_loads_and_lives_through_idle_times() -> None
         assert d.wait_outcomes(3) == [Outcome.OK] * 3
 
 
+def test_a_session_without_work_is_ended_by_decode_which_may_ask_over_it_in_that_moment() -> None:
+    with PrefillRank() as p, DecodeRank() as d:
+        push(p)
+        d.load("r", key(), p, first=0, count=4)
+        assert d.wait_outcomes() == [Outcome.OK]
+        p.wait_reports()
+        later, looked = time.monotonic() + endpoint.IDLE_S + 1, threading.Event()
+        p.sender._loop.post(lambda: p.sender._tick(later))
+        p.sender._loop.post(looked.set)
+        assert looked.wait(10)
+        assert len(p.sender._peers) == 1
+        d.receiver._loop.post(lambda: d.receiver._tick(later))
+        d.wait(lambda: not p.sender._peers)
+
+
 def test_large_blocks_with_two_chunks_of_staging_only_slow_it_down() -> None:
     size = 1 << 20
     with PrefillRank(keep_bytes=64 << 20, block=size) as p, DecodeRank(chunks=2, block=size) as d:
@@ -70,6 +86,28 @@ def test_a_stuck_engine_thread_is_not_mistaken_for_a_dead_peer() -> None:
         d.load("r", key(), p, first=0, count=8)
         time.sleep(2.5 * TIMEOUT_S)  # no poll: staging is full, nothing is read
         assert d.wait_outcomes() == [Outcome.OK]
+
+
+def test_a_frame_of_a_load_that_was_given_up_keeps_no_memory_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection may have nothing to bring for minutes."""
+    real = FrameReader._receive
+
+    def given_up(self: FrameReader, beside: bool) -> tuple[int, bytes]:
+        if self._header is not None and self._header.kind is Kind.DATA and d.machine.open:
+            d.abandon("r")
+            raise BlockingIOError  # the rest of the frame comes later
+        return real(self, beside)
+
+    monkeypatch.setattr(FrameReader, "_receive", given_up)
+    with PrefillRank() as p, PrefillRank() as other, DecodeRank(chunks=1) as d:
+        d.load("r", key("a"), p, first=0, count=4)
+        time.sleep(0.2)
+        push(p, "a")
+        assert d.wait_outcomes() == [Outcome.ABORTED]
+        monkeypatch.undo()
+        push(other, "b")
+        d.load("s", key("b"), other, first=0, count=4)
+        assert d.wait_outcomes(2) == [Outcome.ABORTED, Outcome.OK]
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])

@@ -17,6 +17,7 @@ from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.session import sender
+from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.threads import loop
 from xpyd_sidecar.transport.tcp import connection
 
@@ -82,6 +83,35 @@ def test_a_stranger_that_says_nothing_is_closed_after_the_timeout() -> None:
         while stranger.recv(4096):
             pass
         assert time.monotonic() - began < 20 * TIMEOUT_S
+
+
+def test_strangers_that_say_nothing_keep_no_decode_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "CONNECTIONS_MAX", 8)
+    monkeypatch.setattr(sender, "STRANGERS_MAX", 4)
+    with PrefillRank() as p, DecodeRank() as d, contextlib.ExitStack() as strangers:
+        p.copy(key(), 0, 0, [content(0, 0)])
+        p.copy(key(), 1, 0, [content(1, 0)])
+        for _ in range(16):
+            strangers.enter_context(socket.create_connection(split_host_port(p.address)))
+        d.load("r", key(), p, first=0, count=1)
+        assert d.wait_outcomes() == [Outcome.OK]
+
+
+@pytest.mark.parametrize("ways", [LinkOptions("tcp"), LinkOptions("shm")], ids=["tcp", "shm"])
+def test_a_decode_rank_that_lives_and_takes_nothing_keeps_no_copies_beyond_its_time(ways: LinkOptions) -> None:
+    """Its engine's thread hangs, so its staging is full; the thread of its sockets says all the time that it lives."""
+    size = 1 << 20
+    with (PrefillRank(keep_bytes=40 << 20, block=size, ways=ways, send_s=1.0) as p,
+          DecodeRank(chunks=1, block=size, ways=ways, load_s=60) as d):
+        for region in range(2):
+            p.copy(key(), region, 0, [bytes(size)] * 16)
+        d.load("r", key(), p, first=0, count=16)
+        (report,) = p.wait_reports()
+        assert (report.outcome, report.reason) == (Outcome.DEADLINE, "decode did not confirm in time")
+        end = time.monotonic() + 10
+        while p.sender.store.used:
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
 
 def test_a_port_in_use_is_a_clear_error() -> None:

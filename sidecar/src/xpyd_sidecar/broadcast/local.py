@@ -19,6 +19,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.broadcast import wire
 from xpyd_sidecar.broadcast.segment import Segment
 from xpyd_sidecar.errors import AuthError, PeerGone, ProtocolError
@@ -29,6 +30,8 @@ _CREDENTIALS = struct.Struct("3i")
 _ENDED: Final = select.POLLHUP | select.POLLERR
 WAITING_MAX: Final = 64
 """Connections that have not said who they are."""
+LACK_S: Final = 0.02
+"""How long nobody is let in after a file was lacking. Those who knock wait in the kernel."""
 
 
 class Link:
@@ -114,6 +117,7 @@ class Door:
         self._names = names
         self._ring = ring
         self._waiting: list[Link] = []
+        self._lack = resources.Complaint(f"broadcast {queue}: readers are not let in")
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.address = f"xpyd-broadcast-{secrets.token_hex(16)}"
         self._sock.bind(f"\0{self.address}")
@@ -172,7 +176,11 @@ class Door:
         try:
             sock, _ = self._sock.accept()
         except OSError as error:
-            logger.info("broadcast %s: a reader that knocked is gone again: %s", self._queue, error)
+            if resources.ours(error):
+                self._lack.add(error)
+                time.sleep(LACK_S)
+            else:
+                logger.info("broadcast %s: a reader that knocked is gone again: %s", self._queue, error)
             return
         _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if uid not in (0, os.geteuid()):

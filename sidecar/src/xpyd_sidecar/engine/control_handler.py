@@ -51,9 +51,9 @@ class ControlHandler:
         ours = self.ours
         assert ours is not None
         with self._awake():
+            known = self._carrying.greeted.used(peer)  # who speaks is not forgotten for those who do not
             if isinstance(message, Hello):
                 met = peers.meet(ours, message)
-                known = self._carrying.greeted.get(peer)
                 if known is not None and known != met:  # what it has announced goes by the first
                     self._carrying.post(peer, Reject(Outcome.PROTOCOL, "another HELLO on this connection"))
                     return
@@ -71,7 +71,7 @@ class ControlHandler:
             elif isinstance(message, Asked):
                 told = self._carrying.ring.told(message.transfers)
                 self._carrying.post(peer, Told(ours.instance, time.monotonic(), clock(), told))
-            elif (known := self._carrying.greeted.get(peer)) is None:
+            elif known is None:
                 self._carrying.post(peer, Reject(Outcome.INCARNATION, "no HELLO on this connection"))
             elif isinstance(message, Announce):
                 self._carrying.ring.mark(message.key, "announced", sends=False)
@@ -100,6 +100,11 @@ class ControlHandler:
         logger.warning("xpyd: decode engine %s (%s): %s", peer.instance, peer.control, reason)
         with self._awake():
             self._carrying.offer(self._offers.peer_lost(peer, outcome, reason))
+
+    def tell_again(self, peer: Peer) -> None:
+        """The connection to a decode engine broke: what it was told may be lost."""
+        with self._lock:
+            self._carrying.offer(self._offers.announced(peer))
 
     def wanted(self) -> set[Peer]:
         """Decode engines that have transfers open."""

@@ -283,15 +283,14 @@ class SchedulerSide:
     def _expect(self) -> None:
         """Whose request has no blocks yet, although they were asked for, may have to be kept in the buffer.
 
-        Rank goes to rank: prefill offers nothing where the sizes of the two differ. A state is final when prefill is done,
-        so nothing is gained by having it earlier. Nor is it asked where KV of drafts stays behind: it would count the
-        arrays here as if they were its own.
+        Rank goes to rank, and array to array: what is pushed ahead lies as prefill has it. A state is final when prefill is
+        done, so nothing is gained by having it earlier.
         """
         if self._blocks.cuts:
             return
         for peer, source in self._pairing.without_blocks():
             met = self._carrying.greeted.get(peer)
-            if source.key not in self._invited and len(source.data) == self._ranks and met and not met.drafts_stay:
+            if source.key not in self._invited and met is not None and met.alike:
                 self._invited.put(source.key, None)
                 blocks = tuple(map(len, self._blocks.wanted(source.handed, 0)))
                 self._carrying.orders.expects.append(ExpectOrder(source, blocks))

@@ -1,6 +1,6 @@
 """Decode's lookup buffer: KV that came before its request has blocks, and the places it lies in.
 
-The verbs are those of vLLM's KV lookup buffers: ``insert``, and ``drop_select`` by transfer, by content, or of any entry;
+The verbs are those of vLLM's KV lookup buffers: ``insert``, and ``drop_select`` of a try, by content, or of any entry;
 the region of interest is the blocks that decode lacks. Places are taken from the buffer and, where that is full, from the
 host pool; where both are full the offer is refused (BUSY), and prefill offers again.
 
@@ -8,7 +8,8 @@ Laws
 1. A place is handed out once and taken back once; places in use never overlap, and lie in the tier that they name.
 2. Nothing is inserted that was not offered and granted, nor after its entry has left.
 3. An entry leaves once: selected by a load, forgotten, evicted, or after ``ttl_s`` because no request claims it.
-4. By content only whole entries are selected: what another try left unfinished stands for nothing.
+4. By content only whole entries of other tries of the same transfer are selected: what another try left unfinished stands
+   for nothing, and what came for another request is that request's, whose prefill has nothing of it any more.
 5. There are never more than ``most`` entries; the oldest gives way.
 
     expect ──▶ entry ── offer ──▶ reserved ── frame begins ──▶ taken ── insert ──▶ item ── drop_select ──▶ the caller's
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.kv.blocks import overlap
 from xpyd_sidecar.kv.buddy import Buddy
 from xpyd_sidecar.kv.keys import Key
@@ -155,9 +157,11 @@ class Buffer:
         entry = self._entries.pop(key, None)
         return list(self._leave(entry, (first, count), spans)) if entry else []
 
-    def drop_select_content(self, identity: bytes, first: int, count: int, spans: Sequence[ArraySpan] = ()) -> list[Item]:
-        """The same for any whole entry of the same prompt, whichever try has brought it."""
-        whole = (key for key, one in self._entries.items() if one.identity == identity and one.filled == one.slots)
+    def drop_select_content(self, transfer: TransferId, identity: bytes, first: int, count: int,
+                            spans: Sequence[ArraySpan] = ()) -> list[Item]:
+        """The same for any whole entry of a transfer with this prompt, whichever try has brought it."""
+        whole = (key for key, one in self._entries.items()
+                 if (key.transfer, one.identity) == (transfer, identity) and one.filled == one.slots)
         found = next(whole, None)
         return self.drop_select(found, first, count, spans) if found else []
 

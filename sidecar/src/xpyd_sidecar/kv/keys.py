@@ -87,6 +87,12 @@ class Recent(Generic[K, V]):
         """The value of a key that is still remembered."""
         return self._items.get(key)
 
+    def used(self, key: K) -> V | None:
+        """The value of a key that is still remembered, which is the newest from now on."""
+        if key in self._items:
+            self._items.move_to_end(key)
+        return self._items.get(key)
+
     def __contains__(self, key: object) -> bool:
         return key in self._items
 

@@ -1,7 +1,8 @@
 """Prefill's scheduler side: which of its requests are legs of a transfer, and how far each has been pushed.
 
 Laws
-1. A leg is announced once, when its blocks are first allocated; then its transfer is open until every rank has ended it.
+1. A leg is announced when its blocks are first allocated, and again where that may be lost; its transfer is open until
+   every rank has ended it.
 2. Blocks of each group are pushed once, in order, when they are final, from where the group's table has them then. Pushes
    are copies, so a preempted leg goes on from where it was; a rank that had no room for one by then lets go of its part.
    A leg that lacks a block in the step that makes it final is withdrawn: nothing is sent in its place.
@@ -142,6 +143,8 @@ class Leg:
     """By rank: how many blocks it has copied out."""
     failed: tuple[Outcome, str] | None = None
     bytes: int = 0
+    cached: int = 0
+    """Tokens of the prompt that need not be computed."""
     done: Effort = NO_EFFORT
     """In steps that have ended."""
     under_way: Effort = NO_EFFORT
@@ -193,10 +196,14 @@ class Offers:
         leg = self._legs.get(request)
         if leg is None or leg.state is not State.QUEUED:
             return []
-        leg.state = State.OPEN
+        leg.state, leg.cached = State.OPEN, cached
         leg.open_ranks = set(range(self._ranks))
         self._open[leg.key] = leg
-        return [SendAnnounce(leg.peer, leg.key, leg.identity, leg.prompt, leg.tokens, cached)]
+        return [_announcement(leg)]
+
+    def announced(self, peer: Peer) -> list[Instruction]:
+        """Say again what a decode engine may have lost; it answers what it does not want with DROP, as at first."""
+        return [_announcement(leg) for leg in self._open.values() if leg.peer == peer and leg.state is not State.CLOSING]
 
     def tracks(self, request: str) -> Key | None:
         """The transfer of this request, if ``step`` wants to hear of it."""
@@ -362,3 +369,7 @@ class Offers:
         leg.failed = leg.failed or (outcome, reason)
         self._waits = None
         return [Release(leg.key, outcome, reason)]
+
+
+def _announcement(leg: Leg) -> SendAnnounce:
+    return SendAnnounce(leg.peer, leg.key, leg.identity, leg.prompt, leg.tokens, leg.cached)

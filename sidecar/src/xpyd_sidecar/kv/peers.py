@@ -42,8 +42,8 @@ class Met(NamedTuple):
     """Which of its ranks each rank here takes from, and what."""
     warning: str = ""
     """What is lost although its KV is taken."""
-    drafts_stay: bool = False
-    """The KV of drafts is not taken, so neither side may count on arrays as the other one has them."""
+    alike: bool = False
+    """Each rank here takes all that its own number has there, array by array: what comes unasked may be taken as it is."""
 
 
 def meet(ours: Self, theirs: Hello) -> Met:
@@ -57,7 +57,8 @@ def meet(ours: Self, theirs: Hello) -> Met:
         left_out = drafts.left_out - mine
         try:
             made = plan(theirs.geometry, ours.geometry, left_out)
-            return Met(None, theirs.geometry.ranks, made, drafts.warning, bool(left_out))
+            alike = theirs.geometry == ours.geometry and not left_out
+            return Met(None, theirs.geometry.ranks, made, drafts.warning, alike)
         except Unmappable as error:
             refused = Outcome.INCOMPATIBLE, str(error)
     return Met(refused, theirs.geometry.ranks)

@@ -42,10 +42,8 @@ class BlockReceiver:
         self._slot: Slot | None = None
 
     def close(self) -> None:
-        """The connection has ended: give back what it has taken for the next frame."""
-        if self._chunk is not None:
-            chunk, self._chunk = self._chunk, None
-            self._shared.staging.give(chunk)
+        """The connection has ended: give back what it has taken for a frame."""
+        self._give_chunk()
         if self._slot is not None:
             slot, self._slot = self._slot, None
             self._shared.staging.give(slot.chunk)
@@ -72,8 +70,7 @@ class BlockReceiver:
         direct = self._direct(asked, header, cover=header.covered)
         if direct is not None:
             return direct._replace(after=partial(self._after, asked, header))
-        if self._chunk is None:
-            self._chunk = self._shared.staging.take()
+        self._chunk = self._shared.staging.take()
         return self._chunk and PayloadPlace(packed(self._chunk.view, header.blocks, cover=header.covered, size=size))
 
     @staticmethod
@@ -179,8 +176,9 @@ class BlockReceiver:
             self._buffered(header, slot, place)
             return
         asked = self.asked.get(header.key)
-        if asked is None or place.scatter is None:
-            return  # a try that was cancelled; a chunk serves the next frame
+        if asked is None or place.scatter is None:  # a try that was cancelled; the next frame may be long in coming
+            self._give_chunk()
+            return
         self._check(header, place, header.checksum if header.covered else None)
         chunk = None
         if place.gate is None:
@@ -238,6 +236,12 @@ class BlockReceiver:
             raise
         self._arrived(asked, header, size, chunk, way)
         return True
+
+    def _give_chunk(self) -> None:
+        """Nothing that was asked for is in it."""
+        if self._chunk is not None:
+            chunk, self._chunk = self._chunk, None
+            self._shared.staging.give(chunk)
 
     def _check(self, header: Header, place: PayloadPlace, expected: int | None) -> None:
         if expected is None or place.total() == expected:

@@ -26,6 +26,7 @@ from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.leases import Listened
 from xpyd_sidecar.kv.messages import MESSAGE_MAX, Control, Pong, Prefix, Reject, ToDecode, ToPrefill, Welcome
 from xpyd_sidecar.threads.watched import Faults, Watched
 
@@ -35,6 +36,8 @@ QUEUE_MAX: Final = 8192
 POLL_MS: Final = 100
 IDLE_S: Final = 120.0
 JOIN_S: Final = 5.0
+SOCKETS_MAX: Final = 3 * 4096 + 16
+"""Three for each decode engine, since two tell of its connection; ZeroMQ's own bound is 1,023."""
 _HANDSHAKE_FAILED: Final = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
                             | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
@@ -54,6 +57,9 @@ class ControlEvents(Protocol):
     def decode_lost(self, peer: Peer, outcome: Outcome, reason: str) -> None:
         """A decode engine refuses, does not answer, or lives another life."""
 
+    def tell_again(self, peer: Peer) -> None:
+        """The connection to a decode engine broke: what it was told may be lost."""
+
     def wanted(self) -> set[Peer]:
         """Decode engines that have transfers open."""
 
@@ -67,12 +73,14 @@ class ControlEvents(Protocol):
 class Decode:
     """One decode engine, as seen from here."""
 
-    def __init__(self, sock: zmq.Socket[Any], now: float) -> None:
+    def __init__(self, sock: zmq.Socket[Any], monitor: zmq.Socket[Any], now: float, listened: float) -> None:
         self.sock = sock
-        self.heard = self.pinged = self.used = now
+        self.monitor = monitor
+        """Tells that the connection broke; ZMQ makes another."""
+        self.heard = listened
+        """By the time in which this side has listened (``leases.Listened``): one that was held up itself blames nobody."""
+        self.pinged = self.used = now
         self.welcome = False
-        self.late = False
-        """Silent for too long at the last look; twice in a row is too often (between two looks the thread listens)."""
         self.seq = 0
 
 
@@ -88,7 +96,11 @@ class ControlThread:
         self._handler = handler
         self._key = key
         self._timeout = peer_timeout_s
+        self._listening = Listened(peer_timeout_s)
+        self._listened = 0.0
+        """As of the last look."""
         self._context: zmq.Context[Any] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         self._router = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MESSAGE_MAX), (zmq.SNDHWM, 1024), (zmq.RCVHWM, 1024),
                               (zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.IPV6, int(":" in host))):
@@ -164,6 +176,8 @@ class ControlThread:
                 for peer, decode in list(self._decodes.items()):
                     if decode.sock in ready:
                         self._hear_decode(peer, decode)
+                    if decode.monitor in ready:
+                        self._hear_break(peer, decode)
                 self._send_posts()
             except Exception:  # one peer's fault must not end the thread that serves all others
                 logger.exception("xpyd: the control thread met an error")
@@ -195,6 +209,7 @@ class ControlThread:
     def _connect(self, peer: Peer) -> Decode | None:
         try:
             sock = self._context.socket(zmq.DEALER)
+            monitor = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         except zmq.ZMQError as error:
             self._handler.decode_lost(peer, Outcome.OVERFLOW, f"this engine has no socket for it: {error}")
             return None
@@ -205,11 +220,12 @@ class ControlThread:
         try:
             sock.connect(f"tcp://{peer.control}")
         except zmq.ZMQError as error:
-            sock.close(0)
+            _close(sock, monitor)
             self._handler.decode_lost(peer, Outcome.PROTOCOL, f"control address {peer.control!r}: {error}")
             return None
-        self._poller.register(sock, zmq.POLLIN)
-        decode = self._decodes[peer] = Decode(sock, time.monotonic())
+        for each in (sock, monitor):
+            self._poller.register(each, zmq.POLLIN)
+        decode = self._decodes[peer] = Decode(sock, monitor, time.monotonic(), self._listened)
         self._send(peer, decode, messages.pack(self._handler.greeting(peer)))
         return decode
 
@@ -246,7 +262,7 @@ class ControlThread:
                 parts = decode.sock.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            decode.heard = time.monotonic()
+            decode.heard = self._listened
             try:
                 prefix = messages.prefix(parts[0])
                 if prefix.version != messages.WIRE_VERSION:
@@ -271,17 +287,27 @@ class ControlThread:
             else:
                 self._handler.decode_lost(peer, Outcome.PROTOCOL, f"sent {type(message).__name__} to a prefill engine")
 
+    def _hear_break(self, peer: Peer, decode: Decode) -> None:
+        """What was on its way when the connection broke is lost, in both directions."""
+        if self._decodes.get(peer) is not decode:
+            return  # given up for what it has said last
+        recv_monitor_message(decode.monitor)
+        if decode.welcome:
+            logger.info("xpyd: the control connection to %s broke, and is made again", peer.instance)
+            self._send(peer, decode, messages.pack(self._handler.greeting(peer)))
+            self._handler.tell_again(peer)
+
     def _watch(self, now: float) -> None:
         wanted = self._handler.wanted()
+        self._listened = self._listening.look(now)
         for peer, decode in list(self._decodes.items()):
             if peer not in wanted:
                 if decode.welcome:
-                    decode.heard = now  # it was asked nothing; silence counts from the next announcement on
+                    decode.heard = self._listened  # it was asked nothing; silence counts from the next announcement on
                 if now - decode.used > IDLE_S or (not decode.welcome and now - decode.used > self._timeout):
                     self._forget(peer)
                 continue
-            late, decode.late = decode.late, now - decode.heard > self._timeout
-            if late and decode.late:
+            if self._listened - decode.heard > self._timeout:
                 why = "it is silent" if decode.welcome else "no answer (not reachable, or it does not hold the service key)"
                 self._lose(peer, Outcome.PEER_LOST, f"{why} for {self._timeout} s")
             elif now - decode.pinged > self._timeout / 4:
@@ -296,5 +322,12 @@ class ControlThread:
     def _forget(self, peer: Peer) -> None:
         decode = self._decodes.pop(peer, None)
         if decode is not None:
-            self._poller.unregister(decode.sock)
-            decode.sock.close(0)
+            for each in (decode.sock, decode.monitor):
+                self._poller.unregister(each)
+            _close(decode.sock, decode.monitor)
+
+
+def _close(sock: zmq.Socket[Any], monitor: zmq.Socket[Any]) -> None:
+    sock.disable_monitor()
+    monitor.close(0)
+    sock.close(0)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # it needs torch
     from xpyd_sidecar.transport.nccl.decode import NcclGrouping
 
 IDLE_S: Final = 120.0
-"""A session that has nothing open is closed after so long; the next transfer begins a new one."""
+"""A session that has nothing open is closed by decode after so long; the next transfer begins a new one. Prefill waits
+twice as long: it would close one over which decode asks in that moment.
+"""
 
 
 class LocalRank(NamedTuple):
@@ -44,6 +46,8 @@ class LocalRank(NamedTuple):
 
 class Endpoint(FrameOwner):
     """One end."""
+
+    idle_s = IDLE_S
 
     def __init__(self, loop: Loop, sock: socket.socket, address: str, *, connecting: bool = False) -> None:
         self.link = Connection(loop, sock, address, self, connecting=connecting)
@@ -75,5 +79,5 @@ class Endpoint(FrameOwner):
                 link.close(PeerGone(link.peer, f"silent for {timeout} s"))
             elif not link.writing and now - link.last_out > timeout / 4:
                 self.link.say(Kind.PING)
-        elif now - max(link.last_in, link.last_out) > IDLE_S:
+        elif now - max(link.last_in, link.last_out) > self.idle_s:
             link.close(PeerGone(link.peer, "idle"))

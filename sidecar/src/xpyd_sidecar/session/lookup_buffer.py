@@ -139,12 +139,12 @@ class LookupBuffer:
             self.counted.add(metrics.BUFFERED_BYTES, slot.place.size)
 
     def claim(self, key: Key, identity: bytes, ready: Ready) -> list[tuple[Item, Chunk]]:
-        """A load has begun: what the buffer has of what it asks for, by transfer, else by content. The entry is gone.
+        """A load has begun: what the buffer has of what it asks for, of its try, else by content. The entry is gone.
 
         The reader gives the chunks back.
         """
         roi = ready.first, ready.count, ready.spans
-        items = self._buffer.drop_select(key, *roi) or self._buffer.drop_select_content(identity, *roi)
+        items = self._buffer.drop_select(key, *roi) or self._buffer.drop_select_content(key.transfer, identity, *roi)
         return [(one, self._chunk(one.place, one.skip, one.size)) for one in items]
 
     def forget(self, key: Key) -> None:

@@ -16,7 +16,7 @@ from xpyd_sidecar.errors import AuthError, Incompatible, PeerError, ProtocolErro
 from xpyd_sidecar.kv import bodies, proofs
 from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.session.endpoint import Endpoint, LocalRank
+from xpyd_sidecar.session.endpoint import IDLE_S, Endpoint, LocalRank
 from xpyd_sidecar.session.prefill_link_choice import Arenas, PrefillLinkChoice
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 class PrefillEndpoint(Endpoint):
     """One connection from a decode rank."""
+
+    idle_s = 2 * IDLE_S
 
     def __init__(self, me: LocalRank, arenas: Arenas, loop: Loop, sock: socket.socket, address: str, *,
                  asked: Callable[[PrefillEndpoint, Header, memoryview], None],

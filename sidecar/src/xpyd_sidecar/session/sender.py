@@ -10,7 +10,7 @@ import logging
 import selectors
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -38,6 +38,8 @@ from xpyd_sidecar.transport.tcp.link import TcpLink
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 4096
+STRANGERS_MAX: Final = 1024
+"""Of them, that have not shown that they hold the key; the one that came first gives way to who comes."""
 REPORTS_MAX: Final = 1 << 16
 """Until the engine's thread takes them. It does while it has transfers, and has no more of them at once; a peer may ask for
 some that there never were.
@@ -86,7 +88,11 @@ class Sender:
         """Transfers that have ended, for the engine's thread to take."""
         self.arenas = Arenas()
         self._peers: dict[int, PrefillEndpoint] = {}
+        self._strangers: dict[int, PrefillEndpoint] = {}
+        """Those of them of whom nothing was heard after the handshake, the oldest first."""
         self._sent: dict[Key, int] = {}
+        self._leaving: Counter[tuple[int, Key]] = Counter()
+        """By link and transfer: sends that are on their way."""
         self._unsummed: deque[Sums] = deque()
         """Of copies whose checksums are not made; each copy is in the store."""
         self._reports: deque[SendReport] = deque(maxlen=REPORTS_MAX)
@@ -194,13 +200,17 @@ class Sender:
                 logger.warning("xpyd: refused a data link from %s: %d are open", address[0], CONNECTIONS_MAX)
                 sock.close()
                 continue
+            if len(self._strangers) >= STRANGERS_MAX:
+                first = next(iter(self._strangers.values()))
+                first.link.close(PeerGone(first.link.peer, "does not greet, and others wait"))
             peer = PrefillEndpoint(self.me, self.arenas, self._loop, sock, join_host_port(address[0], address[1]),
                                    asked=self._asked, lost=self._lost)
-            self._peers[peer.link.number] = peer
+            self._peers[peer.link.number] = self._strangers[peer.link.number] = peer
 
     def _asked(self, peer: PrefillEndpoint, header: Header, body: memoryview) -> None:
         """A frame of an accepted peer."""
         number, key = peer.link.number, header.key
+        self._strangers.pop(number, None)
         if header.kind is Kind.READY:
             ready = bodies.read_body(body, bodies.Ready)
             self._noting.mark(key, "ready")
@@ -223,6 +233,7 @@ class Sender:
     def _lost(self, peer: PrefillEndpoint, error: PeerError) -> None:
         """A connection has ended."""
         self._peers.pop(peer.link.number, None)
+        self._strangers.pop(peer.link.number, None)
         outcome = Outcome.PROTOCOL if isinstance(error, ProtocolError) else Outcome.PEER_LOST
         steps = self._machine.lost(peer.link.number, outcome, str(error))
         if steps or not isinstance(error, PeerGone):
@@ -253,7 +264,7 @@ class Sender:
             self._store(step)
         elif isinstance(step, copies.Refuse):
             if (peer := self._peers.get(step.link)) is not None:
-                peer.link.say(Kind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
+                self._refuse(peer, step)
         else:
             size = self._sent.pop(step.key, 0)
             began = self._began.pop(step.key, None)
@@ -265,6 +276,17 @@ class Sender:
                 self.noted.append(noted)
             confirmed = size if step.confirmed else 0
             self._reports.append(SendReport(self.me.rank, step.key, step.outcome, step.reason, confirmed))
+
+    def _refuse(self, peer: PrefillEndpoint, step: copies.Refuse) -> None:
+        """A peer is told that a transfer will not come.
+
+        One that lives, has let the time for it pass and takes nothing of it would not hear of that, and the copies that
+        wait for it would stay: its session ends.
+        """
+        if step.outcome is Outcome.DEADLINE and (step.link, step.key) in self._leaving:
+            peer.link.close(PeerGone(peer.link.peer, f"{step.reason}, and takes nothing"))
+        else:
+            peer.link.say(Kind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
 
     def _send(self, step: copies.Send[Kept]) -> None:
         try:
@@ -288,7 +310,7 @@ class Sender:
         self._machine.progressed(step.key)
         if step.key in self._began:  # else it has ended, and what is noted of it is told
             self._noting.piece(step.key, began, time.monotonic(), size, link)
-        self._left(step.copy.data, size, step.uses)
+        self._left(step, size, step.uses)
 
     def _store(self, step: copies.Store[Kept]) -> None:
         """Push a copy ahead: as frames of the session, whatever the link, since nobody has said where it belongs."""
@@ -296,7 +318,7 @@ class Sender:
         peer = self._leaves(step, len(view), None)
         if peer is None:
             return
-        free = partial(self._left, step.copy.data, len(view), None)
+        free = partial(self._left, step, len(view), None)
         self.spilling.counted.add(metrics.AHEAD_BYTES, len(view))
         piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums, cover=step.cover)
         TcpLink(peer.link).put(step.key, piece, free)
@@ -306,16 +328,20 @@ class Sender:
         """So many bytes of a copy are about to leave: to whom; None: who asked is gone, and the copy needs them no more."""
         self.spilling.leaving += size
         peer = self._peers.get(step.link)
+        self._leaving[step.link, step.key] += 1
         if peer is None:
-            self._left(step.copy.data, size, uses)
+            self._left(step, size, uses)
         else:
             self._sent[step.key] = self._sent.get(step.key, 0) + size
         return peer
 
-    def _left(self, kept: Kept, size: int, uses: copies.Uses | None) -> None:
+    def _left(self, step: copies.Send[Kept] | copies.Store[Kept], size: int, uses: copies.Uses | None) -> None:
         """A send has left, or never will."""
         self.spilling.leaving -= size
-        self._drop(kept, uses)
+        self._leaving[step.link, step.key] -= 1
+        if not self._leaving[step.link, step.key]:
+            del self._leaving[step.link, step.key]
+        self._drop(step.copy.data, uses)
 
     def _drop(self, kept: Kept, uses: copies.Uses | None) -> None:
         """A send of a copy, of ``uses``, needs it no more; nobody else does after the last."""

@@ -9,9 +9,9 @@ An arena belongs to one session. Its owner writes into a slot only while it is f
 ended: what a peer still reads then is what was offered.
 
 The file has a name only during the handshake: once the peer has it mapped, the name is removed, and the kernel frees the
-memory when both are gone, however they end. An owner killed in between leaves a name without a lock, which the next one to
-make an arena in that folder removes. All memory is reserved at the start, so that a full file system is an error and no
-SIGBUS.
+memory when both are gone, however they end. An owner killed in between leaves a name without a lock, which whoever makes an
+arena in that folder a minute later removes. Not sooner: an owner that lives has not locked its file yet when it has made
+it. All memory is reserved at the start, so that a full file system is an error and no SIGBUS.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,8 @@ PREFIX: Final = "xpyd-kv-"
 HEAD_BYTES: Final = 4096
 ARENA_BYTES: Final = 16 << 20
 """Of one session; more where two blocks need more."""
+YOUNG_S: Final = 60.0
+"""By the clock of files, which may jump: then a name that nobody owns stays for longer."""
 
 
 class ArenaLink(OfferLink):
@@ -157,6 +160,8 @@ def sweep(folder: Path) -> None:
         except OSError:
             continue  # gone, or another user's: not ours to remove
         try:
+            if time.time() - os.fstat(fd).st_mtime < YOUNG_S:
+                continue
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
         except (BlockingIOError, FileNotFoundError):
