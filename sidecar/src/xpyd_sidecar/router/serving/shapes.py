@@ -223,6 +223,8 @@ class Shapes:
         """``goes_on``: streams go on elsewhere, on these terms."""
         self._terms = terms
         self._judged = terms()
+        self._doubted = False
+        """The terms may be others now."""
         self._goes_on = goes_on
         self._known: dict[tuple[Api, Key], Shape | None] = {}
         self._layouts: dict[Api, list[BodyLayout]] = {}
@@ -233,8 +235,8 @@ class Shapes:
 
     def known(self, api: Api, body: bytes) -> tuple[Shape, list[bytes]] | None:
         """Shape and slots of a body whose shape is known; None of others, also where it is no request."""
-        if self._terms() is not self._judged:
-            self._judge_anew()
+        if self._doubted:
+            self._judge()
         layouts = self._layouts.get(api, ())
         for layout in layouts:
             slots = layout.slots(body)
@@ -258,8 +260,8 @@ class Shapes:
         found = latest[1] if latest is not None and latest[0] is body else looked(body)
         if found is None:
             return bodies.parse(api, body)
-        if self._terms() is not self._judged:
-            self._judge_anew()
+        if self._doubted:
+            self._judge()
         key, slots, fields = found
         shape = self._known.get((api, key))
         if shape is not None:
@@ -272,11 +274,17 @@ class Shapes:
                                  if again else None)
         return request
 
-    def _judge_anew(self) -> None:
-        self._known.clear()
-        self._layouts.clear()
-        self._missed = 0
-        self._judged = self._terms()
+    def doubt(self) -> None:
+        """The terms may be others from now on: they are looked at before a shape is asked for."""
+        self._doubted = True
+
+    def _judge(self) -> None:
+        self._doubted, terms = False, self._terms()
+        if terms is not self._judged:
+            self._judged = terms
+            self._known.clear()
+            self._layouts.clear()
+            self._missed = 0
 
 
 def looked(body: bytes, most: int = MAX_BYTES) -> Looked | None:
