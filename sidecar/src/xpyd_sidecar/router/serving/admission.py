@@ -7,10 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from time import perf_counter, time
-from typing import cast
 
 import msgspec
 from msgspec import Raw
@@ -65,7 +64,7 @@ def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Ask
     """Begin to serve a request that waited for so long. ``picked``: the first of its picks, where it was made."""
     now, headers = context.loop.time(), request.headers
     passed_on = [(name, headers[name]) for name in asks.passed_on if name in headers]
-    serving = Serving(context, reply, asks, new_transfer(), passed_on, picks=picks, began=now)
+    serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now)
     record, trace = serving.record, None
     record.queued_s = queued_s
     record.arrived -= queued_s
@@ -143,8 +142,6 @@ def priority_of(headers: Mapping[bytes, bytes], asked: Mapping[str, Raw]) -> int
         raise bad_request(f"'priority': {error}", param="priority") from None
 
 
-new_transfer = cast("Callable[[], TransferId]", heads.fresh)
-"""A name for a transfer."""
 GENERATION = {route.path: route.api for route in TABLE if route.api is not None}
 _ID = b"\r\nx-request-id: "
 
@@ -207,7 +204,7 @@ class Entrance:
                 prefill.take_back()
             generation = Generation(shape.request(bodies.split(http.body), slots), config, context.terms)
             return serve(context, http, reply, generation, picks=picks, picked=pair)
-        transfer, line = new_transfer(), _ID + http.request_id.encode() + b"\r\n\r\n"
+        transfer, line = TransferId(heads.fresh()), _ID + http.request_id.encode() + b"\r\n\r\n"
         to_prefill, to_decode = shape.templates()
         name, path, other = transfer.encode(), PATHS[api], pair.decode
         to = params(self._left, (other.instance, other.incarnation, other.control), self._limit)

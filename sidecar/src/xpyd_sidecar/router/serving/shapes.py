@@ -151,14 +151,15 @@ class BodyLayout:
     a text or messages of text, in one call: so it is whole, plain, and not deep.
     """
 
-    __slots__ = ("_behind", "_ends", "_first", "_most", "_numbers", "_read", "_tail", "shape")
+    __slots__ = ("_behind", "_first", "_most", "_numbers", "_read", "_tail", "shape")
 
     def __init__(self, shape: Shape, between: list[bytes], long: int, *, text: bool) -> None:
         """``long``: which slot is the one that is no number; ``text``: it is a string, no messages."""
         head, tail = between[:long + 1], between[long + 1:]
+        head[-1] += b'"' if text else b"["
+        tail[0] = (b'"' if text else b"]") + tail[0]
         self.shape = shape
         self._read: Callable[[bytes], object] = _text if text else text_messages
-        self._ends = tuple(b'""' if text else b"[]")
         self._first, self._behind = head[0], tail[0]
         self._numbers = re.compile(b"".join(_NUMBER + re.escape(part) for part in head[1:])).match if head[1:] else None
         self._tail = re.compile(b"".join(_NUMBER + re.escape(part) for part in tail[1:]) + rb"\Z").match
@@ -177,9 +178,9 @@ class BodyLayout:
                 return None
             start, before = found.end(), found.groups()
         tail = self._tail(body, at + len(self._behind))
-        if tail is None or (body[start], body[at - 1]) != self._ends:
+        if tail is None:
             return None
-        value = body[start:at]
+        value = body[start - 1:at + 1]
         try:
             self._read(value)
         except bodies.BAD_JSON:
