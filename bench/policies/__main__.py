@@ -15,7 +15,7 @@ import json
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 from pathlib import Path
 from statistics import fmean, median
@@ -69,12 +69,12 @@ class TrieAlone:
         self._rest = policies.make("least_loaded", {}, random.Random(seed).random)
         self._mean = Mean()
 
-    def choose(self, query: Query) -> int:
+    def choose(self, query: Query, candidates: Sequence[FleetMember], partners: int = 1) -> int:
         """Index of the chosen one."""
-        most = max(2, ceil(1.25 * self._mean.of(query.role, query.candidates)))
-        found = query.holdings.holders(query.candidates, query.prefix)[0] if query.holdings is not None else []
-        fit = [index for _, index in found if score(query.candidates[index]) < most]
-        return fit[0] if fit else self._rest.choose(query)
+        most = max(2, ceil(1.25 * self._mean.of(candidates[0].role, candidates)))
+        found = query.holdings.holders(candidates, query.prefix)[0] if query.holdings is not None else []
+        fit = [index for _, index in found if score(candidates[index]) < most]
+        return fit[0] if fit else self._rest.choose(query, candidates, partners)
 
 
 def policy_of(name: str, seed: int) -> Policy:
@@ -118,7 +118,7 @@ class Fleet:
         """Blocks that were held, and seconds until the first token."""
         view, prefix = self.views[router], PromptPrefix(b"".join(b"%08d" % block * 256 for block in blocks))
         holdings = self.holdings[router]
-        index = self.policies[router].choose(Query(Role.PREFILL, view, 1, prefix, holdings))
+        index = self.policies[router].choose(Query(prefix, holdings), view)
         if holdings is not None:
             holdings.add(view[index], prefix)
         cache = self.caches[index]
@@ -165,7 +165,7 @@ def costs() -> Iterator[tuple[str, float]]:
 
         def choose() -> None:
             prefix = PromptPrefix(next(turn))  # noqa: B023  # called within this turn alone
-            index = policy.choose(Query(Role.DECODE, view, 1, prefix, holdings))  # noqa: B023
+            index = policy.choose(Query(prefix, holdings), view)  # noqa: B023
             if holdings is not None:  # noqa: B023
                 holdings.add(view[index], prefix)  # noqa: B023
 

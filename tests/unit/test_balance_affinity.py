@@ -7,7 +7,6 @@ from random import Random
 
 from members import member
 
-from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.prompt import key_of
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.policies import ALWAYS, Query, SessionAffinity
@@ -22,7 +21,7 @@ def made(seed: int = 1) -> SessionAffinity:
 
 def chosen(affinity: SessionAffinity, session: str, fleet: tuple[FleetMember, ...] = FLEET) -> FleetMember:
     key = key_of(session.encode()) if session else 0
-    return fleet[affinity.choose(Query(Role.DECODE, fleet, session=key))]
+    return fleet[affinity.choose(Query(session=key), fleet)]
 
 
 def test_a_session_goes_to_one_instance_in_every_router() -> None:

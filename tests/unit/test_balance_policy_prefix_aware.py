@@ -9,7 +9,6 @@ from random import Random
 import pytest
 from members import member
 
-from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.candidates import Holdings, score
@@ -32,7 +31,7 @@ class Router:
     def send(self, text: str) -> FleetMember:
         """Choose, and believe from now on that it is there."""
         prefix = PromptPrefix(text.encode())
-        chosen = self.fleet[self.policy.choose(Query(Role.PREFILL, self.fleet, 1, prefix, self.holdings))]
+        chosen = self.fleet[self.policy.choose(Query(prefix, self.holdings), self.fleet)]
         self.holdings.add(chosen, prefix)
         return chosen
 
@@ -120,8 +119,8 @@ def test_a_prefix_that_everybody_asks_for_spreads_and_no_further_than_it_must() 
 
 def test_without_account_kept_the_hash_decides() -> None:
     instances = fleet()
-    query = Query(Role.PREFILL, instances, 1, PromptPrefix(text("x").encode()))
-    chosen = {policies.make("prefix_aware", {}, Random(seed).random).choose(query) for seed in range(5)}
+    query = Query(PromptPrefix(text("x").encode()))
+    chosen = {policies.make("prefix_aware", {}, Random(seed).random).choose(query, instances) for seed in range(5)}
     assert len(chosen) == 1
 
 

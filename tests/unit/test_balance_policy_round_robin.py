@@ -19,8 +19,8 @@ def test_every_pair_gets_the_same_share(n: int, m: int, seed: int) -> None:
     decodes = [member(f"d{i}") for i in range(m)]
     pairs = Counter[tuple[int, int]]()
     for _ in range(3 * n * m):
-        decode = policy.choose(Query(Role.DECODE, decodes, n))
-        prefill = policy.choose(Query(Role.PREFILL, prefills, m))
+        decode = policy.choose(Query(), decodes, n)
+        prefill = policy.choose(Query(), prefills, m)
         pairs[prefill, decode] += 1
     assert pairs == {(p, d): 3 for p in range(n) for d in range(m)}
 
@@ -29,5 +29,5 @@ def test_roles_have_counters_of_their_own() -> None:
     policy = policies.make("round_robin", {}, float)
     decodes = [member("d0"), member("d1")]
     prefills = [member("p0", Role.PREFILL), member("p1", Role.PREFILL)]
-    assert [policy.choose(Query(Role.DECODE, decodes)) for _ in range(3)] == [0, 1, 0]
-    assert [policy.choose(Query(Role.PREFILL, prefills)) for _ in range(2)] == [0, 1]
+    assert [policy.choose(Query(), decodes) for _ in range(3)] == [0, 1, 0]
+    assert [policy.choose(Query(), prefills) for _ in range(2)] == [0, 1]

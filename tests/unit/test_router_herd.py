@@ -9,7 +9,6 @@ from statistics import fmean
 import pytest
 from members import member
 
-from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
@@ -43,7 +42,7 @@ def imbalance(policy: str, routers: int, *, rate: float = 40.0, service_s: float
                     view[index].load, view[index].in_flight_at_beat = Load(running=running[index]), view[index].in_flight
         router = draw.randrange(routers)
         prefix = PromptPrefix(draw.randbytes(64))
-        index = chosen[router].choose(Query(Role.DECODE, views[router], 1, prefix))
+        index = chosen[router].choose(Query(prefix), views[router])
         running[index] += 1
         views[router][index].in_flight += 1
         heapq.heappush(ends, (now + draw.expovariate(1 / service_s), index, router))

@@ -166,5 +166,6 @@ def test_layouts_are_bounded_and_go_with_what_engines_tell(monkeypatch: pytest.M
     assert known.known("completions", two) is not None
     assert all(one.slots(two) is None for one in known._layouts["completions"]), "where one of two ends is not sure"
     terms[0] = SamplingTerms(sampled=True)
+    known.doubt()
     assert known.known("completions", b'{"prompt":"a","top_k":8}') is None
     assert not known._layouts

@@ -228,3 +228,5 @@ async def test_limits_follow_from_beats_and_go_again() -> None:
         await f.wait(lambda: len(f.d[0].seen) == 31, "it to be served")
         held.set()
         assert {(await task).status for task in tasks} == {200}
+        f.context.sweep()
+        assert f.context.rooms._seen[member.name].rate.per_s(f.context.loop.time()) > 0, "legs that end are its rate"

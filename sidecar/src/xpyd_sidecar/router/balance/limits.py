@@ -69,6 +69,8 @@ class ConcurrencyLimits:
         """``fixed``: the limit of each instance; 0: found from what engines report."""
         self._fixed = fixed
         self._seen: dict[InstanceName, _Seen] = {}
+        self._looked = 0.0
+        """When they were looked at last."""
         self.unlimited = not fixed
         """No instance has a limit."""
 
@@ -88,21 +90,20 @@ class ConcurrencyLimits:
         """Whether one of them has room; also where there are none, since nobody frees a place then."""
         return self.unlimited or not candidates or any(member.in_flight < self.of(member) for member in candidates)
 
-    def ended(self, now: float, member: FleetMember) -> None:
-        """A leg on it ended."""
-        seen = self._seen.get(member.name)
-        if seen is not None and seen.incarnation == member.incarnation:
-            seen.rate.add(now)
-
     def look(self, now: float, members: Sequence[FleetMember]) -> None:
-        """Take note of the beats that came since the last look."""
+        """Take note of the legs that ended and the beats that came since the last look."""
         if self._fixed:
             return
+        between, self._looked = (self._looked + now) / 2, now
         for member in members:
+            ended, member.ended = member.ended, 0
             seen = self._seen.get(member.name)
             if seen is None or seen.incarnation != member.incarnation:
                 self._seen[member.name] = _Seen(member.incarnation, Rate(), member.beat_at)
-            elif seen.beat_at != member.beat_at:
+                continue
+            if ended:
+                seen.rate.add(between, ended)  # on average they did then
+            if seen.beat_at != member.beat_at:
                 seen.beat_at = member.beat_at
                 self._heard(now, member, seen)
         if len(self._seen) > len(members):

@@ -62,7 +62,7 @@ class Picker:
         """The picks of one request. ``session``: key of what it belongs to, 0: nothing. ``own_id``: its id is its client's,
         so no pair of older engines can serve it.
         """
-        return Selection(self, PromptPrefix(prompt), session, own_id)
+        return Selection(PromptPrefix(prompt), self.holdings, session, picker=self, own_id=own_id)
 
     def some_prefill_themselves(self) -> bool:
         """Whether a decode instance is there that can do without prefill."""
@@ -96,8 +96,7 @@ class Picker:
         if len(candidates) > 1:
             if not self._room.unlimited:
                 candidates = self._room.free(candidates)
-            query = Query(chosen.role, candidates, partners, asked.prefix, self.holdings, asked.session)
-            chosen = candidates[self._policy.choose(query)]
+            chosen = candidates[self._policy.choose(asked, candidates, partners)]
         if self.holdings is not None:
             self.holdings.add(chosen, asked.prefix)
         return chosen
@@ -128,12 +127,10 @@ class Picker:
         return made
 
 
-class Selection(msgspec.Struct, eq=False):
+class Selection(Query, kw_only=True, eq=False):
     """The picks of one request."""
 
     picker: Picker
-    prefix: PromptPrefix
-    session: int
     own_id: bool = False
     """Its id is its client's."""
     _stays: bool = False

@@ -1,7 +1,8 @@
 """Policies: which instance of several equal ones gets the next leg.
 
-A policy is a class and a row of ``_POLICIES``. It sees a query and returns an index; it may keep state of its own, gets
-chance as an argument (``random.Random(seed).random``: numbers from 0 to below 1), and never changes a member.
+A policy is a class and a row of ``_POLICIES``. It sees what is asked, and candidates: at least one, by name, all of one
+role and able to do the work. It returns an index; it may keep state of its own, gets chance as an argument
+(``random.Random(seed).random``: numbers from 0 to below 1), and never changes a member.
 """
 
 from __future__ import annotations
@@ -31,14 +32,9 @@ ALWAYS = 4
 Chance = Callable[[], float]
 
 
-class Query(msgspec.Struct, frozen=True):
-    """One choice to make."""
+class Query(msgspec.Struct, eq=False):
+    """What policies know of a request."""
 
-    role: Role
-    candidates: Sequence[FleetMember]
-    """At least one, by name; all can do the work."""
-    partners: int = 1
-    """How many instances of the other role the choice is combined with."""
     prefix: PromptPrefix = msgspec.field(default_factory=lambda: PromptPrefix(b""))
     """The prompt's beginning."""
     holdings: Holdings | None = None
@@ -53,8 +49,8 @@ class Policy(Protocol):
     holds: bool
     """Whether it looks at ``Query.holdings``, so that account must be kept."""
 
-    def choose(self, query: Query) -> int:
-        """Index into ``query.candidates``."""
+    def choose(self, query: Query, candidates: Sequence[FleetMember], partners: int = 1) -> int:
+        """Index of the chosen one. ``partners``: how many instances of the other role the choice is combined with."""
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,9 +65,9 @@ class RandomChoice:
     def __init__(self, chance: Chance, _: NoOptions) -> None:
         self._chance = chance
 
-    def choose(self, query: Query) -> int:
+    def choose(self, query: Query, candidates: Sequence[FleetMember], partners: int = 1) -> int:  # noqa: ARG002 (as all)
         """Index of the drawn one."""
-        return int(self._chance() * len(query.candidates))
+        return int(self._chance() * len(candidates))
 
 
 class RoundRobin:
@@ -91,13 +87,13 @@ class RoundRobin:
     def __init__(self, chance: Chance, _: NoOptions) -> None:
         self._turn = dict.fromkeys(Role, int(chance() * 2**16))  # several routers begin at different places
 
-    def choose(self, query: Query) -> int:
+    def choose(self, query: Query, candidates: Sequence[FleetMember], partners: int = 1) -> int:  # noqa: ARG002 (as all)
         """Index of the next in turn."""
-        n = len(query.candidates)
-        k = self._turn[query.role]
-        self._turn[query.role] = k + 1
-        if query.partners > 1 and query.role is Role.PREFILL:
-            k += k // math.lcm(n, query.partners) % math.gcd(n, query.partners)
+        n, role = len(candidates), candidates[0].role
+        k = self._turn[role]
+        self._turn[role] = k + 1
+        if partners > 1 and role is Role.PREFILL:
+            k += k // math.lcm(n, partners) % math.gcd(n, partners)
         return k % n
 
 
@@ -122,9 +118,8 @@ class LeastLoaded:
         self._chance = chance
         self._more = options.choices - 2
 
-    def choose(self, query: Query) -> int:
+    def choose(self, query: Query, candidates: Sequence[FleetMember], partners: int = 1) -> int:  # noqa: ARG002 (as all)
         """Index of the chosen one."""
-        candidates = query.candidates
         n = len(candidates)
         if n == 1:
             return 0
@@ -170,9 +165,9 @@ class PrefixAware:
         self._rendezvous = Rendezvous()
         self._mean = Mean()
 
-    def choose(self, query: Query) -> int:
+    def choose(self, query: Query, candidates: Sequence[FleetMember], partners: int = 1) -> int:  # noqa: ARG002 (as all)
         """Index of the chosen one."""
-        candidates, role = query.candidates, query.role
+        role = candidates[0].role
         if len(candidates) == 1:
             return 0
         most = max(FEW, math.ceil(self._bound * self._mean.of(role, candidates)))
@@ -208,14 +203,14 @@ class SessionAffinity:
         self._mean = Mean()
         self.holds = policy.holds
 
-    def choose(self, query: Query) -> int:
+    def choose(self, query: Query, candidates: Sequence[FleetMember], partners: int = 1) -> int:
         """Index of the chosen one."""
         if query.session:
-            index = next(self._rendezvous.order(query.role, query.candidates, query.session))
-            usual = self._mean.of(query.role, query.candidates)
-            if score(query.candidates[index]) < max(ALWAYS, OVERLOADED * usual):
+            role = candidates[0].role
+            index = next(self._rendezvous.order(role, candidates, query.session))
+            if score(candidates[index]) < max(ALWAYS, OVERLOADED * self._mean.of(role, candidates)):
                 return index
-        return self._policy.choose(query)
+        return self._policy.choose(query, candidates, partners)
 
 
 _POLICIES: dict[str, tuple[Callable[..., Policy], type[msgspec.Struct]]] = {

@@ -68,6 +68,8 @@ class FleetMember(msgspec.Struct, eq=False):
     """Those since its agent last had an answer, or a probe."""
     in_flight: int = 0
     in_flight_at_beat: int = 0
+    ended: int = 0
+    """Legs of this router that ended since it was last looked at (``ConcurrencyLimits.look``)."""
     suspected: bool = False
     """Of a replica: this process suspends it, and who is followed has not said so yet."""
 
@@ -164,7 +166,7 @@ def by_message(member: FleetMember | None, message: Up) -> tuple[Incarnation, De
 
 
 _FOLLOWED = [name for name in FleetMember.__struct_fields__
-             if name not in {"name", "in_flight", "in_flight_at_beat", "suspected"}]
+             if name not in {"name", "in_flight", "in_flight_at_beat", "ended", "suspected"}]
 
 
 class EngineTarget(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ Laws
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
@@ -77,6 +77,8 @@ class Roster:
         self._told: EngineDefaults | None = None
         self._told_last = UNTOLD
         self._named: list[FleetMember] | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """What others read here may be something else from now on."""
 
     def begin(self, started: float, settle_s: float, *, beside_engine: bool) -> None:
         """It begins, or is a replica of one that began at that time. ``settle_s``: look-up and beat interval."""
@@ -354,6 +356,7 @@ class Roster:
 
     def _changed(self) -> None:
         self.picks = self._models = self._named = self._told = None
+        self.on_change()
 
     def silent(self, now: float, member: FleetMember) -> bool:
         """Whether its agent has been silent for so long that it may be gone."""

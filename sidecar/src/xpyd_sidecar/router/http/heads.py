@@ -214,7 +214,7 @@ MAX_HEADS = 256
 MAX_BYTES = 2048
 ONCE = frozenset({b"x-request-id", b"traceparent"})
 Like = tuple[bytes, bytes]
-"""A head but for its length: what stands before ``ength: ``, and in the lines behind that one."""
+"""A head but for its length: what stands before ``ength: ``, and the lines behind that one."""
 _LENGTHS = b"\r\nContent-L", b"\r\ncontent-l"
 
 
@@ -233,10 +233,10 @@ def whole_read(data: bytes) -> tuple[Like, bytes] | None:
 
     None: it is none.
     """
-    head, _, body = data.partition(b"\r\n\r\n")
-    before, _, rest = head.partition(b"ength: ")
-    length, _, behind = rest.partition(b"\r\n")
-    return ((before, behind), body) if body and length == b"%d" % len(body) else None
+    end = data.find(b"\r\n\r\n") + 2
+    body = data[end + 2:]
+    before, mark, behind = data[:end].partition(b"ength: %d\r\n" % len(body))
+    return ((before, behind), body) if body and mark else None
 
 
 class KnownHeads:
@@ -259,7 +259,7 @@ class KnownHeads:
         """It was parsed and found in order."""
         if not like[0].endswith(_LENGTHS) or sum(map(len, like)) > MAX_BYTES:
             return
-        lines = b"\r\n".join(filter(None, like)).split(b"\r\n")
+        lines = b"\r\n".join(like).removesuffix(b"\r\n").split(b"\r\n")
         if not ONCE.isdisjoint(head.headers) or any(line[:1] in b" \t" for line in lines) or (
                 len(lines) != len(head.headers) + 2):
             return

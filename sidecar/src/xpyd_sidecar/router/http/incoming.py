@@ -64,7 +64,7 @@ class IncomingRequests:
 
     __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_extra", "_fed", "_head_size", "_headers", "_held",
                  "_hosts", "_in_head", "_judge_head", "_judged", "_known_path", "_like", "_line", "_parser", "_raw",
-                 "_server", "_size", "_url", "_version", "_wanted", "ended", "fault", "refused", "upload")
+                 "_server", "_size", "_url", "_version", "_wanted", "ended", "fault", "receiving", "refused", "upload")
 
     def __init__(self, server: Server, line: RequestSink) -> None:
         self._server = server
@@ -96,16 +96,12 @@ class IncomingRequests:
         self._held: HeldBody | None = None
         """Its body, as the budget has it; not one that comes at once."""
         self._size = self._raw = self._declared = 0
-        self._in_head = False
+        self._in_head = self.receiving = False
+        """Its head is not whole; part of it is in."""
         self._judged = self._wanted = self.refused = False
         """Its head was judged; its body is wanted; it was refused and taken so, and its body is thrown away."""
         self.upload: Upload | None = None
         """The body, where it is handed on while it comes."""
-
-    @property
-    def receiving(self) -> bool:
-        """Whether part of a request is in."""
-        return self._in_head or bool(self._headers)
 
     @property
     def allowed_s(self) -> float:
@@ -190,7 +186,7 @@ class IncomingRequests:
         """The first byte of a request."""
         if self._headers or self._url:
             self._reset()
-        self._in_head = self._began = True
+        self._in_head = self._began = self.receiving = True
 
     def on_url(self, url: bytes) -> None:
         """Part of the URL."""

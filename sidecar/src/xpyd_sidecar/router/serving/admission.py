@@ -19,6 +19,7 @@ from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api import bodies, prompt
 from xpyd_sidecar.router.api.bodies import PassedBody, passed
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, unknown_model
+from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.paths import PATHS, TABLE, BodyKind, Route, RouteKind
 from xpyd_sidecar.router.balance.picker import Selection
@@ -161,12 +162,18 @@ class Entrance:
         """Requests may take the straight course, as far as settings go."""
         self._read = {*HEADERS, context.affinity_header, *((b"origin",) if config.cors_origins else ())}
         """Headers that do not go with it."""
+        self._latest: tuple[Mapping[bytes, bytes], tuple[Api, str] | None] = {}, None
+        """Headers of a request, and what followed from its head: API and key, or that it does not go with it."""
 
     def enter(self, http: HttpRequest, client: ReplyConnection) -> FastPath | Serving | None:
         """Begin to serve a request, which was judged, if its course will probably be straight. None: nothing was done."""
-        api, headers = GENERATION.get(http.path), http.headers
-        if api is None or not self.open or http.method != "POST" or not self._read.isdisjoint(headers):
+        headers, way = self._latest
+        if http.headers is not headers:  # requests of a known head have the very same
+            way = self._way(http)
+            self._latest = http.headers, way
+        if way is None or not self.open:
             return None
+        api, key = way
         context = self._context
         config = context.config
         if context.poison.alert and context.poison.stops(api, http.body):
@@ -178,7 +185,6 @@ class Entrance:
         model = shape.model
         if not shape.plain or (model is not None and model != config.model and not context.serves(model)):
             return None
-        key = "" if config.api_key_file is None else _key(headers[b"authorization"])
         if not context.line.passes(key) or not context.room(alone=False):
             return None
         asks = slots[shape.prompt_at]
@@ -217,6 +223,12 @@ class Entrance:
         context.budget.on_request(began)
         context.servings.add(lane)
         return lane
+
+    def _way(self, http: HttpRequest) -> tuple[Api, str] | None:
+        api = GENERATION.get(http.path)
+        if api is None or http.method != "POST" or not self._read.isdisjoint(http.headers):
+            return None
+        return api, key_of(http.headers, self._context.config)
 
 
 def _ranked(rank: int, line: bytes) -> bytes:

@@ -55,6 +55,7 @@ class RequestContext:
                                     load_s=router.load_limit_s, on_no_prefill=router.on_no_prefill)
         self._terms = SamplingTerms(router.failover == "continue")
         self.shapes = Shapes(goes_on=router.failover != "error", terms=self.terms)
+        self.roster.on_change = self.shapes.doubt
         self.budget = RetryBudget(router.retry_budget)
         self.pool = EnginePool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)
@@ -122,7 +123,7 @@ class RequestContext:
         """The leg ended."""
         member = target.member
         member.in_flight -= 1
-        self.rooms.ended(self.loop.time(), member)
+        member.ended += 1
         if self.line.waits:
             self.line.moved()
 

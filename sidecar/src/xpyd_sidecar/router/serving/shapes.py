@@ -151,14 +151,15 @@ class BodyLayout:
     a text or messages of text, in one call: so it is whole, plain, and not deep.
     """
 
-    __slots__ = ("_behind", "_ends", "_first", "_most", "_numbers", "_read", "_tail", "shape")
+    __slots__ = ("_behind", "_first", "_most", "_numbers", "_read", "_tail", "shape")
 
     def __init__(self, shape: Shape, between: list[bytes], long: int, *, text: bool) -> None:
         """``long``: which slot is the one that is no number; ``text``: it is a string, no messages."""
         head, tail = between[:long + 1], between[long + 1:]
+        head[-1] += b'"' if text else b"["
+        tail[0] = (b'"' if text else b"]") + tail[0]
         self.shape = shape
         self._read: Callable[[bytes], object] = _text if text else text_messages
-        self._ends = tuple(b'""' if text else b"[]")
         self._first, self._behind = head[0], tail[0]
         self._numbers = re.compile(b"".join(_NUMBER + re.escape(part) for part in head[1:])).match if head[1:] else None
         self._tail = re.compile(b"".join(_NUMBER + re.escape(part) for part in tail[1:]) + rb"\Z").match
@@ -177,9 +178,9 @@ class BodyLayout:
                 return None
             start, before = found.end(), found.groups()
         tail = self._tail(body, at + len(self._behind))
-        if tail is None or (body[start], body[at - 1]) != self._ends:
+        if tail is None:
             return None
-        value = body[start:at]
+        value = body[start - 1:at + 1]
         try:
             self._read(value)
         except bodies.BAD_JSON:
@@ -223,6 +224,8 @@ class Shapes:
         """``goes_on``: streams go on elsewhere, on these terms."""
         self._terms = terms
         self._judged = terms()
+        self._doubted = False
+        """The terms may be others now."""
         self._goes_on = goes_on
         self._known: dict[tuple[Api, Key], Shape | None] = {}
         self._layouts: dict[Api, list[BodyLayout]] = {}
@@ -233,8 +236,8 @@ class Shapes:
 
     def known(self, api: Api, body: bytes) -> tuple[Shape, list[bytes]] | None:
         """Shape and slots of a body whose shape is known; None of others, also where it is no request."""
-        if self._terms() is not self._judged:
-            self._judge_anew()
+        if self._doubted:
+            self._judge()
         layouts = self._layouts.get(api, ())
         for layout in layouts:
             slots = layout.slots(body)
@@ -258,8 +261,8 @@ class Shapes:
         found = latest[1] if latest is not None and latest[0] is body else looked(body)
         if found is None:
             return bodies.parse(api, body)
-        if self._terms() is not self._judged:
-            self._judge_anew()
+        if self._doubted:
+            self._judge()
         key, slots, fields = found
         shape = self._known.get((api, key))
         if shape is not None:
@@ -272,11 +275,17 @@ class Shapes:
                                  if again else None)
         return request
 
-    def _judge_anew(self) -> None:
-        self._known.clear()
-        self._layouts.clear()
-        self._missed = 0
-        self._judged = self._terms()
+    def doubt(self) -> None:
+        """The terms may be others from now on: they are looked at before a shape is asked for."""
+        self._doubted = True
+
+    def _judge(self) -> None:
+        self._doubted, terms = False, self._terms()
+        if terms is not self._judged:
+            self._judged = terms
+            self._known.clear()
+            self._layouts.clear()
+            self._missed = 0
 
 
 def looked(body: bytes, most: int = MAX_BYTES) -> Looked | None:
