@@ -22,6 +22,9 @@ from typing import Any, Self
 
 from replay import Replay, Unknown
 
+BACKLOG = 2048
+"""Of a listening socket: uvicorn's. With asyncio's 100 some of hundreds of connections at once begin seconds later."""
+
 
 @dataclass
 class Play:
@@ -110,9 +113,9 @@ class ScriptedEngine:
     async def start(self, listener: socket.socket | None = None) -> Self:
         """Listen, on ``listener`` where one is given; again at the same port after ``stop``."""
         if listener is None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26, backlog=BACKLOG)
         else:
-            self._server = await asyncio.start_server(self._serve, sock=listener, limit=1 << 26)
+            self._server = await asyncio.start_server(self._serve, sock=listener, limit=1 << 26, backlog=BACKLOG)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from beats import beat
 from router_fleet import RouterFleet, fleet
+from scripted_engine import BACKLOG
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import HostPort, Role
@@ -111,7 +112,7 @@ class Engine:
 async def joined(f: RouterFleet, name: str, role: Role, number: int,
                  accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> asyncio.Server:
     """An engine that listens and is known to the router; ``number``: none other has it."""
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=BACKLOG)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     f.context.watch.on_message(beat(name, role, address, interval_s=60.0, control=(HostPort(f"127.0.0.1:{number + 1}"),)))
     return server

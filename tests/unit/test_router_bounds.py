@@ -79,7 +79,7 @@ async def test_idle_connections_to_an_engine_are_bounded(descriptors: None) -> N
         assert engine.connected == many
         held.set()
         assert [answer.status for answer in await asyncio.gather(*asking)] == [200] * many
-        await f.wait(lambda: engine.connected <= IDLE, "no more idle connections than promised", 10.0)
+        await f.wait(lambda: engine.connected <= IDLE, "no more idle connections than promised")
         await turns(f)
         assert engine.connected == IDLE, "those are kept"
         assert (await f.complete()).status == 200
