@@ -169,13 +169,13 @@ def test_states_and_another_number_of_drafts_are_refused_with_the_field(make: Ca
     mtp = msgspec.structs.replace(EAGLE, method="mtp", states=True)
     p, d = make("p", speculation=mtp), make("d", speculation=msgspec.structs.replace(mtp, num_speculative_tokens=2))
     transfer = uuid.uuid4().hex
-    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    ours, theirs = request(decode_leg(transfer, wait_s=600.0)), request(prefill_leg(transfer, d))
     d.scheduler.new_request(ours)
     p.scheduler.new_request(theirs)
     p.scheduler.allocated(theirs, ([1, 2, 3],), 0)
     p.step(new=((theirs, [1, 2, 3], 0, 40),))
     p.scheduler.ended(theirs)
-    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d, deadline_s=2)
+    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d)
     d.scheduler.allocated(ours, ([1, 2, 3],), 0)
     until(lambda: idle(p) and idle(d), p, d)
     assert "refused prefill engine p: speculation.num_speculative_tokens: 2 here, 3 there; the states of" in caplog.text

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from kv_ranks import BLOCK, REGIONS, DecodeRank, PrefillRank, content, key, push
-from nixl_fake import World
+from nixl_fake import Driver, Reader, World
 from nixl_ranks import LIMITS, NixlProcess
 
 from xpyd_sidecar.kv import bodies
@@ -310,6 +310,31 @@ def test_a_peer_that_does_not_answer_is_given_up_in_time(stage: Stage) -> None:
     d.load("a", key(), p, first=0, count=4)
     assert d.wait_outcomes() == [Outcome.PEER_LOST]
     assert LIMITS.open_s < time.monotonic() - began < LIMITS.open_s + 1
+
+
+def test_while_an_agent_is_made_here_no_peer_is_called_silent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the one that it is made for nor another one; both answer a moment after it."""
+    p, q, d = stage.prefill(), stage.prefill(), stage.decode()
+    push(p)
+    d.load("a", key(), p, first=0, count=4)
+    assert d.wait_outcomes() == [Outcome.OK]
+    stage.world.held = True
+    push(p, "b")
+    d.load("b", key("b"), p, first=0, count=4)
+    d.wait(lambda: any(session.pieces for session in stage.processes[2].hub._joined.values()))
+
+    def answered() -> None:
+        stage.world.held = False
+
+    def slowly(*given: object) -> Reader:
+        time.sleep(1.5 * LIMITS.silence_s)
+        threading.Timer(LIMITS.open_s / 4, answered).start()
+        return Reader(stage.world, *given[1:])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Driver, "reader", slowly)
+    push(q, "c")
+    d.load("c", key("c"), q, first=0, count=4)
+    assert d.wait_outcomes(3) == [Outcome.OK] * 3
 
 
 @pytest.mark.parametrize("changed", [

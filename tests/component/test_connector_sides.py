@@ -133,10 +133,10 @@ def test_different_fingerprints_are_named_and_decode_does_not_wait(make: Callabl
                                                                    caplog: pytest.LogCaptureFixture) -> None:
     p, d = make("p", model={"rope": 2}), make("d")
     transfer = uuid.uuid4().hex
-    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    ours, theirs = request(decode_leg(transfer, wait_s=600.0)), request(prefill_leg(transfer, d))
     d.scheduler.new_request(ours)
     prefill(p, theirs, [1, 2, 3])
-    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d, deadline_s=2)
+    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d)
     d.scheduler.allocated(ours, ([1, 2, 3],), 0)
     until(lambda: idle(p) and idle(d), p, d)
     assert "fingerprint: model: " in caplog.text
@@ -147,10 +147,10 @@ def test_different_tensor_sizes_of_caches_that_cannot_be_cut_are_named(make: Cal
                                                                        caplog: pytest.LogCaptureFixture) -> None:
     p, d = make("p", tensor=2), make("d")
     transfer = uuid.uuid4().hex
-    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    ours, theirs = request(decode_leg(transfer, wait_s=600.0)), request(prefill_leg(transfer, d))
     d.scheduler.new_request(ours)
     prefill(p, theirs, [1, 2, 3])
-    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d, deadline_s=2)
+    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d)
     assert "tensor sizes differ, and kv cache layer0 cannot be cut by heads" in caplog.text
 
 
@@ -209,14 +209,14 @@ def test_blocks_that_find_no_room_for_long_are_given_up_and_decode_is_told(make:
     p.workers[0]._saving._wait_s = 0.5  # sooner than what nobody asks for is given up, however slow this machine is
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3])
     transfer = uuid.uuid4().hex
-    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    ours, theirs = request(decode_leg(transfer, wait_s=600.0)), request(prefill_leg(transfer, d))
     lease = p.workers[0].store.lease(1)  # what is left of the store has another holder
     while lease is not None and (more := p.workers[0].store.lease(256)) is not None:
         lease = more
     prefill(p, theirs, [16, 17, 18], held=True)
     until(lambda: p.counts.get("send/overflow"), p)
     d.scheduler.new_request(ours)
-    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d, deadline_s=2)
+    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d)
     d.scheduler.allocated(ours, ([1, 2, 3],), 0)
     until(lambda: idle(d), p, d)
     assert d.counts["receive/overflow"] == 1

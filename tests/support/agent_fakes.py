@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Self
@@ -16,6 +15,7 @@ from typing import Self
 import msgspec
 import zmq
 from aiohttp import web
+from processes import free_port
 
 from xpyd_sidecar import curve
 from xpyd_sidecar.contract import record
@@ -57,9 +57,7 @@ class FakeEngine:
         self.models_status = 200
         self.model = "tiny"
         self.metrics_text: str | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self._runner: web.AppRunner | None = None
 

@@ -46,6 +46,14 @@ TCP = LinkOptions("tcp")
 P_LIFE, D_LIFE = Incarnation("1" * 32), Incarnation("2" * 32)
 
 
+def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
+    """Wait without polling for a rank."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def key(letter: str = "a", attempt: int = 1) -> Key:
     return Key(TransferId(letter * 32), Attempt(attempt), 1)
 
@@ -99,7 +107,7 @@ class PrefillRank:
         copies = [Copy(region, first, len(blocks), Kept(lease.chunk.view, lease, gone))]
         self.completions.add(self.marks(), lambda: self.sender.push(which, copies))
 
-    def wait_reports(self, count: int = 1, deadline_s: float = 15.0) -> list[SendReport]:
+    def wait_reports(self, count: int = 1, deadline_s: float = 60.0) -> list[SendReport]:
         end = time.monotonic() + deadline_s
         while len(self.reports) < count:
             self.reports += self.sender.take_reports()
@@ -172,7 +180,7 @@ class DecodeRank:
                                                   final=event.final))
         self.carry_out(self.machine.tick(now))
 
-    def wait(self, condition: Callable[[], object], deadline_s: float = 15.0) -> None:
+    def wait(self, condition: Callable[[], object], deadline_s: float = 60.0) -> None:
         end = time.monotonic() + deadline_s
         while not condition():
             self.poll()

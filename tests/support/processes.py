@@ -23,8 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
+from random import Random
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,6 +38,10 @@ TRACKERS_S = 5.0
 TRACKER = b"multiprocessing.resource_tracker"
 
 SHM = "/dev/shm/"
+PORTS = range(30000, 32768)
+CLAIMS = 128
+"""Ports that this process holds on to: the newest."""
+_claims: deque[socket.socket] = deque()
 _guard: subprocess.Popen[str] | None = None
 
 
@@ -43,24 +49,53 @@ class ProcessFailed(AssertionError):
     """A process ended, or did not do in time what a test needs. Carries the tail of its log."""
 
 
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
+def _claimed(port: int) -> socket.socket | None:
+    """A hold on a port, which no other test process of this machine has while it is open; None: somebody has one."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0xpyd-tests-port-{port}")  # the kernel takes it back however this process ends
+    except OSError:
+        claim.close()
+        return None
+    return claim
+
+
+def _free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now, and that no test process is given for a while."""
+    return free_ports(1)
 
 
 def free_ports(count: int) -> int:
-    """The first of so many TCP ports in a row that nobody listens on now. Raises OSError after 100 tries."""
-    for _ in range(100):
-        first = free_port()
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except (OSError, OverflowError):
-                continue
+    """The first of so many such TCP ports in a row. Raises OSError where there are none.
+
+    An engine listens a minute after its port was chosen. So they are chosen below those that Linux gives to whoever asks
+    for any, and where neither a service (20000 to 29999) nor a cluster of tests (10000 to 19999) chooses its own.
+    """
+    start = Random().randrange(len(PORTS))
+    for first in (*PORTS[start:], *PORTS[:start]):
+        row: list[socket.socket] = []
+        for port in range(first, first + count):
+            claim = _claimed(port) if port in PORTS else None
+            if claim is not None:
+                row.append(claim)
+            if claim is None or not _free(port):
+                break
+        else:
+            _claims.extend(row)
+            while len(_claims) > CLAIMS:
+                _claims.popleft().close()
             return first
+        for claim in row:
+            claim.close()
     raise OSError(f"no {count} free ports in a row")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import selectors
 import threading
 import time
 
 import pytest
-from kv_ranks import REGIONS, TIMEOUT_S, DecodeRank, PrefillRank, content, key, push
+from kv_ranks import REGIONS, TIMEOUT_S, DecodeRank, PrefillRank, content, key, push, until
 from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
@@ -72,6 +73,7 @@ def test_large_blocks_with_two_chunks_of_staging_only_slow_it_down() -> None:
         for region in range(REGIONS):
             p.copy(key(), region, 0, blocks)
         d.load("r", key(), p, first=0, count=12)
+        until(lambda: len(d.receiver.inbox) == 2)
         time.sleep(0.3)
         assert len(d.receiver.inbox) == 2  # the rest waits in the kernel and at prefill
         assert d.wait_outcomes() == [Outcome.OK]
@@ -108,6 +110,29 @@ def test_a_frame_of_a_load_that_was_given_up_keeps_no_memory_from_others(monkeyp
         push(other, "b")
         d.load("s", key("b"), other, first=0, count=4)
         assert d.wait_outcomes(2) == [Outcome.ABORTED, Outcome.OK]
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_side_that_was_held_up_itself_does_not_call_its_peer_late_with_its_greeting(side: str) -> None:
+    patient = {"timeout_s": 60.0}
+    with (PrefillRank(**({} if side == "prefill" else patient)) as p,
+          DecodeRank(**({} if side == "decode" else patient)) as d):
+        push(p)
+        held = threading.Event()
+        if side == "prefill":
+            accept = p.sender._accept
+
+            def accepted(events: int) -> None:
+                accept(events)
+                time.sleep(1.5 * TIMEOUT_S)
+                held.set()
+
+            p.sender._loop.post(lambda: p.sender._loop.watch(p.sender._listener, selectors.EVENT_READ, accepted))
+        d.load("r", key(), p, first=0, count=4)
+        if side == "decode":
+            d.receiver._loop.post(lambda: held.set() or time.sleep(1.5 * TIMEOUT_S))  # type: ignore[func-returns-value]
+        assert d.wait_outcomes() == [Outcome.OK]
+        assert held.is_set()
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])

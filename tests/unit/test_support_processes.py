@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 from processes import Group, ProcessFailed, free_port
 
@@ -136,5 +137,21 @@ def test_killed_tests_leave_no_home_of_a_service(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["ended"]
 
 
-def test_free_ports_are_ports() -> None:
-    assert 0 < free_port() < 65536
+def test_a_free_port_is_nobody_elses_who_asks_for_one_or_for_any() -> None:
+    """Nobody listens there yet: an engine that was given it does in a minute."""
+    ours = {free_port() for _ in range(20)}
+    assert len(ours) == 20
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not any(first <= port <= last for port in ours)
+    port = min(ours)
+    program = f"import processes; processes.PORTS = range({port}, {port + 1}); print(processes.free_port())"
+    environment = {"PYTHONPATH": str(Path(processes.__file__).parent)}
+
+    def another() -> str:
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+        return done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]
+
+    assert another() == "OSError: no 1 free ports in a row"
+    for _ in range(processes.CLAIMS):
+        free_port()
+    assert another() == str(port), "it is held on to for a while"

@@ -150,10 +150,12 @@ class DecodeEndpoint(Endpoint):
 
     def tick(self, now: float, timeout: float) -> None:
         """Time passes: a source that does not accept, or is silent although it owes something, is given up."""
-        if self.link.paused:
-            self.link.last_in = now  # we do not read, so we cannot hear
+        reaching = self._handshake.reaching
+        if self.link.paused or reaching:
+            self.link.last_in = now  # we do not read, so we cannot hear; or it waits for us
         stranger = PeerGone(self.link.peer, f"no connection within {timeout} s")
-        self._look(now, timeout, None if self._handshake.settled else stranger, busy=bool(self.asked or self.expected))
+        self._look(now, timeout, None if self._handshake.settled or reaching else stranger,
+                   busy=bool(self.asked or self.expected))
 
 
 class Rejected(Incompatible):

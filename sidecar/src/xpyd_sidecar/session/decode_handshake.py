@@ -28,6 +28,8 @@ class DecodeHandshake:
                  agreed: Callable[[], None]) -> None:
         """``incarnation``: of the prefill engine that is meant; ``agreed``: called each time that a link is."""
         self.settled = False
+        self.reaching = False
+        """Whether prefill's memory is being reached over NIXL: this side's work, which has a bound of its own."""
         self._me = me
         self._end = end
         self._intake = intake
@@ -83,6 +85,7 @@ class DecodeHandshake:
             if reason := unusable(welcome.nixl):
                 self._reached(f"nixl: {reason}", late=False)
             else:
+                self.reaching = True
                 self._intake.taker = me.reading.taker(session, self._intake, welcome.nixl, self._reached)
         else:
             reader, self._why = link_choice.try_process(self._peer, welcome)
@@ -94,6 +97,7 @@ class DecodeHandshake:
 
     def _reached(self, reason: str, late: bool) -> None:
         """How the attempt to reach prefill's memory over NIXL has ended."""
+        self.reaching = False
         if late and self._me.ways.transport == "rdma":
             raise PeerGone(self._peer, reason)
         if reason:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.frames import FRAME_BYTES, Header, Kind
+from xpyd_sidecar.kv.leases import Listened
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.nixl.prefill import NixlReading
@@ -51,7 +51,8 @@ class Endpoint(FrameOwner):
 
     def __init__(self, loop: Loop, sock: socket.socket, address: str, *, connecting: bool = False) -> None:
         self.link = Connection(loop, sock, address, self, connecting=connecting)
-        self._born = time.monotonic()
+        self._strange: Listened | None = None
+        """Since this end began, as long as the peer has not greeted."""
 
     def frame(self, header: Header, place: PayloadPlace) -> None:
         """A frame other than DATA is complete."""
@@ -72,7 +73,8 @@ class Endpoint(FrameOwner):
         """
         link = self.link
         if stranger is not None:
-            if now - self._born > timeout:
+            self._strange = self._strange or Listened(timeout)
+            if self._strange.look(now) > timeout:
                 link.close(stranger)
         elif busy:
             if link.silent(now, timeout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -38,13 +39,15 @@ class ReadMember(Protocol):
 
 @dataclass
 class ReadSession:
-    """A session that reads. ``slots``: its memory, with room for a ticket at the end."""
+    """A session that reads. ``slots``: its memory, with room for a ticket at the end; ``until``: how long it
+    may open or linger, in seconds in which the thread has looked.
+    """
 
     member: ReadMember
     memory: bodies.NixlMemory
     slots: memoryview
     reads: Reads
-    until: float
+    until: float = math.inf
     reader: NixlSource | None = None
     opening: bool = True
     over: bool = False

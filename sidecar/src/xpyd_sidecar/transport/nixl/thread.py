@@ -10,6 +10,9 @@ software a peer that wakes up and answers reads of an agent that is gone is ofte
 
 What belongs to one session is guarded by itself.
 
+Deadlines count the time in which this thread has looked (``Listened``). An agent is made here, which takes long on a busy
+machine; meanwhile nobody looks at what peers have sent, and no peer is called silent for it.
+
 Prefill's agent is served here, too: without RDMA its bytes move only while it is asked for news. It is asked while
 something is on offer, or a session begins.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -27,6 +31,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from xpyd_sidecar.kv import bodies, reads
+from xpyd_sidecar.kv.leases import Listened
 from xpyd_sidecar.kv.reads import TICKET_BYTES, Reads
 from xpyd_sidecar.threads.commands import CommandThread
 from xpyd_sidecar.transport.moves_plain import address_of
@@ -56,6 +61,9 @@ class NixlThread(CommandThread):
         self.version = driver.version
         self._driver = driver
         self._limits = limits
+        self._listened = Listened(min(limits.open_s, limits.silence_s))
+        self._now = 0.0
+        """Seconds in which it has looked, at the last look."""
         self._target: NixlTarget | None = None
         self._joined: dict[int, ReadSession] = {}
         self._lingering: deque[ReadSession] = deque()
@@ -101,9 +109,8 @@ class NixlThread(CommandThread):
         """Reach a peer's memory, to read it into ``slots``. The session's number in this process; 0: too many are open."""
         if not self._open.acquire(blocking=False):
             return 0
-        now = time.monotonic()
         number = next(self._numbers)
-        joined = ReadSession(member, memory, slots, Reads(self._limits.silence_s), now + self._limits.open_s)
+        joined = ReadSession(member, memory, slots, Reads(self._limits.silence_s))
         self.tell(partial(self._join, number, joined))
         return number
 
@@ -132,12 +139,12 @@ class NixlThread(CommandThread):
     def look(self) -> bool:
         """Look at everything once; whether a read was done."""
         moved = False
+        self._now = now = self._listened.look(time.monotonic())
         if self._target is not None and self._serving():
             self._serve(self._target)
         for joined in list(self._joined.values()):
             if not joined.over and joined.reader is not None:
                 moved |= bool(self._try(joined, partial(self._look, joined)))
-        now = time.monotonic()
         if self._lingering:
             self._linger(now)
         if now >= self._tick_at:
@@ -152,7 +159,7 @@ class NixlThread(CommandThread):
             self._leave(number)
         until = time.monotonic() + LAST_S
         while self._lingering and time.monotonic() < until:
-            self._linger(time.monotonic())
+            self._linger(self._now)
             time.sleep(POLL_S)
         while self._lingering:
             self._fence(self._lingering.popleft())
@@ -200,7 +207,7 @@ class NixlThread(CommandThread):
         joined = self._joined.get(number)
         if joined is None or joined.over:
             return
-        piece = joined.reads.begin(time.monotonic())
+        piece = joined.reads.begin(self._now)
         self._try(joined, partial(self._start, joined, piece, at, address, size))
 
     @staticmethod
@@ -211,13 +218,12 @@ class NixlThread(CommandThread):
     def _look(self, joined: ReadSession) -> bool:
         """Look how far its reads are; whether one was done."""
         pieces, ticket = joined.done()
-        now = time.monotonic()
         for piece in pieces:
-            self._carry_out(joined, joined.reads.done(piece, now))
+            self._carry_out(joined, joined.reads.done(piece, self._now))
         if ticket:
             right = bytes(joined.slots[joined.ticket_at:]) == joined.memory.ticket
             if not joined.opening:
-                self._carry_out(joined, joined.reads.proven(right, now))
+                self._carry_out(joined, joined.reads.proven(right, self._now))
             elif right:
                 joined.opening = False
                 joined.member.post(joined.member.opened)
@@ -252,6 +258,8 @@ class NixlThread(CommandThread):
             return
         if not joined.opening:
             self._carry_out(joined, joined.reads.tick(now))
+        elif joined.until == math.inf:  # its peer has been asked, and not looked at yet
+            joined.until = now + self._limits.open_s
         elif now > joined.until:
             self._lose(joined, f"no answer within {self._limits.open_s} s", late=True)
 
@@ -264,7 +272,7 @@ class NixlThread(CommandThread):
         if not joined.reading:
             self._fence(joined)
             return
-        joined.until = time.monotonic() + self._limits.linger_s
+        joined.until = self._now + self._limits.linger_s
         self._lingering.append(joined)
         if len(self._lingering) > LINGERING:
             self._fence(self._lingering.popleft())
