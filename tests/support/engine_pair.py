@@ -40,7 +40,9 @@ from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
 from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
 
-PEER_TIMEOUT_S = 4.0
+PEER_TIMEOUT_S, LOAD_TIMEOUT_S = 10.0, 40.0
+SOON_S = 120.0
+"""For what nothing is waited for, on a machine that is full."""
 OUTPUT = 12
 
 
@@ -62,7 +64,7 @@ class Pair:
         self.answer_s = HTTP_TIMEOUT_S
         """How long an answer of a leg is waited for."""
         small = ("--num-gpu-blocks-override", str(blocks), "--max-num-batched-tokens", "512")
-        common = {"transport": "tcp", "peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": 20.0, **options}
+        common = {"transport": "tcp", "peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": LOAD_TIMEOUT_S, **options}
         p_env = {**(env or {}), **(prefill_env or {})} or None
         self.p = Engine("p", folder, args=(*small, *prefill_args), env=p_env, beside=beside, model=model, options=KvOptions(
             data_port=port, advertise_data=join_host_port("127.0.0.1", self.wire.port), **common))
@@ -91,8 +93,8 @@ class Pair:
         """Both legs at once."""
         transfer = new()
         decode = self.d_leg(prompt, transfer, n=n)
-        self.p_leg(prompt, transfer).result(60)
-        return decode.result(60)
+        self.p_leg(prompt, transfer).result(self.answer_s)
+        return decode.result(self.answer_s)
 
     def plain(self, prompt: list[int], n: int = OUTPUT) -> list[int]:
         """What prefill answers without a transfer."""
@@ -108,13 +110,13 @@ class Pair:
 
     def wait_parked(self) -> None:
         """Until decode waits for an announcement."""
-        wait_until(lambda: self.d.metric(metrics.RECEIVES_OPEN) == 1, 10, "parked")
+        wait_until(lambda: self.d.metric(metrics.RECEIVES_OPEN) == 1, SOON_S, "parked")
 
     def wait_loading(self) -> None:
         """Until decode has given blocks to a load."""
-        wait_until(lambda: self.d.metric("vllm:kv_cache_usage_perc") > 0, PEER_TIMEOUT_S, "loading")
+        wait_until(lambda: self.d.metric("vllm:kv_cache_usage_perc") > 0, SOON_S, "loading")
 
-    def wait_empty(self, *engines: Engine, deadline_s: float = 15.0) -> None:
+    def wait_empty(self, *engines: Engine, deadline_s: float = SOON_S) -> None:
         """Until no transfer is open and no block in use."""
         for engine in engines or [one for one in (self.p, self.d) if one.alive()]:
             wait_until(partial(_empty, engine), deadline_s, f"{engine.name} empty")
@@ -133,7 +135,7 @@ async def say_farewell(engine: Engine, leg: legs.Leg) -> None:
     address = HostPort(engine.address)
     name = InstanceName(engine.name)
     farewells.say(EngineTarget(name, Incarnation(""), Fingerprint(""), address, HostPort(""), FleetMember(name)), leg)
-    end = loop.time() + 30
+    end = loop.time() + SOON_S
     while len(farewells):
         assert loop.time() < end, "the engine does not answer"
         await asyncio.sleep(0.01)

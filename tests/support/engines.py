@@ -33,8 +33,8 @@ FOUND = dict(os.environ)
 """The environment as the test run found it. vLLM changes it (LD_PRELOAD) where a test makes its configuration in this
 process, and an engine with another one could not be forked."""
 MODEL_NAME = "tiny"
-READY_DEADLINE_S = 300.0
-HTTP_TIMEOUT_S = 60.0
+READY_DEADLINE_S = 400.0
+HTTP_TIMEOUT_S = 240.0
 BASE_ENV = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -173,7 +173,7 @@ class Engine:
         """Wait for GET /health, and for the connector's record. Raises ProcessFailed with the end of the log."""
         self.group.wait_until(lambda: answers(f"{self.url}/health"), deadline_s, "healthy", poll_s=0.3)
         if self.connector:
-            self.group.wait_until(lambda: self.record() is not None, 10.0, "known by its engine record")
+            self.group.wait_until(lambda: self.record() is not None, 60.0, "known by its engine record")
         return self
 
     def record(self, dp_rank: int = 0) -> record.EngineRecord | None:
