@@ -30,7 +30,7 @@ def status(instance: Instance) -> dict[str, Any]:
     return ask(instance.engine.run_dir, "GET", "/status")[1]
 
 
-def wait_state(cluster: Cluster, instance: Instance, state: State, deadline_s: float = 10.0) -> None:
+def wait_state(cluster: Cluster, instance: Instance, state: State, deadline_s: float = 60.0) -> None:
     cluster.wait_fleet(lambda fleet: {one.instance: one.state for one in fleet.instances}.get(instance.name) is state,
                        deadline_s, f"seeing {instance.name} {state}")
 
@@ -54,7 +54,7 @@ def test_a_drain_of_decode_waits_for_what_runs_and_refuses_what_is_new(cluster: 
     ended: dict[str, float] = {}
     with ThreadPoolExecutor(2) as pool:
         answers = pool.submit(asked_until_refused, cluster.url)
-        cluster.wait_fleet(lambda fleet: any(one.in_flight for one in fleet.instances if one.instance == decode.name), 20,
+        cluster.wait_fleet(lambda fleet: any(one.in_flight for one in fleet.instances if one.instance == decode.name), 60,
                            "serving")
         began = time.monotonic()
         drained = drain(pool, decode)
@@ -63,12 +63,12 @@ def test_a_drain_of_decode_waits_for_what_runs_and_refuses_what_is_new(cluster: 
         with pytest.raises(HttpError) as refused:
             complete(cluster.url, PROMPT, 2)
         assert refused.value.status == 503
-        found = answers.result(60)
-        assert drained.result(60) == (200, {"drained": True, "reason": "nothing runs, waits or moves"})
+        found = answers.result(240)
+        assert drained.result(240) == (200, {"drained": True, "reason": "nothing runs, waits or moves"})
     assert [tokens for _, tokens in found] == [plain] * len(found)
     last, _ = found[-1]
-    assert began < last < ended["drain"] < last + 10
-    cluster.wait_fleet(lambda fleet: all(one.drained for one in fleet.instances if one.instance == decode.name), 5, "told")
+    assert began < last < ended["drain"] < last + 50, "within the minute that a drain may take"
+    cluster.wait_fleet(lambda fleet: all(one.drained for one in fleet.instances if one.instance == decode.name), 60, "told")
     assert decode.undrain()
     wait_state(cluster, decode, State.READY)
     assert complete(cluster.url, PROMPT, 8)["token_ids"] == plain[:8]
@@ -78,12 +78,16 @@ def test_without_prefill_decode_does_it_all_and_equals_the_plain_answer(cluster:
     [prefill], [decode] = cluster.prefill, cluster.decode
     prompt = PROMPT[::-1]
     with ThreadPoolExecutor(1) as pool:
-        assert drain(pool, prefill).result(60)[1]["drained"]
-    before = decode.engine.metric("vllm:iteration_tokens_total_sum")
+        assert drain(pool, prefill).result(240)[1]["drained"]
+
+    def computed() -> float:
+        return decode.engine.metric("vllm:iteration_tokens_total_sum")
+
+    before = computed()
     answer = complete(cluster.url, prompt, 8)["token_ids"]
     assert answer == complete(cluster.plain_url, prompt, 8)["token_ids"]
-    time.sleep(0.3)
-    assert decode.engine.metric("vllm:iteration_tokens_total_sum") - before == len(prompt) + 8
+    decode.engine.group.wait_until(lambda: computed() - before >= len(prompt) + 8, 60.0, "through with its last step")
+    assert computed() - before == len(prompt) + 8
 
 
 def test_a_killed_router_comes_back_and_knows_everybody(cluster: Cluster) -> None:
@@ -93,8 +97,13 @@ def test_a_killed_router_comes_back_and_knows_everybody(cluster: Cluster) -> Non
     cluster.start_router()
     cluster.wait_ready()
     assert complete(cluster.url, PROMPT, 8)["token_ids"] == plain
-    [known] = [one for one in status(cluster.decode[0])["routers"] if one["address"] == cluster.members_address]
-    assert known["ack_age_s"] < 10 * HEARTBEAT_S
+
+    def answered() -> bool:
+        [known] = [one for one in status(cluster.decode[0])["routers"] if one["address"] == cluster.members_address]
+        return bool(known["ack_age_s"] < 10 * HEARTBEAT_S)
+
+    assert cluster.decode[0].agent is not None
+    cluster.decode[0].agent.wait_until(answered, 60.0, "answered by the new router")
 
 
 def test_a_killed_agent_takes_no_engine_out_of_service(cluster: Cluster) -> None:
@@ -114,8 +123,8 @@ def test_an_agent_that_is_stopped_says_goodbye(cluster: Cluster) -> None:
     [prefill] = cluster.prefill
     assert prefill.agent is not None
     assert prefill.agent.stop() == 0
-    names = [one.instance for one in cluster.fleet().instances]
-    assert names == [cluster.decode[0].name]
+    names = [cluster.decode[0].name]
+    cluster.wait_fleet(lambda fleet: [one.instance for one in fleet.instances] == names, 60.0, "told of the goodbye")
 
 
 async def test_a_drained_engine_is_killed_under_load_and_nobody_notices(cluster: Cluster) -> None:
@@ -133,6 +142,7 @@ async def test_a_drained_engine_is_killed_under_load_and_nobody_notices(cluster:
             assert prefill.undrain()
             await asyncio.to_thread(wait_state, cluster, prefill, State.STARTING)
             await asyncio.sleep(2)
+            await steady.wait_total(5)
         prefill.engine.start()
         await asyncio.to_thread(cluster.wait_ready)
         assert status(prefill)["incarnation"] != before

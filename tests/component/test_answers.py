@@ -88,7 +88,7 @@ def check_decode_computed_nothing(cluster: Cluster, before: dict[str, float], ca
     has all but that token in its own cache: its transfer ends unused.
     """
     expected = sum(case.max_tokens for case in cases)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (after := computed(cluster))["generated"] - before["generated"] < expected and time.monotonic() < deadline:
         time.sleep(0.2)  # statistics lag by a step
     change = {name: after[name] - before[name] for name in after}
@@ -160,7 +160,7 @@ def test_prompts_of_other_dialects_are_prefilled_and_answers_are_one_plain_engin
     assert whole == streams == plain.dialects
     assert len(set(whole)) == len(CHATS), "each says its own, in both dialects the same"
     asked = 2 * len(IN_DIALECTS)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (after := computed(cluster))["received"] - before["received"] < asked and time.monotonic() < deadline:
         time.sleep(0.2)  # statistics lag by a step
     change = {name: after[name] - before[name] for name in after}

@@ -35,7 +35,7 @@ def cache(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch
 
 
 def settled(mark: CopyMark) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not mark.done():
         assert time.monotonic() < end
 

@@ -65,7 +65,7 @@ def whole(d: DecodeRank, count: int = 4) -> bool:
     return d.cache == {(region, 100 + n): content(region, n, d.block) for region in range(REGIONS) for n in range(count)}
 
 
-def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
+def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end

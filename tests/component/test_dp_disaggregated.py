@@ -66,7 +66,7 @@ def test_as_prefill_each_rank_computes_its_share_and_decode_none_of_it(cluster: 
     roles = {ranks.name: Role.PREFILL, plain.name: Role.DECODE}
     for one in (ranks, plain):
         assignment.keep(one.engine.run_dir, Assignment(roles[one.name], 2))
-    cluster.wait_fleet(lambda fleet: {one.instance: one.role for one in fleet.instances} == roles, 30.0, "in other roles")
+    cluster.wait_fleet(lambda fleet: {one.instance: one.role for one in fleet.instances} == roles, 120.0, "in other roles")
     before = plain.engine.metric("vllm:prompt_tokens_by_source_total", source="local_compute")
     pushed = [ranks.engine.metric("xpyd_kv_pushed_tokens_total", engine=str(rank)) for rank in (0, 1)]
     found = [complete(cluster.url, prompt, TOKENS)["token_ids"] for prompt in OTHERS]

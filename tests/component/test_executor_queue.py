@@ -249,14 +249,14 @@ def test_who_waits_is_woken_by_shutdown_on_either_side() -> None:
         time.sleep(0.1)
         reader.shutdown()
         with pytest.raises(RuntimeError, match="cancelled"):
-            waiting.result(5)
+            waiting.result(60)
         for number in range(4):
             writer.enqueue(number)
         sending = pool.submit(writer.enqueue, 4)
         time.sleep(0.1)
         writer.shutdown()
         with pytest.raises(RuntimeError, match="cancelled"):
-            sending.result(5)
+            sending.result(60)
     with pytest.raises(RuntimeError, match="cancelled"):
         writer.enqueue(5)
 
@@ -272,7 +272,7 @@ def test_readers_that_do_not_join_are_named_and_who_waits_is_woken(monkeypatch: 
         time.sleep(0.1)
         writer.shutdown()
         with pytest.raises(RuntimeError, match="cancelled"):
-            waiting.result(5)
+            waiting.result(60)
 
 
 def test_a_queue_that_was_not_joined_is_not_read_and_groups_are_written_by_rank_0() -> None:

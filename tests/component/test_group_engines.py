@@ -30,8 +30,8 @@ def test_a_group_of_two_prefills_and_comes_back_by_itself_after_a_death(tmp_path
         assert USED in service.log(name, 0), "a stranger could send calls"
         before = service.processes()
         os.kill(service.server(name, 1), signal.SIGKILL)
-        wait(lambda: not ready(service), 30, "seen as not ready")
-        wait(lambda: ready(service), 240, "back")
+        wait(lambda: not ready(service), 120, "seen as not ready")
+        wait(lambda: ready(service), 400, "back")
         assert service.fleet("prefill")[0].incarnation != prefill.incarnation
         assert {one: pid for one, pid in service.processes().items() if "/core" not in one} == {
             one: pid for one, pid in before.items() if "/core" not in one}, "launchers and agents stayed"

@@ -141,7 +141,7 @@ def test_down_now_does_not_wait_for_work(
     assert service.up("--detach") == 0
     began = time.monotonic()
     assert main.main(["down", "--now"]) == 0
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 120, "of ten minutes"
     assert service.pids() == []
 
 
@@ -206,7 +206,7 @@ def test_in_the_foreground_ctrl_c_drains_and_stops(service: LocalService) -> Non
         process.send_signal(signal.SIGINT)
         said = read_until(process, "tiny has ended")
         assert "draining and stopping; Ctrl-C again stops at once" in said
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -221,7 +221,7 @@ def test_in_the_foreground_other_signals_take_it_down_too(service: LocalService,
         read_until(process, f"http://127.0.0.1:{service.port}/v1")
         process.send_signal(number)
         assert "draining and stopping" in read_until(process, "tiny has ended")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -235,10 +235,10 @@ def test_signals_take_it_down_where_nobody_reads_any_more(service: LocalService,
     process = service.foreground(output=terminal)
     os.close(terminal)
     try:
-        wait(lambda: b"is ready" in os.read(master, 1 << 16), 40.0)
+        wait(lambda: b"is ready" in os.read(master, 1 << 16), 120.0)
         os.close(master)  # the terminal is gone, and writing to it fails
         process.send_signal(number)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         assert "nobody reads any more" in service.folder.log.read_text()
     finally:
         process.kill()
@@ -258,7 +258,7 @@ def test_a_second_ctrl_c_stops_at_once(service: LocalService, tmp_path: Path, mo
         read_until(process, "draining (1 running)")
         process.send_signal(signal.SIGINT)
         read_until(process, "stopping at once")
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -268,7 +268,7 @@ def test_a_second_ctrl_c_stops_at_once(service: LocalService, tmp_path: Path, mo
 def test_in_the_foreground_a_crash_loop_ends_the_service_with_exit_code_1(service: LocalService) -> None:
     service.write(env={"STAND_IN_EXIT": "3"})
     process = service.foreground()
-    said, _ = process.communicate(timeout=40)
+    said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "crashes again and again (exit code 3)" in said
     assert service.pids() == []
@@ -286,7 +286,7 @@ def test_a_document_may_change_while_another_terminal_runs_it(
         assert "tiny is ready: 1P2D" in capsys.readouterr().out
         assert main.main(["down"]) == 0
         read_until(process, "tiny has ended")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -317,7 +317,7 @@ def test_an_engine_joined_by_hand_serves_and_leaves(
         read_until(process, "tiny-guest: ready")
         process.send_signal(signal.SIGINT)
         assert "draining" in read_until(process, "tiny-guest: ended")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()

@@ -77,8 +77,8 @@ def test_each_rank_is_asked_at_the_server_of_its_member_and_a_death_begins_a_new
     launcher = service.pid("instances", decode, "engine-1")
     (engine,) = [one.pid for one in procs.everyone() if one.parent == launcher]
     os.kill(engine, signal.SIGKILL)
-    wait(lambda: not service.ready(capsys), 30, "seen as not ready")
-    wait(lambda: service.ready(capsys), 60, "back by itself")
+    wait(lambda: not service.ready(capsys), 120, "seen as not ready")
+    wait(lambda: service.ready(capsys), 300, "back by itself")
     assert service.pid("instances", decode, "engine-1") == launcher, "launchers stay"
     ask(4)
     assert service.asked(decode) == [Counter({"decode 0": 1, "decode 1": 1})] * 2

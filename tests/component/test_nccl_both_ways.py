@@ -155,7 +155,7 @@ def test_without_a_gpu_both_are_left_out() -> None:
 # --- the same with sessions, senders and receivers ---
 
 
-def until(condition: Callable[[], object], deadline_s: float = 15.0) -> None:
+def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end

@@ -25,7 +25,7 @@ SIZE = 1000
 LIMITS = NcclLimits(groups=4, open_s=5, move_s=5, idle_s=60)
 
 
-def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
+def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end

@@ -59,7 +59,7 @@ def _counted(router: Group, http: httpx.Client) -> None:
         wanted = {"xpyd_router_tokens_total": usage[spent], f'xpyd_router_ttft_seconds_count{{api="{api}"}}': 1,
                   f'xpyd_router_tpot_seconds_count{{api="{api}"}}': 1, "xpyd_router_handover_seconds_count": 1}
         router.wait_until(lambda before=before, wanted=wanted: wanted == dict(
-            zip(wanted, map(_grown(http, before), wanted), strict=True)), 20.0, f"what is counted of {api}", poll_s=0.1)
+            zip(wanted, map(_grown(http, before), wanted), strict=True)), 120.0, f"what is counted of {api}", poll_s=0.1)
 
 
 def _one(router: Group, http: httpx.Client, api: str, body: dict[str, Any]) -> Any:
@@ -68,7 +68,7 @@ def _one(router: Group, http: httpx.Client, api: str, body: dict[str, Any]) -> A
     answer = http.post("/v1/chat/completions" if api == "chat" else f"/v1/{api}", json=body)
     assert answer.status_code == 200
     name = f'xpyd_router_requests_total{{api="{api}",outcome="ok"}}'
-    router.wait_until(lambda: _grown(http, before)(name) == 1, 10.0, f"a record of {api}", poll_s=0.1)
+    router.wait_until(lambda: _grown(http, before)(name) == 1, 120.0, f"a record of {api}", poll_s=0.1)
     return None if body.get("stream") else answer.json()
 
 
@@ -89,11 +89,11 @@ def test_https_two_processes_and_passed_paths_before_real_engines(cluster: Clust
     whole = post(f"{cluster.url}/v1/completions", {**GREEDY, "prompt": PROMPT})["choices"][0]["text"]
     with cluster.other_router(workers=2, tls_cert_file=cert, tls_key_file=key) as (router, port):
         url = f"https://localhost:{port}"
-        router.wait_until(lambda: _ready(url, trust), 60.0, "ready over TLS", poll_s=0.2)
+        router.wait_until(lambda: _ready(url, trust), 120.0, "ready over TLS", poll_s=0.2)
 
         def client() -> openai.OpenAI:
             """On a connection of its own, so that the system may give it either process."""
-            return openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60.0,
+            return openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=240.0,
                                  http_client=httpx.Client(verify=trust))
 
         def streamed() -> str:
@@ -102,7 +102,7 @@ def test_https_two_processes_and_passed_paths_before_real_engines(cluster: Clust
 
         assert Counter(streamed() for _ in range(STREAMS)) == {whole: STREAMS}
 
-        with httpx.Client(verify=trust, base_url=url, timeout=60.0) as http:
+        with httpx.Client(verify=trust, base_url=url, timeout=240.0) as http:
             body = {"model": MODEL_NAME, "prompt": PROMPT}
             tokens = http.post("/tokenize", json=body)
             assert tokens.json() == post(f"{cluster.plain_url}/tokenize", body)
@@ -119,6 +119,6 @@ def test_https_two_processes_and_passed_paths_before_real_engines(cluster: Clust
         first = _workers(router)
         assert len(first) == 2
         os.kill(first[0], signal.SIGKILL)
-        router.wait_until(lambda: len(set(_workers(router)) - set(first)) == 1, 30.0, "a new process for the one that died")
-        router.wait_until(lambda: _ready(url, trust), 30.0, "ready again", poll_s=0.2)
+        router.wait_until(lambda: len(set(_workers(router)) - set(first)) == 1, 120.0, "a new process for who died")
+        router.wait_until(lambda: _ready(url, trust), 120.0, "ready again", poll_s=0.2)
         assert Counter(streamed() for _ in range(STREAMS)) == {whole: STREAMS}

@@ -61,7 +61,7 @@ async def test_counts_change_under_load_without_a_failed_request(service: Servic
                 print(f"{prefill}P{decode}D by a switch after {took_s:.1f} s")
             await steady.wait_total(before + 1)  # the load goes on meanwhile
     steady.report.check()
-    wait(lambda: not service.idle(), 20, "idle")
+    wait(lambda: not service.idle(), 120, "idle")
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
@@ -76,14 +76,14 @@ async def test_a_killed_process_costs_no_wrong_answer_and_comes_back_by_itself(
     async with Steady(service.url, CASES, references) as steady:
         await asyncio.sleep(2)
         os.kill(old, signal.SIGKILL)
-        await asyncio.to_thread(wait, lambda: service.processes().get(name, old) != old, 60, "restarted")
+        await asyncio.to_thread(wait, lambda: service.processes().get(name, old) != old, 240, "restarted")
         await asyncio.to_thread(wait, lambda: service.ready() == "2P1D", SLOW_S, "2P1D again")
     print(f"{name}: {steady.report.total} requests, {len(steady.report.failed)} failed")
     assert not steady.report.wrong, steady.report.wrong[:3]
-    wait(lambda: not service.idle(), 20, "idle")
+    wait(lambda: not service.idle(), 120, "idle")
     after = await send(service.url, CASES, references, at_once=8)
     after.check()
-    wait(lambda: not service.idle(), 20, "idle")
+    wait(lambda: not service.idle(), 120, "idle")
 
 
 def test_engines_serve_on_when_xpyd_is_killed_and_down_leaves_nothing(service: Service, references: References) -> None:

@@ -72,7 +72,7 @@ def rolled(service: Service, release: Release, round_: str, *, killed: bool) -> 
     service.engine_env["ROUND"] = round_
     if killed:
         with service.changing(1, 1):
-            wait(lambda: len(service.status()["instances"]) > 2, 60, "an instance of the new revision is made")
+            wait(lambda: len(service.status()["instances"]) > 2, 240, "an instance of the new revision is made")
             kill_supervisor(service)
     service.up(1, 1)
     there = of_release(service, release)
@@ -100,10 +100,10 @@ async def test_a_service_is_upgraded_under_load_and_none_are_paired_of_two_kv_wi
                 await asyncio.to_thread(kill_supervisor, service)
                 await asyncio.to_thread(rolled, service, releases.following("wire"), "3", killed=False)
                 await steady.wait_total(steady.report.total + 4)
-            await asyncio.to_thread(wait, lambda: len(watch.handed) == 2, 60, "hand-overs of both, each among its own")
+            await asyncio.to_thread(wait, lambda: len(watch.handed) == 2, 240, "hand-overs of both, each among its own")
             stream.check()
         steady.report.check()
         print(f"{watch.seen} looks, {watch.handed}; {stream.ended} long streams ended")
         watch.check()
         assert len(set(watch.prints.values())) == 2, "one of them speaks another wire, and its fingerprint says so"
-        wait(lambda: not service.idle(), 30, "idle")
+        wait(lambda: not service.idle(), 120, "idle")

@@ -30,7 +30,8 @@ from xpyd_sidecar.contract.launch import AgentConfig, KvOptions, RouterConfig, S
 from xpyd_sidecar.contract.timeline import HEADER, PATH, Traces
 
 SERVICE = ServiceName("test")
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = 1.0
+"""Who is not heard for some of them is gone, and a full machine keeps an agent waiting for seconds."""
 RESOLVE_S = 0.5
 
 
@@ -163,12 +164,12 @@ class Cluster:
     def fleet(self) -> Fleet:
         """What the router knows."""
         token = keys.admin_token(keys.read(self.key_file))
-        return msgspec.json.decode(get(f"{self.url}/fleet", 10, {"Authorization": f"Bearer {token}"}), type=Fleet)
+        return msgspec.json.decode(get(f"{self.url}/fleet", 60, {"Authorization": f"Bearer {token}"}), type=Fleet)
 
     def traces(self, question: str) -> Traces:
         """Timelines, as ``GET /trace`` tells them."""
         token = keys.admin_token(keys.read(self.key_file))
-        answer = get(f"{self.url}{PATH}", 10, {"Authorization": f"Bearer {token}", HEADER: question})
+        answer = get(f"{self.url}{PATH}", 60, {"Authorization": f"Bearer {token}", HEADER: question})
         return msgspec.json.decode(answer, type=Traces)
 
     def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> Self:
@@ -182,7 +183,7 @@ class Cluster:
         self.wait_fleet(lambda fleet: fleet.settled
                         and names == {one.instance for one in fleet.instances
                                       if one.state is State.READY and not one.suspended},
-                        30.0, "ready with all instances")
+                        120.0, "ready with all instances")
         return self
 
     def wait_fleet(self, condition: Callable[[Fleet], bool], deadline_s: float, what: str) -> None:
@@ -221,10 +222,10 @@ class Cluster:
                 instance.start_agent()
         for instance in self.instances:
             assert instance.agent is not None
-            instance.agent.wait_until(instance.undrain, 30.0, "answering on its socket")
+            instance.agent.wait_until(instance.undrain, 120.0, "answering on its socket")
         return self.wait_ready()
 
-    def wait_idle(self, deadline_s: float = 20.0) -> None:
+    def wait_idle(self, deadline_s: float = 120.0) -> None:
         """Wait until no engine has a request, a block in use or a transfer open. Raises ProcessFailed with what is left."""
         for instance in self.instances:
             if instance.engine.alive():

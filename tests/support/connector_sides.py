@@ -274,7 +274,7 @@ def prefill_leg(transfer: str, d: Engine, *, attempt: int = 1, instance: str = "
     return legs.encode(legs.Leg(1, Role.PREFILL, TransferId(transfer), Attempt(attempt), 5.0, d.peer(instance)))
 
 
-def until(condition: Callable[[], Any], *engines: ByHand, deadline_s: float = 30.0) -> None:
+def until(condition: Callable[[], Any], *engines: ByHand, deadline_s: float = 60.0) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         for engine in engines:

@@ -127,7 +127,7 @@ class DpEngine(Engine):
         real = [{step.number for step in self.steps(rank) if step.real} for rank in range(self.ranks)]
         return sum(number > after for number in set.union(*real))
 
-    def settled(self, deadline_s: float = 20.0) -> int:
+    def settled(self, deadline_s: float = 120.0) -> int:
         """Wait until no rank steps any more; the number of the last step, which must be the same everywhere."""
         until = time.monotonic() + deadline_s
         last, since = -1, time.monotonic()

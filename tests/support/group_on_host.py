@@ -163,7 +163,7 @@ class GroupOnHost:
         return lives().pop()
 
 
-async def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     """Wait for what has no event."""
     until = time.monotonic() + seconds
     while not condition():

@@ -24,7 +24,7 @@ from xpyd_operator.local import lock, remains, shm
 from xpyd_operator.local.paths import ServiceFolder
 
 
-def wait(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+def wait(condition: Callable[[], bool], seconds: float = 90.0) -> None:
     """Poll until it holds."""
     end = time.monotonic() + seconds
     while not condition():

@@ -153,7 +153,7 @@ class Steady:
         self._stop.set()
         await asyncio.wait_for(self._task, 1.5 * self._timeout_s)
 
-    async def wait_total(self, least: int, deadline_s: float = 60.0) -> None:
+    async def wait_total(self, least: int, deadline_s: float = 240.0) -> None:
         """Until so many requests have ended."""
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
