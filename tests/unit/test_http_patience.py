@@ -11,8 +11,8 @@ import weakref
 
 import pytest
 
-from xpyd_sidecar.router.http import patience
-from xpyd_sidecar.router.http.patience import Alarm, Reminder, within
+from xpyd_sidecar import patience
+from xpyd_sidecar.patience import Alarm, Reminder, within
 
 LOOPS = ("asyncio", "uvloop", "router")
 

@@ -16,6 +16,7 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
+from xpyd_sidecar.patience import GRACE_S, late, within
 from xpyd_sidecar.router.api.paths import STREAMED
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.endpoints.traces import Tracer
@@ -23,7 +24,6 @@ from xpyd_sidecar.router.fleet.heartbeat_listener import PORT_AFTER_MEMBERS, Gue
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.connection import ClientConnection
-from xpyd_sidecar.router.http.patience import GRACE_S, late, within
 from xpyd_sidecar.router.http.server import MAX_CONNECTIONS, Certificate, RequestBounds, Server
 from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.relay import fast, loop

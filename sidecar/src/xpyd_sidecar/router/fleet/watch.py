@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split_host_port
 from xpyd_sidecar.contract.membership import Heartbeat, Up
+from xpyd_sidecar.patience import within
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.member import (
     PROBE_S,
@@ -30,7 +31,6 @@ from xpyd_sidecar.router.fleet.member import (
     by_message,
     by_probe,
 )
-from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, Malformed
 
 logger = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from xpyd_sidecar.patience import Alarm
 from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import FailureReason, HttpFault, unavailable
 from xpyd_sidecar.router.balance.queue import FairQueue, Ticket
 from xpyd_sidecar.router.fleet.member import InstanceLeaves, InstanceLost, Pair
-from xpyd_sidecar.router.http.patience import Alarm
 from xpyd_sidecar.router.http.reply import Reply, RequestHandler
 
 logger = logging.getLogger(__name__)

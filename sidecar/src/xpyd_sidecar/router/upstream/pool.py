@@ -19,10 +19,10 @@ from typing import Final
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
+from xpyd_sidecar.patience import Alarm, within
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.api.paths import PATHS
 from xpyd_sidecar.router.fleet.member import EngineTarget
-from xpyd_sidecar.router.http.patience import Alarm, within
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.upstream.call import EngineConnection, Sink, UpstreamCall

@@ -26,9 +26,9 @@ from xpyd_sidecar.contract.ids import InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import ConfigError, XpydError
+from xpyd_sidecar.patience import within
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.app import RouterProcess
-from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, ReplyConnection
 from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.workers import link as li

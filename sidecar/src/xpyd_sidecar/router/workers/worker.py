@@ -25,13 +25,13 @@ from xpyd_sidecar.contract.ids import State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.patience import Alarm, within
 from xpyd_sidecar.router.api import faults
 from xpyd_sidecar.router.app import RouterProcess, leave_garbage
 from xpyd_sidecar.router.endpoints.application import RENDERED_S, Paths
 from xpyd_sidecar.router.fleet.member import EngineTarget, InstanceLeaves, InstanceLost
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
-from xpyd_sidecar.router.http.patience import Alarm, within
 from xpyd_sidecar.router.http.reply import HttpRequest, LaterReply, Reply, RequestHandler
 from xpyd_sidecar.router.relay.loop import run
 from xpyd_sidecar.router.serving.context import RequestContext
