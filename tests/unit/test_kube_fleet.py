@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+import time
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -107,6 +110,29 @@ async def test_one_settled_router_tells_for_all(routers: Routers, fleets: Fleets
     routers.says[12] = "settled"
     assert (await ask(fleets, routers, [one], [two], 100.0 + HURRY_S)).settled == {"qwen-e11", "qwen-e12"}
     assert not fleets.hurried
+
+
+async def test_an_operator_that_was_held_up_while_it_connected_waits_for_the_answer(
+        routers: Routers, fleets: Fleets) -> None:
+    """The router is on another thread, and answers at once."""
+    known = msgspec.json.encode(Fleet(ServiceName("qwen"), "qwen-e11", 1.0, settled=True, instances=()))
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            accepted.set()
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(known), known))
+            connection.recv(1)
+
+    accepted = threading.Event()
+    with socket.create_server(("127.0.0.11", routers.port)) as listener:
+        threading.Thread(target=answer, daemon=True).start()
+        asking = asyncio.create_task(ask(fleets, routers, [routers.pod(11)], [], 100.0))
+        while not accepted.wait(0.02):  # noqa: ASYNC110 (the loop does not run meanwhile, so nothing is sent yet)
+            await asyncio.sleep(0)
+        time.sleep(1.5)  # noqa: ASYNC251 (it is held up beyond its deadline)
+        assert (await asking).settled == {"qwen-e11"}
 
 
 async def test_nothing_is_asked_again_too_soon_unless_something_changed(routers: Routers, fleets: Fleets) -> None:

@@ -21,6 +21,7 @@ from xpyd_operator.kube.observe import Told
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role, State, join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.patience import within
 from xpyd_sidecar.whole_answer import whole
 
 KeyOf = Callable[[Facts], ServiceKey | None]
@@ -30,6 +31,8 @@ ANSWER_MAX = 16 << 20
 EVERY_S = 5.0
 HURRY_S = 1.0
 """While some pod that learns the roster is not settled yet, or no router tells."""
+NEVER = aiohttp.ClientTimeout(total=None)
+"""Its own deadline comes before what was answered while this process did not run."""
 FORGET_S = 60.0
 """How long a router that was settled is taken to be so without being asked again."""
 
@@ -152,10 +155,10 @@ class Fleets:
         return None
 
     async def _over(self, url: str, headers: Mapping[str, str]) -> tuple[bool, Fleet | None]:
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         try:
             # The certificate is the clients': it names the Service, not the address of a pod.
-            async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False, ssl=False) as answer:
+            async with within(self._timeout_s), self._session.get(
+                    url, headers=headers, timeout=NEVER, allow_redirects=False, ssl=False) as answer:
                 if answer.status != 200:
                     return True, None
                 return True, msgspec.json.decode(await whole(answer.content, ANSWER_MAX), type=Fleet)
