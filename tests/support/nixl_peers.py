@@ -3,6 +3,7 @@
     python nixl_peers.py prefill BLOCK          says its address, then does what it is told, a line of JSON at a time:
         {"push": "a", "count": 4, "ahead": 0}   offers blocks of every array, of their right content; "wrong": of another
         {"shown": {"ticket": "…"}}              shows this of its memory from now on (hex, or as it is)
+        {"summed": 0}                           answers when all its copies have their checksums
         {"used": 0}                             answers with the bytes of copies that it holds
         {"memory": 0}                           answers with what it shows of its memory
     python nixl_peers.py decode BLOCK COUNT ADDRESS     asks for them, and says so when some have been read; then waits
@@ -16,15 +17,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from kv_ranks import REGIONS, content, key
-from nixl_ranks import LIMITS, NixlProcess
+from fair_clock import fair_clock
+from kv_ranks import REGIONS, PrefillRank, content, key
+from nixl_ranks import PATIENT, NixlProcess
 
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.kv.bodies import NixlMemory
+from xpyd_sidecar.memory.marks import NOW
 from xpyd_sidecar.transport.nixl import driver as nixl_driver
 from xpyd_sidecar.transport.nixl.prefill import NixlLink
 
@@ -64,7 +69,7 @@ class Peer:
 class PrefillPeer(Peer):
     """A prefill rank."""
 
-    def __init__(self, *, block: int, tls: str, site: str, timeout_s: float = LIMITS.silence_s) -> None:
+    def __init__(self, *, block: int, tls: str, site: str, timeout_s: float = PATIENT.silence_s) -> None:
         super().__init__("prefill", str(block), str(timeout_s), tls=tls, site=site)
         self.address = HostPort(self.hear())
 
@@ -88,6 +93,21 @@ def told(memory: NixlMemory) -> dict[str, Any]:
     return {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
 
 
+def wait_summed(rank: PrefillRank) -> None:
+    """What was pushed so far is complete, and its checksums are made: on the loop, one copy after the other."""
+    def passed(post: Callable[[Callable[[], None]], None]) -> None:
+        reached = threading.Event()
+        post(reached.set)
+        reached.wait()
+
+    loop = rank.sender._loop
+    passed(lambda call: rank.completions.add(NOW, call))
+    passed(loop.post)
+    while rank.sender._unsummed:
+        passed(loop.post)
+    passed(loop.post)  # the last one's may still be made
+
+
 def prefill(block: int, timeout_s: float) -> None:
     changed: dict[str, Any] = {}
     seen: list[NixlMemory] = []
@@ -97,7 +117,7 @@ def prefill(block: int, timeout_s: float) -> None:
         return seen[-1]
 
     NixlLink.shown = show  # type: ignore[method-assign]
-    process = NixlProcess(driver(), keep=KEEP, piece=max(block, 1 << 20))
+    process = NixlProcess(driver(), keep=KEEP, piece=max(block, 1 << 20), limits=PATIENT)
     with process.prefill(block=block, keep_s=60, timeout_s=timeout_s) as rank:
         print(rank.address, flush=True)
         for line in sys.stdin:
@@ -111,6 +131,8 @@ def prefill(block: int, timeout_s: float) -> None:
             elif "shown" in order:
                 changed.clear()
                 changed.update(order["shown"])
+            elif "summed" in order:
+                wait_summed(rank)
             elif "memory" in order:
                 answer = told(seen[-1])
             else:
@@ -120,8 +142,8 @@ def prefill(block: int, timeout_s: float) -> None:
 
 
 def decode(block: int, count: int, address: str) -> None:
-    process = NixlProcess(driver(), piece=max(block, 1 << 20))
-    with process.decode(block=block, timeout_s=30, chunks=2) as rank:
+    process = NixlProcess(driver(), piece=max(block, 1 << 20), limits=PATIENT)
+    with process.decode(block=block, timeout_s=30, load_s=60, chunks=2) as rank:
         rank.load("r", key(), HostPort(address), first=0, count=count)
         while not rank.receiver.inbox:  # two chunks hold the rest up
             time.sleep(0.01)
@@ -131,8 +153,8 @@ def decode(block: int, count: int, address: str) -> None:
 
 def reading(block: int, count: int, address: str, attempt: int) -> None:
     """A decode that says when it asks, and takes all that comes."""
-    process = NixlProcess(driver(), piece=max(block, 1 << 20))
-    with process.decode(block=block, timeout_s=30, direct=True) as rank:
+    process = NixlProcess(driver(), piece=max(block, 1 << 20), limits=PATIENT)
+    with process.decode(block=block, timeout_s=30, load_s=60, direct=True) as rank:
         print("go", flush=True)
         rank.load("r", key("a", attempt), HostPort(address), first=0, count=count)
         rank.wait_outcomes()
@@ -142,12 +164,13 @@ def reading(block: int, count: int, address: str, attempt: int) -> None:
 def main() -> None:
     role, block = sys.argv[1], int(sys.argv[2])
     sys.path.append(os.environ["XPYD_NIXL_SITE"])
-    if role == "prefill":
-        prefill(block, float(sys.argv[3]))
-    elif role == "kill":
-        reading(block, int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
-    else:
-        decode(block, int(sys.argv[3]), sys.argv[4])
+    with fair_clock():
+        if role == "prefill":
+            prefill(block, float(sys.argv[3]))
+        elif role == "kill":
+            reading(block, int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+        else:
+            decode(block, int(sys.argv[3]), sys.argv[4])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ from xpyd_sidecar.transport.nixl.session import ReadLimits
 from xpyd_sidecar.transport.nixl.thread import NixlThread
 
 LIMITS = ReadLimits(sessions=4, open_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S, linger_s=1.0)
+"""Of both sides in one process, with one clock."""
+PATIENT = LIMITS._replace(open_s=20.0, silence_s=8.0)
+"""Of processes, each of which a full machine keeps waiting by itself."""
 
 
 class NixlProcess:
@@ -27,7 +30,7 @@ class NixlProcess:
     def __init__(self, driver: Any, *, piece: int = 1 << 20, keep: int = 16 << 20, limits: ReadLimits = LIMITS,
                  transport: str = "rdma") -> None:
         self.hub = NixlThread(driver, limits)
-        self.reading = NixlReading(self.hub, piece, timeout_s=limits.silence_s)
+        self.reading = NixlReading(self.hub, piece, timeout_s=max(limits.open_s, limits.silence_s))
         self.memory = memoryview(mmap.mmap(-1, keep))
         self.reading.register(self.memory)
         self.store = CopyStore(lambda size: Chunk(None, self.memory[:size]), keep, unit=1)
