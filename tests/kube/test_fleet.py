@@ -25,6 +25,8 @@ DRAIN_S = START_S / 8
 RESULTS = os.environ.get("XPYD_FLEET_RESULTS", "")
 SHAPE = f"{PREFILL}P{DECODE}D"
 ROLLOUT = {"maxSurge": "25%" if PREFILL < 50 else "10%"}
+SLACK = 1.2 if RESULTS else 1.6
+"""Beside other tiers the API server itself waits for a processor. One instance after the other would take twice as long."""
 pytestmark = pytest.mark.timeout(1200 + 100 * START_S)
 
 
@@ -45,23 +47,23 @@ def note(name: str, figures: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("same", [True, False], ids=["same KV", "other KV"])
 async def test_a_fleet_rolls_in_batches_of_both_roles_at_once(team: Team, same: bool) -> None:
-    """Within (instances / surge) x (start + canary + drain) x 1.2; a canary takes the time of a start."""
+    """Within (instances / surge) x (start + canary + drain) x 1.2 in a campaign; a canary takes the time of a start."""
     if not same:
         team.agent.fingerprint = by_image
     team.agent.script = lambda _: Script(start_s=0.2)
     await team.apply(team.document(prefill=PREFILL, decode=DECODE, rollout=ROLLOUT, engine={"image": "engine:1"}))
-    await team.wait_settled(SHAPE, deadline_s=120 + PREFILL + DECODE)
+    await team.wait_settled(SHAPE, deadline_s=240 + PREFILL + DECODE)
     budgets = {name: each["spec"]["minAvailable"] for name, each in team.of("PodDisruptionBudget").items()}
     assert budgets == {"qwen-prefill": PREFILL - 1, "qwen-decode": DECODE - 1}
     team.agent.script = lambda _: Script(start_s=START_S, drain_s=DRAIN_S)
     dog = Watchdog(team, floors={"prefill": PREFILL, "decode": DECODE},
                    most={"prefill": PREFILL + surge(PREFILL), "decode": DECODE + surge(DECODE)})
-    most_s = max(math.ceil(count / surge(count)) for count in (PREFILL, DECODE)) * (2 * START_S + DRAIN_S) * 1.2
-    began = time.monotonic()
+    most_s = max(math.ceil(count / surge(count)) for count in (PREFILL, DECODE)) * (2 * START_S + DRAIN_S) * SLACK
+    began, kept_s = time.monotonic(), team.operator.kept_waiting_s()
     await team.apply(team.document(prefill=PREFILL, decode=DECODE, rollout=ROLLOUT, engine={"image": "engine:2"}))
     await team.wait(lambda: dog.made, "a canary is made")
-    await team.wait_settled(SHAPE, deadline_s=2 * most_s)
-    took_s = time.monotonic() - began
+    await team.wait_settled(SHAPE, deadline_s=4 * most_s)
+    took_s = time.monotonic() - began - (team.operator.kept_waiting_s() - kept_s)
     assert {image_of(pod) for pod in team.pods()} == {"engine:2"}
     assert not dog.pairless
     print(f"{SHAPE} rolled in {took_s:.1f} s, at most {most_s:.1f} s")

@@ -62,7 +62,7 @@ async def groups(team: Team, kind: str) -> dict[str, Object]:
     return {each["metadata"]["name"]: each for each in found["items"]}
 
 
-async def wait_groups(team: Team, kind: str, count: int, what: str, deadline_s: float = 60.0) -> dict[str, Object]:
+async def wait_groups(team: Team, kind: str, count: int, what: str, deadline_s: float = 240.0) -> dict[str, Object]:
     end = asyncio.get_running_loop().time() + deadline_s
     while len(found := await groups(team, kind)) != count:
         assert asyncio.get_running_loop().time() < end, f"not within {deadline_s:g} s: {what}: {sorted(found)}"
@@ -115,7 +115,7 @@ async def test_all_wait_for_places_at_once_where_the_scheduler_places_whole_grou
         await begin(team, monkeypatch, "coscheduling", replicas=4)
         await team.wait(lambda: len(team.pods(role="decode")) == 8, "all are made, though none has a place")
         before = {pod["metadata"]["uid"] for pod in team.pods()}
-        await team.wait_condition("Degraded", words=("Unschedulable", "2 of 2 pods of qwen-e"), deadline_s=150)
+        await team.wait_condition("Degraded", words=("Unschedulable", "2 of 2 pods of qwen-e"), deadline_s=300)
         assert {pod["metadata"]["uid"] for pod in team.pods()} == before, "and none goes for another"
 
 
@@ -132,5 +132,5 @@ async def test_a_label_that_no_node_has_is_said_before_any_pod_is_late(
     quiet_team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await begin(quiet_team, monkeypatch, "none", placement={"topology": "example.com/rack"})
-    said = await quiet_team.wait_condition("Degraded", words=("TopologyUnknown",), deadline_s=20)
+    said = await quiet_team.wait_condition("Degraded", words=("TopologyUnknown",), deadline_s=120)
     assert said["message"].startswith("spec.decode.placement.topology: no node has the label example.com/rack")

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kube
 LAYOUT = "xpyd.dev/layout"
 DECODE = {"replicas": 2, "parallelism": {"tensor": 2, "pods": 2, "device": "none"}}
 FLEET = os.environ.get("XPYD_GROUPS", "4P6D")
-MADE_S = 20.0
+START_S = 10.0
+MADE_S = 40.0
+"""For all pods of the fleet. Where each group of a role waits for the one before, six of them take 60 s."""
 PREFILL = {"replicas": 1, "parallelism": {"tensor": 2, "device": "none"}}
 
 
@@ -126,7 +128,7 @@ async def test_on_a_node_that_is_lost_a_group_that_serves_stays_and_one_that_doe
     before = groups(team)
     first, second = sorted(before)
     team.agent.silent = True
-    await team.wait(lambda: not team.ready(), "the node is lost", deadline_s=120)
+    await team.wait(lambda: not team.ready(), "the node is lost")
     await asyncio.sleep(5)
     assert groups(team) == before, "both serve, so nothing is done to them"
     team.agent.lives[f"{first}-0"].facts.stage = "running"
@@ -138,7 +140,7 @@ async def test_on_a_node_that_is_lost_a_group_that_serves_stays_and_one_that_doe
 
 
 async def test_an_eviction_makes_the_others_of_its_group_free_to_go_and_no_other_group(team: Team) -> None:
-    team.agent.script = lambda _: Script(drain_s=8.0)
+    team.agent.script = lambda _: Script(drain_s=15.0)
     await team.apply(document(team))
     await team.wait_settled("1P4D")
     first, second = sorted(groups(team))
@@ -146,12 +148,12 @@ async def test_an_eviction_makes_the_others_of_its_group_free_to_go_and_no_other
     def allowed() -> object:
         return (team.of("PodDisruptionBudget")["qwen-decode"].get("status") or {}).get("disruptionsAllowed")
 
-    async def evict(name: str) -> bool:
-        """Whether it may go now; the client tries again what the budget refuses."""
+    async def evict(name: str, within_s: float = 60.0) -> bool:
+        """Whether it may go; the client tries again what the budget refuses."""
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": team.namespace}}
         path = f"/api/v1/namespaces/{team.namespace}/pods/{name}/eviction"
         try:
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(within_s):
                 await team.kube.request("POST", path, body)
         except TimeoutError:
             return False
@@ -160,10 +162,10 @@ async def test_an_eviction_makes_the_others_of_its_group_free_to_go_and_no_other
     await team.wait(lambda: allowed() == 1, "the budget is counted")
     team.operator.pause()  # it would have another group in no time
     assert await evict(f"{first}-1")
-    assert not await evict(f"{second}-0"), "of another group"
+    assert not await evict(f"{second}-0", 1.0), "of another group"
     await team.wait(lambda: f"{first}-0" not in team.ready(), "its group is not ready")
     assert await evict(f"{first}-0")
-    assert not await evict(f"{second}-1")
+    assert not await evict(f"{second}-1", 1.0)
     team.operator.resume()
     await team.wait_settled("1P4D")
     assert set(groups(team)) > {second}
@@ -179,7 +181,7 @@ async def test_a_quota_in_the_middle_of_a_group_is_waited_for_without_a_leader(t
     await team.wait_condition("Progressing", words=("exceeded quota: few",))
     assert not [pod for pod in team.pods() if label(pod, MEMBER) == "0"]
     await team.kubectl("patch", "resourcequota", "few", "--type=merge", "-p", '{"spec":{"hard":{"pods":"50"}}}')
-    await team.wait_settled("1P4D", deadline_s=150)
+    await team.wait_settled("1P4D", deadline_s=300)
     watch.check()
 
 
@@ -188,9 +190,9 @@ async def test_half_a_group_is_told_in_numbers_and_two_halves_do_not_wait_for_ea
     watch = GroupWatch(team)
     team.agent.devices = 1 + 4
     await team.apply(document(team) | {"spec": document(team)["spec"] | {"decode": DECODE | {"replicas": 3}}})
-    said = await team.wait_condition("Degraded", words=("Unschedulable", "pods of qwen-e"), deadline_s=150)
+    said = await team.wait_condition("Degraded", words=("Unschedulable", "pods of qwen-e"), deadline_s=300)
     assert re.search(r"[12] of 2 pods of qwen-e\d find no node", said["message"])
-    await team.wait(lambda: len(team.ready(role="decode")) == 4, "two groups serve", deadline_s=60)
+    await team.wait(lambda: len(team.ready(role="decode")) == 4, "two groups serve")
     team.agent.devices = 1 + 6
     team.agent.again()
     await team.wait_settled("1P6D")
@@ -233,11 +235,12 @@ async def test_a_rollout_of_groups_goes_by_instances(team: Team) -> None:
 async def test_a_fleet_of_groups_is_made_at_once_where_all_fit(team: Team) -> None:
     watch = GroupWatch(team)
     prefill, decode = map(int, re.findall(r"\d+", FLEET))
-    began = time.monotonic()
+    team.agent.script = lambda _: Script(start_s=START_S)
+    began, kept_s = time.monotonic(), team.operator.kept_waiting_s()
     await team.apply(team.document("qwen", DECODE | {"replicas": prefill}, DECODE | {"replicas": decode}))
-    await team.wait(lambda: len(team.pods()) == 2 * (prefill + decode), "all are made", deadline_s=120)
-    took_s = time.monotonic() - began
+    await team.wait(lambda: len(team.pods()) == 2 * (prefill + decode), "all are made")
+    took_s = time.monotonic() - began - (team.operator.kept_waiting_s() - kept_s)
     print(f"{FLEET} of two pods each made in {took_s:.1f} s")
     assert took_s <= MADE_S
-    await team.wait_settled(f"{2 * prefill}P{2 * decode}D", deadline_s=120 + prefill + decode)
+    await team.wait_settled(f"{2 * prefill}P{2 * decode}D", deadline_s=240 + prefill + decode)
     watch.check()

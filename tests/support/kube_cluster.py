@@ -94,5 +94,5 @@ def apply_crds(cluster: Cluster) -> None:
     folder = Path(__file__).resolve().parents[2] / "crds"
     cluster.kubectl("apply", "--server-side", "-f", str(folder))
     # A CRD without any condition yet is an error to kubectl wait.
-    wait_until(lambda: bool(cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(folder))),
-               30, "the CRDs are established")
+    wait_until(lambda: bool(cluster.kubectl("wait", "--for=condition=Established", "--timeout=100s", "-f", str(folder))),
+               120, "the CRDs are established")

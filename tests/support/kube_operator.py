@@ -11,18 +11,20 @@ import time
 from pathlib import Path
 
 import aiohttp
-from processes import Group, ProcessFailed, free_port
+from processes import Group, ProcessFailed, free_port, kept_waiting_s
 from releases import Release
 
-READY_S = 90.0
+READY_S = 240.0
+END_S = 60.0
+ANSWER_S = 30.0
 POLL_S = 0.05
 IMAGE = "registry.example/xpyd-sidecar:test"
 
 
 class OperatorProcess:
-    """``python -m xpyd_operator.kube``. Not started yet; ``start`` returns once it works."""
+    """``python -m patient_operator``. Not started yet; ``start`` returns once it works."""
 
-    module = "xpyd_operator.kube"
+    module = "patient_operator"
 
     def __init__(self, kubeconfig: Path, log: Path, *flags: str, namespace: str = "") -> None:
         self.log = log
@@ -39,7 +41,8 @@ class OperatorProcess:
         """Start the process and do not wait."""
         assert self._group is None
         self.port = free_port()
-        command = [sys.executable, "-m", self.module, f"--kubeconfig={self._kubeconfig}",
+        module = self.module if self.release is None else "xpyd_operator.kube"
+        command = [sys.executable, "-m", module, f"--kubeconfig={self._kubeconfig}",
                    f"--http-port={self.port}", f"--sidecar-image={self.image}", "--log-format=text", *self._flags]
         path = sys.path if self.release is None else [self.release.path_for_python, *sys.path]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
@@ -62,7 +65,7 @@ class OperatorProcess:
     async def said(self, path: str) -> str:
         """Body of one of its own paths; empty while it does not answer."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-            async with (asyncio.timeout(5), aiohttp.ClientSession() as session,
+            async with (asyncio.timeout(ANSWER_S), aiohttp.ClientSession() as session,
                         session.get(f"http://127.0.0.1:{self.port}{path}") as answer):
                 return (await answer.text()).strip()
         return ""
@@ -75,13 +78,17 @@ class OperatorProcess:
     async def stop(self) -> int | None:
         """SIGTERM; its exit code, None where it had to be killed."""
         group, self._group = self._group, None
-        return None if group is None else await asyncio.to_thread(group.stop)
+        return None if group is None else await asyncio.to_thread(group.stop, END_S)
 
     async def kill(self) -> None:
         """SIGKILL."""
         group, self._group = self._group, None
         if group is not None:
             await asyncio.to_thread(group.kill)
+
+    def kept_waiting_s(self) -> float:
+        """Seconds so far in which it was ready to run, and the machine had no processor for it."""
+        return kept_waiting_s([self.pid])
 
     def pause(self) -> None:
         """SIGSTOP."""

@@ -25,7 +25,7 @@ from testcluster.light import LightCluster
 OPERATOR_NAMESPACE = "xpyd-system"
 OPERATOR = "xpyd-operator"
 USER = f"system:serviceaccount:{OPERATOR_NAMESPACE}:{OPERATOR}"
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 POLL_S = 0.03
 CHILDREN = ("Service", "Secret", "NetworkPolicy", "PodDisruptionBudget", "DisaggPool", "Deployment")
 WATCHED = ("DisaggService", "DisaggPool", "Pod", *(kind for kind in CHILDREN if kind != "DisaggPool"))
@@ -195,7 +195,7 @@ async def make_team(cluster: LightCluster, namespace: str, operator: OperatorPro
 
 async def _wait_account(kube: Kube, namespace: str) -> None:
     """Pods are refused until the namespace has its service account."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
     while True:
         try:

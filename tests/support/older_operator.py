@@ -13,6 +13,6 @@ assert words.OLDER_VERSION  # imported before the constants are changed: documen
 base.VERSION, base.API_VERSION = base.FIRST_VERSION, base.FIRST_API_VERSION  # type: ignore[misc]
 
 if __name__ == "__main__":
-    from xpyd_operator.kube.__main__ import main
+    from patient_operator import main
 
     sys.exit(main())

@@ -24,7 +24,7 @@ from testcluster.runner import Component, Runner, tail
 from testcluster.state import Folder, Options, Profile, Record
 
 TOKEN_HOURS = 24
-NODES_S = 60.0
+NODES_S = 180.0
 
 
 class Cluster(abc.ABC):

@@ -24,7 +24,7 @@ from testcluster.node import CONTAINERD, KUBELET, NETPOL, PROXY
 from testcluster.runner import Runner
 from testcluster.state import Options, held
 
-NODE_S = 90.0
+NODE_S = 240.0
 PORTS = {ETCD: 2379, "etcd-peer": 2380, "etcd-health": 2381, API: 6443, CONTROLLERS: 10257, SCHEDULER: 10259, KWOK: 10247}
 """The usual ones: nobody else is in the node's network."""
 DNS = ("deployment/kube-dns", "--namespace=kube-system")

@@ -13,7 +13,7 @@ import yaml
 
 from testcluster.errors import ClusterError, CommandFailed
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 POLL_S = 0.2
 
 

@@ -24,7 +24,7 @@ from testcluster.runner import Runner
 from testcluster.state import Options, choose_ports
 
 LOOPBACK = "127.0.0.1"
-CONTROLLERS_S = 60.0
+CONTROLLERS_S = 180.0
 
 
 class LightCluster(Cluster):
