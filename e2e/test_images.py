@@ -14,7 +14,6 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -28,6 +27,7 @@ from typing import Any, NamedTuple
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from processes import free_port
 
 from xpyd_sidecar.contract.launch import KvOptions, kv_transfer_config
 
@@ -477,13 +477,6 @@ class Readable:
     def __exit__(self, *_: object) -> None:
         for folder, mode in self._modes.items():
             folder.chmod(mode)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
 
 
 def status(url: str, process: subprocess.Popen[Any]) -> int:

@@ -26,7 +26,7 @@ import sanitized  # noqa: E402
 from fuzz import workers  # noqa: E402
 
 FOUND = ROOT / ".cache" / "fuzz"
-TESTS_LIMIT_S = 600.0
+TESTS_LIMIT_S = 1800.0
 CASES = "500"
 """Of tests that compare made-up cases: the fuzz has more of them."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from corpus import mixed
 from engines import Engine
-from service import NAME, Service, shared_memory, wait
+from service import NAME, Service, wait
 from traffic import References, Steady, plain_answers, send
 
 CASES = mixed(60, seed=3)
@@ -96,5 +96,5 @@ def test_engines_serve_on_when_xpyd_is_killed_and_down_leaves_nothing(service: S
     os.kill(processes[f"{victim}/engine"], signal.SIGKILL)  # nobody restarts it; its core lives on as an orphan
     assert service.xpyd("down", NAME).returncode == 0
     assert service.left() == []
-    assert not shared_memory() - service.shared_memory_before
+    assert service.left_shared() == []
     assert service.xpyd("down", NAME).returncode == 0

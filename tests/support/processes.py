@@ -63,14 +63,14 @@ def _claimed(port: int) -> socket.socket | None:
 def _free(port: int) -> bool:
     with socket.socket() as probe:
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("", port))  # some listen on every address
         except OSError:
             return False
     return True
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now, and that no test process is given for a while."""
+    """A TCP port that nobody listens on now, on whatever address, and that no test process is given for a while."""
     return free_ports(1)
 
 

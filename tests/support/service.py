@@ -22,7 +22,7 @@ from typing import Any, Self
 import yaml
 from engines import BASE_ARGS, BASE_ENV, MODEL_NAME, held
 from make_model import ensure_model
-from processes import free_port, home_begins, home_ends
+from processes import free_port, home_begins, home_ends, shared_memory
 from releases import Release
 
 from xpyd_operator.local import procs, remains
@@ -52,7 +52,8 @@ class Service:
         """What the command is started by, as ``prlimit`` with its arguments."""
         self._environment = {**os.environ, "XPYD_HOME": str(self.home), "PYTHONPATH": os.pathsep.join(
             filter(None, (str(FORKS), *map(str, plugins), os.environ.get("PYTHONPATH"))))}
-        self.shared_memory_before = shared_memory()
+        self._shared: set[str] = set()
+        """Files under /dev/shm that its processes had, whenever it was looked."""
         home_begins(self.home)
 
     def __enter__(self) -> Self:
@@ -121,6 +122,7 @@ class Service:
 
     def processes(self) -> dict[str, int]:
         """Process ids by name: router, supervisor, and for each instance agent, engine (HTTP server) and core."""
+        self._shared |= shared_memory(self._pids())
         found = {"supervisor": int(self.status()["supervisor"])}
         for file in self.home.glob(f"{NAME}/**/*.pid"):
             pid = int(json.loads(file.read_text())["pid"])
@@ -135,7 +137,14 @@ class Service:
 
     def left(self) -> list[str]:
         """Commands of processes that still belong to the service."""
-        return [_command(pid) for pid in remains.pids(ServiceFolder(NAME, self.home))]
+        return [_command(pid) for pid in self._pids()]
+
+    def left_shared(self) -> list[str]:
+        """Shared memory that was the service's, and is still there."""
+        return [path for path in self._shared if Path(path).exists()]
+
+    def _pids(self) -> list[int]:
+        return remains.pids(ServiceFolder(NAME, self.home))
 
     def idle(self) -> dict[str, float]:
         """What engines still hold, by instance and series; empty when nothing runs, waits, moves or is in use."""
@@ -144,11 +153,6 @@ class Service:
             left = held(f"http://{instance['address']}")
             busy |= {f"{instance['name']} {name}": value for name, value in left.items()}
         return busy
-
-
-def shared_memory() -> set[str]:
-    """Names in /dev/shm."""
-    return {entry.name for entry in Path("/dev/shm").iterdir()}
 
 
 def wait(condition: Callable[[], bool], deadline_s: float, what: str) -> None:
