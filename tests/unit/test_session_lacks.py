@@ -8,7 +8,7 @@ import time
 
 import pytest
 from files import no_files
-from kv_ranks import DecodeRank, PrefillRank, content, key
+from kv_ranks import DecodeRank, PrefillRank, content, key, until
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.engine import kv_cache
@@ -25,9 +25,10 @@ def test_a_rank_without_files_accepts_nobody_for_a_while_and_says_so_once(monkey
                                                                           caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(sender, "LACK_S", 0.3)
     with PrefillRank() as p, socket.socket() as late:
-        late.settimeout(10)
+        late.settimeout(60)
         with no_files():
             late.connect(split_host_port(p.address))
+            until(lambda: "no file descriptors are left" in caplog.text)
             time.sleep(0.9)
         assert late.recv(4) == b"xpyd", "who came meanwhile is greeted"
     said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]

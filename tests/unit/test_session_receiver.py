@@ -260,7 +260,7 @@ def test_a_broken_connection_fails_the_load_after_the_grace_and_the_next_one_con
         wire.hold.set()
         push(p)
         d.load("r", key(), place, first=0, count=4)
-        time.sleep(0.2)
+        until(lambda: key() in p.sender._sent)
         wire.cut()
         assert d.wait_outcomes(2)[1] is Outcome.PEER_LOST
         assert [one.outcome for one in p.wait_reports(2)] == [Outcome.OK, Outcome.PEER_LOST]
@@ -303,7 +303,7 @@ def test_a_newer_try_replaces_one_in_progress_and_late_bytes_of_the_old_are_drop
         wire.hold.set()
         push(p)
         d.load("r", key(), HostPort(f"127.0.0.1:{wire.port}"), first=0, count=4)
-        time.sleep(0.1)
+        time.sleep(0.1)  # the wire shows nothing of prefill, also no greeting
         for region in range(REGIONS):
             q.copy(key(attempt=2), region, 0, [content(region, 50 + n) for n in range(4)])
         d.load("r", key(attempt=2), q, first=0, count=4)
