@@ -24,7 +24,7 @@ from cluster import Cluster
 from fair_clock import fair_clock
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 600
+TIMEOUT_S = 1200
 ENGINE_ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "96")
 """Prompts above 512 tokens are prefilled in chunks; 96 blocks of 128 tokens hold six of the longest prompts."""
 

@@ -25,10 +25,10 @@ from xpyd_sidecar.contract.ids import Role
 
 LINES = 25
 """Events that every stream has had before the kill."""
-SLOW = {"SLOW_STEP_S": "0.02", "PYTHONPATH": os.pathsep.join(
+SLOW = {"SLOW_STEP_S": "0.05", "PYTHONPATH": os.pathsep.join(
     filter(None, (str(Path(__file__).parents[1] / "support/slow_steps"), os.environ.get("PYTHONPATH"))))}
-"""What decode engines are started with: an answer takes 10 s, so the first has not ended before the last has begun."""
-ANSWER_S = 90.0
+"""What decode engines are started with: an answer takes 25 s, so the first has not ended before the last has begun."""
+ANSWER_S = 240.0
 ADAPTER = "fluent"
 GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "stream": True, "ignore_eos": True, "max_tokens": 500,
                           "stream_options": {"include_usage": True}}
@@ -128,7 +128,7 @@ def _begin(streams: list[Stream]) -> None:
     """Start them, and wait until all have some events; none is past its half then."""
     for stream in streams:
         stream.start()
-    end = time.monotonic() + 60.0
+    end = time.monotonic() + 120.0
     while min(len(stream.events) for stream in streams) < LINES:
         assert time.monotonic() < end, [len(stream.events) for stream in streams]
         time.sleep(0.02)

@@ -19,6 +19,7 @@ from typing import Any
 
 from cluster import Cluster
 from engines import held
+from processes import kept_waiting_s
 from recorded import Request, load
 from recorded_requests import PATHS
 from router_fleet import RouterFleet, read_answer, request_bytes
@@ -134,14 +135,15 @@ async def abort_real(cluster: Cluster, count: int, seed: int, gone_s: float = GO
                 if request.api == "completions" and source.random() < 0.4:  # several blocks to hand over
                     body["prompt"] = [source.randrange(3, 250) for _ in range(source.choice((200, 700, 1500)))]
                 group.create_task(leave(cluster.port, source, report, request_bytes(PATHS[request.api], body), 0.8))
-        last = loop.time()
+        last, before_s = loop.time(), _kept_waiting_s(cluster)
         left = await asyncio.to_thread(_held, cluster)
         while left and loop.time() < last + PATIENCE_S:
             await asyncio.sleep(0.05)
             asked = loop.time()
             left = await asyncio.to_thread(_held, cluster)
             words = f"after {report.aborts}: "
-            if left and asked > last + gone_s and not any(one.startswith(words) for one in report.left):
+            limit_s = gone_s + _kept_waiting_s(cluster) - before_s
+            if left and asked > last + limit_s and not any(one.startswith(words) for one in report.left):
                 report.left.append(words + json.dumps(left))
         report.longest_s = max(report.longest_s, loop.time() - last)
     return report
@@ -165,6 +167,11 @@ async def warm_up(cluster: Cluster, requests: Sequence[Request]) -> None:
     for request in requests:
         for port in (*(one.engine.port for one in cluster.instances), cluster.port):
             await ask(port, request)
+
+
+def _kept_waiting_s(cluster: Cluster) -> float:
+    """Seconds in which some engine was ready to run and had no processor: it could let go of nothing meanwhile."""
+    return kept_waiting_s([pid for one in cluster.instances if one.engine.alive() for pid in one.engine.group.pids()])
 
 
 def _held(cluster: Cluster) -> dict[str, float]:

@@ -37,7 +37,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from xpyd_sidecar.engine.dp_plugin import compat, patch
 from xpyd_sidecar.engine.dp_plugin.settings import Mode, Settings
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Executor:

@@ -47,7 +47,7 @@ KEY = keys.of_life(SERVICE_KEY, LIFE)
 HERE = "127.0.0.1"
 SETTINGS = QueueSettings(KEY, HERE, LIFE)
 """Of members of one life."""
-START_S = 180.0
+START_S = 400.0
 """The first one waits for an import of vLLM."""
 CLEAN = mp.get_context("forkserver")
 """Forks from a process in which nothing runs: in one that had threads of OpenMP, vLLM 0.33 would wait for them for ever."""

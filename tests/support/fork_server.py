@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MODULE = "vllm.entrypoints.launchers.api_server.entry"
-IMPORT_S = 180.0
-FORK_S = 30.0
+IMPORT_S = 400.0
+FORK_S = 120.0
 POLL_S = 0.02
 AT_IMPORT = ("OMP_NUM_THREADS", "VLLM_TARGET_DEVICE", "LD_PRELOAD", "VLLM_PLUGINS")
 """Read while vLLM or torch is imported: who wants other values than the server has is started by its command."""

@@ -33,7 +33,7 @@ from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.group import ROUND
 
 UP_S = 600
-ANSWER_S = 30.0
+ANSWER_S = 120.0
 
 
 class GroupService(Service):

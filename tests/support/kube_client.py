@@ -22,7 +22,7 @@ import yaml
 from background import Background
 
 Object = dict[str, Any]
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 AGAIN_S = 0.1
 
 _KINDS = {

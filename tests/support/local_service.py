@@ -66,7 +66,7 @@ class LocalService:
         self.file.write_text(yaml.safe_dump(self.document))
 
     def up(self, *arguments: str) -> int:
-        return main.main(["up", "-f", str(self.file), "--timeout", "40", "--python", self.python, *arguments])
+        return main.main(["up", "-f", str(self.file), "--timeout", "200", "--python", self.python, *arguments])
 
     def foreground(self, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """``xpyd up`` as a process of its own; its output is piped, or goes to a descriptor."""

@@ -16,7 +16,7 @@ from typing import cast
 from xpyd_sidecar.router.relay import loop
 from xpyd_sidecar.router.relay.loop import descriptor_of
 
-LIMIT_S = 5.0
+LIMIT_S = 30.0
 
 
 class Heard(asyncio.Protocol):

@@ -30,7 +30,7 @@ ADAPTER_RANK = 8
 HIDDEN, LAYERS = 128, 4
 VOCABULARY = 512
 CONTEXT = 4096
-MAKE_TIMEOUT_S = 300.0
+MAKE_TIMEOUT_S = 600.0
 STD = {"q_proj": 0.25, "k_proj": 0.25, "v_proj": 0.3, "o_proj": 0.3, "gate_proj": 0.08, "up_proj": 0.08, "down_proj": 0.08}
 OTHER_STD = 0.3
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fork_server import Forked, ForkServer
 
 TAIL_LINES = 60
-GONE_S = 30.0
+GONE_S = 120.0
 TRACKERS_S = 5.0
 TRACKER = b"multiprocessing.resource_tracker"
 

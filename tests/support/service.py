@@ -83,7 +83,7 @@ class Service:
             },
         }))
 
-    def xpyd(self, *arguments: str, check: bool = False, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
+    def xpyd(self, *arguments: str, check: bool = False, timeout_s: float = 600.0) -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""
         done = subprocess.run([*self.before, XPYD, *arguments], env=self._environment, check=False, text=True,
                               timeout=timeout_s, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -93,13 +93,13 @@ class Service:
     def up(self, prefill: int, decode: int) -> str:
         """Bring the service to these counts and wait until it is there; what the command said."""
         self.write(prefill, decode)
-        return self.xpyd("up", "-f", str(self.file), "--detach", "--timeout", "280", check=True).stdout
+        return self.xpyd("up", "-f", str(self.file), "--detach", "--timeout", "560", check=True).stdout
 
     @contextlib.contextmanager
     def changing(self, prefill: int, decode: int) -> Iterator[subprocess.Popen[str]]:
         """`xpyd up` in the middle of its work; it is ended with the block."""
         self.write(prefill, decode)
-        command = [*self.before, XPYD, "up", "-f", str(self.file), "--detach", "--timeout", "280"]
+        command = [*self.before, XPYD, "up", "-f", str(self.file), "--detach", "--timeout", "560"]
         with subprocess.Popen(command, env=self._environment, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT) as process:
             try:

@@ -25,8 +25,8 @@ from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 
 pytestmark = pytest.mark.unsanitized
-DEADLINE_S = 3.0
-"""Every deadline of the router that is stopped."""
+DEADLINE_S = 10.0
+"""Every deadline of the router that is stopped: this process has as long to have everything under way."""
 GRACE_S = 10.0
 """Long, for a machine that is busy; nothing waits for it."""
 STARTS = f"""
