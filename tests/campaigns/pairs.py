@@ -94,13 +94,13 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def prefill_data(count: int) -> tuple[Use, Use]:
     """One sender and ``count`` receivers."""
-    with PrefillRank(keep_bytes=1 << 30, keep_s=TIMEOUT_S, timeout_s=TIMEOUT_S) as p:
-        before = use()
+    with PrefillRank(keep_s=TIMEOUT_S, send_s=TIMEOUT_S, timeout_s=TIMEOUT_S) as p:
         for at in range(count):
             for region in range(REGIONS):
                 p.copy(name(at), region, 0, [content(region, 0)])
+        before = use()
         with peers("prefill_data", count, p.address):
-            p.wait_reports(count, TIMEOUT_S)
+            assert all(one.outcome is Outcome.OK for one in p.wait_reports(count, TIMEOUT_S))
             return before, use()
 
 
