@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import pytest
 from cluster import Cluster
-from fair_clock import fair_clock
+from fair_session import fair  # noqa: F401 (a fixture)
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 1200
@@ -37,13 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
     names = {item: set(getattr(item, "fixturenames", ())) if item in ours else set() for item in items}
     items.sort(key=lambda item: ("shared_cluster" in names[item], "plain" not in names[item]))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def fair() -> Iterator[None]:
-    """What has a deadline in this process is not blamed for a machine that has no processor for it (``fair_clock``)."""
-    with fair_clock():
-        yield
 
 
 @pytest.fixture(scope="session")

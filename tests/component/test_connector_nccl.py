@@ -15,7 +15,7 @@ import torch
 from copies import after_looks, at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key
+from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key, until
 from nccl_fake import FakeNccl, HostDevice, World
 
 from xpyd_sidecar.contract.launch import KvOptions
@@ -102,13 +102,6 @@ def push(p: PrefillRank, which: str = "a", count: int = 20) -> None:
 
 def whole(d: DecodeRank, count: int = 20) -> bool:
     return d.cache == {(region, 100 + n): content(region, n, d.block) for region in range(REGIONS) for n in range(count)}
-
-
-def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("cover", [True, False], ids=["covered", "bare"])

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
-from kv_ranks import BLOCK, REGIONS, DecodeRank, PrefillRank, content, key, push
+from kv_ranks import BLOCK, REGIONS, DecodeRank, PrefillRank, content, key, push, until
 from nixl_fake import Driver, Reader, World
 from nixl_ranks import LIMITS, NixlProcess
 
@@ -61,15 +61,18 @@ def stage() -> Iterator[Stage]:
     assert not [thread for thread in threading.enumerate() if thread.name == "xpyd-nixl"]
 
 
+def under_way(stage: Stage, p: PrefillRank, d: DecodeRank) -> None:
+    """One load has gone well, and the reads of a second one are held."""
+    push(p)
+    d.load("a", key(), p, first=0, count=4)
+    assert d.wait_outcomes() == [Outcome.OK]
+    stage.world.held = True
+    push(p, "b")
+    d.load("b", key("b"), p, first=0, count=4)
+
+
 def whole(d: DecodeRank, count: int = 4) -> bool:
     return d.cache == {(region, 100 + n): content(region, n, d.block) for region in range(REGIONS) for n in range(count)}
-
-
-def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("cover", [True, False], ids=["covered", "bare"])
@@ -188,12 +191,7 @@ def test_bytes_that_changed_on_their_way_end_the_session(stage: Stage) -> None:
 
 def test_a_load_that_is_given_up_frees_its_slot_when_the_read_has_ended_and_no_sooner(stage: Stage) -> None:
     p, d = stage.prefill(), stage.decode(direct=True)
-    push(p)
-    d.load("a", key(), p, first=0, count=4)
-    assert d.wait_outcomes() == [Outcome.OK]
-    stage.world.held = True
-    push(p, "b")
-    d.load("b", key("b"), p, first=0, count=4)
+    under_way(stage, p, d)
     d.wait(lambda: stage.processes[0].hub._offers)
     before = bytes(d.memory[0])
     d.abandon("b")
@@ -318,12 +316,7 @@ def test_a_peer_that_does_not_answer_is_given_up_in_time(stage: Stage) -> None:
 def test_while_an_agent_is_made_here_no_peer_is_called_silent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the one that it is made for nor another one; both answer a moment after it."""
     p, q, d = stage.prefill(), stage.prefill(), stage.decode()
-    push(p)
-    d.load("a", key(), p, first=0, count=4)
-    assert d.wait_outcomes() == [Outcome.OK]
-    stage.world.held = True
-    push(p, "b")
-    d.load("b", key("b"), p, first=0, count=4)
+    under_way(stage, p, d)
     d.wait(lambda: any(session.pieces for session in stage.processes[2].hub._joined.values()))
 
     def answered() -> None:

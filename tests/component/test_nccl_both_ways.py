@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key
+from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key, until
 from nccl_fake import FakeNccl, HostDevice, World
 
 from xpyd_sidecar.kv.bodies import Gpu
@@ -153,13 +153,6 @@ def test_without_a_gpu_both_are_left_out() -> None:
 
 
 # --- the same with sessions, senders and receivers ---
-
-
-def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_engines_that_load_from_each_other_and_close_their_groups_go_on(world: World) -> None:

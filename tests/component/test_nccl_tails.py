@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kv_ranks import until
 from nccl_fake import FakeNccl, HostDevice, World
 from nccl_streams import StreamDevice
 
@@ -23,13 +24,6 @@ from xpyd_sidecar.transport.nccl.thread import NcclLimits, NcclThread
 
 SIZE = 1000
 LIMITS = NcclLimits(groups=4, open_s=5, move_s=5, idle_s=60)
-
-
-def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 class Side:

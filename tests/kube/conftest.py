@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from fair_clock import fair_clock
+from fair_session import fair  # noqa: F401 (a fixture)
 from kube_cluster import start_light
 from kube_faults import FaultProxy
 from kube_operator import OperatorProcess
@@ -29,13 +29,6 @@ def pytest_runtest_makereport(
     if report.failed and call.when == "call" and isinstance(team, Team):
         report.sections.append(("team", team.describe()))
     return report
-
-
-@pytest.fixture(scope="session", autouse=True)
-def fair() -> Iterator[None]:
-    """What has a deadline in this process is not blamed for a machine that has no processor for it (``fair_clock``)."""
-    with fair_clock():
-        yield
 
 
 @pytest.fixture(scope="session")

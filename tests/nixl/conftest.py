@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fair_clock import fair_clock
+from fair_session import fair  # noqa: F401 (a fixture)
 
 ENV = "XPYD_NIXL_SITE"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def fair() -> Iterator[None]:
-    """What has a deadline in this process is not blamed for a machine that has no processor for it (``fair_clock``)."""
-    with fair_clock():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,14 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_ranks import REGIONS, DecodeRank, content, key
+from kv_ranks import REGIONS, DecodeRank, content, key, until
 from nixl_peers import Peer, PrefillPeer, driver
 from nixl_ranks import LIMITS, PATIENT, NixlProcess
 
@@ -51,13 +51,6 @@ class Stage:
 def stage(site: str) -> Iterator[Stage]:
     with ExitStack() as stack:
         yield Stage(site, stack)
-
-
-def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def whole(d: DecodeRank, count: int) -> bool:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import os
 import selectors
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import uvloop
 from compiled import missing
-from fair_clock import fair_clock
+from fair_session import fair  # noqa: F401 (a fixture)
 from hypothesis import settings
 
 from xpyd_sidecar.router.relay import loop
@@ -33,13 +33,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if os.environ.get("CI") == "true" and os.environ.get("XPYD_PLAIN") != "1" and (absent := missing()):
         names = ", ".join(absent)
         raise pytest.UsageError(f"not compiled, or for other files: {names}; python sidecar/hatch_build.py says why")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def fair() -> Iterator[None]:
-    """What has a deadline in this process is not blamed for a machine that has no processor for it (``fair_clock``)."""
-    with fair_clock():
-        yield
 
 
 class _Selector(selectors.DefaultSelector):
