@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import pytest
 from kv_ranks import BLOCK, DecodeRank, PrefillRank, content, key
 
 from xpyd_sidecar.contract import metrics
+from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.kv.keys import Key, Outcome
 
 PAGE = 4096
@@ -34,10 +36,12 @@ def whole(d: DecodeRank, blocks: int = 2) -> bool:
 
 @contextmanager
 def pair(*, keep: int = 2 * BLOCK, buffer: int = 16 * PAGE, pool: int = 0,
-         claim_s: float = 60, keep_s: float = 60, window: int = 0) -> Iterator[tuple[PrefillRank, DecodeRank]]:
+         claim_s: float = 60, keep_s: float = 60, window: int = 0,
+         direct: bool = False) -> Iterator[tuple[PrefillRank, DecodeRank]]:
     """``keep``: what prefill may keep; it offers what is above half of it."""
     with PrefillRank(keep_bytes=keep, keep_s=keep_s, timeout_s=40) as p, \
-            DecodeRank(buffer_bytes=buffer, pool_bytes=pool, claim_s=claim_s, window=window, load_s=60, timeout_s=40) as d:
+            DecodeRank(buffer_bytes=buffer, pool_bytes=pool, claim_s=claim_s, window=window, load_s=60, timeout_s=40,
+                       direct=direct) as d:
         yield p, d
 
 
@@ -196,6 +200,40 @@ def test_decode_may_pull_and_then_gets_no_more_than_its_window_at_once(window: i
         assert whole(d, 5)
         assert p.wait_reports(deadline_s=40)[0].size == 10 * BLOCK
         assert p.sender.store.used == 0
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 5), (1, 4), (4, 1)])
+@pytest.mark.parametrize("window", [0, 1])
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_load_that_begins_while_blocks_that_were_granted_room_are_on_their_way(
+        first: int, count: int, window: int, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for some of them: what comes beside those is let pass."""
+    with pair(keep=10 * BLOCK, window=window, direct=direct) as (p, d):
+        granted, asked = threading.Event(), threading.Event()
+        store = d.receiver.ahead.store
+
+        def store_and_wait(header: Header) -> bool:
+            room = store(header)
+            granted.set()
+            assert asked.wait(30)
+            return room
+
+        monkeypatch.setattr(d.receiver.ahead, "store", store_and_wait)
+        d.expect(key(), p, blocks=5)
+        copy(p, key(), 4)
+        assert granted.wait(30)
+        for region in range(2):
+            p.copy(key(), region, 4, [content(region, 4)])
+        d.load("r", key(), p, first=first, count=count)
+        asked.set()
+        assert outcomes(d) == [Outcome.OK]
+        for region in range(2):
+            for n in range(first, first + count):
+                assert d.cache[region, 100 + n] == content(region, n)
+        wait(lambda: p.sender.store.used == 0)
+        assert counted(d, metrics.BUFFERED_BYTES) == 0
+        assert all(d.staging.take() for _ in range(8))
+        wait(lambda: d.receiver.ahead.used == (0, 0))
 
 
 def test_the_buffer_and_pulling_together() -> None:

@@ -63,15 +63,19 @@ class BlockReceiver:
         if self.unread and self._shared.me.ways.transport == "shm":
             reason = f"transport shm: prefill's memory cannot be read ({self.unread}), and it sends over tcp"
             raise Incompatible(self._peer, f"{reason}; {OTHERWISE}")
-        size = self._expected(asked, header)
-        if header.length != size:
+        wanted = asked.wanted(header) if asked.granted else header
+        if wanted is None:
+            return NOWHERE
+        size = self._expected(asked, wanted)
+        if wanted.length != size or (wanted.blocks < header.blocks and header.length > self._shared.me.largest_frame):
             raise ProtocolError(self._peer, f"sent {header.length} bytes for {header.blocks} blocks, not {size}")
         self._must_cover(header.kind, covered=header.covered)
-        direct = self._direct(asked, header, cover=header.covered)
+        direct = self._direct(asked, header, cover=header.covered) if wanted.blocks == header.blocks else None
         if direct is not None:
             return direct._replace(after=partial(self._after, asked, header))
         self._chunk = self._shared.staging.take()
-        return self._chunk and PayloadPlace(packed(self._chunk.view, header.blocks, cover=header.covered, size=size))
+        return self._chunk and PayloadPlace(packed(self._chunk.view, header.blocks, cover=header.covered,
+                                                   size=header.length))
 
     @staticmethod
     def _direct(asked: AskedBlocks, header: Header, *, cover: bool) -> PayloadPlace | None:
@@ -138,14 +142,10 @@ class BlockReceiver:
         asked = self.asked.get(header.key)
         if asked is None:
             self._shared.ahead.complete(header, slot)
-            return
-        first, count = overlap(header.first, header.blocks, *asked.step.span(header.region))
-        if not count or not asked.step.plain:
+        elif (wanted := asked.wanted(header)) is None:
             self._shared.staging.give(slot.chunk)
-            return
-        each = header.length // header.blocks
-        skip, size = (first - header.first) * each, count * each
-        self._shared.arrived(asked.step, header.region, first, count, slot.chunk.part(skip, size), size, "buffer")
+        else:
+            self._arrived(asked, wanted, wanted.length, asked.part(header, wanted, slot.chunk), "buffer")
 
     def _expected(self, asked: AskedBlocks, header: Header, most: int = 0) -> int:
         """Bytes of the blocks that a header speaks of, which must have been asked for and not have come.
@@ -184,7 +184,10 @@ class BlockReceiver:
         if place.gate is None:
             chunk, self._chunk = self._chunk, None
             assert chunk is not None
-        self._arrived(asked, header, header.length, chunk, "tcp")
+        wanted = (asked.wanted(header) if chunk is not None and asked.granted else None) or header
+        if chunk is not None and wanted.blocks < header.blocks:
+            chunk = asked.part(header, wanted, chunk._replace(home=partial(self._shared.staging.give, chunk)))
+        self._arrived(asked, wanted, wanted.length, chunk, "tcp")
 
     def wants(self, header: Header, offer: bodies.Offer, most: int) -> bool:
         """As of ``PieceOwner``."""

@@ -15,7 +15,7 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import Header, Kind
-from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.receiving import Ask
 from xpyd_sidecar.kv.stores import Busy
 from xpyd_sidecar.session.block_receiver import BlockReceiver
@@ -44,6 +44,8 @@ class DecodeEndpoint(Endpoint):
         self.place = (address, incarnation)
         self.expected: set[Key] = set()
         """Tries that may be pushed ahead, and have not been asked for."""
+        self._granted: Recent[Key, None] = Recent()
+        """Tries of which blocks may be on their way that were granted room."""
         self._shared = shared
         self._ended = ended
         self._intake = BlockReceiver(shared, address)
@@ -55,7 +57,7 @@ class DecodeEndpoint(Endpoint):
     def ask(self, step: Ask, target: LoadTarget | None) -> None:
         """Ask for a transfer, once the link is agreed."""
         self._owes()
-        self.asked[step.key] = AskedBlocks(step, target, bytearray(step.slots))
+        self.asked[step.key] = AskedBlocks(step, target, bytearray(step.slots), step.key in self._granted)
         self.expected.discard(step.key)
         self.tell(Kind.READY, step.key, step.ready)
         self.link.start()
@@ -129,6 +131,8 @@ class DecodeEndpoint(Endpoint):
             room = self._shared.ahead.store(header)
         except ValueError as error:
             raise ProtocolError(self.link.peer, f"STORE: {error}") from None
+        if room:
+            self._granted.put(header.key, None)
         kind, body = (Kind.ROOM, None) if room else (Kind.BUSY, Busy(RETRY_S))
         self.link.say(kind, body, header.key, region=header.region, first=header.first, blocks=header.blocks)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from xpyd_sidecar.kv.blocks import overlap
+from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.receiving import Ask
 from xpyd_sidecar.memory.staging import Chunk, Staging
@@ -47,6 +49,20 @@ class AskedBlocks(NamedTuple):
     step: Ask
     target: LoadTarget | None
     have: bytearray
+    granted: bool = False
+    """Blocks of it could be pushed ahead: frames with others beside those asked for may still be on their way."""
+
+    def wanted(self, header: Header) -> Header | None:
+        """Of a frame that was pushed ahead, the blocks that are asked for; None: none of them."""
+        first, count = overlap(header.first, header.blocks, *self.step.span(header.region))
+        if not count or not self.step.plain:
+            return None
+        beside = (header.blocks - count) * self.step.units[header.region].size
+        return header._replace(first=first, blocks=count, length=header.length - beside)
+
+    def part(self, header: Header, wanted: Header, chunk: Chunk) -> Chunk:
+        """The ``wanted`` blocks of a frame that lies in a chunk."""
+        return chunk.part((wanted.first - header.first) * self.step.units[header.region].size, wanted.length)
 
 
 @dataclass(frozen=True)
