@@ -118,7 +118,7 @@ def test_a_side_that_was_held_up_itself_does_not_call_its_peer_late_with_its_gre
     with (PrefillRank(**({} if side == "prefill" else patient)) as p,
           DecodeRank(**({} if side == "decode" else patient)) as d):
         push(p)
-        held = threading.Event()
+        held, watched = threading.Event(), threading.Event()
         if side == "prefill":
             accept = p.sender._accept
 
@@ -128,6 +128,8 @@ def test_a_side_that_was_held_up_itself_does_not_call_its_peer_late_with_its_gre
                 held.set()
 
             p.sender._loop.post(lambda: p.sender._loop.watch(p.sender._listener, selectors.EVENT_READ, accepted))
+            p.sender._loop.post(watched.set)
+            assert watched.wait(30)  # one look may find both that call and the connection
         d.load("r", key(), p, first=0, count=4)
         if side == "decode":
             d.receiver._loop.post(lambda: held.set() or time.sleep(1.5 * TIMEOUT_S))  # type: ignore[func-returns-value]
