@@ -12,7 +12,7 @@ from typing import Final
 
 from xpyd_sidecar.errors import ChecksumError, Incompatible, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
-from xpyd_sidecar.kv.blocks import overlap, runs
+from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.memory.staging import Chunk
