@@ -144,6 +144,7 @@ def test_no_request_yet_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: 
     (404, b'{"error": {"message": "no request x among the last 3"}}', NotFound, "no request x among"),
     (401, b'{"error": {"message": "the API key is wrong"}}', XpydError, "401 the API key is wrong"),
     (200, b"<html>", XpydError, "not the answer of a router"),
+    (200, b" " * (trace.ANSWER_MAX + 1), XpydError, "longer than"),
 ])
 def test_what_a_router_refuses_is_said(status: int, body: bytes, error: type[XpydError], words: str) -> None:
     with router(status, body) as (url, _), pytest.raises(error, match=words):

@@ -23,9 +23,12 @@ from xpyd_operator.local.router import LocalRouter
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, PATH, Traces
+from xpyd_sidecar.whole_answer import whole
 
 TIMEOUT_S = 10.0
 TOKEN = "XPYD_ADMIN_TOKEN"  # noqa: S105 (the name of a variable)
+ANSWER_MAX = 16 << 20
+"""Bytes of a router's answer."""
 PIPE_WIDTH = 160
 """Columns where there is no terminal that has some."""
 
@@ -103,7 +106,7 @@ async def ask(url: str, token: str, question: str) -> Traces:
             aiohttp.ClientSession(timeout=timeout) as session,
             session.get(url + PATH, headers=headers, allow_redirects=False) as answer,
         ):
-            status, body = answer.status, await answer.content.read(-1)
+            status, body = answer.status, await whole(answer.content, ANSWER_MAX)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
         raise XpydError(f"{url}{PATH}: {str(error) or type(error).__name__}") from None
     if status == 404:
