@@ -107,6 +107,18 @@ def test_down_after_kill_9_of_supervisor_and_an_engine(service: LocalService, ca
     assert not list(Path("/dev/shm").glob(f"{SHM}*"))
 
 
+def test_what_no_longer_serves_of_a_service_that_is_taken_down_is_not_shown_as_starting(
+    service: LocalService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.write()
+    assert service.up("--detach") == 0
+    service.kill_supervisor()
+    os.kill(service.pid("instances", "tiny-e1", "agent"), signal.SIGKILL)
+    wait(lambda: states(service.status(capsys)) == {"tiny-e0": "ready", "tiny-e1": "starting"})
+    service.folder.stop.touch()
+    assert states(service.status(capsys)) == {"tiny-e0": "ready", "tiny-e1": "stopping"}
+
+
 def test_down_by_name_ends_what_runs_although_its_folder_is_gone(
     service: LocalService, capsys: pytest.CaptureFixture[str]
 ) -> None:

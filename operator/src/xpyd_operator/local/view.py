@@ -112,19 +112,22 @@ class Viewer:
             supervisor=lock.holder(self.folder.lock),
             stopping=desired.stopping,
             status=status,
-            instances=(*(self._instance(sight, now) for sight in picture.sights), *joined),
+            instances=(*(self._instance(sight, now, ends=desired.stopping) for sight in picture.sights), *joined),
             router=self._router(thought, url, now),
             requests_total=fleet.requests_total if fleet is not None else 0,
             requests_failed=fleet.requests_failed if fleet is not None else 0,
         )
 
-    def _instance(self, sight: Sight, now: float) -> InstanceView:
+    def _instance(self, sight: Sight, now: float, *, ends: bool) -> InstanceView:
+        """``ends``: the service is being taken down, so what does not serve yet, or no more, never will."""
         local = self._backend.instance(sight.record.name)
         leader = local.engine.leader()
         living = leader is not None and local.engine.alive()
         status = sight.status
         problem = progress = ""
-        state = Phase.STOPPING if local.engine.stopping() else sight.instance.phase
+        state = sight.instance.phase
+        if local.engine.stopping() or (ends and state is Phase.STARTING):
+            state = Phase.STOPPING
         if state is Phase.STOPPING:
             problem = "its processes are ending"
         elif state is Phase.CRASHED:
