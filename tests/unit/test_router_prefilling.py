@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -51,7 +52,17 @@ async def test_without_a_prefill_instance_decode_does_it() -> None:
 
 
 async def test_a_prefill_that_dies_is_replaced_while_decode_waits() -> None:
-    async with site((P, dead), (P, well), (D, well)) as (f, engines):
+    computed: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def computes(leg: Leg) -> None:
+        computed[leg.params["transfer"]].set()
+        await well(leg)
+
+    async def waits(leg: Leg) -> None:
+        await computed[leg.params["transfer"]].wait()
+        await well(leg)
+
+    async with site((P, dead), (P, computes), (D, waits)) as (f, engines):
         for _ in range(4):
             assert (await f.post("/v1/messages", MESSAGE)).body == EVENT
         broken, good, decode = engines
