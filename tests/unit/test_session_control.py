@@ -70,8 +70,8 @@ class Engine:
         self.heard.append(message)
 
     def decode_lost(self, peer: Peer, outcome: Outcome, reason: str) -> None:
-        self.lost.append((outcome, reason))
         self.peers.discard(peer)
+        self.lost.append((outcome, reason))
 
     def tell_again(self, peer: Peer) -> None:
         self.again.append(peer)

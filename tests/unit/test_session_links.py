@@ -253,6 +253,7 @@ def test_memory_that_cannot_be_read_after_all_goes_over_tcp(monkeypatch: pytest.
             d.wait_outcomes("ab".index(name) + 1)
         assert [one.outcome for one in d.finished] == [Outcome.OK] * 2
         assert set(d.moved) == {"tcp"}
+        p.wait_reports(2)
         assert p.sender.store.used == 0
 
 

@@ -59,7 +59,7 @@ def test_what_prefill_cannot_keep_lies_in_the_buffer_until_a_load_claims_it() ->
         d.expect(key(), p, blocks=2)
         copy(p, key())
         wait(lambda: p.sender.store.used <= 2 * BLOCK)
-        assert counted(d, metrics.BUFFERED_BYTES) in (0, 2 * BLOCK)
+        wait(lambda: counted(d, metrics.BUFFERED_BYTES) == 2 * BLOCK)
         d.load("r", key(), p, first=0, count=2)
         assert outcomes(d) == [Outcome.OK]
         assert whole(d)
@@ -104,6 +104,7 @@ def test_where_buffer_and_pool_are_full_prefill_keeps_and_asks_again() -> None:
         assert p.sender.store.used == 4 * BLOCK
         d.load("ra", key("a"), p, first=0, count=2)
         assert outcomes(d) == [Outcome.OK]
+        wait(lambda: p.sender.store.used <= 2 * BLOCK)  # decode may have a copy before prefill gives its memory back
         p.copy(key("b"), 1, 0, [content(1, n) for n in range(2)])
         wait(lambda: p.sender.store.used == 2 * BLOCK)
         d.load("rb", key("b"), p, first=0, count=2)
