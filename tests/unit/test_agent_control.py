@@ -148,9 +148,20 @@ async def test_undrain_answers_those_who_wait(running: Running) -> None:
 
 async def test_a_client_that_hangs_up_leaves_the_drain_on(running: Running) -> None:
     running.engine.running = 1
-    with pytest.raises(OSError, match="timed out"):
-        await running.ask("POST", "/drain?wait=1", timeout_s=0.2)
+    _, client = await asyncio.open_unix_connection(running.run_dir / AGENT_SOCKET)
+    client.write(b"POST /drain?wait=1 HTTP/1.1\r\nhost: agent\r\ncontent-length: 0\r\n\r\n")
     await running.wait_status(lambda body: body["state"] == "draining")
+    client.close()
+    await client.wait_closed()
+    await running.router.wait_beat()
+    assert (await running.ask("GET", "/status"))[1]["state"] == "draining"
+
+
+def test_the_command_does_not_wait_for_ever_for_an_agent_that_says_nothing(tmp_path: Path) -> None:
+    with control.listen(tmp_path) as sock:
+        sock.listen()
+        with pytest.raises(OSError, match="timed out"):
+            ask_module.ask(tmp_path, "POST", "/drain?wait=1", 0.2)
 
 
 @pytest.mark.parametrize(("method", "path", "status", "words"), [
