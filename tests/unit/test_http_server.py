@@ -74,7 +74,9 @@ async def test_a_draining_server_closes_after_the_answer() -> None:
     idle[1].write(request_bytes("/"))
     await read_answer(idle[0])
     fresh = await asyncio.open_connection("127.0.0.1", port)
-    await asyncio.sleep(0.02)
+    async with asyncio.timeout(30):
+        while len(server.connections) < 2:  # noqa: ASYNC110 (the server's state has no event)
+            await asyncio.sleep(0.005)
     server.drain()
     for _ in range(2):
         server.leave()

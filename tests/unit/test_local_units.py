@@ -50,7 +50,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[[str], Unit]]:
 
 
 async def wait_output(unit: Unit, word: str) -> str:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         text = unit.log.read_text() if unit.log.exists() else ""
         if word in text:
@@ -79,7 +79,7 @@ async def test_an_unasked_end_is_counted_once_and_by_any_supervisor(make: Callab
     unit = make("engine")
     leader = await unit.start(SLEEP, {})
     os.kill(leader.pid, signal.SIGKILL)
-    assert await wait_until(lambda: not unit.alive(), 10)
+    assert await wait_until(lambda: not unit.alive(), 60)
     ends = unit.note_end(time.time())
     assert ends is not None
     assert (ends.crashes, ends.exit) == (1, "killed by SIGKILL")
@@ -93,7 +93,7 @@ async def test_crashes_in_a_row_grow_and_are_forgotten_after_a_healthy_run(make:
     unit = make("engine")
     for expected in (1, 2):
         await unit.start(("false",), {})
-        assert await wait_until(lambda: not unit.alive(), 10)
+        assert await wait_until(lambda: not unit.alive(), 60)
         ends = unit.note_end(time.time())
         assert ends is not None
         assert (ends.crashes, ends.exit) == (expected, "exit code 1")
@@ -116,7 +116,7 @@ async def test_an_end_by_itself_is_told_with_its_innermost_cause(make: Callable[
                           (f"{SAYS.partition('raise')[0]}import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
                            "killed by SIGKILL")):
         await unit.start((sys.executable, "-c", script), {})
-        assert await wait_until(lambda: not unit.alive(), 10)
+        assert await wait_until(lambda: not unit.alive(), 60)
         ends = unit.note_end(time.time())
         assert ends is not None
         assert ends.exit == exit_, "what an earlier start wrote into the log is not its cause"
@@ -128,7 +128,7 @@ async def test_a_stubborn_process_is_killed_after_its_grace(make: Callable[[str]
     await wait_output(unit, "up")
     began = time.monotonic()
     await unit.stop(0.3)
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 30
     assert not unit.processes()
 
 
@@ -139,7 +139,7 @@ async def test_grandchildren_of_a_killed_leader_are_found_and_ended(make: Callab
     leader = await unit.start((sys.executable, "-c", FAMILY, kind), {})
     child = int((await wait_output(unit, "child ")).partition("child ")[2].split()[0])
     os.kill(leader.pid, signal.SIGKILL)
-    assert await wait_until(lambda: not unit.alive(), 10)
+    assert await wait_until(lambda: not unit.alive(), 60)
     assert [process.pid for process in make("engine").processes()] == [child]
     await make("engine").kill()
     assert procs.identify(child) is None
@@ -217,7 +217,7 @@ async def test_a_command_that_does_not_exist_is_a_crash_with_a_reason_in_the_log
     unit = make("engine")
     await unit.start(("no-such-command",), {})
     assert "cannot run no-such-command" in await wait_output(unit, "cannot run")
-    assert await wait_until(lambda: not unit.alive(), 10)
+    assert await wait_until(lambda: not unit.alive(), 60)
     ends = unit.note_end(time.time())
     assert ends is not None
     assert ends.exit == "exit code 127"

@@ -47,6 +47,9 @@ async def test_who_is_paused_by_another_of_the_same_turn_hears_nothing() -> None
     two.on_data = lambda _, __: one.transport.pause_reading()
     far_one.sendall(b"a")
     far_two.sendall(b"a")
+    async with asyncio.timeout(30):
+        while not one.data + two.data:  # noqa: ASYNC110 (whoever hears first)
+            await asyncio.sleep(0.001)
     await asyncio.sleep(0.05)
     assert sorted((one.data, two.data)) == [b"", b"a"]
     one.on_data = two.on_data = None
@@ -64,6 +67,9 @@ async def test_who_is_aborted_by_another_of_the_same_turn_hears_nothing_more() -
     two.on_data = lambda _, __: one.transport.abort()
     far_one.sendall(b"a")
     far_two.sendall(b"a")
+    async with asyncio.timeout(30):
+        while not one.data + two.data:  # noqa: ASYNC110 (whoever hears first)
+            await asyncio.sleep(0.001)
     await asyncio.sleep(0.05)
     assert sorted((one.data, two.data)) == [b"", b"a"]
     await shut([(one, far_one), (two, far_two)])

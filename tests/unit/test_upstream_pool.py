@@ -19,6 +19,12 @@ from xpyd_sidecar.router.upstream.pool import EnginePool
 LOOPS = ("asyncio", "uvloop", "router")
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 (engine and pool have no event for it)
+            await asyncio.sleep(0.005)
+
+
 def ask(pool: EnginePool, address: HostPort, request: bytes, sink: Any, events: EventStream | None = None) -> UpstreamCall:
     """Send a request."""
     call = pool.hold(address, sink, events=events)
@@ -243,14 +249,12 @@ async def test_cancel_closes_the_connection_and_the_sink_hears_nothing() -> None
             notes = Notes()
             call = ask(pool, HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
             if wait:
-                async with asyncio.timeout(30):
-                    while not engine.open:  # noqa: ASYNC110 (the engine has no event for it)
-                        await asyncio.sleep(0.005)
+                await until(lambda: bool(engine.open))
             call.cancel()
             call.cancel()
             await asyncio.sleep(0.05)
             assert notes.outcome == ""
-        assert engine.open == 0
+        await until(lambda: not engine.open)
 
 
 async def test_idle_connections_are_closed_in_time_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,14 +267,13 @@ async def test_idle_connections_are_closed_in_time_and_bounded(monkeypatch: pyte
             ask(pool, HostPort(engine.address), post(engine), note, events=EventStream(framed=True))
         held.set()
         assert [await note.wait() for note in notes] == ["end"] * 4
-        await asyncio.sleep(0.05)
-        assert len(pool.connections) == 2
+        await until(lambda: len(pool.connections) <= 2)
         pool.sweep()
+        await asyncio.sleep(0.05)
         assert len(pool.connections) == 2
         monkeypatch.setattr(up, "IDLE_S", -1.0)
         pool.sweep()
-        await asyncio.sleep(0.05)
-        assert not pool.connections
+        await until(lambda: not pool.connections)
 
 
 async def test_pausing_stops_reading_and_a_paused_connection_is_resumed_for_the_next() -> None:
@@ -301,9 +304,7 @@ async def test_bytes_on_an_idle_connection_close_it() -> None:
         notes = Notes()
         ask(pool, address, request_bytes(b"GET", b"/", address, [], b""), notes)
         assert await notes.wait() == "whole"
-        async with asyncio.timeout(30):
-            while pool.connections:  # noqa: ASYNC110 (nobody is told)
-                await asyncio.sleep(0.01)
+        await until(lambda: not pool.connections)
         pool.close()
 
 
