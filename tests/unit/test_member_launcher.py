@@ -120,15 +120,15 @@ def test_a_life_that_is_over_ends_all_that_the_engine_has_started(launched: Laun
 
 
 def test_an_engine_that_does_not_end_when_told_is_killed_soon(launched: Launched) -> None:
-    process = launched.start(DEAF)
+    process = launched.start(DEAF, grace_s="60")
     launched.tell("a")
     assert process.stdout is not None
     process.stdout.readline()
     wait_for(lambda: launched.is_at("a", running=True))
-    began = time.monotonic()
+    began = time.perf_counter()  # the launcher's clock goes on while this process stands still
     launched.tell("")
     wait_for(lambda: launched.is_at("a", running=False))
-    assert 0.9 < time.monotonic() - began < 3.9, "it was told first; how long in all: test_group_alone"
+    assert 0.9 < time.perf_counter() - began < 30, "it was told first; how long in all: test_group_alone"
 
 
 def test_a_process_of_the_engine_in_a_session_of_its_own_ends_with_it(launched: Launched) -> None:
@@ -190,7 +190,7 @@ def test_an_engine_ends_with_a_launcher_that_is_killed_alone(launched: Launched)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     process.kill()
-    wait_for(lambda: not lives(pid), 5.0)
+    wait_for(lambda: not lives(pid))
 
 
 @pytest.mark.parametrize("first_has_ended", [False, True])
@@ -259,21 +259,24 @@ def test_nothing_is_begun_that_could_not_be_said_before(launched: Launched) -> N
 
 def test_an_engine_that_takes_its_time_to_end_leaves_no_silence(launched: Launched) -> None:
     code = ("import pathlib, signal, sys, time\n"
-            "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), sys.exit(0)))\n"
-            f"pathlib.Path({str(launched.folder / 'up')!r}).touch()\n"
-            "while True: time.sleep(0.1)")
+            f"here = pathlib.Path({str(launched.folder)!r})\n"
+            "told = []\n"
+            "signal.signal(signal.SIGTERM, lambda *_: told.append(1))\n"
+            "(here / 'up').touch()\n"
+            "while not (told and (here / 'go').exists()): time.sleep(0.05)")
     process = launched.start(code, grace_s="30")
     launched.tell("a")
     wait_for((launched.folder / "up").exists)
     process.terminate()
     before = launched.state()
     assert before is not None
-    time.sleep(3)
+    wait_for(lambda: (state := launched.state()) is not None and state.beat > before.beat + 1)
     after = launched.state()
     assert after is not None
     assert process.poll() is None
     assert after.running
-    assert after.beat > before.beat + 1
+    (launched.folder / "go").touch()
+    assert process.wait(20) == 0
 
 
 def test_of_members_of_one_life_on_one_host_each_launcher_ends_its_own(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_killed_tests_leave_no_process(tmp_path: Path) -> None:
     test.kill()
     test.wait()
     test.stdout.close()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while alive(group) and time.monotonic() < end:
         time.sleep(0.02)
     assert not alive(group)
@@ -131,7 +131,7 @@ def test_killed_tests_leave_no_home_of_a_service(tmp_path: Path) -> None:
                f"home_begins(here / 'begun one'); home_begins(here / 'ended'); home_ends(here / 'ended')\n"
                f"os.kill(os.getpid(), 9)")
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while (tmp_path / "begun one").exists() and time.monotonic() < end:
         time.sleep(0.02)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["ended"]
