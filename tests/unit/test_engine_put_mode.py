@@ -14,16 +14,29 @@ from xpyd_sidecar.engine.put_mode import PutMode
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Push
 from xpyd_sidecar.memory.marks import CopyMark
+from xpyd_sidecar.memory.staging import Tally
 
 
 def push(which: Key, holder: str = "d") -> Push:
     return Push(which, 0, (1,), InstanceName(holder))
 
 
-def test_the_step_goes_on_when_all_copies_have_left() -> None:
-    put = PutMode(20, 60)
+def test_the_step_goes_on_when_all_copies_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    put, waits, wait = PutMode(20, 60), threading.Event(), Tally.wait_none
     gone = put.tally(key("a"), 2)
-    left = threading.Timer(0.05, lambda: (gone(), gone()))
+
+    def waiting(tally: Tally, seconds: float) -> bool:
+        waits.set()
+        return wait(tally, seconds)
+
+    def leave() -> None:
+        assert waits.wait(20)
+        time.sleep(0.05)
+        gone()
+        gone()
+
+    monkeypatch.setattr(Tally, "wait_none", waiting)
+    left = threading.Thread(target=leave)
     left.start()
     counts = put.wait_left([push(key("a"))])
     left.join()
