@@ -68,7 +68,7 @@ async def wait(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 
 async def wait_problem(beats: Beats, words: str) -> None:
-    """Until the transport, on a thread of its own, has said so of the only router: a warning tells what is known by then."""
+    """Until ZeroMQ's own thread has said so of the only router: a warning tells what is known by then."""
     [link] = beats._links.values()
     await wait(lambda: words in link.problem())
 
