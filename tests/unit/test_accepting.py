@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from xpyd_sidecar import accepting
+from xpyd_sidecar import accepting, resources
 from xpyd_sidecar.accepting import Acceptor, bind, same_host
 
 LOOPS = ("asyncio", "uvloop", "router")
@@ -108,12 +108,13 @@ async def test_no_more_are_accepted_in_a_turn_than_the_bound(monkeypatch: pytest
 async def test_where_a_file_is_lacking_nobody_is_accepted_for_a_while(
         number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(accepting, "LACK_S", 0.1)
+    monkeypatch.setattr(resources, "SAY_S", 60.0)
     with caplog.at_level(logging.WARNING):
         async with site(*[OSError(number, "lacking")] * 3) as s:
             s.come(3)
             await s.served(3)  # they waited in the kernel
             assert s.acceptor.errors == 3, "one try each time"
-    assert len(caplog.records) == 1, "a line a second"
+    assert len(caplog.records) == 1, "a line for all of them"
     assert "not accepted for a second" in caplog.text
 
 

@@ -15,7 +15,7 @@ from agent_fakes import KEY
 from files import no_files
 from processes import free_port
 
-from xpyd_sidecar import accepting
+from xpyd_sidecar import accepting, resources
 from xpyd_sidecar.agent import control, remote
 from xpyd_sidecar.agent.control import Control
 from xpyd_sidecar.agent.remote import Remote
@@ -87,6 +87,7 @@ async def test_connections_beyond_the_bound_wait_and_are_answered_when_others_go
 async def test_a_lack_of_files_ends_nobody_and_is_over_when_there_are_some(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(accepting, "LACK_S", 0.05)
+    monkeypatch.setattr(resources, "SAY_S", 60.0)
     async with listening(tmp_path) as server:
         assert server._acceptor is not None
         early = await come(tmp_path, 1)

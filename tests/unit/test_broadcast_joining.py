@@ -16,6 +16,7 @@ from files import no_files
 from queue_peers import KEY
 from queues import JOIN_S, Make, making
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.broadcast import wire
 from xpyd_sidecar.broadcast.local import open_segment
 from xpyd_sidecar.broadcast.queue import Writer
@@ -150,7 +151,8 @@ def test_strangers_at_the_door_do_no_harm(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_without_a_file_nobody_is_let_in_for_a_while_which_is_said_once_and_costs_nothing(
-        caplog: pytest.LogCaptureFixture) -> None:
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(resources, "SAY_S", 60.0)  # however long it takes here, no second line is due
     writer = Writer("q", local=("a",))
     assert writer._shared is not None
     with ThreadPoolExecutor() as pool:

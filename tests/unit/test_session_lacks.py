@@ -10,6 +10,7 @@ import pytest
 from files import no_files
 from kv_ranks import DecodeRank, PrefillRank, content, key, until
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.engine import kv_cache
 from xpyd_sidecar.engine.worker_side import staging_of
@@ -24,6 +25,7 @@ from xpyd_sidecar.transport.link import Sums
 def test_a_rank_without_files_accepts_nobody_for_a_while_and_says_so_once(monkeypatch: pytest.MonkeyPatch,
                                                                           caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(sender, "LACK_S", 0.3)
+    monkeypatch.setattr(resources, "SAY_S", 60.0)  # however long it takes here, no second line is due
     with PrefillRank() as p, socket.socket() as late:
         late.settimeout(60)
         with no_files():

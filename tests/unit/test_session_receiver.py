@@ -92,11 +92,12 @@ def test_a_stuck_engine_thread_is_not_mistaken_for_a_dead_peer() -> None:
 
 def test_a_frame_of_a_load_that_was_given_up_keeps_no_memory_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection may have nothing to bring for minutes."""
-    real = FrameReader._receive
+    real, comes, is_given_up = FrameReader._receive, threading.Event(), threading.Event()
 
     def given_up(self: FrameReader, beside: bool) -> tuple[int, bytes]:
-        if self._header is not None and self._header.kind is Kind.DATA and d.machine.open:
-            d.abandon("r")
+        if self._header is not None and self._header.kind is Kind.DATA and not is_given_up.is_set():
+            comes.set()
+            assert is_given_up.wait(30)
             raise BlockingIOError  # the rest of the frame comes later
         return real(self, beside)
 
@@ -105,6 +106,9 @@ def test_a_frame_of_a_load_that_was_given_up_keeps_no_memory_from_others(monkeyp
         d.load("r", key("a"), p, first=0, count=4)
         time.sleep(0.2)
         push(p, "a")
+        assert comes.wait(30)
+        d.abandon("r")  # by this thread, to which the machine belongs
+        is_given_up.set()
         assert d.wait_outcomes() == [Outcome.ABORTED]
         monkeypatch.undo()
         push(other, "b")
