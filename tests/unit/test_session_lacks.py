@@ -91,7 +91,7 @@ def test_a_copy_that_could_not_be_cut_is_let_go_and_ends_the_session_alone(monke
         d.load("r", key(), p, first=0, count=1)
         assert d.wait_outcomes() == [Outcome.PEER_LOST]
         p.wait_reports()
-        assert p.sender.store.used == 0
+        until(lambda: p.sender.store.used == 0)
         monkeypatch.undo()
         p.copy(key("b"), 0, 0, [content(0, 0)])
         p.copy(key("b"), 1, 0, [content(1, 0)])

@@ -330,7 +330,7 @@ def test_after_an_abandoned_load_nothing_is_written() -> None:
         d.poll()
         assert d.cache == {}
         assert p.wait_reports()[0].outcome is Outcome.ABORTED
-        assert p.sender.store.used == 0
+        until(lambda: p.sender.store.used == 0)
 
 
 def test_its_thread_ends() -> None:
