@@ -205,7 +205,8 @@ def gone(pid: int) -> bool:
 
 
 DRIVER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell runs in the background
 from pathlib import Path
 sys.path[:0] = [{scripts!r}]
 from campaign_rows import Row
