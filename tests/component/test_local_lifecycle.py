@@ -41,8 +41,8 @@ def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.Capture
     service.write(env={"STAND_IN_SHM": SHM})
     assert service.up("--detach") == 0
     assert f"http://127.0.0.1:{service.port}/v1" in capsys.readouterr().out
-    answer = service.status(capsys)
-    assert (answer["status"]["wanted"], answer["status"]["ready"]) == ("1P1D", "1P1D")
+    answer = service.wait_status(capsys, lambda seen: seen["status"]["ready"] == "1P1D" and seen["router"]["ready"])
+    assert answer["status"]["wanted"] == "1P1D"
     assert answer["requests_total"] == 7
     compatible = next(each for each in answer["status"]["conditions"] if each["type"] == "Compatible")
     assert (compatible["status"], compatible["reason"]) == ("True", "SameFingerprint")
@@ -51,13 +51,13 @@ def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.Capture
     first = service.pid("instances", "tiny-e0", "engine")
     service.write(1, 3)
     assert service.up() == 0
-    assert states(service.status(capsys)) == {f"tiny-e{n}": "ready" for n in range(4)}
+    service.wait_status(capsys, lambda seen: states(seen) == {f"tiny-e{n}": "ready" for n in range(4)})
     switched = service.pid("instances", "tiny-e3", "engine"), service.pid("instances", "tiny-e3", "agent")
     service.write(2, 1)
     assert service.up() == 0
-    assert service.status(capsys)["status"]["ready"] == "2P1D"
-    wait(lambda: set(states(service.status(capsys))) == {"tiny-e0", "tiny-e1", "tiny-e3"}, 60.0)  # tiny-e2 may still drain
-    answer = service.status(capsys)
+    service.wait_status(capsys, lambda seen: seen["status"]["ready"] == "2P1D")
+    left = {"tiny-e0", "tiny-e1", "tiny-e3"}  # tiny-e2 may still drain
+    answer = service.wait_status(capsys, lambda seen: set(states(seen)) == left)
     assert next(view["role"] for view in answer["instances"] if view["name"] == "tiny-e3") == "prefill"
     assert switched == (service.pid("instances", "tiny-e3", "engine"), service.pid("instances", "tiny-e3", "agent"))
     assert service.pid("instances", "tiny-e0", "engine") == first, "what need not be restarted is not"
@@ -65,17 +65,16 @@ def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.Capture
     os.kill(first, signal.SIGKILL)
     wait(lambda: service.pid("instances", "tiny-e0", "engine") not in (0, first))
 
-    def again() -> bool:
-        view = next(view for view in service.status(capsys)["instances"] if view["name"] == "tiny-e0")
+    def again(seen: dict) -> bool:
+        view = next(view for view in seen["instances"] if view["name"] == "tiny-e0")
         return (view["state"], view["restarts"]) == ("ready", 1)
 
-    wait(again, 60.0)  # what is said may be a look older than what is done
+    service.wait_status(capsys, again)  # what is said may be a look older than what is done
 
     service.kill_supervisor()
     before = service.pid("instances", "tiny-e1", "engine")
-    answer = service.status(capsys)
+    answer = service.wait_status(capsys, lambda seen: seen["status"]["ready"] == "2P1D")  # they go on without it
     assert answer["supervisor"] == 0
-    assert answer["status"]["ready"] == "2P1D", "engines go on without a supervisor"
     service.write(1, 1)
     assert service.up("--detach") == 0
     assert service.pid("instances", "tiny-e1", "engine") == before, "they are adopted"
@@ -167,9 +166,9 @@ def test_surplus_is_removed_only_when_it_is_drained(
     busy.touch()
     service.write(1, 1)
     service.folder.desired.write_text(service.file.read_text())
-    wait(lambda: states(service.status(capsys)).get("tiny-e2") == "draining")
-    time.sleep(0.7)
-    assert states(service.status(capsys)).get("tiny-e2") == "draining"
+    for _ in range(2):
+        service.wait_status(capsys, lambda seen: states(seen).get("tiny-e2") == "draining")
+        time.sleep(0.7)  # who is gone is not drained again
     busy.unlink()
     wait(lambda: "tiny-e2" not in states(service.status(capsys)))
 
@@ -247,7 +246,9 @@ def test_signals_take_it_down_where_nobody_reads_any_more(service: LocalService,
     process = service.foreground(output=terminal)
     os.close(terminal)
     try:
-        wait(lambda: b"is ready" in os.read(master, 1 << 16), 120.0)
+        said = bytearray()
+        while b"is ready" not in said:  # a terminal gives a line in parts
+            said += os.read(master, 1 << 16)
         os.close(master)  # the terminal is gone, and writing to it fails
         process.send_signal(number)
         assert process.wait(60) == 0
@@ -322,8 +323,8 @@ def test_an_engine_joined_by_hand_serves_and_leaves(
         assert record["role"] == "decode"
         assert "--enforce-eager" in record["process"]["argv"]
         (Path(run_dir) / "beats" / "tiny-guest.json").write_text(_beat_of(folder))
-        views = {view["name"]: view for view in service.status(capsys)["instances"]}
-        assert views["tiny-guest"]["joined"]
+        service.wait_status(capsys, lambda seen: any(
+            one["name"] == "tiny-guest" and one["joined"] for one in seen["instances"]))
         os.kill(_pid(folder, "tiny-guest", "engine"), signal.SIGKILL)
         assert "engine ended: killed by SIGKILL (1 in a row)" in read_until(process, "1 in a row")
         read_until(process, "tiny-guest: ready")
@@ -347,7 +348,9 @@ def _run_base(folder: ServiceFolder) -> Path:
 def _beat_of(folder: ServiceFolder) -> str:
     """What the stand-in router would hear from the joined agent, whose run folder is another one."""
     run_dir = json.loads((folder.instance("tiny-guest") / "agent.json").read_text())["run_dir"]
-    return (Path(run_dir).parent / "beats" / "tiny-guest.json").read_text()
+    beat = Path(run_dir).parent / "beats" / "tiny-guest.json"
+    wait(beat.exists)  # another thread of the agent writes it
+    return beat.read_text()
 
 
 def _pid(folder: ServiceFolder, name: str, unit: str) -> int:

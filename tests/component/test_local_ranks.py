@@ -45,14 +45,11 @@ class Ranks(LocalService):
         return next(one for one in status["conditions"] if one["type"] == "Ready")["status"] == "True"
 
     def asked(self, name: str) -> list[Counter[str]]:
-        """What the members of an instance were asked, the leader first."""
+        """What the members of an instance were asked so far, the leader first."""
         settings = json.loads(self.folder.settings.read_text())
         leader = run_folder(settings["run_dir"], self.name, name)
-        found = []
-        for path in (leader / "asked", leader.with_name(f"{leader.name}-1") / "asked"):
-            found.append(Counter(path.read_text().splitlines() if path.exists() else ()))
-            path.unlink(missing_ok=True)
-        return found
+        return [Counter(path.read_text().splitlines() if path.exists() else ())
+                for path in (leader / "asked", leader.with_name(f"{leader.name}-1") / "asked")]
 
 
 @pytest.fixture
@@ -73,6 +70,8 @@ def test_each_rank_is_asked_at_the_server_of_its_member_and_a_death_begins_a_new
 
     ask(8)
     assert service.asked(decode) == [Counter({"decode 0": 2, "decode 1": 2})] * 2
+    # A client has decode's answer, and prefill may be asked for it only then.
+    wait(lambda: sum(map(Counter.total, service.asked(prefill))) == 8, 120, "all that prefill is asked")
     assert service.asked(prefill) == [Counter({"prefill -": 4})] * 2, "one rank alone has no need of a name"
     launcher = service.pid("instances", decode, "engine-1")
     (engine,) = [one.pid for one in procs.everyone() if one.parent == launcher]
@@ -81,6 +80,6 @@ def test_each_rank_is_asked_at_the_server_of_its_member_and_a_death_begins_a_new
     wait(lambda: service.ready(capsys), 300, "back by itself")
     assert service.pid("instances", decode, "engine-1") == launcher, "launchers stay"
     ask(4)
-    assert service.asked(decode) == [Counter({"decode 0": 1, "decode 1": 1})] * 2
+    assert service.asked(decode) == [Counter({"decode 0": 3, "decode 1": 3})] * 2
     assert main.main(["down", service.name]) == 0
     assert service.pids() == []

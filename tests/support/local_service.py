@@ -79,6 +79,17 @@ class LocalService:
         answer: dict[str, Any] = json.loads(capsys.readouterr().out)
         return answer
 
+    def wait_status(self, capsys: pytest.CaptureFixture[str], holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """The first status of which something holds. Each is one look, and on a full machine some answers come too late."""
+        found: dict[str, Any] = {}
+
+        def look() -> bool:
+            found.update(self.status(capsys))
+            return bool(holds(found))
+
+        wait(look)
+        return found
+
     def pid(self, *parts: str) -> int:
         """Process id of a unit: ``"router", "router"`` or ``"instances", NAME, "engine"``; 0 while it is started."""
         path = self.folder.path.joinpath(*parts[:-1], f"{parts[-1]}.pid")
@@ -90,8 +101,9 @@ class LocalService:
     def kill_supervisor(self) -> None:
         """Until nobody holds its lock: the kernel takes a moment to take down who is killed."""
         supervisor = lock.holder(self.folder.lock)
+        assert supervisor > 0, "kill(2) takes other numbers for many processes"
         os.kill(supervisor, signal.SIGKILL)
-        wait(lambda: lock.holder(self.folder.lock) != supervisor)
+        wait(lambda: lock.holder(self.folder.lock) == 0)
 
     def pids(self) -> list[int]:
         return remains.pids(self.folder)

@@ -123,7 +123,8 @@ class Service:
     def processes(self) -> dict[str, int]:
         """Process ids by name: router, supervisor, and for each instance agent, engine (HTTP server) and core."""
         self._shared |= shared_memory(self._pids())
-        found = {"supervisor": int(self.status()["supervisor"])}
+        supervisor = int(self.status()["supervisor"])
+        found = {"supervisor": supervisor} if supervisor > 0 else {}  # kill(2) takes other numbers for many processes
         for file in self.home.glob(f"{NAME}/**/*.pid"):
             pid = int(json.loads(file.read_text())["pid"])
             name = file.stem if file.parent.name == "router" else f"{file.parent.name}/{file.stem}"

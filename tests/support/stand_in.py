@@ -13,6 +13,7 @@ engine ends with this code at once), STAND_IN_SHM (an engine keeps a file of tha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -156,7 +157,10 @@ def router(config: dict, beats: Path) -> None:
             if not self.headers.get("Authorization", "").startswith("Bearer "):
                 self.answer({"error": "no token"}, 401)
                 return
-            instances = [json.loads(path.read_text()) for path in sorted(beats.glob("*.json"))]
+            instances = []
+            for path in sorted(beats.glob("*.json")):
+                with contextlib.suppress(FileNotFoundError):  # its agent has said goodbye since
+                    instances.append(json.loads(path.read_text()))
             self.answer({"service": config["service"], "router": config["instance"], "uptime_s": 1.0, "settled": True,
                          "instances": instances, "requests_total": 7, "requests_failed": 0})
 
