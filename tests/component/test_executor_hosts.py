@@ -86,10 +86,11 @@ def test_a_stopped_worker_of_this_host_is_seen_and_heard_again(host: Host) -> No
     assert host.ask("call", "echo", 1) == [(0, 1), (1, 1)]
 
 
-def test_a_killed_worker_ends_the_engine_while_an_answer_is_waited_for() -> None:
+def test_a_killed_worker_ends_the_engine_while_an_answer_is_waited_for(tmp_path: Path) -> None:
     with hosts(1, 2, QueueSettings()) as (one,):
         workers = one.ask("workers")
-        one.begin("call", "sleep", 3)
+        one.begin("call", "sleep", 2 * PATIENCE_S, str(tmp_path / "sleeps"))
+        wait((tmp_path / "sleeps-1").exists, PATIENCE_S, "the call has come to it")
         os.kill(workers[1], signal.SIGKILL)
         with pytest.raises(RuntimeError, match=r"cancelled|rank 1|rank 0 is lost|its process has ended"):
             one.hear(PATIENCE_S)
@@ -120,6 +121,11 @@ def test_an_executor_that_is_shut_down_leaves_no_process() -> None:
 # --- over hosts ---
 
 
+def wait_seen(leader: Host) -> None:
+    """The second connection of the one elsewhere, by whose silence it is seen, is there."""
+    wait(lambda: leader.ask("status")["seen"] == ("rank 1",), PATIENCE_S, "the connection by which it is seen")
+
+
 @pytest.fixture(scope="module")
 def spread() -> Iterator[list[Host]]:
     with hosts(2, 1, SETTINGS) as made:
@@ -140,9 +146,9 @@ def test_calls_cross_hosts_large_ones_too(spread: list[Host]) -> None:
 def test_a_stopped_worker_elsewhere_is_seen_and_eight_seconds_of_silence_end_nothing(spread: list[Host]) -> None:
     leader, follower = spread
     (pid,) = follower.ask("workers")
-    time.sleep(1.5)  # the connection by which it is seen
-    os.kill(pid, signal.SIGSTOP)
+    wait_seen(leader)
     began = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
     try:
         wait(lambda: leader.ask("status")["silent"] == ("rank 1",), PATIENCE_S, "seen while nothing is called")
         leader.begin("call", "echo", 7)
@@ -271,7 +277,7 @@ def everything(heard: socket.socket) -> bytes:
 def test_a_member_that_is_cut_off_is_seen_and_some_seconds_of_it_end_nothing(apart: list[Host], networks: Networks) -> None:
     leader, _ = apart
     assert leader.ask("call", "echo", 1) == [(0, 1), (1, 1)]
-    time.sleep(1.5)  # the connection by which it is seen
+    wait_seen(leader)
     began = time.monotonic()
     networks[1].cut()
     try:

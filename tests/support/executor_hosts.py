@@ -96,7 +96,10 @@ class HandWorker:
     def pid(self) -> int:
         return os.getpid()
 
-    def sleep(self, seconds: float) -> int:
+    def sleep(self, seconds: float, mark: str = "") -> int:
+        """``mark``: begins the name of a file that says that this rank does so."""
+        if mark:
+            Path(f"{mark}-{self.rank}").touch()
         time.sleep(seconds)
         return self.rank
 
@@ -172,7 +175,9 @@ class Running:
     def status(self) -> dict[str, Any]:
         queue = self.executor.rpc_broadcast_mq
         ours = isinstance(queue, ExecutorWriter)
+        remotes = queue._writer._remotes if ours else None
         return {"failed_at": self.failed_at, "failed": self.executor.is_failed, "silent": queue.silent if ours else (),
+                "seen": tuple(remotes._seen) if remotes is not None else (),
                 "alive": [one.proc.is_alive() for one in self.executor.workers]}
 
     def endpoints(self) -> list[str]:
@@ -241,7 +246,7 @@ class Host:
     def begin(self, method: str, *args: Any) -> None:
         self._told.send((method, args))
 
-    def ask(self, method: str, *args: Any, seconds: float = 30.0) -> Any:
+    def ask(self, method: str, *args: Any, seconds: float = 120.0) -> Any:
         self.begin(method, *args)
         return self.hear(seconds)
 

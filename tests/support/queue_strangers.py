@@ -102,7 +102,7 @@ class StrangerElsewhere:
 
     def hear(self) -> Any:
         """First how many connections it has made, then, after ``go``, what it was told."""
-        assert self._pipe.poll(30), "the stranger says nothing"
+        assert self._pipe.poll(120), "the stranger says nothing"
         return self._pipe.recv()
 
     def go(self) -> None:
