@@ -283,7 +283,7 @@ def test_where_no_group_is_idle_blocks_take_tcp(stage: Stage) -> None:
 
 
 def test_idle_groups_are_closed_and_made_again(stage: Stage) -> None:
-    limits = LIMITS._replace(idle_s=0.2)
+    limits = LIMITS._replace(idle_s=1.0)
     p, d = stage.prefill(stage.process("p", limits)), stage.decode(stage.process("d", limits))
     for turn, which in enumerate("ab"):
         push(p, which)
@@ -306,13 +306,14 @@ def test_a_dead_prefill_leaves_no_group_behind(stage: Stage) -> None:
 
 
 def test_what_nobody_wants_any_more_is_not_sent(stage: Stage) -> None:
-    stage.world.open_after_s = 0.5
+    stage.world.never_open = True  # before prefill has heard of it
     p, d = stage.prefill(), stage.decode()
     push(p)
     d.load("a", key(), p, first=0, count=20)
     until(lambda: stage.world.minted == 1)
     d.abandon("a")
     assert p.wait_reports()[0].outcome is Outcome.ABORTED
+    stage.world.never_open = False
     until(lambda: p.sender.store.used == 0)
     push(p, "b")
     d.load("b", key("b"), p, first=0, count=20)

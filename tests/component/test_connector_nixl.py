@@ -24,6 +24,7 @@ from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport import offers
 from xpyd_sidecar.transport.nixl import decode as nixl_decode
+from xpyd_sidecar.transport.nixl import thread as nixl_thread
 from xpyd_sidecar.transport.nixl.prefill import NixlLink
 
 PIECE = 4096
@@ -133,11 +134,13 @@ def test_what_nixl_says_while_it_serves_ends_nobody_and_is_said_once_in_a_while(
         stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     p, d = stage.prefill(), stage.decode()
     stage.world.broken = "poll"
+    began = time.monotonic()
     push(p)
     d.load("a", key(), p, first=0, count=4)
     assert d.wait_outcomes() == [Outcome.OK]
     time.sleep(0.3)
-    assert 0 < caplog.text.count("cannot serve those who read from here") == stage.world.polls < 10
+    until(lambda: 0 < caplog.text.count("cannot serve those who read from here") == stage.world.polls)
+    assert stage.world.polls <= 2 + (time.monotonic() - began) / nixl_thread.PAUSE_S
     assert stage.processes[0].hub.thread.words == ""
 
 
@@ -223,8 +226,9 @@ def test_reads_that_never_end_cost_their_session_and_no_other(stage: Stage) -> N
             push(p, which)
             d.load(which, key(which), p, first=0, count=4)
             assert d.wait_outcomes(turn + 1) == [Outcome.OK] * (turn + 1)
+        others_s = time.monotonic() - began
         assert e.wait_outcomes(2)[1] is Outcome.PEER_LOST
-        assert LIMITS.silence_s < time.monotonic() - began < LIMITS.silence_s + 2
+        assert LIMITS.silence_s < time.monotonic() - began < max(LIMITS.silence_s, others_s) + 2
         until(lambda: stuck.alive == 0 and not q.store.used)
     finally:
         q.sender.stop()
@@ -310,7 +314,7 @@ def test_a_peer_that_does_not_answer_is_given_up_in_time(stage: Stage) -> None:
     began = time.monotonic()
     d.load("a", key(), p, first=0, count=4)
     assert d.wait_outcomes() == [Outcome.PEER_LOST]
-    assert LIMITS.open_s < time.monotonic() - began < LIMITS.open_s + 1
+    assert LIMITS.open_s < time.monotonic() - began < 4.0, "before a load's own deadline"
 
 
 def test_while_an_agent_is_made_here_no_peer_is_called_silent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
