@@ -50,6 +50,7 @@ with ThreadPoolExecutor(8) as pool:
     for address, found in zip(sys.argv[1:], pool.map(tried, sys.argv[1:])):
         print(address, found, flush=True)
 """
+METRICS = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
 LISTENING = """
 found = set()
 for file in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -180,6 +181,12 @@ class ServiceInCluster:
         found = self.get("pods", "-l", selector)["items"]
         return sorted(pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"])
 
+    def metric(self, pod: str, name: str) -> float:
+        """Sum over the series of a metric of the engine in a pod; 0 where there is none yet."""
+        text = self.kubectl("exec", pod, "-c", "main", "--", "python3", "-c", METRICS)
+        lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
     def scale(self, role: str, count: int) -> None:
         """``kubectl scale dpool``."""
         self.kubectl("scale", f"dpool/{self.name}-{role}", f"--replicas={count}")
@@ -213,7 +220,7 @@ class ServiceInCluster:
         url = f"http://{join_host_port(host or f'{self.name}.{self.namespace}.svc', 10001)}/v1"
         self._client_pod("clients", name, LOAD.read_text("utf-8"), (url, "tiny", str(at_once), str(pause_s)))
         try:
-            wait_until(lambda: self.cluster.kubectl("-n", "clients", "logs", name) != "", 90, "the first request ended")
+            wait_until(lambda: self.cluster.kubectl("-n", "clients", "logs", name) != "", 240, "the first request ended")
             yield ended
             self.cluster.kubectl("-n", "clients", "exec", name, "--", "python3", "-c", "import os; os.kill(1, 15)")
             wait_until(lambda: self._phase("clients", name) == "Succeeded", 600, "the traffic ended")

@@ -74,5 +74,11 @@ def test_as_prefill_each_rank_computes_its_share_and_decode_none_of_it(cluster: 
     assert computed <= len(OTHERS), "decode computes the last token of each"
     assert found == [plain.engine.complete(prompt, TOKENS)["token_ids"] for prompt in OTHERS]
     shares = [sum(len(prompt) - 1 for prompt in OTHERS[first::2]) for first in (0, 1)]
-    after = [ranks.engine.metric("xpyd_kv_pushed_tokens_total", engine=str(rank)) for rank in (0, 1)]
-    assert sorted(late - early for late, early in zip(after, pushed, strict=True)) == sorted(shares)
+
+    def shared() -> list[float]:
+        after = [ranks.engine.metric("xpyd_kv_pushed_tokens_total", engine=str(rank)) for rank in (0, 1)]
+        return [late - early for late, early in zip(after, pushed, strict=True)]
+
+    # Decode has answered before prefill's ranks have heard that what they pushed came, and count it.
+    ranks.engine.group.wait_until(lambda: sum(shared()) == sum(shares), 120.0, "through with what it pushed")
+    assert sorted(shared()) == sorted(shares)
