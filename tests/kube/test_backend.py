@@ -24,7 +24,7 @@ from xpyd_operator.kube.services import Services
 from xpyd_operator.kube.settings import OperatorSettings
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 IMAGE = "registry.example/xpyd-sidecar:test"
 _numbers = itertools.count()
 
@@ -104,13 +104,15 @@ class Place:
                 raise AssertionError(f"not within {deadline_s:g} s: {what}\n{said}\n{pods}\n{self.agent.faults}")
             await asyncio.sleep(0.03)
 
-    async def wait_quiet(self, seconds: float) -> None:
-        """Until nothing was asked for so long. Whoever asks again and again, every second as it looks, is never quiet."""
+    async def wait_quiet(self, seconds: float, most: int = 0) -> None:
+        """Until nothing (or ``most``) was asked for so long. Whoever asks again and again, every second as it looks, is
+        never quiet.
+        """
         end = time.monotonic() + DEADLINE_S
         while True:
             before = len(self.asked)
             await asyncio.sleep(seconds)
-            if len(self.asked) == before:
+            if len(self.asked) - before <= most:
                 return
             assert time.monotonic() < end, f"it still asks: {self.asked[before:]}"
 
@@ -243,7 +245,8 @@ async def test_pools_scale_or_mirror(place: Place) -> None:
     await place.wait_settled("1P3D")
     await place.kube.request("PATCH", f"{path}/qwen-prefill/scale", scale, content=content)
     await place.wait(lambda: place.events("PoolScaledBack"), "an event says that it was put back")
-    assert place.of("DisaggPool")["qwen-prefill"]["spec"]["replicas"] == 1
+    pools = place.of("DisaggPool")  # of a watch of its own, which may be behind
+    await place.wait(lambda: pools["qwen-prefill"]["spec"]["replicas"] == 1, "it was put back")
     assert place.events("PoolScaledBack")[0]["involvedObject"]["name"] == "qwen-prefill"
     await place.kube.request("PATCH", f"{path}/qwen-decode/scale", {"spec": {"replicas": 9}}, content=content)
     await place.wait(lambda: is_true(place.of("DisaggPool")["qwen-decode"], "Limited"), "the bound is said")
@@ -252,7 +255,7 @@ async def test_pools_scale_or_mirror(place: Place) -> None:
     await place.wait_settled("1P1D")
     await place.apply(prefill=2, decode={"scaling": {"min": 1, "max": 3}})
     await place.wait_settled("2P1D")
-    assert place.of("DisaggPool")["qwen-prefill"]["spec"]["replicas"] == 2
+    await place.wait(lambda: pools["qwen-prefill"]["spec"]["replicas"] == 2, "the pool follows")
     assert len(place.events("PoolScaledBack")) == 1
 
 
@@ -267,10 +270,7 @@ async def test_names_that_others_have_are_left_alone(place: Place) -> None:
     assert "qwen-e1" not in place.ready()
     assert place.of("Service")["qwen"]["metadata"]["uid"] == theirs["metadata"]["uid"]
     assert place.of("Service")["qwen"]["spec"]["selector"] == {"app": "other"}
-    await asyncio.sleep(2)
-    before = len(place.asked)
-    await asyncio.sleep(2)
-    assert len(place.asked) - before <= 2
+    await place.wait_quiet(2.0, most=2)
 
 
 async def test_a_template_that_is_refused_changes_nothing(place: Place) -> None:
@@ -322,10 +322,7 @@ async def test_routers_of_their_own(place: Place) -> None:
     await place.wait_settled("1P2D")
     assert not any(label(pod, ROUTER) == "true" for pod in place.of("Pod").values() if label(pod, ROLE))
     assert place.of("PodDisruptionBudget")["qwen-router"]["spec"]["minAvailable"] == 1
-    await asyncio.sleep(1.5)
-    before = len(place.asked)
-    await asyncio.sleep(2.5)
-    assert place.asked[before:] == []
+    await place.wait_quiet(2.5)
     await place.apply(router={"placement": "sidecar"})
     await place.wait(lambda: "qwen-router" not in place.of("Deployment"), "the Deployment goes")
     await place.wait(lambda: "qwen-router" not in place.of("PodDisruptionBudget"), "its budget goes")
@@ -344,7 +341,10 @@ async def test_crashes_and_their_last_words_are_told(place: Place) -> None:
 async def test_a_quota_is_waited_for(place: Place) -> None:
     path = f"/api/v1/namespaces/{place.namespace}/resourcequotas"
     await place.kube.request("POST", path, {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "2"}}})
-    await asyncio.sleep(1.0)  # until admission knows it
+    end = time.monotonic() + DEADLINE_S
+    while "hard" not in ((await place.kube.request("GET", f"{path}/small")).get("status") or {}):
+        assert time.monotonic() < end, "nobody counts what the quota allows"
+        await asyncio.sleep(0.05)
     await place.apply()
     await place.wait(lambda: "exceeded quota" in str(place.condition("Progressing")), "the wait is said")
     assert len(place.of("Pod")) <= 2
@@ -370,7 +370,7 @@ async def test_a_service_that_ends_gets_no_writes(place: Place) -> None:
     await place.kube.merge(OWNER_KIND, place.namespace, "qwen", {"metadata": {"finalizers": ["example.com/hold"]}})
     await place.kube.delete(OWNER_KIND, place.namespace, "qwen")
     await place.wait(lambda: place.of(OWNER_KIND)["qwen"]["metadata"].get("deletionTimestamp"), "it ends")
-    await asyncio.sleep(0.5)
+    await place.wait_quiet(0.5)  # what had begun before
     before = len(place.asked)
     await place.kube.delete("Pod", place.namespace, "qwen-e1")
     await asyncio.sleep(2.0)

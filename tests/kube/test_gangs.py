@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kube_client import Object
+from kube_cluster import wait_established
 from kube_team import Team, label
 from node_agent import INSTANCE, MEMBER, Script
 from testcluster.errors import CommandFailed
@@ -26,17 +27,17 @@ VERSIONS = {"volcano": "scheduling.volcano.sh/v1beta1",
 @contextlib.asynccontextmanager
 async def served(cluster: LightCluster, kind: str) -> AsyncIterator[None]:
     """The API server has the CRD of a scheduler."""
-    file = str(CRDS / f"{kind}.yaml")
-    await asyncio.to_thread(cluster.kubectl, "apply", "--server-side", "-f", file)
-    await asyncio.to_thread(cluster.kubectl, "wait", "--for=condition=Established", "-f", file, "--timeout=30s")
-    end = asyncio.get_running_loop().time() + 60.0
+    file = CRDS / f"{kind}.yaml"
+    await asyncio.to_thread(cluster.kubectl, "apply", "--server-side", "-f", str(file))
+    await asyncio.to_thread(wait_established, cluster, file)
+    end = asyncio.get_running_loop().time() + 240.0
     while not await asyncio.to_thread(told_of, cluster, VERSIONS[kind]):  # later, where the group has versions of its own
         assert asyncio.get_running_loop().time() < end, f"the API server does not tell of {VERSIONS[kind]}"
         await asyncio.sleep(0.3)
     try:
         yield
     finally:
-        await asyncio.to_thread(cluster.kubectl, "delete", "-f", file, "--wait=false")
+        await asyncio.to_thread(cluster.kubectl, "delete", "-f", str(file), "--wait=false")
 
 
 def told_of(cluster: LightCluster, version: str) -> bool:

@@ -68,7 +68,7 @@ async def test_a_pool_whose_service_says_replicas_is_put_back(team: Team) -> Non
     assert {pod["metadata"]["uid"] for pod in team.pods()} == before
     await team.apply(team.document(decode=3))
     await team.wait_settled("1P3D")
-    assert team.of("DisaggPool")["qwen-decode"]["spec"]["replicas"] == 3
+    await team.wait(lambda: team.of("DisaggPool")["qwen-decode"]["spec"]["replicas"] == 3, "the pool follows")
     assert len(team.events("PoolScaledBack")) == 1, "a change of the service is no fight"
 
 

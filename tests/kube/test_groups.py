@@ -176,7 +176,7 @@ async def test_a_quota_in_the_middle_of_a_group_is_waited_for_without_a_leader(t
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
     path = f"/api/v1/namespaces/{team.namespace}/resourcequotas"
     await team.kube.request("POST", path, quota)
-    await team.kubectl("wait", "--for=jsonpath={.status.hard}", "resourcequota/few", "--timeout=30s")
+    await team.kubectl("wait", "--for=jsonpath={.status.hard}", "resourcequota/few", "--timeout=100s")
     await team.apply(document(team))
     await team.wait_condition("Progressing", words=("exceeded quota: few",))
     assert not [pod for pod in team.pods() if label(pod, MEMBER) == "0"]

@@ -34,7 +34,8 @@ async def test_a_service_comes_up_changes_its_shape_and_leaves_nothing(team: Tea
     assert (status["wanted"], status["ready"]) == ("1P3D", "1P3D")
     assert len(status["fingerprints"]) == 1
     assert team.of("PodDisruptionBudget")["qwen-decode"]["spec"]["minAvailable"] == 2
-    assert team.of("DisaggPool")["qwen-decode"]["status"]["replicas"] == 3
+    pool = team.of("DisaggPool")  # its status is written after that of the service
+    await team.wait(lambda: (pool["qwen-decode"].get("status") or {}).get("replicas") == 3, "the pool says so")
 
     before = {pod["metadata"]["uid"] for pod in team.pods()}
     dog.most["prefill"] = 3

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kube_cluster import away, requests
+from kube_cluster import away, requests, wait_established
 from kube_operator import OperatorProcess
 from kube_team import OPERATOR, OPERATOR_NAMESPACE, USER, Team, make_team
 from kube_watchdog import Watchdog
@@ -44,7 +44,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightCluster
 
 def install(cluster: LightCluster) -> None:
     cluster.kubectl("apply", "--server-side", "--validate=strict", "-f", str(INSTALL))
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=100s", "-f", str(ROOT / "crds"))
+    wait_established(cluster, ROOT / "crds")
     cluster.kubectl("get", "serviceaccount", OPERATOR, "-n", OPERATOR_NAMESPACE)
 
 
@@ -338,9 +338,9 @@ async def test_it_uses_each_of_its_rights_and_needs_no_other(installed: LightClu
 
 async def test_instances_of_several_pods_need_some_more(installed: LightCluster, operators: Operators) -> None:
     """With the groups of one scheduler; for the others it is the same."""
-    crd = str(ROOT / "tests/data/podgroups/coscheduling.yaml")
-    await asyncio.to_thread(installed.kubectl, "apply", "--server-side", "-f", crd)
-    await asyncio.to_thread(installed.kubectl, "wait", "--for=condition=Established", "-f", crd, "--timeout=30s")
+    crd = ROOT / "tests/data/podgroups/coscheduling.yaml"
+    await asyncio.to_thread(installed.kubectl, "apply", "--server-side", "-f", str(crd))
+    await asyncio.to_thread(wait_established, installed, crd)
     since = len(requests(installed, USER))
     operator = operators.make("--gang=coscheduling")
     try:
@@ -366,7 +366,7 @@ async def test_instances_of_several_pods_need_some_more(installed: LightCluster,
             await team.wait_nothing_left()
         assert await operator.stop() == 0
     finally:
-        await asyncio.to_thread(installed.kubectl, "delete", "-f", crd, "--wait=false")
+        await asyncio.to_thread(installed.kubectl, "delete", "-f", str(crd), "--wait=false")
     rights, forbidden = used(installed, since)
     assert not forbidden
     group = "scheduling.x-k8s.io"

@@ -58,7 +58,7 @@ async def test_a_router_that_no_node_takes_is_named(team: Team) -> None:
 async def test_what_a_quota_keeps_from_being_made_is_named(team: Team) -> None:
     """On the real Deployment controller."""
     await team.kubectl("apply", "-f", "-", stdin=QUOTA)
-    await team.kubectl("wait", "--for=jsonpath={.status.hard}", "resourcequota/none", "--timeout=30s")
+    await team.kubectl("wait", "--for=jsonpath={.status.hard}", "resourcequota/none", "--timeout=100s")
     nic = {"limits": {"example.com/nic": 1}}
     await team.apply(team.document(router=apart(resources=nic)))
     said = await team.wait_condition("Degraded", words=("Deployment qwen-router cannot make pods", "exceeded quota: none"))

@@ -54,7 +54,7 @@ async def become(team: Team, release: releases.Release | None, image: str) -> No
     await team.operator.kill()
     team.operator.release, team.operator.image = release, image
     await team.operator.start()
-    for turn in range(60):
+    for turn in range(400):
         if await team.operator.metric(ROUNDS) >= 5:
             return
         nudge = {"metadata": {"annotations": {"example.com/turn": str(turn)}}}

@@ -16,13 +16,12 @@ import pytest
 import yaml
 from gitops_judge import Judge
 from kube_client import KubeError, Object, path_of
-from kube_cluster import apply_crds, requests
+from kube_cluster import apply_crds, requests, wait_established
 from kube_operator import OperatorProcess
 from kube_team import CHILDREN, OPERATOR, OPERATOR_NAMESPACE, USER, Team, label, make_team
 from kube_watchdog import Watchdog
 from node_agent import SERVICE
 from testcluster.control_plane import CONTROLLERS, ETCD
-from testcluster.kubectl import wait_until
 from testcluster.light import LightCluster
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
@@ -49,8 +48,7 @@ def of_before(tmp_path: Path) -> Iterator[LightCluster]:
     """A cluster with the CRDs of before v1beta1, and the rights of now."""
     with LightCluster(tmp_path / "cluster") as cluster:
         cluster.kubectl("apply", "--server-side", "-f", str(BEFORE))
-        established = ("wait", "--for=condition=Established", "--timeout=100s", "-f", str(BEFORE))
-        wait_until(lambda: bool(cluster.kubectl(*established)), 120, "the CRDs are established")
+        wait_established(cluster, BEFORE)
         cluster.stop(CONTROLLERS)  # the garbage collector looks for new CRDs at its start, and then only every 30 s
         cluster.start(CONTROLLERS)
         installed = yaml.safe_load_all((ROOT / "manifests/install.yaml").read_text())

@@ -63,7 +63,7 @@ class ExternalMetrics:
         await web.TCPSite(self._runner, address, port, ssl_context=tls).start()
         documents = yaml.safe_dump_all(_objects(self._namespace, address, port))
         await asyncio.to_thread(self._cluster.kubectl, "apply", "-f", "-", stdin=documents)
-        await asyncio.to_thread(self._cluster.kubectl, "wait", "--for=condition=Available", "--timeout=30s",
+        await asyncio.to_thread(self._cluster.kubectl, "wait", "--for=condition=Available", "--timeout=100s",
                                 f"apiservice/{VERSION}.{GROUP}")
         return self
 

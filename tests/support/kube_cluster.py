@@ -93,6 +93,10 @@ def apply_crds(cluster: Cluster) -> None:
     """Make the API server know the resources of ``crds/``."""
     folder = Path(__file__).resolve().parents[2] / "crds"
     cluster.kubectl("apply", "--server-side", "-f", str(folder))
-    # A CRD without any condition yet is an error to kubectl wait.
-    wait_until(lambda: bool(cluster.kubectl("wait", "--for=condition=Established", "--timeout=100s", "-f", str(folder))),
-               120, "the CRDs are established")
+    wait_established(cluster, folder)
+
+
+def wait_established(cluster: Cluster, path: Path) -> None:
+    """Until the CRDs of a file or folder are. One without any condition yet is an error to kubectl wait."""
+    established = ("wait", "--for=condition=Established", "--timeout=100s", "-f", str(path))
+    wait_until(lambda: bool(cluster.kubectl(*established)), 240, f"the CRDs of {path.name} are established")
