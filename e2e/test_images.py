@@ -12,6 +12,7 @@ import io
 import json
 import os
 import platform
+import resource
 import shutil
 import signal
 import subprocess
@@ -34,7 +35,7 @@ from xpyd_sidecar.contract.launch import KvOptions, kv_transfer_config
 ROOT = Path(__file__).resolve().parent.parent
 USER = 65532
 PUBLISHED = ("operator", "sidecar")
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 ENTER = """
 root=$1; shift
@@ -94,7 +95,7 @@ class Images(NamedTuple):
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "images", *arguments], cwd=self.folder, capture_output=True, text=True,
-                              timeout=300, check=False)
+                              timeout=900, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +279,7 @@ def test_the_sidecar_routes_and_ends_at_sigterm(sidecar: Image, tmp_path: Path) 
             assert status(f"http://127.0.0.1:{port}/health", process) == 200
             assert Path(f"/proc/{process.pid}/exe").resolve().name.startswith("python")
             process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=120)
         finally:
             process.kill()
             process.wait()
@@ -338,11 +339,17 @@ def test_an_install_that_cannot_be_written_fails(sidecar: Image, tmp_path: Path)
     assert "give another folder" in done.stderr
 
 
+def processor_s() -> float:
+    """What commands that have ended have computed, however long they waited for a processor."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_a_second_build_does_nothing(images: Images, built: dict[str, dict[str, Any]]) -> None:
     before = {name: Path(image["archive"]).stat().st_mtime_ns for name, image in built.items()}
-    start = time.monotonic()
+    start = processor_s()
     again = images("build")
-    took = time.monotonic() - start
+    took = processor_s() - start
     assert json.loads(again.stdout) == built
     assert {name: Path(image["archive"]).stat().st_mtime_ns for name, image in built.items()} == before
     assert again.stderr == ""
@@ -429,7 +436,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
             yield f"127.0.0.1:{port}"
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=120)
 
 
 def test_a_registry_gets_operator_and_sidecar(images: Images, built: dict[str, Any], registry: str,
@@ -444,7 +451,7 @@ def test_a_registry_gets_operator_and_sidecar(images: Images, built: dict[str, A
         path = name.removeprefix(f"{registry}/").replace(":", "/manifests/")
         request = urllib.request.Request(f"http://{registry}/v2/{path}",
                                          headers={"Accept": "application/vnd.oci.image.manifest.v1+json"})
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             assert answer.headers["Docker-Content-Digest"] == digest
     archive = tmp_path / "pulled.tar"
     subprocess.run(["skopeo", "--insecure-policy", "copy", "-q", "--src-tls-verify=false",
@@ -480,11 +487,11 @@ class Readable:
 
 
 def status(url: str, process: subprocess.Popen[Any]) -> int:
-    """HTTP status once somebody answers, within 20 s."""
-    end = time.monotonic() + 20
+    """HTTP status once somebody answers, within two minutes."""
+    end = time.monotonic() + 120
     while process.poll() is None:
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 code: int = answer.status
                 return code
         except urllib.error.HTTPError as error:

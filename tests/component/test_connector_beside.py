@@ -25,7 +25,7 @@ from xpyd_sidecar.engine.siblings import Siblings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.kv.keys import Key, Outcome
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 ORDERS: tuple[Order, ...] = ("ours first", "store first")
 TOKENS = 40
 """Two blocks and a half."""

@@ -31,7 +31,7 @@ from copies import RUNNERS
 from xpyd_sidecar.contract import metrics, record
 from xpyd_sidecar.contract.speculation import Speculation
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 LAYER = "model.layers.3.self_attn.attn"
 EAGLE = Speculation("eagle", "a", "float32", num_speculative_tokens=3, layers=(LAYER,))
 OTHER = msgspec.structs.replace(EAGLE, model="b")

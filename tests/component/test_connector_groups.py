@@ -25,7 +25,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.reach import LayerGroup
 from xpyd_sidecar.memory import device
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 EDGE = WINDOW + BLOCK - 1
 """Of the prompts whose ``(N - W + 1) % b`` is 0, the shortest for which blocks are freed."""
 PROMPTS = (2, 3, BLOCK, BLOCK + 1, BLOCK + 2, WINDOW, WINDOW + 1, EDGE - 1, EDGE, EDGE + 1, EDGE + BLOCK, 100, 200)

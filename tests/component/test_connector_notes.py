@@ -16,7 +16,7 @@ from xpyd_sidecar.contract.ids import HostPort, InstanceName, TransferId
 from xpyd_sidecar.contract.timeline import First, Side
 from xpyd_sidecar.router.endpoints.traces import ask
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

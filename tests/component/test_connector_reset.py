@@ -13,7 +13,7 @@ from connector_sides import BLOCK, Engine, decode_leg, idle, making, prefill, pr
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.engine.connector import XpydConnector
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 BEFORE, AFTER = 4, 5
 """What one prompt's KV is under two weights."""
 Make = Callable[..., Engine]

@@ -14,7 +14,7 @@ from multi_engines import MultiEngine, Order
 
 from xpyd_sidecar.contract import metrics
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 TOKENS = 40
 """Two blocks and a half."""
 GOOD, OTHER = 7, 9

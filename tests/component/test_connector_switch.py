@@ -14,7 +14,7 @@ from xpyd_sidecar.contract import duty
 from xpyd_sidecar.contract.duty import Duty
 from xpyd_sidecar.contract.ids import Role
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 Make = Callable[..., Engine]
 
 

@@ -52,7 +52,7 @@ print(json.dumps({"right": right, "back": back, "others": bool(cache[others].any
 def run(cache: str, ids: list[int], shift: int = 0) -> dict[str, Any]:
     """In a process of its own: the interpreter is chosen when Triton is imported."""
     command = [sys.executable, "-c", SCRIPT, cache, json.dumps(ids), str(shift)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120,
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400,
                           env=os.environ | {"TRITON_INTERPRET": "1"})
     assert not done.returncode, done.stderr[-2000:]
     out: dict[str, Any] = json.loads(done.stdout)

@@ -32,7 +32,7 @@ import gpu_groups
 from gpu_groups import End
 from gpu_seen import LeftOutError, NotHeldError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 PIECE = 4096
 CPU_AND_MORE = 16
 

@@ -24,7 +24,7 @@ ENGINES: dict[Fault, int] = {fault: weight for fault, weight in LEGS.items() if 
 """Without the one whose end is ten seconds away."""
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 def test_faults_between_connectors_change_no_answer_and_leave_nothing_behind(tmp_path: Path, seed: int, late: bool) -> None:
@@ -41,7 +41,7 @@ def test_what_is_told_goes_through_json_and_adds_up() -> None:
         "outcomes": {"answered": 2}, "transfers": {"ok": 2}, "links": {"tcp": 16}}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_judge_sees_what_nothing_checks(tmp_path: Path) -> None:
     """Blocks that are ruined on their way change what decode has, where checksums are off."""
     report = run_life(tmp_path, 3, 0, 12, {Fault.CORRUPT: 1}, checksum="none", transport="tcp", tensor=1)

@@ -33,6 +33,8 @@ SERVICE = ServiceName("test")
 HEARTBEAT_S = 1.0
 """Who is not heard for some of them is gone, and a full machine keeps an agent waiting for seconds."""
 RESOLVE_S = 0.5
+DRAIN_S = 240.0
+"""What a drain may take: a long answer, on a full machine."""
 
 
 def start_sidecar(folder: Path, name: str, config: SidecarConfig) -> Group:
@@ -54,7 +56,7 @@ class Instance:
         host, port = split_host_port(address)
         agent = AgentConfig(role=role, engine=address, advertise_host=host, advertise_port=port,
                             routers=(cluster.members_address, cluster.other_address), heartbeat_s=HEARTBEAT_S,
-                            resolve_s=RESOLVE_S, drain_timeout_s=60.0, data_parallel=data_parallel)
+                            resolve_s=RESOLVE_S, drain_timeout_s=DRAIN_S, data_parallel=data_parallel)
         self._config = SidecarConfig(service=SERVICE, instance=self.name, key_file=str(cluster.key_file),
                                      run_dir=str(self.engine.run_dir), agent=agent, log_format="text")
         self.agent: Group | None = None

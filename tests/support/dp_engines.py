@@ -94,7 +94,7 @@ class DpEngine(Engine):
         for group in self.far:
             group.kill()
 
-    def ask(self, prompt: Sequence[int], max_tokens: int, rank: int, timeout_s: float = 60.0, **fields: Any) -> list[int]:
+    def ask(self, prompt: Sequence[int], max_tokens: int, rank: int, timeout_s: float = 240.0, **fields: Any) -> list[int]:
         """The tokens of a greedy completion on one rank."""
         body = {"model": "tiny", "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
                 "return_token_ids": True, **fields}
@@ -111,7 +111,7 @@ class DpEngine(Engine):
         self._control("resume")
 
     def _control(self, path: str) -> None:
-        post(f"{self.url}/{path}", {}, 60.0)
+        post(f"{self.url}/{path}", {}, 240.0)
 
     def steps(self, rank: int) -> list[Step]:
         """All forwards that a rank has begun."""

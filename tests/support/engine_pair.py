@@ -40,7 +40,7 @@ from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
 from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
 
-PEER_TIMEOUT_S, LOAD_TIMEOUT_S = 10.0, 40.0
+PEER_TIMEOUT_S, LOAD_TIMEOUT_S = 20.0, 80.0
 SOON_S = 120.0
 """For what nothing is waited for, on a machine that is full."""
 OUTPUT = 12

@@ -198,7 +198,7 @@ def prefill_leg(transfer: str, decode: legs.Peer) -> dict[str, Any]:
     return legs.encode(legs.Leg(1, Role.PREFILL, TransferId(transfer), Attempt(1), 5.0, decode))
 
 
-def until(condition: Callable[[], Any], *engines: Scheduled, deadline_s: float = 30.0) -> None:
+def until(condition: Callable[[], Any], *engines: Scheduled, deadline_s: float = 120.0) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         for engine in engines:
