@@ -128,6 +128,7 @@ class TestRecompute:
         pair.p_leg(prompt, transfer).result(SOON_S)
         assert pair.p.metric(metrics.SENDS_OPEN) == 1
         assert pair.d_leg(prompt, transfer).result(SOON_S) == pair.plain(prompt)
+        pair.wait_empty()
         assert pair.computed() - before == OUTPUT + 1
 
     def test_what_a_leg_that_decode_never_knew_was_meant_to_get_is_let_go_at_farewell(self, pair: Pair) -> None:
@@ -190,6 +191,7 @@ class TestRecompute:
         pair.wire.corrupt = 1
         got = pair.both(prompt)
         assert pair.wire.corrupt == 0
+        pair.wait_empty(pair.d)
         assert pair.computed() - before == OUTPUT + len(prompt)
         assert got == pair.plain(prompt)
         assert pair.outcomes(pair.d, "receive", "checksum") == 1
@@ -243,6 +245,7 @@ class TestRecompute:
         pair.p_leg(prompt, transfer, attempt=2, engine=pair.d).result(SOON_S)  # an engine can prefill for itself
         assert decode.result(SOON_S) == pair.plain(prompt)
         pair.wire.hold.clear()
+        pair.wait_empty(pair.d)
         assert pair.computed() - before == OUTPUT + 1 + len(prompt) + 1  # the second attempt's own leg, and no more
         wait_until(lambda: pair.outcomes(pair.p, "send", "stale") == given_up + 1, SOON_S, "given up by the first engine")
 

@@ -101,6 +101,7 @@ class Drafting:
         with ThreadPoolExecutor(2 * at_once) as pool:
             choices = list(pool.map(lambda prompt: self._one(p, d, prompt, n, more), prompts)) if at_once > 1 else [
                 self._one(p, d, prompt, n, more) for prompt in prompts]
+        d.group.wait_until(lambda: self._counted(d)[2] - before[2] >= n * len(prompts), 120.0, "through with its last step")
         drafted, accepted, generated, loaded = (now - then for now, then in zip(self._counted(d), before, strict=True))
         assert generated == n * len(prompts)
         return Drafted(choices, accepted / generated, drafted, loaded)

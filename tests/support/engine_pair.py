@@ -101,7 +101,7 @@ class Pair:
         return ask(self.p, prompt, n, None)
 
     def computed(self) -> float:
-        """Tokens that decode has computed."""
+        """Tokens that decode has computed; those of its last step are counted once it is empty (``wait_empty``)."""
         return self.d.metric("vllm:iteration_tokens_total_sum")
 
     def outcomes(self, engine: Engine, side: str, outcome: str) -> float:

@@ -72,7 +72,7 @@ class Host:
 
     def held(self) -> dict[str, float]:
         """What it still holds."""
-        text = get(f"{self.engine.url}/metrics", 10)
+        text = get(f"{self.engine.url}/metrics", MOST_S)
         found: dict[str, float] = {}
         for name, value in re.findall(r"^([a-z_:]+)\{?[^\n]*? ([0-9.e+-]+)$", text, re.MULTILINE):
             if name in SERIES and float(value):

@@ -50,7 +50,7 @@ def hand_over(pair: Pair, prefill_s: float) -> HandOver:
     pair.p_leg(prompt, transfer).result(pair.answer_s)
     seconds = time.monotonic() - began
     answer = decode.result(ANSWER_S)
-    pair.wait_empty(deadline_s=30.0)
+    pair.wait_empty()
     computed, loaded = pair.computed() - before, pair.outcomes(pair.d, "receive", "ok") - loads
     assert pair.p.metric(metrics.SENDS_OPEN) == 0
     return HandOver(answer, ask(pair.d, prompt, OUTPUT, None), seconds, computed, loaded)
