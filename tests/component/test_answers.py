@@ -140,7 +140,7 @@ def test_chats_streamed_and_whole_equal_one_plain_engine(plain: Plain, cluster: 
 def streamed(url: str, path: str, body: dict[str, Any]) -> str:
     """The text of a streamed answer, which ends as its API says."""
     ended, text = "", ""
-    with httpx.Client(timeout=60) as http, http.stream("POST", url + path, json={**body, "stream": True}) as answer:
+    with httpx.Client(timeout=240) as http, http.stream("POST", url + path, json={**body, "stream": True}) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
                 event = json.loads(line.removeprefix("data: "))

@@ -26,7 +26,7 @@ TRANSFER = {"xpyd": 1, "role": "decode", "transfer": "0" * 32, "attempt": 1, "re
 
 
 def ask(cluster: Cluster, body: bytes, path: str = "/v1/completions", method: str = "POST") -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=240)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -72,7 +72,7 @@ def test_a_body_that_is_no_request_is_answered_with_400(cluster: Cluster, body: 
 
 
 def test_an_oversized_body_is_answered_with_413(cluster: Cluster) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=240)
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", str(1 << 40))

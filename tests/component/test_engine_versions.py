@@ -103,7 +103,7 @@ def test_prompts_of_all_lengths_are_handed_over_whole(make: Callable[..., Schedu
 def test_nothing_of_a_step_whose_forward_failed_is_handed_over(
         make: Callable[..., Scheduled], monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in the blocks then is not of the prompt, and vLLM's V1 runner calls all hooks of a whole step."""
-    p, d = make("p"), make("d")
+    p, d = make("p"), make("d", load_timeout_s=5.0)
     transfer = uuid.uuid4().hex
     ours = d.ask(tokens(70), decode_leg(transfer))
     p.ask(tokens(70), prefill_leg(transfer, d.known()), most=1)

@@ -41,7 +41,7 @@ main(parser.parse_args())
 
 @pytest.fixture
 def api(cluster: Cluster) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0, timeout=60.0)
+    return openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0, timeout=240.0)
 
 
 def test_openai_completions_whole_streamed_and_async_say_the_same(cluster: Cluster, api: openai.OpenAI) -> None:
@@ -102,7 +102,7 @@ def test_vllm_bench_serve_completes_every_request(cluster: Cluster, tmp_path: Pa
                  "--random-output-len", "16", "--num-prompts", "24", "--max-concurrency", "8", "--ignore-eos",
                  "--seed", "7", "--disable-tqdm", "--save-result", "--result-dir", str(tmp_path),
                  "--result-filename", "result.json"]
-    done = subprocess.run([sys.executable, "-c", BENCH, *arguments], check=False, text=True, timeout=240,
+    done = subprocess.run([sys.executable, "-c", BENCH, *arguments], check=False, text=True, timeout=600,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout[-3000:]
     result = json.loads((tmp_path / "result.json").read_text())
@@ -125,11 +125,11 @@ def test_schemathesis_finds_no_server_error_of_the_routers_own(cluster: Cluster)
     def ask(operation: Any, data: Any) -> None:
         case = data.draw(operation.as_strategy())
         _keep_short(case)
-        answer = case.call(base_url=cluster.url, timeout=60)
+        answer = case.call(base_url=cluster.url, timeout=240)
         sent[f"{operation.method.upper()} {operation.path}"] += 1
         if answer.status_code < 500 or answer.status_code == 501:
             return
-        engine = case.call(base_url=cluster.plain_url, timeout=60)
+        engine = case.call(base_url=cluster.plain_url, timeout=240)
         if engine.status_code < 500:
             found.append(f"{case.as_curl_command()[:600]}: {answer.status_code} {answer.text[:300]}; "
                          f"the engine itself says {engine.status_code}")

@@ -45,15 +45,17 @@ Runner = Literal["v1", "deferred"]
 BLOCK, BLOCKS, LAYERS, HEADS, SIZE = 32, 64, 2, 2, 8
 LAYOUT = "LBHNC"
 KEY = bytes(range(32))
+PATIENCE_S = 60.0
+"""Of an engine with its peer: a full machine may keep either waiting."""
 
 
 def hash_of(value: Any) -> bytes:
     return repr(value).encode()
 
 
-def vllm_config(*, kv_transfer: bool = True) -> VllmConfig:
+def vllm_config(*, kv_transfer: bool = True, load_timeout_s: float = PATIENCE_S) -> VllmConfig:
     """Of the tiny model; ``kv_transfer``: with our connector."""
-    transfer = launch.kv_transfer_config(KvOptions(peer_timeout_s=1.0, load_timeout_s=5.0), "recompute")
+    transfer = launch.kv_transfer_config(KvOptions(peer_timeout_s=10.0, load_timeout_s=load_timeout_s), "recompute")
     config: VllmConfig = EngineArgs(
         model=str(ensure_model()), enforce_eager=True, dtype="float32", max_model_len=1024, block_size=BLOCK,
         max_num_batched_tokens=128, kv_transfer_config=transfer if kv_transfer else None).create_engine_config()
@@ -78,14 +80,14 @@ class Answer:
 class Scheduled:
     """One engine."""
 
-    def __init__(self, name: str, folder: Path, *, runner: Runner = "v1") -> None:
+    def __init__(self, name: str, folder: Path, *, runner: Runner = "v1", load_timeout_s: float = PATIENCE_S) -> None:
         self.folder = folder / name
         self.folder.mkdir()
         keys.write(self.folder / "key", keys.ServiceKey(KEY))
         self.runner = runner
         self.counts: dict[str, float] = {}
         self.answers: dict[str, Answer] = {}
-        self.config = vllm_config()
+        self.config = vllm_config(load_timeout_s=load_timeout_s)
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32)
         names = [f"layer{n}" for n in range(LAYERS)]
         kv_cache = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(names, spec)], kv_cache_layout=LAYOUT, hash_block_size=BLOCK)
@@ -191,11 +193,11 @@ class Scheduled:
 
 
 def decode_leg(transfer: str) -> dict[str, Any]:
-    return legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(1), 5.0))
+    return legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(1), PATIENCE_S))
 
 
 def prefill_leg(transfer: str, decode: legs.Peer) -> dict[str, Any]:
-    return legs.encode(legs.Leg(1, Role.PREFILL, TransferId(transfer), Attempt(1), 5.0, decode))
+    return legs.encode(legs.Leg(1, Role.PREFILL, TransferId(transfer), Attempt(1), PATIENCE_S, decode))
 
 
 def until(condition: Callable[[], Any], *engines: Scheduled, deadline_s: float = 120.0) -> None:
