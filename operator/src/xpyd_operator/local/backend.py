@@ -139,11 +139,15 @@ class LocalBackend:
             if name not in self._tasks.working():
                 del self._instances[name]
 
-    def _count_ends(self, units: tuple[Unit, ...], now: float, name: str) -> None:
+    def _count_ends(self, units: tuple[Unit, ...], now: float, name: str) -> bool:
+        """Whether there were any that nobody asked for, and that are new."""
+        found = False
         for unit in units:
             ends = unit.note_end(now)
             if ends is not None:
+                found = True
                 logger.error("%s of %s ended: %s (%d in a row); see %s", unit.name, name, ends.exit, ends.crashes, unit.log)
+        return found
 
     def _keep_house(self, working: dict[str, Work]) -> None:
         self.router.bound_log()
@@ -191,7 +195,11 @@ class LocalBackend:
                     await agents.assign(instance.run_dir, told)
 
     async def apply(self, action: Action) -> None:
-        """Begin one action; a drain is asked for at once."""
+        """Begin one action; a drain is asked for at once.
+
+        What has ended since ends were counted is counted now, and started again by a later round, which knows of it: who
+        starts a process forgets the one before.
+        """
         match action:
             case Create():
                 self._create(action)
@@ -204,13 +212,15 @@ class LocalBackend:
             case Restart():
                 instance = self.instance(action.instance)
                 unit = next(unit for unit in instance.units if unit.name == action.unit)
-                self._tasks.begin(action.instance, Work.STARTING, self._start(instance, unit))
+                if not self._count_ends((unit,), time.time(), action.instance):
+                    self._tasks.begin(action.instance, Work.STARTING, self._start(instance, unit))
             case Switch():
                 await self._switch(action)
             case Label():
                 raise LocalError("local instances do not route")
             case StartRouter():
-                self._tasks.begin("router", Work.STARTING, self._start_router())
+                if not self._count_ends((self.router.unit,), time.time(), "router"):
+                    self._tasks.begin("router", Work.STARTING, self._start_router())
             case StopRouter():
                 grace_s = self.blueprint.service().spec.drain.timeout_s
                 self._tasks.begin("router", Work.REMOVING, self.router.stop(grace_s))
