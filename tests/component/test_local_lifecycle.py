@@ -62,6 +62,7 @@ def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.Capture
     assert switched == (service.pid("instances", "tiny-e3", "engine"), service.pid("instances", "tiny-e3", "agent"))
     assert service.pid("instances", "tiny-e0", "engine") == first, "what need not be restarted is not"
 
+    wait((service.folder.instance("tiny-e0") / "shm").exists)  # what it would leave is written down every 5 s
     os.kill(first, signal.SIGKILL)
     wait(lambda: service.pid("instances", "tiny-e0", "engine") not in (0, first))
 
