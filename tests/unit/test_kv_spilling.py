@@ -68,6 +68,41 @@ def test_what_decode_has_room_for_is_stored_once(cover: bool) -> None:
     assert m.done(1, KEY) == [Ended(KEY, Outcome.OK, "", confirmed=True)]
 
 
+def test_a_link_over_which_decode_only_waits_is_not_silent() -> None:
+    m = machine()
+    assert not m.busy(1)
+    m.expect(1, KEY, EXPECT)
+    assert m.busy(1)
+    assert not m.busy(2)
+    m.copy(KEY, copy(), 0)
+    assert m.busy(1)
+    m.release(KEY, Outcome.ABORTED, "enough")
+    assert not m.busy(1)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_was_pushed_ahead_over_a_lost_link_is_not_waited_for_by_a_load_over_another(begun: bool) -> None:
+    """Prefill may hear of the new connection before it sees the end of the old one."""
+    m = machine()
+    m.expect(1, KEY, EXPECT)
+    m.copy(KEY, copy(), 0)
+    m.spill(1, weigh, 0)
+    m.copy(KEY, copy(region=1), 0)
+    if not begun:  # offered, and not sent
+        assert m.ready(2, KEY, ready(), 1) != []
+        assert m.lost(1, Outcome.PEER_LOST, "gone") == []
+        assert m.open == 1
+        return
+    m.room(1, KEY, 0, 0)
+    told, freed, ended = m.ready(2, KEY, ready(), 1)
+    assert isinstance(told, Refuse)
+    assert (told.link, told.outcome, told.retry) == (2, Outcome.PEER_LOST, True)
+    assert freed == Free(copy(region=1))
+    assert isinstance(ended, Ended)
+    assert ended.outcome is Outcome.PEER_LOST
+    assert m.lost(1, Outcome.PEER_LOST, "gone") == []
+
+
 def test_a_busy_decode_is_asked_again_when_it_says_and_until_the_lease_is_over() -> None:
     m = machine()
     m.copy(KEY, copy(), 0)

@@ -64,9 +64,10 @@ class Sending(Generic[C]):
         return len(self._open)
 
     def busy(self, link: int) -> bool:
-        """Whether a link has transfers."""
+        """Whether a link has transfers, those included that decode waits for and that have not begun."""
         return (any(link in t.takers or (t.ahead is not None and t.ahead[0] == link) for t in self._open.values())
-                or any(link in asked for asked in self._early.values()))
+                or any(link in asked for asked in self._early.values())
+                or any(link == number for number, _ in self._expected.values()))
 
     def copy(self, key: Key, copy: Copy[C], now: float) -> list[Step[C]]:
         """A copy has been made; the first one begins the transfer."""
@@ -102,6 +103,10 @@ class Sending(Generic[C]):
         if reason := self._geometry.unfit(ready, whole=transfer.stored):
             return [Refuse(link, key, Outcome.INCOMPATIBLE, reason, False),
                     *self._fail(key, Outcome.INCOMPATIBLE, reason)]
+        if transfer.stored and transfer.ahead is not None and transfer.ahead[0] != link:
+            reason = "decode asks over another connection than that over which part of it was pushed ahead"
+            return [Refuse(link, key, Outcome.PEER_LOST, reason, True),
+                    *self._fail(key, Outcome.PEER_LOST, reason, but=transfer.ahead[0], retry=True)]
         odd = any(one.takers != ready.takers for one in transfer.takers.values())
         if odd or transfer.sending or link in transfer.takers:
             reason = f"asked for by one more than {ready.takers}" if odd or transfer.sending else "asked for twice"
