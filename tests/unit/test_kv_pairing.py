@@ -140,7 +140,6 @@ def test_a_newer_attempt_takes_a_load_over() -> None:
     assert pairing.announce(b"p2", source(2), 2.0, ranks=1) == []
     assert pairing.newer() == [Load("r", source(2))]
     assert pairing.newer() == []
-    assert pairing.announce(b"p1", source(1), 2.0, ranks=1)[0].outcome is Outcome.STALE  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("ends", ["loaded", "failed", "end"])
@@ -177,6 +176,29 @@ def test_sources_that_not_every_rank_has_loaded_from_are_told_to_let_go() -> Non
     assert pairing.finished("r", Outcome.OK, "", [source(1).key, source(2).key]) == [
         Ended("r", source(2).key, Outcome.OK, ""), DropPeer(b"p1", source(1).key, Outcome.STALE, "a newer try is known"),
         DropPeer(b"p2", source(2).key, Outcome.STALE, "")]
+
+
+def test_an_older_try_that_is_announced_again_during_the_load_is_told_when_that_is_over() -> None:
+    """Its answer could come to workers that have not heard of the newer one yet."""
+    pairing = loading()
+    assert pairing.announce(b"p2", source(2), 2.0, ranks=1) == []
+    assert pairing.announce(b"p1", source(1), 3.0, ranks=1) == []  # its connection broke, and was made again
+    assert pairing.newer() == [Load("r", source(2))]
+    stale = DropPeer(b"p1", source(1).key, Outcome.STALE, "a newer try is known")
+    assert pairing.finished("r", Outcome.OK, "", [source(2).key]) == [Ended("r", source(2).key, Outcome.OK, ""), stale]
+
+
+def test_what_was_computed_before_a_reset_is_not_loaded_when_it_is_announced_again() -> None:
+    """The word that it is not wanted may be lost with the connection; then prefill announces it again."""
+    pairing = parked()
+    pairing.announce(b"p1", source(1), 1.0, ranks=1)
+    assert len(pairing.reset("caches were reset")) == 1
+    (drop,) = pairing.announce(b"p1", source(1), 2.0, ranks=1)
+    assert isinstance(drop, DropPeer)
+    assert (drop.key, drop.outcome) == (source(1).key, Outcome.STALE)
+    assert pairing.ask("r", 2.0) is not Verdict.LOAD
+    assert pairing.announce(b"p2", source(2), 3.0, ranks=1) == []
+    assert pairing.ask("r", 3.0) is Verdict.LOAD
 
 
 def test_attempts_below_the_legs_own_are_stale() -> None:

@@ -314,6 +314,17 @@ def test_takers_may_ask_before_the_first_copy() -> None:
     assert len(sending.copy(KEY, copy(), 1.0)) == 2
 
 
+def test_a_taker_that_is_lost_before_the_first_copy_ends_the_transfer_for_the_others() -> None:
+    sending = shared()
+    sending.ready(1, KEY, taker(0), 0.0)
+    sending.ready(2, KEY, taker(1), 0.0)
+    assert sending.lost(1, Outcome.PEER_LOST, "gone") == [Refuse(2, KEY, Outcome.PEER_LOST, "gone", True),
+                                                          Ended(KEY, Outcome.PEER_LOST, "gone", False)]
+    assert sending.copy(KEY, copy(), 1.0) == [Free(copy())]
+    assert not sending.busy(1)
+    assert not sending.busy(2)
+
+
 def test_a_transfer_that_not_all_takers_ask_for_waits_no_longer_than_an_unasked_one() -> None:
     sending = shared()
     sending.copy(KEY, copy(), 0.0)

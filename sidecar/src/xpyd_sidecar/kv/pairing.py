@@ -125,6 +125,8 @@ class Leg:
     tokens_done: int = 0
     """What prefill has said of its work for ``source``, and the next too."""
     steps_waited: int = 0
+    barred: Key | None = None
+    """The try that was in hand when what prefill had computed was no longer wanted; it may be announced again."""
     left: deque[tuple[bytes, Key]] = field(default_factory=lambda: deque(maxlen=LEFT_MAX))
     """Senders and tries that workers may have asked before another one took over. They cancel them over the data link, but
     what was asked may not have come to the sender, as that link may have broken: it would keep its copies."""
@@ -211,8 +213,11 @@ class Pairing:
     def _offer(self, leg: Leg, peer: bytes, source: Announce, refused: tuple[Outcome, str] | None) -> list[Instruction]:
         if leg.state is State.DONE:
             return [DropPeer(peer, source.key, Outcome.UNUSED, "decode no longer waits")]
+        if leg.barred is not None and source.key.order <= leg.barred.order:
+            return [DropPeer(peer, source.key, Outcome.STALE, "it began before caches were reset")]
         if source.attempt < leg.attempt or (leg.source and source.key.order < leg.source.key.order):
-            return [_stale(peer, source.key)]
+            # One that is announced again while workers may have it in hand is told when the load is over (law 3).
+            return [] if any(key == source.key for _, key in leg.left) else [_stale(peer, source.key)]
         if leg.source and source.key == leg.source.key:
             return []
         if refused is None and (source.identity != leg.identity or source.tokens != leg.tokens):
@@ -269,7 +274,7 @@ class Pairing:
         for leg in self._active.values():
             if leg.state is State.PARKED and leg.source is not None:
                 out.append(DropPeer(leg.peer, leg.source.key, *failed))
-                leg.source, leg.failed = None, failed
+                leg.barred, leg.source, leg.failed = leg.source.key, None, failed
         return out
 
     def refuse(self, transfer: TransferId, attempt: Attempt, outcome: Outcome, reason: str) -> list[Instruction]:

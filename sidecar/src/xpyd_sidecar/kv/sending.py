@@ -214,14 +214,16 @@ class Sending(Generic[C]):
         return [] if key in self._ended else self._fail(key, outcome, reason, retry=retry)
 
     def lost(self, link: int, outcome: Outcome, reason: str) -> list[Step[C]]:
-        """A link is gone."""
+        """A link is gone. Where several take from a transfer that has not begun, those that have asked are told, too."""
+        out: list[Step[C]] = []
+        for key in [key for key, asked in self._early.items() if link in asked and asked[link].takers > 1]:
+            out += self._fail(key, outcome, reason, but=link, retry=True)
         for asked in [one for one in self._early.values() if link in one]:
             del asked[link]
         for key in [key for key, asked in self._early.items() if not asked]:
             del self._early[key]
         for key in [key for key, (number, _) in self._expected.items() if number == link]:
             del self._expected[key]
-        out: list[Step[C]] = []
         for key, transfer in list(self._open.items()):
             ahead = transfer.ahead is not None and transfer.ahead[0] == link
             if link in transfer.takers or (ahead and transfer.stored and not transfer.takers):

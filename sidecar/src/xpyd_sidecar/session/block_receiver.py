@@ -60,7 +60,7 @@ class BlockReceiver:
         asked = self.asked.get(header.key)
         if asked is None:
             return self._beforehand(header)
-        if self.unread and self._shared.me.ways.transport == "shm":
+        if self.unread and not asked.granted and self._shared.me.ways.transport == "shm":
             reason = f"transport shm: prefill's memory cannot be read ({self.unread}), and it sends over tcp"
             raise Incompatible(self._peer, f"{reason}; {OTHERWISE}")
         wanted = asked.wanted(header) if asked.granted else header

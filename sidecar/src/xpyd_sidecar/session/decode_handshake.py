@@ -56,6 +56,8 @@ class DecodeHandshake:
         elif kind is Kind.ARENA and self._welcome is not None and (self._intake.unread or not self.settled):
             shown = bodies.read_body(payload, bodies.Arena)
             reader, reason = link_choice.try_arena(self._peer, self._me.ways.folder, shown)
+            if reader is None and self._end.link.left:
+                raise PeerGone(self._peer, "closed the connection, and its arena with it")
             self._use(reader)
             self._settle(self._why, reason)
         else:

@@ -134,6 +134,16 @@ class Connection(Session):
         """Whether it has not ended."""
         return self._in.open
 
+    @property
+    def left(self) -> bool:
+        """Whether the peer has closed it, after what was read last."""
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self, error: PeerError) -> None:
         """End the connection, once."""
         if not self.open:
