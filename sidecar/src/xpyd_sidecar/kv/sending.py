@@ -11,6 +11,8 @@ Laws
 5. Where decode has more ranks, several take from this one, and each READY says how many. A transfer is sent when all have
    asked and ends ok when all have confirmed; when one is lost or lets go, the others are told.
 6. A copy that decode is too busy for is offered again, no sooner than decode has said.
+7. What was pushed ahead goes with its link: a transfer of which something was ends when that link does, or when decode
+   asks for it over another one, which may be heard of first.
 
     (unknown) ──begin, copy──▶ KEPT ──every ready──▶ SENDING ──every done──▶ ended ok
         │ ready, expect:           │                             │

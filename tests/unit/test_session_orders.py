@@ -1,0 +1,104 @@
+"""Orders in which messages, calls of engines' threads, time and lost connections meet.
+
+    XPYD_SEEDS=2000 XPYD_FIRST_SEED=10000 pytest tests/unit/test_session_orders.py      others, and more of them
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from held_session import Held
+from kv_ranks import BLOCK, content, key
+from session_orders import Orders
+
+from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.transport.link import Unreadable
+from xpyd_sidecar.transport.shm.process_vm import ProcessReader
+
+SEEDS = int(os.environ.get("XPYD_SEEDS", "40"))
+FIRST = int(os.environ.get("XPYD_FIRST_SEED", "0"))
+PAGE = 4096
+
+
+def test_no_order_ends_a_session_fails_a_load_or_leaves_anything_behind(tmp_path: Path) -> None:
+    outcomes: Counter[Outcome] = Counter()
+    buffered = 0
+    for seed in range(FIRST, FIRST + SEEDS):
+        with pytest.MonkeyPatch.context() as patch:
+            orders = Orders(seed, tmp_path, patch)
+            orders.explore()
+            outcomes.update(one.outcome for one in orders.d.finished)
+            buffered += orders.buffered
+    assert outcomes[Outcome.OK] > SEEDS / 2  # not all orders are of failures
+    assert len(outcomes) > 1
+    assert buffered > SEEDS / 8  # nor without what is pushed ahead
+
+
+def test_what_was_pushed_ahead_over_a_lost_connection_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill reads what comes over the new connection before it sees the end of the old one."""
+    with Held(monkeypatch) as held:
+        p, d = held.prefill("p", timeout_s=60), held.decode(buffer_bytes=16 * PAGE, grace_s=0.1)
+        d.expect(key(), p, blocks=4)
+        held.flow()
+        for region in range(2):
+            p.copy(key(), region, 0, [content(region, n) for n in range(2)])
+            p.copy(key(), region, 2, [content(region, n) for n in range(2, 4)])
+        p.store.bound = 4 * BLOCK  # half of what there is has to leave
+        held.flow()
+        assert d.receiver.ahead.used[0]
+        (old,) = held.wires
+        old.to_p.lost = old.to_d.lost = True
+        old.to_d.end()  # decode sees it
+        held.loops["d"].run_all()
+        d.load("r", key(), p, first=0, count=4)
+        old.to_p.over = True  # prefill does not
+        held.flow()
+        held.now += 1
+        d.carry_out(d.machine.tick(held.now))
+        assert [one.outcome for one in d.finished] == [Outcome.PEER_LOST]
+        assert p.store.used == 0
+
+
+def test_blocks_that_were_pushed_ahead_come_over_tcp_also_while_an_arena_is_awaited(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unreadable(*_: object) -> str:
+        raise Unreadable("out of reach")
+
+    monkeypatch.setattr(ProcessReader, "read", unreadable)
+    ways = LinkOptions("shm", tmp_path)
+    with Held(monkeypatch) as held:
+        p, d = held.prefill("p", ways=ways, timeout_s=60), held.decode(ways=ways, buffer_bytes=16 * PAGE, timeout_s=60)
+        loops = held.loops
+        d.expect(key("b"), p, blocks=1)
+        held.flow()
+        (wire,) = held.wires
+        for region in range(2):
+            p.copy(key("b"), region, 0, [content(region, 0)])
+            p.mark()
+        bound, p.store.bound = p.store.bound, 1
+        loops["p"].run_all()  # it asks for room …
+        p.store.bound = bound
+        d.load("ra", key("a"), p, first=0, count=1)
+        loops["d"].run_all()
+        loops["d"].run_all()
+        wire.to_p.move(1 << 30)
+        loops["p"].run_all()
+        p.copy(key("a"), 0, 0, [content(0, 0)])
+        p.mark()
+        loops["p"].run_all()  # … and has a piece for the load, which decode will not be able to read
+        loops["p"].run_all()
+        wire.to_d.move(wire.to_d.frame())
+        loops["d"].run_all()
+        wire.to_p.move(1 << 30)
+        loops["p"].run_all()
+        wire.to_d.move(1 << 30)
+        d.load("rb", key("b"), p, first=0, count=1)
+        held.flow()
+        p.copy(key("a"), 1, 0, [content(1, 0)])
+        held.flow()
+        assert held.closed == []
+        assert [one.outcome for one in d.finished] == [Outcome.OK] * 2
