@@ -80,6 +80,14 @@ def test_a_link_over_which_decode_only_waits_is_not_silent() -> None:
     assert not m.busy(1)
 
 
+def test_what_decode_has_of_another_try_is_not_waited_for_any_more() -> None:
+    m = machine()
+    m.expect(1, KEY, EXPECT)
+    assert m.ready(1, KEY, ready(), 0) == []
+    assert m.done(1, KEY) == [Ended(KEY, Outcome.OK, "", confirmed=True)]
+    assert not m.busy(1)
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_what_was_pushed_ahead_over_a_lost_link_is_not_waited_for_by_a_load_over_another(begun: bool) -> None:
     """Prefill may hear of the new connection before it sees the end of the old one."""

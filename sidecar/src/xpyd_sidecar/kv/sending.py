@@ -311,6 +311,7 @@ class Sending(Generic[C]):
     def _end(self, key: Key, outcome: Outcome, reason: str, *, confirmed: bool = False,
              retry: bool = False) -> list[Step[C]]:
         transfer = self._open.pop(key, None)
+        self._expected.pop(key, None)
         self._ended.put(key, (outcome, reason, retry))
         freed: list[Step[C]] = []
         if transfer is not None:
