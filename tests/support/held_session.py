@@ -20,20 +20,18 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import kv_ranks
 import pytest
+from held_ranks import HeldDecode, HeldPrefill
 from kv_ranks import BLOCK, DecodeRank, PrefillRank
 
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.errors import PeerError
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.copies import Copy
-from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.session import (
     decode_endpoint,
     lookup_buffer,
@@ -43,12 +41,11 @@ from xpyd_sidecar.session import (
     spilling,
     transfer_trace,
 )
-from xpyd_sidecar.session.receiver_events import Arrived
-from xpyd_sidecar.session.sender import Kept
 from xpyd_sidecar.transport.tcp import connection
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
-CLOCKED = (kv_ranks, decode_endpoint, lookup_buffer, receiver, receiver_events, sender, spilling, transfer_trace, connection)
+CLOCKED = (kv_ranks, connection, decode_endpoint, lookup_buffer, receiver, receiver_events, sender, spilling,
+           transfer_trace)
 """Modules that ask for the time."""
 FRAME = 2 * BLOCK
 
@@ -236,52 +233,6 @@ class Complaints(logging.Handler):
         self.said.append(f"{record.getMessage()} {error!r}")
 
 
-class HeldPrefill(PrefillRank):
-    """Whose copies are complete when ``mark`` is called, one at a time, in their order."""
-
-    def begin(self) -> None:
-        self.marks_due: deque[tuple[Key, list[Copy[Kept]]]] = deque()
-
-    def room(self, size: int) -> bool:
-        return self.store.bound - self.store.used >= size
-
-    def copy(self, which: Key, region: int, first: int, blocks: Sequence[bytes], **_: Any) -> None:
-        data = b"".join(blocks)
-        lease = self.store.lease(len(data))
-        assert lease is not None
-        lease.chunk.view[:] = data
-        self.marks_due.append((which, [Copy(region, first, len(blocks), Kept(lease.chunk.view, lease))]))
-
-    def mark(self) -> None:
-        key, copies = self.marks_due.popleft()
-        self.sender.push(key, copies)
-
-
-class HeldDecode(DecodeRank):
-    """Whose engine looks at one event at a time, and whose copies into blocks are complete when ``give`` is called."""
-
-    def begin(self) -> None:
-        self.due: deque[Chunk] = deque()
-
-    def take_one(self, now: float) -> None:
-        event = self.receiver.inbox.popleft()
-        if not isinstance(event, Arrived):
-            self.carry_out(self.machine.broken(event.key, event.source, (event.outcome, event.reason), now,
-                                              final=event.final))
-            return
-        place = self.machine.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size)
-        if place is not None:
-            for at, block in enumerate(place.ids):
-                source, start = (event.chunk.view, at) if event.chunk else (self.memory[place.region], block)
-                self.cache[place.region, block] = bytes(source[start * self.block:(start + 1) * self.block])
-            self.carry_out(self.machine.placed(event.key))
-        if event.chunk is not None:
-            self.due.append(event.chunk)
-
-    def give(self) -> None:
-        self.staging.give(self.due.popleft())
-
-
 class Held:
     """All of them."""
 
@@ -311,7 +262,7 @@ class Held:
 
         def closing(link: connection.Connection, error: PeerError) -> None:
             if link.open:
-                self.closed.append((link._loop.thread.name, error))  # noqa: SLF001  # whose side it is
+                self.closed.append((link._loop.thread.name, error))
             close(link, error)
 
         patch.setattr(connection.Connection, "close", closing)

@@ -19,24 +19,19 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import count
 from pathlib import Path
 
 import pytest
-from held_session import Held, HeldDecode, HeldPrefill, Wire
+from held_ranks import HeldDecode, HeldPrefill, drawn_ways
+from held_session import Held, Wire
 from kv_ranks import BLOCK, P_LIFE, REGIONS, TCP, content, key, whole
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.errors import PeerGone
-from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.kv.receiving import From, Order
-from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.transport.link import Unreadable
-from xpyd_sidecar.transport.moves import Scatter
-from xpyd_sidecar.transport.shm.process_vm import ProcessReader
 
 SETTLE_S = 4.0
 TIMEOUT_S = 1.0
@@ -48,7 +43,7 @@ LETTERS = "abcdef0123456789"
 @cache
 def _kind(name: str) -> str:
     """The name of something that may happen, without its numbers: the prompts differ."""
-    return "".join(one for one in name.split("(")[0] if not one.isdigit())
+    return "".join(one for one in name.split("(", maxsplit=1)[0] if not one.isdigit())
 
 
 @dataclass
@@ -97,7 +92,7 @@ class Orders:
         self.random = rnd = random.Random(seed)
         self.log: list[str] = []
         self.held = Held(patch)
-        ways = self._ways(folder, patch)
+        ways = drawn_ways(rnd, folder, patch)
         self.beside = ways is not TCP
         self.faults = rnd.random() < 0.5
         """Whether connections break, prefill gives up, decode abandons, resets and forgets."""
@@ -113,7 +108,7 @@ class Orders:
             pool_bytes=4096 * rnd.choice((0, 0, 1, 4)), claim_s=CLAIM_S, window=rnd.choice((0, 0, 1, 2)), load_s=1e6,
             grace_s=0.5, timeout_s=TIMEOUT_S, ways=ways)
         if self.faults and rnd.random() < 0.3:
-            self.d.receiver.ahead._buffer._most = 2  # noqa: SLF001  # of 4,096
+            self.d.receiver.ahead._buffer._most = 2
         self.may_be_alone = rnd.random() < 0.3
         self.prompts: list[Prompt] = []
         for number in range(rnd.choice((1, 2, 2, 3, 4))):
@@ -128,26 +123,6 @@ class Orders:
         """For how many steps decode has hardly any blocks for loads."""
         self.weights: dict[str, float] = {}
         """By kind of what may happen: orders differ most where each has its own."""
-
-    def _ways(self, folder: Path, patch: pytest.MonkeyPatch) -> LinkOptions:
-        """Over what blocks travel; pieces beside the connection may turn out to be out of reach."""
-        rnd = self.random
-        kind = rnd.choice(("tcp", "tcp", "tcp", "process_vm", "arena", "unread"))
-        if kind == "tcp":
-            return TCP
-        if kind == "arena":
-            patch.setattr(ProcessReader, "probe", lambda _: "not wanted here")
-        if kind == "unread":
-            readable = rnd.randrange(3)
-            read, reads = ProcessReader.read, count()
-
-            def some(reader: ProcessReader, offer: bodies.Offer, into: Scatter) -> str:
-                if next(reads) >= readable:
-                    raise Unreadable("out of reach")
-                return read(reader, offer, into)
-
-            patch.setattr(ProcessReader, "read", some)
-        return LinkOptions(rnd.choice(("auto", "shm")), folder)
 
     def _begin(self, one: Prompt) -> None:
         """A prefill rank begins to compute it, once more."""
@@ -209,7 +184,8 @@ class Orders:
         if one.first < 0 and not one.dropped:
             if not last.expected:
                 out.append((4, f"{one.letter} expect", lambda: self._expect(one, last)))
-            out.append((0.02 if len(self.log) < self.patient else 0.3, f"{one.letter} load", lambda: self._load(one, self.random.randrange(one.blocks))))
+            out.append((0.02 if len(self.log) < self.patient else 0.3, f"{one.letter} load",
+                        lambda: self._load(one, self.random.randrange(one.blocks))))
             if self.faults:
                 out.append((0.02, f"{one.letter} drop", lambda: self._drop(one)))
                 if last.expected:
@@ -261,7 +237,7 @@ class Orders:
 
     def _expire(self, one: Prompt, each: Try) -> None:
         """What has come for it was not claimed in time."""
-        entry = self.d.receiver.ahead._buffer._entries.get(each.key)  # noqa: SLF001
+        entry = self.d.receiver.ahead._buffer._entries.get(each.key)
         if entry is not None:
             entry.lease = Lease(self.held.now)
             one.excuses.add("unclaimed")
@@ -318,7 +294,7 @@ class Orders:
         for whose, error in self.held.closed:
             assert isinstance(error, PeerGone), f"{whose} ended a connection: {error}"
             assert "silent" not in str(error), f"{whose} ended a connection: {error}"
-        if self.d.receiver.ahead._buffer._most == 2:  # noqa: SLF001
+        if self.d.receiver.ahead._buffer._most == 2:
             for one in self.prompts:
                 one.excuses.add("evicted")
         for done in self.d.finished:
@@ -411,25 +387,13 @@ class Orders:
         self.rest(5)
         cut = any("cut" in one.excuses for one in self.prompts)
         if cut:  # what is whole survives its prefill, until nobody has claimed it
-            entries = self.d.receiver.ahead._buffer._entries.values()  # noqa: SLF001
+            entries = self.d.receiver.ahead._buffer._entries.values()
             assert all(one.filled == one.slots for one in entries), "decode keeps what can never be whole"
             self.held.now += CLAIM_S
             self.rest(2)
         for number, p in enumerate(self.p):
-            machine = p.sender._machine  # noqa: SLF001
-            left = {"used": p.store.used, "on offer": machine.on_offer, "open": machine.open,
-                    "early": len(machine._early), "expected": len(machine._expected),  # noqa: SLF001
-                    "leaving": p.sender.spilling.leaving, "sends": len(p.sender._leaving)}  # noqa: SLF001
-            assert not any(left.values()), f"p{number} has left {left}"
-        receiver = self.d.receiver
-        left = {"buffer": sum(receiver.ahead.used), "entries": len(receiver.ahead._buffer), "loads": self.d.machine.open,  # noqa: SLF001
-                "gates": len(receiver._gates), "of key": len(receiver._of_key),  # noqa: SLF001
-                "chunks": len(receiver.staging._numbers) - len(receiver.staging._free)}  # noqa: SLF001
-        for source in receiver._sources.values():  # noqa: SLF001
-            left["asked"] = len(source.asked)
-            left["expected"] = len(source.expected)
-            assert not source.link.paused
-        assert not any(left.values()), f"decode has left {left}"
+            assert not any(p.left().values()), f"p{number} has left {p.left()}"
+        assert not any(self.d.left().values()), f"decode has left {self.d.left()}"
         for one in self.prompts:
             done = next((done for done in self.d.finished if done.request == one.request), None)
             if done is not None:

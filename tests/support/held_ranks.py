@@ -1,0 +1,106 @@
+"""The ranks of ``kv_ranks`` whose engines do one thing at a time, when they are told to (``held_session``)."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kv_ranks import TCP, DecodeRank, PrefillRank
+
+from xpyd_sidecar.kv import bodies
+from xpyd_sidecar.kv.copies import Copy
+from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.memory.staging import Chunk
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.session.receiver_events import Arrived
+from xpyd_sidecar.session.sender import Kept
+from xpyd_sidecar.transport.link import Unreadable
+from xpyd_sidecar.transport.moves import Scatter
+from xpyd_sidecar.transport.shm.process_vm import ProcessReader
+
+
+class HeldPrefill(PrefillRank):
+    """Whose copies are complete when ``mark`` is called, one at a time, in their order."""
+
+    def begin(self) -> None:
+        self.marks_due: deque[tuple[Key, list[Copy[Kept]]]] = deque()
+
+    def room(self, size: int) -> bool:
+        return self.store.bound - self.store.used >= size
+
+    def copy(self, which: Key, region: int, first: int, blocks: Sequence[bytes], **_: Any) -> None:
+        data = b"".join(blocks)
+        lease = self.store.lease(len(data))
+        assert lease is not None
+        lease.chunk.view[:] = data
+        self.marks_due.append((which, [Copy(region, first, len(blocks), Kept(lease.chunk.view, lease))]))
+
+    def left(self) -> dict[str, int]:
+        """What it still holds, by name."""
+        machine = self.sender._machine
+        return {"used": self.store.used, "on offer": machine.on_offer, "open": machine.open,
+                "early": len(machine._early), "expected": len(machine._expected),
+                "leaving": self.sender.spilling.leaving, "sends": len(self.sender._leaving)}
+
+    def mark(self) -> None:
+        key, copies = self.marks_due.popleft()
+        self.sender.push(key, copies)
+
+
+class HeldDecode(DecodeRank):
+    """Whose engine looks at one event at a time, and whose copies into blocks are complete when ``give`` is called."""
+
+    def begin(self) -> None:
+        self.due: deque[Chunk] = deque()
+
+    def take_one(self, now: float) -> None:
+        event = self.receiver.inbox.popleft()
+        if not isinstance(event, Arrived):
+            self.carry_out(self.machine.broken(event.key, event.source, (event.outcome, event.reason), now,
+                                              final=event.final))
+            return
+        place = self.machine.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size)
+        if place is not None:
+            for at, block in enumerate(place.ids):
+                source, start = (event.chunk.view, at) if event.chunk else (self.memory[place.region], block)
+                self.cache[place.region, block] = bytes(source[start * self.block:(start + 1) * self.block])
+            self.carry_out(self.machine.placed(event.key))
+        if event.chunk is not None:
+            self.due.append(event.chunk)
+
+    def left(self) -> dict[str, int]:
+        """What it still holds, by name."""
+        receiver, staging = self.receiver, self.staging
+        sources = receiver._sources.values()
+        return {"buffer": sum(receiver.ahead.used), "entries": len(receiver.ahead._buffer), "loads": self.machine.open,
+                "gates": len(receiver._gates), "of key": len(receiver._of_key),
+                "chunks": len(staging._numbers) - len(staging._free), "paused": sum(one.link.paused for one in sources),
+                "asked": sum(len(one.asked) for one in sources), "expected": sum(len(one.expected) for one in sources)}
+
+    def give(self) -> None:
+        self.staging.give(self.due.popleft())
+
+
+def drawn_ways(rnd: random.Random, folder: Path, patch: pytest.MonkeyPatch) -> LinkOptions:
+    """Over what blocks travel; pieces beside the connection may turn out to be out of reach."""
+    kind = rnd.choice(("tcp", "tcp", "tcp", "process_vm", "arena", "unread"))
+    if kind == "tcp":
+        return TCP
+    if kind == "arena":
+        patch.setattr(ProcessReader, "probe", lambda _: "not wanted here")
+    if kind == "unread":
+        readable = rnd.randrange(3)
+        read, reads = ProcessReader.read, count()
+
+        def some(reader: ProcessReader, offer: bodies.Offer, into: Scatter) -> str:
+            if next(reads) >= readable:
+                raise Unreadable("out of reach")
+            return read(reader, offer, into)
+
+        patch.setattr(ProcessReader, "read", some)
+    return LinkOptions(rnd.choice(("auto", "shm")), folder)
