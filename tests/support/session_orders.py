@@ -95,7 +95,7 @@ class Orders:
         ways = drawn_ways(rnd, folder, patch)
         self.beside = ways is not TCP
         self.faults = rnd.random() < 0.5
-        """Whether connections break, prefill gives up, decode abandons, resets and forgets."""
+        """Whether connections break, prefill gives up, and decode abandons or does not claim what has come."""
         self.p: list[HeldPrefill] = []
         for number in range(rnd.choice((1, 1, 2))):
             self.p.append(self.held.prefill(f"p{number}", keep_bytes=BLOCK * 1000, keep_s=1e6, send_s=1e6,
