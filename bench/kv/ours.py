@@ -22,7 +22,7 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceNa
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.mapping import Cut, Part
+from xpyd_sidecar.kv.mapping import Cut, PlacedCut
 from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.kv.receiving import Finished, From, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
@@ -195,7 +195,7 @@ class Decode:
         key = Key(TransferId(f"{self._count:032x}"), Attempt(1), 1)
         address = HostPort(self._peer["at"][f"{block} {min(cover, 1)}"])
         ids = tuple(n * 7919 % blocks for n in range(blocks))
-        whole = Part(Cut(0, arrays, 0, 0, block), 0, 0)
+        whole = PlacedCut(Cut(0, arrays, 0, 0, block), 0, 0)
         sources = (From(address, Incarnation(self._peer["life"]), (whole,)),)
         self._order = Order(str(self._count), key, (TableSpan(0, ids),), sources)
         self._count += 1

@@ -29,8 +29,8 @@ from xpyd_operator.simulation.controllers import Static
 from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.trace import Arrival, Trace
 from xpyd_operator.simulation.world import World
-from xpyd_operator.traffic.drive import Target, drive
-from xpyd_operator.traffic.measures import Outcome, percentile
+from xpyd_operator.traffic.drive import TrafficTarget, drive
+from xpyd_operator.traffic.measures import RequestOutcome, percentile
 
 SERVICE = "calibrate"
 PORT, MEMBERS = 18801, 18802
@@ -82,7 +82,7 @@ def overlap(one: tuple[float, float], other: tuple[float, float]) -> float:
     return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
-def fit(outcomes: Sequence[Outcome], every: int = 1) -> EngineModel:
+def fit(outcomes: Sequence[RequestOutcome], every: int = 1) -> EngineModel:
     """The engine model that explains every second, say, of the outcomes best; batches are those of all.
 
     Raises:
@@ -109,7 +109,7 @@ def fit(outcomes: Sequence[Outcome], every: int = 1) -> EngineModel:
     )
 
 
-def compare(real: Sequence[Outcome], model: EngineModel, every: int = 1) -> dict[str, tuple[float, float]]:
+def compare(real: Sequence[RequestOutcome], model: EngineModel, every: int = 1) -> dict[str, tuple[float, float]]:
     """Measured and simulated seconds, by measure; of those that were no probes, of all where all were.
 
     Arrivals are simulated as they were sent, which on a busy machine is later than planned.
@@ -154,11 +154,11 @@ def measure_real(keep: Path | None = None) -> dict[str, Any]:
     return summary([compare(run, fit(run, 2), 2) for run in runs])
 
 
-async def _runs() -> list[list[Outcome]]:
-    target = Target(f"http://127.0.0.1:{PORT}/v1", "demo", vocabulary=250, timeout_s=120.0)
+async def _runs() -> list[list[RequestOutcome]]:
+    target = TrafficTarget(f"http://127.0.0.1:{PORT}/v1", "demo", vocabulary=250, timeout_s=120.0)
     draw = Random(3)
 
-    async def sent(trace: Trace) -> list[Outcome]:
+    async def sent(trace: Trace) -> list[RequestOutcome]:
         outcomes = await drive(target, trace, draw.random, lambda _: None)
         _all_answered(outcomes)
         return outcomes
@@ -171,7 +171,7 @@ async def _runs() -> list[list[Outcome]]:
     return [await sent(load(rate, count, PROMPTS, OUTPUTS, 20 + index)) for index in range(RUNS)]
 
 
-def _all_answered(outcomes: Sequence[Outcome]) -> None:
+def _all_answered(outcomes: Sequence[RequestOutcome]) -> None:
     """A calibration without some of its requests says nothing."""
     failed = [each.error for each in outcomes if not each.ok]
     if failed or any(each.output_tokens < 2 for each in outcomes):

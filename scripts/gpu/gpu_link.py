@@ -27,7 +27,7 @@ from xpyd_sidecar.engine.kv_cache import KvCache, Move
 from xpyd_sidecar.engine.nccl_setup import choose
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.kv.mapping import Cut, Part
+from xpyd_sidecar.kv.mapping import Cut, PlacedCut
 from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
@@ -120,7 +120,7 @@ class Decode(Rank):
     def load(self, turn: int, address: HostPort, life: Incarnation, limit_s: float = 60.0) -> dict[str, Any]:
         """One transfer into the last blocks, in reverse order; what became of it."""
         ids = tuple(range(BLOCKS - 1, BLOCKS - 1 - COUNT, -1))
-        source = From(address, life, (Part(Cut(0, LAYERS, 0, 0, self.block), 0, 0),))
+        source = From(address, life, (PlacedCut(Cut(0, LAYERS, 0, 0, self.block), 0, 0),))
         began = time.monotonic()
         self.moved = {}
         self._carry_out(self.loads.load(Order(f"r{turn}", key_of(turn), (TableSpan(0, ids),), (source,), b""), began))

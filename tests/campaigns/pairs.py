@@ -35,15 +35,15 @@ from xpyd_sidecar.contract.legs import Peer  # noqa: E402
 from xpyd_sidecar.contract.membership import Parallel  # noqa: E402
 from xpyd_sidecar.kv import messages  # noqa: E402
 from xpyd_sidecar.kv.keys import Key, Outcome  # noqa: E402
-from xpyd_sidecar.kv.mapping import Array, Kind, geometry  # noqa: E402
-from xpyd_sidecar.kv.messages import Announce, Control, Hello, Ping, Pong, Prefix, Rank, Welcome  # noqa: E402
+from xpyd_sidecar.kv.mapping import Array, ArrayKind, geometry  # noqa: E402
+from xpyd_sidecar.kv.messages import Announce, Control, Hello, ListeningRank, Ping, Pong, Prefix, Welcome  # noqa: E402
 from xpyd_sidecar.session.control import ControlThread  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_pairs.json"
 SERVICE = keys.ServiceKey(bytes(range(32)))
 LIFE = Incarnation("d" * 32)
 FIELDS = FingerprintFields("m", "f", "f", 128, "H", "", "0")
-SHAPE = geometry(1, [[Array(f"layer{n}", Kind("float32", 4, (8, 8), 256, 4)) for n in range(32)]])
+SHAPE = geometry(1, [[Array(f"layer{n}", ArrayKind("float32", 4, (8, 8), 256, 4)) for n in range(32)]])
 TIMEOUT_S = 120.0
 """Hundreds of peers in one process are slow to answer."""
 
@@ -165,7 +165,7 @@ def prefill_control(count: int) -> tuple[Use, Use]:
         for at, address in enumerate(addresses):
             peer = Peer(InstanceName(f"d{at}"), LIFE, HostPort(address))
             handler.peers.add(peer)
-            handler.thread.post(peer, Announce(*name(at), b"i" * 32, 5, 4, (Rank(HostPort("127.0.0.1:1"), LIFE),)))
+            handler.thread.post(peer, Announce(*name(at), b"i" * 32, 5, 4, (ListeningRank(HostPort("127.0.0.1:1"), LIFE),)))
         until(lambda: len(handler.met) == count, "answered by all")
         after = use()
     handler.thread.stop()

@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import (
 from xpyd_sidecar.engine import kv_cache
 from xpyd_sidecar.engine.kv_cache import KvCache, Move
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.kv.mapping import UNKNOWN, Kind
+from xpyd_sidecar.kv.mapping import UNKNOWN, ArrayKind
 from xpyd_sidecar.memory.marks import CopyMark
 
 BLOCKS = 16
@@ -98,7 +98,8 @@ def test_arrays_are_told_with_what_they_may_be_cut_by() -> None:
     found = KvCache({"l0": cache("cpu", BLOCKS, 2, 8, 4), "l1": cache("cpu", BLOCKS, 8, 4, dtype=torch.uint8),
                      "l2": cache("cpu", BLOCKS, 8)}, BLOCKS)
     assert [one.kind for one in found.arrays({"l0": 4, "l1": 0})] == [
-        Kind("float32", 2, (8, 4), 128, 4), Kind("uint8", 1, (8, 4), 32, 0), Kind("float32", 1, (8,), 32, UNKNOWN)]
+        ArrayKind("float32", 2, (8, 4), 128, 4), ArrayKind("uint8", 1, (8, 4), 32, 0),
+        ArrayKind("float32", 1, (8,), 32, UNKNOWN)]
     assert [one.kind.block_bytes for one in found.arrays({})] == list(found.block_bytes)
 
 

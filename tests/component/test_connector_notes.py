@@ -13,7 +13,7 @@ from connector_sides import KEY, Engine, decode_leg, idle, making, prefill_leg, 
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, TransferId
-from xpyd_sidecar.contract.timeline import First, Side
+from xpyd_sidecar.contract.timeline import First, TransferSide
 from xpyd_sidecar.router.endpoints.traces import ask
 
 pytestmark = pytest.mark.timeout(300)
@@ -51,7 +51,8 @@ def test_both_sides_of_a_transfer_in_two_chunks(make: Callable[..., Engine], ten
     for sends, marks in ((True, ["arrived", "announced", "ended"]),
                          (False, ["arrived", "announced", "allocated", "loaded", "ended", "admitted"])):
         assert (sorted(notes[sends].marks), notes[sends].outcome, notes[sends].tokens) == (sorted(marks), "ok", 41)
-    sides = {sends: [msgspec.msgpack.decode(raw, type=Side) for raw in notes[sends].ranks] for sends in (True, False)}
+    sides = {sends: [msgspec.msgpack.decode(raw, type=TransferSide) for raw in notes[sends].ranks]
+             for sends in (True, False)}
     assert [sorted(one.rank for one in sides[sends]) for sends in (True, False)] == [list(range(tensor))] * 2
     for sent, came in zip(*(sorted(sides[sends], key=lambda one: one.rank) for sends in (True, False)), strict=True):
         assert [span.size for span in sent.forwards] == [32, 8]

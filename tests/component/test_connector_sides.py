@@ -573,7 +573,7 @@ def test_a_peer_that_greets_again_as_somebody_else_does_not_end_decode_with_what
     ours = request(decode_leg(transfer))
     d.scheduler.new_request(ours)
     hello = p.scheduler._hearing.ours.hello(d.peer().incarnation)
-    rank = messages.Rank(p.workers[0].address().data.address, Incarnation("e" * 32))
+    rank = messages.ListeningRank(p.workers[0].address().data.address, Incarnation("e" * 32))
     hear = d.scheduler._hearing.from_prefill
     hear(peer, hello)
     hear(peer, messages.Announce(TransferId(transfer), Attempt(1), 1, prompt_identity(ours), 41, 40, (rank,)))

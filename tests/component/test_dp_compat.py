@@ -11,7 +11,7 @@ from vllm_places import MODULE
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.engine.compat import common_id
 from xpyd_sidecar.engine.dp_plugin import compat, patch, register
-from xpyd_sidecar.engine.dp_plugin.settings import Mode, Settings
+from xpyd_sidecar.engine.dp_plugin.settings import Mode, StepSyncSettings
 from xpyd_sidecar.errors import ConfigError
 
 
@@ -50,7 +50,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "rpc", "shm"])
 def test_ranks_that_share_experts_are_kept_in_step(mode: Mode) -> None:
-    assert patch.decide(engine(), config(), Settings(mode))
+    assert patch.decide(engine(), config(), StepSyncSettings(mode))
 
 
 REFUSED = {
@@ -70,14 +70,14 @@ REFUSED = {
 def test_what_cannot_be_kept_in_step_is_refused_with_its_reason_and_left_alone_by_auto(said: str) -> None:
     one, settings = REFUSED[said]
     with pytest.raises(ConfigError, match=said):
-        patch.decide(one, settings, Settings("rpc"))
-    assert not patch.decide(one, settings, Settings("auto"))
+        patch.decide(one, settings, StepSyncSettings("rpc"))
+    assert not patch.decide(one, settings, StepSyncSettings("auto"))
 
 
 @pytest.mark.parametrize("mode", ["auto", "rpc"])
 def test_a_cpu_build_that_lacks_the_collectives_is_refused_whatever_is_asked_for(mode: Mode) -> None:
     with pytest.raises(ConfigError, match="data_parallel_size 2: vLLM for CPUs has no collectives"):
-        patch.decide(engine(), config(device="cpu"), Settings(mode))
+        patch.decide(engine(), config(device="cpu"), StepSyncSettings(mode))
 
 
 def request(most: int, made: int, coming: int = 0) -> Any:

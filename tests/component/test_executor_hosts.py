@@ -198,10 +198,10 @@ def test_who_holds_the_key_and_not_the_handle_is_told_nothing(spread: list[Host]
             sock.connect(endpoint)
             for each in frames(pickle.dumps(Bomb(mark))):
                 sock.send_multipart(each)
-            sock.send(wire.pack(wire.Hello(wire.WIRE_VERSION, bytes(16), "rank 1", b"")))
+            sock.send(wire.pack(wire.QueueHello(wire.WIRE_VERSION, bytes(16), "rank 1", b"")))
             assert leader.ask("call", "echo", "secret") == [(0, "secret"), (1, "secret")]
             while sock.poll(500):
-                assert isinstance(wire.unpack("writer", sock.recv()), wire.Refuse)
+                assert isinstance(wire.unpack("writer", sock.recv()), wire.QueueRefuse)
     finally:
         context.destroy(linger=0)
     assert not mark.exists()

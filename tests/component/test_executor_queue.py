@@ -186,7 +186,7 @@ def test_a_reader_takes_nothing_from_a_writer_that_does_not_hold_the_key(monkeyp
                 while not joining.done():
                     if sock.poll(50):
                         peer, *_ = sock.recv_multipart()
-                        sock.send_multipart([peer, wire.pack(wire.Welcome())])
+                        sock.send_multipart([peer, wire.pack(wire.QueueWelcome())])
                         sock.send_multipart([peer, wire.pack_number(1, 1), pickle.dumps(Bomb(mark))])
                 assert isinstance(joining.exception(), PeerGone)
         assert not mark.exists()

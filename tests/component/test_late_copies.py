@@ -35,7 +35,7 @@ from connector_sides import (
 from copies import LAYER_S, Clock, Gpu
 from nccl_fake import FakeNccl, HostDevice, World
 
-from xpyd_sidecar.broadcast.rpc import Group
+from xpyd_sidecar.broadcast.rpc import WorkerGroup
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.engine import compat, memory_sizes, worker_rpc, worker_side
@@ -354,7 +354,7 @@ THREADS = ("xpyd-sender", "xpyd-receiver", "xpyd-control", "xpyd-nccl", "xpyd-cr
 @pytest.fixture
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[Engine, Fault]]]:
     """An engine, and what one of its threads does again and again."""
-    where = {"xpyd-control": (zmq.Poller, "poll"), "xpyd-crew": (Group, "check"), "xpyd-hand": (Worker, "serve_one")}
+    where = {"xpyd-control": (zmq.Poller, "poll"), "xpyd-crew": (WorkerGroup, "check"), "xpyd-hand": (Worker, "serve_one")}
 
     def build(thread: str) -> tuple[Engine, Fault]:
         if thread in where:

@@ -19,7 +19,7 @@ from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key, until
 from nccl_fake import FakeNccl, HostDevice, World
 
 from xpyd_sidecar.kv.bodies import Gpu
-from xpyd_sidecar.kv.groups import Begin, Groups, State, Way
+from xpyd_sidecar.kv.groups import Begin, Groups, GroupState, Way
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport.nccl.decode import NcclGrouping
@@ -118,8 +118,8 @@ def begun_at_once(self: Groups[Any], now: float) -> list[Any]:
     """As groups were begun before."""
     out: list[Any] = []
     for number, group in self._groups.items():
-        if group.state is State.WAITING:
-            group.state, group.since = State.OPENING, now
+        if group.state is GroupState.WAITING:
+            group.state, group.since = GroupState.OPENING, now
             out.append(Begin(number))
     return out
 

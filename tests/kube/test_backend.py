@@ -17,7 +17,7 @@ from node_agent import ROLE, ROUTER, SERVICE, NodeAgent, Script
 from testcluster.light import LightCluster
 
 from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.kube.cache import KINDS, OWNER_KIND, Cache
+from xpyd_operator.kube.cache import KINDS, OWNER_KIND, WatchCache
 from xpyd_operator.kube.login import Login
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.services import Services
@@ -34,7 +34,7 @@ class Place:
 
     def __init__(self, kube: Kube, namespace: str, agent: NodeAgent) -> None:
         self.kube, self.namespace, self.agent = kube, namespace, agent
-        self.cache, self.metrics = Cache(), Metrics()
+        self.cache, self.metrics = WatchCache(), Metrics()
         self.asked: list[str] = []
         self.mirrors: dict[str, Mirror] = {}
 

@@ -35,7 +35,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from xpyd_sidecar.engine.dp_plugin import compat, patch
-from xpyd_sidecar.engine.dp_plugin.settings import Mode, Settings
+from xpyd_sidecar.engine.dp_plugin.settings import Mode, StepSyncSettings
 
 WAIT_S = 60.0
 
@@ -189,7 +189,7 @@ def wait(condition: Callable[[], Any], what: str, deadline_s: float = WAIT_S) ->
 def cores(monkeypatch: pytest.MonkeyPatch, mode: Mode, size: int = 2) -> Iterator[list[Core]]:
     """Ranks that run until the end of the block, and must leave then; vLLM's classes are its own afterwards."""
     kind, stock = compat.DPEngineCoreProc, dict(vars(compat.DPEngineCoreProc))
-    settings = Settings(mode)
+    settings = StepSyncSettings(mode)
     compat.check_sources()  # as ``prepare`` does, once: several threads at a time cannot parse (CPython 3.11)
     patch.install(settings)
     try:

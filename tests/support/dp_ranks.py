@@ -12,7 +12,7 @@ from typing import Any
 from xpyd_sidecar.dp.rank import Rank
 from xpyd_sidecar.engine.dp_plugin import meeting
 from xpyd_sidecar.engine.dp_plugin.counters import Counters
-from xpyd_sidecar.engine.dp_plugin.settings import Settings
+from xpyd_sidecar.engine.dp_plugin.settings import StepSyncSettings
 from xpyd_sidecar.engine.dp_plugin.steps import Steps
 
 
@@ -51,8 +51,8 @@ class Lockstep:
 class Core(threading.Thread):
     """A rank. ``work`` gets budgets of requests; ``None`` ends it."""
 
-    def __init__(self, rank: int, size: int, store: Any, settings: Settings, lockstep: Lockstep, *, one_host: bool = True,
-                 here: str = "", versions: tuple[str, ...] = ("v",)) -> None:
+    def __init__(self, rank: int, size: int, store: Any, settings: StepSyncSettings, lockstep: Lockstep, *,
+                 one_host: bool = True, here: str = "", versions: tuple[str, ...] = ("v",)) -> None:
         super().__init__(name=f"core-{rank}", daemon=True)
         self._site = meeting.Site(store, rank, size, "127.0.0.1", one_host, versions, here)
         self._settings = settings

@@ -8,7 +8,7 @@ from typing import Any
 from kube_documents import UID
 from memory_api import MemoryApi
 
-from xpyd_operator.kube.cache import Cache
+from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.key import ServiceKeys
 from xpyd_operator.kube.master import Master
 from xpyd_operator.kube.turns import Turns
@@ -52,9 +52,9 @@ def service_keys(api: MemoryApi, of: Master | None = None) -> ServiceKeys:
     return ServiceKeys(api, of or master(api))  # type: ignore[arg-type]
 
 
-def turns(cache: Cache | None = None) -> Turns:
+def turns(cache: WatchCache | None = None) -> Turns:
     """Who may roll."""
-    return Turns(cache or Cache())
+    return Turns(cache or WatchCache())
 
 
 def volume(name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.mapping import Cut, Part
+from xpyd_sidecar.kv.mapping import Cut, PlacedCut
 from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
@@ -73,9 +73,9 @@ def mapped_memory(size: int) -> memoryview:
     return mapped.make(size)
 
 
-def whole(regions: int, block_bytes: int) -> tuple[Part, ...]:
+def whole(regions: int, block_bytes: int) -> tuple[PlacedCut, ...]:
     """All of a source's arrays, as they are."""
-    return (Part(Cut(0, regions, 0, 0, block_bytes), 0, 0),)
+    return (PlacedCut(Cut(0, regions, 0, 0, block_bytes), 0, 0),)
 
 
 class PrefillRank:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import KINDS, Cache
+from xpyd_operator.kube.cache import KINDS, WatchCache
 
 Body = dict[str, Any]
 _uids = itertools.count(1)
@@ -43,12 +43,12 @@ class MemoryApi:
         """Unix seconds: of ``creationTimestamp``."""
         self._version = 1000
 
-    def show(self, cache: Cache) -> None:
+    def show(self, cache: WatchCache) -> None:
         """As complete lists would."""
         for kind in KINDS:
             cache.listed(kind, None, [body for at, body in self.objects.items() if at[0] == kind], self._version)
 
-    def run_pods(self, cache: Cache, status: Body, starts: Callable[[Body], bool] = lambda _: True) -> None:
+    def run_pods(self, cache: WatchCache, status: Body, starts: Callable[[Body], bool] = lambda _: True) -> None:
         """Every pod that was made has this status, as a kubelet would have it, where it starts; ended ones go."""
         for (kind, namespace, name), body in list(self.objects.items()):
             if kind != "Pod":

@@ -11,7 +11,7 @@ from kube_keys import master, turns
 from memory_api import MemoryApi
 
 from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.cache import OWNER_KIND, Cache
+from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.metrics import Metrics
@@ -26,7 +26,7 @@ class MemoryWorld:
     """A document, its backend, and what is there. ``round`` it, ``run_pods``, and let ``now`` pass."""
 
     def __init__(self, session: aiohttp.ClientSession, **more: Any) -> None:
-        self.api, self.cache, self.now = MemoryApi(), Cache(), time.time()
+        self.api, self.cache, self.now = MemoryApi(), WatchCache(), time.time()
         settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2, **more)
         self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
         gangs = Gangs(self.api, settings)  # type: ignore[arg-type]

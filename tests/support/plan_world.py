@@ -19,7 +19,7 @@ from xpyd_operator.plan.actions import (
     Undrain,
 )
 from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
-from xpyd_operator.plan.observed import Instance, Observed, Phase, Router, Unit
+from xpyd_operator.plan.observed import Instance, Observed, ObservedRouter, ObservedUnit, Phase
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
@@ -66,7 +66,7 @@ class World:
     switch_s: float = 0.5
     broken: set[str] = field(default_factory=set)
     engines: dict[str, Engine] = field(default_factory=dict)
-    router: Router | None = None
+    router: ObservedRouter | None = None
     fleet_known: bool = True
     log: list[str] = field(default_factory=list)
 
@@ -81,7 +81,8 @@ class World:
                     phase=engine.phase,
                     since=engine.since,
                     load=engine.load,
-                    units=(Unit("engine", engine.phase is not Phase.CRASHED, engine.crashes, engine.ended, "exit code 1"),),
+                    units=(ObservedUnit("engine", engine.phase is not Phase.CRASHED, engine.crashes, engine.ended,
+                                        "exit code 1"),),
                     epoch=engine.epoch,
                     switching=engine.epoch > 1 and (engine.deaf or self.now - engine.switched < self.switch_s),
                     assigned=engine.switched,
@@ -115,7 +116,7 @@ class World:
             case Restart():
                 self.enter(self.engines[action.instance], Phase.STARTING)
             case StartRouter():
-                self.router = Router(action.revision, Unit("router", alive=True), ready=True)
+                self.router = ObservedRouter(action.revision, ObservedUnit("router", alive=True), ready=True)
             case StopRouter():
                 self.router = None
 
@@ -141,8 +142,8 @@ class World:
 
     def crash_router(self) -> None:
         assert self.router is not None
-        unit = Unit("router", alive=False, crashes=1, ended=self.now, exit="signal 9")
-        self.router = Router(self.router.revision, unit, ready=False)
+        unit = ObservedUnit("router", alive=False, crashes=1, ended=self.now, exit="signal 9")
+        self.router = ObservedRouter(self.router.revision, unit, ready=False)
 
     def tick(self, want: Desired, seconds: float = 1.0) -> Plan:
         plan = step(want, self.observe(), self.now)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from xpyd_sidecar.broadcast.errors import Closed, Dropped, ReaderStuck
 from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import LocalReader, RemoteReader, join
-from xpyd_sidecar.broadcast.rpc import Group
+from xpyd_sidecar.broadcast.rpc import WorkerGroup
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract.keys import ServiceKey
 
@@ -207,7 +207,7 @@ def work(told: Connection, handle: bytes, name: str) -> None:
 
 def call_for_ever(told: Connection, workers: tuple[str, ...]) -> None:
     """A caller that hands over the handle and then calls ``poke``, until it is killed."""
-    group = Group("g", workers, key=KEY)
+    group = WorkerGroup("g", workers, key=KEY)
     told.send(group.handle)
     group.wait_ready(JOIN_S)
     while True:

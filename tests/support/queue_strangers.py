@@ -31,8 +31,8 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48)
 
 def frames(payload: bytes) -> list[list[bytes]]:
     """What a stranger may say: as vLLM's queue has it, as ours has it, and nonsense."""
-    return [[payload], [b"READY"], [wire.pack_number(1, 1), payload], [wire.pack(wire.Taken(1 << 40))],
-            [wire.pack(wire.Bye(0))], [wire.pack(wire.Welcome())], [b"\x00" * 70_000], [b"\x01"], [b""]]
+    return [[payload], [b"READY"], [wire.pack_number(1, 1), payload], [wire.pack(wire.QueueTaken(1 << 40))],
+            [wire.pack(wire.Bye(0))], [wire.pack(wire.QueueWelcome())], [b"\x00" * 70_000], [b"\x01"], [b""]]
 
 
 class Stranger:

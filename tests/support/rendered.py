@@ -9,7 +9,7 @@ import yaml
 
 from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.load import documents
-from xpyd_operator.api.recognize import Kind, recognize
+from xpyd_operator.api.recognize import DocumentKind, recognize
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render.engine import engine_revision
@@ -17,7 +17,7 @@ from xpyd_operator.render.objects import manifests
 from xpyd_operator.render.pod import pod_revision
 from xpyd_operator.render.process import (
     EngineBinding,
-    Place,
+    ProcessPlace,
     agent_config,
     engine_process,
     model_of,
@@ -31,12 +31,12 @@ from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = KubeSettings(sidecar_image="xpyd-sidecar:1")
-PLACE = Place(python="/usr/bin/python3", key_file="/run/x/key", run_dir="/run/x/e0", host="127.0.0.1")
+PLACE = ProcessPlace(python="/usr/bin/python3", key_file="/run/x/key", run_dir="/run/x/e0", host="127.0.0.1")
 
 
 def services(file: Path, target: Target) -> list[DisaggService]:
     """The services of a file."""
-    found = [each.value for each in documents(file.read_text()) if recognize(each.value) is Kind.SERVICE]
+    found = [each.value for each in documents(file.read_text()) if recognize(each.value) is DocumentKind.SERVICE]
     return [decode_service(each, target=target).service for each in found]
 
 

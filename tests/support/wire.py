@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.frames import HEADER_BYTES, Kind
+from xpyd_sidecar.kv.frames import HEADER_BYTES, FrameKind
 
 
 class Wire:
@@ -96,7 +96,7 @@ class Wire:
                 raw = _exactly(source, HEADER_BYTES)
                 header = frames.decode(raw)
                 payload = _exactly(source, header.length)
-                if header.kind is Kind.DATA:
+                if header.kind is FrameKind.DATA:
                     self.frames += 1
                     self.arrays.add(header.region)
                     if self.spare > 0:

@@ -15,11 +15,11 @@ from xpyd_sidecar.agent.beat import (
     DrainAsked,
     DrainEnded,
     Event,
+    KnownRouter,
     Look,
     Looked,
     Machine,
     RoleTold,
-    Router,
     UndrainAsked,
     disagreement,
 )
@@ -48,7 +48,7 @@ SLOW = Looked(Look("slow", "GET /health took longer than 3 s", (record_of(),)), 
 UNMADE = Looked(Look("unmade", "no files left"), ())
 
 
-def with_routers(event: Looked, *routers: Router) -> Looked:
+def with_routers(event: Looked, *routers: KnownRouter) -> Looked:
     return Looked(event.look, routers)
 
 
@@ -226,7 +226,7 @@ def test_looks_before_every_router_acked_a_draining_beat_do_not_count() -> None:
     machine = ready()
     last = machine.heartbeat().seq
     machine.handle(DrainAsked(), 1.0)
-    old = Router("10.0.0.1:1", acked=last)
+    old = KnownRouter("10.0.0.1:1", acked=last)
     for _ in range(4):
         machine.handle(with_routers(up(), old), 2.0)
         assert not machine.drained
@@ -242,7 +242,7 @@ def test_a_silent_router_holds_the_drain_up_for_its_bound_only() -> None:
     machine = ready()
     machine.heartbeat()
     machine.handle(DrainAsked(), 1.0)
-    silent = Router("10.0.0.1:1", acked=1)
+    silent = KnownRouter("10.0.0.1:1", acked=1)
     machine.handle(with_routers(up(), silent), 6.9)
     machine.handle(with_routers(up(), silent), 7.1)
     assert not machine.drained
@@ -254,7 +254,7 @@ def test_legs_in_flight_at_a_router_hold_the_drain_up_though_the_engine_shows_no
     machine = ready()
     machine.handle(DrainAsked(), 1.0)
     machine.heartbeat()
-    router = Router("10.0.0.1:1", "r0", acked=1, heard=1.1, in_flight=2)
+    router = KnownRouter("10.0.0.1:1", "r0", acked=1, heard=1.1, in_flight=2)
     for now in (1.5, 2.0, 2.5):
         machine.handle(with_routers(up(), msgspec.structs.replace(router, heard=now)), now)
         assert not machine.drained
@@ -269,7 +269,7 @@ def test_a_router_that_died_with_legs_open_is_not_waited_for_beyond_its_bound() 
     machine = ready()
     machine.handle(DrainAsked(), 1.0)
     machine.heartbeat()
-    dead = Router("10.0.0.1:1", "r0", acked=1, heard=2.0, in_flight=2)
+    dead = KnownRouter("10.0.0.1:1", "r0", acked=1, heard=2.0, in_flight=2)
     machine.handle(with_routers(up(), dead), 7.9)
     assert not machine.drained
     machine.handle(with_routers(up(), dead), 8.1)

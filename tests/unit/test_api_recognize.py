@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from xpyd_operator.api.recognize import Kind, recognize
+from xpyd_operator.api.recognize import DocumentKind, recognize
 
 
 @pytest.mark.parametrize(
     ("version", "kind", "expected"),
     [
-        ("xpyd.dev/v1alpha1", "DisaggService", Kind.SERVICE),
-        ("xpyd.dev/v1beta1", "DisaggService", Kind.SERVICE),
-        ("xpyd.dev/v1beta1", "DisaggPool", Kind.POOL),
-        ("xpyd.dev/v1", "DisagService", Kind.SERVICE),
-        ("xpyd/v1alpha1", "Service", Kind.SERVICE),
-        ("v1", "DisaggPol", Kind.POOL),
-        (None, "DisaggPool", Kind.POOL),
-        (None, "Deployment", Kind.SERVICE),
-        ("apps/v1", None, Kind.SERVICE),
-        ("apps/v1", "Deployment", Kind.OTHER),
-        ("v1", "Service", Kind.OTHER),
-        ("autoscaling/v2", "HorizontalPodAutoscaler", Kind.OTHER),
+        ("xpyd.dev/v1alpha1", "DisaggService", DocumentKind.SERVICE),
+        ("xpyd.dev/v1beta1", "DisaggService", DocumentKind.SERVICE),
+        ("xpyd.dev/v1beta1", "DisaggPool", DocumentKind.POOL),
+        ("xpyd.dev/v1", "DisagService", DocumentKind.SERVICE),
+        ("xpyd/v1alpha1", "Service", DocumentKind.SERVICE),
+        ("v1", "DisaggPol", DocumentKind.POOL),
+        (None, "DisaggPool", DocumentKind.POOL),
+        (None, "Deployment", DocumentKind.SERVICE),
+        ("apps/v1", None, DocumentKind.SERVICE),
+        ("apps/v1", "Deployment", DocumentKind.OTHER),
+        ("v1", "Service", DocumentKind.OTHER),
+        ("autoscaling/v2", "HorizontalPodAutoscaler", DocumentKind.OTHER),
     ],
 )
-def test_kinds(version: str | None, kind: str | None, expected: Kind) -> None:
+def test_kinds(version: str | None, kind: str | None, expected: DocumentKind) -> None:
     assert recognize({"apiVersion": version, "kind": kind}) is expected
 
 
 def test_what_is_no_object_is_looked_at_as_a_service() -> None:
-    assert recognize(["x"]) is Kind.SERVICE
+    assert recognize(["x"]) is DocumentKind.SERVICE

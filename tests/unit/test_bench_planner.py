@@ -13,7 +13,7 @@ from scripts import load
 from xpyd_operator.simulation.controllers import Static
 from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.world import World
-from xpyd_operator.traffic.measures import Outcome
+from xpyd_operator.traffic.measures import RequestOutcome
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "bench/planner"))
 import calibrate
@@ -24,12 +24,12 @@ MODEL = EngineModel(prefill_start=0.01, prefill_rate=4000, step_base=0.01, step_
                     handover=0.01)
 
 
-def outcomes(rate: float, seed: int) -> list[Outcome]:
+def outcomes(rate: float, seed: int) -> list[RequestOutcome]:
     trace = calibrate.load(rate, 150, (50, 500), (16, 96), seed)
     run = World(trace, MODEL, (1, 1), Static()).play()
     return [
-        Outcome(planned=each.at, started=each.at, prompt_tokens=each.prompt, output_tokens=each.output,
-                first=each.at + ttft, ended=each.at + ttft + tpot * (each.output - 1))
+        RequestOutcome(planned=each.at, started=each.at, prompt_tokens=each.prompt, output_tokens=each.output,
+                       first=each.at + ttft, ended=each.at + ttft + tpot * (each.output - 1))
         for each, ttft, tpot in zip(trace, run.ttft, run.tpot, strict=True)
     ]
 
@@ -62,7 +62,8 @@ def test_a_wrong_model_shows() -> None:
 
 
 def test_a_run_in_which_no_prefill_was_alone_says_so() -> None:
-    crowded = [Outcome(planned=0.0, started=0.0, prompt_tokens=10, output_tokens=5, first=1.0 + index, ended=9.0 + index)
+    crowded = [RequestOutcome(planned=0.0, started=0.0, prompt_tokens=10, output_tokens=5, first=1.0 + index,
+                              ended=9.0 + index)
                for index in range(20)]
     with pytest.raises(ValueError, match="0 of 20 prefills were alone"):
         calibrate.fit(crowded)

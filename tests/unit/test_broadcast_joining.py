@@ -23,7 +23,7 @@ from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import LocalReader, join
 from xpyd_sidecar.broadcast.segment import Segment
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.errors import AuthError, ConfigError, Incompatible, PeerGone, ProtocolError, XpydError
+from xpyd_sidecar.errors import AuthError, ConfigError, Incompatible, PeerGone, ProtocolError, SidecarError
 
 
 @pytest.fixture
@@ -41,7 +41,8 @@ def test_readers_that_do_not_join_are_named() -> None:
     writer.close()
 
 
-def refused(writer: Writer, handle: bytes, name: str, key: ServiceKey | None = KEY, timeout_s: float = JOIN_S) -> XpydError:
+def refused(writer: Writer, handle: bytes, name: str, key: ServiceKey | None = KEY,
+            timeout_s: float = JOIN_S) -> SidecarError:
     """Why a reader is not taken."""
     with ThreadPoolExecutor() as pool:
         joining = pool.submit(join, handle, name, timeout_s=timeout_s, key=key)
@@ -49,7 +50,7 @@ def refused(writer: Writer, handle: bytes, name: str, key: ServiceKey | None = K
             with pytest.raises(PeerGone):
                 writer.wait_ready(0.2)
         error = joining.exception()
-    assert isinstance(error, XpydError)
+    assert isinstance(error, SidecarError)
     return error
 
 

@@ -15,7 +15,7 @@ from queue_peers import KEY, start
 
 from xpyd_sidecar.broadcast import rpc
 from xpyd_sidecar.broadcast.calls import Apart
-from xpyd_sidecar.broadcast.rpc import CallFailed, Group, NoAnswer
+from xpyd_sidecar.broadcast.rpc import CallFailed, NoAnswer, WorkerGroup
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.errors import ConfigError, OurFault, PeerGone
 
@@ -29,7 +29,7 @@ class Team:
                  chunks: int = 4) -> None:
         self.heard: list[tuple[str, Any]] = []
         self.release = threading.Event()
-        self.group = Group(name, workers, remote=remote, key=KEY, chunk_bytes=chunk_bytes, chunks=chunks)
+        self.group = WorkerGroup(name, workers, remote=remote, key=KEY, chunk_bytes=chunk_bytes, chunks=chunks)
         self.pool = ThreadPoolExecutor(len(workers))
         self.workers: dict[str, Worker] = {}
         self.ends: list[Future[None]] = [self.pool.submit(self._serve, each, chunk_bytes, chunks) for each in workers]
@@ -199,7 +199,7 @@ def test_close_ends_serving_and_cancel_does_so_for_one_worker(make: Make) -> Non
 
 
 def test_a_killed_worker_fails_its_calls_at_once_and_the_others_go_on() -> None:
-    group = Group("g", ("0", "1"), key=KEY, chunks=2)
+    group = WorkerGroup("g", ("0", "1"), key=KEY, chunks=2)
     peers = [start(queue_peers.work, group.handle, name) for name in group.workers]
     group.wait_ready(JOIN_S)
     try:
@@ -242,7 +242,7 @@ def test_workers_end_when_the_caller_is_killed() -> None:
 
 def test_what_callers_get_wrong_is_refused_before_anything_is_sent(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="remote: 7: not one of 0, 1"):
-        Group("g", ("0", "1"), remote=("7",))
+        WorkerGroup("g", ("0", "1"), remote=("7",))
     group = make("0", "1").group
     for to in ((), ("9",)):
         with pytest.raises(ValueError, match="workers are 0, 1"):

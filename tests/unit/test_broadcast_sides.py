@@ -16,10 +16,10 @@ from xpyd_sidecar.errors import PeerGone
 class FakeLink:
     """A reader's connection."""
 
-    said: list[wire.Side] = field(default_factory=list)
+    said: list[wire.SideSegment] = field(default_factory=list)
     dead: bool = False
 
-    def send(self, message: wire.Side, fd: int) -> None:
+    def send(self, message: wire.SideSegment, fd: int) -> None:
         if self.dead:
             raise PeerGone("r", "it is dead")
         assert fd >= 0
@@ -49,7 +49,7 @@ def test_segments_are_made_up_to_the_limit_and_then_the_oldest_is_waited_for_and
     assert again is made[0]
     assert gone == {}
     assert sides.awaited() == 2
-    assert door.links["a"].said == door.links["b"].said == [wire.Side(1, 0), wire.Side(2, 0)]
+    assert door.links["a"].said == door.links["b"].said == [wire.SideSegment(1, 0), wire.SideSegment(2, 0)]
     sides.close()
 
 
@@ -60,7 +60,7 @@ def test_one_that_is_too_small_is_replaced_under_a_new_number(door: Any) -> None
     lane, _ = sides.place(9, 50_000)
     assert (lane.number, lane.used_by) == (LANES + 1, 9)
     assert lane.segment.size >= 50_000
-    assert door.links["a"].said[-1] == wire.Side(LANES + 1, 1)
+    assert door.links["a"].said[-1] == wire.SideSegment(LANES + 1, 1)
     sides.close()
 
 

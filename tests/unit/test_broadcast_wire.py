@@ -11,8 +11,8 @@ from xpyd_sidecar.broadcast.layout import Layout
 from xpyd_sidecar.errors import Incompatible, ProtocolError
 
 HANDLE = wire.Handle(wire.WIRE_VERSION, "q", b"t" * 16, Layout(1), ("a",), "door", ("b",), "tcp://[::1]:1", True, 1 << 20)
-MESSAGES: list[wire.Control] = [wire.Hello(1, b"t", "a", b"note"), wire.Welcome(), wire.Refuse("why"), wire.Mapped(),
-                                wire.Side(3, 1), wire.Taken(9), wire.Bye(12)]
+MESSAGES: list[wire.Control] = [wire.QueueHello(1, b"t", "a", b"note"), wire.QueueWelcome(), wire.QueueRefuse("why"),
+                                wire.Mapped(), wire.SideSegment(3, 1), wire.QueueTaken(9), wire.Bye(12)]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -39,8 +39,8 @@ def test_bytes_that_are_no_handle_are_refused(raw: bytes) -> None:
 
 
 def test_another_kind_of_message_than_expected_is_refused_by_name() -> None:
-    with pytest.raises(ProtocolError, match="p: sent Welcome instead of Hello"):
-        wire.expect("p", wire.pack(wire.Welcome()), wire.Hello)
+    with pytest.raises(ProtocolError, match="p: sent QueueWelcome instead of QueueHello"):
+        wire.expect("p", wire.pack(wire.QueueWelcome()), wire.QueueHello)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 1024))

@@ -17,13 +17,13 @@ from xpyd_operator.cli.main import main
 from xpyd_operator.cli.plot import panels
 from xpyd_operator.errors import XpydError
 from xpyd_operator.simulation.trace import Arrival
-from xpyd_operator.traffic.drive import Target, body_of
-from xpyd_operator.traffic.measures import Outcome, measure, percentile
+from xpyd_operator.traffic.drive import TrafficTarget, body_of
+from xpyd_operator.traffic.measures import RequestOutcome, measure, percentile
 
 
-def outcome(started: float, first: float, ended: float, tokens: int, **more: object) -> Outcome:
-    return Outcome(planned=started, started=started, prompt_tokens=10, output_tokens=tokens, first=first, ended=ended,
-                   gaps=[(ended - first) / max(1, tokens - 1)] * (tokens - 1), **more)  # type: ignore[arg-type]
+def outcome(started: float, first: float, ended: float, tokens: int, **more: object) -> RequestOutcome:
+    return RequestOutcome(planned=started, started=started, prompt_tokens=10, output_tokens=tokens, first=first,
+                          ended=ended, gaps=[(ended - first) / max(1, tokens - 1)] * (tokens - 1), **more)  # type: ignore[arg-type]
 
 
 def test_measures_are_those_of_vllm_bench_serve() -> None:
@@ -37,7 +37,8 @@ def test_measures_are_those_of_vllm_bench_serve() -> None:
 
 
 def test_what_failed_is_counted_and_said_but_not_measured() -> None:
-    found = measure([outcome(0, 0.5, 1.5, 11), Outcome(planned=0.0, started=0.1, error="status 500: no")], ttft_s=1.0)
+    refused = RequestOutcome(planned=0.0, started=0.1, error="status 500: no")
+    found = measure([outcome(0, 0.5, 1.5, 11), refused], ttft_s=1.0)
     assert (found.completed, found.failed, found.goodput, found.errors) == (1, 1, 0.5, (("status 500: no", 1),))
     assert measure([]).completed == 0
 
@@ -48,7 +49,7 @@ def test_percentiles_lie_between_values() -> None:
 
 
 def test_a_request_has_exactly_its_lengths() -> None:
-    body = body_of(Target("u", "m", vocabulary=100), Arrival(0.0, 5, 7), lambda: 0.999)
+    body = body_of(TrafficTarget("u", "m", vocabulary=100), Arrival(0.0, 5, 7), lambda: 0.999)
     assert (len(body["prompt"]), body["max_tokens"], body["ignore_eos"]) == (5, 7, True)
     assert all(10 <= token < 100 for token in body["prompt"])
 

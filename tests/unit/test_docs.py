@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from xpyd_operator.api.load import documents
-from xpyd_operator.api.recognize import Kind, recognize
+from xpyd_operator.api.recognize import DocumentKind, recognize
 from xpyd_operator.api.rule import Target
 from xpyd_operator.kube.api import RESOURCES
 from xpyd_operator.plan import news
@@ -130,7 +130,8 @@ def services() -> Iterator[tuple[str, object]]:
     for page in PAGES:
         for block in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL):
             if re.search(r"^kind: DisaggService$", block, flags=re.MULTILINE):
-                yield from ((short(page), each.value) for each in documents(block) if recognize(each.value) is Kind.SERVICE)
+                yield from ((short(page), each.value) for each in documents(block)
+                            if recognize(each.value) is DocumentKind.SERVICE)
 
 
 def test_services_that_are_shown_are_right_and_can_be_done() -> None:

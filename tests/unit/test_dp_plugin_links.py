@@ -13,7 +13,7 @@ from dp_ranks import Core, Lockstep, Store, wait_for
 from xpyd_sidecar.contract import keys, launch
 from xpyd_sidecar.dp.look_ahead import LookAhead
 from xpyd_sidecar.engine.dp_plugin import meeting, shm, steps
-from xpyd_sidecar.engine.dp_plugin.settings import Settings
+from xpyd_sidecar.engine.dp_plugin.settings import StepSyncSettings
 from xpyd_sidecar.errors import ConfigError, PeerGone
 
 Way = Literal["rpc", "shm", "spread"]
@@ -62,7 +62,7 @@ def done(cores: list[Core], condition: Callable[[], bool]) -> None:
 
 def started(mode: Way, size: int, timeout_s: float = 20.0) -> list[Core]:
     store, lockstep = Store(), Lockstep(size)
-    settings = Settings("rpc" if mode == "spread" else mode, LookAhead(), timeout_s)
+    settings = StepSyncSettings("rpc" if mode == "spread" else mode, LookAhead(), timeout_s)
     made = [Core(rank, size, store, settings, lockstep, one_host=mode != "spread", here="b" if rank == size - 1 else "a")
             for rank in range(size)]
     for core in made:
@@ -148,7 +148,7 @@ def test_over_several_hosts_a_process_that_ends_is_known_before_the_timeout(mode
 
 def test_ranks_on_several_hosts_need_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(launch.ENV_KEY_FILE, raising=False)
-    core = Core(0, 2, Store(), Settings("rpc"), Lockstep(2), one_host=False)
+    core = Core(0, 2, Store(), StepSyncSettings("rpc"), Lockstep(2), one_host=False)
     core.start()
     core.join(20.0)
     assert isinstance(core.error, ConfigError)
@@ -187,7 +187,8 @@ def test_nothing_is_left_in_shared_memory(mode: Way, monkeypatch: pytest.MonkeyP
 
 def test_other_settings_at_another_rank_are_refused_by_both() -> None:
     store, lockstep = Store(), Lockstep(2)
-    cores = [Core(0, 2, store, Settings("rpc"), lockstep), Core(1, 2, store, Settings("rpc", LookAhead(24)), lockstep)]
+    cores = [Core(0, 2, store, StepSyncSettings("rpc"), lockstep),
+             Core(1, 2, store, StepSyncSettings("rpc", LookAhead(24)), lockstep)]
     for core in cores:
         core.start()
     for core in cores:
@@ -198,7 +199,7 @@ def test_other_settings_at_another_rank_are_refused_by_both() -> None:
 
 def test_a_rank_without_the_rules_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "MEET_S", 0.2)
-    core = Core(0, 2, Store(), Settings("rpc"), Lockstep(2))
+    core = Core(0, 2, Store(), StepSyncSettings("rpc"), Lockstep(2))
     core.start()
     core.join(20.0)
     assert isinstance(core.error, ConfigError)
@@ -206,11 +207,11 @@ def test_a_rank_without_the_rules_is_missed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_auto_takes_shared_memory_where_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert meeting.mode_of(Settings("auto"), one_host=True) == "shm"
-    assert meeting.mode_of(Settings("auto"), one_host=False) == "rpc"
+    assert meeting.mode_of(StepSyncSettings("auto"), one_host=True) == "shm"
+    assert meeting.mode_of(StepSyncSettings("auto"), one_host=False) == "rpc"
     monkeypatch.setattr(shm, "usable", lambda: False)
-    assert meeting.mode_of(Settings("auto"), one_host=True) == "rpc"
+    assert meeting.mode_of(StepSyncSettings("auto"), one_host=True) == "rpc"
     with pytest.raises(ConfigError, match="x86-64"):
-        meeting.mode_of(Settings("shm"), one_host=True)
+        meeting.mode_of(StepSyncSettings("shm"), one_host=True)
     with pytest.raises(ConfigError, match="several hosts"):
-        meeting.mode_of(Settings("shm"), one_host=False)
+        meeting.mode_of(StepSyncSettings("shm"), one_host=False)

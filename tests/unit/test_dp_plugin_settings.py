@@ -1,7 +1,7 @@
 import pytest
 
 from xpyd_sidecar.engine.dp_plugin import register
-from xpyd_sidecar.engine.dp_plugin.settings import Settings, read
+from xpyd_sidecar.engine.dp_plugin.settings import StepSyncSettings, read
 from xpyd_sidecar.errors import ConfigError
 
 
@@ -14,7 +14,7 @@ def test_nothing_happens_unless_it_is_asked_for(environ: dict[str, str], monkeyp
 
 
 def test_everything_that_can_be_set() -> None:
-    assert read({"XPYD_DP_SYNC": "auto"}) == Settings("auto")
+    assert read({"XPYD_DP_SYNC": "auto"}) == StepSyncSettings("auto")
     found = read({"XPYD_DP_SYNC": "shm", "XPYD_DP_LOOKAHEAD": "24", "XPYD_DP_TIMEOUT_S": "7.5"})
     assert found is not None
     assert (found.mode, found.policy.fixed, found.timeout_s) == ("shm", 24, 7.5)

@@ -17,7 +17,7 @@ from router_fleet import KEY, Answer, RouterFleet, fleet
 from xpyd_sidecar import curve
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import Attempt, HostPort, InstanceName, TransferId
-from xpyd_sidecar.contract.timeline import HEADER, Asked, Notes, Told, Traces
+from xpyd_sidecar.contract.timeline import HEADER, Asked, Notes, TracedAnswer, Traces
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.messages import Control, Reject
@@ -49,7 +49,7 @@ class Control_:
         now = time.monotonic() + AHEAD_S
         notes = tuple(Notes(one, self.name == "p0", Attempt(1), 30, "ok", {"arrived": now - 0.001})
                       for one in asked.transfers)
-        return Told(InstanceName(self.name), now, 0.0, notes)
+        return TracedAnswer(InstanceName(self.name), now, 0.0, notes)
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -21,7 +21,7 @@ from xpyd_operator.handlers import Kopf
 from xpyd_operator.handlers import settings as kopf_settings
 from xpyd_operator.kube import app, logs
 from xpyd_operator.kube.__main__ import parse
-from xpyd_operator.kube.cache import Cache
+from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.login import Login, LoginError
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
@@ -181,7 +181,7 @@ async def test_the_watches_begin_for_a_user_whom_nobody_knows(monkeypatch: pytes
     monkeypatch.setattr("getpass.getuser", nobody)
     monkeypatch.delenv("POD_ID", raising=False)
     login = Login(kubeconfig="/nowhere")
-    watches = Kopf(login, Watch(Cache(), Metrics(), (), lambda *_: None), (), lambda: None)
+    watches = Kopf(login, Watch(WatchCache(), Metrics(), (), lambda *_: None), (), lambda: None)
     running = asyncio.create_task(watches.run())
     try:
         async with asyncio.timeout(10):

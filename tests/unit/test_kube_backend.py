@@ -13,7 +13,7 @@ from memory_world import MemoryWorld
 
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.blueprint import Gone, Refused
+from xpyd_operator.kube.blueprint import Refused, ServiceGone
 from xpyd_operator.kube.cache import OWNER_KIND
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.actions import Drain, Label, Remove, Restart
@@ -299,10 +299,10 @@ async def test_a_service_that_ends_gets_no_writes(world: MemoryWorld) -> None:
     body["metadata"] = body["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "999999"}
     world.cache.seen(OWNER_KIND, body)
     world.api.asked.clear()
-    with pytest.raises(Gone):
+    with pytest.raises(ServiceGone):
         await world.backend.desired()
     for action in (Remove(NAME, "x"), Label(NAME, roster=True, router=True)):
-        with pytest.raises(Gone):
+        with pytest.raises(ServiceGone):
             await world.backend.apply(action)
     assert world.api.asked == []
 

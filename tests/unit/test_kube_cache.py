@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xpyd_operator.kube.cache import KINDS, TOMBSTONES, Cache
+from xpyd_operator.kube.cache import KINDS, TOMBSTONES, WatchCache
 from xpyd_operator.render.labels import SERVICE
 
 
@@ -18,7 +18,7 @@ def pod(version: int, uid: str = "u1", name: str = "qwen-e0", *, label: str = "q
     return {"metadata": metadata, **more}
 
 
-def version(cache: Cache, name: str = "qwen-e0") -> int | None:
+def version(cache: WatchCache, name: str = "qwen-e0") -> int | None:
     entry = cache.get("Pod", "a", name)
     return entry.version if entry is not None else None
 
@@ -45,7 +45,7 @@ def test_any_interleaving_of_events_and_answers_ends_with_the_newest(
     case: tuple[list[tuple[str, int, str]], list[int]],
 ) -> None:
     history, delays = case
-    cache = Cache()
+    cache = WatchCache()
     for now in range(len(history) + 15):
         for index, (what, at, uid) in enumerate(history):
             if what == "write" and delays[index] >= 0 and now == index + delays[index] - 3:  # early or late, or never
@@ -63,7 +63,7 @@ def test_any_interleaving_of_events_and_answers_ends_with_the_newest(
 
 
 def test_a_deleted_object_does_not_come_back_through_an_older_answer() -> None:
-    cache = Cache()
+    cache = WatchCache()
     cache.seen("Pod", pod(5))
     cache.gone("Pod", pod(9))
     assert not cache.wrote("Pod", pod(7))
@@ -74,7 +74,7 @@ def test_a_deleted_object_does_not_come_back_through_an_older_answer() -> None:
 
 
 def test_what_gets_our_label_back_comes_again() -> None:
-    cache = Cache()
+    cache = WatchCache()
     cache.seen("Pod", pod(5))
     cache.gone("Pod", pod(6, label=""))
     assert version(cache) is None
@@ -84,7 +84,7 @@ def test_what_gets_our_label_back_comes_again() -> None:
 
 
 def test_a_pod_of_nobody_is_not_kept() -> None:
-    cache = Cache()
+    cache = WatchCache()
     assert not cache.seen("Pod", pod(5, label=""))
     assert len(cache) == 0
     cache.seen("Pod", pod(6))
@@ -93,7 +93,7 @@ def test_a_pod_of_nobody_is_not_kept() -> None:
 
 
 def test_a_list_buries_what_is_not_in_it_and_not_newer() -> None:
-    cache = Cache()
+    cache = WatchCache()
     cache.seen("Pod", pod(5, "u1", "qwen-e0"))
     cache.seen("Pod", pod(6, "u2", "qwen-e1"))
     cache.wrote("Pod", pod(30, "u3", "qwen-e2"))
@@ -105,20 +105,20 @@ def test_a_list_buries_what_is_not_in_it_and_not_newer() -> None:
 
 
 def test_a_list_of_one_namespace_leaves_others_alone() -> None:
-    cache = Cache()
+    cache = WatchCache()
     cache.seen("Pod", pod(5))
     assert cache.listed("Pod", "b", [], 20) == set()
     assert version(cache) == 5
 
 
 def test_a_service_is_found_by_its_own_name() -> None:
-    cache = Cache()
+    cache = WatchCache()
     cache.seen(KINDS[0], pod(5, "s", "qwen", label=""))
     assert cache.services() == [("a", "qwen")]
 
 
 def test_derived_values_are_worked_out_once_for_a_version() -> None:
-    cache = Cache()
+    cache = WatchCache()
     calls: list[str] = []
 
     def how(body: dict[str, Any]) -> str:
@@ -139,7 +139,7 @@ def test_derived_values_are_worked_out_once_for_a_version() -> None:
 
 @pytest.mark.parametrize("text", ["", "nonsense"])
 def test_an_unreadable_version_is_older_than_everything(text: str) -> None:
-    cache = Cache()
+    cache = WatchCache()
     cache.seen("Pod", pod(5))
     body = pod(1)
     body["metadata"]["resourceVersion"] = text
@@ -147,7 +147,7 @@ def test_an_unreadable_version_is_older_than_everything(text: str) -> None:
 
 
 def test_tombstones_are_bounded() -> None:
-    cache = Cache()
+    cache = WatchCache()
     for number in range(TOMBSTONES + 10):
         cache.gone("Pod", pod(number + 1, f"u{number}"))
     assert len(cache._dead) == TOMBSTONES

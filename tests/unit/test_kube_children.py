@@ -11,7 +11,7 @@ from memory_api import MemoryApi
 
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import Cache
+from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.children import AGAIN_S, Children
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.metrics import Metrics
@@ -24,7 +24,7 @@ Body = dict[str, Any]
 
 class World:
     def __init__(self) -> None:
-        self.api, self.cache, self.now = MemoryApi(), Cache(), 0.0
+        self.api, self.cache, self.now = MemoryApi(), WatchCache(), 0.0
         self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
         settings = KubeSettings(sidecar_image="sidecar:1")
         self.children = Children(self.api, self.cache, self.events, settings)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from memory_api import MemoryApi
 
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.cache import OWNER_KIND, Cache
+from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import Facts, facts, secret_of
 from xpyd_operator.kube.fleet import KeyOf
@@ -48,7 +48,7 @@ class Cluster:
     """Several services by one operator; ``restart`` makes a new one over what is there."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
-        self.api, self.cache, self.now, self.session = MemoryApi(), Cache(), time.time(), session
+        self.api, self.cache, self.now, self.session = MemoryApi(), WatchCache(), time.time(), session
         self.backends: dict[str, KubeBackend] = {}
         self.floor: dict[str, dict[Role, int]] = {}
         self.mixed: list[set[str]] = []
@@ -356,7 +356,7 @@ async def test_two_operators_at_once_make_one_secret_and_the_same_pods(cluster: 
     store_master(cluster.api, 1)
     cluster.write()
     others = Cluster(cluster.session)
-    others.api, others.cache = cluster.api, Cache()
+    others.api, others.cache = cluster.api, WatchCache()
     others.restart(master(cluster.api))
     cluster.api.show(others.cache)
     others.adopt("qwen")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from xpyd_operator.kube.leader import Election, Lost, Times, Wait, Write
+from xpyd_operator.kube.leader import Election, LeaseLost, LeaseWait, Times, Write
 
 WALL = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
 
@@ -18,7 +18,7 @@ def candidate(identity: str = "a", **times: Any) -> Election:
     return Election("ns", "lock", identity, Times(**times))
 
 
-def stored(step: Write | Wait | Lost, version: int = 1) -> dict[str, Any]:
+def stored(step: Write | LeaseWait | LeaseLost, version: int = 1) -> dict[str, Any]:
     """What the API server answers to a write."""
     assert isinstance(step, Write)
     body = copy.deepcopy(step.body)
@@ -52,10 +52,10 @@ def test_a_follower_waits_for_the_holders_own_duration_counted_from_the_last_cha
     _, lease = led("a", 0.0)
     lease["spec"]["leaseDurationSeconds"] = 30
     follower = candidate("b")
-    assert follower.saw(lease, 1000.0, WALL) == Wait(2.0, "a")
-    assert follower.saw(lease, 1029.5, WALL) == Wait(0.5, "a")
+    assert follower.saw(lease, 1000.0, WALL) == LeaseWait(2.0, "a")
+    assert follower.saw(lease, 1029.5, WALL) == LeaseWait(0.5, "a")
     lease["spec"]["renewTime"] = "2026-01-02T03:04:35.000000Z"
-    assert follower.saw(lease, 1029.9, WALL) == Wait(2.0, "a")
+    assert follower.saw(lease, 1029.9, WALL) == LeaseWait(2.0, "a")
     assert isinstance(follower.saw(lease, 1059.9, WALL), Write)
 
 
@@ -87,7 +87,7 @@ def test_a_leader_that_does_not_renew_stops_before_followers_may_start() -> None
     election.wrote(stored(election.saw(lease, 2.0, WALL)), 2.0)
     assert election.stop_at() == 9.0
     assert election.overdue(8.99) is None
-    assert election.overdue(9.0) == Lost("not renewed for 7 s")
+    assert election.overdue(9.0) == LeaseLost("not renewed for 7 s")
     assert not election.leading
     assert election.overdue(20.0) is None
 
@@ -95,13 +95,13 @@ def test_a_leader_that_does_not_renew_stops_before_followers_may_start() -> None
 def test_a_leader_that_sees_another_name_stops() -> None:
     election, lease = led("a", 0.0)
     lease["spec"]["holderIdentity"] = "b"
-    assert election.saw(lease, 1.0, WALL) == Lost("the Lease is held by b")
+    assert election.saw(lease, 1.0, WALL) == LeaseLost("the Lease is held by b")
     assert not election.leading
 
 
 def test_a_leader_whose_lease_was_deleted_stops_and_then_takes_part_again() -> None:
     election, _ = led("a", 0.0)
-    assert election.saw(None, 1.0, WALL) == Lost("the Lease is held by nobody")
+    assert election.saw(None, 1.0, WALL) == LeaseLost("the Lease is held by nobody")
     assert isinstance(election.saw(None, 1.1, WALL), Write)
 
 
@@ -159,7 +159,7 @@ def test_never_two_at_work_whatever_is_lost_and_however_clocks_differ() -> None:
                     lease = stored(step, version)
                     if draw.random() > 0.2:  # and its answer came back
                         election.wrote(copy.deepcopy(lease), local)
-                elif isinstance(step, Wait):
+                elif isinstance(step, LeaseWait):
                     pause = step.seconds
             turns[number] = now + pause
             working = [each.identity for each, offset in zip(elections, offsets, strict=True)

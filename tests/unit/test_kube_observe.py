@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kube_documents import UID, pod
 
-from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.observe import LOST_S, Told, front, instances
 from xpyd_operator.plan.observed import Instance, Phase
@@ -161,7 +161,7 @@ def test_front_says_what_is_suspended() -> None:
 
 
 def test_a_thousand_pods_are_seen_fast() -> None:
-    cache = Cache()
+    cache = WatchCache()
     for number in range(1000):
         cache.seen("Pod", pod(number, "prefill" if number % 3 else "decode"))
     fleet = told(*(told_of(number, load=number % 7) for number in range(1000)))

@@ -15,7 +15,7 @@ from memory_api import MemoryApi
 from planner_traffic import PROMPT, Traffic, counted, instance
 
 from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.cache import OWNER_KIND, Cache, Entry
+from xpyd_operator.kube.cache import OWNER_KIND, Entry, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.metrics import Metrics
@@ -33,7 +33,7 @@ INTERVAL_S = 30.0
 
 class World:
     def __init__(self, session: aiohttp.ClientSession, mode: str) -> None:
-        self.api, self.cache, self.now, self.metrics = MemoryApi(), Cache(), time.time(), Metrics()
+        self.api, self.cache, self.now, self.metrics = MemoryApi(), WatchCache(), time.time(), Metrics()
         settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2)
         self.events = Events(self.api, self.metrics)  # type: ignore[arg-type]
         self.said: list[tuple[str, str]] = []

@@ -13,7 +13,7 @@ from kube_documents import document
 from memory_api import MemoryApi
 
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import OWNER_KIND, Cache
+from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.services import Services
 from xpyd_operator.kube.settings import OperatorSettings
@@ -21,7 +21,7 @@ from xpyd_operator.kube.settings import OperatorSettings
 
 class World:
     def __init__(self, **settings: Any) -> None:
-        self.api, self.cache, self.metrics = MemoryApi(), Cache(), Metrics()
+        self.api, self.cache, self.metrics = MemoryApi(), WatchCache(), Metrics()
         made = OperatorSettings(sidecar_image="sidecar:1", **({"resync_s": 0.3, "gap_s": 0.02} | settings))
         self.services = Services(self.api, self.cache, made, self.metrics)  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from memory_api import merged
 
 from xpyd_operator.api.status import Condition, RolesStatus, RoleStatus, ServiceStatus
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.status_writer import GAP_S, StatusWriter, difference, read, stamped, turned
 
 Body = dict[str, Any]
@@ -63,7 +63,7 @@ class Server:
     """Keeps one object; answers as the API server does."""
 
     def __init__(self, error: ApiError | None = None) -> None:
-        self.cache = Cache()
+        self.cache = WatchCache()
         self.error = error
         self.patches: list[Body] = []
         self.times: list[float] = []

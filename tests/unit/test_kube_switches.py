@@ -13,7 +13,7 @@ from memory_api import MemoryApi
 
 from xpyd_operator.kube import switches as module
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import OWNER_KIND, Cache
+from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.switches import Switches
 from xpyd_operator.plan.actions import Switch
@@ -40,7 +40,7 @@ class World:
     """``told``: what the agent took; ``status``: what it answers."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
-        self.api, self.cache = MemoryApi(), Cache()
+        self.api, self.cache = MemoryApi(), WatchCache()
         self.told: list[tuple[str, bytes]] = []
         self.status = 200
         self.session = session

@@ -7,7 +7,7 @@ from typing import Any
 from kube_documents import document, pod
 from kube_keys import turns, volume
 
-from xpyd_operator.kube.cache import OWNER_KIND, Cache
+from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.turns import LOOK_S
 
 
@@ -31,7 +31,7 @@ def test_one_that_is_stuck_holds_up_nobody_for_ever() -> None:
     assert not one.take("a", 101.0, 100.0)
 
 
-def mixed(cache: Cache, uid: str, name: str, *secrets: str) -> None:
+def mixed(cache: WatchCache, uid: str, name: str, *secrets: str) -> None:
     body = document(name)
     body["metadata"]["uid"] = uid
     cache.seen(OWNER_KIND, body)
@@ -44,7 +44,7 @@ def mixed(cache: Cache, uid: str, name: str, *secrets: str) -> None:
 
 def test_a_service_that_was_begun_before_ends_first() -> None:
     """As its pods show: nothing was remembered."""
-    cache = Cache()
+    cache = WatchCache()
     mixed(cache, "a", "one", "one-key-11111111", "one-key-22222222")
     mixed(cache, "b", "two", "two-key-11111111", "two-key-11111111")
     one = turns(cache)
@@ -57,7 +57,7 @@ def test_a_service_that_was_begun_before_ends_first() -> None:
 
 
 def test_one_that_is_stuck_between_two_keys_is_left_behind() -> None:
-    cache = Cache()
+    cache = WatchCache()
     mixed(cache, "a", "one", "one-key-11111111", "one-key-22222222")
     one = turns(cache)
     assert one.take("a", 0.0, 100.0)

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from xpyd_operator.kube.api import RESOURCES
-from xpyd_operator.kube.cache import KINDS, Cache
+from xpyd_operator.kube.cache import KINDS, WatchCache
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.watch import Watch
 
@@ -37,7 +37,7 @@ class Server:
         self.version = 100
         self.raw: bytes | None = None
         self.woken: list[tuple[str, str]] = []
-        self.cache = Cache()
+        self.cache = WatchCache()
         self.metrics = Metrics()
         self.watch = Watch(self.cache, self.metrics, namespaces, lambda *service: self.woken.append(service))
         app = web.Application()

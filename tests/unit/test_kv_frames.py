@@ -8,7 +8,7 @@ import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.frames import BODY_MAX, HEADER_BYTES, FrameError, HeaderError, Kind
+from xpyd_sidecar.kv.frames import BODY_MAX, HEADER_BYTES, FrameError, FrameKind, HeaderError
 from xpyd_sidecar.kv.keys import Key
 
 KEY = Key(TransferId("0123456789abcdef" * 2), Attempt(2), 3)
@@ -16,16 +16,16 @@ KEY = Key(TransferId("0123456789abcdef" * 2), Attempt(2), 3)
 
 def test_a_frame_comes_back_as_it_was() -> None:
     payload = bytes(range(100))
-    raw = frames.encode(Kind.DATA, KEY, payload, region=7, first=8, blocks=10)
+    raw = frames.encode(FrameKind.DATA, KEY, payload, region=7, first=8, blocks=10)
     header = frames.decode(raw)
-    assert (header.kind, header.covered, header.length, header.key) == (Kind.DATA, True, 100, KEY)
+    assert (header.kind, header.covered, header.length, header.key) == (FrameKind.DATA, True, 100, KEY)
     assert (header.region, header.first, header.blocks) == (7, 8, 10)
     assert header.checksum == frames.total(frames.sums(payload, 10))
-    assert frames.encode(Kind.DATA, KEY, payload, region=7, first=8, blocks=10, known=header.checksum) == raw
+    assert frames.encode(FrameKind.DATA, KEY, payload, region=7, first=8, blocks=10, known=header.checksum) == raw
 
 
 def test_the_layout_is_the_one_that_is_drawn() -> None:
-    raw = frames.encode(Kind.READY, KEY, b"abc")
+    raw = frames.encode(FrameKind.READY, KEY, b"abc")
     assert len(raw) == HEADER_BYTES == 64
     assert raw[:12] == b"xpyd" + bytes([4, 5]) + b"\x01\x00" + b"\x03\0\0\0"
     assert raw[12:28].hex() == KEY.transfer
@@ -33,7 +33,7 @@ def test_the_layout_is_the_one_that_is_drawn() -> None:
 
 
 def test_a_header_that_was_expected_gets_its_sum_once_it_is_intact() -> None:
-    raw = frames.encode(Kind.DATA, KEY, bytes(100), region=7, first=8, blocks=10)
+    raw = frames.encode(FrameKind.DATA, KEY, bytes(100), region=7, first=8, blocks=10)
     whole = frames.decode(raw)
     expected = whole._replace(checksum=0)
     assert raw.startswith(frames.known(expected))
@@ -47,7 +47,7 @@ def test_a_header_that_was_expected_gets_its_sum_once_it_is_intact() -> None:
 
 def test_every_flipped_bit_of_header_and_payload_is_noticed() -> None:
     payload = random.Random(1).randbytes(64)
-    raw = frames.encode(Kind.OFFER, KEY, payload, region=1, first=2, blocks=3)
+    raw = frames.encode(FrameKind.OFFER, KEY, payload, region=1, first=2, blocks=3)
     whole = raw + payload
     for bit in range(len(whole) * 8):
         bad = bytearray(whole)
@@ -62,11 +62,11 @@ def test_every_flipped_bit_of_header_and_payload_is_noticed() -> None:
 
 
 def test_without_cover_the_header_is_still_checked_and_the_payload_is_not() -> None:
-    raw = frames.encode(Kind.DATA, KEY, b"good", cover=False)
+    raw = frames.encode(FrameKind.DATA, KEY, b"good", cover=False)
     header = frames.decode(raw)
     assert not header.covered
     assert frames.intact(header, b"evil")
-    other = frames.encode(Kind.DATA, KEY, b"good", cover=False, first=1)
+    other = frames.encode(FrameKind.DATA, KEY, b"good", cover=False, first=1)
     with pytest.raises(HeaderError):
         frames.decode(other[:48] + raw[48:])
 
@@ -106,4 +106,4 @@ def sealed(raw: bytes) -> bytes:
 ])
 def test_what_is_no_frame_is_refused_with_the_reason(change: object, text: str) -> None:
     with pytest.raises(FrameError, match=text):
-        frames.decode(change(frames.encode(Kind.READY, KEY, b"x")))  # type: ignore[operator]
+        frames.decode(change(frames.encode(FrameKind.READY, KEY, b"x")))  # type: ignore[operator]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpyd_sidecar.kv import groups
-from xpyd_sidecar.kv.groups import Begin, End, Groups, Launch, Lost, Moved, Opened, Over, Way
+from xpyd_sidecar.kv.groups import Begin, End, GroupLost, Groups, Launch, Moved, Opened, Over, Way
 
 
 def machine(most: int = 2, flight: int = 4, depth: int = 2) -> Groups[str]:
@@ -66,7 +66,7 @@ def test_the_longest_idle_group_makes_room_and_the_new_one_waits_for_its_end() -
     m = machine(most=2)
     opened(m, 1, now=0)
     opened(m, 2, now=1)
-    assert m.open(3, Way.SEND, 2) == [Lost(1, "another group needs its place", busy=False), End(1)]
+    assert m.open(3, Way.SEND, 2) == [GroupLost(1, "another group needs its place", busy=False), End(1)]
     assert m.count == 2
     assert m.ended(1, 3) == [Over(1, ()), Begin(3)]
 
@@ -75,17 +75,17 @@ def test_a_group_that_is_about_to_work_is_not_idle() -> None:
     m = machine(most=1)
     opened(m, 1)
     m.hold(1, 1, 0)
-    assert m.open(2, Way.SEND, 1) == [Lost(2, "1 groups are in use", busy=False), Over(2, ())]
+    assert m.open(2, Way.SEND, 1) == [GroupLost(2, "1 groups are in use", busy=False), Over(2, ())]
     m.hold(1, -1, 1)
     assert m.tick(60) == []
-    assert m.tick(62) == [Lost(1, "idle", busy=False), End(1)]
+    assert m.tick(62) == [GroupLost(1, "idle", busy=False), End(1)]
 
 
 def test_a_receiver_is_the_more_patient_one() -> None:
     m = machine()
     opened(m, 1, way=Way.RECEIVE)
     assert m.tick(119) == []
-    assert m.tick(121) == [Lost(1, "idle", busy=False), End(1)]
+    assert m.tick(121) == [GroupLost(1, "idle", busy=False), End(1)]
 
 
 @pytest.mark.parametrize("state", ["opening", "launching", "running"])
@@ -100,7 +100,7 @@ def test_deadlines(state: str) -> None:
     late = 10.1 if state == "opening" else 7.1
     assert m.tick(late - 0.2) == []
     lost, end = m.tick(late)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, GroupLost)
     assert lost.busy is (state != "opening")
     assert end == End(1)
     assert m.tick(100) == []
@@ -124,7 +124,7 @@ def test_pieces_come_back_only_when_the_end_is_complete() -> None:
     for piece in "abc":
         m.move(1, piece, 0)
     m.launched(1, 0)
-    assert m.broken(1, "remote error") == [Lost(1, "remote error", busy=True), End(1)]
+    assert m.broken(1, "remote error") == [GroupLost(1, "remote error", busy=True), End(1)]
     assert m.broken(1, "again") == []
     assert m.done(1, 1) == [] == m.move(1, "d", 1)
     assert m.count == 1
@@ -204,7 +204,7 @@ def test_a_group_that_is_not_open_soon_is_given_up_where_others_wait_to_receive(
     assert m.open(1, Way.RECEIVE, 0) == [Begin(1)]
     assert m.tick(4) == [], "nobody waits"
     assert m.move(9, "r", 4) == []
-    assert m.tick(4) == [Lost(1, "the group was not open within 3 s, and others wait to receive", busy=False), End(1),
+    assert m.tick(4) == [GroupLost(1, "the group was not open within 3 s, and others wait to receive", busy=False), End(1),
                          Launch(9, "r")]
 
 

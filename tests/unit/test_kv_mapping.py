@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpyd_sidecar.kv import mapping
-from xpyd_sidecar.kv.mapping import UNKNOWN, Array, Cut, Geometry, Kind, Part, Source, Unmappable
+from xpyd_sidecar.kv.mapping import UNKNOWN, Array, ArrayKind, Cut, Geometry, PlacedCut, Source, Unmappable
 from xpyd_sidecar.kv.reach import Reach
 
 TENSORS = (1, 2, 3, 4, 6, 8)
@@ -31,8 +31,8 @@ def held(total: int, tensor: int, rank: int) -> list[int]:
     return list(range(rank * (total // tensor), (rank + 1) * (total // tensor)))
 
 
-def kind(total: int, tensor: int, size: int = 64) -> Kind:
-    return Kind("float32", len(held(total, tensor, 0)), (4, 4), size, total)
+def kind(total: int, tensor: int, size: int = 64) -> ArrayKind:
+    return ArrayKind("float32", len(held(total, tensor, 0)), (4, 4), size, total)
 
 
 def engine(tensor: int, stages: list[list[str]], totals: dict[str, int]) -> Geometry:
@@ -130,17 +130,18 @@ def test_the_number_of_links(p: Geometry, d: Geometry, count: int) -> None:
 
 def test_one_rank_is_cut_in_two() -> None:
     assert mapping.plan(model(1), model(2)) == (
-        (Source(0, 2, (Part(Cut(0, 4, 0, 2, 128), 0, 0),)),), (Source(0, 2, (Part(Cut(0, 4, 2, 2, 128), 0, 0),)),))
+        (Source(0, 2, (PlacedCut(Cut(0, 4, 0, 2, 128), 0, 0),)),),
+        (Source(0, 2, (PlacedCut(Cut(0, 4, 2, 2, 128), 0, 0),)),))
 
 
 def test_two_ranks_are_laid_side_by_side() -> None:
     assert mapping.plan(model(2), model(1)) == (
-        (Source(0, 1, (Part(Cut(0, 4, 0, 2, 128), 0, 0),)), Source(1, 1, (Part(Cut(0, 4, 0, 2, 128), 0, 2),))),)
+        (Source(0, 1, (PlacedCut(Cut(0, 4, 0, 2, 128), 0, 0),)), Source(1, 1, (PlacedCut(Cut(0, 4, 0, 2, 128), 0, 2),))),)
 
 
 def test_a_latent_that_all_have_comes_in_shares_from_all() -> None:
     assert mapping.plan(model(2, total=0), model(1, total=0)) == (
-        (Source(0, 1, (Part(Cut(0, 2, 0, 0, 64), 0, 0),)), Source(1, 1, (Part(Cut(2, 2, 0, 0, 64), 2, 0),))),)
+        (Source(0, 1, (PlacedCut(Cut(0, 2, 0, 0, 64), 0, 0),)), Source(1, 1, (PlacedCut(Cut(2, 2, 0, 0, 64), 2, 0),))),)
 
 
 def test_a_rank_that_is_not_needed_is_asked_for_nothing() -> None:
@@ -154,8 +155,8 @@ def changed(one: Geometry, **changes: object) -> Geometry:
 
 def beside_state(tensor: int, *, block_tokens: int) -> Geometry:
     """A layer of attention, whose blocks are as long as the state of the other one wants them, and that one."""
-    attention = Kind("float32", 4 // tensor, (4, 4), 64, 4, Reach("all", block_tokens))
-    state = Kind(f"mamba2 3x{96 // tensor}", 1, (96 // tensor,), 96 // tensor, UNKNOWN, STATE)
+    attention = ArrayKind("float32", 4 // tensor, (4, 4), 64, 4, Reach("all", block_tokens))
+    state = ArrayKind(f"mamba2 3x{96 // tensor}", 1, (96 // tensor,), 96 // tensor, UNKNOWN, STATE)
     arrays = [Array("layer0", attention), Array("layer1", state)]
     return mapping.geometry(tensor, [arrays] * tensor)
 
@@ -294,10 +295,10 @@ def test_sizes_that_do_not_go_into_the_heads_are_refused_with_layer_and_field(to
 
 def small(tensor: int, stages: list[list[str]], totals: dict[str, int]) -> Geometry:
     return mapping.geometry(tensor, [
-        [Array(name, Kind("uint8", len(held(totals[name], tensor, 0)), (BLOCK_OF_HEAD,), BLOCK_OF_HEAD, totals[name]))
+        [Array(name, ArrayKind("uint8", len(held(totals[name], tensor, 0)), (BLOCK_OF_HEAD,), BLOCK_OF_HEAD, totals[name]))
          for name in stage] for stage in stages for _ in range(tensor)])
 
 
 def uneven(tensor: int, total: int) -> Geometry:
     """What an engine would say that shards heads in a way that vLLM does not."""
-    return mapping.geometry(tensor, [[Array("l0", Kind("uint8", max(1, total // tensor), (4,), 4, total))]] * tensor)
+    return mapping.geometry(tensor, [[Array("l0", ArrayKind("uint8", max(1, total // tensor), (4,), 4, total))]] * tensor)

@@ -12,16 +12,28 @@ from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.kv import bodies, messages
 from xpyd_sidecar.kv.bodies import Ready, Reason
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.mapping import Array, Cut, Kind, geometry
-from xpyd_sidecar.kv.messages import Announce, Drop, Gone, Hello, MessageError, Ping, Pong, Rank, Reject, Welcome, WorkDone
+from xpyd_sidecar.kv.mapping import Array, ArrayKind, Cut, geometry
+from xpyd_sidecar.kv.messages import (
+    Announce,
+    Drop,
+    Gone,
+    Hello,
+    ListeningRank,
+    MessageError,
+    Ping,
+    Pong,
+    Reject,
+    Welcome,
+    WorkDone,
+)
 
 T = TransferId("ab" * 16)
 INC = Incarnation("c" * 32)
 FIELDS = FingerprintFields("m", "float32", "float32", 128, "HND", "vec", "0.32.0")
-SHAPE = geometry(1, [[Array("layer0", Kind("float32", 4, (8, 8), 256, 4))]])
+SHAPE = geometry(1, [[Array("layer0", ArrayKind("float32", 4, (8, 8), 256, 4))]])
 EAGLE = Speculation("eagle3", "h", "fp8", (2, 20, 37), parallel_drafting=True, num_speculative_tokens=5, states=True,
                     layers=("model.layers.40.self_attn.attn",))
-ANNOUNCE = Announce(T, Attempt(3), 1, b"i" * 32, 10, 9, (Rank(HostPort("10.0.0.1:5"), INC),))
+ANNOUNCE = Announce(T, Attempt(3), 1, b"i" * 32, 10, 9, (ListeningRank(HostPort("10.0.0.1:5"), INC),))
 
 
 @pytest.mark.parametrize("message", [

@@ -8,7 +8,7 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceNa
 from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.messages import WORK_MAX, WorkDone
-from xpyd_sidecar.kv.offers import Ended, Offers, Push, Release, SendAnnounce, SendGone, SendWork
+from xpyd_sidecar.kv.offers import Offers, PrefillLegEnded, Push, Release, SendAnnounce, SendGone, SendWork
 from xpyd_sidecar.kv.reach import CacheGroup, Reach
 
 D = Peer(InstanceName("d"), Incarnation("d" * 32), HostPort("d:1"))
@@ -33,7 +33,7 @@ def test_chunks_are_pushed_in_whole_blocks_and_the_tail_comes_last() -> None:
     assert not offers.tracks("r")
     assert offers.end("r") == []
     assert offers.open == 1
-    assert offers.rank_ended(0, KEY, Outcome.OK, "", 4096) == [Ended(D, KEY, Outcome.OK, "", 300, 4096)]
+    assert offers.rank_ended(0, KEY, Outcome.OK, "", 4096) == [PrefillLegEnded(D, KEY, Outcome.OK, "", 300, 4096)]
     assert offers.open == 0
 
 
@@ -76,7 +76,7 @@ def test_a_leg_that_ends_early_is_withdrawn() -> None:
     assert (gone.outcome, gone.retry) == (Outcome.ABORTED, True)
     assert isinstance(release, Release)
     (ended,) = offers.rank_ended(0, KEY, Outcome.ABORTED, "x", 0)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, PrefillLegEnded)
     assert ended.outcome is Outcome.ABORTED
 
 
@@ -120,7 +120,7 @@ def test_a_transfer_ends_when_every_rank_has_ended_it_and_fails_if_one_failed() 
     assert offers.rank_ended(0, KEY, Outcome.OK, "", 10) == []
     assert offers.rank_ended(0, KEY, Outcome.OK, "", 10) == []  # twice from one rank counts once
     assert offers.rank_ended(1, KEY, Outcome.PEER_LOST, "gone", 0) == []
-    assert offers.rank_ended(2, KEY, Outcome.OK, "", 10) == [Ended(D, KEY, Outcome.PEER_LOST, "gone", 300, 20)]
+    assert offers.rank_ended(2, KEY, Outcome.OK, "", 10) == [PrefillLegEnded(D, KEY, Outcome.PEER_LOST, "gone", 300, 20)]
 
 
 def test_a_rank_that_fails_early_stops_the_others() -> None:
@@ -130,7 +130,7 @@ def test_a_rank_that_fails_early_stops_the_others() -> None:
         SendGone(D, KEY, Outcome.OVERFLOW, "full", retry=False), Release(KEY, Outcome.OVERFLOW, "full")]
     assert not offers.tracks("r")
     (ended,) = offers.rank_ended(1, KEY, Outcome.OVERFLOW, "full", 0)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, PrefillLegEnded)
 
 
 def test_unknown_requests_and_keys_change_nothing() -> None:
@@ -144,7 +144,8 @@ def test_copies_that_one_rank_has_lost_are_let_go_by_the_others_even_when_all_wa
     offers.step("r", [[1, 2, 3]], computed=300)
     assert offers.rank_ended(1, KEY, Outcome.OVERFLOW, "full", 0) == [
         SendGone(D, KEY, Outcome.OVERFLOW, "full", retry=False), Release(KEY, Outcome.OVERFLOW, "full")]
-    assert offers.rank_ended(0, KEY, Outcome.OVERFLOW, "full", 0) == [Ended(D, KEY, Outcome.OVERFLOW, "full", 300, 0)]
+    assert offers.rank_ended(0, KEY, Outcome.OVERFLOW, "full", 0) == [
+        PrefillLegEnded(D, KEY, Outcome.OVERFLOW, "full", 300, 0)]
 
 
 def work(tokens: int, steps: int) -> list[SendWork]:
@@ -236,7 +237,7 @@ def test_a_block_that_is_not_there_when_it_is_final_withdraws_the_leg_and_nothin
         assert isinstance(release, Release)
         assert not offers.tracks("r")
         (ended,) = offers.rank_ended(0, KEY, Outcome.PROTOCOL, "x", 0)
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, PrefillLegEnded)
 
 
 def test_blocks_of_all_groups_that_ranks_have_not_copied_out_are_held() -> None:

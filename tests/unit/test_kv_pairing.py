@@ -10,18 +10,18 @@ import pytest
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
-from xpyd_sidecar.kv.messages import Announce, Gone, Rank, WorkDone
+from xpyd_sidecar.kv.messages import Announce, Gone, ListeningRank, WorkDone
 from xpyd_sidecar.kv.pairing import (
     LEFT_MAX,
     UNCLAIMED_MAX,
     Abandon,
+    DecodeLegEnded,
     DropPeer,
-    Ended,
     FailLoad,
-    Load,
     LoadProgress,
+    LoadVerdict,
     Pairing,
-    Verdict,
+    StartLoad,
 )
 
 T = TransferId("a" * 32)
@@ -29,7 +29,7 @@ PROMPT = b"i" * 32
 
 
 def source(attempt: int = 1, **changes: Any) -> Announce:
-    rank = Rank(HostPort(f"10.0.0.{attempt}:1"), Incarnation("p" * 32))
+    rank = ListeningRank(HostPort(f"10.0.0.{attempt}:1"), Incarnation("p" * 32))
     return msgspec.structs.replace(Announce(T, Attempt(attempt), 1, PROMPT, 300, 299, (rank,)), **changes)
 
 
@@ -46,20 +46,20 @@ def parked(*, recompute: bool = True, attempt: int = 1) -> Pairing:
 def loading(**options: Any) -> Pairing:
     pairing = parked(**options)
     pairing.announce(b"p1", source(), 1.0, ranks=1)
-    assert pairing.ask("r", 1.0) is Verdict.LOAD
-    assert pairing.allocated("r", 300) == [Load("r", source())]
+    assert pairing.ask("r", 1.0) is LoadVerdict.LOAD
+    assert pairing.allocated("r", 300) == [StartLoad("r", source())]
     return pairing
 
 
 def test_a_leg_waits_until_it_is_announced_and_then_loads() -> None:
     pairing = parked()
-    assert pairing.ask("r", 5.0) is Verdict.WAIT
+    assert pairing.ask("r", 5.0) is LoadVerdict.WAIT
     assert pairing.announce(b"p1", source(), 6.0, ranks=1) == []
-    assert pairing.ask("r", 6.0) is pairing.ask("r", 6.0) is Verdict.LOAD
-    assert pairing.allocated("r", 172) == [Load("r", source())]
-    assert pairing.finished("r", Outcome.OK, "", [source().key]) == [Ended("r", source().key, Outcome.OK, "")]
+    assert pairing.ask("r", 6.0) is pairing.ask("r", 6.0) is LoadVerdict.LOAD
+    assert pairing.allocated("r", 172) == [StartLoad("r", source())]
+    assert pairing.finished("r", Outcome.OK, "", [source().key]) == [DecodeLegEnded("r", source().key, Outcome.OK, "")]
     assert pairing.open == 0
-    assert pairing.ask("r", 7.0) is Verdict.COMPUTE  # after a preemption, or for a 1-token prompt
+    assert pairing.ask("r", 7.0) is LoadVerdict.COMPUTE  # after a preemption, or for a 1-token prompt
     assert pairing.end("r") == []
 
 
@@ -67,7 +67,7 @@ def test_an_announcement_may_come_first() -> None:
     pairing = machine()
     assert pairing.announce(b"p1", source(), 0.0, ranks=1) == []
     pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0))
-    assert pairing.ask("r", 0.1) is Verdict.LOAD
+    assert pairing.ask("r", 0.1) is LoadVerdict.LOAD
 
 
 def test_unclaimed_announcements_run_out_and_are_bounded() -> None:
@@ -86,39 +86,39 @@ def test_a_leg_that_comes_after_its_announcement_ran_out_computes_at_once() -> N
     pairing.announce(b"p1", source(), 0.0, ranks=1)
     pairing.tick(60.0)
     pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, handed=299, lease=Lease(99.0))
-    assert pairing.ask("r", 60.1) is Verdict.COMPUTE
+    assert pairing.ask("r", 60.1) is LoadVerdict.COMPUTE
     assert pairing.open == 0
 
 
-@pytest.mark.parametrize(("recompute", "verdict"), [(True, Verdict.COMPUTE), (False, Verdict.FAIL)])
-def test_the_deadline_ends_the_wait_as_the_policy_says(recompute: bool, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("recompute", "verdict"), [(True, LoadVerdict.COMPUTE), (False, LoadVerdict.FAIL)])
+def test_the_deadline_ends_the_wait_as_the_policy_says(recompute: bool, verdict: LoadVerdict) -> None:
     pairing = parked(recompute=recompute)
-    assert pairing.ask("r", 9.99) is Verdict.WAIT
+    assert pairing.ask("r", 9.99) is LoadVerdict.WAIT
     assert pairing.ask("r", 10.0) is verdict
     key = Key(T, Attempt(1), 1)
     if recompute:
-        assert pairing.allocated("r", 0) == [Ended("r", key, Outcome.DEADLINE, "prefill did not announce in time")]
+        assert pairing.allocated("r", 0) == [DecodeLegEnded("r", key, Outcome.DEADLINE, "prefill did not announce in time")]
     else:
         assert pairing.allocated("r", 1) == [FailLoad("r")]
         assert pairing.finished("r", Outcome.DEADLINE, "x") == [
-            Ended("r", key, Outcome.DEADLINE, "prefill did not announce in time")]
+            DecodeLegEnded("r", key, Outcome.DEADLINE, "prefill did not announce in time")]
 
 
 def test_an_announcement_between_a_failing_answer_and_its_allocation_does_not_turn_into_a_load_of_one_token() -> None:
     pairing = parked(recompute=False)
-    assert pairing.ask("r", 10.0) is Verdict.FAIL
+    assert pairing.ask("r", 10.0) is LoadVerdict.FAIL
     pairing.announce(b"p1", source(), 10.0, ranks=1)
     assert pairing.allocated("r", 1) == [FailLoad("r")]
     late = "prefill did not announce in time"
     assert pairing.finished("r", Outcome.DEADLINE, "x") == [
-        Ended("r", source().key, Outcome.DEADLINE, late),
+        DecodeLegEnded("r", source().key, Outcome.DEADLINE, late),
         DropPeer(b"p1", source().key, Outcome.DEADLINE, late)]  # told, so that it keeps nothing
 
 
 def test_a_withdrawal_between_answer_and_allocation_fails_the_load() -> None:
     pairing = parked()
     pairing.announce(b"p1", source(), 0.0, ranks=1)
-    assert pairing.ask("r", 0.0) is Verdict.LOAD
+    assert pairing.ask("r", 0.0) is LoadVerdict.LOAD
     pairing.gone(Gone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=True))
     assert pairing.allocated("r", 300) == [FailLoad("r")]
 
@@ -131,14 +131,14 @@ def test_the_greatest_attempt_wins_before_the_load() -> None:
     assert pairing.announce(b"p3", source(3), 0.0, ranks=1) == [
         DropPeer(b"p2", source(2).key, Outcome.STALE, "a newer try is known")]
     pairing.ask("r", 0.0)
-    assert pairing.allocated("r", 300) == [Load("r", source(3))]
+    assert pairing.allocated("r", 300) == [StartLoad("r", source(3))]
 
 
 def test_a_newer_attempt_takes_a_load_over() -> None:
     pairing = loading()
     assert pairing.newer() == []
     assert pairing.announce(b"p2", source(2), 2.0, ranks=1) == []
-    assert pairing.newer() == [Load("r", source(2))]
+    assert pairing.newer() == [StartLoad("r", source(2))]
     assert pairing.newer() == []
 
 
@@ -166,7 +166,7 @@ def test_a_newer_try_that_came_when_workers_were_done_is_dropped(ordered: bool) 
     if ordered:  # the workers have reported before they hear of it
         pairing.newer()
     assert pairing.finished("r", Outcome.OK, "", [source(1).key]) == [
-        Ended("r", source(1).key, Outcome.OK, ""), DropPeer(b"p2", source(2).key, Outcome.STALE, "")]
+        DecodeLegEnded("r", source(1).key, Outcome.OK, ""), DropPeer(b"p2", source(2).key, Outcome.STALE, "")]
 
 
 def test_sources_that_not_every_rank_has_loaded_from_are_told_to_let_go() -> None:
@@ -174,7 +174,8 @@ def test_sources_that_not_every_rank_has_loaded_from_are_told_to_let_go() -> Non
     pairing.announce(b"p2", source(2), 2.0, ranks=1)
     pairing.newer()
     assert pairing.finished("r", Outcome.OK, "", [source(1).key, source(2).key]) == [
-        Ended("r", source(2).key, Outcome.OK, ""), DropPeer(b"p1", source(1).key, Outcome.STALE, "a newer try is known"),
+        DecodeLegEnded("r", source(2).key, Outcome.OK, ""),
+        DropPeer(b"p1", source(1).key, Outcome.STALE, "a newer try is known"),
         DropPeer(b"p2", source(2).key, Outcome.STALE, "")]
 
 
@@ -183,9 +184,10 @@ def test_an_older_try_that_is_announced_again_during_the_load_is_told_when_that_
     pairing = loading()
     assert pairing.announce(b"p2", source(2), 2.0, ranks=1) == []
     assert pairing.announce(b"p1", source(1), 3.0, ranks=1) == []  # its connection broke, and was made again
-    assert pairing.newer() == [Load("r", source(2))]
+    assert pairing.newer() == [StartLoad("r", source(2))]
     stale = DropPeer(b"p1", source(1).key, Outcome.STALE, "a newer try is known")
-    assert pairing.finished("r", Outcome.OK, "", [source(2).key]) == [Ended("r", source(2).key, Outcome.OK, ""), stale]
+    ended = DecodeLegEnded("r", source(2).key, Outcome.OK, "")
+    assert pairing.finished("r", Outcome.OK, "", [source(2).key]) == [ended, stale]
 
 
 def test_what_was_computed_before_a_reset_is_not_loaded_when_it_is_announced_again() -> None:
@@ -196,15 +198,15 @@ def test_what_was_computed_before_a_reset_is_not_loaded_when_it_is_announced_aga
     (drop,) = pairing.announce(b"p1", source(1), 2.0, ranks=1)
     assert isinstance(drop, DropPeer)
     assert (drop.key, drop.outcome) == (source(1).key, Outcome.STALE)
-    assert pairing.ask("r", 2.0) is not Verdict.LOAD
+    assert pairing.ask("r", 2.0) is not LoadVerdict.LOAD
     assert pairing.announce(b"p2", source(2), 3.0, ranks=1) == []
-    assert pairing.ask("r", 3.0) is Verdict.LOAD
+    assert pairing.ask("r", 3.0) is LoadVerdict.LOAD
 
 
 def test_attempts_below_the_legs_own_are_stale() -> None:
     pairing = parked(attempt=2)
     assert pairing.announce(b"p1", source(1), 0.0, ranks=1)[0].outcome is Outcome.STALE  # type: ignore[union-attr]
-    assert pairing.ask("r", 0.0) is Verdict.WAIT
+    assert pairing.ask("r", 0.0) is LoadVerdict.WAIT
 
 
 @pytest.mark.parametrize("changes", [{"identity": b"j" * 32}, {"tokens": 301}])
@@ -213,7 +215,7 @@ def test_another_prompt_is_refused_and_the_leg_fails_at_once(changes: dict[str, 
     (drop,) = pairing.announce(b"p1", source(**changes), 0.0, ranks=1)
     assert isinstance(drop, DropPeer)
     assert drop.outcome is Outcome.IDENTITY
-    assert pairing.ask("r", 0.0) is Verdict.COMPUTE
+    assert pairing.ask("r", 0.0) is LoadVerdict.COMPUTE
 
 
 def test_another_number_of_ranks_is_refused_with_both_numbers() -> None:
@@ -230,24 +232,24 @@ def test_a_refused_peer_fails_the_leg_fast_also_when_it_came_first() -> None:
         if first:
             steps = pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0))
         assert steps == [DropPeer(b"p1", source().key, *refused)]
-        assert pairing.ask("r", 0.1) is Verdict.COMPUTE
+        assert pairing.ask("r", 0.1) is LoadVerdict.COMPUTE
 
 
 def test_a_good_attempt_after_a_refused_one_is_used() -> None:
     pairing = parked()
     pairing.announce(b"p1", source(), 0.0, ranks=1, refused=(Outcome.INCOMPATIBLE, "dtype"))
     pairing.announce(b"p2", source(2), 0.0, ranks=1)
-    assert pairing.ask("r", 0.1) is Verdict.LOAD
+    assert pairing.ask("r", 0.1) is LoadVerdict.LOAD
 
 
 def test_a_message_of_another_version_fails_the_leg_fast() -> None:
     pairing = parked()
     pairing.refuse(T, Attempt(1), Outcome.INCOMPATIBLE, "wire version")
-    assert pairing.ask("r", 0.1) is Verdict.COMPUTE
+    assert pairing.ask("r", 0.1) is LoadVerdict.COMPUTE
 
 
-@pytest.mark.parametrize(("retry", "verdict"), [(True, Verdict.WAIT), (False, Verdict.COMPUTE)])
-def test_a_withdrawn_try_is_waited_for_again_only_if_another_may_follow(retry: bool, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("retry", "verdict"), [(True, LoadVerdict.WAIT), (False, LoadVerdict.COMPUTE)])
+def test_a_withdrawn_try_is_waited_for_again_only_if_another_may_follow(retry: bool, verdict: LoadVerdict) -> None:
     pairing = parked()
     pairing.announce(b"p1", source(), 0.0, ranks=1)
     pairing.gone(Gone(T, Attempt(1), 1, Outcome.OVERFLOW, "x", retry))
@@ -258,18 +260,18 @@ def test_a_withdrawal_of_an_older_try_changes_nothing() -> None:
     pairing = parked()
     pairing.announce(b"p2", source(2), 0.0, ranks=1)
     pairing.gone(Gone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=False))
-    assert pairing.ask("r", 0.1) is Verdict.LOAD
+    assert pairing.ask("r", 0.1) is LoadVerdict.LOAD
 
 
 def test_a_leg_that_ends_is_entombed_whatever_its_state() -> None:
     key = source().key
     waiting = parked()
-    assert waiting.end("r") == [Ended("r", key, Outcome.ABORTED, "decode's leg ended")]
+    assert waiting.end("r") == [DecodeLegEnded("r", key, Outcome.ABORTED, "decode's leg ended")]
     announced = parked()
     announced.announce(b"p1", source(), 0.0, ranks=1)
     assert announced.end("r")[1] == DropPeer(b"p1", key, Outcome.ABORTED, "decode's leg ended")
     busy = loading()
-    assert busy.end("r") == [Abandon("r"), Ended("r", key, Outcome.ABORTED, "decode's leg ended"),
+    assert busy.end("r") == [Abandon("r"), DecodeLegEnded("r", key, Outcome.ABORTED, "decode's leg ended"),
                              DropPeer(b"p1", key, Outcome.ABORTED, "decode's leg ended")]
     for pairing in (waiting, announced, busy):
         (late,) = pairing.announce(b"p1", source(), 0.0, ranks=1)
@@ -288,17 +290,17 @@ def test_where_nothing_is_computed_again_the_request_ends_before_its_load_and_wo
     pairing, key = loading(recompute=False), source().key
     assert pairing.end("r") == [Abandon("r"), DropPeer(b"p1", key, Outcome.ABORTED, "decode's leg ended")]
     assert pairing.open == 0
-    assert pairing.finished("r", *said, [key]) == [Ended("r", key, *told)]
+    assert pairing.finished("r", *said, [key]) == [DecodeLegEnded("r", key, *told)]
     assert pairing.finished("r", *said, [key]) == pairing.end("r") == [], "told once"
 
 
 def test_a_load_of_what_never_came_ends_of_that() -> None:
     pairing = parked(recompute=False)
-    assert pairing.ask("r", 1000.0) is Verdict.FAIL
+    assert pairing.ask("r", 1000.0) is LoadVerdict.FAIL
     assert pairing.allocated("r", 299) == [FailLoad("r")]
     assert pairing.end("r") == [Abandon("r")]
     (ended,) = pairing.finished("r", Outcome.DEADLINE, "prefill did not announce in time")
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, DecodeLegEnded)
     assert (ended.outcome, ended.reason) == (Outcome.DEADLINE, "prefill did not announce in time")
 
 
@@ -307,17 +309,17 @@ def test_the_same_transfer_may_come_again_with_a_newer_attempt_only() -> None:
     pairing.end("r")
     pairing.register("again", T, Attempt(1), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0))
     assert pairing.leg("again") is None
-    assert pairing.ask("again", 0.0) is Verdict.COMPUTE
+    assert pairing.ask("again", 0.0) is LoadVerdict.COMPUTE
     pairing.register("newer", T, Attempt(2), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0))
-    assert pairing.ask("newer", 0.0) is Verdict.WAIT
+    assert pairing.ask("newer", 0.0) is LoadVerdict.WAIT
 
 
 def test_a_second_request_with_a_living_transfer_is_an_ordinary_one() -> None:
     pairing = parked()
     pairing.register("copy", T, Attempt(5), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0))
-    assert pairing.ask("copy", 0.0) is Verdict.COMPUTE
+    assert pairing.ask("copy", 0.0) is LoadVerdict.COMPUTE
     assert pairing.end("copy") == []
-    assert pairing.ask("r", 0.0) is Verdict.WAIT
+    assert pairing.ask("r", 0.0) is LoadVerdict.WAIT
 
 
 def test_a_request_for_which_vllm_loads_nothing_lets_prefill_go() -> None:
@@ -325,14 +327,14 @@ def test_a_request_for_which_vllm_loads_nothing_lets_prefill_go() -> None:
     pairing.announce(b"p1", source(), 0.0, ranks=1)
     pairing.ask("r", 0.0)
     ended, drop = pairing.allocated("r", 0)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, DecodeLegEnded)
     assert ended.outcome is Outcome.UNUSED
     assert isinstance(drop, DropPeer)
 
 
 def test_requests_without_a_leg_are_left_alone() -> None:
     pairing = machine()
-    assert pairing.ask("other", 0.0) is Verdict.COMPUTE
+    assert pairing.ask("other", 0.0) is LoadVerdict.COMPUTE
     assert pairing.allocated("other", 0) == pairing.end("other") == pairing.finished("other", Outcome.OK, "") == []
 
 

@@ -12,14 +12,14 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.mapping import Array, Geometry, Kind, geometry, units
+from xpyd_sidecar.kv.mapping import Array, ArrayKind, Geometry, geometry, units
 from xpyd_sidecar.kv.peers import Met, Self, meet
 
 FIELDS = FingerprintFields("m", "float32", "float32", 128, "HND", "vec", "0.32.0")
 
 
 def shape(tensor: int, *, dtype: str = "float32") -> Geometry:
-    return geometry(tensor, [[Array("layer0", Kind(dtype, 4 // tensor, (8, 8), 256, 4))]] * tensor)
+    return geometry(tensor, [[Array("layer0", ArrayKind(dtype, 4 // tensor, (8, 8), 256, 4))]] * tensor)
 
 
 HERE = Self(InstanceName("d"), Incarnation("d" * 32), FIELDS, Parallel(2, 1, 1), shape(2))
@@ -37,7 +37,7 @@ def test_an_equal_peer_is_welcome() -> None:
 
 
 def test_a_peer_whose_arrays_come_in_another_order_is_welcome_and_not_alike() -> None:
-    kinds = [Kind("float32", 2, (8, 8), 256, 4), Kind("float32", 2, (8, 8), 256, 4)]
+    kinds = [ArrayKind("float32", 2, (8, 8), 256, 4), ArrayKind("float32", 2, (8, 8), 256, 4)]
     arrays = [Array(f"layer{n}", kind) for n, kind in enumerate(kinds)]
     ours = msgspec.structs.replace(HERE, geometry=geometry(2, [arrays] * 2))
     met = meet(ours, hello(geometry=geometry(2, [arrays[::-1]] * 2)))
@@ -92,15 +92,15 @@ EAGLE = Speculation("eagle", "h", "float32", num_speculative_tokens=3, layers=(D
 
 def drafted(tensor: int = 2, *, first: bool = False) -> Geometry:
     """With a draft's layer after the model's, or before it."""
-    kind = Kind("float32", 4 // tensor, (8, 8), 256, 4)
+    kind = ArrayKind("float32", 4 // tensor, (8, 8), 256, 4)
     arrays = [Array("layer0", kind), Array("layer1", kind)]
     arrays.insert(0 if first else 2, Array(DRAFT, kind))
     return geometry(tensor, [arrays] * tensor)
 
 
 def target(tensor: int = 2) -> Geometry:
-    return geometry(tensor, [[Array(name, Kind("float32", 4 // tensor, (8, 8), 256, 4)) for name in ("layer0", "layer1")]]
-                    * tensor)
+    kind = ArrayKind("float32", 4 // tensor, (8, 8), 256, 4)
+    return geometry(tensor, [[Array(name, kind) for name in ("layer0", "layer1")]] * tensor)
 
 
 def pair(decode: tuple[Geometry, Speculation], prefill: tuple[Geometry, Speculation]) -> Met:

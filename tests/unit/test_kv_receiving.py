@@ -11,13 +11,13 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
 from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import LOOKS
-from xpyd_sidecar.kv.mapping import Cut, Part, units
+from xpyd_sidecar.kv.mapping import Cut, PlacedCut, units
 from xpyd_sidecar.kv.reach import ArraySpan, TableSpan
-from xpyd_sidecar.kv.receiving import Ask, Cancel, Confirm, Finished, From, Order, Place, Pull, Receiving
+from xpyd_sidecar.kv.receiving import Ask, Cancel, Confirm, Finished, From, Order, PlaceBlocks, Pull, Receiving
 
 P1, P2 = HostPort("10.0.0.1:1"), HostPort("10.0.0.2:1")
 INC = Incarnation("p" * 32)
-WHOLE = (Part(Cut(0, 2, 0, 0, 32), 0, 0),)
+WHOLE = (PlacedCut(Cut(0, 2, 0, 0, 32), 0, 0),)
 TABLES = (TableSpan(2, (40, 41, 42)),)
 
 
@@ -50,17 +50,17 @@ def silence(receiving: Receiving, start: float, end: float) -> list[object]:
 def fill(receiving: Receiving, attempt: int = 1) -> list[object]:
     out: list[object] = []
     for region in range(2):
-        assert receiving.arrived(key(attempt), 0, region, (2, 3), 100) == Place("r", region, (40, 41, 42))
+        assert receiving.arrived(key(attempt), 0, region, (2, 3), 100) == PlaceBlocks("r", region, (40, 41, 42))
         out += receiving.placed(key(attempt))
     return out
 
 
 def test_a_load_is_committed_when_every_block_of_every_region_is_placed() -> None:
     receiving = begun()
-    assert receiving.arrived(key(), 0, 0, (2, 3), 30) == Place("r", 0, (40, 41, 42))
-    assert receiving.arrived(key(), 0, 1, (4, 1), 10) == Place("r", 1, (42,))
+    assert receiving.arrived(key(), 0, 0, (2, 3), 30) == PlaceBlocks("r", 0, (40, 41, 42))
+    assert receiving.arrived(key(), 0, 1, (4, 1), 10) == PlaceBlocks("r", 1, (42,))
     assert receiving.placed(key()) == []
-    assert receiving.arrived(key(), 0, 1, (2, 2), 20) == Place("r", 1, (40, 41))
+    assert receiving.arrived(key(), 0, 1, (2, 2), 20) == PlaceBlocks("r", 1, (40, 41))
     assert receiving.placed(key()) == [Confirm(key(), 0), Finished("r", key(), Outcome.OK, "", 60)]
     assert receiving.open == 0
     assert receiving.arrived(key(), 0, 0, (2, 3), 30) is None
@@ -240,7 +240,7 @@ def test_a_load_ends_by_silence_or_by_its_limit_and_by_nothing_else(course: list
     """Law 4: progress within ``load_s`` of listening keeps it, silence of that ends it, and the limit always does."""
     blocks = 80
     receiving = Receiving(load_s=load_s, grace_s=1, regions=1, cover=True, limit_s=limit_s)
-    part = (Part(Cut(0, 1, 0, 0, 16), 0, 0),)
+    part = (PlacedCut(Cut(0, 1, 0, 0, 16), 0, 0),)
     receiving.load(Order("r", key(), (TableSpan(0, tuple(range(blocks))),), (From(P1, INC, part),)), 0.0)
     now, sent, silent, waited = 0.0, 0, 0.0, 0
     for what, gap in [*course, *[Course("nothing")] * load_s]:
@@ -303,7 +303,8 @@ def test_a_name_that_comes_again_with_another_transfer_is_another_load() -> None
     assert receiving.fail("r", third, Outcome.DEADLINE, "x") == [Finished("r", third, Outcome.DEADLINE, "x", 0)]
 
 
-TWO = (From(P1, INC, (Part(Cut(0, 2, 0, 1, 16), 0, 0),)), From(P2, INC, (Part(Cut(0, 2, 1, 1, 16), 0, 1),), takers=2))
+TWO = (From(P1, INC, (PlacedCut(Cut(0, 2, 0, 1, 16), 0, 0),)),
+       From(P2, INC, (PlacedCut(Cut(0, 2, 1, 1, 16), 0, 1),), takers=2))
 
 
 def two() -> Receiving:
@@ -319,7 +320,7 @@ def two() -> Receiving:
 def fill_two(receiving: Receiving, source: int) -> list[object]:
     out: list[object] = []
     for region in range(2):
-        assert receiving.arrived(key(), source, region, (2, 3), 48) == Place("r", region, (40, 41, 42), source, 1)
+        assert receiving.arrived(key(), source, region, (2, 3), 48) == PlaceBlocks("r", region, (40, 41, 42), source, 1)
         out += receiving.placed(key())
     return out
 
@@ -385,7 +386,7 @@ def test_pulling_asks_every_source_for_what_follows_the_blocks_that_all_have_sen
 
 SEVERAL = (TableSpan(0, (40, 41, 42)), TableSpan(1, (50, 51)), TableSpan(0, (60,)))
 """Of arrays that reach over all, over a window, and of a state."""
-FOUR = (Part(Cut(0, 4, 0, 0, 32), 0, 0),)
+FOUR = (PlacedCut(Cut(0, 4, 0, 0, 32), 0, 0),)
 
 
 def test_arrays_of_several_groups_are_asked_for_with_their_own_blocks_and_placed_into_them() -> None:
@@ -399,20 +400,21 @@ def test_arrays_of_several_groups_are_asked_for_with_their_own_blocks_and_placed
     assert ask.slots == 12
     for outside in ((1, (0, 1)), (1, (2, 2)), (3, (1, 1)), (3, (0, 2)), (0, (2, 2))):
         assert receiving.arrived(key(), 0, outside[0], outside[1], 32) is None
-    assert receiving.arrived(key(), 0, 0, (0, 3), 96) == Place("r", 0, (40, 41, 42))
-    assert receiving.arrived(key(), 0, 1, (1, 2), 64) == Place("r", 1, (50, 51))
-    assert receiving.arrived(key(), 0, 2, (2, 1), 32) == Place("r", 2, (51,))
-    assert receiving.arrived(key(), 0, 3, (0, 1), 32) == Place("r", 3, (60,))
+    assert receiving.arrived(key(), 0, 0, (0, 3), 96) == PlaceBlocks("r", 0, (40, 41, 42))
+    assert receiving.arrived(key(), 0, 1, (1, 2), 64) == PlaceBlocks("r", 1, (50, 51))
+    assert receiving.arrived(key(), 0, 2, (2, 1), 32) == PlaceBlocks("r", 2, (51,))
+    assert receiving.arrived(key(), 0, 3, (0, 1), 32) == PlaceBlocks("r", 3, (60,))
     assert receiving.placed(key()) == [], "a block of the second window layer is missing"
-    assert receiving.arrived(key(), 0, 2, (1, 1), 32) == Place("r", 2, (50,))
+    assert receiving.arrived(key(), 0, 2, (1, 1), 32) == PlaceBlocks("r", 2, (50,))
     assert receiving.placed(key()) == [Confirm(key(), 0), Finished("r", key(), Outcome.OK, "", 256)]
 
 
 def test_a_source_whose_arrays_are_grouped_otherwise_is_asked_by_its_own_order() -> None:
     receiving = Receiving(load_s=30, grace_s=1, regions=3, cover=True, groups=(0, 0, 1))
-    parts = (Part(Cut(0, 1, 0, 0, 32), 2, 0), Part(Cut(1, 2, 0, 0, 32), 0, 0))  # its first array is this rank's last
+    # Its first array is this rank's last.
+    parts = (PlacedCut(Cut(0, 1, 0, 0, 32), 2, 0), PlacedCut(Cut(1, 2, 0, 0, 32), 0, 0))
     (ask,) = receiving.load(Order("r", key(), (TableSpan(0, (4, 5)), TableSpan(1, (9,))), (From(P1, INC, parts),)), 0.0)
     assert isinstance(ask, Ask)
     assert (ask.ready.first, ask.ready.count, ask.ready.spans) == (0, 2, (ArraySpan(0, 1, 1, 1),))
     assert not ask.plain
-    assert receiving.arrived(key(), 0, 0, (1, 1), 32) == Place("r", 2, (9,))
+    assert receiving.arrived(key(), 0, 0, (1, 1), 32) == PlaceBlocks("r", 2, (9,))

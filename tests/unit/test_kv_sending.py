@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.bodies import Ready
-from xpyd_sidecar.kv.copies import Copy, Ended, Free, Refuse, Send, Uses
+from xpyd_sidecar.kv.copies import Copy, Free, RefuseTransfer, Send, TransferEnded, Uses
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import LOOKS
-from xpyd_sidecar.kv.mapping import Cut, Kind
+from xpyd_sidecar.kv.mapping import ArrayKind, Cut
 from xpyd_sidecar.kv.reach import ArraySpan, Reach
 from xpyd_sidecar.kv.sending import EARLY_MAX, Sending
 
@@ -42,7 +42,7 @@ def test_copies_are_kept_until_they_are_asked_for_and_then_sent_at_once() -> Non
     assert sending.copy(KEY, copy("a"), 0.0) == []
     assert sending.ready(1, KEY, ALL, 1.0) == [Send(1, KEY, copy("a"), 0, 2, False, Uses(1))]
     assert sending.copy(KEY, copy("b", 2), 2.0) == [Send(1, KEY, copy("b", 2), 2, 2, False, Uses(1))]
-    assert sending.done(1, KEY) == [Ended(KEY, Outcome.OK, "", True)]
+    assert sending.done(1, KEY) == [TransferEnded(KEY, Outcome.OK, "", True)]
     assert sending.open == 0
 
 
@@ -65,7 +65,7 @@ def test_requests_ahead_of_their_copies_are_bounded() -> None:
     sending = machine()
     steps = [one for n in range(EARLY_MAX + 1)
              for one in sending.ready(1, Key(TransferId(f"{n:032x}"), Attempt(1), 1), ALL, 0.0)]
-    assert [(type(one), one.key.transfer) for one in steps] == [(Refuse, "0" * 32)]  # type: ignore[union-attr]
+    assert [(type(one), one.key.transfer) for one in steps] == [(RefuseTransfer, "0" * 32)]  # type: ignore[union-attr]
 
 
 def test_payloads_are_covered_if_either_side_wants_it() -> None:
@@ -82,10 +82,10 @@ def test_another_geometry_is_refused_with_both(ready: Ready) -> None:
     sending = machine()
     sending.copy(KEY, copy(), 0.0)
     refuse, free, ended = sending.ready(1, KEY, ready, 0.0)
-    assert isinstance(refuse, Refuse)
+    assert isinstance(refuse, RefuseTransfer)
     assert "2 arrays of 64 bytes a block here" in refuse.reason
     assert free == Free(copy())
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TransferEnded)
     assert ended.outcome is Outcome.INCOMPATIBLE
 
 
@@ -95,10 +95,10 @@ def test_copies_nobody_asks_for_are_dropped_after_their_time() -> None:
     assert sending.tick(59.9) == []
     free, ended = sending.tick(60.0)
     assert free == Free(copy())
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TransferEnded)
     assert (ended.outcome, ended.confirmed) == (Outcome.DEADLINE, False)
     assert sending.ready(1, KEY, ALL, 61.0) == [
-        Refuse(1, KEY, Outcome.DEADLINE, "decode did not ask for it in time", False)]
+        RefuseTransfer(1, KEY, Outcome.DEADLINE, "decode did not ask for it in time", False)]
 
 
 def test_a_peer_that_never_confirms_is_not_waited_for_for_ever() -> None:
@@ -107,8 +107,8 @@ def test_a_peer_that_never_confirms_is_not_waited_for_for_ever() -> None:
     sending.ready(1, KEY, ALL, 50.0)
     assert silence(sending, 50.0, 79.0) == []
     refuse, ended = sending.tick(80.0)
-    assert isinstance(refuse, Refuse)
-    assert isinstance(ended, Ended)
+    assert isinstance(refuse, RefuseTransfer)
+    assert isinstance(ended, TransferEnded)
 
 
 def test_a_lost_link_ends_what_went_over_it_and_nothing_else() -> None:
@@ -117,7 +117,7 @@ def test_a_lost_link_ends_what_went_over_it_and_nothing_else() -> None:
     for link, key in ((1, KEY), (2, other)):
         sending.copy(key, copy(), 0.0)
         sending.ready(link, key, ALL, 0.0)
-    assert sending.lost(1, Outcome.PEER_LOST, "x") == [Ended(KEY, Outcome.PEER_LOST, "x", False)]
+    assert sending.lost(1, Outcome.PEER_LOST, "x") == [TransferEnded(KEY, Outcome.PEER_LOST, "x", False)]
     assert (sending.open, sending.busy(1), sending.busy(2)) == (1, False, True)
     assert sending.copy(KEY, copy("late", 2), 1.0) == [Free(copy("late", 2))]
 
@@ -127,13 +127,13 @@ def test_only_the_link_that_asked_may_confirm_or_cancel() -> None:
     sending.copy(KEY, copy(), 0.0)
     sending.ready(1, KEY, ALL, 0.0)
     assert sending.done(2, KEY) == sending.cancel(2, KEY, Outcome.STALE, "x") == []
-    assert sending.cancel(1, KEY, Outcome.STALE, "x") == [Ended(KEY, Outcome.STALE, "x", False)]
+    assert sending.cancel(1, KEY, Outcome.STALE, "x") == [TransferEnded(KEY, Outcome.STALE, "x", False)]
 
 
 def test_a_cancelled_request_that_was_early_ends_too() -> None:
     sending = machine()
     sending.ready(1, KEY, ALL, 0.0)
-    assert sending.cancel(1, KEY, Outcome.ABORTED, "x") == [Ended(KEY, Outcome.ABORTED, "x", False)]
+    assert sending.cancel(1, KEY, Outcome.ABORTED, "x") == [TransferEnded(KEY, Outcome.ABORTED, "x", False)]
     assert sending.copy(KEY, copy(), 1.0) == [Free(copy())]
 
 
@@ -142,22 +142,22 @@ def test_being_asked_twice_is_refused() -> None:
     sending.copy(KEY, copy(), 0.0)
     sending.ready(1, KEY, ALL, 0.0)
     one, other, ended = sending.ready(2, KEY, ALL, 0.0)
-    assert isinstance(one, Refuse)
-    assert isinstance(other, Refuse)
-    assert isinstance(ended, Ended)
+    assert isinstance(one, RefuseTransfer)
+    assert isinstance(other, RefuseTransfer)
+    assert isinstance(ended, TransferEnded)
     assert {one.link, other.link} == {1, 2}
     assert ended.outcome is Outcome.PROTOCOL
 
 
 def test_releasing_tells_decode_where_it_has_asked_and_reports_even_what_was_never_begun() -> None:
     sending = machine()
-    assert sending.release(KEY, Outcome.UNUSED, "x") == [Ended(KEY, Outcome.UNUSED, "x", False)]
+    assert sending.release(KEY, Outcome.UNUSED, "x") == [TransferEnded(KEY, Outcome.UNUSED, "x", False)]
     assert sending.release(KEY, Outcome.UNUSED, "x") == []
     early = Key(TransferId("b" * 32), Attempt(1), 1)
     sending.ready(1, early, ALL, 0.0)
     assert sending.release(early, Outcome.ABORTED, "y", retry=True) == [
-        Refuse(1, early, Outcome.ABORTED, "y", True), Ended(early, Outcome.ABORTED, "y", False)]
-    assert sending.ready(3, early, ALL, 0.0) == [Refuse(3, early, Outcome.ABORTED, "y", True)]
+        RefuseTransfer(1, early, Outcome.ABORTED, "y", True), TransferEnded(early, Outcome.ABORTED, "y", False)]
+    assert sending.ready(3, early, ALL, 0.0) == [RefuseTransfer(3, early, Outcome.ABORTED, "y", True)]
 
 
 def sent(limit_s: float = math.inf) -> Sending[str]:
@@ -182,8 +182,8 @@ def test_a_transfer_lasts_while_there_is_progress(what: str) -> None:
         assert sending.tick(29.0 * nth) == []
     assert silence(sending, 203.0, 232.0) == []
     refuse, ended = sending.tick(233.0)
-    assert ended == Ended(KEY, Outcome.DEADLINE, "decode did not confirm in time", False)
-    assert isinstance(refuse, Refuse)
+    assert ended == TransferEnded(KEY, Outcome.DEADLINE, "decode did not confirm in time", False)
+    assert isinstance(refuse, RefuseTransfer)
     assert sending.progressed(KEY) is None
     assert sending.tick(234.0) == []
 
@@ -199,7 +199,7 @@ def test_what_a_taker_fetches_is_progress_and_what_it_has_fetched_is_not() -> No
     for second in range(88, 117):
         assert sending.fetch(1, KEY, 4) == []
         assert sending.tick(float(second)) == []
-    assert Ended(KEY, Outcome.DEADLINE, "decode did not confirm in time", False) in sending.tick(117.0)
+    assert TransferEnded(KEY, Outcome.DEADLINE, "decode did not confirm in time", False) in sending.tick(117.0)
 
 
 def test_the_limit_ends_a_transfer_however_much_leaves() -> None:
@@ -208,7 +208,7 @@ def test_the_limit_ends_a_transfer_however_much_leaves() -> None:
         sending.progressed(KEY)
         assert sending.tick(float(second)) == []
     sending.progressed(KEY)
-    assert sending.tick(100.0)[-1] == Ended(KEY, Outcome.DEADLINE, "it took longer than a load may", False)
+    assert sending.tick(100.0)[-1] == TransferEnded(KEY, Outcome.DEADLINE, "it took longer than a load may", False)
 
 
 def test_copies_are_kept_while_their_prompt_is_computed() -> None:
@@ -221,7 +221,7 @@ def test_copies_are_kept_while_their_prompt_is_computed() -> None:
     assert silence(sending, 109.5, 169.0) == []
     assert len(sending.ready(1, KEY, ALL, 169.0)) == 2
     assert silence(sending, 169.0, 199.0 - 0.5) == [], "what was before READY counts for nothing after it"
-    assert sending.tick(199.5)[-1] == Ended(KEY, Outcome.DEADLINE, "decode did not confirm in time", False)
+    assert sending.tick(199.5)[-1] == TransferEnded(KEY, Outcome.DEADLINE, "decode did not confirm in time", False)
 
 
 def test_a_clock_that_jumps_ends_no_transfer_at_once() -> None:
@@ -266,7 +266,7 @@ def test_a_transfer_ends_by_silence_or_by_its_limit_and_by_nothing_else(
         step = sending.tick(now)
         out += step
         over = now >= asked + limit_s or silent >= (keep_s if asked == math.inf else send_s)
-        assert any(isinstance(one, Ended) for one in step) == over
+        assert any(isinstance(one, TransferEnded) for one in step) == over
         if over:
             back = [one.copy.data for one in out if isinstance(one, Send | Free)]
             assert sorted(back) == sorted(names)
@@ -280,7 +280,8 @@ def taker(half: int, takers: int = 2) -> Ready:
 
 
 def shared() -> Sending[str]:
-    return Sending(keep_s=60, send_s=30, regions=2, block_bytes=64, cover=False, kinds=[Kind("uint8", 2, (16,), 16, 2)] * 2)
+    return Sending(keep_s=60, send_s=30, regions=2, block_bytes=64, cover=False,
+                   kinds=[ArrayKind("uint8", 2, (16,), 16, 2)] * 2)
 
 
 def both() -> Sending[str]:
@@ -303,7 +304,7 @@ def test_a_copy_goes_to_each_of_its_takers_once_all_have_asked_and_is_free_when_
     assert [one.uses.over(), one.uses.over()] == [False, True]
     assert len(sending.copy(KEY, copy("later", 2), 51.0)) == 2
     assert sending.tick(79.0) == sending.done(2, KEY) == sending.done(3, KEY) == sending.done(2, KEY) == []
-    assert sending.done(1, KEY) == [Ended(KEY, Outcome.OK, "", True)]
+    assert sending.done(1, KEY) == [TransferEnded(KEY, Outcome.OK, "", True)]
 
 
 def test_takers_may_ask_before_the_first_copy() -> None:
@@ -318,8 +319,8 @@ def test_a_taker_that_is_lost_before_the_first_copy_ends_the_transfer_for_the_ot
     sending = shared()
     sending.ready(1, KEY, taker(0), 0.0)
     sending.ready(2, KEY, taker(1), 0.0)
-    assert sending.lost(1, Outcome.PEER_LOST, "gone") == [Refuse(2, KEY, Outcome.PEER_LOST, "gone", True),
-                                                          Ended(KEY, Outcome.PEER_LOST, "gone", False)]
+    assert sending.lost(1, Outcome.PEER_LOST, "gone") == [RefuseTransfer(2, KEY, Outcome.PEER_LOST, "gone", True),
+                                                          TransferEnded(KEY, Outcome.PEER_LOST, "gone", False)]
     assert sending.copy(KEY, copy(), 1.0) == [Free(copy())]
     assert not sending.busy(1)
     assert not sending.busy(2)
@@ -330,10 +331,10 @@ def test_a_transfer_that_not_all_takers_ask_for_waits_no_longer_than_an_unasked_
     sending.copy(KEY, copy(), 0.0)
     sending.ready(1, KEY, taker(0), 59.0)
     refuse, free, ended = sending.tick(60.0)
-    assert isinstance(refuse, Refuse)
+    assert isinstance(refuse, RefuseTransfer)
     assert refuse.link == 1
     assert free == Free(copy())
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TransferEnded)
 
 
 @pytest.mark.parametrize("end", [
@@ -342,12 +343,13 @@ def test_a_transfer_that_not_all_takers_ask_for_waits_no_longer_than_an_unasked_
 def test_when_one_taker_goes_the_other_is_told_that_another_try_may_come(end: Callable[[Sending[str]], list[object]]
                                                                          ) -> None:
     refuse, ended = end(both())
-    assert isinstance(refuse, Refuse)
+    assert isinstance(refuse, RefuseTransfer)
     assert (refuse.link, refuse.retry) == (2, True)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TransferEnded)
     sending = both()
     sending.done(2, KEY)
-    assert [type(step) for step in end(sending)] == [Ended], "one that has confirmed owes nothing and is owed nothing"
+    # One that has confirmed owes nothing and is owed nothing.
+    assert [type(step) for step in end(sending)] == [TransferEnded]
 
 
 def test_a_taker_that_goes_before_the_first_copy_takes_the_others_along() -> None:
@@ -355,15 +357,15 @@ def test_a_taker_that_goes_before_the_first_copy_takes_the_others_along() -> Non
     sending.ready(1, KEY, taker(0), 0.0)
     sending.ready(2, KEY, taker(1), 0.0)
     refuse, ended = sending.cancel(2, KEY, Outcome.ABORTED, "x")
-    assert refuse == Refuse(1, KEY, Outcome.ABORTED, "x", True)
-    assert isinstance(ended, Ended)
+    assert refuse == RefuseTransfer(1, KEY, Outcome.ABORTED, "x", True)
+    assert isinstance(ended, TransferEnded)
 
 
 @pytest.mark.parametrize("third", [taker(0), taker(0, takers=3)])
 def test_one_taker_too_many_ends_the_transfer_for_all(third: Ready) -> None:
     steps = both().ready(3, KEY, third, 0.0)
-    assert {one.link for one in steps if isinstance(one, Refuse)} == {1, 2, 3}
-    assert isinstance(steps[-1], Ended)
+    assert {one.link for one in steps if isinstance(one, RefuseTransfer)} == {1, 2, 3}
+    assert isinstance(steps[-1], TransferEnded)
 
 
 def test_arrays_that_nobody_asks_for_are_not_sent() -> None:
@@ -375,7 +377,7 @@ def test_arrays_that_nobody_asks_for_are_not_sent() -> None:
     nothing = shared()
     nothing.ready(1, KEY, Ready(0, 10, 0, 0, checksum=False), 0.0)
     assert nothing.copy(KEY, copy(), 0.0) == [Free(copy())]
-    assert nothing.done(1, KEY) == [Ended(KEY, Outcome.OK, "", True)]
+    assert nothing.done(1, KEY) == [TransferEnded(KEY, Outcome.OK, "", True)]
 
 
 @pytest.mark.parametrize("cuts", [
@@ -388,16 +390,16 @@ def test_cuts_of_what_is_not_there_are_refused(cuts: tuple[Cut, ...]) -> None:
     size = sum(one.count * one.size for one in cuts)
     asked = Ready(0, 10, sum(one.count for one in cuts), size, checksum=False, cuts=cuts)
     refuse, _, ended = sending.ready(1, KEY, asked, 0.0)
-    assert isinstance(refuse, Refuse)
+    assert isinstance(refuse, RefuseTransfer)
     assert "geometry: 2 arrays of 64 bytes a block here" in refuse.reason
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TransferEnded)
     assert ended.outcome is Outcome.INCOMPATIBLE
 
 
 def grouped() -> Sending[str]:
     """Arrays that reach over all, over a window, and one of a state."""
     reaches = Reach("all", 16), Reach("window", 16, 40), Reach("state", 0)
-    kinds = [Kind("uint8", 1, (16,), 16, 1, reach) for reach in reaches]
+    kinds = [ArrayKind("uint8", 1, (16,), 16, 1, reach) for reach in reaches]
     return Sending(keep_s=60, send_s=30, regions=3, block_bytes=48, cover=False, kinds=kinds)
 
 
@@ -431,6 +433,6 @@ def test_spans_that_prefill_cannot_have_are_refused_with_the_reason(spans: tuple
     sending = grouped()
     sending.copy(KEY, Copy(0, 0, 6, "all"), 0.0)
     refuse, *_ = sending.ready(1, KEY, Ready(0, 9, 3, 48, checksum=False, window=window, spans=spans), 1.0)
-    assert isinstance(refuse, Refuse)
+    assert isinstance(refuse, RefuseTransfer)
     assert refuse.outcome is Outcome.INCOMPATIBLE
     assert text in refuse.reason

@@ -19,10 +19,10 @@ from xpyd_sidecar.kv import bodies, offers, pairing, receiving, sending
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
-from xpyd_sidecar.kv.mapping import Cut, Part
-from xpyd_sidecar.kv.messages import Announce, Drop, Gone, Rank
+from xpyd_sidecar.kv.mapping import Cut, PlacedCut
+from xpyd_sidecar.kv.messages import Announce, Drop, Gone, ListeningRank
 from xpyd_sidecar.kv.offers import Offers
-from xpyd_sidecar.kv.pairing import Pairing, Verdict
+from xpyd_sidecar.kv.pairing import LoadVerdict, Pairing
 from xpyd_sidecar.kv.reach import CacheGroup, Reach, TableSpan
 from xpyd_sidecar.kv.receiving import From, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
@@ -30,7 +30,7 @@ from xpyd_sidecar.kv.sending import Sending
 BLOCK = 4
 GROUPS = (CacheGroup(Reach("all", BLOCK), BLOCK),)
 REGIONS = 2
-WHOLE = (Part(Cut(0, REGIONS, 0, 0, 4), 0, 0),)
+WHOLE = (PlacedCut(Cut(0, REGIONS, 0, 0, 4), 0, 0),)
 DECODE = legs.Peer(InstanceName("d"), Incarnation("d" * 32), HostPort("d:1"))
 
 
@@ -64,7 +64,7 @@ class Prefill:
         self.from_d: deque[Drop] = deque()
         self.running: dict[str, list[int]] = {}
         self.links: dict[int, Link] = {}
-        self.ended: list[offers.Ended] = []
+        self.ended: list[offers.PrefillLegEnded] = []
 
     def start(self, request: str, key: Key, prompt: int, tokens: int) -> None:
         self.offers.register(request, key, DECODE, bytes([prompt]) * 32, (tokens + 1, tokens))
@@ -98,12 +98,12 @@ class Prefill:
             if isinstance(one, offers.Release):
                 self.send(self.sending.release(one.key, one.outcome, one.reason, retry=one.outcome is Outcome.ABORTED))
             elif isinstance(one, offers.SendAnnounce):
-                rank = Rank(HostPort(self.name), Incarnation(""))
+                rank = ListeningRank(HostPort(self.name), Incarnation(""))
                 self.to_d.append(Announce(*one.key, one.identity, one.prompt, one.tokens, (rank,), one.cached))
             elif isinstance(one, offers.SendGone):
                 self.to_d.append(Gone(*one.key, one.outcome, one.reason, one.retry))
             else:
-                assert isinstance(one, offers.Ended)
+                assert isinstance(one, offers.PrefillLegEnded)
                 self.ended.append(one)
 
     def send(self, steps: list[sending.Step[Block]]) -> None:
@@ -115,7 +115,7 @@ class Prefill:
                 one.copy.data.freed += 1
             elif isinstance(one, sending.Free):
                 one.copy.data.freed += 1
-            elif isinstance(one, sending.Refuse):
+            elif isinstance(one, sending.RefuseTransfer):
                 if one.link in self.links:
                     self.links[one.link].to_d.append(("gone", one.key, (one.outcome, one.retry)))
             else:
@@ -167,10 +167,10 @@ class Decode:
             self.listen()
         for request in list(self.waiting):
             verdict = self.pairing.ask(request, self.sim.now)
-            if verdict is Verdict.WAIT or self.sim.random.random() < 0.3:  # asked again later, nothing allocated
+            if verdict is LoadVerdict.WAIT or self.sim.random.random() < 0.3:  # asked again later, nothing allocated
                 continue
             prompt, tokens, first = self.waiting.pop(request)
-            if verdict is Verdict.COMPUTE:
+            if verdict is LoadVerdict.COMPUTE:
                 self.result[request] = "computed"
                 self.pair(self.pairing.allocated(request, 0))
                 continue
@@ -198,7 +198,7 @@ class Decode:
                 prefill = self.sim.prefills[one.peer.decode()]
                 if prefill.alive:
                     prefill.from_d.append(Drop(*one.key, one.outcome, one.reason))
-            elif isinstance(one, pairing.Load):
+            elif isinstance(one, pairing.StartLoad):
                 known = self.sim.first_of.setdefault(one.request, self.order)
                 rank = one.source.data[0]
                 order = Order(one.request, one.source.key, (TableSpan(known[0], self.ids[one.request]),),

@@ -9,7 +9,7 @@ import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.bodies import Ready
-from xpyd_sidecar.kv.copies import Copy, Ended, Free, Offer, Refuse, Send, Step, Store
+from xpyd_sidecar.kv.copies import Copy, Free, OfferCopy, RefuseTransfer, Send, Step, StoreCopy, TransferEnded
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.kv.stores import Expect
@@ -39,7 +39,7 @@ def test_nothing_is_offered_unless_decode_expects_it() -> None:
     m.copy(KEY, copy(), 0)
     assert m.spill(100, weigh, 0) == []
     assert m.expect(1, KEY, EXPECT) == []
-    assert m.spill(100, weigh, 0) == [Offer(1, KEY, copy())]
+    assert m.spill(100, weigh, 0) == [OfferCopy(1, KEY, copy())]
     assert [one for one, _ in m._open[KEY].offered.values()] == [copy()]
     assert m.spill(100, weigh, 0) == []
 
@@ -50,8 +50,8 @@ def test_the_oldest_transfers_are_offered_first_and_no_more_than_is_wanted() -> 
         m.expect(1, key, EXPECT)
         for region in range(2):
             m.copy(key, copy(region=region), 0)
-    assert m.spill(11, weigh, 0) == [Offer(1, KEY, copy(region=0)), Offer(1, KEY, copy(region=1))]
-    assert m.spill(10, weigh, 0) == [Offer(1, OTHER, copy(region=0))]
+    assert m.spill(11, weigh, 0) == [OfferCopy(1, KEY, copy(region=0)), OfferCopy(1, KEY, copy(region=1))]
+    assert m.spill(10, weigh, 0) == [OfferCopy(1, OTHER, copy(region=0))]
 
 
 @pytest.mark.parametrize("cover", [True, False])
@@ -62,10 +62,10 @@ def test_what_decode_has_room_for_is_stored_once(cover: bool) -> None:
     m.spill(1, weigh, 0)
     assert m.room(2, KEY, 0, 0) == []
     assert m.room(1, KEY, 1, 0) == []
-    assert m.room(1, KEY, 0, 0) == [Store(1, KEY, copy(), cover)]
+    assert m.room(1, KEY, 0, 0) == [StoreCopy(1, KEY, copy(), cover)]
     assert m.room(1, KEY, 0, 0) == []
     assert m.ready(1, KEY, ready(), 1) == []
-    assert m.done(1, KEY) == [Ended(KEY, Outcome.OK, "", confirmed=True)]
+    assert m.done(1, KEY) == [TransferEnded(KEY, Outcome.OK, "", confirmed=True)]
 
 
 def test_a_link_over_which_decode_only_waits_is_not_silent() -> None:
@@ -84,7 +84,7 @@ def test_what_decode_has_of_another_try_is_not_waited_for_any_more() -> None:
     m = machine()
     m.expect(1, KEY, EXPECT)
     assert m.ready(1, KEY, ready(), 0) == []
-    assert m.done(1, KEY) == [Ended(KEY, Outcome.OK, "", confirmed=True)]
+    assert m.done(1, KEY) == [TransferEnded(KEY, Outcome.OK, "", confirmed=True)]
     assert not m.busy(1)
 
 
@@ -103,10 +103,10 @@ def test_what_was_pushed_ahead_over_a_lost_link_is_not_waited_for_by_a_load_over
         return
     m.room(1, KEY, 0, 0)
     told, freed, ended = m.ready(2, KEY, ready(), 1)
-    assert isinstance(told, Refuse)
+    assert isinstance(told, RefuseTransfer)
     assert (told.link, told.outcome, told.retry) == (2, Outcome.PEER_LOST, True)
     assert freed == Free(copy(region=1))
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TransferEnded)
     assert ended.outcome is Outcome.PEER_LOST
     assert m.lost(1, Outcome.PEER_LOST, "gone") == []
 
@@ -118,10 +118,11 @@ def test_a_busy_decode_is_asked_again_when_it_says_and_until_the_lease_is_over()
     m.spill(1, weigh, 0)
     m.full(1, KEY, 0, 0, until=3)
     assert m.spill(1, weigh, 2.9) == []
-    assert m.spill(1, weigh, 3) == [Offer(1, KEY, copy())]
+    assert m.spill(1, weigh, 3) == [OfferCopy(1, KEY, copy())]
     m.full(1, KEY, 0, 0, until=9)
-    assert m.tick(10) == [Refuse(1, KEY, Outcome.DEADLINE, "decode did not ask for it in time", retry=False), Free(copy()),
-                          Ended(KEY, Outcome.DEADLINE, "decode did not ask for it in time", confirmed=False)]
+    late = "decode did not ask for it in time"
+    assert m.tick(10) == [RefuseTransfer(1, KEY, Outcome.DEADLINE, late, retry=False), Free(copy()),
+                          TransferEnded(KEY, Outcome.DEADLINE, late, confirmed=False)]
 
 
 def test_ready_takes_back_what_was_offered_and_a_late_answer_changes_nothing() -> None:
@@ -142,7 +143,7 @@ def test_expectations_may_come_before_the_first_copy_and_after_the_end() -> None
     assert m.busy(1)
     assert len(m.spill(1, weigh, 0)) == 1
     m.release(KEY, Outcome.ABORTED, "gone")
-    assert m.expect(1, KEY, EXPECT) == [Refuse(1, KEY, Outcome.ABORTED, "gone", retry=False)]
+    assert m.expect(1, KEY, EXPECT) == [RefuseTransfer(1, KEY, Outcome.ABORTED, "gone", retry=False)]
 
 
 def test_decode_may_let_go_of_what_it_expects() -> None:
@@ -151,10 +152,10 @@ def test_decode_may_let_go_of_what_it_expects() -> None:
     m.expect(1, KEY, EXPECT)
     assert m.cancel(2, KEY, Outcome.DEADLINE, "unclaimed") == []
     assert m.cancel(1, KEY, Outcome.DEADLINE, "unclaimed") == [
-        Free(copy()), Ended(KEY, Outcome.DEADLINE, "unclaimed", confirmed=False)]
+        Free(copy()), TransferEnded(KEY, Outcome.DEADLINE, "unclaimed", confirmed=False)]
     m.expect(1, OTHER, EXPECT)
     assert m.cancel(1, OTHER, Outcome.DEADLINE, "unclaimed") == [
-        Ended(OTHER, Outcome.DEADLINE, "unclaimed", confirmed=False)]
+        TransferEnded(OTHER, Outcome.DEADLINE, "unclaimed", confirmed=False)]
 
 
 def test_another_geometry_is_offered_nothing() -> None:
@@ -171,7 +172,7 @@ def test_a_lost_link_ends_what_was_stored_over_it_and_keeps_the_rest() -> None:
         m.expect(1, key, EXPECT)
     m.spill(20, weigh, 0)
     m.room(1, KEY, 0, 0)
-    assert m.lost(1, Outcome.PEER_LOST, "reset") == [Ended(KEY, Outcome.PEER_LOST, "reset", confirmed=False)]
+    assert m.lost(1, Outcome.PEER_LOST, "reset") == [TransferEnded(KEY, Outcome.PEER_LOST, "reset", confirmed=False)]
     assert not m.busy(1)
     assert [type(one) for one in m.ready(2, OTHER, ready(), 1)] == [Send]
 
@@ -180,9 +181,9 @@ def test_decode_is_told_of_the_end_of_what_it_expects() -> None:
     m = machine()
     m.copy(KEY, copy(), 0)
     m.expect(1, KEY, EXPECT)
-    assert m.release(KEY, Outcome.OVERFLOW, "full")[0] == Refuse(1, KEY, Outcome.OVERFLOW, "full", retry=False)
+    assert m.release(KEY, Outcome.OVERFLOW, "full")[0] == RefuseTransfer(1, KEY, Outcome.OVERFLOW, "full", retry=False)
     m.expect(1, OTHER, EXPECT)
-    assert m.release(OTHER, Outcome.STALE, "older")[0] == Refuse(1, OTHER, Outcome.STALE, "older", retry=False)
+    assert m.release(OTHER, Outcome.STALE, "older")[0] == RefuseTransfer(1, OTHER, Outcome.STALE, "older", retry=False)
 
 
 def test_what_lies_in_one_ranks_buffer_is_not_cut_for_several() -> None:
@@ -192,7 +193,7 @@ def test_what_lies_in_one_ranks_buffer_is_not_cut_for_several() -> None:
     m.spill(1, weigh, 0)
     m.room(1, KEY, 0, 0)
     steps = m.ready(1, KEY, Ready(0, 4, 2, 20, checksum=False, takers=2), 1)
-    assert isinstance(steps[0], Refuse)
+    assert isinstance(steps[0], RefuseTransfer)
     assert "buffer of one decode rank" in steps[0].reason
 
 

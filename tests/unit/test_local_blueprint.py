@@ -11,7 +11,7 @@ from render_service import service
 
 from xpyd_operator.errors import LocalError
 from xpyd_operator.local import store
-from xpyd_operator.local.blueprint import Blueprint
+from xpyd_operator.local.blueprint import LocalBlueprint
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.store import PlannedCounts, StopRequest
 from xpyd_operator.plan.actions import Create
@@ -20,11 +20,11 @@ from xpyd_sidecar.contract.launch import GroupConfig
 
 
 @pytest.fixture
-def blueprint(tmp_path: Path) -> Blueprint:
+def blueprint(tmp_path: Path) -> LocalBlueprint:
     folder = ServiceFolder("qwen", tmp_path)
     folder.make()
     write(folder)
-    return Blueprint(folder, store.settings_for(folder, "127.0.0.1"))
+    return LocalBlueprint(folder, store.settings_for(folder, "127.0.0.1"))
 
 
 def write(folder: ServiceFolder, stamp: int = 1, **spec: object) -> None:
@@ -32,7 +32,7 @@ def write(folder: ServiceFolder, stamp: int = 1, **spec: object) -> None:
     os.utime(folder.desired, ns=(stamp, stamp))
 
 
-def test_counts_revisions_and_times_follow_the_document(blueprint: Blueprint) -> None:
+def test_counts_revisions_and_times_follow_the_document(blueprint: LocalBlueprint) -> None:
     before = blueprint.desired()
     assert (before.shape, before.stopping, before.drain_timeout_s) == ("1P1D", False, 600.0)
     write(blueprint.folder, 2, decode={"replicas": 3}, drain={"timeout": "5s"}, router={"policy": "least_loaded"})
@@ -42,19 +42,19 @@ def test_counts_revisions_and_times_follow_the_document(blueprint: Blueprint) ->
     assert after.router != before.router
 
 
-def test_scaling_starts_with_its_lower_bound(blueprint: Blueprint) -> None:
+def test_scaling_starts_with_its_lower_bound(blueprint: LocalBlueprint) -> None:
     write(blueprint.folder, 2, decode={"scaling": {"min": 2, "max": 5}})
     assert blueprint.desired().shape == "1P2D"
 
 
-def test_shares_of_a_rollout_are_of_each_roles_count(blueprint: Blueprint) -> None:
+def test_shares_of_a_rollout_are_of_each_roles_count(blueprint: LocalBlueprint) -> None:
     write(blueprint.folder, 2, decode={"replicas": 12}, rollout={"maxSurge": "25%", "maxUnavailable": "10%"})
     prefill, decode = blueprint.desired().prefill, blueprint.desired().decode
     assert (prefill.max_surge, prefill.max_unavailable) == (1, 0)
     assert (decode.max_surge, decode.max_unavailable) == (3, 1)
 
 
-def test_a_wish_to_end_stops_also_when_it_is_damaged(blueprint: Blueprint) -> None:
+def test_a_wish_to_end_stops_also_when_it_is_damaged(blueprint: LocalBlueprint) -> None:
     store.save(blueprint.folder.stop, StopRequest())
     assert blueprint.desired().stopping
     blueprint.folder.stop.write_text("{")
@@ -63,13 +63,13 @@ def test_a_wish_to_end_stops_also_when_it_is_damaged(blueprint: Blueprint) -> No
     assert not blueprint.desired().stopping
 
 
-def test_a_document_that_is_gone_is_a_clear_error(blueprint: Blueprint) -> None:
+def test_a_document_that_is_gone_is_a_clear_error(blueprint: LocalBlueprint) -> None:
     blueprint.folder.desired.unlink()
     with pytest.raises(LocalError, match=r"cannot read .*desired\.yaml"):
         blueprint.desired()
 
 
-def test_new_instances_have_ports_of_their_own_and_agents_that_know_them(blueprint: Blueprint) -> None:
+def test_new_instances_have_ports_of_their_own_and_agents_that_know_them(blueprint: LocalBlueprint) -> None:
     revision = blueprint.desired().decode.revision
     records = []
     for ordinal in range(3):
@@ -89,7 +89,7 @@ def test_new_instances_have_ports_of_their_own_and_agents_that_know_them(bluepri
 
 
 def test_members_of_an_instance_have_ports_devices_folders_and_agents_of_their_own(
-        blueprint: Blueprint, monkeypatch: pytest.MonkeyPatch) -> None:
+        blueprint: LocalBlueprint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xpyd_operator.local.gpus.count", lambda: 4)
     before = blueprint.desired().decode.revision
     parallelism = {"tensor": 4, "pods": 2}
@@ -118,7 +118,7 @@ def test_members_of_an_instance_have_ports_devices_folders_and_agents_of_their_o
     assert follower.process.env["XPYD_RUN_DIR"].endswith("/e0-1")
 
 
-def test_members_with_ranks_of_their_own_have_a_server_each(blueprint: Blueprint) -> None:
+def test_members_with_ranks_of_their_own_have_a_server_each(blueprint: LocalBlueprint) -> None:
     write(blueprint.folder, 2, prefill={"parallelism": {"data": 4, "pods": 2}})
     name = InstanceName("qwen-e0")
     record = blueprint.instance(Create(name, 0, Role.PREFILL, blueprint.desired().prefill.revision), [], Random(0))
@@ -134,7 +134,7 @@ def test_members_with_ranks_of_their_own_have_a_server_each(blueprint: Blueprint
         (f"127.0.0.1:{port}", f"127.0.0.1:{port}", 4) for port in record.ports[:2]]
 
 
-def test_agents_of_an_old_revision_keep_their_settings(blueprint: Blueprint) -> None:
+def test_agents_of_an_old_revision_keep_their_settings(blueprint: LocalBlueprint) -> None:
     create = Create(InstanceName("qwen-e0"), 0, Role.DECODE, blueprint.desired().decode.revision)
     record = blueprint.instance(create, [], Random(0))
     write(blueprint.folder, 2, engine={"args": ["--enforce-eager"]})
@@ -142,7 +142,7 @@ def test_agents_of_an_old_revision_keep_their_settings(blueprint: Blueprint) -> 
     assert blueprint.agents([record]) == {}
 
 
-def test_the_planner_sets_counts_and_limits_hold_whoever_asks(blueprint: Blueprint) -> None:
+def test_the_planner_sets_counts_and_limits_hold_whoever_asks(blueprint: LocalBlueprint) -> None:
     scaling = {"scaling": {"min": 1, "max": 3}}
     planner = {"mode": "auto", "slo": {"ttftP95": "2s"}}
     write(blueprint.folder, 2, prefill=scaling, decode=scaling, limits={"maxInstances": 4}, planner=planner)

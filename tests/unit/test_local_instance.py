@@ -13,7 +13,7 @@ from processes import free_port
 from render_service import service
 
 from xpyd_operator.local import store
-from xpyd_operator.local.blueprint import Blueprint
+from xpyd_operator.local.blueprint import LocalBlueprint
 from xpyd_operator.local.instance import LocalInstance
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.store import InstanceRecord
@@ -33,7 +33,7 @@ class Pair:
         settings = msgspec.structs.replace(store.settings_for(home, "127.0.0.1"), run_dir=str(folder / "r"),
                                            python="/bin/true")
         store.save_desired(home, service(decode={"parallelism": {"data": 2, "pods": 2}}))
-        blueprint = Blueprint(home, settings)
+        blueprint = LocalBlueprint(home, settings)
         made = blueprint.instance(Create(NAME, 0, Role.DECODE, blueprint.desired().decode.revision), [], Random(0))
         quick = [Process(("/bin/true", "--host", "127.0.0.1"), {})] * 2
         self.record = msgspec.structs.replace(

@@ -24,7 +24,7 @@ def test_one_holder_and_it_is_known(tmp_path: Path) -> None:
     assert lock.holder(path) == 0
     with lock.held(path):
         assert lock.holder(path) == os.getpid()
-        with pytest.raises(lock.Busy, match=f"pid {os.getpid()}"), lock.held(path):
+        with pytest.raises(lock.LockHeld, match=f"pid {os.getpid()}"), lock.held(path):
             pass
     assert lock.holder(path) == 0
 

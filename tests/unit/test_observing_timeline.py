@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
-from xpyd_sidecar.contract.timeline import First, Notes, Side, Span, Told
+from xpyd_sidecar.contract.timeline import First, Notes, Span, TracedAnswer, TransferSide
 from xpyd_sidecar.router.observing import timeline
 from xpyd_sidecar.router.observing.record import LegRecord, Record
 from xpyd_sidecar.router.observing.timeline import EngineNotes
@@ -29,16 +29,16 @@ def packed(value: object) -> bytes:
 def heard(ahead: float = 1000.0, clock: float = 50.0, side_clock: float = 50.0) -> list[EngineNotes]:
     base = 100.0 + ahead
     behind = clock - side_clock  # of a rank on another host
-    sent = Side(0, {"ready": base + 0.1 + behind, "done": base + 0.42 + behind},
-                [Span(base + 0.2 + behind, base + 0.21 + behind, 4096, 2, "tcp")],
-                [Span(base + 0.05 + behind, base + 0.4 + behind, 300)], side_clock)
+    sent = TransferSide(0, {"ready": base + 0.1 + behind, "done": base + 0.42 + behind},
+                        [Span(base + 0.2 + behind, base + 0.21 + behind, 4096, 2, "tcp")],
+                        [Span(base + 0.05 + behind, base + 0.4 + behind, 300)], side_clock)
     prefill = Notes(T, True, Attempt(1), 300, "ok", {"arrived": base + 0.02, "announced": base + 0.04}, (packed(sent),))
-    came = Side(0, {"asked": base + 0.06, "committed": base + 0.43}, [Span(base + 0.22, base + 0.22, 4096, 1, "tcp")],
-                [Span(base + 0.07, base + 0.08, 8)], clock)
+    came = TransferSide(0, {"asked": base + 0.06, "committed": base + 0.43},
+                        [Span(base + 0.22, base + 0.22, 4096, 1, "tcp")], [Span(base + 0.07, base + 0.08, 8)], clock)
     decode = Notes(T, False, Attempt(1), 300, "ok", {"arrived": base + 0.02, "ended": base + 0.44}, (packed(came),),
                    packed(First(Span(base + 0.45, base + 0.47, 1), clock)))
-    return [EngineNotes(Told(InstanceName("p"), base, clock, (prefill,)), ahead, 0.001),
-            EngineNotes(Told(InstanceName("d"), base, clock, (decode,)), ahead, 0.001)]
+    return [EngineNotes(TracedAnswer(InstanceName("p"), base, clock, (prefill,)), ahead, 0.001),
+            EngineNotes(TracedAnswer(InstanceName("d"), base, clock, (decode,)), ahead, 0.001)]
 
 
 @pytest.mark.parametrize(("ahead", "side_clock"), [(0.0, 50.0), (1e6, 50.0), (-70.0, 50.0), (3.0, -4e5)])
@@ -61,7 +61,7 @@ def test_clocks_of_one_host_are_not_set_by_the_wall_clock() -> None:
     line = timeline.of(record(), heard(0.0, 50.0, 50.0))
     moved = heard(0.0, 50.0, 50.0)
     told = moved[0].told
-    side = msgspec.msgpack.decode(told.notes[0].ranks[0], type=Side)
+    side = msgspec.msgpack.decode(told.notes[0].ranks[0], type=TransferSide)
     stepped = msgspec.structs.replace(side, clock=50.02)
     notes = msgspec.structs.replace(told.notes[0], ranks=(packed(stepped),))
     moved[0] = moved[0]._replace(told=msgspec.structs.replace(told, notes=(notes,)))

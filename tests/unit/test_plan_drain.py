@@ -4,12 +4,12 @@ import msgspec
 
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.drain import victims
-from xpyd_operator.plan.observed import Instance, Phase, Unit
+from xpyd_operator.plan.observed import Instance, ObservedUnit, Phase
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 
 def instance(ordinal: int, phase: Phase, *, load: int = 0, since: float = 0.0, crashes: int = 0) -> Instance:
-    unit = Unit("engine", phase is not Phase.CRASHED, crashes)
+    unit = ObservedUnit("engine", phase is not Phase.CRASHED, crashes)
     return Instance(InstanceName(f"q-e{ordinal}"), ordinal, Role.DECODE, Revision("r"), phase, since, load, (unit,))
 
 

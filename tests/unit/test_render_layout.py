@@ -10,7 +10,7 @@ from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.engine import MODULE, engine_args, shutdown_args
 from xpyd_operator.render.layout import FOLLOWING, Member, layout
 from xpyd_operator.render.pod import engine_pod
-from xpyd_operator.render.process import EngineBinding, Place, engine_process
+from xpyd_operator.render.process import EngineBinding, ProcessPlace, engine_process
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -36,7 +36,7 @@ def test_both_backends_start_what_the_layout_says_and_add_where_it_listens() -> 
     assert main["args"] == [*member.args, "--port", "8000"]
     assert {"name": "XPYD_DP_SYNC", "value": "auto"} in main["env"]
     (member,) = layout(one, Role.DECODE, NAME, "Qwen/Qwen3-8B", "/dev/shm")
-    process = engine_process(one, Place("py", "/key", "/run", "::1"), EngineBinding(NAME, Role.DECODE))
+    process = engine_process(one, ProcessPlace("py", "/key", "/run", "::1"), EngineBinding(NAME, Role.DECODE))
     assert process.argv == ("py", "-m", member.module, *member.args, "--host", "::1")
     assert process.env["XPYD_DP_SYNC"] == "auto"
 

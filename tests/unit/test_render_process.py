@@ -8,17 +8,17 @@ from render_service import service
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import process as processes
 from xpyd_operator.render.engine import CPU_ENV, RAY_ENV, RAY_FOLDER_MAX, RAY_OWNED
-from xpyd_operator.render.process import EngineBinding, Place
+from xpyd_operator.render.process import EngineBinding, ProcessPlace
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
 
-PLACE = Place("/usr/bin/python", "/state/key", "/tmp/run/e0", "127.0.0.1")
+PLACE = ProcessPlace("/usr/bin/python", "/state/key", "/tmp/run/e0", "127.0.0.1")
 BINDING = EngineBinding(InstanceName("qwen-e0"), Role.DECODE)
 
 
 def test_what_members_say_to_each_other_stays_on_the_host_wherever_they_are_reached() -> None:
     wide = service(decode={"parallelism": {"tensor": 2, "pods": 2}})
-    place = Place("/usr/bin/python", "/state/key", "/tmp/run/e0", "10.0.0.7")
+    place = ProcessPlace("/usr/bin/python", "/state/key", "/tmp/run/e0", "10.0.0.7")
     for index in (0, 1):
         binding = EngineBinding(InstanceName("qwen-e0"), Role.DECODE, index=index, meeting=HostPort("10.0.0.7:20009"))
         process = processes.engine_process(wide, place, binding)
@@ -67,8 +67,8 @@ def test_ray_is_the_engines_own_whatever_the_user_or_the_host_has() -> None:
 
 
 def test_a_run_folder_too_deep_for_rays_sockets_is_refused() -> None:
-    def place(length: int) -> Place:
-        return Place("/usr/bin/python", "/state/key", "/".ljust(length, "x"), "127.0.0.1")
+    def place(length: int) -> ProcessPlace:
+        return ProcessPlace("/usr/bin/python", "/state/key", "/".ljust(length, "x"), "127.0.0.1")
 
     ray = service(decode={"parallelism": {"executor": "ray"}})
     processes.engine_process(ray, place(RAY_FOLDER_MAX), BINDING)

@@ -23,7 +23,7 @@ from xpyd_sidecar.contract import keys, signing
 from xpyd_sidecar.contract.ids import InstanceName, State
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.timeline import HEADER, Traces
-from xpyd_sidecar.errors import ConfigError, XpydError
+from xpyd_sidecar.errors import ConfigError, SidecarError
 from xpyd_sidecar.router.workers import owner as ow
 
 LOOPS = ("router",)
@@ -266,7 +266,7 @@ async def test_a_taken_port_is_a_configuration_error_and_crash_loops_end_the_rou
         monkeypatch.setattr(ow, "DEATHS", 2)
         for pid in f.pids:
             os.kill(pid, signal.SIGKILL)
-        with pytest.raises(XpydError, match="workers ended 2 times"):
+        with pytest.raises(SidecarError, match="workers ended 2 times"):
             async with asyncio.timeout(30):
                 await f.router.wait_failed()
 

@@ -21,16 +21,16 @@ from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.mapping import Array, Kind, geometry
-from xpyd_sidecar.kv.messages import Announce, Control, Drop, Hello, Ping, Pong, Prefix, Rank, Reject, Welcome
+from xpyd_sidecar.kv.mapping import Array, ArrayKind, geometry
+from xpyd_sidecar.kv.messages import Announce, Control, Drop, Hello, ListeningRank, Ping, Pong, Prefix, Reject, Welcome
 from xpyd_sidecar.session.control import ControlThread
 
 KEY = keys.ServiceKey(bytes(range(32)))
 LIFE, OTHER_LIFE = Incarnation("d" * 32), Incarnation("e" * 32)
 TIMEOUT_S = 0.8
-ANNOUNCE = Announce(TransferId("a" * 32), Attempt(1), 1, b"i" * 32, 5, 4, (Rank(HostPort("127.0.0.1:1"), LIFE),))
+ANNOUNCE = Announce(TransferId("a" * 32), Attempt(1), 1, b"i" * 32, 5, 4, (ListeningRank(HostPort("127.0.0.1:1"), LIFE),))
 FIELDS = FingerprintFields("m", "f", "f", 128, "H", "", "0")
-SHAPE = geometry(1, [[Array("layer0", Kind("float32", 4, (8, 8), 256, 4))]])
+SHAPE = geometry(1, [[Array("layer0", ArrayKind("float32", 4, (8, 8), 256, 4))]])
 
 
 class Engine:

@@ -14,7 +14,7 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.engine import kv_cache
 from xpyd_sidecar.engine.worker_side import staging_of
-from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.frames import FrameKind, Header
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.session import sender
@@ -71,13 +71,13 @@ def test_room_in_a_buffer_for_which_no_memory_is_to_be_had_is_not_promised_and_a
     ahead = LookupBuffer(NoMemory(), buffer_bytes=1 << 20, pool_bytes=0, block_bytes=(4096,), cover=False, ttl_s=9,
                          post=lambda call: call())
     ahead.expect(Expecting(HostPort("h:1"), Incarnation("i"), key(), b"i" * 32, 4), 0.0)
-    store = Header(Kind.STORE, False, 0, key(), 0, 0, 2, 0)
+    store = Header(FrameKind.STORE, False, 0, key(), 0, 0, 2, 0)
     assert [ahead.store(store), ahead.store(store)] == [False, False]
     assert ahead.used == (0, 0)
     assert caplog.messages == ["xpyd: nothing can be pushed ahead for 10 s: no memory for the buffer: MemoryError: "]
     monkeypatch.setattr(ahead, "_asks_at", 0.0)
     assert ahead.store(store)
-    assert ahead.begin(Header(Kind.DATA, False, 8192, key(), 0, 0, 2, 0)) is not None
+    assert ahead.begin(Header(FrameKind.DATA, False, 8192, key(), 0, 0, 2, 0)) is not None
 
 
 def test_a_copy_that_could_not_be_cut_is_let_go_and_ends_the_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:

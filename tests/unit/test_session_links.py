@@ -23,7 +23,7 @@ from link_peers import DecodeProcess, PrefillProcess
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
-from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session import decode_handshake, link_choice, prefill_link_choice
 from xpyd_sidecar.session.link_choice import LinkOptions
@@ -385,12 +385,12 @@ class Said(Session):
 
     def __init__(self) -> None:
         self.offers: list[bodies.Offer] = []
-        self.kinds: list[Kind] = []
+        self.kinds: list[FrameKind] = []
 
     def queue(self, header: bytes, payload: memoryview | bytes, sent: Any = None) -> None:
         found = frames.decode(header)
         self.kinds.append(found.kind)
-        if found.kind is Kind.OFFER:
+        if found.kind is FrameKind.OFFER:
             self.offers.append(bodies.read_body(payload, bodies.Offer))
 
 

@@ -14,7 +14,7 @@ from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.frames import FrameKind, Header
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session import endpoint
 from xpyd_sidecar.transport import moves
@@ -95,7 +95,7 @@ def test_a_frame_of_a_load_that_was_given_up_keeps_no_memory_from_others(monkeyp
     real, comes, is_given_up = FrameReader._receive, threading.Event(), threading.Event()
 
     def given_up(self: FrameReader, beside: bool) -> tuple[int, bytes]:
-        if self._header is not None and self._header.kind is Kind.DATA and not is_given_up.is_set():
+        if self._header is not None and self._header.kind is FrameKind.DATA and not is_given_up.is_set():
             comes.set()
             assert is_given_up.wait(30)
             raise BlockingIOError  # the rest of the frame comes later

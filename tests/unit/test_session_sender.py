@@ -14,7 +14,7 @@ from xpyd_sidecar.contract.ids import Attempt, TransferId, split_host_port
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import frames
 from xpyd_sidecar.kv.bodies import Ready
-from xpyd_sidecar.kv.frames import NO_TRANSFER, Kind
+from xpyd_sidecar.kv.frames import NO_TRANSFER, FrameKind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.session import sender
 from xpyd_sidecar.session.link_choice import LinkOptions
@@ -62,14 +62,14 @@ def test_another_geometry_is_refused_and_named() -> None:
 
 @pytest.mark.parametrize("words", [
     b"GET / HTTP/1.1\r\nHost: here\r\nUser-Agent: a-client-of-something-else\r\n\r\n" + b" " * 56,
-    frames.encode(Kind.READY, NO_TRANSFER, b""),
-    frames.encode(Kind.DATA, NO_TRANSFER, b"x") + b"x",
-    frames.encode(Kind.HELLO, NO_TRANSFER, b"\xc1") + b"\xc1",
-    frames.encode(Kind.HELLO, NO_TRANSFER, b"ok")[:-1] + b"!" + b"ok",
+    frames.encode(FrameKind.READY, NO_TRANSFER, b""),
+    frames.encode(FrameKind.DATA, NO_TRANSFER, b"x") + b"x",
+    frames.encode(FrameKind.HELLO, NO_TRANSFER, b"\xc1") + b"\xc1",
+    frames.encode(FrameKind.HELLO, NO_TRANSFER, b"ok")[:-1] + b"!" + b"ok",
 ], ids=["http", "ready first", "data", "no msgpack", "bad checksum"])
 def test_a_stranger_gets_a_challenge_and_then_the_door(words: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with PrefillRank() as p, socket.create_connection(split_host_port(p.address), timeout=60) as stranger:
-        assert frames.decode(stranger.recv(frames.HEADER_BYTES)).kind is Kind.CHALLENGE
+        assert frames.decode(stranger.recv(frames.HEADER_BYTES)).kind is FrameKind.CHALLENGE
         stranger.sendall(words)
         with contextlib.suppress(ConnectionResetError):  # it closes with our words unread
             while stranger.recv(4096):
@@ -200,7 +200,7 @@ def test_a_peer_that_asks_and_does_not_read_is_given_up_before_its_answers_take_
             link.link._in.paused = True
             link.link._watch()
             for _ in range(2000):
-                link.link.say(Kind.READY, Ready(0, 1, 2, 2000, checksum=True), key())
+                link.link.say(FrameKind.READY, Ready(0, 1, 2, 2000, checksum=True), key())
             asked.set()
 
         asked, waiting, end = threading.Event(), [0], time.monotonic() + 60

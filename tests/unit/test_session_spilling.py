@@ -9,7 +9,7 @@ import pytest
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.copies import Copy
-from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.frames import FrameKind, Header
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.kv.stores import Busy, Expect
@@ -57,5 +57,5 @@ def test_a_decode_that_is_busy_is_not_asked_again_at_once_whatever_time_it_names
     machine.copy(key, Copy(0, 0, 1, Kept(memoryview(bytes(1000)), StoreLease(Chunk(None, memoryview(b"")), 0))), 0.0)
     assert store.lease(store.bound) is not None
     assert len(spilling.relieve()) == 1
-    spilling.heard(1, "d", Header(Kind.BUSY, True, 0, key, 0, 0, 1, 0), memoryview(bodies.body(Busy(retry_s))))
+    spilling.heard(1, "d", Header(FrameKind.BUSY, True, 0, key, 0, 0, 1, 0), memoryview(bodies.body(Busy(retry_s))))
     assert spilling.relieve() == []

@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
-from xpyd_sidecar.contract.timeline import KEPT, First, Side, Span
+from xpyd_sidecar.contract.timeline import KEPT, First, Span, TransferSide
 from xpyd_sidecar.engine.recent_transfers import RANKS_MOST, RecentTransfers
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.session.transfer_trace import OPEN_MOST, Forwards, TransferTrace, packed, packed_first
@@ -32,7 +32,7 @@ def test_a_rank_notes_marks_once_and_pieces_until_the_end() -> None:
     assert before <= noted.marks["ready"] <= after, "the first time counts"
     assert noted.pieces == [Span(1.0, 2.0, 100, 1, "tcp")]
     assert noting.end(key()) is None
-    side = msgspec.msgpack.decode(packed(3, noted, [Span(0.5, 1.0, 7)]), type=Side)
+    side = msgspec.msgpack.decode(packed(3, noted, [Span(0.5, 1.0, 7)]), type=TransferSide)
     assert (side.rank, side.marks, side.forwards) == (3, noted.marks, [Span(0.5, 1.0, 7)])
 
 

@@ -16,7 +16,7 @@ from xpyd_operator.plan.planner.figures import Bounds, Goals
 from xpyd_operator.simulation import foresight, study
 from xpyd_operator.simulation.controllers import Hpa, Scheduled, Static
 from xpyd_operator.simulation.engine import PRESETS, EngineModel, preset
-from xpyd_operator.simulation.instance import DECODE, Instance
+from xpyd_operator.simulation.instance import DECODE, SimulatedInstance
 from xpyd_operator.simulation.trace import Arrival, Trace, cut, read, scaled, sinusoid
 from xpyd_operator.simulation.world import World
 
@@ -56,7 +56,7 @@ def test_one_request_takes_what_the_model_says() -> None:
 
 
 def test_a_batch_slows_down_and_ends_in_order() -> None:
-    one = Instance(MODEL, DECODE, 0.0, 0)
+    one = SimulatedInstance(MODEL, DECODE, 0.0, 0)
     for request in range(10):
         one.admit(0.0, request, 100, 10 * (request + 1))
     at = one.next_end()

@@ -15,7 +15,7 @@ from xpyd_sidecar.engine import kv_cache
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.bodies import Offer, Within
-from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.shm import mapped
@@ -34,7 +34,7 @@ class Said(Session):
         self.offers: list[Offer] = []
 
     def queue(self, header: bytes, payload: memoryview | bytes, sent: Any = None) -> None:
-        assert frames.decode(header).kind is Kind.OFFER
+        assert frames.decode(header).kind is FrameKind.OFFER
         self.offers.append(bodies.read_body(payload, Offer))
 
 

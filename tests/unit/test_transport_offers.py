@@ -9,7 +9,7 @@ import pytest
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import bodies, frames
-from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import Blocks, Session
 from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
@@ -99,7 +99,7 @@ def test_an_offer_says_where_a_piece_lies_and_what_its_sum_is(session: Decode, c
     put(Link(session), [], cover=cover)
     header, body = session.sent[1]
     said = frames.decode(header)
-    assert (said.kind, said.key, said.region, said.first, said.blocks) == (Kind.OFFER, KEY, 2, 12, 2)
+    assert (said.kind, said.key, said.region, said.first, said.blocks) == (FrameKind.OFFER, KEY, 2, 12, 2)
     told = bodies.read_body(memoryview(body), bodies.Offer)
     assert (told.address, told.size, told.within) == (4108, 32, None)
     assert told.checksum == (frames.total(frames.sums(DATA[32:64], 16)) if cover else None)

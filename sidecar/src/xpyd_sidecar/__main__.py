@@ -25,7 +25,7 @@ from xpyd_sidecar import logs
 from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.errors import ConfigError, XpydError
+from xpyd_sidecar.errors import ConfigError, SidecarError
 
 logger = logging.getLogger("xpyd_sidecar")
 
@@ -119,7 +119,7 @@ def _outcome(name: str, task: asyncio.Future[None], stop: asyncio.Event) -> int:
     if isinstance(error, ConfigError):
         logger.error("%s: %s", name, error)
         return 2
-    if isinstance(error, XpydError):
+    if isinstance(error, SidecarError):
         logger.error("%s: %s", name, error)
     else:
         logger.error("the %s failed", name, exc_info=error)

@@ -14,19 +14,19 @@
 from __future__ import annotations
 
 
-class XpydError(Exception):
+class SidecarError(Exception):
     """Root of the tree."""
 
 
-class ConfigError(XpydError):
+class ConfigError(SidecarError):
     """A setting is wrong. The message names the field and what would be right."""
 
 
-class OurFault(XpydError):
+class OurFault(SidecarError):
     """An invariant of this side does not hold."""
 
 
-class PeerError(XpydError):
+class PeerError(SidecarError):
     """The peer is at fault."""
 
     def __init__(self, peer: str, reason: str) -> None:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from xpyd_sidecar.errors import XpydError
+from xpyd_sidecar.errors import SidecarError
 
 PACKAGE = "xpyd_sidecar"
 EXTRAS = Path("share", "xpyd", "engine")
@@ -44,7 +44,7 @@ MARGIN = 1 << 20
 BLOCK = 4096
 
 
-class InstallError(XpydError):
+class InstallError(SidecarError):
     """The package cannot be put there. The message names the path and what would be right."""
 
 

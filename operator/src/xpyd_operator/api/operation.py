@@ -11,7 +11,7 @@ from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.words import older
 
 
-class Drain(Part, frozen=True):
+class DrainOptions(Part, frozen=True):
     """How an instance leaves."""
 
     timeout: Duration = "10m"

@@ -9,7 +9,7 @@ from typing import Any
 from xpyd_operator.api.base import GROUP
 
 
-class Kind(StrEnum):
+class DocumentKind(StrEnum):
     """What a document is meant to be."""
 
     SERVICE = "DisaggService"
@@ -17,14 +17,14 @@ class Kind(StrEnum):
     OTHER = "other"
 
 
-def recognize(value: Any) -> Kind:
+def recognize(value: Any) -> DocumentKind:
     """The kind that a document is meant to be, misspelled or not; OTHER for a proper object of another group."""
     if not isinstance(value, dict):
-        return Kind.SERVICE
+        return DocumentKind.SERVICE
     version, kind = value.get("apiVersion"), value.get("kind")
-    names = [str(Kind.SERVICE), str(Kind.POOL)]
+    names = [str(DocumentKind.SERVICE), str(DocumentKind.POOL)]
     close = difflib.get_close_matches(kind, names, 1, 0.75) if isinstance(kind, str) else []
     foreign = isinstance(version, str) and isinstance(kind, str) and GROUP.partition(".")[0] not in version
     if foreign and not close:
-        return Kind.OTHER
-    return Kind.POOL if close == [str(Kind.POOL)] else Kind.SERVICE
+        return DocumentKind.OTHER
+    return DocumentKind.POOL if close == [str(DocumentKind.POOL)] else DocumentKind.SERVICE

@@ -36,7 +36,7 @@ class Ports(Part, frozen=True):
     """Port for the heartbeats of instances."""
 
 
-class Heartbeat(Part, frozen=True):
+class HeartbeatOptions(Part, frozen=True):
     """How routers learn which instances live."""
 
     interval: ShortDuration = "3s"
@@ -138,7 +138,7 @@ class Router(Part, frozen=True):
     """Settings of the policy."""
     ports: Ports = Ports()
     """Ports of the router."""
-    heartbeat: Heartbeat = Heartbeat()
+    heartbeat: HeartbeatOptions = HeartbeatOptions()
     """How routers learn which instances live."""
     failover: Literal["continue", "exact", "error"] = "continue"
     """When a decode instance fails in mid-answer: another one goes on; only where it gives the very same answer (greedy or

@@ -10,7 +10,7 @@ from msgspec import Meta
 from xpyd_operator.api.base import Part
 from xpyd_operator.api.kv import Kv
 from xpyd_operator.api.model import Engine, Model
-from xpyd_operator.api.operation import Drain, Limits, NetworkPolicy, Planner, Rollout
+from xpyd_operator.api.operation import DrainOptions, Limits, NetworkPolicy, Planner, Rollout
 from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.router import Router
 from xpyd_operator.api.source import Hub
@@ -73,7 +73,7 @@ class ServiceSpec(Part, frozen=True):
     """How KV goes from prefill to decode."""
     router: Router = Router()
     """How requests come in and how instances are chosen."""
-    drain: Drain = Drain()
+    drain: DrainOptions = DrainOptions()
     """How an instance leaves."""
     rollout: Rollout = Rollout()
     """How a new revision replaces the old one."""

@@ -18,8 +18,8 @@ from xpyd_operator.cli.plot import panels
 from xpyd_operator.cli.traces import duration, load_trace, positive, write
 from xpyd_operator.errors import XpydError
 from xpyd_operator.simulation.trace import Arrival, Trace
-from xpyd_operator.traffic.drive import Target, drive, models
-from xpyd_operator.traffic.measures import Outcome, measure, table
+from xpyd_operator.traffic.drive import TrafficTarget, drive, models
+from xpyd_operator.traffic.measures import RequestOutcome, measure, table
 
 
 def add_parser(subparsers: Any) -> None:
@@ -95,20 +95,20 @@ def fitted(trace: Trace, most: int) -> Trace:
     return found
 
 
-async def _drive(args: argparse.Namespace, url: str, requests: Trace, draw: Random) -> list[Outcome]:
+async def _drive(args: argparse.Namespace, url: str, requests: Trace, draw: Random) -> list[RequestOutcome]:
     key = os.environ.get("OPENAI_API_KEY", "")
     served = await models(url, key)
     model = args.model or (served[0] if served else "")
     if model not in served:
         raise XpydError(f"--model {model}: {url} serves {', '.join(served) or 'nothing'}")
-    target = Target(url, model, key, args.vocabulary, duration(args.timeout))
+    target = TrafficTarget(url, model, key, args.vocabulary, duration(args.timeout))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TextColumn("{task.fields[failed]} failed"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("requests", total=len(requests), failed=0)
         failed = 0
 
-        def told(outcome: Outcome) -> None:
+        def told(outcome: RequestOutcome) -> None:
             nonlocal failed
             failed += not outcome.ok
             progress.update(task, advance=1, failed=failed)
@@ -116,7 +116,7 @@ async def _drive(args: argparse.Namespace, url: str, requests: Trace, draw: Rand
         return await drive(target, requests, draw.random, told)
 
 
-def picture(outcomes: list[Outcome]) -> str:
+def picture(outcomes: list[RequestOutcome]) -> str:
     """TTFT, TPOT and open requests over time."""
     good = [each for each in outcomes if each.ok]
     begun = min((each.started for each in outcomes), default=0.0)

@@ -11,7 +11,7 @@ import msgspec
 from xpyd_operator.api.base import GROUP
 from xpyd_operator.api.decode import decode_pool
 from xpyd_operator.api.load import Document, LoadError, documents
-from xpyd_operator.api.recognize import Kind, recognize
+from xpyd_operator.api.recognize import DocumentKind, recognize
 from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.rule import Target
 from xpyd_operator.cli.documents import files, read
@@ -19,7 +19,7 @@ from xpyd_operator.errors import Fault, SpecError
 from xpyd_operator.render.judge import judge
 
 
-class Place(msgspec.Struct, frozen=True):
+class Finding(msgspec.Struct, frozen=True):
     """One fault, warning or note."""
 
     line: int
@@ -37,11 +37,11 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
     summary: str = ""
     """Wanted instances of a service, or why a document was passed over."""
-    faults: tuple[Place, ...] = ()
+    faults: tuple[Finding, ...] = ()
     """Why it is refused."""
-    warnings: tuple[Place, ...] = ()
+    warnings: tuple[Finding, ...] = ()
     """What engines of a version of vLLM would not do; followed all the same."""
-    notes: tuple[Place, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
 
 def add_parser(subparsers: Any) -> None:
@@ -82,17 +82,17 @@ def check(name: str, target: Target | None) -> list[Report]:
     try:
         found = documents(read(name))
     except LoadError as error:
-        places = tuple(Place(error.line, fault.path, fault.message) for fault in error.faults)
+        places = tuple(Finding(error.line, fault.path, fault.message) for fault in error.faults)
         return [Report(file=shown, line=error.line, ok=False, faults=places)]
     return [_check_one(shown, document, target) for document in found]
 
 
 def _check_one(name: str, document: Document, target: Target | None) -> Report:
     kind = recognize(document.value)
-    if kind is Kind.OTHER:
+    if kind is DocumentKind.OTHER:
         label = f"{document.value.get('apiVersion')} {document.value.get('kind')}"
         return Report(file=name, line=document.line, ok=True, summary=f"{label} is not of {GROUP}")
-    if kind is Kind.POOL:
+    if kind is DocumentKind.POOL:
         return _pool(name, document)
     judgement = judge(document.value, target)
     service = judgement.service
@@ -117,16 +117,17 @@ def _pool(name: str, document: Document) -> Report:
     try:
         pool = decode_pool(document.value).pool
     except SpecError as error:
-        return Report(file=name, line=document.line, ok=False, kind=Kind.POOL, faults=_places(document, error.faults))
-    return Report(file=name, line=document.line, ok=True, kind=Kind.POOL, name=pool.metadata.name)
+        faults = _places(document, error.faults)
+        return Report(file=name, line=document.line, ok=False, kind=DocumentKind.POOL, faults=faults)
+    return Report(file=name, line=document.line, ok=True, kind=DocumentKind.POOL, name=pool.metadata.name)
 
 
 def _range(role: RoleSpec) -> str:
     return str(role.least) if role.scaling is None else f"({role.least}-{role.most})"
 
 
-def _places(document: Document, faults: tuple[Fault, ...]) -> tuple[Place, ...]:
-    places = [Place(document.line_of(fault.path), fault.path, fault.message) for fault in faults]
+def _places(document: Document, faults: tuple[Fault, ...]) -> tuple[Finding, ...]:
+    places = [Finding(document.line_of(fault.path), fault.path, fault.message) for fault in faults]
     return tuple(sorted(places, key=lambda place: place.line))
 
 

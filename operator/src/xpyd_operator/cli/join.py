@@ -30,7 +30,7 @@ from xpyd_operator.local.store import InstanceRecord
 from xpyd_operator.plan import backoff, names
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.judge import judge
-from xpyd_operator.render.process import EngineBinding, Place, agent_config, engine_process
+from xpyd_operator.render.process import EngineBinding, ProcessPlace, agent_config, engine_process
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import NAME, HostPort, InstanceName, Role, State, split_host_port
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     instance = LocalInstance(folder, settings, name)
     instance.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock.held(folder.path / f"{name}.lock"):
-        place = Place(settings.python, key_file, str(instance.run_dir), settings.host)
+        place = ProcessPlace(settings.python, key_file, str(instance.run_dir), settings.host)
         _write(instance, service, place, Role(args.role), routers)
         asyncio.run(_serve(instance, service))
     (folder.path / f"{name}.lock").unlink(missing_ok=True)
@@ -145,7 +145,7 @@ def _name(given: str | None, service: str) -> InstanceName:
 
 
 def _write(
-    instance: LocalInstance, service: DisaggService, place: Place, role: Role, routers: tuple[HostPort, ...]
+    instance: LocalInstance, service: DisaggService, place: ProcessPlace, role: Role, routers: tuple[HostPort, ...]
 ) -> None:
     binding = EngineBinding(instance.name, role, gpus.assign(service.spec.role(role), gpus.count(), []))
     port = ports.choose(place.host, (), SystemRandom())

@@ -14,7 +14,7 @@ import yaml
 from xpyd_operator import __version__
 from xpyd_operator.api import crds, reference
 from xpyd_operator.api.load import LoadError, documents
-from xpyd_operator.api.recognize import Kind, recognize
+from xpyd_operator.api.recognize import DocumentKind, recognize
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.cli.documents import accepted, files, read
@@ -108,7 +108,7 @@ def _services(name: str, namespace: str | None) -> Iterator[DisaggService]:
     except LoadError as error:
         raise SpecError(tuple(Fault(f"{name}:{error.line}", fault.message) for fault in error.faults)) from None
     for document in found:
-        if recognize(document.value) is not Kind.SERVICE:
+        if recognize(document.value) is not DocumentKind.SERVICE:
             continue
         service = accepted(name, document, Target.KUBERNETES)
         if service.metadata.namespace is None and namespace is not None:

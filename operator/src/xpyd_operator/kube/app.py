@@ -17,7 +17,7 @@ from xpyd_operator import __version__
 from xpyd_operator.errors import XpydError
 from xpyd_operator.handlers import Kopf
 from xpyd_operator.kube.api import Api
-from xpyd_operator.kube.cache import Cache
+from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.health import Health
 from xpyd_operator.kube.leader import Election, Times
 from xpyd_operator.kube.lease import Candidate, StillWorking
@@ -97,7 +97,7 @@ class Operator:
 
     async def _work(self, api: Api, ending: asyncio.Event) -> None:
         """Watch, and look after services, until ``ending``; everything is made anew each time."""
-        cache = Cache()
+        cache = WatchCache()
         services = Services(api, cache, self._settings, self.metrics)
         self._watch = watch = Watch(cache, self.metrics, self._settings.namespaces, services.wake)
         self._kopf = kopf = Kopf(self._login, watch, self._settings.namespaces, self._claim_signals)

@@ -14,7 +14,7 @@ from xpyd_operator.api.status import ServiceStatus
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backoff import Holds
-from xpyd_operator.kube.blueprint import Blueprint, Gone
+from xpyd_operator.kube.blueprint import KubeBlueprint, ServiceGone
 from xpyd_operator.kube.cache import OWNER_KIND, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
@@ -62,7 +62,7 @@ class KubeBackend:
         self._keys = ServiceKeys(shared.api, shared.master, dry_run=shared.settings.dry_run)
         self._dry_run = DryRun(shared.api, shared.settings)
         self._choice = KeyChoice(shared.cache, self._keys, shared.turns)
-        self._blueprint = Blueprint(shared.cache, self._children, self._choice, self._dry_run, shared.settings)
+        self._blueprint = KubeBlueprint(shared.cache, self._children, self._choice, self._dry_run, shared.settings)
         self._fleets = Fleets(shared.session, timeout_s=shared.settings.fleet_timeout_s)
         self._planner = PoolPlanner(shared.api, shared.cache, events=shared.events, metrics=shared.metrics,
                                     fleets=self._fleets, children=self._children)
@@ -290,5 +290,5 @@ class KubeBackend:
     def _entry(self) -> Entry:
         entry = self._cache.get(OWNER_KIND, self.namespace, self.name)
         if entry is None or entry.uid != self.uid or entry.deleting:
-            raise Gone(f"{self.namespace}/{self.name} is being deleted")
+            raise ServiceGone(f"{self.namespace}/{self.name} is being deleted")
         return entry

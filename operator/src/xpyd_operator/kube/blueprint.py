@@ -23,7 +23,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.status import Condition, ServiceStatus
 from xpyd_operator.errors import Unsupported, XpydError
-from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
 from xpyd_operator.kube.facts import facts
@@ -51,7 +51,7 @@ class Refused(XpydError):
     """The document cannot be followed, and there is none before it that could be."""
 
 
-class Gone(XpydError):
+class ServiceGone(XpydError):
     """The service does not exist any more, or is being deleted: nothing may be written for it."""
 
 
@@ -69,11 +69,11 @@ def accepted_before(entry: Entry) -> bool:
     return valid is not None and valid.status == "True" and valid.observed_generation == generation is not None
 
 
-class Blueprint:
+class KubeBlueprint:
     """Of one service. ``service`` is the document in force, ``valid`` what is said of the newest one."""
 
     def __init__(
-        self, cache: Cache, children: Children, keys: KeyChoice, dry_run: DryRun, settings: KubeSettings
+        self, cache: WatchCache, children: Children, keys: KeyChoice, dry_run: DryRun, settings: KubeSettings
     ) -> None:
         self._cache = cache
         self._settings = settings

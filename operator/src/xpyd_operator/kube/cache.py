@@ -58,7 +58,7 @@ class Entry:
         return found
 
 
-class Cache:
+class WatchCache:
     """See the module."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import controller
 from xpyd_operator.render.compare import differs
@@ -36,7 +36,7 @@ AGAIN_S = 30.0
 class Children:
     """Of one service."""
 
-    def __init__(self, api: Api, cache: Cache, events: Events, settings: KubeSettings) -> None:
+    def __init__(self, api: Api, cache: WatchCache, events: Events, settings: KubeSettings) -> None:
         self._api = api
         self._cache = cache
         self._events = events

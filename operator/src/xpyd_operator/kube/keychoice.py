@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.kube.cache import Cache
+from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.facts import Facts, facts, secret_of
 from xpyd_operator.kube.key import Known, ServiceKeys
 from xpyd_operator.kube.turns import Turns
@@ -31,7 +31,7 @@ RevisionOf = Callable[[str, Role], Revision]
 class KeyChoice:
     """Of one service."""
 
-    def __init__(self, cache: Cache, keys: ServiceKeys, turns: Turns) -> None:
+    def __init__(self, cache: WatchCache, keys: ServiceKeys, turns: Turns) -> None:
         self._cache = cache
         self._keys = keys
         self._turns = turns

@@ -47,14 +47,14 @@ class Write(msgspec.Struct, frozen=True):
     taking: bool
 
 
-class Wait(msgspec.Struct, frozen=True):
+class LeaseWait(msgspec.Struct, frozen=True):
     """Look again after this many seconds; ``holder`` has the Lease."""
 
     seconds: float
     holder: str
 
 
-class Lost(msgspec.Struct, frozen=True):
+class LeaseLost(msgspec.Struct, frozen=True):
     """The Lease is another's, or could not be renewed in time: stop working."""
 
     reason: str
@@ -83,7 +83,7 @@ class Election:
         """When a leader that renews no more must have begun to stop."""
         return float("-inf") if self.held_since is None else self.held_since + self.times.renew_s
 
-    def saw(self, lease: dict[str, Any] | None, now: float, wall: dt.datetime) -> Write | Wait | Lost:
+    def saw(self, lease: dict[str, Any] | None, now: float, wall: dt.datetime) -> Write | LeaseWait | LeaseLost:
         """What to do, given the Lease (None: there is none). ``now`` is monotonic, ``wall`` is for the record's readers."""
         spec = _spec(lease)
         if spec != self._record:
@@ -97,7 +97,7 @@ class Election:
         left = self._changed_at + _duration(spec, self.times.lease_s) - now
         if left <= 0:
             return self._write(lease, wall)
-        return Wait(min(left, self.times.retry_s), self.holder)
+        return LeaseWait(min(left, self.times.retry_s), self.holder)
 
     def wrote(self, lease: dict[str, Any], sent_at: float) -> None:
         """A write was accepted and answered with ``lease``; it was sent at ``sent_at``."""
@@ -106,16 +106,16 @@ class Election:
         self.holder = self.identity
         self.held_since = sent_at
 
-    def overdue(self, now: float) -> Lost | None:
+    def overdue(self, now: float) -> LeaseLost | None:
         """Whether a leader has not renewed for too long."""
         if self.leading and now >= self.stop_at():
             return self.lost(f"not renewed for {self.times.renew_s:g} s")
         return None
 
-    def lost(self, reason: str) -> Lost:
+    def lost(self, reason: str) -> LeaseLost:
         """Be a follower from now on."""
         self.held_since = None
-        return Lost(reason)
+        return LeaseLost(reason)
 
     def release(self, lease: dict[str, Any] | None, wall: dt.datetime) -> dict[str, Any] | None:
         """What hands the Lease back; None where it is not ours. From now on a follower."""

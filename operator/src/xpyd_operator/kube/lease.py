@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.leader import Election, Lost, Wait, Write
+from xpyd_operator.kube.leader import Election, LeaseLost, LeaseWait, Write
 
 logger = logging.getLogger(__name__)
 FAILED_S = 0.5
@@ -21,7 +21,7 @@ Work = Callable[[asyncio.Event], Awaitable[None]]
 """What a leader does: until the event is set, and then to an orderly end."""
 
 
-class Store(Protocol):
+class LeaseStore(Protocol):
     """Where the Lease is (``kube.api.Api``, with connections of its own so that nothing else holds a renewal up)."""
 
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class StillWorking(XpydError):
 class Candidate:
     """Takes part in the election until ``stop``. One per process."""
 
-    def __init__(self, election: Election, store: Store, namespace: str, name: str,
+    def __init__(self, election: Election, store: LeaseStore, namespace: str, name: str,
                  changed: Callable[[bool], None] = lambda _: None) -> None:
         self.election = election
         self.heard_at: float | None = None
@@ -75,7 +75,7 @@ class Candidate:
             else:
                 if self.election.leading:
                     return True
-                if isinstance(step, Wait):
+                if isinstance(step, LeaseWait):
                     pause_s = step.seconds
                     self._say(f"following {step.holder}")
             with contextlib.suppress(TimeoutError):
@@ -117,7 +117,7 @@ class Candidate:
         if not task.cancelled():
             task.result()
 
-    async def _renew(self) -> Lost:
+    async def _renew(self) -> LeaseLost:
         """Keep the Lease; returns when it is lost."""
         loop = asyncio.get_running_loop()
         fresh = False
@@ -135,10 +135,10 @@ class Candidate:
             except (ApiError, TimeoutError) as error:
                 logger.warning("the Lease was not renewed: %s", error or "no answer in time")
                 fresh, pause_s = True, min(FAILED_S, pause_s)
-            if isinstance(step, Lost):
+            if isinstance(step, LeaseLost):
                 return step
 
-    async def _turn(self, *, fresh: bool) -> Write | Wait | Lost:
+    async def _turn(self, *, fresh: bool) -> Write | LeaseWait | LeaseLost:
         """Look at the Lease (where it is not known, or ``fresh``) and do what the rules say."""
         loop = asyncio.get_running_loop()
         if fresh or self._lease is None:

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import Facts
 from xpyd_operator.kube.fleet import Fleets, KeyOf
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.plan.observed import Instance
-from xpyd_operator.plan.planner.run import Planning, Verdict
+from xpyd_operator.plan.planner.run import PlannerVerdict, Planning
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role
 
@@ -31,7 +31,7 @@ class PoolPlanner:
     """Of one service."""
 
     def __init__(
-        self, api: Api, cache: Cache, *, events: Events, metrics: Metrics, fleets: Fleets, children: Children
+        self, api: Api, cache: WatchCache, *, events: Events, metrics: Metrics, fleets: Fleets, children: Children
     ) -> None:
         self._api, self._cache, self._events, self._metrics = api, cache, events, metrics
         self._fleets, self._children = fleets, children
@@ -69,7 +69,7 @@ class PoolPlanner:
         if verdict.acts:
             await self._set(service, verdict)
 
-    async def _set(self, service: DisaggService, verdict: Verdict) -> None:
+    async def _set(self, service: DisaggService, verdict: PlannerVerdict) -> None:
         for role, count in ((Role.PREFILL, verdict.prefill), (Role.DECODE, verdict.decode)):
             pool = self._children.pool(service, role)
             if pool is None or service.spec.role(role).scaling is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.backoff import Holds
-from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.children import all_of
 from xpyd_operator.kube.facts import Facts, controller, facts
 from xpyd_operator.kube.podgroups import PodGroups
@@ -32,7 +32,7 @@ class Pods:
     All methods raise ApiError where the API server refuses otherwise or does not answer.
     """
 
-    def __init__(self, api: Api, cache: Cache, owner: Entry, holds: Holds, groups: PodGroups) -> None:
+    def __init__(self, api: Api, cache: WatchCache, owner: Entry, holds: Holds, groups: PodGroups) -> None:
         self.ungrouped = False
         """The API server took the last pod of a group, and left out in which one it is."""
         self._groups = groups

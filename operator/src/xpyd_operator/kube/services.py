@@ -16,8 +16,8 @@ import aiohttp
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import Api
 from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.blueprint import Gone, Refused
-from xpyd_operator.kube.cache import OWNER_KIND, Cache
+from xpyd_operator.kube.blueprint import Refused, ServiceGone
+from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.gangs import Gangs
@@ -60,7 +60,7 @@ class _Service:
 class Services:
     """``wake`` is cheap and may be called for any event of a service or of what belongs to it."""
 
-    def __init__(self, api: Api, cache: Cache, settings: OperatorSettings, metrics: Metrics) -> None:
+    def __init__(self, api: Api, cache: WatchCache, settings: OperatorSettings, metrics: Metrics) -> None:
         self._cache = cache
         self._settings = settings
         self._metrics = metrics
@@ -196,7 +196,7 @@ class Services:
         try:
             async with asyncio.timeout(ROUND_S):
                 done = await converge(backend, time.time(), dry_run=self._settings.dry_run, last=last)
-        except Gone:
+        except ServiceGone:
             result = "gone"
         except (Refused, KeyTrouble) as error:
             service.failed, result = 0, "refused"

@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 
 from xpyd_operator.kube.api import Api
-from xpyd_operator.kube.cache import Cache
+from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.master import Master
@@ -22,7 +22,7 @@ class Shared(msgspec.Struct, frozen=True):
     """Made when the operator begins."""
 
     api: Api
-    cache: Cache
+    cache: WatchCache
     settings: OperatorSettings
     events: Events
     session: aiohttp.ClientSession

@@ -15,7 +15,7 @@ import msgspec
 
 from xpyd_operator.api.status import Condition, PoolStatus, ServiceStatus
 from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.cache import Entry, WatchCache
 
 logger = logging.getLogger(__name__)
 Body = dict[str, Any]
@@ -62,7 +62,7 @@ def difference(live: Body, wanted: Body) -> Body:
 class StatusWriter:
     """The status of one service and its pools: what is said last wins, written by one task that is there while needed."""
 
-    def __init__(self, api: Api, cache: Cache) -> None:
+    def __init__(self, api: Api, cache: WatchCache) -> None:
         self._api = api
         self._cache = cache
         self._pending: dict[tuple[str, str, str], tuple[str, ServiceStatus | PoolStatus]] = {}

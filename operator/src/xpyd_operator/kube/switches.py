@@ -20,7 +20,7 @@ import msgspec
 
 from xpyd_operator.kube import calls
 from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import KeyOf
 from xpyd_operator.kube.pods import leader_of
@@ -42,7 +42,7 @@ class Switches:
     """The pods of one service that change their role."""
 
     def __init__(
-        self, api: Api, cache: Cache, owner: Entry, session: aiohttp.ClientSession, *, timeout_s: float = 2.0
+        self, api: Api, cache: WatchCache, owner: Entry, session: aiohttp.ClientSession, *, timeout_s: float = 2.0
     ) -> None:
         self._api = api
         self._cache = cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from xpyd_operator.kube.cache import Cache
+from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.render.labels import ENGINE
 
@@ -22,7 +22,7 @@ LOOK_S = 1.0
 class Turns:
     """Of all services, by their uid."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: WatchCache) -> None:
         self._cache = cache
         self._holder = ""
         self._until = 0.0

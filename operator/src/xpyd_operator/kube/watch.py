@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
 from xpyd_operator.kube.api import RESOURCES
-from xpyd_operator.kube.cache import KINDS, OWNER_KIND, Cache
+from xpyd_operator.kube.cache import KINDS, OWNER_KIND, WatchCache
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.render.labels import SERVICE
 
@@ -44,20 +44,20 @@ class _Metadata(msgspec.Struct):
     more: str = msgspec.field(name="continue", default="")
 
 
-class _List(msgspec.Struct):
+class _ListAnswer(msgspec.Struct):
     metadata: _Metadata
     kind: str = ""
     version: str = msgspec.field(name="apiVersion", default="")
     items: list[dict[str, Any]] | None = None
 
 
-_DECODER = msgspec.json.Decoder(_List)
+_DECODER = msgspec.json.Decoder(_ListAnswer)
 
 
 class Watch:
     """Feeds one cache. ``wake(namespace, service)`` is called for what changed, once everything there is known."""
 
-    def __init__(self, cache: Cache, metrics: Metrics, namespaces: Iterable[str], wake: Wake) -> None:
+    def __init__(self, cache: WatchCache, metrics: Metrics, namespaces: Iterable[str], wake: Wake) -> None:
         self.filled = asyncio.Event()
         """Set once there is nothing left to wait for."""
         self._cache = cache
@@ -176,7 +176,7 @@ class Watch:
                 self._wake(namespace, service)
 
 
-def _read(raw: bytes) -> tuple[_List, int]:
+def _read(raw: bytes) -> tuple[_ListAnswer, int]:
     """A list and its version. Raises ValueError."""
     listed = _DECODER.decode(raw)  # its errors are ValueErrors
     if listed.metadata.more:

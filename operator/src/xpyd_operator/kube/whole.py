@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.kube.blueprint import Blueprint
+from xpyd_operator.kube.blueprint import KubeBlueprint
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.pods import Pods, leader_of
@@ -15,7 +15,7 @@ from xpyd_operator.render.labels import LAYOUT
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 
-async def make_whole(pods: Pods, blueprint: Blueprint, gangs: Gangs, round_: Round, now: float) -> None:
+async def make_whole(pods: Pods, blueprint: KubeBlueprint, gangs: Gangs, round_: Round, now: float) -> None:
     """End the others where one ends, and go on where the making of an instance ended in the middle (``groups``).
 
     Raises:

@@ -18,7 +18,7 @@ import msgspec
 
 from xpyd_operator.errors import LocalError, NotFound, XpydError
 from xpyd_operator.local import agents, procs, remains, store
-from xpyd_operator.local.blueprint import Blueprint
+from xpyd_operator.local.blueprint import LocalBlueprint
 from xpyd_operator.local.instance import LocalInstance
 from xpyd_operator.local.observe import Observer, Picture, Work
 from xpyd_operator.local.paths import ServiceFolder
@@ -58,7 +58,7 @@ class LocalBackend:
     def __init__(self, folder: ServiceFolder, settings: Settings, random: Random) -> None:
         self.folder = folder
         self.settings = settings
-        self.blueprint = Blueprint(folder, settings)
+        self.blueprint = LocalBlueprint(folder, settings)
         self.router = LocalRouter(folder, settings)
         self.key = store.service_key(folder)
         self.picture: Picture | None = None

@@ -19,7 +19,7 @@ from xpyd_operator.plan.desired import Desired
 from xpyd_operator.render.engine import engine_revision
 from xpyd_operator.render.process import (
     EngineBinding,
-    Place,
+    ProcessPlace,
     agent_config,
     engine_process,
     model_of,
@@ -31,7 +31,7 @@ from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName,
 from xpyd_sidecar.contract.launch import SidecarConfig
 
 
-class Blueprint:
+class LocalBlueprint:
     """The document of one service, read again when its file changes."""
 
     def __init__(self, folder: ServiceFolder, settings: Settings) -> None:
@@ -150,7 +150,7 @@ class Blueprint:
         """Settings of the router."""
         return router_config(self.service(), self._place("router"), self.settings.listen)
 
-    def _place(self, name: str, index: int = 0) -> Place:
+    def _place(self, name: str, index: int = 0) -> ProcessPlace:
         settings = self.settings
         run_dir = member_folder(run_folder(settings.run_dir, self.folder.service, name), index)
-        return Place(settings.python, str(self.folder.key), str(run_dir), settings.host)
+        return ProcessPlace(settings.python, str(self.folder.key), str(run_dir), settings.host)

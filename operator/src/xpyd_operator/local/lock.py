@@ -17,7 +17,7 @@ PAUSE_S = 0.02
 """Whoever only looks for the holder has the lock for an instant; that must not turn a supervisor away."""
 
 
-class Busy(LocalError):
+class LockHeld(LocalError):
     """Another process holds the lock."""
 
 
@@ -48,7 +48,7 @@ def _take(descriptor: int, path: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if not patience:
-                raise Busy(f"a supervisor runs already (pid {_written(path)})") from None
+                raise LockHeld(f"a supervisor runs already (pid {_written(path)})") from None
             time.sleep(PAUSE_S)
         else:
             return

@@ -17,7 +17,7 @@ from xpyd_operator.local.procs import Identity
 from xpyd_operator.local.router import LocalRouter
 from xpyd_operator.local.store import InstanceRecord, Settings
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.plan.observed import Instance, Observed, Phase, Router, Unit
+from xpyd_operator.plan.observed import Instance, Observed, ObservedRouter, ObservedUnit, Phase
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -144,13 +144,13 @@ class Observer:
 
     def _seen_router(
         self, fleet: Fleet | None, instances: tuple[Instance, ...], work: Work | None, now: float
-    ) -> Router:
+    ) -> ObservedRouter:
         unit = self._router.unit.seen(now)
         if work is Work.STARTING:
-            unit = Unit("router", alive=True, crashes=unit.crashes)
+            unit = ObservedUnit("router", alive=True, crashes=unit.crashes)
         heard = {seen.instance for seen in fleet.instances if seen.state is State.READY} if fleet is not None else set()
         ready = fleet is not None and fleet.settled and all(i.name in heard for i in instances if i.ready)
-        return Router(self._router.revision() or Revision(""), unit, ready, stopping=work is Work.REMOVING)
+        return ObservedRouter(self._router.revision() or Revision(""), unit, ready, stopping=work is Work.REMOVING)
 
 
 def _told(seen: Instance, record: InstanceRecord, status: AgentStatus | None, heard: FleetInstance | None) -> Instance:
@@ -162,7 +162,7 @@ def _told(seen: Instance, record: InstanceRecord, status: AgentStatus | None, he
     )
 
 
-def _phase(engine: Unit, status: AgentStatus | None, work: Work | None) -> Phase:
+def _phase(engine: ObservedUnit, status: AgentStatus | None, work: Work | None) -> Phase:
     if work is not None:
         return Phase.STOPPING if work is Work.REMOVING else Phase.STARTING
     if not engine.alive:

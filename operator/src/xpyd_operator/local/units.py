@@ -29,7 +29,7 @@ from xpyd_operator.local import logs, procs, shim
 from xpyd_operator.local.procs import Identity, Scan, Stat
 from xpyd_operator.plan import backoff
 from xpyd_operator.plan.cause import cause
-from xpyd_operator.plan.observed import Unit as Seen
+from xpyd_operator.plan.observed import ObservedUnit as Seen
 
 RECORD_DEADLINE_S = 60.0
 """From starting an interpreter until it has written its record; long, since the host may be busy loading models."""

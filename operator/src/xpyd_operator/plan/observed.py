@@ -57,7 +57,7 @@ class Problem(msgspec.Struct, frozen=True):
     """A person must act, or it would have gone away by itself; False while it may still be the usual way up."""
 
 
-class Unit(msgspec.Struct, frozen=True):
+class ObservedUnit(msgspec.Struct, frozen=True):
     """One process that the backend keeps alive on request (a backend whose platform restarts by itself lists none)."""
 
     name: str
@@ -87,7 +87,7 @@ class Instance(msgspec.Struct, frozen=True):
     """Requests and transfers in it."""
     was_ready: bool = False
     """Its engine served before and does not any more: it hangs, rather than that it takes long to start."""
-    units: tuple[Unit, ...] = ()
+    units: tuple[ObservedUnit, ...] = ()
     platform_crashes: int = 0
     """Crashes in a row, where the platform restarts by itself and ``units`` is empty."""
     problem: Problem | None = None
@@ -143,11 +143,11 @@ class Instance(msgspec.Struct, frozen=True):
         return max((unit.crashes for unit in self.units), default=self.platform_crashes)
 
 
-class Router(msgspec.Struct, frozen=True):
+class ObservedRouter(msgspec.Struct, frozen=True):
     """The router process of its own."""
 
     revision: Revision
-    unit: Unit
+    unit: ObservedUnit
     ready: bool
     """It answers, and its roster is complete: what it says of the fleet can be relied on."""
     stopping: bool = False
@@ -166,7 +166,7 @@ class Observed(msgspec.Struct, frozen=True):
     """Everything a step looks at."""
 
     instances: tuple[Instance, ...] = ()
-    router: Router | None = None
+    router: ObservedRouter | None = None
     front: Front | None = None
     """None where the router is a process of the planner's own (``router``)."""
     problems: tuple[Problem, ...] = ()

@@ -35,7 +35,7 @@ from xpyd_operator.plan.actions import (
 )
 from xpyd_operator.plan.canary import RoleView, alone, stage, view
 from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import NEVER_AGAIN, UNFINISHED, Instance, Observed, Phase, Unit
+from xpyd_operator.plan.observed import NEVER_AGAIN, UNFINISHED, Instance, Observed, ObservedUnit, Phase
 from xpyd_operator.plan.rollout import Retire, missing, reason_to_wait, retire, returning
 from xpyd_sidecar.contract.ids import Role
 
@@ -212,7 +212,7 @@ def _revive(instance: Instance, desired: Desired, now: float, actions: list[Acti
         actions.append(Restart(instance.name, instance.units[0].name, f"{state} {limit_s:g} s"))
 
 
-def _when(unit: Unit, now: float, what: str, waits: list[Wait]) -> str:
+def _when(unit: ObservedUnit, now: float, what: str, waits: list[Wait]) -> str:
     """The reason for a restart that is due, else an empty string and a wait."""
     due = backoff.due(unit.crashes, unit.ended, now)
     ended = unit.exit or "it ended"

@@ -49,7 +49,7 @@ _SOURCES: Final = frozenset({"env", "volumes"})
 _NEEDED_LABELS: Final = frozenset({labels.NAME, labels.INSTANCE, labels.COMPONENT, labels.MANAGED_BY})
 
 
-class Kind(NamedTuple):
+class PodNeeds(NamedTuple):
     """What a pod of xpyd's needs, so that no template may touch it."""
 
     what: str
@@ -70,7 +70,7 @@ class Kind(NamedTuple):
     """Its containers share files of one user."""
 
 
-ENGINE_POD: Final = Kind(
+ENGINE_POD: Final = PodNeeds(
     what="engine",
     main=labels.MAIN,
     own=frozenset({labels.SIDECAR, labels.INSTALL}),
@@ -95,7 +95,7 @@ ENGINE_POD: Final = Kind(
 )
 _IMAGE: Final = "the operator names the image of routers (XPYD_SIDECAR_IMAGE, in the chart sidecar.image); leave it out"
 _RUNS: Final = "xpyd starts the router; write fields of spec.router"
-ROUTER_POD: Final = Kind(
+ROUTER_POD: Final = PodNeeds(
     what="router",
     main=labels.ROUTERS,
     own=frozenset(),
@@ -143,7 +143,7 @@ def overlay(pod: dict[str, Any], template: Mapping[str, Any], path: str = "templ
     return merged
 
 
-def faults(template: Mapping[str, Any], path: str = "template", kind: Kind = ENGINE_POD) -> Iterator[Finding]:
+def faults(template: Mapping[str, Any], path: str = "template", kind: PodNeeds = ENGINE_POD) -> Iterator[Finding]:
     """What of a template would take away something that is needed, or has not the form of a pod template."""
     for key in template:
         if key not in ("metadata", "spec"):
@@ -178,7 +178,7 @@ def _metadata(given: dict[str, Any], path: str) -> Iterator[Finding]:
                     yield f'{here}["{name}"]', "is set by xpyd; take another name"
 
 
-def _pod(kind: Kind, spec: dict[str, Any], path: str) -> Iterator[Finding]:
+def _pod(kind: PodNeeds, spec: dict[str, Any], path: str) -> Iterator[Finding]:
     yield from _taken(spec, kind.pod, path)
     for here, container in _items(spec, "containers", path):
         if container["name"] == kind.main:
@@ -198,7 +198,7 @@ def _pod(kind: Kind, spec: dict[str, Any], path: str) -> Iterator[Finding]:
             yield f"{here}.name", f"{volume['name']} is a volume of xpyd; take another name"
 
 
-def _main(kind: Kind, container: dict[str, Any], path: str) -> Iterator[Finding]:
+def _main(kind: PodNeeds, container: dict[str, Any], path: str) -> Iterator[Finding]:
     yield from _taken(container, kind.container, path)
     if kind.one_user:
         yield from _one_user(container, path)

@@ -32,7 +32,7 @@ class Process(msgspec.Struct, frozen=True):
     env: dict[str, str]
 
 
-class Place(msgspec.Struct, frozen=True):
+class ProcessPlace(msgspec.Struct, frozen=True):
     """Where the processes of one instance, or the router, run. Paths are absolute."""
 
     python: str
@@ -75,7 +75,7 @@ def model_of(service: DisaggService) -> str:
 SHARED: Final = "/dev/shm"  # noqa: S108  # memory of this host; what lies there has no name after a handshake
 
 
-def engine_process(service: DisaggService, place: Place, binding: EngineBinding) -> Process:
+def engine_process(service: DisaggService, place: ProcessPlace, binding: EngineBinding) -> Process:
     """The vLLM server of one member, without its port: that is chosen when it is started (``port_args``). Where there are
     several, the process is the member's launcher, which starts it.
 
@@ -113,7 +113,7 @@ def port_args(process: Process, port: int) -> tuple[str, ...]:
     return ("--port", str(port)) if "--host" in process.argv else ()
 
 
-def connector_env(service: str, place: Place, instance: InstanceName) -> dict[str, str]:
+def connector_env(service: str, place: ProcessPlace, instance: InstanceName) -> dict[str, str]:
     """What the connector reads, and a folder of its own for every temporary file and socket of the engine."""
     return {
         launch.ENV_RUN_DIR: place.run_dir,
@@ -128,7 +128,7 @@ def connector_env(service: str, place: Place, instance: InstanceName) -> dict[st
 
 
 def agent_config(
-    service: DisaggService, place: Place, binding: EngineBinding, port: int, routers: tuple[HostPort, ...]
+    service: DisaggService, place: ProcessPlace, binding: EngineBinding, port: int, routers: tuple[HostPort, ...]
 ) -> SidecarConfig:
     """The agent beside the engine that listens on ``port``; ``routers`` are membership addresses, which only the leader of
     several members speaks to.
@@ -149,7 +149,7 @@ def agent_config(
     )
 
 
-def router_config(service: DisaggService, place: Place, listen: str) -> SidecarConfig:
+def router_config(service: DisaggService, place: ProcessPlace, listen: str) -> SidecarConfig:
     """The router of a host; ``listen`` is the address on which clients and agents reach it."""
     return SidecarConfig(
         service=ServiceName(service.name),

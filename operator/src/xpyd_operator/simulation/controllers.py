@@ -7,7 +7,7 @@ from collections import deque
 
 from xpyd_operator.plan.planner.decide import Decision, Memory, decide
 from xpyd_operator.plan.planner.figures import Bounds, Goals
-from xpyd_operator.simulation.outcome import Look
+from xpyd_operator.simulation.outcome import ControllerLook
 
 Pair = tuple[int, int]
 
@@ -18,7 +18,7 @@ class Static:
     switching = False
     interval_s = 60.0
 
-    def want(self, look: Look) -> Pair:
+    def want(self, look: ControllerLook) -> Pair:
         """As they are."""
         return look.counts
 
@@ -33,7 +33,7 @@ class Planned:
         self.memory = Memory()
         self.decisions: list[tuple[float, Decision]] = []
 
-    def want(self, look: Look) -> Pair:
+    def want(self, look: ControllerLook) -> Pair:
         """What the planner says."""
         self.memory, found = decide(self.memory, look.figures, look.counts, self.goals, self.bounds)
         self.decisions.append((look.now, found))
@@ -55,7 +55,7 @@ class Hpa:
         self.targets, self.bounds, self.switching = targets, bounds, switching
         self._seen: tuple[deque[tuple[float, int]], deque[tuple[float, int]]] = (deque(), deque())
 
-    def want(self, look: Look) -> Pair:
+    def want(self, look: ControllerLook) -> Pair:
         """Of both pools; of a total that is too small prefill gets its part first."""
         prefill, decode = (self._one(role, look.now, look.counts[role], look.queues[role]) for role in (0, 1))
         if self.bounds.total is not None and prefill + decode > self.bounds.total:
@@ -91,7 +91,7 @@ class Scheduled:
         self._schedule = schedule
         self._next = 0
 
-    def want(self, look: Look) -> Pair:
+    def want(self, look: ControllerLook) -> Pair:
         """What is due."""
         while self._next + 1 < len(self._schedule) and self._schedule[self._next + 1][0] <= look.now + 1e-9:
             self._next += 1

@@ -23,7 +23,7 @@ ROOM = 0.95
 """Share of KV up to which requests are admitted. What runs grows on; that engines preempt then is left out."""
 
 
-class Instance:
+class SimulatedInstance:
     """Its role, its state, and what it works on."""
 
     __slots__ = ("batch", "born", "count", "free_at", "gone", "kv", "model", "now", "number", "role", "state",

@@ -11,7 +11,7 @@ from xpyd_operator.simulation.trace import Trace
 Pair = tuple[int, int]
 
 
-class Look(NamedTuple):
+class ControllerLook(NamedTuple):
     """What a controller sees."""
 
     now: float
@@ -29,7 +29,7 @@ class Controller(Protocol):
     interval_s: float
     switching: bool
 
-    def want(self, look: Look) -> Pair:
+    def want(self, look: ControllerLook) -> Pair:
         """Wanted counts."""
 
 

@@ -14,8 +14,8 @@ import math
 from collections import deque
 
 from xpyd_operator.simulation.engine import EngineModel
-from xpyd_operator.simulation.instance import AHEAD_S, DECODE, DRAINING, GONE, PREFILL, READY, STARTING, Instance
-from xpyd_operator.simulation.outcome import Controller, Look, Mark, Pair, Run
+from xpyd_operator.simulation.instance import AHEAD_S, DECODE, DRAINING, GONE, PREFILL, READY, STARTING, SimulatedInstance
+from xpyd_operator.simulation.outcome import Controller, ControllerLook, Mark, Pair, Run
 from xpyd_operator.simulation.trace import Trace
 from xpyd_operator.simulation.window import FiguresWindow
 
@@ -38,9 +38,9 @@ class World:
         self._events: list[tuple[float, int, int, int, int]] = []
         self._order = self._samples = 0
         self._asks, self._asked_at = 1, 0.0
-        self._fleet: list[Instance] = []
-        self._live: list[Instance] = []
-        self._ready: tuple[list[Instance], list[Instance]] = ([], [])
+        self._fleet: list[SimulatedInstance] = []
+        self._live: list[SimulatedInstance] = []
+        self._ready: tuple[list[SimulatedInstance], list[SimulatedInstance]] = ([], [])
         self._queue: deque[int] = deque()
         self._parked: deque[int] = deque()
         """Requests whose KV is there while no decode instance serves."""
@@ -142,13 +142,13 @@ class World:
             self.run.ttft[request] = ttft = at - self._trace[request].at
             self._window.ttft.append(ttft)
 
-    def _plan_end(self, instance: Instance) -> None:
+    def _plan_end(self, instance: SimulatedInstance) -> None:
         instance.version += 1
         at = instance.next_end()
         if at < math.inf:
             self._at(at, _END, instance.number, instance.version)
 
-    def _end(self, now: float, instance: Instance, version: int) -> None:
+    def _end(self, now: float, instance: SimulatedInstance, version: int) -> None:
         if version != instance.version or instance.role != DECODE:
             return
         over, entered = instance.ends(now)
@@ -164,13 +164,13 @@ class World:
 
     # ---- instances
 
-    def _make(self, role: int, now: float) -> Instance:
-        made = Instance(self._model, role, now, len(self._fleet))
+    def _make(self, role: int, now: float) -> SimulatedInstance:
+        made = SimulatedInstance(self._model, role, now, len(self._fleet))
         self._fleet.append(made)
         self._live.append(made)
         return made
 
-    def _born(self, now: float, instance: Instance, role: int) -> None:
+    def _born(self, now: float, instance: SimulatedInstance, role: int) -> None:
         if instance.state != STARTING:
             return
         instance.begin(role, READY, now)
@@ -181,7 +181,7 @@ class World:
         else:
             self._dispatch(now)
 
-    def _leave(self, now: float, instance: Instance) -> None:
+    def _leave(self, now: float, instance: SimulatedInstance) -> None:
         if instance.to >= 0:
             instance.state, instance.role = STARTING, instance.to
             instance.version += 1
@@ -236,7 +236,7 @@ class World:
             return
         self._drain(now, min(ready, key=lambda each: each.count), -1)
 
-    def _drain(self, now: float, instance: Instance, to: int) -> None:
+    def _drain(self, now: float, instance: SimulatedInstance, to: int) -> None:
         self._ready[instance.role].remove(instance)
         instance.state, instance.to = DRAINING, to
         if not instance.count:
@@ -264,7 +264,7 @@ class World:
         figures = self._window.figures(now - self._asked_at, ready, waits)
         self._asked_at = now
         self._window = FiguresWindow()
-        wanted = self._controller.want(Look(now, figures, self.wanted, (in_prefill, in_decode)))
+        wanted = self._controller.want(ControllerLook(now, figures, self.wanted, (in_prefill, in_decode)))
         if wanted != self.wanted:
             self.scale(now, wanted)
         self.run.marks.append(Mark(now, *wanted, *ready, waits))

@@ -18,7 +18,7 @@ import msgspec
 
 from xpyd_operator.errors import XpydError
 from xpyd_operator.simulation.trace import Arrival
-from xpyd_operator.traffic.measures import Outcome
+from xpyd_operator.traffic.measures import RequestOutcome
 
 LINE_MAX = 1 << 20
 WORDS_MAX = 200
@@ -26,7 +26,7 @@ FIRST_TOKEN = 10
 """Token ids below are often special."""
 
 
-class Target(msgspec.Struct, frozen=True):
+class TrafficTarget(msgspec.Struct, frozen=True):
     """Where requests go."""
 
     url: str
@@ -61,13 +61,13 @@ async def models(url: str, api_key: str) -> list[str]:
 
 
 async def drive(
-    target: Target, requests: Sequence[Arrival], draw: Callable[[], float], told: Callable[[Outcome], None]
-) -> list[Outcome]:
+    target: TrafficTarget, requests: Sequence[Arrival], draw: Callable[[], float], told: Callable[[RequestOutcome], None]
+) -> list[RequestOutcome]:
     """Send all of them; the outcomes are in the order of the requests. ``told`` hears each as it ends."""
     turns = asyncio.Semaphore(target.limit)
-    outcomes: list[Outcome] = []
+    outcomes: list[RequestOutcome] = []
 
-    def done(outcome: Outcome) -> None:
+    def done(outcome: RequestOutcome) -> None:
         turns.release()
         told(outcome)
 
@@ -82,7 +82,7 @@ async def drive(
             for request in requests:
                 await asyncio.sleep(max(0.0, begun + request.at - time.perf_counter()))
                 await turns.acquire()
-                outcome = Outcome(planned=begun + request.at)
+                outcome = RequestOutcome(planned=begun + request.at)
                 outcomes.append(outcome)
                 body = body_of(target, request, draw)
                 tasks.append(asyncio.create_task(_one(session, f"{target.url}/completions", body, outcome, done)))
@@ -94,7 +94,7 @@ async def drive(
     return outcomes
 
 
-def body_of(target: Target, request: Arrival, draw: Callable[[], float]) -> dict[str, Any]:
+def body_of(target: TrafficTarget, request: Arrival, draw: Callable[[], float]) -> dict[str, Any]:
     """A completion of exactly these lengths, with a prompt that no cache holds."""
     span = max(1, target.vocabulary - FIRST_TOKEN)
     return {
@@ -105,7 +105,11 @@ def body_of(target: Target, request: Arrival, draw: Callable[[], float]) -> dict
 
 
 async def _one(
-    session: aiohttp.ClientSession, url: str, body: Mapping[str, Any], outcome: Outcome, done: Callable[[Outcome], None]
+    session: aiohttp.ClientSession,
+    url: str,
+    body: Mapping[str, Any],
+    outcome: RequestOutcome,
+    done: Callable[[RequestOutcome], None],
 ) -> None:
     outcome.started = time.perf_counter()
     outcome.prompt_tokens = len(body["prompt"])
@@ -127,7 +131,7 @@ async def _one(
         done(outcome)
 
 
-def _chunk(data: bytes, outcome: Outcome, now: float) -> None:
+def _chunk(data: bytes, outcome: RequestOutcome, now: float) -> None:
     """One event of the stream."""
     if data == b"[DONE]":
         return

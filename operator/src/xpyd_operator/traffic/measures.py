@@ -19,7 +19,7 @@ import msgspec
 SHARES = (50, 90, 95, 99)
 
 
-class Outcome(msgspec.Struct):
+class RequestOutcome(msgspec.Struct):
     """One request. Times in seconds on one clock."""
 
     planned: float
@@ -100,7 +100,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(sum(ordered) / len(ordered) * 1e3, *found)
 
 
-def measure(outcomes: Sequence[Outcome], *, ttft_s: float | None = None, tpot_s: float | None = None) -> Result:
+def measure(outcomes: Sequence[RequestOutcome], *, ttft_s: float | None = None, tpot_s: float | None = None) -> Result:
     """All measures; with goals also the goodput."""
     good = [each for each in outcomes if each.ok]
     begun = min((each.started for each in outcomes if not math.isnan(each.started)), default=0.0)

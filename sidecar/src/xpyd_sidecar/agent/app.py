@@ -25,7 +25,7 @@ from xpyd_sidecar.agent.control import Control, TooOld
 from xpyd_sidecar.agent.engine import Probe
 from xpyd_sidecar.agent.member_metrics import MemberFigures
 from xpyd_sidecar.agent.remote import Remote
-from xpyd_sidecar.agent.role import Told
+from xpyd_sidecar.agent.role import RoleFiles
 from xpyd_sidecar.agent.rounds import Question, Rounds
 from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import assignment, duty, keys
@@ -84,7 +84,7 @@ class Agent:
             if self._remote is not None:
                 self._remote.rounds, self._remote.probed = self._rounds, self._probed
                 self._remote.measured = self._measured
-        self._told = Told(self._run_dir, config.agent.assignment_file)
+        self._told = RoleFiles(self._run_dir, config.agent.assignment_file)
         self._look_now = asyncio.Event()
         self._beat_now = asyncio.Event()
         self._looked = asyncio.Event()

@@ -60,7 +60,7 @@ class Look(msgspec.Struct, frozen=True):
     """Servers of the ranks, by rank; empty: all are behind the agent's own engine's."""
 
 
-class Router(msgspec.Struct, frozen=True):
+class KnownRouter(msgspec.Struct, frozen=True):
     """What the agent knows of one router."""
 
     address: str
@@ -82,7 +82,7 @@ class Looked(msgspec.Struct, frozen=True):
     """Event: a look at the engine is done."""
 
     look: Look
-    routers: tuple[Router, ...]
+    routers: tuple[KnownRouter, ...]
 
 
 class DrainAsked(msgspec.Struct, frozen=True):
@@ -244,7 +244,7 @@ class Machine:
         """The last message."""
         return Goodbye(WIRE_VERSION, self._service, self._instance, self.incarnation, self._id)
 
-    def waits_for(self, routers: Sequence[Router], now: float) -> str:
+    def waits_for(self, routers: Sequence[KnownRouter], now: float) -> str:
         """Why a drain has not ended, in words; empty when there is none."""
         if self._drain_since is None:
             return ""
@@ -300,7 +300,7 @@ class Machine:
         if self._up:
             self._model, self._max_model_len, self._also = look.model, look.max_model_len, look.also
 
-    def _drain_progress(self, look: Look, routers: Sequence[Router], now: float) -> str:
+    def _drain_progress(self, look: Look, routers: Sequence[KnownRouter], now: float) -> str:
         if self._holding(routers, now) and look.health != "down":
             self._idle = 0
         elif look.health == "down":
@@ -311,14 +311,14 @@ class Machine:
         self._drained = self._idle >= IDLE_LOOKS
         return "the engine is down" if look.health == "down" else "nothing runs, waits or moves"
 
-    def _holding(self, routers: Sequence[Router], now: float) -> list[Router]:
+    def _holding(self, routers: Sequence[KnownRouter], now: float) -> list[KnownRouter]:
         """Routers that hold the drain up: they do not know of it, or have legs open, and are not silent for too long."""
         assert self._drain_since is not None
         bound = SILENT_BEATS * self._agent.heartbeat_s
         return [router for router in routers if (router.acked <= self._drain_seq or router.in_flight)
                 and now - max(self._drain_since, router.since, router.heard) < bound]
 
-    def _why_holding(self, router: Router) -> str:
+    def _why_holding(self, router: KnownRouter) -> str:
         return "has not acknowledged" if router.acked <= self._drain_seq else f"has {router.in_flight} requests in flight"
 
 

@@ -26,7 +26,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from xpyd_sidecar import curve, resources, sockets
-from xpyd_sidecar.agent.beat import Router
+from xpyd_sidecar.agent.beat import KnownRouter
 from xpyd_sidecar.contract.ids import HostPort, join_host_port, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import Ack, Goodbye, Heartbeat
@@ -116,7 +116,7 @@ class Beats:
             logger.info("router left the name service", extra={"router": address})
             self._links.pop(address).close(linger_s=0.0)
         for address in sorted(wanted - self._links.keys()):
-            self._begin(Router(address, since=asyncio.get_running_loop().time()), 0)
+            self._begin(KnownRouter(address, since=asyncio.get_running_loop().time()), 0)
 
     def send(self, beat: Heartbeat) -> None:
         """Hand one beat to every link; a link that is not connected sends it once it is."""
@@ -127,7 +127,7 @@ class Beats:
             if len(self._keys) > 1 and link.locked_out(self._heartbeat_s):
                 self._other_key(link)
 
-    def routers(self) -> tuple[Router, ...]:
+    def routers(self) -> tuple[KnownRouter, ...]:
         """What is known of each router, in order of address."""
         return tuple(self._links[address].view for address in sorted(self._links))
 
@@ -146,7 +146,7 @@ class Beats:
         self._links.clear()
         self._context.term()
 
-    def _begin(self, view: Router, which: int) -> None:
+    def _begin(self, view: KnownRouter, which: int) -> None:
         """A link with one of our keys. Without files for it there is none, and the next look-up tries again."""
         try:
             link = _Link(view, self._context, self._keys[which], self._heartbeat_s, self._on_ack, which=which)
@@ -200,7 +200,7 @@ class Beats:
 class _Link:
     """One DEALER to one address."""
 
-    def __init__(self, view: Router, context: zmq.Context[zmq.Socket[bytes]], key: ServiceKey, heartbeat_s: float,
+    def __init__(self, view: KnownRouter, context: zmq.Context[zmq.Socket[bytes]], key: ServiceKey, heartbeat_s: float,
                  on_ack: Callable[[], None], *, which: int) -> None:
         """``view``: what is known of the router; ``which``: of our keys it is made with."""
         self._loop = asyncio.get_running_loop()

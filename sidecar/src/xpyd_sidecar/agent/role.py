@@ -14,7 +14,7 @@ from xpyd_sidecar.contract.assignment import Assignment
 logger = logging.getLogger(__name__)
 
 
-class Told:
+class RoleFiles:
     """The files of one agent."""
 
     def __init__(self, run_dir: Path, shown: str | None) -> None:

@@ -12,22 +12,22 @@
 
 from __future__ import annotations
 
-from xpyd_sidecar.errors import PeerError, XpydError
+from xpyd_sidecar.errors import PeerError, SidecarError
 
 
-class Closed(XpydError):
+class Closed(SidecarError):
     """The writer has closed the queue, and every message was read."""
 
 
-class Cancelled(XpydError):
+class Cancelled(SidecarError):
     """``cancel`` was called while this reader waited."""
 
 
-class NothingCame(XpydError, TimeoutError):
+class NothingCame(SidecarError, TimeoutError):
     """No message came in time. The queue is as it was."""
 
 
-class ReaderStuck(XpydError, TimeoutError):
+class ReaderStuck(SidecarError, TimeoutError):
     """Readers that live have not given back an old message in time. Nothing was sent to anyone; sending again is right.
 
     ``readers`` names them.

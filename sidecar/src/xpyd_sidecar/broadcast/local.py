@@ -34,7 +34,7 @@ LACK_S: Final = 0.02
 """How long nobody is let in after a file was lacking. Those who knock wait in the kernel."""
 
 
-class Link:
+class QueueLink:
     """One end of a joined connection."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -109,14 +109,14 @@ class Door:
     """Where readers of this host join."""
 
     def __init__(self, queue: str, token: bytes, names: tuple[str, ...], ring: Segment) -> None:
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, QueueLink] = {}
         self.notes: dict[str, bytes] = {}
         """Of readers that have mapped the ring."""
         self._queue = queue
         self._token = token
         self._names = names
         self._ring = ring
-        self._waiting: list[Link] = []
+        self._waiting: list[QueueLink] = []
         self._lack = resources.Complaint(f"broadcast {queue}: readers are not let in")
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.address = f"xpyd-broadcast-{secrets.token_hex(16)}"
@@ -189,11 +189,11 @@ class Door:
             return
         if len(self._waiting) >= WAITING_MAX:
             self._waiting.pop(0).close()
-        self._waiting.append(Link(sock, "a process that joins"))
+        self._waiting.append(QueueLink(sock, "a process that joins"))
 
-    def _greet(self, link: Link) -> None:
+    def _greet(self, link: QueueLink) -> None:
         try:
-            hello = wire.expect(link.peer, link.receive(0)[0], wire.Hello)
+            hello = wire.expect(link.peer, link.receive(0)[0], wire.QueueHello)
         except (PeerGone, ProtocolError) as error:
             logger.warning("broadcast %s: refused a connection: %s", self._queue, error)
             link.close()
@@ -202,11 +202,11 @@ class Door:
         try:
             if reason:
                 logger.warning("broadcast %s: refused reader %r: %s", self._queue, hello.name, reason)
-                link.send(wire.Refuse(reason))
+                link.send(wire.QueueRefuse(reason))
                 link.close()
                 return
             link.peer = hello.name
-            link.send(wire.Welcome(), self._ring.fd)
+            link.send(wire.QueueWelcome(), self._ring.fd)
         except PeerGone as error:
             logger.info("broadcast %s: %s", self._queue, error)
             link.close()
@@ -225,7 +225,7 @@ class Door:
         self.notes[name] = link.note
 
 
-def refusal(hello: wire.Hello, token: bytes, names: tuple[str, ...], joined: Container[str]) -> str:
+def refusal(hello: wire.QueueHello, token: bytes, names: tuple[str, ...], joined: Container[str]) -> str:
     """Why a reader is not taken; empty where it is. ``joined``: the names that are taken."""
     if hello.version != wire.WIRE_VERSION:
         return f"broadcast version {wire.WIRE_VERSION} here, {hello.version} there"
@@ -238,7 +238,7 @@ def refusal(hello: wire.Hello, token: bytes, names: tuple[str, ...], joined: Con
     return ""
 
 
-def join(handle: wire.Handle, name: str, note: bytes, timeout_s: float) -> tuple[Link, Segment]:
+def join(handle: wire.Handle, name: str, note: bytes, timeout_s: float) -> tuple[QueueLink, Segment]:
     """A reader's part of joining: the connection and the ring.
 
     Raises:
@@ -258,9 +258,9 @@ def join(handle: wire.Handle, name: str, note: bytes, timeout_s: float) -> tuple
     except OSError as error:
         sock.close()
         raise PeerGone(writer, f"nobody is there on this host: {error.strerror}") from None
-    link = Link(sock, writer)
+    link = QueueLink(sock, writer)
     try:
-        link.send(wire.Hello(wire.WIRE_VERSION, handle.token, name, note))
+        link.send(wire.QueueHello(wire.WIRE_VERSION, handle.token, name, note))
         ring = _welcomed(link, handle.layout.size, end - time.monotonic())
         link.send(wire.Mapped())
     except BaseException:
@@ -269,12 +269,12 @@ def join(handle: wire.Handle, name: str, note: bytes, timeout_s: float) -> tuple
     return link, ring
 
 
-def _welcomed(link: Link, size: int, timeout_s: float) -> Segment:
+def _welcomed(link: QueueLink, size: int, timeout_s: float) -> Segment:
     raw, fd = link.receive(timeout_s)
     answer = wire.unpack(link.peer, raw)
-    if isinstance(answer, wire.Refuse):
+    if isinstance(answer, wire.QueueRefuse):
         raise AuthError(link.peer, answer.reason)
-    if not isinstance(answer, wire.Welcome) or fd < 0:
+    if not isinstance(answer, wire.QueueWelcome) or fd < 0:
         raise ProtocolError(link.peer, f"sent {type(answer).__name__} instead of Welcome with a descriptor")
     return open_segment(link.peer, fd, size)
 

@@ -41,7 +41,7 @@ class Reader(Protocol):
 
     name: str
 
-    def take(self, timeout_s: float | None) -> Taken:
+    def take(self, timeout_s: float | None) -> TakenMessage:
         """The next message as read-only views, for a ``with`` block; leaving the block gives it back.
 
         On leaving, views that are not used by others are released, so that a late use raises. What is made from them
@@ -72,7 +72,7 @@ class _Source(Protocol):
     def give_back(self) -> None: ...
 
 
-class Taken:
+class TakenMessage:
     """A message that is being read."""
 
     def __init__(self, source: _Source, timeout_s: float | None) -> None:
@@ -114,9 +114,9 @@ class LocalReader:
         self._sides: dict[int, Segment] = {}
         self._cancelled = False
 
-    def take(self, timeout_s: float | None) -> Taken:
+    def take(self, timeout_s: float | None) -> TakenMessage:
         """See ``Reader``."""
-        return Taken(self, timeout_s)
+        return TakenMessage(self, timeout_s)
 
     def recv(self, timeout_s: float | None) -> list[bytes]:
         """See ``Reader``."""
@@ -219,7 +219,7 @@ class LocalReader:
     def _side(self, number: int) -> Segment:
         while number not in self._sides:
             raw, fd = self._link.receive(SIDE_S)
-            side = wire.expect(self._writer, raw, wire.Side)
+            side = wire.expect(self._writer, raw, wire.SideSegment)
             old = self._sides.pop(side.replaces, None)
             if old is not None:
                 old.close()
@@ -238,9 +238,9 @@ class RemoteReader:
         self._frames: list[zmq.Frame] = []
         self._cancelled = False
 
-    def take(self, timeout_s: float | None) -> Taken:
+    def take(self, timeout_s: float | None) -> TakenMessage:
         """See ``Reader``."""
-        return Taken(self, timeout_s)
+        return TakenMessage(self, timeout_s)
 
     def recv(self, timeout_s: float | None) -> list[bytes]:
         """See ``Reader``."""

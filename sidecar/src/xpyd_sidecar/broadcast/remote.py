@@ -123,7 +123,7 @@ class Remotes:
         if now - self._asked >= ASK_S:
             self._asked = now
             for name in tuple(self.taken):
-                self._say(name, [zmq.Frame(wire.pack(wire.Welcome()))])
+                self._say(name, [zmq.Frame(wire.pack(wire.QueueWelcome()))])
 
     def silent(self) -> tuple[str, ...]:
         """Live readers of whose process nothing was heard for ``SEEN_MS``: stopped, or cut off."""
@@ -139,7 +139,7 @@ class Remotes:
     def lose(self, name: str, reason: str) -> None:
         """Count a reader as lost; it is told, if it still listens."""
         if self.taken.pop(name, None) is not None:
-            self._say(name, [zmq.Frame(wire.pack(wire.Refuse(reason)))])
+            self._say(name, [zmq.Frame(wire.pack(wire.QueueRefuse(reason)))])
             self.gone.setdefault(name, reason)
 
     def close(self, last: int) -> None:
@@ -151,14 +151,14 @@ class Remotes:
     def _heard(self, peer: bytes, message: wire.Control) -> None:
         name = self._from.get(peer)
         if name is None:
-            if not isinstance(message, wire.Hello):
+            if not isinstance(message, wire.QueueHello):
                 raise ProtocolError("a reader that joins", f"sent {type(message).__name__} instead of Hello")
             reason = refusal(message, self._token, self._names, self._to)
             if reason:
                 logger.warning("broadcast %s: refused reader %r: %s", self._queue, message.name, reason)
             else:
                 name, self._to[message.name], self._from[peer] = message.name, peer, message.name
-            answer = wire.pack(wire.Refuse(reason) if reason else wire.Welcome())
+            answer = wire.pack(wire.QueueRefuse(reason) if reason else wire.QueueWelcome())
             try:
                 self._sock.send_multipart([peer, answer], zmq.NOBLOCK)
             except zmq.ZMQError as error:
@@ -169,7 +169,7 @@ class Remotes:
             if name is not None:
                 self.notes[name] = message.note
                 self.taken[name] = 0
-        elif isinstance(message, wire.Taken):
+        elif isinstance(message, wire.QueueTaken):
             if name in self.taken and message.number > self.taken[name]:
                 self.taken[name] = message.number
         else:
@@ -230,7 +230,7 @@ class RemoteLink:
             self._sock.connect(handle.endpoint)
         except zmq.ZMQError as error:
             raise ConfigError(f"{handle.queue}: {handle.endpoint!r} is not an address: {error}") from None
-        self._sock.send(wire.pack(wire.Hello(wire.WIRE_VERSION, handle.token, name, note)))
+        self._sock.send(wire.pack(wire.QueueHello(wire.WIRE_VERSION, handle.token, name, note)))
         while True:
             left = end - time.monotonic()
             if left <= 0:
@@ -241,9 +241,9 @@ class RemoteLink:
                 break
         raw = heard[0].bytes
         answer = wire.unpack(self.writer, raw)
-        if isinstance(answer, wire.Refuse):
+        if isinstance(answer, wire.QueueRefuse):
             raise AuthError(self.writer, answer.reason)
-        if not isinstance(answer, wire.Welcome):
+        if not isinstance(answer, wire.QueueWelcome):
             raise ProtocolError(self.writer, f"sent {type(answer).__name__} instead of Welcome")
 
     def receive(self, timeout_s: float) -> list[zmq.Frame] | None:
@@ -286,16 +286,16 @@ class RemoteLink:
         control = wire.unpack(self.writer, raw)
         if isinstance(control, wire.Bye):
             raise Closed(f"{self.writer}: closed after message {control.last}")
-        if isinstance(control, wire.Refuse):
+        if isinstance(control, wire.QueueRefuse):
             raise Dropped(self.writer, control.reason)
-        if not isinstance(control, wire.Welcome):
+        if not isinstance(control, wire.QueueWelcome):
             raise ProtocolError(self.writer, f"sent {type(control).__name__} to a reader")
         return None
 
     def give_back(self, number: int) -> None:
         """All messages up to this one have been read."""
         try:
-            self._sock.send(wire.pack(wire.Taken(number)), zmq.NOBLOCK)
+            self._sock.send(wire.pack(wire.QueueTaken(number)), zmq.NOBLOCK)
         except zmq.Again:
             raise PeerGone(self.writer, "it does not take what is said to it") from None
 

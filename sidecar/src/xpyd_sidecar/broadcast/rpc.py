@@ -25,7 +25,7 @@ from xpyd_sidecar.broadcast.errors import Closed, NothingCame
 from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import LocalReader, RemoteReader, join
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.errors import ConfigError, OurFault, PeerError, PeerGone, XpydError
+from xpyd_sidecar.errors import ConfigError, OurFault, PeerError, PeerGone, SidecarError
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class CallFailed(PeerError):
         self.failure = failure
 
 
-class NoAnswer(XpydError, TimeoutError):
+class NoAnswer(SidecarError, TimeoutError):
     """Workers that live have not answered in time; ``workers`` names them. Their answers are thrown away when they come."""
 
     def __init__(self, group: str, method: str, workers: tuple[str, ...], timeout_s: float) -> None:
@@ -55,7 +55,7 @@ class NoAnswer(XpydError, TimeoutError):
 class Pending:
     """A call that was made. Wait once: with ``wait``, or with ``outcomes``."""
 
-    def __init__(self, group: Group, number: int, method: str, to: tuple[str, ...]) -> None:
+    def __init__(self, group: WorkerGroup, number: int, method: str, to: tuple[str, ...]) -> None:
         self.method = method
         self.to = to
         self.answers: dict[str, Answer | PeerGone] = {}
@@ -94,7 +94,7 @@ class Pending:
         return found
 
 
-class Group:
+class WorkerGroup:
     """The caller's end. ``handle``: what workers join with."""
 
     def __init__(self, name: str, workers: Sequence[str], *, remote: Collection[str] = (), key: ServiceKey | None = None,

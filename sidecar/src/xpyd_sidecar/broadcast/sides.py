@@ -57,7 +57,7 @@ class Sides:
             self._lanes.append(lane)
             for name, link in self._door.links.items():
                 try:
-                    link.send(wire.Side(lane.number, old.number if old is not None else 0), lane.segment.fd)
+                    link.send(wire.SideSegment(lane.number, old.number if old is not None else 0), lane.segment.fd)
                 except PeerGone as error:
                     gone[name] = error.reason
         else:

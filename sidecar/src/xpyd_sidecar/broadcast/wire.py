@@ -47,7 +47,7 @@ class Handle(msgspec.Struct, frozen=True):
     """Where remote readers connect a second time; empty: nowhere."""
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello", tag_field="t"):
+class QueueHello(msgspec.Struct, frozen=True, tag="hello", tag_field="t"):
     """A reader's first message."""
 
     version: int
@@ -56,11 +56,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", tag_field="t"):
     note: bytes
 
 
-class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
+class QueueWelcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
     """The writer takes the reader. A local one finds the ring's descriptor beside it."""
 
 
-class Refuse(msgspec.Struct, frozen=True, tag="refuse", tag_field="t"):
+class QueueRefuse(msgspec.Struct, frozen=True, tag="refuse", tag_field="t"):
     """The writer does not take it, or drops it later on."""
 
     reason: str
@@ -70,14 +70,14 @@ class Mapped(msgspec.Struct, frozen=True, tag="mapped", tag_field="t"):
     """The reader has mapped the ring (a remote one: has heard the welcome), so it will see every message."""
 
 
-class Side(msgspec.Struct, frozen=True, tag="side", tag_field="t"):
+class SideSegment(msgspec.Struct, frozen=True, tag="side", tag_field="t"):
     """A side segment, with its descriptor beside it; ``replaces`` is used no more (0: none)."""
 
     number: int
     replaces: int
 
 
-class Taken(msgspec.Struct, frozen=True, tag="taken", tag_field="t"):
+class QueueTaken(msgspec.Struct, frozen=True, tag="taken", tag_field="t"):
     """A remote reader has given back all messages up to this one."""
 
     number: int
@@ -89,7 +89,7 @@ class Bye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
     last: int
 
 
-Control = Hello | Welcome | Refuse | Mapped | Side | Taken | Bye
+Control = QueueHello | QueueWelcome | QueueRefuse | Mapped | SideSegment | QueueTaken | Bye
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)

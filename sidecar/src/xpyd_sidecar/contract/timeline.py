@@ -36,7 +36,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     link: str = ""
 
 
-class Side(msgspec.Struct, frozen=True):
+class TransferSide(msgspec.Struct, frozen=True):
     """What one rank notes of one side of a transfer, when that has ended there."""
 
     rank: int
@@ -71,7 +71,7 @@ class Notes(msgspec.Struct, frozen=True):
     marks: dict[str, float]
     """Prefill: arrived, announced, ended. Decode: arrived, announced, allocated, loaded, admitted, ended."""
     ranks: tuple[bytes, ...] = ()
-    """``Side`` of each, as msgpack."""
+    """``TransferSide`` of each, as msgpack."""
     first: bytes = b""
     """``First``, as msgpack."""
 
@@ -82,14 +82,14 @@ class Asked(msgspec.Struct, frozen=True, tag="trace", tag_field="t"):
     transfers: tuple[TransferId, ...]
 
 
-class Told(msgspec.Struct, frozen=True, tag="traced", tag_field="t"):
+class TracedAnswer(msgspec.Struct, frozen=True, tag="traced", tag_field="t"):
     """The answer."""
 
     instance: InstanceName
     now: float
     """The engine's monotonic clock as it answers."""
     clock: float
-    """As ``Side.clock``, of the process that answers."""
+    """As ``TransferSide.clock``, of the process that answers."""
     notes: tuple[Notes, ...]
 
 

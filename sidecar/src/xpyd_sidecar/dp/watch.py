@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Watch:
+class PeerWatch:
     """When each peer was last heard, in seconds of a monotonic clock."""
 
     def __init__(self, peers: Iterable[int], now: float, timeout_s: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from xpyd_sidecar.contract.legs import Peer
-from xpyd_sidecar.contract.timeline import Asked, Told
+from xpyd_sidecar.contract.timeline import Asked, TracedAnswer
 from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
 from xpyd_sidecar.kv import messages, peers
 from xpyd_sidecar.kv.keys import Outcome
@@ -70,7 +70,7 @@ class ControlHandler:
                 self._carrying.pair(self._pairing.progressed(peer, message.work))
             elif isinstance(message, Asked):
                 told = self._carrying.ring.told(message.transfers)
-                self._carrying.post(peer, Told(ours.instance, time.monotonic(), clock(), told))
+                self._carrying.post(peer, TracedAnswer(ours.instance, time.monotonic(), clock(), told))
             elif known is None:
                 self._carrying.post(peer, Reject(Outcome.INCARNATION, "no HELLO on this connection"))
             elif isinstance(message, Announce):

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.frames import FRAME_BYTES
-from xpyd_sidecar.kv.mapping import UNKNOWN, Array, Kind
+from xpyd_sidecar.kv.mapping import UNKNOWN, Array, ArrayKind
 from xpyd_sidecar.kv.reach import LayerGroup
 from xpyd_sidecar.memory import device
 from xpyd_sidecar.memory.marks import NOW, CopyMark
@@ -268,16 +268,16 @@ def logical(region: torch.Tensor) -> bool:
     return region.is_cuda and torch.version.hip is None and region.dtype.is_floating_point
 
 
-def _kind(region: torch.Tensor, total: int, of: LayerGroup, *, whole: bool) -> Kind:
+def _kind(region: torch.Tensor, total: int, of: LayerGroup, *, whole: bool) -> ArrayKind:
     shape, size = tuple(region.shape[1:]), region[0].numel() * region.element_size()
     if of.state:
-        return Kind(of.state, 1, shape, size, UNKNOWN, of.reach)
+        return ArrayKind(of.state, 1, shape, size, UNKNOWN, of.reach)
     dtype = str(region.dtype).removeprefix("torch.")
     if whole:
         shape = (*shape[:-3], shape[-3] * shape[-2], shape[-1])
     if total <= 0 or region.dim() < 3:
-        return Kind(dtype, 1, shape, size, total if total <= 0 else UNKNOWN, of.reach)
-    return Kind(dtype, shape[0], shape[1:], size // shape[0], total, of.reach)
+        return ArrayKind(dtype, 1, shape, size, total if total <= 0 else UNKNOWN, of.reach)
+    return ArrayKind(dtype, shape[0], shape[1:], size // shape[0], total, of.reach)
 
 
 def _bytes(packed: torch.Tensor) -> memoryview:

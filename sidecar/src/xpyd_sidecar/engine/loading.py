@@ -19,7 +19,7 @@ from xpyd_sidecar.engine.reports import LoadReport, Orders, StepReport
 from xpyd_sidecar.engine.stats import LINK
 from xpyd_sidecar.kv import receiving
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.messages import Rank
+from xpyd_sidecar.kv.messages import ListeningRank
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.memory.completions import Completions
 from xpyd_sidecar.memory.marks import CopyMark
@@ -162,5 +162,5 @@ class Loading:
                 self._receiver.carry_out(step)
 
 
-def _place(rank: Rank) -> tuple[HostPort, Incarnation]:
+def _place(rank: ListeningRank) -> tuple[HostPort, Incarnation]:
     return rank.address, rank.incarnation

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xpyd_sidecar.engine.compat import KVConnectorHandshakeMetadata, KVConnectorMetadata, KVConnectorWorkerMetadata
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Array, Plan
-from xpyd_sidecar.kv.messages import Announce, Rank
+from xpyd_sidecar.kv.messages import Announce, ListeningRank
 from xpyd_sidecar.kv.offers import Push, Release
 from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.session.sender import SendReport
@@ -117,7 +117,7 @@ class StepReport(KVConnectorWorkerMetadata):
     levels: dict[int, dict[str, int]] = field(default_factory=dict)
     """By rank: values of gauges of ``contract.metrics``, where they have changed."""
     sent_notes: list[tuple[Key, bytes]] = field(default_factory=list)
-    """``contract.timeline.Side`` of transfers that have ended."""
+    """``contract.timeline.TransferSide`` of transfers that have ended."""
     load_notes: list[tuple[Key, bytes]] = field(default_factory=list)
     first_notes: list[tuple[Key, bytes]] = field(default_factory=list)
     """``contract.timeline.First``."""
@@ -144,7 +144,7 @@ class RankAddress(KVConnectorHandshakeMetadata):
     """One rank's data address and the arrays of its KV."""
 
     rank: int
-    data: Rank
+    data: ListeningRank
     arrays: tuple[Array, ...]
     place: str = ""
     """Its host and network (``place``)."""

@@ -37,7 +37,7 @@ class SchedulerActions:
         self.ring = RecentTransfers()
         self.greeted: Recent[bytes, peers.Met] = Recent()
         """Prefill engines that have said HELLO, by connection."""
-        self.data: tuple[messages.Rank, ...] = ()
+        self.data: tuple[messages.ListeningRank, ...] = ()
         self.crew: WorkerRpc | None = None
         self.control: ControlThread | None = None
         """Set before the first instruction; so is ``data``."""
@@ -54,7 +54,7 @@ class SchedulerActions:
         for step in steps:
             if isinstance(step, pairing.DropPeer):
                 self.post(step.peer, Drop(*step.key, step.outcome, step.reason))
-            elif isinstance(step, pairing.Load):
+            elif isinstance(step, pairing.StartLoad):
                 self._load(step)
             elif isinstance(step, pairing.FailLoad):
                 leg = self._pairing.leg(step.request)
@@ -69,7 +69,7 @@ class SchedulerActions:
             else:
                 self._ended(step, f"load of {step.key} for {step.request}", sends=False)
 
-    def _load(self, step: pairing.Load) -> None:
+    def _load(self, step: pairing.StartLoad) -> None:
         leg = self._pairing.leg(step.request)
         met = self.greeted.get(leg.peer) if leg is not None else None
         if step.request in self.expected:
@@ -82,7 +82,7 @@ class SchedulerActions:
         order = self.loading[step.request] = self.loading[step.request]._replace(source=step.source, plan=met.plan)
         self.orders.loads.append(order)
 
-    def _ended(self, step: pairing.Ended | offers.Ended, what: str, *, sends: bool) -> None:
+    def _ended(self, step: pairing.DecodeLegEnded | offers.PrefillLegEnded, what: str, *, sends: bool) -> None:
         self.stats.ended("send" if sends else "receive", step.outcome)
         self.ring.mark(step.key, "ended", sends=sends, outcome=step.outcome)
         level = logging.INFO if step.outcome is Outcome.OK else logging.WARNING

@@ -37,7 +37,7 @@ from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.load_room import LoadRoom
 from xpyd_sidecar.kv.offers import Offers
-from xpyd_sidecar.kv.pairing import Pairing, Verdict
+from xpyd_sidecar.kv.pairing import LoadVerdict, Pairing
 from xpyd_sidecar.kv.reach import CacheGroup, Reach
 from xpyd_sidecar.session.control import ControlThread
 from xpyd_sidecar.threads import watched
@@ -186,17 +186,17 @@ class SchedulerSide:
             verdict = self._pairing.ask(request.request_id, time.monotonic())
             leg = self._pairing.leg(request.request_id)
             more = leg.handed - computed if leg is not None else 0
-            if more <= 0 and verdict in {Verdict.LOAD, Verdict.WAIT}:
+            if more <= 0 and verdict in {LoadVerdict.LOAD, LoadVerdict.WAIT}:
                 return 0, False  # all that prefill hands over is in this engine's own cache
             blocks = self._blocks.count(leg.handed, computed) if leg is not None else 0
-            if verdict is Verdict.LOAD and not self._room.may(request.request_id, blocks):
-                verdict = Verdict.WAIT
-        if verdict is Verdict.WAIT:
+            if verdict is LoadVerdict.LOAD and not self._room.may(request.request_id, blocks):
+                verdict = LoadVerdict.WAIT
+        if verdict is LoadVerdict.WAIT:
             return None, False
-        if verdict is Verdict.LOAD:
+        if verdict is LoadVerdict.LOAD:
             return more, True
         # The smallest load there is, only so that it can be reported as failed: vLLM has no other way to fail a request.
-        return (1, True) if verdict is Verdict.FAIL else (0, False)
+        return (1, True) if verdict is LoadVerdict.FAIL else (0, False)
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
         """Blocks have been allocated for a request, by vLLM's groups."""
@@ -206,7 +206,7 @@ class SchedulerSide:
             if external > 0:
                 self._loading[name] = request
                 leg = self._pairing.leg(name)
-                if leg is not None and leg.source is not None and leg.asked is Verdict.LOAD:
+                if leg is not None and leg.source is not None and leg.asked is LoadVerdict.LOAD:
                     spans = self._blocks.placed(tables, leg.handed, leg.handed - external)
                     if spans is None:
                         self._pairing.unplaceable(name, f"decode has no blocks for {external} tokens of {leg.handed}")
@@ -334,7 +334,7 @@ class SchedulerSide:
                 compat.show_own_cached(request)
             elif leg is not None and leg.source is not None:
                 compat.show_cached(request, leg.source.cached)
-        if bad is None and order is not None and leg is not None and leg.state is pairing.State.LOADING:
+        if bad is None and order is not None and leg is not None and leg.state is pairing.DecodeLegState.LOADING:
             self._carrying.stats.add(metrics.LOADED_BYTES, sum(one.size for one in reports))
             self._carrying.stats.add(metrics.LOADED_TOKENS, order.tokens)
             if (since := self._waiting_since.pop(name, None)) is not None:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from xpyd_sidecar.broadcast.errors import Closed, ReaderStuck
-from xpyd_sidecar.broadcast.rpc import CallFailed, Group, NoAnswer
+from xpyd_sidecar.broadcast.rpc import CallFailed, NoAnswer, WorkerGroup
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract import duty
 from xpyd_sidecar.contract.duty import Duty
@@ -81,7 +81,8 @@ class WorkerRpc:
         """
         names = [name_of(rank) for rank in range(len(places))]
         far = [name for name, one in zip(names, places, strict=True) if one != place()]
-        self._group = Group("kv workers", names, remote=far, key=key, chunks=CHUNKS, chunk_bytes=CHUNK_BYTES, listen=host)
+        self._group = WorkerGroup("kv workers", names, remote=far, key=key, chunks=CHUNKS, chunk_bytes=CHUNK_BYTES,
+                                  listen=host)
         self._run_dir = run_dir
         self._give_back = give_back
         self._asked: queue.Queue[Release | None] = queue.Queue(QUEUE_MAX)

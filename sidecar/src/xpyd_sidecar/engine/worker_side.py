@@ -36,7 +36,7 @@ from xpyd_sidecar.engine.worker_rpc import WorkerRpcServer
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.host_identity import place
 from xpyd_sidecar.kv.extents import rounded
-from xpyd_sidecar.kv.messages import Rank
+from xpyd_sidecar.kv.messages import ListeningRank
 from xpyd_sidecar.kv.reach import LayerGroup
 from xpyd_sidecar.kv.receiving import Receiving
 from xpyd_sidecar.kv.sending import Sending
@@ -156,7 +156,7 @@ class WorkerSide:
 
     def address(self) -> RankAddress:
         """What the scheduler side needs to know of this rank."""
-        return RankAddress(self._rank, Rank(self._advertised or self._sender.address, self._incarnation),
+        return RankAddress(self._rank, ListeningRank(self._advertised or self._sender.address, self._incarnation),
                            self._arrays, place())
 
     def begin(self, orders: Orders) -> None:

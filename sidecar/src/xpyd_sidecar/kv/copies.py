@@ -56,7 +56,7 @@ class Send(NamedTuple, Generic[C]):
     """As ``Ready.frame``."""
 
 
-class Offer(NamedTuple, Generic[C]):
+class OfferCopy(NamedTuple, Generic[C]):
     """Ask decode whether it has room for a copy."""
 
     link: int
@@ -64,7 +64,7 @@ class Offer(NamedTuple, Generic[C]):
     copy: Copy[C]
 
 
-class Store(NamedTuple, Generic[C]):
+class StoreCopy(NamedTuple, Generic[C]):
     """Send a whole copy into decode's buffer; it may be freed when it is out."""
 
     link: int
@@ -80,7 +80,7 @@ class Free(NamedTuple, Generic[C]):
     uses: Uses | None = None
 
 
-class Refuse(NamedTuple):
+class RefuseTransfer(NamedTuple):
     """Answer GONE on a link."""
 
     link: int
@@ -90,7 +90,7 @@ class Refuse(NamedTuple):
     retry: bool
 
 
-class Ended(NamedTuple):
+class TransferEnded(NamedTuple):
     """A transfer is over on this rank."""
 
     key: Key
@@ -99,7 +99,7 @@ class Ended(NamedTuple):
     confirmed: bool
 
 
-Step = Send[C] | Offer[C] | Store[C] | Free[C] | Refuse | Ended
+Step = Send[C] | OfferCopy[C] | StoreCopy[C] | Free[C] | RefuseTransfer | TransferEnded
 
 
 @dataclass

@@ -62,7 +62,7 @@ NO_TRANSFER: Final = Key(TransferId("0" * 32), Attempt(0), 0)
 """The key of frames that belong to no transfer."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is. D is the connecting side (decode), P the listening one (prefill)."""
 
     CHALLENGE = 1
@@ -114,7 +114,7 @@ class Kind(IntEnum):
 class Header(NamedTuple):
     """A decoded header."""
 
-    kind: Kind
+    kind: FrameKind
     covered: bool
     length: int
     key: Key
@@ -167,12 +167,12 @@ def checksum(payload: bytes | bytearray | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(payload)
 
 
-def encode(kind: Kind, key: Key, payload: bytes | bytearray | memoryview, *, region: int = 0, first: int = 0,
+def encode(kind: FrameKind, key: Key, payload: bytes | bytearray | memoryview, *, region: int = 0, first: int = 0,
            blocks: int = 0, cover: bool = True, known: int | None = None) -> bytes:
     """The header bytes of a frame with ``payload``; ``cover``: with a checksum of the payload; ``known``: that one."""
     of = 0
     if cover:
-        of = known if known is not None else checksum(payload) if kind is not Kind.DATA else total(
+        of = known if known is not None else checksum(payload) if kind is not FrameKind.DATA else total(
             sums(payload, len(payload) // max(1, blocks)))
     head = _HEAD.pack(MAGIC, WIRE_VERSION, kind, COVERED if cover else 0, len(payload), bytes.fromhex(key.transfer),
                       key.attempt, key.generation, region, first, blocks, of)
@@ -202,10 +202,10 @@ def decode(raw: bytes | bytearray | memoryview) -> Header:
     if checksum(bytes(raw[: _HEAD.size])) != _SUM.unpack_from(raw, _HEAD.size)[0]:
         raise HeaderError("a frame's header with a wrong checksum")
     try:
-        known = Kind(kind)
+        known = FrameKind(kind)
     except ValueError:
         raise FrameError(f"unknown frame kind {kind}") from None
-    if length > (PAYLOAD_MAX if known is Kind.DATA else BODY_MAX):
+    if length > (PAYLOAD_MAX if known is FrameKind.DATA else BODY_MAX):
         raise FrameError(f"{known.name} frame of {length} bytes is over the bound")
     return Header(known, bool(flags & COVERED), length,
                   Key(TransferId(transfer.hex()), Attempt(attempt), generation), region, first, blocks, of)

@@ -61,7 +61,7 @@ class Way(Enum):
     RECEIVE = "receive"
 
 
-class State(Enum):
+class GroupState(Enum):
     """Of a group."""
 
     WAITING = "waiting"
@@ -102,7 +102,7 @@ class Moved(NamedTuple, Generic[P]):
     piece: P
 
 
-class Lost(NamedTuple):
+class GroupLost(NamedTuple):
     """To its owner: the group will do no more. ``busy``: pieces were under way, and their fate is not known."""
 
     number: int
@@ -117,17 +117,17 @@ class Over(NamedTuple, Generic[P]):
     pieces: tuple[P, ...]
 
 
-Step = Begin | Launch[P] | End | Opened | Moved[P] | Lost | Over[P]
+Step = Begin | Launch[P] | End | Opened | Moved[P] | GroupLost | Over[P]
 
 
 @dataclass
-class Group(Generic[P]):
+class NcclGroup(Generic[P]):
     """One group."""
 
     way: Way
     since: float
     """When it was asked for; when open, when it last did something."""
-    state: State = State.WAITING
+    state: GroupState = GroupState.WAITING
     queued: deque[P] = field(default_factory=deque)
     launching: P | None = None
     running: deque[P] = field(default_factory=deque)
@@ -146,17 +146,17 @@ class Group(Generic[P]):
     @property
     def receives(self) -> bool:
         """Whether a kernel of it waits for the peer."""
-        return self.way is Way.RECEIVE and self.state is State.OPEN and self.used and self.flying > 0
+        return self.way is Way.RECEIVE and self.state is GroupState.OPEN and self.used and self.flying > 0
 
     @property
     def connects(self) -> bool:
         """Whether its first piece is under way."""
-        return self.state is State.OPEN and not self.used and self.flying > 0
+        return self.state is GroupState.OPEN and not self.used and self.flying > 0
 
     @property
     def idle(self) -> bool:
         """Whether it may be ended without loss."""
-        return self.state is State.OPEN and not self.queued and not self.flying and not self.held
+        return self.state is GroupState.OPEN and not self.queued and not self.flying and not self.held
 
     def take_all(self) -> tuple[P, ...]:
         """Every piece that it has, oldest first."""
@@ -182,56 +182,58 @@ class Groups(Generic[P]):
         self._move_s = move_s
         self._idle_s = idle_s
         self._hold_s = hold_s
-        self._groups: dict[int, Group[P]] = {}
+        self._groups: dict[int, NcclGroup[P]] = {}
         self._turns: deque[int] = deque()
         """Groups that want to launch, the next one first."""
 
     @property
     def count(self) -> int:
         """Groups that have memory."""
-        return sum(one.state is not State.WAITING for one in self._groups.values())
+        return sum(one.state is not GroupState.WAITING for one in self._groups.values())
 
     @property
     def working(self) -> bool:
         """Whether anything is to be asked of NCCL now."""
-        return any(one.state is State.OPENING or (one.flying and one.state is State.OPEN) for one in self._groups.values())
+        return any(one.state is GroupState.OPENING or (one.flying and one.state is GroupState.OPEN)
+                   for one in self._groups.values())
 
     def opening(self) -> Iterator[int]:
         """Groups whose communicator is being made."""
-        return (number for number, one in self._groups.items() if one.state is State.OPENING)
+        return (number for number, one in self._groups.items() if one.state is GroupState.OPENING)
 
     def launching(self) -> Iterator[int]:
         """Groups with a launch in progress."""
-        return (number for number, one in self._groups.items() if one.launching is not None and one.state is State.OPEN)
+        return (number for number, one in self._groups.items()
+                if one.launching is not None and one.state is GroupState.OPEN)
 
     def running(self) -> Iterator[tuple[int, P]]:
         """Of each group the oldest piece that runs."""
         return ((number, one.running[0]) for number, one in self._groups.items()
-                if one.running and one.state is State.OPEN)
+                if one.running and one.state is GroupState.OPEN)
 
     def open(self, number: int, way: Way, now: float) -> list[Step[P]]:
         """A group is wanted."""
         if number in self._groups:
             raise ValueError(f"group {number} is there")
-        self._groups[number] = Group(way, now)
-        waiting = sum(one.state is State.WAITING for one in self._groups.values())
+        self._groups[number] = NcclGroup(way, now)
+        waiting = sum(one.state is GroupState.WAITING for one in self._groups.values())
         if self.count + waiting <= self._most:
             return self._begin(now)
-        ending = sum(one.state is State.ENDING for one in self._groups.values())
+        ending = sum(one.state is GroupState.ENDING for one in self._groups.values())
         if ending >= waiting:
             return []
         idle = [(one.since, other) for other, one in self._groups.items() if one.idle]
         if not idle:
             del self._groups[number]
-            return [Lost(number, f"{self._most} groups are in use", busy=False), Over(number, ())]
+            return [GroupLost(number, f"{self._most} groups are in use", busy=False), Over(number, ())]
         return self._end(min(idle)[1], "another group needs its place")
 
     def opened(self, number: int, now: float) -> list[Step[P]]:
         """Its communicator is ready."""
         group = self._groups.get(number)
-        if group is None or group.state is not State.OPENING:
+        if group is None or group.state is not GroupState.OPENING:
             return []
-        group.state, group.since = State.OPEN, now
+        group.state, group.since = GroupState.OPEN, now
         return [Opened(number), *self._go_on(now)]
 
     def hold(self, number: int, pieces: int, now: float) -> None:
@@ -247,7 +249,7 @@ class Groups(Generic[P]):
         if group is None:
             return [Over(number, (piece,))]
         group.queued.append(piece)
-        if group.state is State.OPEN and number not in self._turns:
+        if group.state is GroupState.OPEN and number not in self._turns:
             self._turns.append(number)
         return self._launch(now)
 
@@ -263,7 +265,7 @@ class Groups(Generic[P]):
     def done(self, number: int, now: float) -> list[Step[P]]:
         """The oldest piece that runs is done."""
         group = self._groups.get(number)
-        if group is None or not group.running or group.state is not State.OPEN:
+        if group is None or not group.running or group.state is not GroupState.OPEN:
             return []
         group.since, group.used = now, True
         group.began.popleft()
@@ -282,7 +284,7 @@ class Groups(Generic[P]):
     def ended(self, number: int, now: float) -> list[Step[P]]:
         """Its communicator is gone: nothing of it runs on the GPU."""
         group = self._groups.get(number)
-        if group is None or group.state is not State.ENDING:
+        if group is None or group.state is not GroupState.ENDING:
             return []
         del self._groups[number]
         return [Over(number, group.take_all()), *self._go_on(now)]
@@ -291,18 +293,18 @@ class Groups(Generic[P]):
         """Time passes."""
         out: list[Step[P]] = []
         for number, group in list(self._groups.items()):
-            if group.state in {State.WAITING, State.OPENING} and now - group.since > self._open_s:
+            if group.state in {GroupState.WAITING, GroupState.OPENING} and now - group.since > self._open_s:
                 out += self._end(number, f"the group was not open within {self._open_s:g} s")
-            elif group.state is State.OPENING and now - group.since > self._hold_s and self._receives_wait():
+            elif group.state is GroupState.OPENING and now - group.since > self._hold_s and self._receives_wait():
                 out += self._end(number, f"the group was not open within {self._hold_s:g} s, and others wait to receive")
-            elif group.began and group.state is State.OPEN and now - group.began[0] > self._move_s:
+            elif group.began and group.state is GroupState.OPEN and now - group.began[0] > self._move_s:
                 out += self._end(number, f"a piece took longer than {self._move_s:g} s")
             elif group.idle and now - group.since > self._idle_s * (1 if group.way is Way.SEND else 2):
                 out += self._end(number, "idle")
         return out + self._go_on(now)
 
     def _receives_wait(self) -> bool:
-        return any(one.way is Way.RECEIVE and one.state is State.OPEN and one.queued for one in self._groups.values())
+        return any(one.way is Way.RECEIVE and one.state is GroupState.OPEN and one.queued for one in self._groups.values())
 
     def _go_on(self, now: float) -> list[Step[P]]:
         """What can be begun and launched now."""
@@ -314,12 +316,12 @@ class Groups(Generic[P]):
         if any(one.receives or (one.connects and one.way is Way.RECEIVE) for one in self._groups.values()):
             return out
         for number, group in self._groups.items():
-            if group.state is State.WAITING and self.count < self._most:
-                group.state, group.since = State.OPENING, now
+            if group.state is GroupState.WAITING and self.count < self._most:
+                group.state, group.since = GroupState.OPENING, now
                 out.append(Begin(number))
         return out
 
-    def _quiet(self, one: Group[P], free: dict[Way, int]) -> bool:
+    def _quiet(self, one: NcclGroup[P], free: dict[Way, int]) -> bool:
         """Whether a piece of a group may be launched by law 6."""
         receiving = any(other.receives for other in self._groups.values())
         if one.way is Way.SEND:
@@ -328,23 +330,23 @@ class Groups(Generic[P]):
             return False
         room = self.count < self._most
         for other in self._groups.values():
-            if other.state is State.OPENING or other.connects or (other.state is State.WAITING and room):
+            if other.state is GroupState.OPENING or other.connects or (other.state is GroupState.WAITING and room):
                 return False
-            first = other.way is Way.SEND and other.state is State.OPEN and not other.used and other.queued
+            first = other.way is Way.SEND and other.state is GroupState.OPEN and not other.used and other.queued
             if first and free[Way.SEND] > 0:
                 return False
         return True
 
     def _launch(self, now: float) -> list[Step[P]]:
         for number, group in self._groups.items():
-            if group.state is State.OPEN and group.queued and number not in self._turns:
+            if group.state is GroupState.OPEN and group.queued and number not in self._turns:
                 self._turns.append(number)
         out: list[Step[P]] = []
         free = {way: self._flight - sum(one.flying for one in self._groups.values() if one.way is way) for way in Way}
         for _ in range(len(self._turns)):
             number = self._turns.popleft()
             one = self._groups.get(number)
-            if one is None or one.state is not State.OPEN or not one.queued:
+            if one is None or one.state is not GroupState.OPEN or not one.queued:
                 continue
             room = one.flying < (self._depth if one.used else 1) and free[one.way] > 0
             if one.launching is None and room and self._quiet(one, free):
@@ -359,11 +361,11 @@ class Groups(Generic[P]):
 
     def _end(self, number: int, reason: str) -> list[Step[P]]:
         group = self._groups.get(number)
-        if group is None or group.state is State.ENDING:
+        if group is None or group.state is GroupState.ENDING:
             return []
-        lost = Lost(number, reason, busy=bool(group.flying or group.queued))
-        if group.state is State.WAITING:
+        lost = GroupLost(number, reason, busy=bool(group.flying or group.queued))
+        if group.state is GroupState.WAITING:
             del self._groups[number]
             return [lost, Over(number, group.take_all())]
-        group.state = State.ENDING
+        group.state = GroupState.ENDING
         return [lost, End(number)]

@@ -36,7 +36,7 @@ class Unmappable(ValueError):
     """The KV of one engine cannot be laid out as the other's; the text begins with the field that differs."""
 
 
-class Kind(msgspec.Struct, frozen=True, array_like=True):
+class ArrayKind(msgspec.Struct, frozen=True, array_like=True):
     """What one block of an array is like on one rank."""
 
     dtype: str
@@ -60,7 +60,7 @@ class Array(NamedTuple):
     """One array of blocks of one rank."""
 
     name: str
-    kind: Kind
+    kind: ArrayKind
 
 
 class Geometry(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Geometry(msgspec.Struct, frozen=True):
 
     version: int
     tensor: int
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ArrayKind, ...]
     stages: tuple[tuple[tuple[str, int], ...], ...]
 
     @property
@@ -92,7 +92,7 @@ class Cut(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of one block's cut, in each of the arrays."""
 
 
-class Part(NamedTuple):
+class PlacedCut(NamedTuple):
     """A cut, and where it goes: into the taker's arrays from ``into`` on, at head ``at``."""
 
     cut: Cut
@@ -105,7 +105,7 @@ class Source(NamedTuple):
 
     rank: int
     takers: int
-    parts: tuple[Part, ...]
+    parts: tuple[PlacedCut, ...]
     whole: bool = True
     """All arrays of prefill's rank are taken by somebody; False where some are left out."""
 
@@ -114,7 +114,7 @@ Plan = tuple[tuple[Source, ...], ...]
 """By decode rank."""
 
 
-class Unit(NamedTuple):
+class SourceArray(NamedTuple):
     """One array of a source, as its taker sees it."""
 
     nth: int
@@ -136,7 +136,7 @@ def geometry(tensor: int, ranks: Sequence[Sequence[Array]]) -> Geometry:
     Raises:
         Unmappable: the tensor ranks of one stage do not have the same.
     """
-    kinds: dict[Kind, int] = {}
+    kinds: dict[ArrayKind, int] = {}
     stages = []
     for first in range(0, len(ranks), tensor):
         for rank in range(first, first + tensor):
@@ -168,13 +168,13 @@ def plan(prefill: Geometry, decode: Geometry, left_out: frozenset[str] = frozens
 
 
 @lru_cache(maxsize=256)
-def units(parts: tuple[Part, ...]) -> dict[int, Unit]:
+def units(parts: tuple[PlacedCut, ...]) -> dict[int, SourceArray]:
     """What is taken from one source, by its arrays. Shared: not to be changed."""
-    out: dict[int, Unit] = {}
+    out: dict[int, SourceArray] = {}
     for cut, into, at in parts:
         offset = at * (cut.size // cut.heads) if cut.heads else 0
         for nth in range(cut.count):
-            out[cut.region + nth] = Unit(len(out), into + nth, offset, at, cut.heads, cut.size)
+            out[cut.region + nth] = SourceArray(len(out), into + nth, offset, at, cut.heads, cut.size)
     return out
 
 
@@ -210,7 +210,7 @@ def _compare(prefill: Geometry, decode: Geometry, left_out: frozenset[str]) -> N
             raise Unmappable(f"kv cache {name}, heads: {here.heads} in decode, {there.heads} in prefill")
 
 
-def _alike(name: str, here: Kind, there: Kind) -> None:
+def _alike(name: str, here: ArrayKind, there: ArrayKind) -> None:
     for field in ("over", "block_tokens", "window", "extra"):
         in_d, in_p = getattr(here.reach, field), getattr(there.reach, field)
         if in_d != in_p:
@@ -232,7 +232,7 @@ def _layer(array: str) -> str:
     return array.partition("#")[0]
 
 
-def _without_states(kinds: Mapping[str, Kind]) -> None:
+def _without_states(kinds: Mapping[str, ArrayKind]) -> None:
     """Said before what else differs: sizes of states do where tensor sizes do, and so may blocks of attention beside."""
     for name, kind in kinds.items():
         if kind.reach.over == "state":
@@ -240,7 +240,7 @@ def _without_states(kinds: Mapping[str, Kind]) -> None:
                              "give prefill and decode the same tensor size")
 
 
-def _divides(name: str, side: str, tensor: int, kind: Kind) -> None:
+def _divides(name: str, side: str, tensor: int, kind: ArrayKind) -> None:
     if kind.total == UNKNOWN:
         raise Unmappable(f"tensor sizes differ, and kv cache {name} cannot be cut by heads")
     if kind.total and kind.total % tensor and tensor % kind.total:
@@ -250,12 +250,12 @@ def _divides(name: str, side: str, tensor: int, kind: Kind) -> None:
         raise Unmappable(f"kv cache {name}, heads: {kind.heads} on each of {tensor} ranks of {side}, of {kind.total}")
 
 
-def _taken(prefill: Geometry, decode: Geometry, rank: int, left_out: frozenset[str]) -> dict[int, list[Part]]:
+def _taken(prefill: Geometry, decode: Geometry, rank: int, left_out: frozenset[str]) -> dict[int, list[PlacedCut]]:
     """Parts of one array each, by prefill rank, for one decode rank."""
     stage, t = divmod(rank, decode.tensor)
     place = {one.name: (into, one.kind) for into, one in enumerate(decode.arrays(stage))
              if _layer(one.name) not in left_out}
-    out: dict[int, list[Part]] = {}
+    out: dict[int, list[PlacedCut]] = {}
     for from_stage in range(len(prefill.stages)):
         common = [(region, one) for region, one in enumerate(prefill.arrays(from_stage)) if one.name in place]
         for nth, (region, one) in enumerate(common):
@@ -263,11 +263,11 @@ def _taken(prefill: Geometry, decode: Geometry, rank: int, left_out: frozenset[s
                 into, kind = place[one.name]
                 whole = heads == one.kind.heads == kind.heads
                 cut = Cut(region, 1, 0 if whole else head, 0 if whole else heads, heads * one.kind.head_bytes)
-                out.setdefault(from_stage * prefill.tensor + source, []).append(Part(cut, into, at))
+                out.setdefault(from_stage * prefill.tensor + source, []).append(PlacedCut(cut, into, at))
     return out
 
 
-def _pieces(kind: Kind, tensors: tuple[int, int], t: int, nth: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
+def _pieces(kind: ArrayKind, tensors: tuple[int, int], t: int, nth: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
     """What tensor rank ``t`` of decode holds of one array (nth of so many): (source's t, its head, heads, head here)."""
     p_tensor, d_tensor = tensors
     if p_tensor == d_tensor:  # the stages alone differ
@@ -285,11 +285,11 @@ def _pieces(kind: Kind, tensors: tuple[int, int], t: int, nth: tuple[int, int]) 
         yield group * p_same + share, low - group * p_heads, high - low, low - first
 
 
-def _whole(arrays: Iterable[Array]) -> list[Part]:
-    return [Part(Cut(at, 1, 0, 0, one.kind.block_bytes), at, 0) for at, one in enumerate(arrays)]
+def _whole(arrays: Iterable[Array]) -> list[PlacedCut]:
+    return [PlacedCut(Cut(at, 1, 0, 0, one.kind.block_bytes), at, 0) for at, one in enumerate(arrays)]
 
 
-def _runs(parts: list[Part]) -> Iterator[Part]:
+def _runs(parts: list[PlacedCut]) -> Iterator[PlacedCut]:
     """Neighbours that are cut alike, joined."""
     ordered = sorted(parts, key=lambda part: part.cut.region)
     start = 0
@@ -303,6 +303,6 @@ def _runs(parts: list[Part]) -> Iterator[Part]:
         yield _joined(ordered[start:])
 
 
-def _joined(run: list[Part]) -> Part:
+def _joined(run: list[PlacedCut]) -> PlacedCut:
     first = run[0]
     return first._replace(cut=msgspec.structs.replace(first.cut, count=len(run)))

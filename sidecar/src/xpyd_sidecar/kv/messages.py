@@ -34,7 +34,7 @@ from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import TRANSFER_ID, Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
-from xpyd_sidecar.contract.timeline import ASK_MAX, Asked, Told
+from xpyd_sidecar.contract.timeline import ASK_MAX, Asked, TracedAnswer
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Geometry
 
@@ -95,7 +95,7 @@ class Reject(msgspec.Struct, frozen=True, tag="reject", tag_field="t"):
     reason: str
 
 
-class Rank(msgspec.Struct, frozen=True):
+class ListeningRank(msgspec.Struct, frozen=True):
     """Where one prefill rank listens, and which life of it."""
 
     address: HostPort
@@ -124,7 +124,7 @@ class Announce(Try, frozen=True, tag="announce", tag_field="t"):
     """Prompt length."""
     handed: int
     """Tokens whose KV comes: all but the last, or the last few (``kv.reach``)."""
-    data: tuple[Rank, ...]
+    data: tuple[ListeningRank, ...]
     """Prefill's ranks, in rank order."""
     cached: int = -1
     """Tokens of the prompt that prefill had in its cache; -1: it does not say."""
@@ -170,8 +170,8 @@ class Pong(msgspec.Struct, frozen=True, tag="pong", tag_field="t"):
 
 ToDecode = Hello | Announce | Gone | Ping
 ToPrefill = Welcome | Reject | Drop | Pong
-Control = ToDecode | ToPrefill | Asked | Told
-"""``Asked`` and ``Told`` are a router's: they need no HELLO."""
+Control = ToDecode | ToPrefill | Asked | TracedAnswer
+"""``Asked`` and ``TracedAnswer`` are a router's: they need no HELLO."""
 _control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 _encoder = msgspec.msgpack.Encoder()
 

@@ -37,7 +37,7 @@ from xpyd_sidecar.kv.reach import CacheGroup
 from xpyd_sidecar.kv.shares import within
 
 
-class State(StrEnum):
+class PrefillLegState(StrEnum):
     """Of one prefill leg."""
 
     QUEUED = "queued"
@@ -96,7 +96,7 @@ class SendGone(NamedTuple):
     retry: bool
 
 
-class Ended(NamedTuple):
+class PrefillLegEnded(NamedTuple):
     """A transfer is over on this side."""
 
     peer: Peer
@@ -107,7 +107,7 @@ class Ended(NamedTuple):
     bytes: int
 
 
-Instruction = Push | Release | SendAnnounce | SendGone | SendWork | Ended
+Instruction = Push | Release | SendAnnounce | SendGone | SendWork | PrefillLegEnded
 
 
 class Effort(NamedTuple):
@@ -121,7 +121,7 @@ NO_EFFORT: Final = Effort(0, 0)
 
 
 @dataclass
-class Leg:
+class PrefillLeg:
     """One prefill leg."""
 
     request: str
@@ -133,7 +133,7 @@ class Leg:
     """That are handed over."""
     sent: list[int]
     """By group: up to which index blocks are pushed."""
-    state: State = State.QUEUED
+    state: PrefillLegState = PrefillLegState.QUEUED
     pushed: int = 0
     """Blocks, of all groups."""
     whole: bool = False
@@ -160,8 +160,8 @@ class Offers:
         self._groups = tuple(groups)
         self._most_uncopied = blocks // 4
         self._ranks = ranks
-        self._legs: dict[str, Leg] = {}
-        self._open: dict[Key, Leg] = {}
+        self._legs: dict[str, PrefillLeg] = {}
+        self._open: dict[Key, PrefillLeg] = {}
         self._seen: Recent[Key, None] = Recent()
         self._waits: Counter[str] | None = None
         """By decode instance: blocks that are not copied out. None: to be counted again, once for all legs that ask."""
@@ -188,32 +188,33 @@ class Offers:
             return False
         self._seen.put(key, None)
         sent = [one.reach.wanted(tokens[1]).start for one in self._groups]
-        self._legs[request] = Leg(request, key, peer, identity, *tokens, sent)
+        self._legs[request] = PrefillLeg(request, key, peer, identity, *tokens, sent)
         return True
 
     def allocated(self, request: str, cached: int) -> list[Instruction]:
         """The scheduler has allocated blocks for a request, perhaps again; ``cached``: tokens that need not be computed."""
         leg = self._legs.get(request)
-        if leg is None or leg.state is not State.QUEUED:
+        if leg is None or leg.state is not PrefillLegState.QUEUED:
             return []
-        leg.state, leg.cached = State.OPEN, cached
+        leg.state, leg.cached = PrefillLegState.OPEN, cached
         leg.open_ranks = set(range(self._ranks))
         self._open[leg.key] = leg
         return [_announcement(leg)]
 
     def announced(self, peer: Peer) -> list[Instruction]:
         """Say again what a decode engine may have lost; it answers what it does not want with DROP, as at first."""
-        return [_announcement(leg) for leg in self._open.values() if leg.peer == peer and leg.state is not State.CLOSING]
+        return [_announcement(leg) for leg in self._open.values()
+                if leg.peer == peer and leg.state is not PrefillLegState.CLOSING]
 
     def tracks(self, request: str) -> Key | None:
         """The transfer of this request, if ``step`` wants to hear of it."""
         leg = self._legs.get(request)
-        return leg.key if leg is not None and leg.state is State.OPEN else None
+        return leg.key if leg is not None and leg.state is PrefillLegState.OPEN else None
 
     def step(self, request: str, tables: Sequence[Sequence[int]], *, computed: int) -> list[Instruction]:
         """The request runs in this step: its blocks by group, and the tokens that are computed when it is over."""
         leg = self._legs.get(request)
-        if leg is None or leg.state is not State.OPEN:
+        if leg is None or leg.state is not PrefillLegState.OPEN:
             return []
         pushes: list[Instruction] = []
         for at, (group, table) in enumerate(zip(self._groups, tables, strict=True)):
@@ -229,10 +230,10 @@ class Offers:
         if pushes:
             self._waits = None
         if computed >= leg.tokens:
-            leg.state, leg.whole = State.PUSHED, True
+            leg.state, leg.whole = PrefillLegState.PUSHED, True
         return pushes
 
-    def _lacks(self, leg: Leg, group: int, indices: range) -> list[Instruction]:
+    def _lacks(self, leg: PrefillLeg, group: int, indices: range) -> list[Instruction]:
         reason = f"prefill has no block for one of {indices.start} to {indices[-1]} of group {group} when it is computed"
         gone = SendGone(leg.peer, leg.key, Outcome.PROTOCOL, reason, retry=False)
         return [gone, *self._close(leg, Outcome.PROTOCOL, reason)]
@@ -241,7 +242,7 @@ class Offers:
         """A step begins, with so many tokens by request: what the one before it had under way is done."""
         busy = any(tokens.values())
         for leg in self._open.values():
-            if leg.state is State.OPEN:
+            if leg.state is PrefillLegState.OPEN:
                 leg.done = Effort(leg.done.tokens + leg.under_way.tokens, leg.done.steps + leg.under_way.steps)
                 mine = tokens.get(leg.request, 0)
                 leg.under_way = Effort(mine, int(busy and not mine))
@@ -250,7 +251,7 @@ class Offers:
         """What has been done since the last call, by decode engine."""
         by_peer: dict[Peer, list[WorkDone]] = {}
         for key, leg in self._open.items():
-            if leg.state is State.OPEN and leg.done != leg.told:
+            if leg.state is PrefillLegState.OPEN and leg.done != leg.told:
                 leg.told = leg.done
                 by_peer.setdefault(leg.peer, []).append(WorkDone(*key, *leg.done))
         return [SendWork(peer, tuple(work[at:at + WORK_MAX]))
@@ -261,7 +262,7 @@ class Offers:
         leg = self._legs.pop(request, None)
         if leg is not None and leg.whole and leg.key in self._open and self._uncopied(leg):
             self._holding[leg.key] = request
-        if leg is None or leg.state is not State.OPEN:
+        if leg is None or leg.state is not PrefillLegState.OPEN:
             return []
         reason = "prefill's leg ended before its prompt was computed"
         gone = SendGone(leg.peer, leg.key, Outcome.ABORTED, reason, retry=True)
@@ -270,12 +271,12 @@ class Offers:
     def may_begin(self, request: str) -> bool:
         """Whether a leg may have blocks now; if not, it waits for decode to take what is there."""
         leg = self._legs.get(request)
-        if not self._most_uncopied or leg is None or leg.state is not State.QUEUED:
+        if not self._most_uncopied or leg is None or leg.state is not PrefillLegState.QUEUED:
             return True
         if self._waits is None:
             self._waits = Counter()
             for one in self._open.values():
-                if one.state is not State.CLOSING:
+                if one.state is not PrefillLegState.CLOSING:
                     self._waits[one.peer.instance] += self._uncopied(one)
         mine = self._waits[leg.peer.instance]
         return not mine or within(mine, self._most_uncopied - self._waits.total())
@@ -302,27 +303,27 @@ class Offers:
         out, self._copied = self._copied, set()
         return out
 
-    def _uncopied(self, leg: Leg) -> int:
+    def _uncopied(self, leg: PrefillLeg) -> int:
         """Blocks that a rank has not copied out."""
         return max((leg.pushed - leg.copied.get(rank, 0) for rank in leg.open_ranks), default=0)
 
-    def _let_go(self, leg: Leg) -> None:
+    def _let_go(self, leg: PrefillLeg) -> None:
         if leg.key in self._holding and not self._uncopied(leg):
             self._copied.add(self._holding.pop(leg.key))
 
     def spoiled(self, key: Key, reason: str) -> list[Instruction]:
         """What was pushed of a transfer is not the KV of its prompt. Another try comes only if its request has failed."""
         leg = self._open.get(key)
-        if leg is None or leg.state is State.CLOSING:
+        if leg is None or leg.state is PrefillLegState.CLOSING:
             return []
         return self._withdraw(leg, Outcome.PROTOCOL if leg.request in self._legs else Outcome.ABORTED, reason)
 
     def reset(self, reason: str) -> list[Instruction]:
         """Nothing that was computed so far may be handed over any more."""
-        return [one for leg in list(self._open.values()) if leg.pushed and leg.state is not State.CLOSING
+        return [one for leg in list(self._open.values()) if leg.pushed and leg.state is not PrefillLegState.CLOSING
                 for one in self._withdraw(leg, Outcome.STALE, reason)]
 
-    def _withdraw(self, leg: Leg, outcome: Outcome, reason: str) -> list[Instruction]:
+    def _withdraw(self, leg: PrefillLeg, outcome: Outcome, reason: str) -> list[Instruction]:
         self._close(leg, outcome, reason)
         return [SendGone(leg.peer, leg.key, outcome, reason, retry=outcome is Outcome.ABORTED),
                 Release(leg.key, outcome, reason, with_step=True)]
@@ -352,24 +353,25 @@ class Offers:
                 # The copies are gone before decode asked for them: no other try will follow, so it should not wait.
                 out.append(SendGone(leg.peer, key, outcome, reason, retry=False))
             leg.failed = leg.failed or (outcome, reason)
-            if leg.state is State.OPEN or gone:  # decode forgets what is gone, so it would not ask the other ranks either
+            # Decode forgets what is gone, so it would not ask the other ranks either.
+            if leg.state is PrefillLegState.OPEN or gone:
                 out += self._close(leg, outcome, reason)
         if not leg.open_ranks:
             del self._open[key]
-            if leg.state is State.OPEN:
-                leg.state = State.CLOSING
+            if leg.state is PrefillLegState.OPEN:
+                leg.state = PrefillLegState.CLOSING
             end, why = leg.failed or (Outcome.OK, "")
-            out.append(Ended(leg.peer, key, end, why, leg.tokens, leg.bytes))
+            out.append(PrefillLegEnded(leg.peer, key, end, why, leg.tokens, leg.bytes))
         return out
 
-    def _close(self, leg: Leg, outcome: Outcome, reason: str) -> list[Instruction]:
-        if leg.state is State.CLOSING:
+    def _close(self, leg: PrefillLeg, outcome: Outcome, reason: str) -> list[Instruction]:
+        if leg.state is PrefillLegState.CLOSING:
             return []
-        leg.state = State.CLOSING
+        leg.state = PrefillLegState.CLOSING
         leg.failed = leg.failed or (outcome, reason)
         self._waits = None
         return [Release(leg.key, outcome, reason)]
 
 
-def _announcement(leg: Leg) -> SendAnnounce:
+def _announcement(leg: PrefillLeg) -> SendAnnounce:
     return SendAnnounce(leg.peer, leg.key, leg.identity, leg.prompt, leg.tokens, leg.cached)

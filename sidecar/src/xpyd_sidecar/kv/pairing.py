@@ -37,7 +37,7 @@ LEFT_MAX: Final = 32
 """Tries of one load that another has taken over and whose senders are told; those before them let go at their deadlines."""
 
 
-class State(StrEnum):
+class DecodeLegState(StrEnum):
     """Of one decode leg."""
 
     PARKED = "parked"
@@ -45,7 +45,7 @@ class State(StrEnum):
     DONE = "done"
 
 
-class Verdict(Enum):
+class LoadVerdict(Enum):
     """What to answer when the scheduler asks for a request."""
 
     WAIT = "wait"
@@ -63,7 +63,7 @@ class DropPeer(NamedTuple):
     reason: str
 
 
-class Load(NamedTuple):
+class StartLoad(NamedTuple):
     """Have the workers load blocks ``first``.. of a request from ``source``; again for a newer try."""
 
     request: str
@@ -88,7 +88,7 @@ class Abandon(NamedTuple):
     request: str
 
 
-class Ended(NamedTuple):
+class DecodeLegEnded(NamedTuple):
     """A transfer is over on this side."""
 
     request: str
@@ -97,11 +97,11 @@ class Ended(NamedTuple):
     reason: str
 
 
-Instruction = DropPeer | Load | LoadProgress | FailLoad | Abandon | Ended
+Instruction = DropPeer | StartLoad | LoadProgress | FailLoad | Abandon | DecodeLegEnded
 
 
 @dataclass
-class Leg:
+class DecodeLeg:
     """One request that waits for KV."""
 
     request: str
@@ -112,11 +112,11 @@ class Leg:
     handed: int
     """Tokens whose KV it takes."""
     lease: Lease
-    state: State = State.PARKED
+    state: DecodeLegState = DecodeLegState.PARKED
     source: Announce | None = None
     peer: bytes = b""
     failed: tuple[Outcome, str] | None = None
-    asked: Verdict = Verdict.WAIT
+    asked: LoadVerdict = LoadVerdict.WAIT
     why: tuple[Outcome, str] = (Outcome.ABORTED, "prefill withdrew")
     """Of the last answer COMPUTE or FAIL: a newer announcement may since have cleared ``failed``."""
     loading: Key | None = None
@@ -151,10 +151,10 @@ class Pairing:
     def __init__(self, *, recompute: bool, unclaimed_s: float) -> None:
         self._recompute = recompute
         self._unclaimed_s = unclaimed_s
-        self._legs: dict[str, Leg] = {}
-        self._active: dict[str, Leg] = {}  # those not DONE: decode legs stay known for as long as they generate
-        self._by_transfer: dict[TransferId, Leg] = {}
-        self._unreported: dict[str, tuple[Ended, tuple[Outcome, str] | None]] = {}
+        self._legs: dict[str, DecodeLeg] = {}
+        self._active: dict[str, DecodeLeg] = {}  # those not DONE: decode legs stay known for as long as they generate
+        self._by_transfer: dict[TransferId, DecodeLeg] = {}
+        self._unreported: dict[str, tuple[DecodeLegEnded, tuple[Outcome, str] | None]] = {}
         """Loads whose requests have ended and whose workers have not: how that would be told, and what is known of it."""
         self._unclaimed: OrderedDict[TransferId, Unclaimed] = OrderedDict()
         self._tombs: Recent[TransferId, tuple[int, Outcome, str]] = Recent()
@@ -164,7 +164,7 @@ class Pairing:
         """Transfers that are waited for."""
         return len(self._active)
 
-    def leg(self, request: str) -> Leg | None:
+    def leg(self, request: str) -> DecodeLeg | None:
         """The leg of a request."""
         return self._legs.get(request)
 
@@ -177,7 +177,7 @@ class Pairing:
         tomb = self._tombs.get(transfer)
         if transfer in self._by_transfer or request in self._legs or (tomb and attempt <= tomb[0]):
             return []
-        leg = Leg(request, transfer, attempt, identity, tokens, handed, lease, ends=ends)
+        leg = DecodeLeg(request, transfer, attempt, identity, tokens, handed, lease, ends=ends)
         self._legs[request] = self._active[request] = self._by_transfer[transfer] = leg
         early = self._unclaimed.pop(transfer, None)
         if early is None:
@@ -210,8 +210,9 @@ class Pairing:
             out.append(self._unwanted(oldest, Outcome.OVERFLOW, "too many unclaimed announcements"))
         return out
 
-    def _offer(self, leg: Leg, peer: bytes, source: Announce, refused: tuple[Outcome, str] | None) -> list[Instruction]:
-        if leg.state is State.DONE:
+    def _offer(self, leg: DecodeLeg, peer: bytes, source: Announce,
+               refused: tuple[Outcome, str] | None) -> list[Instruction]:
+        if leg.state is DecodeLegState.DONE:
             return [DropPeer(peer, source.key, Outcome.UNUSED, "decode no longer waits")]
         if leg.barred is not None and source.key.order <= leg.barred.order:
             return [DropPeer(peer, source.key, Outcome.STALE, "it began before caches were reset")]
@@ -226,10 +227,10 @@ class Pairing:
             refused = Outcome.INCOMPATIBLE, f"handed: {leg.handed} of {leg.tokens} tokens here, {source.handed} there"
         out: list[Instruction] = []
         if refused is not None:
-            if leg.state is State.PARKED and leg.source is None:
+            if leg.state is DecodeLegState.PARKED and leg.source is None:
                 leg.failed = refused
             return [DropPeer(peer, source.key, *refused)]
-        if leg.source and leg.state is State.PARKED:
+        if leg.source and leg.state is DecodeLegState.PARKED:
             out.append(_stale(leg.peer, leg.source.key))
         elif leg.source:
             leg.left.append((leg.peer, leg.source.key))
@@ -247,7 +248,7 @@ class Pairing:
             if one.tokens > leg.tokens_done or one.steps > leg.steps_waited:
                 leg.tokens_done = max(leg.tokens_done, one.tokens)
                 leg.steps_waited = max(leg.steps_waited, one.steps)
-                if leg.state is State.LOADING:
+                if leg.state is DecodeLegState.LOADING:
                     out.append(LoadProgress(one.key))
         return out
 
@@ -260,7 +261,7 @@ class Pairing:
                 del self._unclaimed[message.transfer]
             else:
                 self._unclaimed[message.transfer] = early._replace(refused=(message.outcome, message.reason))
-        if leg and leg.state is State.PARKED and leg.source and leg.source.key == message.key:
+        if leg and leg.state is DecodeLegState.PARKED and leg.source and leg.source.key == message.key:
             leg.source = None
             leg.failed = None if message.retry else (message.outcome, message.reason)
         return []
@@ -272,7 +273,7 @@ class Pairing:
             self._unclaimed[transfer] = early._replace(refused=failed)
         out: list[Instruction] = []
         for leg in self._active.values():
-            if leg.state is State.PARKED and leg.source is not None:
+            if leg.state is DecodeLegState.PARKED and leg.source is not None:
                 out.append(DropPeer(leg.peer, leg.source.key, *failed))
                 leg.barred, leg.source, leg.failed = leg.source.key, None, failed
         return out
@@ -280,67 +281,67 @@ class Pairing:
     def refuse(self, transfer: TransferId, attempt: Attempt, outcome: Outcome, reason: str) -> list[Instruction]:
         """A try that cannot even be read (another wire version): its leg fails now instead of at its deadline."""
         leg = self._by_transfer.get(transfer)
-        if leg and leg.state is State.PARKED and leg.source is None and attempt >= leg.attempt:
+        if leg and leg.state is DecodeLegState.PARKED and leg.source is None and attempt >= leg.attempt:
             leg.failed = outcome, reason
         return []
 
-    def ask(self, request: str, now: float) -> Verdict:
+    def ask(self, request: str, now: float) -> LoadVerdict:
         """What the scheduler is to do with a request. Asking again is harmless."""
         leg = self._legs.get(request)
-        if leg is None or leg.state is not State.PARKED:
-            return Verdict.COMPUTE
+        if leg is None or leg.state is not DecodeLegState.PARKED:
+            return LoadVerdict.COMPUTE
         if leg.source is None and leg.failed is None and leg.lease.over(now):
             leg.failed = Outcome.DEADLINE, "prefill did not announce in time"
         if leg.source is not None:
-            leg.asked = Verdict.LOAD
+            leg.asked = LoadVerdict.LOAD
         elif leg.failed is None:
-            leg.asked = Verdict.WAIT
+            leg.asked = LoadVerdict.WAIT
         else:
-            leg.asked, leg.why = Verdict.COMPUTE if self._recompute else Verdict.FAIL, leg.failed
+            leg.asked, leg.why = LoadVerdict.COMPUTE if self._recompute else LoadVerdict.FAIL, leg.failed
         return leg.asked
 
     def allocated(self, request: str, external: int) -> list[Instruction]:
         """The scheduler has allocated blocks, ``external`` tokens of them to be loaded."""
         leg = self._legs.get(request)
-        if leg is None or leg.state is not State.PARKED:
+        if leg is None or leg.state is not DecodeLegState.PARKED:
             return []
         if external == 0:
             outcome, reason = leg.failed or (Outcome.UNUSED, "decode computes the prompt itself")
             return self._done(leg, outcome, reason)
-        leg.state = State.LOADING
-        if leg.asked is Verdict.LOAD and leg.source is not None:
+        leg.state = DecodeLegState.LOADING
+        if leg.asked is LoadVerdict.LOAD and leg.source is not None:
             leg.loading = leg.source.key
-            return [Load(request, leg.source)]
+            return [StartLoad(request, leg.source)]
         leg.failed = leg.failed or leg.why
         return [FailLoad(request)]
 
     def unplaceable(self, request: str, reason: str) -> None:
         """What was asked for has no place in the blocks that are about to be ``allocated``: its load fails."""
         leg = self._legs.get(request)
-        if leg is not None and leg.state is State.PARKED:
-            leg.asked, leg.failed = Verdict.FAIL, (Outcome.PROTOCOL, reason)
+        if leg is not None and leg.state is DecodeLegState.PARKED:
+            leg.asked, leg.failed = LoadVerdict.FAIL, (Outcome.PROTOCOL, reason)
 
     def newer(self) -> list[Instruction]:
         """Loads whose source has been replaced since they were ordered."""
         out: list[Instruction] = []
         for leg in self._active.values():
-            if leg.state is State.LOADING and leg.loading and leg.source and leg.source.key != leg.loading:
+            if leg.state is DecodeLegState.LOADING and leg.loading and leg.source and leg.source.key != leg.loading:
                 leg.loading = leg.source.key
-                out.append(Load(leg.request, leg.source))
+                out.append(StartLoad(leg.request, leg.source))
         return out
 
     def without_blocks(self) -> list[tuple[bytes, Announce]]:
         """Peers and sources of requests that have no blocks yet: what they have may have to be kept elsewhere."""
         return [(leg.peer, leg.source) for leg in self._active.values()
-                if leg.state is State.PARKED and leg.source is not None]
+                if leg.state is DecodeLegState.PARKED and leg.source is not None]
 
     def finished(self, request: str, outcome: Outcome, reason: str, tries: Collection[Key] = ()) -> list[Instruction]:
         """All workers have reported the request's load; ``tries``: those that they have reported."""
         leg = self._legs.get(request)
         if leg is None and (waiting := self._unreported.pop(request, None)) is not None:
             ended, failed = waiting
-            return [ended if outcome is Outcome.OK else Ended(request, ended.key, *(failed or (outcome, reason)))]
-        if leg is None or leg.state is not State.LOADING:
+            return [ended if outcome is Outcome.OK else DecodeLegEnded(request, ended.key, *(failed or (outcome, reason)))]
+        if leg is None or leg.state is not DecodeLegState.LOADING:
             return []
         if leg.failed is not None and outcome is not Outcome.OK:
             outcome, reason = leg.failed
@@ -355,10 +356,10 @@ class Pairing:
         if leg is None:
             return []
         out: list[Instruction] = []
-        if leg.state is not State.DONE:
-            loading = leg.state is State.LOADING
+        if leg.state is not DecodeLegState.DONE:
+            loading = leg.state is DecodeLegState.LOADING
             ended, *told = self._done(leg, Outcome.ABORTED, "decode's leg ended")
-            assert isinstance(ended, Ended)
+            assert isinstance(ended, DecodeLegEnded)
             if loading and not self._recompute:
                 self._unreported[request] = ended, leg.failed
                 out += [Abandon(request), *told]
@@ -383,13 +384,13 @@ class Pairing:
         self._tombs.put(source.transfer, (source.attempt, outcome, reason))  # a leg that comes late must not wait for it
         return DropPeer(item.peer, source.key, outcome, reason)
 
-    def _done(self, leg: Leg, outcome: Outcome, reason: str, *, whole: Key | None = None) -> list[Instruction]:
+    def _done(self, leg: DecodeLeg, outcome: Outcome, reason: str, *, whole: Key | None = None) -> list[Instruction]:
         """A leg is over: every sender is told but that of the try which every worker has loaded, and has confirmed."""
-        leg.state = State.DONE
+        leg.state = DecodeLegState.DONE
         self._active.pop(leg.request, None)
         key = leg.key()
         self._tombs.put(leg.transfer, (max(leg.attempt, key.attempt), outcome, reason))
-        out: list[Instruction] = [Ended(leg.request, whole or key, outcome, reason)]
+        out: list[Instruction] = [DecodeLegEnded(leg.request, whole or key, outcome, reason)]
         out += [_stale(peer, old) for peer, old in leg.left if old != whole]
         leg.left.clear()
         if leg.source is not None and leg.source.key != whole:

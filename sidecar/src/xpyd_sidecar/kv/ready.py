@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from xpyd_sidecar.kv.bodies import Ready
-from xpyd_sidecar.kv.mapping import Cut, Kind
+from xpyd_sidecar.kv.mapping import ArrayKind, Cut
 from xpyd_sidecar.kv.reach import span_of
 
 
@@ -14,7 +14,7 @@ class RankArrays(NamedTuple):
 
     regions: int
     block_bytes: int
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[ArrayKind, ...] = ()
 
     def unfit(self, ready: Ready, *, whole: bool) -> str:
         """Why this rank does not have what is asked for; empty: it has. ``whole``: no cuts, for one taker."""

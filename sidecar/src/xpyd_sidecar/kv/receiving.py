@@ -32,7 +32,7 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation, TransferId
 from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease, Listened
-from xpyd_sidecar.kv.mapping import Part, Unit, units
+from xpyd_sidecar.kv.mapping import PlacedCut, SourceArray, units
 from xpyd_sidecar.kv.reach import ArraySpan, TableSpan
 
 
@@ -41,7 +41,7 @@ class From(NamedTuple):
 
     address: HostPort
     incarnation: Incarnation
-    parts: tuple[Part, ...]
+    parts: tuple[PlacedCut, ...]
     takers: int = 1
     """How many decode ranks take from it."""
     whole: bool = True
@@ -71,7 +71,7 @@ class Ask(NamedTuple):
     request: str
     tables: tuple[TableSpan, ...]
     source: int
-    units: Mapping[int, Unit]
+    units: Mapping[int, SourceArray]
     """What it will send, by its own arrays."""
     identity: bytes = b""
     groups: tuple[int, ...] = ()
@@ -82,7 +82,7 @@ class Ask(NamedTuple):
         """Whether it is the only source, and all that it has is taken as it is."""
         return not self.ready.cuts and self.ready.takers == 1 and self.ready.regions > 0
 
-    def table(self, unit: Unit) -> TableSpan:
+    def table(self, unit: SourceArray) -> TableSpan:
         """Where the blocks of an array belong."""
         return self.tables[self.groups[unit.region] if self.groups else 0]
 
@@ -135,7 +135,7 @@ class Cancel(NamedTuple):
     reason: str
 
 
-class Place(NamedTuple):
+class PlaceBlocks(NamedTuple):
     """Write what arrived into these blocks of the cache, now: whole, or ``heads`` heads of each from ``head`` on."""
 
     request: str
@@ -159,7 +159,7 @@ Instruction = Ask | Pull | Confirm | Cancel | Finished
 
 
 @dataclass
-class Load:
+class OpenLoad:
     """One load in progress."""
 
     order: Order
@@ -202,7 +202,7 @@ class Receiving:
         self._grace_s = grace_s
         self._regions = regions
         self._cover = cover
-        self._loads: dict[str, Load] = {}
+        self._loads: dict[str, OpenLoad] = {}
         self._current: dict[Key, str] = {}
         self._reported: Recent[str, TransferId] = Recent()
         """By request: the transfer of its last load."""
@@ -233,7 +233,7 @@ class Receiving:
         each = sum(map(len, wanted))
         missing = each * most if len(order.tables) == 1 else sum(
             len(order.tables[self._groups[unit.region]].ids) for one in wanted for unit in one.values())
-        self._loads[order.request] = Load(order, most, lease, ends, have, missing, [each] * most)
+        self._loads[order.request] = OpenLoad(order, most, lease, ends, have, missing, [each] * most)
         self._current[order.key] = order.request
         return [*out, *(Ask(source.address, source.incarnation, order.key, self._ready(order, source), order.request,
                             order.tables, at, wanted[at], order.identity, self._groups)
@@ -253,7 +253,7 @@ class Receiving:
         return Ready(first, count, len(wanted), size, self._cover, cuts, source.takers, min(self._window, count),
                      spans=spans)
 
-    def arrived(self, key: Key, source: int, region: int, blocks: tuple[int, int], size: int) -> Place | None:
+    def arrived(self, key: Key, source: int, region: int, blocks: tuple[int, int], size: int) -> PlaceBlocks | None:
         """Intact ``blocks`` (first, count) of a source's array are here. None: not for any open load, forget them."""
         load = self._loads.get(self._current.get(key, ""))
         if load is None or not 0 <= source < len(load.order.sources):
@@ -276,7 +276,7 @@ class Receiving:
             for slot, had in enumerate(before, at):
                 load.of_block[slot] -= not had
         load.size += size
-        return Place(order.request, unit.region, table.ids[at:at + count], unit.head, unit.heads)
+        return PlaceBlocks(order.request, unit.region, table.ids[at:at + count], unit.head, unit.heads)
 
     def progressed(self, key: Key) -> None:
         """Prefill says that its work for a try has grown."""
@@ -345,7 +345,7 @@ class Receiving:
                 out += self._cancelled(load, Outcome.DEADLINE, f"no progress for {self._load_s:g} s")
         return out
 
-    def _pull(self, load: Load) -> list[Instruction]:
+    def _pull(self, load: OpenLoad) -> list[Instruction]:
         """Ask for as many more blocks as have become whole at the front."""
         before = load.whole
         while not load.of_block[load.whole]:
@@ -355,10 +355,10 @@ class Receiving:
         until = load.order.tables[0].first + min(load.width, load.whole + self._window)
         return [Pull(load.order.key, source, until) for source in range(len(load.order.sources))]
 
-    def _cancelled(self, load: Load, outcome: Outcome, reason: str) -> list[Instruction]:
+    def _cancelled(self, load: OpenLoad, outcome: Outcome, reason: str) -> list[Instruction]:
         return _cancel(load, outcome, reason) + self._finish(load, outcome, reason, 0)
 
-    def _finish(self, load: Load, outcome: Outcome, reason: str, size: int) -> list[Instruction]:
+    def _finish(self, load: OpenLoad, outcome: Outcome, reason: str, size: int) -> list[Instruction]:
         del self._loads[load.order.request]
         del self._current[load.order.key]
         self._reported.put(load.order.request, load.order.key.transfer)
@@ -366,7 +366,7 @@ class Receiving:
 
 
 @lru_cache(maxsize=256)
-def _runs(parts: tuple[Part, ...], groups: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+def _runs(parts: tuple[PlacedCut, ...], groups: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
     """Neighbours among a source's arrays that go into one table: the first, how many, which table."""
     runs: list[tuple[int, int, int]] = []
     for region, unit in sorted(units(parts).items()):
@@ -383,7 +383,7 @@ def width(tables: tuple[TableSpan, ...]) -> int:
     return len(tables[0].ids) if len(tables) == 1 else max(len(one.ids) for one in tables)
 
 
-def _cancel(load: Load, outcome: Outcome, reason: str) -> list[Instruction]:
+def _cancel(load: OpenLoad, outcome: Outcome, reason: str) -> list[Instruction]:
     """Tell every source that does not know it yet."""
     out: list[Instruction] = [Cancel(load.order.key, at, outcome, reason)
                               for at in range(len(load.order.sources)) if at not in load.told]

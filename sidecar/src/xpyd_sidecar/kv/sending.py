@@ -31,10 +31,23 @@ from typing import Final, Generic
 
 from xpyd_sidecar.kv.blocks import overlap
 from xpyd_sidecar.kv.bodies import Ready
-from xpyd_sidecar.kv.copies import C, Copy, Ended, Free, Held, Offer, Refuse, Send, Step, Store, Transfer, Uses
+from xpyd_sidecar.kv.copies import (
+    C,
+    Copy,
+    Free,
+    Held,
+    OfferCopy,
+    RefuseTransfer,
+    Send,
+    Step,
+    StoreCopy,
+    Transfer,
+    TransferEnded,
+    Uses,
+)
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease, Listened
-from xpyd_sidecar.kv.mapping import Cut, Kind
+from xpyd_sidecar.kv.mapping import ArrayKind, Cut
 from xpyd_sidecar.kv.ready import RankArrays, asked_of, blocks_asked
 from xpyd_sidecar.kv.stores import Expect
 
@@ -45,7 +58,7 @@ class Sending(Generic[C]):
     """The machine. ``link`` numbers name connections; the owner never uses one twice."""
 
     def __init__(self, *, keep_s: float, send_s: float, regions: int, block_bytes: int, cover: bool,
-                 kinds: Sequence[Kind] = (), limit_s: float = math.inf) -> None:
+                 kinds: Sequence[ArrayKind] = (), limit_s: float = math.inf) -> None:
         """``regions`` arrays with blocks of ``block_bytes`` together; ``kinds``: of each, where blocks may be cut."""
         self._geometry = RankArrays(regions, block_bytes, tuple(kinds))
         self._keep_s = keep_s
@@ -94,25 +107,26 @@ class Sending(Generic[C]):
         """Decode asks for a transfer. Asked by more than it was said to have takers, it ends."""
         if key in self._ended:
             outcome, reason, retry = self._ended.get(key) or (Outcome.STALE, "ended", False)
-            return [Refuse(link, key, outcome, reason, retry)]
+            return [RefuseTransfer(link, key, outcome, reason, retry)]
         transfer = self._open.get(key)
         if transfer is None:
             self._early.setdefault(key, {})[link] = ready
             if len(self._early) > EARLY_MAX:
                 old, asked = self._early.popitem(last=False)
-                return [Refuse(one, old, Outcome.OVERFLOW, "too many transfers asked for ahead", False) for one in asked]
+                reason = "too many transfers asked for ahead"
+                return [RefuseTransfer(one, old, Outcome.OVERFLOW, reason, False) for one in asked]
             return []
         if reason := self._geometry.unfit(ready, whole=transfer.stored):
-            return [Refuse(link, key, Outcome.INCOMPATIBLE, reason, False),
+            return [RefuseTransfer(link, key, Outcome.INCOMPATIBLE, reason, False),
                     *self._fail(key, Outcome.INCOMPATIBLE, reason)]
         if transfer.stored and transfer.ahead is not None and transfer.ahead[0] != link:
             reason = "decode asks over another connection than that over which part of it was pushed ahead"
-            return [Refuse(link, key, Outcome.PEER_LOST, reason, True),
+            return [RefuseTransfer(link, key, Outcome.PEER_LOST, reason, True),
                     *self._fail(key, Outcome.PEER_LOST, reason, but=transfer.ahead[0], retry=True)]
         odd = any(one.takers != ready.takers for one in transfer.takers.values())
         if odd or transfer.sending or link in transfer.takers:
             reason = f"asked for by one more than {ready.takers}" if odd or transfer.sending else "asked for twice"
-            return [*([] if link in transfer.takers else [Refuse(link, key, Outcome.PROTOCOL, reason, False)]),
+            return [*([] if link in transfer.takers else [RefuseTransfer(link, key, Outcome.PROTOCOL, reason, False)]),
                     *self._fail(key, Outcome.PROTOCOL, reason)]
         transfer.takers[link] = ready
         if ready.window:
@@ -143,7 +157,7 @@ class Sending(Generic[C]):
         """Decode waits for a transfer without having blocks for it: copies of it may be offered over this link."""
         if key in self._ended:
             outcome, reason, retry = self._ended.get(key) or (Outcome.STALE, "ended", False)
-            return [Refuse(link, key, outcome, reason, retry)]
+            return [RefuseTransfer(link, key, outcome, reason, retry)]
         if (expect.regions, expect.block_bytes) != self._geometry[:2]:
             return []
         transfer = self._open.get(key)
@@ -166,7 +180,7 @@ class Sending(Generic[C]):
                 weight = weigh(copy.data)
                 transfer.offered[copy.region, copy.first] = copy, weight
                 self.on_offer += weight
-                out.append(Offer(transfer.ahead[0], key, copy))
+                out.append(OfferCopy(transfer.ahead[0], key, copy))
                 want -= weight
         return out
 
@@ -179,7 +193,7 @@ class Sending(Generic[C]):
         if copy is None:
             return []
         transfer.stored = True
-        return [Store(link, key, copy, self.cover or transfer.ahead[1].checksum)]
+        return [StoreCopy(link, key, copy, self.cover or transfer.ahead[1].checksum)]
 
     def full(self, link: int, key: Key, region: int, first: int, until: float) -> None:
         """Decode has no room for a copy: nothing of its transfer is offered again before ``until``."""
@@ -304,7 +318,7 @@ class Sending(Generic[C]):
         if not asked and (ahead := transfer.ahead if transfer else expected) is not None:
             asked = {ahead[0]}
         done = transfer.done if transfer else ()
-        told: list[Step[C]] = [Refuse(link, key, outcome, reason, retry)
+        told: list[Step[C]] = [RefuseTransfer(link, key, outcome, reason, retry)
                                for link in asked if link != but and link not in done]
         return told + self._end(key, outcome, reason, retry=retry)
 
@@ -318,4 +332,4 @@ class Sending(Generic[C]):
             self._take_back(transfer)
             freed += [Free(copy) for copy in transfer.copies]
             freed += [Free(held.copy, held.uses) for held in transfer.held for _ in held.left]
-        return [*freed, Ended(key, outcome, reason, confirmed)]
+        return [*freed, TransferEnded(key, outcome, reason, confirmed)]

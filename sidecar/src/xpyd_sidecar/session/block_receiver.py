@@ -13,7 +13,7 @@ from typing import Final
 from xpyd_sidecar.errors import ChecksumError, Incompatible, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.blocks import runs
-from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.frames import FrameKind, Header
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.session.link_choice import OTHERWISE
@@ -84,7 +84,7 @@ class BlockReceiver:
         scatter = target.scatter(header.region, header.first, header.blocks, cover=cover) if target is not None else None
         return PayloadPlace(scatter, target.gate) if target is not None and scatter is not None else None
 
-    def _must_cover(self, kind: Kind, *, covered: bool) -> None:
+    def _must_cover(self, kind: FrameKind, *, covered: bool) -> None:
         if self._shared.cover and not covered:
             raise ProtocolError(self._peer, f"sent {kind.name} without the checksum that was asked for")
 
@@ -123,7 +123,7 @@ class BlockReceiver:
         if asked.target is None or self.taker is not None or not asked.step.units:
             return None
         region = min(asked.step.units)
-        before = Header(Kind.DATA, self._shared.cover, 0, key, region, asked.step.span(region)[0], 0, 0)
+        before = Header(FrameKind.DATA, self._shared.cover, 0, key, region, asked.step.span(region)[0], 0, 0)
         return partial(self._after, asked, before)
 
     def _beforehand(self, header: Header) -> PayloadPlace:

@@ -14,7 +14,7 @@ from typing import Final
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.frames import FrameKind, Header
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.receiving import Ask
 from xpyd_sidecar.kv.stores import Busy
@@ -52,14 +52,14 @@ class DecodeEndpoint(Endpoint):
         self.asked = self._intake.asked
         """Tries that it owes."""
         self._handshake = DecodeHandshake(shared.me, self, self._intake, incarnation, self._agreed)
-        self._later: list[tuple[Kind, bodies.Body | None, Key]] = []
+        self._later: list[tuple[FrameKind, bodies.Body | None, Key]] = []
 
     def ask(self, step: Ask, target: LoadTarget | None) -> None:
         """Ask for a transfer, once the link is agreed."""
         self._owes()
         self.asked[step.key] = AskedBlocks(step, target, bytearray(step.slots), step.key in self._granted)
         self.expected.discard(step.key)
-        self.tell(Kind.READY, step.key, step.ready)
+        self.tell(FrameKind.READY, step.key, step.ready)
         self.link.start()
         if self._handshake.settled and len(self.asked) == 1 and (first := self._intake.begin(step.key)) is not None:
             self.link.expect(first)
@@ -73,7 +73,7 @@ class DecodeEndpoint(Endpoint):
         if not self.asked and not self.expected:
             self.link.last_in = time.monotonic()  # it owed nothing until now, so silence counts from here
 
-    def tell(self, kind: Kind, key: Key, body: bodies.Body | None = None) -> None:
+    def tell(self, kind: FrameKind, key: Key, body: bodies.Body | None = None) -> None:
         """Send a frame of a transfer, once the link is agreed."""
         if self._handshake.settled:
             self.link.say(kind, body, key)
@@ -88,36 +88,36 @@ class DecodeEndpoint(Endpoint):
 
     def room(self, header: Header) -> PayloadPlace | None:
         """Where a payload goes: blocks of their own or staging for what is wanted, nowhere for what no longer is."""
-        if (header.kind is Kind.DATA or header.kind is Kind.OFFER) and not self._handshake.settled:
+        if (header.kind is FrameKind.DATA or header.kind is FrameKind.OFFER) and not self._handshake.settled:
             raise ProtocolError(self.link.peer, f"sent {header.kind.name} before the link was agreed")
-        return self._intake.room(header) if header.kind is Kind.DATA else PayloadPlace.of(header.length)
+        return self._intake.room(header) if header.kind is FrameKind.DATA else PayloadPlace.of(header.length)
 
     def frame(self, header: Header, place: PayloadPlace) -> None:
         """A frame is complete."""
-        if header.kind is Kind.DATA:
+        if header.kind is FrameKind.DATA:
             self._intake.data(header, place)
             return
         super().frame(header, place)
 
     def _heard(self, header: Header, payload: memoryview) -> None:
-        if header.kind is Kind.OFFER:
+        if header.kind is FrameKind.OFFER:
             if self._intake.taker is None:
                 raise ProtocolError(self.link.peer, "sent OFFER over a link of TCP alone")
             self._intake.taker.offered(header, bodies.read_body(payload, bodies.Offer))
-        elif header.kind is Kind.REJECT:
+        elif header.kind is FrameKind.REJECT:
             raise Rejected(self.link.peer, bodies.read_body(payload, bodies.Reason))
-        elif header.kind is Kind.STORE and self._handshake.settled:
+        elif header.kind is FrameKind.STORE and self._handshake.settled:
             self._store(header)
-        elif header.kind is Kind.GONE and self._handshake.settled:
+        elif header.kind is FrameKind.GONE and self._handshake.settled:
             why = bodies.read_body(payload, bodies.Reason)
             self.expected.discard(header.key)
             self._shared.ahead.forget(header.key)
             gone = self.asked.pop(header.key, None)
             if gone is not None:
                 self._shared.broken(gone.step, why.outcome, f"{self.link.peer}: {why.reason}", not why.retry)
-        elif header.kind in {Kind.GROUP, Kind.UNGROUP} and (taker := self._intake.taker) is not None:
+        elif header.kind in {FrameKind.GROUP, FrameKind.UNGROUP} and (taker := self._intake.taker) is not None:
             taker.grouped(header.kind, bodies.read_body(payload, bodies.Group))
-        elif header.kind is not Kind.PING:
+        elif header.kind is not FrameKind.PING:
             self._handshake.said(header.kind, payload)
 
     def _agreed(self) -> None:
@@ -133,7 +133,7 @@ class DecodeEndpoint(Endpoint):
             raise ProtocolError(self.link.peer, f"STORE: {error}") from None
         if room:
             self._granted.put(header.key, None)
-        kind, body = (Kind.ROOM, None) if room else (Kind.BUSY, Busy(RETRY_S))
+        kind, body = (FrameKind.ROOM, None) if room else (FrameKind.BUSY, Busy(RETRY_S))
         self.link.say(kind, body, header.key, region=header.region, first=header.first, blocks=header.blocks)
 
     def closed(self, error: PeerError) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.errors import AuthError, Incompatible, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, proofs
-from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.kv.reads import unusable
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.block_receiver import BlockReceiver
@@ -41,7 +41,7 @@ class DecodeHandshake:
         self._why = ""
         """Why prefill's memory is not read."""
 
-    def said(self, kind: Kind, payload: memoryview) -> None:
+    def said(self, kind: FrameKind, payload: memoryview) -> None:
         """Prefill's next word: answer it.
 
         Raises:
@@ -49,11 +49,11 @@ class DecodeHandshake:
             AuthError: it does not hold the service key.
             Incompatible: this side wants no such link; prefill has been told how blocks would have travelled.
         """
-        if kind is Kind.CHALLENGE and self._terms is None:
+        if kind is FrameKind.CHALLENGE and self._terms is None:
             self._greet(bodies.read_body(payload, bodies.Challenge))
-        elif kind is Kind.WELCOME and self._terms is not None and self._welcome is None:
+        elif kind is FrameKind.WELCOME and self._terms is not None and self._welcome is None:
             self._welcomed(self._terms, bodies.read_body(payload, bodies.DataWelcome))
-        elif kind is Kind.ARENA and self._welcome is not None and (self._intake.unread or not self.settled):
+        elif kind is FrameKind.ARENA and self._welcome is not None and (self._intake.unread or not self.settled):
             shown = bodies.read_body(payload, bodies.Arena)
             reader, reason = link_choice.try_arena(self._peer, self._me.ways.folder, shown)
             if reader is None and self._end.link.left:
@@ -70,7 +70,7 @@ class DecodeHandshake:
     def _greet(self, challenge: bodies.Challenge) -> None:
         me = self._me
         self._terms = proofs.Terms(challenge.nonce, self._nonce, challenge.incarnation, me.incarnation)
-        self._end.link.say(Kind.HELLO, bodies.DataHello(
+        self._end.link.say(FrameKind.HELLO, bodies.DataHello(
             self._nonce, me.instance, me.incarnation, self._incarnation, me.rank,
             proofs.prove(me.key, "decode", self._terms), me.ways.host, me.ways.group, me.ways.reads))
 
@@ -93,7 +93,7 @@ class DecodeHandshake:
             reader, self._why = link_choice.try_process(self._peer, welcome)
             self._use(reader)
             if reader is None and welcome.near is not None and me.ways.folder is not None:
-                self._end.link.say(Kind.LINK, bodies.LinkChoice("make_arena", self._why))
+                self._end.link.say(FrameKind.LINK, bodies.LinkChoice("make_arena", self._why))
             else:
                 self._settle(self._why)
 
@@ -134,7 +134,7 @@ class DecodeHandshake:
         taker, transport = self._intake.taker, self._me.ways.transport
         reason = "; ".join(one for one in reasons if one)
         way: bodies.LinkName = "tcp" if taker is None else taker.name
-        self._end.link.say(Kind.LINK, bodies.LinkChoice(way, reason))
+        self._end.link.say(FrameKind.LINK, bodies.LinkChoice(way, reason))
         if taker is None and transport in {"shm", "nccl", "rdma"}:
             self._end.link.flush()
             raise Incompatible(self._peer, f"transport {transport}: {reason}"

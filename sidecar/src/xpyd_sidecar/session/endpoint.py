@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages
-from xpyd_sidecar.kv.frames import FRAME_BYTES, Header, Kind
+from xpyd_sidecar.kv.frames import FRAME_BYTES, FrameKind, Header
 from xpyd_sidecar.kv.leases import Listened
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.threads.loop import Loop
@@ -80,6 +80,6 @@ class Endpoint(FrameOwner):
             if link.silent(now, timeout):
                 link.close(PeerGone(link.peer, f"silent for {timeout} s"))
             elif not link.writing and now - link.last_out > timeout / 4:
-                self.link.say(Kind.PING)
+                self.link.say(FrameKind.PING)
         elif now - max(link.last_in, link.last_out) > self.idle_s:
             link.close(PeerGone(link.peer, "idle"))

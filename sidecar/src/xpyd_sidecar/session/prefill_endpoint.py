@@ -14,7 +14,7 @@ from typing import NoReturn, TypeVar
 
 from xpyd_sidecar.errors import AuthError, Incompatible, PeerError, ProtocolError
 from xpyd_sidecar.kv import bodies, proofs
-from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.frames import FrameKind, Header
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session.endpoint import IDLE_S, Endpoint, LocalRank
 from xpyd_sidecar.session.prefill_link_choice import Arenas, PrefillLinkChoice
@@ -40,18 +40,18 @@ class PrefillEndpoint(Endpoint):
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
         self._accepted = False
         self.way = PrefillLinkChoice(me, arenas, self.link)
-        self.link.say(Kind.CHALLENGE, bodies.Challenge(self._nonce, me.incarnation))
+        self.link.say(FrameKind.CHALLENGE, bodies.Challenge(self._nonce, me.incarnation))
 
     def room(self, header: Header) -> PayloadPlace | None:
         """Where a payload goes."""
-        if header.kind is Kind.DATA:
+        if header.kind is FrameKind.DATA:
             raise ProtocolError(self.link.peer, "sent DATA where prefill listens")
         return PayloadPlace.of(header.length)
 
     def _heard(self, header: Header, payload: memoryview) -> None:
         if self._accepted:
             self._asked(self, header, payload)
-        elif header.kind is Kind.HELLO:
+        elif header.kind is FrameKind.HELLO:
             self._greet(bodies.read_body(payload, bodies.DataHello))
         else:
             raise ProtocolError(self.link.peer, f"sent {header.kind.name} before HELLO")
@@ -86,10 +86,10 @@ class PrefillEndpoint(Endpoint):
         self._accepted = True
         self.link.beside |= near is not None
         proof = proofs.prove(me.key, "prefill", terms)
-        self.link.say(Kind.WELCOME, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
+        self.link.say(FrameKind.WELCOME, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
 
     def _refuse(self, outcome: Outcome, error: PeerError) -> NoReturn:
         """Tell decode why it is not served, as last words."""
-        self.link.say(Kind.REJECT, bodies.Reason(outcome, error.reason))
+        self.link.say(FrameKind.REJECT, bodies.Reason(outcome, error.reason))
         self.link.flush()
         raise error

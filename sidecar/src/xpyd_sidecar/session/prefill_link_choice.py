@@ -7,7 +7,7 @@ from typing import Final
 
 from xpyd_sidecar.errors import Incompatible, ProtocolError
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.transport.link import BlockLink, Session
@@ -159,9 +159,9 @@ class PrefillLinkChoice:
                 why = f"{folder}: {error.strerror}"
             else:
                 self._arenas.open += 1
-                self._session.say(Kind.ARENA, self._arena.shown())
+                self._session.say(FrameKind.ARENA, self._arena.shown())
                 return
-        self._session.say(Kind.ARENA, bodies.Arena("", 0, b"", why))
+        self._session.say(FrameKind.ARENA, bodies.Arena("", 0, b"", why))
 
     def _refuse_tcp(self, reason: str) -> None:
         transport = self._me.ways.transport

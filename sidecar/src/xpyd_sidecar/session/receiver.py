@@ -19,7 +19,7 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.errors import PeerGone
 from xpyd_sidecar.kv import bodies, frames
-from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.receiving import Ask, Cancel, Confirm, Pull
 from xpyd_sidecar.kv.stores import Fetch
@@ -112,16 +112,16 @@ class Receiver:
             return
         if isinstance(step, Pull):
             if (owes := self._of_key.get((step.key, step.source))) is not None:
-                owes.tell(Kind.FETCH, step.key, Fetch(step.until))
+                owes.tell(FrameKind.FETCH, step.key, Fetch(step.until))
             return
         source = self._of_key.pop((step.key, step.source), None)
         if source is None:
             return
         source.asked.pop(step.key, None)
         if isinstance(step, Confirm):
-            source.tell(Kind.DONE, step.key)
+            source.tell(FrameKind.DONE, step.key)
         else:
-            source.tell(Kind.CANCEL, step.key, bodies.Reason(step.outcome, step.reason))
+            source.tell(FrameKind.CANCEL, step.key, bodies.Reason(step.outcome, step.reason))
 
     def _ask(self, step: Ask, target: LoadTarget | None) -> None:
         source = self._source(step.address, step.incarnation)
@@ -158,14 +158,14 @@ class Receiver:
         self._unclaimed(gone, "too many others are waited for")
         if body is not None:
             source.expect(step.key)
-            source.tell(Kind.EXPECT, step.key, body)
+            source.tell(FrameKind.EXPECT, step.key, body)
 
     def _unclaimed(self, keys: Sequence[Key], reason: str) -> None:
         for key in keys:
             for source in self._sources.values():
                 if key in source.expected:
                     source.expected.discard(key)
-                    source.tell(Kind.CANCEL, key, bodies.Reason(Outcome.DEADLINE, reason))
+                    source.tell(FrameKind.CANCEL, key, bodies.Reason(Outcome.DEADLINE, reason))
 
     def _broken(self, step: Ask, outcome: Outcome, reason: str, final: bool) -> None:
         """What was asked for will not come."""

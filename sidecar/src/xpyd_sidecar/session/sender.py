@@ -21,7 +21,7 @@ from xpyd_sidecar.contract.ids import HostPort, join_host_port
 from xpyd_sidecar.errors import ConfigError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, copies, frames
 from xpyd_sidecar.kv.copies import Copy
-from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.frames import FrameKind, Header
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.memory.store import CopyStore, StoreLease
@@ -211,22 +211,22 @@ class Sender:
         """A frame of an accepted peer."""
         number, key = peer.link.number, header.key
         self._strangers.pop(number, None)
-        if header.kind is Kind.READY:
+        if header.kind is FrameKind.READY:
             ready = bodies.read_body(body, bodies.Ready)
             self._noting.mark(key, "ready")
             self._carry_out(self._machine.ready(number, key, ready, time.monotonic()))
-        elif header.kind is Kind.DONE:
+        elif header.kind is FrameKind.DONE:
             self._carry_out(self._machine.done(number, key))
-        elif header.kind is Kind.CANCEL:
+        elif header.kind is FrameKind.CANCEL:
             why = bodies.read_body(body, bodies.Reason)
             self._carry_out(self._machine.cancel(number, key, why.outcome, why.reason))
-        elif header.kind is Kind.TAKEN:
+        elif header.kind is FrameKind.TAKEN:
             peer.choose(partial(peer.way.taken, bodies.read_body(body, bodies.Taken)))
-        elif header.kind is Kind.POSTED or header.kind is Kind.UNGROUP:
+        elif header.kind is FrameKind.POSTED or header.kind is FrameKind.UNGROUP:
             peer.way.link.told(header.kind, body)
-        elif header.kind is Kind.LINK:
+        elif header.kind is FrameKind.LINK:
             peer.choose(partial(peer.way.decided, bodies.read_body(body, bodies.LinkChoice)))
-        elif header.kind is not Kind.PING:
+        elif header.kind is not FrameKind.PING:
             self._carry_out(self.spilling.heard(number, peer.link.peer, header, body))
             self._carry_out(self.spilling.relieve())
 
@@ -247,7 +247,7 @@ class Sender:
                 self._take(step)
             except Exception as error:
                 logger.exception("xpyd: a step of sending failed: %s", type(step).__name__)
-                peer = None if isinstance(step, copies.Free | copies.Ended) else self._peers.get(step.link)
+                peer = None if isinstance(step, copies.Free | copies.TransferEnded) else self._peers.get(step.link)
                 if peer is not None:
                     peer.link.mistaken(error)
 
@@ -256,13 +256,13 @@ class Sender:
             self._send(step)
         elif isinstance(step, copies.Free):
             self._drop(step.copy.data, step.uses)
-        elif isinstance(step, copies.Offer):
+        elif isinstance(step, copies.OfferCopy):
             if (peer := self._peers.get(step.link)) is not None:
-                peer.link.say(Kind.STORE, None, step.key, region=step.copy.region, first=step.copy.first,
+                peer.link.say(FrameKind.STORE, None, step.key, region=step.copy.region, first=step.copy.first,
                               blocks=step.copy.blocks)
-        elif isinstance(step, copies.Store):
+        elif isinstance(step, copies.StoreCopy):
             self._store(step)
-        elif isinstance(step, copies.Refuse):
+        elif isinstance(step, copies.RefuseTransfer):
             if (peer := self._peers.get(step.link)) is not None:
                 self._refuse(peer, step)
         else:
@@ -277,7 +277,7 @@ class Sender:
             confirmed = size if step.confirmed else 0
             self._reports.append(SendReport(self.me.rank, step.key, step.outcome, step.reason, confirmed))
 
-    def _refuse(self, peer: PrefillEndpoint, step: copies.Refuse) -> None:
+    def _refuse(self, peer: PrefillEndpoint, step: copies.RefuseTransfer) -> None:
         """A peer is told that a transfer will not come.
 
         One that lives, has let the time for it pass and takes nothing of it would not hear of that, and the copies that
@@ -286,7 +286,7 @@ class Sender:
         if step.outcome is Outcome.DEADLINE and (step.link, step.key) in self._leaving:
             peer.link.close(PeerGone(peer.link.peer, f"{step.reason}, and takes nothing"))
         else:
-            peer.link.say(Kind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
+            peer.link.say(FrameKind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
 
     def _send(self, step: copies.Send[Kept]) -> None:
         try:
@@ -312,7 +312,7 @@ class Sender:
             self._noting.piece(step.key, began, time.monotonic(), size, link)
         self._left(step, size, step.uses)
 
-    def _store(self, step: copies.Store[Kept]) -> None:
+    def _store(self, step: copies.StoreCopy[Kept]) -> None:
         """Push a copy ahead: as frames of the session, whatever the link, since nobody has said where it belongs."""
         view = step.copy.data.view
         peer = self._leaves(step, len(view), None)
@@ -323,7 +323,7 @@ class Sender:
         piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums, cover=step.cover)
         TcpLink(peer.link).put(step.key, piece, free)
 
-    def _leaves(self, step: copies.Send[Kept] | copies.Store[Kept], size: int,
+    def _leaves(self, step: copies.Send[Kept] | copies.StoreCopy[Kept], size: int,
                 uses: copies.Uses | None) -> PrefillEndpoint | None:
         """So many bytes of a copy are about to leave: to whom; None: who asked is gone, and the copy needs them no more."""
         self.spilling.leaving += size
@@ -335,7 +335,7 @@ class Sender:
             self._sent[step.key] = self._sent.get(step.key, 0) + size
         return peer
 
-    def _left(self, step: copies.Send[Kept] | copies.Store[Kept], size: int, uses: copies.Uses | None) -> None:
+    def _left(self, step: copies.Send[Kept] | copies.StoreCopy[Kept], size: int, uses: copies.Uses | None) -> None:
         """A send has left, or never will."""
         self.spilling.leaving -= size
         self._leaving[step.link, step.key] -= 1

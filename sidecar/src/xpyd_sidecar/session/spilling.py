@@ -13,7 +13,7 @@ from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.copies import Step
-from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.frames import FrameKind, Header
 from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
 from xpyd_sidecar.memory.store import CopyStore
@@ -41,17 +41,17 @@ class Spilling:
             ProtocolError: it says something else.
         """
         key = header.key
-        if header.kind is Kind.EXPECT:
+        if header.kind is FrameKind.EXPECT:
             return self._machine.expect(link, key, bodies.read_body(body, Expect))
-        if header.kind is Kind.ROOM:
+        if header.kind is FrameKind.ROOM:
             return self._machine.room(link, key, header.region, header.first)
-        if header.kind is Kind.BUSY:
+        if header.kind is FrameKind.BUSY:
             asked = bodies.read_body(body, Busy).retry_s
             wait = asked if RETRY_LEAST_S <= asked <= RETRY_MOST_S else RETRY_MOST_S  # also where it is no number
             self._machine.full(link, key, header.region, header.first, time.monotonic() + wait)
             self.counted.add(metrics.STORE_RETRIES, 1)
             return []
-        if header.kind is Kind.FETCH:
+        if header.kind is FrameKind.FETCH:
             return self._machine.fetch(link, key, bodies.read_body(body, Fetch).until)
         raise ProtocolError(peer, f"sent {header.kind.name} where prefill listens")
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from xpyd_sidecar.contract.timeline import First, Side, Span
+from xpyd_sidecar.contract.timeline import First, Span, TransferSide
 from xpyd_sidecar.kv.keys import Key, Recent
 from xpyd_sidecar.kv.pieces import MOST, Pieces
 
@@ -84,7 +84,7 @@ def _nothing() -> tuple[dict[str, float], Pieces]:
 
 def packed(rank: int, noted: Noted, forwards: list[Span]) -> bytes:
     """As it goes to the scheduler side."""
-    return msgspec.msgpack.encode(Side(rank, noted.marks, noted.pieces, forwards, clock()))
+    return msgspec.msgpack.encode(TransferSide(rank, noted.marks, noted.pieces, forwards, clock()))
 
 
 def packed_first(forward: Span) -> bytes:

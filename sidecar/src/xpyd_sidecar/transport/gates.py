@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from xpyd_sidecar.kv.mapping import Unit
+from xpyd_sidecar.kv.mapping import SourceArray
 from xpyd_sidecar.transport.moves import Scatter
 
 
@@ -71,7 +71,7 @@ class LoadTarget(NamedTuple):
     tables: Sequence[tuple[int, array[int]]]
     groups: Sequence[int]
     caches: Sequence[CacheArray | None]
-    units: Mapping[int, Unit]
+    units: Mapping[int, SourceArray]
 
     def scatter(self, region: int, first: int, count: int, *, cover: bool) -> Scatter | None:
         """The places of blocks ``first``.. of a region; None: take staging memory."""

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from xpyd_sidecar.errors import PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.blocks import runs
-from xpyd_sidecar.kv.frames import FRAME_BYTES, NO_TRANSFER, Header, Kind
+from xpyd_sidecar.kv.frames import FRAME_BYTES, NO_TRANSFER, FrameKind, Header
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.transport import moves
@@ -57,8 +57,8 @@ class Session:
         """End it, once."""
         raise NotImplementedError
 
-    def say(self, kind: Kind, body: bodies.Body | None = None, key: Key = NO_TRANSFER, *, region: int = 0, first: int = 0,
-            blocks: int = 0) -> None:
+    def say(self, kind: FrameKind, body: bodies.Body | None = None, key: Key = NO_TRANSFER, *, region: int = 0,
+            first: int = 0, blocks: int = 0) -> None:
         """Send a frame other than DATA."""
         payload = bodies.body(body) if body is not None else b""
         self.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
@@ -165,7 +165,7 @@ class BlockLink:
         """
         raise ProtocolError(self.session.peer, "took what was not on offer")
 
-    def told(self, kind: Kind, body: memoryview) -> None:
+    def told(self, kind: FrameKind, body: memoryview) -> None:
         """The peer receives the oldest offer from now on (POSTED), or has left a group (UNGROUP).
 
         Raises:
@@ -241,7 +241,7 @@ class PieceTaker:
         """Have a call made on the session's I/O thread."""
         self.session.post(call)
 
-    def grouped(self, kind: Kind, message: bodies.Group) -> None:
+    def grouped(self, kind: FrameKind, message: bodies.Group) -> None:
         """Prefill makes a group (GROUP), or has left one (UNGROUP).
 
         Raises:
@@ -281,4 +281,4 @@ class PieceTaker:
 
     def _taken(self, answer: bodies.Taken = READ) -> None:
         """Answer the oldest offer."""
-        self.session.say(Kind.TAKEN, answer, self._offers.popleft().header.key)
+        self.session.say(FrameKind.TAKEN, answer, self._offers.popleft().header.key)

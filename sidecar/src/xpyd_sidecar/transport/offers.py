@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.kv.frames import FRAME_BYTES, Kind
+from xpyd_sidecar.kv.frames import FRAME_BYTES, FrameKind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import BlockLink, Blocks, Session
 
@@ -86,8 +86,8 @@ class OfferLink(BlockLink):
     def _tell(self, one: OfferedBlocks, address: int, checksum: int | None, within: bodies.Within | None = None) -> None:
         """Tell decode where a piece lies."""
         piece = one.blocks
-        self.session.say(Kind.OFFER, bodies.Offer(address, len(piece.data), checksum, within), one.key, region=piece.region,
-                         first=piece.first, blocks=piece.blocks)
+        offer = bodies.Offer(address, len(piece.data), checksum, within)
+        self.session.say(FrameKind.OFFER, offer, one.key, region=piece.region, first=piece.first, blocks=piece.blocks)
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:
         """Tell decode of a piece; as it is on offer."""

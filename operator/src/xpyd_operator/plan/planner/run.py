@@ -31,7 +31,7 @@ Pair = tuple[int, int]
 Kind = Literal["switch", "add", "remove", "stay"]
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class PlannerVerdict(msgspec.Struct, frozen=True):
     """A decision, as it is told."""
 
     prefill: int
@@ -81,7 +81,7 @@ class Planning:
 
     def conclude(
         self, service: DisaggService, fleets: Mapping[str, Fleet], wanted: Pair, now: float
-    ) -> Verdict | None:
+    ) -> PlannerVerdict | None:
         """Decide on the interval that is over; ``fleets`` are the answers of all routers, ``wanted`` the counts as they
         are.
 
@@ -99,7 +99,7 @@ class Planning:
         self.sentence = f"planner ({planner.mode}): {found.sentence}"
         news = found.changes and counts_ != self._told
         self._told = counts_ if found.changes else None
-        return Verdict(*counts_, kind_of(found), found.sentence, planner.mode == "auto", news)
+        return PlannerVerdict(*counts_, kind_of(found), found.sentence, planner.mode == "auto", news)
 
 
 def goals_of(service: DisaggService, cold_start_s: float) -> Goals:

@@ -12,7 +12,7 @@ import time
 from typing import Final, Protocol
 
 from xpyd_sidecar.dp.frames import Grant, Want
-from xpyd_sidecar.dp.watch import Watch
+from xpyd_sidecar.dp.watch import PeerWatch
 from xpyd_sidecar.errors import PeerGone
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Rules(Protocol):
         """The ranks cannot go on together. From any thread."""
 
 
-class Link(Protocol):
+class StepLink(Protocol):
     """A rank's way to the others."""
 
     def say(self, want: Want) -> None:
@@ -58,7 +58,7 @@ class Link(Protocol):
 class Listener(threading.Thread):
     """Rounds until ``stop``. An exception ends the engine."""
 
-    def __init__(self, name: str, rules: Rules, watch: Watch, peer: str) -> None:
+    def __init__(self, name: str, rules: Rules, watch: PeerWatch, peer: str) -> None:
         """``peer``: what silent peers are called, with their number."""
         super().__init__(name=name, daemon=True)
         self.rules = rules

@@ -26,8 +26,8 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.dp import frames
 from xpyd_sidecar.dp.rank import Rank
 from xpyd_sidecar.engine.dp_plugin import rpc, shm, spread
-from xpyd_sidecar.engine.dp_plugin.links import Link
-from xpyd_sidecar.engine.dp_plugin.settings import Settings
+from xpyd_sidecar.engine.dp_plugin.links import StepLink
+from xpyd_sidecar.engine.dp_plugin.settings import StepSyncSettings
 from xpyd_sidecar.engine.dp_plugin.steps import Steps
 from xpyd_sidecar.errors import ConfigError
 
@@ -53,7 +53,7 @@ class Site(NamedTuple):
     """What tells this rank's host, and network, from others."""
 
 
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MeetingPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What rank 0 tells."""
 
     epoch: int
@@ -62,7 +62,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     handle: bytes = b""
 
 
-def mode_of(settings: Settings, *, one_host: bool) -> Literal["rpc", "shm"]:
+def mode_of(settings: StepSyncSettings, *, one_host: bool) -> Literal["rpc", "shm"]:
     """How the ranks speak.
 
     Raises:
@@ -77,7 +77,7 @@ def mode_of(settings: Settings, *, one_host: bool) -> Literal["rpc", "shm"]:
     return "shm"
 
 
-def meet(site: Site, settings: Settings, make: Any) -> Steps:
+def meet(site: Site, settings: StepSyncSettings, make: Any) -> Steps:
     """Meet the other ranks. ``make(rank)`` gives the ``Steps`` of a rank's first state.
 
     Raises:
@@ -91,7 +91,7 @@ def meet(site: Site, settings: Settings, make: Any) -> Steps:
     if site.rank == 0:
         steps = _lead(site, settings, mode, make, key)
     else:
-        place = msgspec.json.decode(_wait(site, "place", 0), type=Place)
+        place = msgspec.json.decode(_wait(site, "place", 0), type=MeetingPlace)
         steps = make(Rank(place.epoch, site.rank, settings.policy))
         steps.use(_link(site, settings.timeout_s, place, steps, (None, key)))
     site.store.set(f"{PREFIX}/ready/{site.rank}", b"1")
@@ -121,25 +121,25 @@ def service_key() -> ServiceKey:
         raise ConfigError(f"{launch.ENV_KEY_FILE}: {error}") from None
 
 
-def _lead(site: Site, settings: Settings, mode: str, make: Any, key: ServiceKey | None) -> Steps:
+def _lead(site: Site, settings: StepSyncSettings, mode: str, make: Any, key: ServiceKey | None) -> Steps:
     epoch = secrets.randbits(60)
     steps: Steps = make(Rank(epoch, 0, settings.policy))
     if mode == "rpc":
         coordinator: rpc.CoordinatorThread
         if key is None:
             coordinator = rpc.CoordinatorThread(steps, epoch, site.size, site.host, timeout_s=settings.timeout_s)
-            place = Place(epoch, address=coordinator.address)
+            place = MeetingPlace(epoch, address=coordinator.address)
         else:
             hosts = [_wait(site, f"host/{rank}", rank).decode() for rank in range(site.size)]
             coordinator = spread.SpreadCoordinator(steps, epoch, hosts, site.host, timeout_s=settings.timeout_s,
                                                        key=key)
-            place = Place(epoch, address=coordinator.address, handle=coordinator.handle)
+            place = MeetingPlace(epoch, address=coordinator.address, handle=coordinator.handle)
         steps.use(_link(site, settings.timeout_s, place, steps, (coordinator, key)))
         site.store.set(f"{PREFIX}/place", msgspec.json.encode(place))
         return steps
     path = shm.make(site.size)
     try:
-        place = Place(epoch, path=str(path))
+        place = MeetingPlace(epoch, path=str(path))
         steps.use(_link(site, settings.timeout_s, place, steps, (None, None)))
         site.store.set(f"{PREFIX}/place", msgspec.json.encode(place))
         for rank in range(1, site.size):
@@ -149,8 +149,8 @@ def _lead(site: Site, settings: Settings, mode: str, make: Any, key: ServiceKey 
     return steps
 
 
-def _link(site: Site, timeout_s: float, place: Place, steps: Steps,
-          leads: tuple[rpc.CoordinatorThread | None, ServiceKey | None]) -> Link:
+def _link(site: Site, timeout_s: float, place: MeetingPlace, steps: Steps,
+          leads: tuple[rpc.CoordinatorThread | None, ServiceKey | None]) -> StepLink:
     coordinator, key = leads
     if place.path:
         return shm.ShmLink(steps, site.rank, site.size, place.epoch, path=Path(place.path), timeout_s=timeout_s)
@@ -161,7 +161,7 @@ def _link(site: Site, timeout_s: float, place: Place, steps: Steps,
                              key=key)
 
 
-def _same_everywhere(site: Site, settings: Settings, mode: str) -> None:
+def _same_everywhere(site: Site, settings: StepSyncSettings, mode: str) -> None:
     policy = settings.policy.fixed
     equal = [str(frames.VERSION), mode, str(policy), f"{settings.timeout_s:g}", str(site.size), *site.versions]
     ours = hashlib.sha256("\n".join(equal).encode()).hexdigest().encode()

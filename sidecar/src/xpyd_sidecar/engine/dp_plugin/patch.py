@@ -21,7 +21,7 @@ from xpyd_sidecar.dp.rank import Rank
 from xpyd_sidecar.engine import compat as vllm_compat
 from xpyd_sidecar.engine.dp_plugin import compat, meeting
 from xpyd_sidecar.engine.dp_plugin.compat import DPEngineCoreProc, EngineCore, EngineCoreProc, EngineCoreRequestType
-from xpyd_sidecar.engine.dp_plugin.settings import Settings
+from xpyd_sidecar.engine.dp_plugin.settings import StepSyncSettings
 from xpyd_sidecar.engine.dp_plugin.steps import Steps
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.host_identity import place
@@ -32,7 +32,7 @@ ASLEEP_S: Final = 0.001
 _PREPARED = "_xpyd_prepared"
 
 
-def prepare(settings: Settings) -> None:
+def prepare(settings: StepSyncSettings) -> None:
     """Have each engine core of this process decide, before it makes its KV cache, whether the rules are for it.
 
     Raises:
@@ -53,7 +53,7 @@ def prepare(settings: Settings) -> None:
     setattr(EngineCore, _PREPARED, True)
 
 
-def decide(engine: Any, config: Any, settings: Settings) -> bool:
+def decide(engine: Any, config: Any, settings: StepSyncSettings) -> bool:
     """Whether the rules are used.
 
     Raises:
@@ -73,7 +73,7 @@ def decide(engine: Any, config: Any, settings: Settings) -> bool:
     return False
 
 
-def join(engine: Any, settings: Settings) -> Steps:
+def join(engine: Any, settings: StepSyncSettings) -> Steps:
     """Meet the other ranks and count this engine's forwards from now on."""
     parallel = engine.vllm_config.parallel_config
     site = meeting.Site(
@@ -119,7 +119,7 @@ def budget(running: Any) -> int:
     return max(1, max(left, default=1))
 
 
-def install(settings: Settings) -> None:
+def install(settings: StepSyncSettings) -> None:
     """Replace the methods."""
     stock_queue = DPEngineCoreProc._process_input_queue
     stock_idle = EngineCoreProc._notify_idle_state_callbacks

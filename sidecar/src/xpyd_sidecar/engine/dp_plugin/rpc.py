@@ -22,7 +22,7 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.dp import frames
 from xpyd_sidecar.dp.coordinator import Coordinator
 from xpyd_sidecar.dp.frames import Grant, Want
-from xpyd_sidecar.dp.watch import Watch
+from xpyd_sidecar.dp.watch import PeerWatch
 from xpyd_sidecar.engine.dp_plugin.links import Listener, Rules
 from xpyd_sidecar.errors import ProtocolError
 
@@ -64,7 +64,7 @@ class CoordinatorThread(Listener):
         Raises:
             OSError: ``host`` is no address of this machine.
         """
-        super().__init__("xpyd-dp-coordinator", rules, Watch(range(size), time.monotonic(), timeout_s), "DP rank")
+        super().__init__("xpyd-dp-coordinator", rules, PeerWatch(range(size), time.monotonic(), timeout_s), "DP rank")
         self._state = Coordinator.of(epoch, size)
         self._ranks = [b"r%d" % rank for rank in range(size)]
         self._complained: set[str] = set()
@@ -124,7 +124,7 @@ class RpcLink(Listener):
     def __init__(self, rules: Rules, rank: int, address: HostPort, coordinator: CoordinatorThread | None, *,
                  timeout_s: float, key: ServiceKey | None = None) -> None:
         """``coordinator``: where this is rank 0, which starts and ends it."""
-        super().__init__("xpyd-dp-listener", rules, Watch((0,), time.monotonic(), timeout_s), COORDINATOR)
+        super().__init__("xpyd-dp-listener", rules, PeerWatch((0,), time.monotonic(), timeout_s), COORDINATOR)
         self._coordinator = coordinator
         self._key = key
         self._context = zmq.Context()

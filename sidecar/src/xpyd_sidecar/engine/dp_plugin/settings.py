@@ -18,7 +18,7 @@ TIMEOUT_LEAST_S: Final = 1.0
 FIXED_MOST: Final = 1024
 
 
-class Settings(NamedTuple):
+class StepSyncSettings(NamedTuple):
     """Everything that can be set."""
 
     mode: Mode
@@ -28,7 +28,7 @@ class Settings(NamedTuple):
     """Silence after which a peer counts as dead."""
 
 
-def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
+def read(environ: Mapping[str, str] = os.environ) -> StepSyncSettings | None:
     """The settings; None where step sync is disabled.
 
     Raises:
@@ -40,7 +40,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     mode = MODES[given]
     if mode is None:
         return None
-    return Settings(mode, LookAhead(_look_ahead(environ)), _timeout(environ))
+    return StepSyncSettings(mode, LookAhead(_look_ahead(environ)), _timeout(environ))
 
 
 def _look_ahead(environ: Mapping[str, str]) -> int | None:

@@ -27,7 +27,7 @@ from typing import Final
 
 from xpyd_sidecar.dp.coordinator import join
 from xpyd_sidecar.dp.frames import Grant, Want
-from xpyd_sidecar.dp.watch import Watch
+from xpyd_sidecar.dp.watch import PeerWatch
 from xpyd_sidecar.engine.dp_plugin.links import Listener, Rules
 from xpyd_sidecar.errors import ConfigError
 
@@ -66,7 +66,7 @@ class ShmLink(Listener):
             ConfigError: the file cannot be opened: the ranks are not on one host.
         """
         others = [one for one in range(size) if one != rank]
-        super().__init__("xpyd-dp-listener", rules, Watch(others, time.monotonic(), timeout_s), "DP rank")
+        super().__init__("xpyd-dp-listener", rules, PeerWatch(others, time.monotonic(), timeout_s), "DP rank")
         self._rank, self._size, self._epoch, self._others = rank, size, epoch, others
         try:
             with path.open("r+b") as file:

@@ -15,7 +15,7 @@ from typing import Final
 from xpyd_sidecar.dp.frames import Grant, Want
 from xpyd_sidecar.dp.rank import Dummy, Event, Forward, Heard, Idle, LeaveAsked, PauseAsked, Rank
 from xpyd_sidecar.engine.dp_plugin.counters import COUNTERS, Counters
-from xpyd_sidecar.engine.dp_plugin.links import Link
+from xpyd_sidecar.engine.dp_plugin.links import StepLink
 from xpyd_sidecar.errors import OurFault
 
 logger = logging.getLogger(__name__)
@@ -40,17 +40,17 @@ class Steps:
         self._timeout_s = timeout_s
         self._counters = counters
         self._lock = threading.Lock()
-        self._link: Link | None = None
+        self._link: StepLink | None = None
         self._fault: Exception | None = None
         self._noticed = threading.Event()
         self._leave_at: float | None = None
 
-    def use(self, link: Link) -> None:
+    def use(self, link: StepLink) -> None:
         """The link, before anything else is done."""
         self._link = link
 
     @property
-    def link(self) -> Link:
+    def link(self) -> StepLink:
         """The way to the others."""
         if self._link is None:
             raise OurFault("steps without a link")

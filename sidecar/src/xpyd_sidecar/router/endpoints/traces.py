@@ -18,7 +18,7 @@ import zmq
 from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import TRANSFER_ID, HostPort, InstanceName, TransferId
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Asked, Clock, Told, Traces
+from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Asked, Clock, TracedAnswer, Traces
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.messages import Reject
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable
@@ -177,7 +177,7 @@ class ClockExchange:
         self.heard = EngineNotes(told, 0.0, 0.0) if here else EngineNotes(told, self._best[1], self._best[0])
 
 
-def _told(parts: Sequence[bytes]) -> Told | str:
+def _told(parts: Sequence[bytes]) -> TracedAnswer | str:
     """What an engine has noted, or why nobody knows."""
     try:
         version = messages.prefix(parts[0]).version
@@ -186,6 +186,6 @@ def _told(parts: Sequence[bytes]) -> Told | str:
         told = messages.unpack(parts[-1])
     except messages.MessageError as error:
         return str(error)
-    if isinstance(told, Told):
+    if isinstance(told, TracedAnswer):
         return told
     return "it cannot tell (an older release?)" + (f": {told.reason}" if isinstance(told, Reject) else "")

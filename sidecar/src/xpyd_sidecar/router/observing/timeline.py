@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
-from xpyd_sidecar.contract.timeline import Event, First, Notes, Side, Span, Timeline, Told
+from xpyd_sidecar.contract.timeline import Event, First, Notes, Span, Timeline, TracedAnswer, TransferSide
 from xpyd_sidecar.router.observing.record import Record
 
 SAME_HOST_S: Final = 0.05
 """Clocks of one host differ by less, whoever asks them; those of two hosts count from when these were started."""
-_SIDE: Final = msgspec.msgpack.Decoder(Side)
+_SIDE: Final = msgspec.msgpack.Decoder(TransferSide)
 _FIRST: Final = msgspec.msgpack.Decoder(First)
 _SENDS: Final = {"arrived": "prefill leg comes", "announced": "ANNOUNCE", "ended": "ended"}
 _RECEIVES: Final = {"arrived": "decode leg comes", "announced": "ANNOUNCE heard", "allocated": "blocks allocated",
@@ -30,7 +30,7 @@ _RANKS: Final = {"ready": "READY heard", "done": "confirmed", "asked": "READY", 
 class EngineNotes(NamedTuple):
     """An engine's answer. ``ahead``: its monotonic clock minus the router's; ``within_s``: how far that may be off."""
 
-    told: Told
+    told: TracedAnswer
     ahead: float
     within_s: float
 

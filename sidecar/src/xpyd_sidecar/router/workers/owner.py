@@ -25,7 +25,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.errors import ConfigError, XpydError
+from xpyd_sidecar.errors import ConfigError, SidecarError
 from xpyd_sidecar.patience import within
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.app import RouterProcess
@@ -141,7 +141,7 @@ class OwnerRouter(RouterProcess):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise XpydError(f"workers did not listen within {START_S:g} s") from None
+            raise SidecarError(f"workers did not listen within {START_S:g} s") from None
         logger.info("workers listen", extra={"workers": count})
 
     async def _start(self, number: int) -> None:
@@ -196,7 +196,7 @@ class OwnerRouter(RouterProcess):
             self._deaths.popleft()
         logger.error("a worker ended with code %s: starting it again", code, extra={"worker": worker.number})
         if len(self._deaths) >= DEATHS:
-            self._fail(XpydError(f"workers ended {DEATHS} times within {DEATHS_S:g} s"))
+            self._fail(SidecarError(f"workers ended {DEATHS} times within {DEATHS_S:g} s"))
             return
         await asyncio.sleep(min(5.0, 0.05 * 2 ** min(10, len(self._deaths) - 1)))
         while not self._stopping:

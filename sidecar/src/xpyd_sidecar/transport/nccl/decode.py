@@ -10,7 +10,7 @@ from functools import partial
 
 from xpyd_sidecar.errors import ChecksumError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.transport.link import PieceOwner, PieceTaker, Session
@@ -38,9 +38,9 @@ class NcclTaker(PieceTaker):
         """Of the oldest offer: waits for its turn to be received."""
         self._running: set[Piece] = set()
 
-    def grouped(self, kind: Kind, message: bodies.Group) -> None:
+    def grouped(self, kind: FrameKind, message: bodies.Group) -> None:
         """As of ``PieceTaker``."""
-        if kind is Kind.UNGROUP:
+        if kind is FrameKind.UNGROUP:
             if self._number and message.number == self._last:
                 self._hub.leave(self._number, f"prefill: {message.reason}")
             return
@@ -95,7 +95,7 @@ class NcclTaker(PieceTaker):
         self._running.add(piece)
         if piece is self._given:
             self._given = None
-            self.session.say(Kind.POSTED, bodies.Taken(read=True), self._offers.popleft().header.key)
+            self.session.say(FrameKind.POSTED, bodies.Taken(read=True), self._offers.popleft().header.key)
             self._pump()
 
     def moved(self, piece: Piece) -> None:
@@ -115,7 +115,7 @@ class NcclTaker(PieceTaker):
         if number == self._number:
             self._without(reason)
             if not self._closed:
-                self.session.say(Kind.UNGROUP, bodies.Group(self._last, reason=reason))
+                self.session.say(FrameKind.UNGROUP, bodies.Group(self._last, reason=reason))
                 self._pump()
 
     def over(self, given_back: tuple[Piece, ...]) -> None:

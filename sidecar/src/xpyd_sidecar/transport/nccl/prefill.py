@@ -24,7 +24,7 @@ from typing import Final
 
 from xpyd_sidecar.errors import PeerGone
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.transport.link import Session
 from xpyd_sidecar.transport.nccl.driver import Piece
@@ -84,9 +84,9 @@ class NcclLink(OfferLink):
         self._hub.hold(one.where, -1)
         self._over_tcp(one)
 
-    def told(self, kind: Kind, body: memoryview) -> None:
+    def told(self, kind: FrameKind, body: memoryview) -> None:
         """As of ``BlockLink``."""
-        if kind is Kind.UNGROUP:
+        if kind is FrameKind.UNGROUP:
             message = bodies.read_body(body, bodies.Group)
             if self._number and message.number == self._number:
                 self._hub.leave(self._number, f"decode: {message.reason}")
@@ -118,7 +118,7 @@ class NcclLink(OfferLink):
     def begun(self, uid: bytes) -> None:
         """The group is being made: decode may join."""
         if not self._closed:
-            self.session.say(Kind.GROUP, bodies.Group(self._number, uid))
+            self.session.say(FrameKind.GROUP, bodies.Group(self._number, uid))
 
     def opened(self, number: int) -> None:
         """Decode has joined."""
@@ -144,7 +144,7 @@ class NcclLink(OfferLink):
             return
         if not was_open:
             self._not_before = time.monotonic() + RETRY_S
-        self.session.say(Kind.UNGROUP, bodies.Group(number, reason=reason))
+        self.session.say(FrameKind.UNGROUP, bodies.Group(number, reason=reason))
         self._pump()
 
     def over(self, given_back: tuple[Piece, ...]) -> None:

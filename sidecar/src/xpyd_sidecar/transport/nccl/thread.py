@@ -219,7 +219,7 @@ class NcclThread(CommandThread):
                 member.post(partial(member.opened, step.number))
             elif isinstance(step, groups.Moved):
                 self._moved(step.number, joined, step.piece)
-            elif isinstance(step, groups.Lost):
+            elif isinstance(step, groups.GroupLost):
                 member.post(partial(member.lost, step.number, step.reason, busy=step.busy))
             else:
                 self._over(step.number, joined, step.pieces)

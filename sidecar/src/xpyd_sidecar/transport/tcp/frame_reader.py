@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from xpyd_sidecar.errors import PeerError
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.frames import HEADER_BYTES, Header, Kind
+from xpyd_sidecar.kv.frames import HEADER_BYTES, FrameKind, Header
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport import moves
 from xpyd_sidecar.transport.tcp.fairness import bytes_at_once, patience_ms
@@ -182,7 +182,7 @@ class FrameReader:
         self._header = frames.decode(self._raw)
         if self._follow and not self._raw.startswith(self._follow.pop(0).head):
             self._follow = []
-            if self._header.kind is Kind.DATA:
+            if self._header.kind is FrameKind.DATA:
                 self._trust = 1
         self.ask()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.transport.link import BlockLink, Blocks
 from xpyd_sidecar.transport.tcp.frame_writer import Late
@@ -31,5 +31,5 @@ def _not_the_last() -> None:
 
 
 def _header(key: Key, part: Blocks) -> bytes:
-    return frames.encode(Kind.DATA, key, part.data, region=part.region, first=part.first, blocks=part.blocks,
+    return frames.encode(FrameKind.DATA, key, part.data, region=part.region, first=part.first, blocks=part.blocks,
                          cover=part.cover, known=part.total())
