@@ -141,13 +141,10 @@ class LocalBackend:
 
     def _count_ends(self, units: tuple[Unit, ...], now: float, name: str) -> bool:
         """Whether there were any that nobody asked for, and that are new."""
-        found = False
-        for unit in units:
-            ends = unit.note_end(now)
-            if ends is not None:
-                found = True
-                logger.error("%s of %s ended: %s (%d in a row); see %s", unit.name, name, ends.exit, ends.crashes, unit.log)
-        return found
+        new = [(unit, ends) for unit in units if (ends := unit.note_end(now)) is not None]
+        for unit, ends in new:
+            logger.error("%s of %s ended: %s (%d in a row); see %s", unit.name, name, ends.exit, ends.crashes, unit.log)
+        return bool(new)
 
     def _keep_house(self, working: dict[str, Work]) -> None:
         self.router.bound_log()
