@@ -17,7 +17,6 @@ from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.receiver_events import Arrived
 from xpyd_sidecar.session.sender import Kept
 from xpyd_sidecar.transport.link import Unreadable
 from xpyd_sidecar.transport.moves import Scatter
@@ -34,11 +33,7 @@ class HeldPrefill(PrefillRank):
         return self.store.bound - self.store.used >= size
 
     def copy(self, which: Key, region: int, first: int, blocks: Sequence[bytes], **_: Any) -> None:
-        data = b"".join(blocks)
-        lease = self.store.lease(len(data))
-        assert lease is not None
-        lease.chunk.view[:] = data
-        self.marks_due.append((which, [Copy(region, first, len(blocks), Kept(lease.chunk.view, lease))]))
+        self.marks_due.append((which, self.made(region, first, blocks)))
 
     def left(self) -> dict[str, int]:
         """What it still holds, by name."""
@@ -58,20 +53,8 @@ class HeldDecode(DecodeRank):
     def begin(self) -> None:
         self.due: deque[Chunk] = deque()
 
-    def take_one(self, now: float) -> None:
-        event = self.receiver.inbox.popleft()
-        if not isinstance(event, Arrived):
-            self.carry_out(self.machine.broken(event.key, event.source, (event.outcome, event.reason), now,
-                                              final=event.final))
-            return
-        place = self.machine.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size)
-        if place is not None:
-            for at, block in enumerate(place.ids):
-                source, start = (event.chunk.view, at) if event.chunk else (self.memory[place.region], block)
-                self.cache[place.region, block] = bytes(source[start * self.block:(start + 1) * self.block])
-            self.carry_out(self.machine.placed(event.key))
-        if event.chunk is not None:
-            self.due.append(event.chunk)
+    def emptied(self, chunk: Chunk) -> None:
+        self.due.append(chunk)
 
     def left(self) -> dict[str, int]:
         """What it still holds, by name."""

@@ -308,10 +308,10 @@ class Held:
                     rank.give()
         return did
 
-    def flow(self) -> None:
-        """Everything that is due, and all that follows from it."""
+    def flow(self, round_: Callable[[], bool] | None = None) -> None:
+        """Everything that is due, and all that follows from it; ``round_``: what is due once, if not this ``round``."""
         for _ in range(400):
-            if not self.round():
+            if not (round_ or self.round)():
                 return
         raise AssertionError("it does not come to rest")
 

@@ -100,12 +100,17 @@ class PrefillRank:
 
     def copy(self, which: Key, region: int, first: int, blocks: Sequence[bytes], *, holder: str = "",
              gone: Callable[[], None] | None = None) -> None:
+        copies = self.made(region, first, blocks, holder, gone)
+        self.completions.add(self.marks(), lambda: self.sender.push(which, copies))
+
+    def made(self, region: int, first: int, blocks: Sequence[bytes], holder: str = "",
+             gone: Callable[[], None] | None = None) -> list[Copy[Kept]]:
+        """A copy in its store."""
         data = b"".join(blocks)
         lease = self.store.lease(len(data), holder)
         assert lease is not None, "no room to keep"
         lease.chunk.view[:] = data
-        copies = [Copy(region, first, len(blocks), Kept(lease.chunk.view, lease, gone))]
-        self.completions.add(self.marks(), lambda: self.sender.push(which, copies))
+        return [Copy(region, first, len(blocks), Kept(lease.chunk.view, lease, gone))]
 
     def wait_reports(self, count: int = 1, deadline_s: float = 60.0) -> list[SendReport]:
         end = time.monotonic() + deadline_s
@@ -163,22 +168,29 @@ class DecodeRank:
     def poll(self) -> None:
         now = time.monotonic()
         for _ in range(len(self.receiver.inbox)):
-            event = self.receiver.inbox.popleft()
-            if isinstance(event, Arrived):
-                place = self.machine.arrived(event.key, event.source, event.region, (event.first, event.blocks),
-                                             event.size)
-                if place is not None:
-                    self.moved[event.way] += event.size
-                    for at, block in enumerate(place.ids):
-                        source, start = (_bytes(event.chunk), at) if event.chunk else (self.memory[place.region], block)
-                        self.cache[place.region, block] = bytes(source[start * self.block:(start + 1) * self.block])
-                    self.carry_out(self.machine.placed(event.key))
-                if event.chunk is not None:
-                    self.staging.give(event.chunk)
-            else:
-                self.carry_out(self.machine.broken(event.key, event.source, (event.outcome, event.reason), now,
-                                                  final=event.final))
+            self.take_one(now)
         self.carry_out(self.machine.tick(now))
+
+    def take_one(self, now: float) -> None:
+        """The engine looks at one event."""
+        event = self.receiver.inbox.popleft()
+        if not isinstance(event, Arrived):
+            self.carry_out(self.machine.broken(event.key, event.source, (event.outcome, event.reason), now,
+                                              final=event.final))
+            return
+        place = self.machine.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size)
+        if place is not None:
+            self.moved[event.way] += event.size
+            for at, block in enumerate(place.ids):
+                source, start = (_bytes(event.chunk), at) if event.chunk else (self.memory[place.region], block)
+                self.cache[place.region, block] = bytes(source[start * self.block:(start + 1) * self.block])
+            self.carry_out(self.machine.placed(event.key))
+        if event.chunk is not None:
+            self.emptied(event.chunk)
+
+    def emptied(self, chunk: Chunk) -> None:
+        """What was in it is in its blocks."""
+        self.staging.give(chunk)
 
     def wait(self, condition: Callable[[], object], deadline_s: float = 60.0) -> None:
         end = time.monotonic() + deadline_s
