@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 
@@ -62,6 +63,10 @@ class Staging:
             waiting = self._waiting
         if waiting is not None:
             waiting()
+
+    def homed(self, chunk: Chunk) -> Chunk:
+        """A chunk of it that knows its way back: it may be given to other staging memory, and so may its parts."""
+        return chunk._replace(home=partial(self.give, chunk))
 
     def on_free(self, call: Callable[[], None] | None) -> None:
         """Call this whenever a chunk is returned."""

@@ -186,7 +186,7 @@ class BlockReceiver:
             assert chunk is not None
         wanted = (asked.wanted(header) if chunk is not None and asked.granted else None) or header
         if chunk is not None and wanted.blocks < header.blocks:
-            chunk = asked.part(header, wanted, chunk._replace(home=partial(self._shared.staging.give, chunk)))
+            chunk = asked.part(header, wanted, self._shared.staging.homed(chunk))
         self._arrived(asked, wanted, wanted.length, chunk, "tcp")
 
     def wants(self, header: Header, offer: bodies.Offer, most: int) -> bool:

@@ -6,8 +6,6 @@ to write: what a dead peer or an aborted kernel leaves behind is in a slot that 
 
 from __future__ import annotations
 
-from functools import partial
-
 from xpyd_sidecar.errors import ChecksumError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.frames import FrameKind
@@ -108,7 +106,7 @@ class NcclTaker(PieceTaker):
                 reason = f"a piece over NCCL with a wrong checksum, or another piece than number {piece.nth}"
                 self.session.close(ChecksumError(self.session.peer, reason))
             return
-        self._wanted.received(header, chunk._replace(home=partial(self._staging.give, chunk)), piece.size)
+        self._wanted.received(header, self._staging.homed(chunk), piece.size)
 
     def lost(self, number: int, reason: str, *, busy: bool) -> None:  # it knows better: some are only queued
         """A group does no more."""
