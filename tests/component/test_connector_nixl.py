@@ -67,9 +67,11 @@ def under_way(stage: Stage, p: PrefillRank, d: DecodeRank) -> None:
     push(p)
     d.load("a", key(), p, first=0, count=4)
     assert d.wait_outcomes() == [Outcome.OK]
+    until(lambda: not p.store.used and not stage.processes[0].hub._offers)
     stage.world.held = True
     push(p, "b")
     d.load("b", key("b"), p, first=0, count=4)
+    d.wait(lambda: stage.processes[0].hub._offers)
 
 
 def whole(d: DecodeRank, count: int = 4) -> bool:
@@ -162,10 +164,11 @@ def test_bytes_that_prefill_has_given_to_something_else_are_never_taken(stage: S
     d.load("a", key(), p, first=0, count=4)
     assert d.wait_outcomes() == [Outcome.OK]
     process = stage.processes[0]
+    until(lambda: not p.store.used and not process.hub._offers)
     stage.world.held = True
     push(p, "b")
     d.load("b", key("b"), p, first=0, count=4)
-    d.wait(lambda: process.reading.hub._offers)
+    d.wait(lambda: process.hub._offers)
     for peer in list(p.sender._peers.values()):
         peer.way.close()  # the ticket is wiped, and the copies are free
     process.memory[:] = b"x" * len(process.memory)
@@ -195,7 +198,6 @@ def test_bytes_that_changed_on_their_way_end_the_session(stage: Stage) -> None:
 def test_a_load_that_is_given_up_frees_its_slot_when_the_read_has_ended_and_no_sooner(stage: Stage) -> None:
     p, d = stage.prefill(), stage.decode(direct=True)
     under_way(stage, p, d)
-    d.wait(lambda: stage.processes[0].hub._offers)
     before = bytes(d.memory[0])
     d.abandon("b")
     time.sleep(0.2)
