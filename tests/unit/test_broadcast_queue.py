@@ -17,6 +17,7 @@ from queues import JOIN_S, WAYS, Make, making
 
 from xpyd_sidecar.broadcast import message, remote, wire
 from xpyd_sidecar.broadcast.errors import Cancelled, Closed, Dropped, NothingCame, ReaderStuck
+from xpyd_sidecar.broadcast.local import QueueLink
 from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import join
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -283,6 +284,25 @@ def test_close_lets_readers_read_everything_and_then_says_so(make: Make, way: st
             reader.recv(20)
     with pytest.raises(OurFault, match="sent after close"):
         queue.writer.send(b"x")
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_a_writer_that_ends_while_a_reader_looks_whether_it_lives_is_not_taken_for_dead(
+        make: Make, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    queue = make()
+    reader = queue.readers["l0"]
+    looked = QueueLink.gone
+
+    def gone(link: QueueLink) -> bool:
+        if end == "close":
+            queue.writer.close()
+        else:
+            queue.writer.drop("l0", "test")
+        return looked(link)
+
+    monkeypatch.setattr(QueueLink, "gone", gone)
+    with pytest.raises(Closed if end == "close" else Dropped):
+        reader.recv(20)
 
 
 def test_local_readers_still_get_what_a_closed_writer_published(make: Make) -> None:

@@ -180,13 +180,16 @@ class LocalReader:
                 return
 
     def _raise_if_over(self) -> None:
-        """What ends a wait. The end is looked for first and a message second: what came before the end is still read."""
+        """What ends a wait. It is looked for against the order in which a writer does it (message, flag, connection): what
+        came before the end is still read, and a connection that has ended tells of a death only without a flag.
+        """
         if self._cancelled:
             self._cancelled = False
             raise Cancelled(f"{self.name}: the wait for the {self._writer} was cancelled")
+        gone = self._link.gone()
         if self._flags.dropped():
             raise Dropped(self._writer, f"it has dropped {self.name}")
-        closed, gone = self._flags.closed(), self._link.gone()
+        closed = self._flags.closed()
         if self._flags.ready():
             return
         if closed:
