@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,18 @@ def test_one_holder_and_it_is_known(tmp_path: Path) -> None:
         with pytest.raises(lock.LockHeld, match=f"pid {os.getpid()}"), lock.held(path):
             pass
     assert lock.holder(path) == 0
+
+
+def test_who_only_looks_turns_no_supervisor_away_however_long_that_takes(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    looks = os.open(path, os.O_RDWR)
+    fcntl.flock(looks, fcntl.LOCK_SH)  # as ``holder`` does, and then has no processor for a while
+    timer = threading.Timer(5 * lock.TRIES * lock.PAUSE_S, os.close, [looks])
+    timer.start()
+    with lock.held(path):
+        assert lock.holder(path) == os.getpid()
+    timer.join()
 
 
 def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from xpyd_operator.local import procs
 
 TRIES = 10
 PAUSE_S = 0.02
-"""Whoever only looks for the holder has the lock for an instant; that must not turn a supervisor away."""
+LOOKERS_S = 60.0
+"""Whoever only looks for the holder shares the lock for an instant, which is long where it has no processor meanwhile; that
+must not turn a supervisor away.
+"""
 
 
 class LockHeld(LocalError):
@@ -43,15 +46,22 @@ def held(path: Path) -> Iterator[None]:
 
 
 def _take(descriptor: int, path: Path) -> None:
-    for patience in range(TRIES, -1, -1):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if not patience:
-                raise LockHeld(f"a supervisor runs already (pid {_written(path)})") from None
-            time.sleep(PAUSE_S)
-        else:
-            return
+    patience, end = TRIES, time.monotonic() + LOOKERS_S
+    while not _locked(descriptor, fcntl.LOCK_EX):
+        if not _locked(descriptor, fcntl.LOCK_SH):
+            patience -= 1
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        if patience < 0 or time.monotonic() > end:
+            raise LockHeld(f"a supervisor runs already (pid {_written(path)})")
+        time.sleep(PAUSE_S)
+
+
+def _locked(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def holder(path: Path) -> int:
@@ -61,13 +71,12 @@ def holder(path: Path) -> int:
     except OSError:
         return 0
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+        if _locked(descriptor, fcntl.LOCK_SH):
+            return 0
         pid = _written(path)
         return pid if pid and procs.identify(pid) is not None else -1
     finally:
         os.close(descriptor)
-    return 0
 
 
 def _written(path: Path) -> int:
