@@ -102,6 +102,23 @@ async def test_crashes_in_a_row_grow_and_are_forgotten_after_a_healthy_run(make:
     assert unit.seen(time.time() + 301).crashes == 0
 
 
+async def test_a_process_that_ends_while_its_start_looks_for_it_has_come_up(
+        make: Callable[[str], Unit], monkeypatch: pytest.MonkeyPatch) -> None:
+    unit, look = make("engine"), Unit.leader
+
+    def leader(self: Unit) -> procs.Identity | None:
+        found = look(self)
+        if found is None and self._child is not None:
+            self._child.wait(60)  # it comes up and ends just then
+        return found
+
+    monkeypatch.setattr(Unit, "leader", leader)
+    assert await unit.start(("false",), {}) == unit.leader()
+    ends = unit.note_end(time.time())
+    assert ends is not None
+    assert (ends.crashes, ends.exit) == (1, "exit code 1")
+
+
 SAYS = """
 import sys
 sys.stderr.write("(EngineCore pid=7) ERROR 11-25 21:53:42 [core.py:1] Traceback (most recent call last):\\n"

@@ -167,11 +167,13 @@ class Unit:
         except OSError as error:
             raise LocalError(f"{self.name}: cannot start {argv[0]}: {error.strerror}") from None
         end = time.monotonic() + RECORD_DEADLINE_S
-        while (leader := self.leader()) is None:
-            if self._child.poll() is not None or time.monotonic() > end:
+        while True:
+            over = self._child.poll() is not None or time.monotonic() > end
+            if (leader := self.leader()) is not None:  # what came up and ended at once has left it, too
+                return leader
+            if over:
                 raise LocalError(f"{self.name}: did not come up ({how_it_ended(self._child.returncode)}); see {self.log}")
             await asyncio.sleep(POLL_S / 5)
-        return leader
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, up to ``grace_s`` seconds, then SIGKILL for all that is left. Counts as asked for.
