@@ -18,7 +18,7 @@ import msgspec
 PROC = Path("/proc")
 MARKER = "XPYD_UNIT"
 """Environment variable that every process of a unit inherits."""
-EXEC_DEADLINE = 0.2
+EXEC_DEADLINE = 1.0
 """Seconds that one process may stay within exec() before it counts as one without an environment."""
 KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of a process's flags (include/linux/sched.h)."""
