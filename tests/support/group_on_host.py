@@ -37,7 +37,8 @@ with open(sys.argv[1], "a") as log:
 while True:
     time.sleep(0.05)
 """
-OVER_S = 1.5
+OVER_S = 5.0
+"""A hello is answered within it also where this process has little of a processor."""
 
 
 class MemberOnHost:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import aiohttp
 import pytest
 from agent_fakes import KEY, FakeEngine, config_of
-from group_on_host import ENGINE, wait_for
+from group_on_host import ENGINE, OVER_S, wait_for
 from processes import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,7 +27,6 @@ from xpyd_sidecar.contract.group import LIVE_PATH, READY_PATH, ROUND, Pulse, pul
 from xpyd_sidecar.contract.ids import HostPort, State
 from xpyd_sidecar.contract.launch import GroupConfig
 
-OVER_S = 1.5
 LEADER = "test-e0-0.test-engines.models.svc.cluster.local."
 """As a cluster's name service knows it."""
 
@@ -166,7 +165,7 @@ async def test_a_drain_of_a_follower_drains_the_whole_group(tmp_path: Path) -> N
         await asyncio.sleep(0.5)
         assert not over.done(), "a request runs at the leader"
         pair.engine.running = 0
-        assert await asyncio.wait_for(over, 10) == (True, "the group is drained")
+        assert await asyncio.wait_for(over, 60) == (True, "the group is drained")
         assert pair.agents[0].status()["drained"]
 
 
@@ -197,7 +196,7 @@ async def test_a_follower_whose_leader_has_gone_is_drained_once_its_engine_has_e
         await pair.stop(0)
         pair.agents[1].drain()
         began = time.monotonic()
-        assert await asyncio.wait_for(pair.agents[1].wait_drained(None), 15) == (True, "nothing runs here")
+        assert await asyncio.wait_for(pair.agents[1].wait_drained(None), 60) == (True, "nothing runs here")
         assert time.monotonic() - began > OVER_S - 0.5
         await pair.wait_probe(READY_PATH, 1, bool)
 
@@ -236,11 +235,14 @@ async def test_each_member_tells_of_itself_at_metrics(tmp_path: Path) -> None:
             assert time.monotonic() < end, found
             await asyncio.sleep(0.02)
         assert (found["serving"], found["engine_running"], found["lives_total"], found["workers"]) == (1, 1, 1, 1)
-        assert found["silent_seconds"] < 2 > (await pair.metrics(0))["silent_seconds"]
+        for index in range(2):  # a launcher that had no processor for a while is heard again
+            while (await pair.metrics(index))["silent_seconds"] >= 2:
+                assert time.monotonic() < end + 60
+                await asyncio.sleep(0.02)
         assert (await pair.metrics(0))["steps_total"] == 0, "a member tells of its own workers"
         pair.launchers[1].kill()
         while (await pair.metrics(0))["serving"]:
-            assert time.monotonic() < end + 10
+            assert time.monotonic() < end + 60
             await asyncio.sleep(0.02)
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from agent_fakes import record_of
 from files import no_files
-from group_on_host import NAME, GroupOnHost, MemberOnHost, wait_for
+from group_on_host import NAME, OVER_S, GroupOnHost, MemberOnHost, wait_for
 
 from xpyd_sidecar.agent import group as rules
 from xpyd_sidecar.agent import rounds as rounds_module
@@ -28,7 +28,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds_module, "HELLO_S", 0.1)
 
 
-def test_members_begin_one_life_together_and_after_a_death_another_one(tmp_path: Path) -> None:
+def test_members_begin_one_life_together_and_after_a_death_another_one(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         async with GroupOnHost(tmp_path, 2) as group:
             life = await group.wait_serves()
@@ -42,8 +43,9 @@ def test_members_begin_one_life_together_and_after_a_death_another_one(tmp_path:
             os.kill(group.members[0].pid(), signal.SIGKILL)
             await group.wait_serves(after=second)
             assert group.members[0].state().why == ""
+            assert "the round is over: the engine of member 0 ended: killed by SIGKILL" in caplog.text
             assert group.members[0].rounds is not None
-            assert "member 0 ended: killed by SIGKILL" in group.members[0].rounds.status()["ended"]
+            assert f"the round is over: {group.members[0].rounds.status()['ended']}" in caplog.text
     asyncio.run(body())
 
 
@@ -61,6 +63,7 @@ def test_a_member_whose_launcher_or_worker_is_stopped_ends_the_round_and_nothing
             assert stopped.runs() == life, "who should end it is stopped"
             await asyncio.sleep(0.5)
             assert group.members[0].runs() == "", "no engine without all"
+            monkeypatch.setattr(rounds_module, "SILENT_S", rules.SILENT_S)  # the life that comes is to last
             stopped.launcher.send_signal(signal.SIGCONT)
             second = await group.wait_serves(after=life)
             for beat in range(20):
@@ -195,7 +198,7 @@ def test_agents_without_files_say_nothing_of_engines_and_end_no_round(
                 member.pulse(1)
             await asyncio.sleep(0.5)
             with no_files():
-                for _ in range(30):
+                for _ in range(round((OVER_S + 1.5) / 0.1)):
                     await asyncio.sleep(0.1)
                     assert group.problem == ""
             assert leader.status()["life"] == life
@@ -240,8 +243,11 @@ def test_a_hello_that_comes_late_takes_no_drain_back(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-def test_of_two_that_speak_as_one_member_the_first_is_heard_and_the_other_begins_nothing(tmp_path: Path) -> None:
+def test_of_two_that_speak_as_one_member_the_first_is_heard_and_the_other_begins_nothing(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a pod that was deleted by force and goes on where nobody reaches it, beside the one in its place."""
+    monkeypatch.setattr(rounds_module, "HELLO_S", 0.5)  # the other may speak once the first is late by some hellos
+
     async def body() -> None:
         (folder := tmp_path / "twin").mkdir()
         async with GroupOnHost(tmp_path, 2) as group:
@@ -254,7 +260,7 @@ def test_of_two_that_speak_as_one_member_the_first_is_heard_and_the_other_begins
                 rounds = twin.rounds
                 assert rounds is not None
                 await wait_for(lambda: "another process has spoken as member 1" in rounds.problem)
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(2.0)
                 assert (await group.wait_serves(), twin.engines()) == (life, [])
                 await group.members[1].stop_agent()
                 await wait_for(lambda: group.problem == "" and twin.runs() == group.members[0].runs() != life)
