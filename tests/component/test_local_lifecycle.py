@@ -41,7 +41,8 @@ def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.Capture
     service.write(env={"STAND_IN_SHM": SHM})
     assert service.up("--detach") == 0
     assert f"http://127.0.0.1:{service.port}/v1" in capsys.readouterr().out
-    answer = service.wait_status(capsys, lambda seen: seen["status"]["ready"] == "1P1D" and seen["router"]["ready"])
+    answer = service.wait_status(capsys, lambda seen: (
+        seen["status"]["ready"] == "1P1D" and seen["router"]["ready"] and seen["requests_total"]))
     assert answer["status"]["wanted"] == "1P1D"
     assert answer["requests_total"] == 7
     compatible = next(each for each in answer["status"]["conditions"] if each["type"] == "Compatible")
@@ -116,7 +117,7 @@ def test_what_no_longer_serves_of_a_service_that_is_taken_down_is_not_shown_as_s
     os.kill(service.pid("instances", "tiny-e1", "agent"), signal.SIGKILL)
     wait(lambda: states(service.status(capsys)) == {"tiny-e0": "ready", "tiny-e1": "starting"})
     service.folder.stop.touch()
-    assert states(service.status(capsys)) == {"tiny-e0": "ready", "tiny-e1": "stopping"}
+    service.wait_status(capsys, lambda seen: states(seen) == {"tiny-e0": "ready", "tiny-e1": "stopping"})
 
 
 def test_down_by_name_ends_what_runs_although_its_folder_is_gone(

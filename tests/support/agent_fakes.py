@@ -52,6 +52,9 @@ class FakeEngine:
         self.run_dir = run_dir
         self.health = 200
         self.health_delay_s = 0.0
+        self.health_asked, self.health_told = asyncio.Event(), asyncio.Event()
+        """The second is set, unless a test holds answers back."""
+        self.health_told.set()
         self.running = self.waiting = self.sends_open = self.receives_open = 0
         self.usage = 0.0
         self.models_status = 200
@@ -85,6 +88,8 @@ class FakeEngine:
         await self.stop()
 
     async def _health(self, _: web.Request) -> web.Response:
+        self.health_asked.set()
+        await self.health_told.wait()
         await asyncio.sleep(self.health_delay_s)
         return web.Response(status=self.health)
 

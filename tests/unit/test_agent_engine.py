@@ -164,10 +164,11 @@ async def test_ranks_that_have_not_come_are_named(fake: FakeEngine) -> None:
 
 
 async def test_a_record_that_changes_during_the_look_is_a_problem(fake: FakeEngine, probe: Probe) -> None:
-    fake.health_delay_s = 0.2
+    fake.health_told.clear()
     look = asyncio.ensure_future(probe.look(scrape=True))
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(fake.health_asked.wait(), 10)
     fake.write_record("b" * 32)
+    fake.health_told.set()
     assert (await look).problem == "the engine record changed during the look"
 
 

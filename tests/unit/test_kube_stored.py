@@ -86,8 +86,11 @@ async def test_without_the_right_nothing_is_rewritten_and_it_is_said_once(caplog
     assert world.rewritten() == []
     assert world.held() == [OLD, NEW]
     with caplog.at_level(logging.INFO):
+        before = len(world.api.asked)
         task = asyncio.create_task(world.stored.run())
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            while [verb for verb, _, _ in world.api.asked[before:]].count("try") < len(KINDS):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
         asked = len(world.api.asked)
         await asyncio.sleep(0.05)
         assert len(world.api.asked) == asked, "it waits for long"

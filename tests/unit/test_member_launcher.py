@@ -19,22 +19,22 @@ from xpyd_sidecar.member import remains
 DEAF = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-more = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=away) for away in (0, 1)]
+more = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=away) for away in (0, 1)]
 print(os.getpid(), *[one.pid for one in more], flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 ENDS = "import sys; sys.exit(3)"
 STAYS = """
 import os, subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 AWAY = """
 import subprocess, sys, time
-away = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+away = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 print(away.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -70,12 +70,12 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
     yield one
     if one.process is not None:
         one.process.terminate()
-        one.process.wait(20)
+        one.process.wait(60)
         assert one.process.stdout is not None
         one.process.stdout.close()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -99,7 +99,7 @@ def test_the_third_end_of_an_engine_ends_the_launcher_with_its_code(launched: La
         state = launched.state()
         assert state is not None
         assert state.why == "exit code 3"
-    assert process.wait(10) == 3
+    assert process.wait(60) == 3
 
 
 def test_a_life_that_is_over_ends_all_that_the_engine_has_started(launched: Launched, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_process_of_the_engine_in_a_session_of_its_own_ends_with_it(launched: 
 def test_what_an_engine_compiles_is_of_its_life_alone(launched: Launched, tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    code = "import os, time; print(os.environ['TORCHINDUCTOR_CACHE_DIR'], flush=True); time.sleep(60)"
+    code = "import os, time; print(os.environ['TORCHINDUCTOR_CACHE_DIR'], flush=True); time.sleep(600)"
     (tmp_path / "compiled-before").mkdir()
     process = launched.start(code)
     launched.tell("a")
@@ -161,7 +161,7 @@ def test_a_signal_ends_the_engine_and_then_the_launcher(launched: Launched) -> N
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     with pytest.raises(ProcessLookupError):
         os.killpg(pid, 0)
 
@@ -173,7 +173,7 @@ def test_a_launcher_that_is_started_again_begins_no_life_a_second_time(launched:
     pid = int(first.stdout.readline())
     wait_for(lambda: launched.is_at("a", running=True))
     first.kill()
-    first.wait(10)
+    first.wait(60)
     first.stdout.close()
     os.killpg(pid, signal.SIGKILL)
     launched.start(STAYS)
@@ -185,7 +185,7 @@ def test_a_launcher_that_is_started_again_begins_no_life_a_second_time(launched:
 
 
 def test_an_engine_ends_with_a_launcher_that_is_killed_alone(launched: Launched) -> None:
-    process = launched.start("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    process = launched.start("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     launched.tell("a")
     assert process.stdout is not None
     pid = int(process.stdout.readline())
@@ -203,7 +203,7 @@ def test_what_a_launcher_that_was_killed_has_left_is_ended_before_its_life_is_ca
     wait_for(lambda: launched.is_at("a", running=True))
     wait_for(lambda: (state := launched.state()) is not None and state.group == pids[0])
     process.kill()
-    process.wait(10)
+    process.wait(60)
     process.stdout.close()
     if first_has_ended:
         os.kill(pids[0], signal.SIGKILL)
@@ -222,7 +222,7 @@ def test_what_a_launcher_that_was_killed_has_left_is_ended_before_its_life_is_ca
 
 
 def test_a_group_whose_number_is_anothers_by_now_is_left_alone(launched: Launched, tmp_path: Path) -> None:
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
     try:
         now = remains.begun(other.pid)
         for session, start in ((now[0], now[1] - 1), (now[0] + 1, now[1]), (now[0], now[1] + 1)):
@@ -242,13 +242,22 @@ def test_a_program_that_cannot_be_started_counts_as_an_engine_that_ends(launched
     assert state is not None
     assert "No such file" in state.why
     launched.tell("c")
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
 
 
 def test_nothing_is_begun_that_could_not_be_said_before(launched: Launched) -> None:
-    process = launched.start(f"open({str(launched.folder / 'began')!r}, 'w').close(); import time; time.sleep(60)")
+    process = launched.start(f"open({str(launched.folder / 'began')!r}, 'w').close(); import time; time.sleep(600)")
     wait_for(lambda: launched.state() is not None)
-    (in_the_way := launched.folder / f"{STATE}.tmp{process.pid}").mkdir()
+    in_the_way = launched.folder / f"{STATE}.tmp{process.pid}"
+
+    def stands() -> bool:
+        try:
+            in_the_way.mkdir()
+        except FileExistsError:  # the launcher says something at this moment
+            return False
+        return True
+
+    wait_for(stands)
     launched.tell("a")
     time.sleep(1.5)
     assert not (launched.folder / "began").exists()
@@ -276,13 +285,13 @@ def test_an_engine_that_takes_its_time_to_end_leaves_no_silence(launched: Launch
     assert process.poll() is None
     assert after.running
     (launched.folder / "go").touch()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_of_members_of_one_life_on_one_host_each_launcher_ends_its_own(tmp_path: Path) -> None:
     before = MemberState("b", 1, 1, "life-of-both", running=True)
     env = {**os.environ, **remains.marks(before.life, tmp_path / "0")}
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=env) as other:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=env) as other:
         try:
             wait_for(lambda: remains.find(before, tmp_path / "0") == [other.pid])
             assert remains.find(before, tmp_path / "1") == []
