@@ -156,7 +156,7 @@ class Core(threading.Thread):
             self.left += word
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Raises TimeoutError."""
     until = time.monotonic() + seconds
     while not condition():

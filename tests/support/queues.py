@@ -13,7 +13,8 @@ from xpyd_sidecar.broadcast.reader import join
 from xpyd_sidecar.contract.keys import ServiceKey
 
 WAYS: Final = ("local", "remote", "both")
-JOIN_S: Final = 20.0
+JOIN_S: Final = 120.0
+"""Also for a process that is started on a machine that is busy with other things."""
 
 
 class Queue:

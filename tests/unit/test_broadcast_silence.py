@@ -14,9 +14,9 @@ from xpyd_sidecar.broadcast.queue import Writer
 SEEN_S = 5.0
 
 
-def until(writer: Writer, holds: Callable[[], bool]) -> bool:
-    """Look after the readers for at most 5 s."""
-    end = time.monotonic() + SEEN_S
+def until(writer: Writer, holds: Callable[[], bool], seconds: float = SEEN_S) -> bool:
+    """Look after the readers for at most so long."""
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         writer.check()
         if holds():
@@ -32,13 +32,13 @@ def test_readers_that_are_stopped_are_seen_and_heard_again_and_those_that_are_ki
     try:
         writer.wait_ready(JOIN_S)
         assert all(told.recv() == "joined" for _, told in peers.values())
-        assert until(writer, lambda: not writer.silent() and "far" in writer._remotes._seen)  # type: ignore[union-attr]
+        assert until(writer, lambda: not writer.silent() and "far" in writer._remotes._seen, JOIN_S)  # type: ignore[union-attr]
         for process, _ in peers.values():
             os.kill(process.pid or 0, signal.SIGSTOP)
         assert until(writer, lambda: set(writer.silent()) == names)
         for process, _ in peers.values():
             os.kill(process.pid or 0, signal.SIGCONT)
-        assert until(writer, lambda: not writer.silent())
+        assert until(writer, lambda: not writer.silent(), JOIN_S)
         assert writer.lost == {}
         writer.send(b"on", timeout_s=JOIN_S)
         assert all(told.recv() == "read" for _, told in peers.values())

@@ -12,7 +12,9 @@ import processes
 import pytest
 from processes import Group, ProcessFailed, free_port
 
-CHILD = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); print('up', flush=True); time.sleep(60)"
+CHILD = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); print('up', flush=True); time.sleep(600)"
+UP_S = 120.0
+"""For a process to come up, on a machine that is busy with other things."""
 
 
 def alive(group: int) -> bool:
@@ -21,7 +23,7 @@ def alive(group: int) -> bool:
 
 def started(folder: Path) -> Group:
     group = Group([sys.executable, "-S", "-c", CHILD], log=folder / "log")
-    group.wait_until(lambda: "up" in group.tail(), 10, "up", poll_s=0.01)
+    group.wait_until(lambda: "up" in group.tail(), UP_S, "up", poll_s=0.01)
     return group
 
 
@@ -37,7 +39,7 @@ def test_kill_ends_the_children_too(tmp_path: Path) -> None:
 def test_kill_ends_children_in_groups_of_their_own(tmp_path: Path) -> None:
     program = CHILD.replace("'60'])", "'60'], process_group=0)")
     group = Group([sys.executable, "-S", "-c", program], log=tmp_path / "log")
-    group.wait_until(lambda: "up" in group.tail(), 10, "up", poll_s=0.01)
+    group.wait_until(lambda: "up" in group.tail(), UP_S, "up", poll_s=0.01)
     assert len(group.pids()) == 2
     group.kill()
     assert group.pids() == []
@@ -47,7 +49,7 @@ def test_shared_memory_of_a_killed_process_goes_with_it(tmp_path: Path) -> None:
     program = ("from multiprocessing.shared_memory import SharedMemory as S; import time\n"
                "s = S(create=True, size=4096); print('name', s.name, 'end', flush=True); time.sleep(60)")
     group = Group([sys.executable, "-c", program], log=tmp_path / "log")
-    group.wait_until(lambda: "end" in group.tail(), 10, "up", poll_s=0.01)
+    group.wait_until(lambda: "end" in group.tail(), UP_S, "up", poll_s=0.01)
     name = Path("/dev/shm") / group.tail().split()[1]
     assert name.exists()
     group.kill()
@@ -68,7 +70,7 @@ time.sleep(60)
 def test_semaphores_and_temporary_files_of_a_killed_process_go_with_it(tmp_path: Path, stopped: bool) -> None:
     """Where processes are spawned, a semaphore keeps its name, and who it is by no map tells."""
     group = Group([sys.executable, "-c", SEMAPHORE], log=tmp_path / "log")
-    group.wait_until(lambda: "end" in group.tail(), 10, "up", poll_s=0.01)
+    group.wait_until(lambda: "end" in group.tail(), UP_S, "up", poll_s=0.01)
     _, name, folder, _ = group.tail().split()
     left = Path("/dev/shm") / f"sem.{name}"
     assert left.exists()
