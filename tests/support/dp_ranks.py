@@ -47,6 +47,11 @@ class Lockstep:
         """Raises BrokenBarrierError after 20 s alone."""
         self._barrier.wait(20.0)
 
+    @property
+    def waiting(self) -> int:
+        """Ranks that wait in a forward for others."""
+        return self._barrier.n_waiting
+
 
 class Core(threading.Thread):
     """A rank. ``work`` gets budgets of requests; ``None`` ends it."""
@@ -56,7 +61,7 @@ class Core(threading.Thread):
         super().__init__(name=f"core-{rank}", daemon=True)
         self._site = meeting.Site(store, rank, size, "127.0.0.1", one_host, versions, here)
         self._settings = settings
-        self._lockstep = lockstep
+        self.lockstep = lockstep
         self._wake: queue.Queue[int] = queue.Queue()
         self.steps: Steps | None = None
         self.error: Exception | None = None
@@ -115,12 +120,12 @@ class Core(threading.Thread):
                 steps.check()
                 if self.left and not self.paused:
                     steps.begin(self.left)
-                    self._lockstep.forward()
+                    self.lockstep.forward()
                     self.left -= 1
                     self.real += 1
                 elif steps.state.behind:
                     steps.dummy()
-                    self._lockstep.forward()
+                    self.lockstep.forward()
                     self.dummies += 1
                 elif self.stopping.is_set() and not self.left and steps.may_leave():
                     return

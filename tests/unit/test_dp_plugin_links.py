@@ -158,8 +158,10 @@ def test_ranks_on_several_hosts_need_the_key(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_rank_stuck_in_a_step_is_abandoned(mode: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "GRACE_S", 0.2)
     cores = started(mode, 2, timeout_s=1.0)
-    cores[1].cut()
+    cores[1].lockstep = Lockstep(1)
     cores[0].ask(1)  # its forward waits for rank 1 for 20 s
+    wait_for(lambda: cores[0].lockstep.waiting == 1)
+    cores[1].cut()
     wait_for(lambda: cores[0].abandoned is not None)
     assert isinstance(cores[0].abandoned, PeerGone)
 
