@@ -68,9 +68,18 @@ async def answers(clients: list[Client]) -> None:
         writer.close()
 
 
-def opened(server: Control) -> int:
+def opened(server: Control | Remote) -> int:
     assert server._runner.server is not None
     return len(server._runner.server.connections)
+
+
+async def wait_full(server: Control | Remote, most: int) -> None:
+    """Until so many are open; and it stays so."""
+    async with asyncio.timeout(10):
+        while opened(server) < most:  # noqa: ASYNC110 (the server's state has no event)
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.1)
+    assert opened(server) == most
 
 
 async def test_connections_beyond_the_bound_wait_and_are_answered_when_others_go(
@@ -79,8 +88,7 @@ async def test_connections_beyond_the_bound_wait_and_are_answered_when_others_go
     monkeypatch.setattr(accepting, "FULL_S", 0.01)
     async with listening(tmp_path) as server:
         clients = await come(tmp_path, 8)
-        await asyncio.sleep(0.1)
-        assert opened(server) == 3
+        await wait_full(server, 3)
         await answers(clients)
 
 
@@ -115,9 +123,7 @@ async def test_the_endpoint_on_the_network_has_the_same_bound(monkeypatch: pytes
     try:
         assert server._acceptor is not None
         clients = [await asyncio.open_connection("127.0.0.1", server._acceptor.port) for _ in range(5)]
-        await asyncio.sleep(0.1)
-        assert server._runner.server is not None
-        assert len(server._runner.server.connections) == 2
+        await wait_full(server, 2)
         for _, writer in clients:
             writer.write(b"POST /role HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
         for reader, writer in clients:
