@@ -109,6 +109,7 @@ async def test_a_service_that_ends_is_left_alone() -> None:
     world = World()
     async with world.running():
         world.write(deletionTimestamp="2026-01-01T00:00:00Z")
+        await wait(lambda: world.tasks() == 1)
         await asyncio.sleep(0.5)
         assert world.api.asked == []
         assert world.tasks() == 1
