@@ -114,6 +114,7 @@ async def test_a_process_that_ends_while_its_start_looks_for_it_has_come_up(
 
     monkeypatch.setattr(Unit, "leader", leader)
     assert await unit.start(("false",), {}) == unit.leader()
+    assert await wait_until(lambda: not unit.alive(), 60)  # where it was there with the first look
     ends = unit.note_end(time.time())
     assert ends is not None
     assert (ends.crashes, ends.exit) == (1, "exit code 1")
