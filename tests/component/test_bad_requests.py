@@ -18,7 +18,7 @@ from cluster import Cluster
 from corpus import tokens_of
 from engines import MODEL_NAME, complete
 
-from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.kv.keys import Outcome
 
 LONG = list(tokens_of("too long", 2100))
 GOOD: dict[str, Any] = {"model": MODEL_NAME, "prompt": [5, 6, 7], "max_tokens": 4}
@@ -58,10 +58,19 @@ def test_a_bad_field_is_answered_with_its_name(cluster: Cluster, fields: dict[st
 
 
 def test_what_prefill_computed_for_a_request_that_decode_refuses_is_let_go_at_once(cluster: Cluster) -> None:
+    """That is: since the router says so, and not since nobody has claimed it for long (``KvOptions.claim_s``)."""
+    [prefill] = cluster.prefill
+
+    def sent(outcome: str) -> float:
+        return prefill.engine.metric("xpyd_kv_transfers_total", side="send", outcome=outcome)
+
+    before = {outcome: sent(outcome) for outcome in Outcome}
     for at in range(8):
         body = json.dumps(GOOD | {"prompt": list(tokens_of(f"refused {at}", 300)), "max_tokens": -3}).encode()
         assert ask(cluster, body)[0] == 400
-    cluster.wait_idle(0.8 * KvOptions().claim_s)
+    cluster.wait_idle()
+    ended = {outcome: count for outcome in Outcome if (count := sent(outcome) - before[outcome])}
+    assert ended == {Outcome.ABORTED: 8}, "and not as those that nobody claimed (DEADLINE)"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"text"', b'{"model": "tiny"', b"\xff\xfe", b"{" * 5000])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -86,38 +87,50 @@ async def test_a_stopping_router_ends_its_streams_and_takes_no_new_connections()
 
 
 async def test_while_it_still_listens_a_stopping_router_serves_and_says_close() -> None:
-    async with fleet(listen_on_s=0.3) as f:
+    async with fleet(listen_on_s=60.0) as f:
         stopping = asyncio.create_task(f.router.stop())
-        await asyncio.sleep(0.02)
+        await f.wait(lambda: f.router.paths.not_ready() == "the router is stopping", "it to be told")
         assert (await f.get("/ready")).status == 503
         answer = await f.complete()
         assert (answer.status, answer.headers["connection"]) == (200, "close")
-        await stopping
+        assert not stopping.done()
+        stopping.cancel()
+    async with fleet(listen_on_s=0.1) as f:
+        began = asyncio.get_running_loop().time()
+        await f.router.stop()
+        assert asyncio.get_running_loop().time() - began >= 0.1
+        assert f.router.server.listening is False
 
 
 async def test_what_outlives_the_drain_is_cut_off_with_an_error() -> None:
     async with fleet(drain_timeout_s=0.1) as f:
-        held = asyncio.Event()
-        f.d[0].default = Play(chunks=3, hold_after=(1, held))
-        streaming = asyncio.create_task(f.complete(stream=True))
-        await f.wait(lambda: bool(f.d[0].seen), "the stream")
-        await asyncio.sleep(0.05)
+        f.d[0].default = Play(chunks=3, hold_after=(1, asyncio.Event()))
+        reader, writer = await f.connect()
+        writer.write(request_bytes("/v1/completions", {"model": "tiny", "prompt": "hi", "stream": True}))
+        begun = await reader.readuntil(b"t0 ")
         await f.router.stop()
-        answer = await streaming
-        assert (answer.text, answer.events[-1]["error"]["message"]) == ("t0 ", "the router stopped")
+        async with asyncio.timeout(30):
+            rest = await reader.readuntil(b"\r\n0\r\n\r\n")
+        assert begun.startswith(b"HTTP/1.1 200 ")
+        assert b'"text":' not in rest
+        assert b"the router stopped" in rest
+        writer.transport.abort()
         await f.wait(lambda: f.d[0].aborts == 1, "the engine's abort")
+
+
+async def opened(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to a router that begins to listen about now."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(ConnectionError):
+                return await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.sleep(0.01)
 
 
 async def test_run_router_runs_until_told_to_stop() -> None:
     port, stop = free_port(), asyncio.Event()
     task = asyncio.create_task(run_router(config(port=port), KEY, stop))
-    for _ in range(200):
-        await asyncio.sleep(0.01)
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            break
-        except ConnectionError:
-            continue
+    reader, writer = await opened(port)
     writer.write(request_bytes("/health", method="GET"))
     assert (await read_answer(reader)).status == 200
     stop.set()
@@ -130,7 +143,8 @@ async def test_a_cancelled_router_lets_go_of_everything() -> None:
     port, members_port = free_port(), free_port()
     for _ in range(2):
         task = asyncio.create_task(run_router(config(port=port, members_port=members_port), KEY, asyncio.Event()))
-        await asyncio.sleep(0.1)
+        _, writer = await opened(port)
+        writer.transport.abort()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

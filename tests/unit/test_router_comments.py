@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from beats import beat
-from router_fleet import RouterFleet, fleet
+from router_fleet import RouterFleet, fleet, request_bytes
 from scripted_engine import Play
 
 from xpyd_sidecar.contract.ids import Role
@@ -64,6 +64,7 @@ async def site(engine: Engine, prefills: int = 1, decodes: int = 1, *, like_it: 
 @pytest.mark.parametrize("warm", [False, True])
 async def test_prefill_dies_while_decode_comments_and_decode_is_asked_alone(warm: bool, comments: bool) -> None:
     waits = False
+    asked = asyncio.Event()
 
     async def engine(body: bytes, writer: asyncio.StreamWriter) -> bool:
         writer.write(HEAD)
@@ -71,6 +72,7 @@ async def test_prefill_dies_while_decode_comments_and_decode_is_asked_alone(warm
             await asyncio.sleep(0.02)
             writer.write(chunk(COMMENT) if comments else b"")
             await writer.drain()
+            asked.set()
         writer.write(chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n")
         return True
 
@@ -80,13 +82,15 @@ async def test_prefill_dies_while_decode_comments_and_decode_is_asked_alone(warm
                 assert (await f.complete(stream=True, temperature=0)).body.endswith(DONE)
         waits = True
         f.p[0].default = Play(hold=asyncio.Event())
-        answer: Any = asyncio.ensure_future(f.complete(stream=True, temperature=0))
+        reader, writer = await f.connect()
+        writer.write(request_bytes("/v1/completions", {"model": "tiny", "prompt": "hi", "stream": True, "temperature": 0}))
         await f.wait(lambda: f.p[0].open == 1, "prefill's leg")
-        await asyncio.sleep(0.1)
-        await f.p[0].stop()
-        async with asyncio.timeout(10):
-            body = (await answer).body
-        assert body.endswith(DONE)
+        async with asyncio.timeout(30):
+            await asked.wait()
+            begun = await reader.readuntil(COMMENT) if comments else b""
+            await f.p[0].stop()
+            body = begun + await reader.readuntil(chunk(DONE) + b"0\r\n\r\n")
+        writer.close()
         assert b'"error"' not in body
         assert (COMMENT in body) is comments
         await f.wait(lambda: not f.context.servings, "the end")

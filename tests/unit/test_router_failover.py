@@ -64,10 +64,13 @@ class Kills:
     def __init__(self, *plays: Play) -> None:
         self.left = list(plays)
         self.where: list[str] = []
+        self.begun = asyncio.Event()
+        """A decode engine has a leg."""
 
     def on(self, engine: ScriptedEngine) -> None:
         def choose(_: Asked) -> Play | None:
             self.where.append(engine.name)
+            self.begun.set()
             return self.left.pop(0) if self.left else None
         engine.choose = choose
 
@@ -106,11 +109,11 @@ async def test_a_stream_goes_on_elsewhere(api: Api, way: str, death: str, monkey
             assert given in (None, "text")
             assert again["max_tokens"] == 24
         assert again["kv_transfer_params"]["attempt"] == 2, "prefilled by prefill"
+        await f.wait_quiet()  # these decodes do not wait for prefill
         prefilled = f.p[0].seen[1].body
         assert prefilled.get("prompt") == again.get("prompt"), "both legs have the same prompt"
         ids = [one["kv_transfer_params"].get("prompt_token_ids") for one in (prefilled, again)]
         assert ids[0] == ids[1]
-        await f.wait_quiet()
         [record] = records
         assert (record.outcome, record.continued, record.retries) == ("ok", 1, 2)
         assert (record.tokens, record.prompt_tokens) == (24, 3)
@@ -153,9 +156,10 @@ async def test_a_stream_keeps_its_id_where_the_other_engine_names_it_otherwise(a
 async def test_a_stream_that_decode_began_alone_goes_on_with_prefill_again() -> None:
     never = asyncio.Event()
     async with failing("completions", Play(hold=never), Play(close_after=5)) as (f, line, kills, _):
-        f.p[0].plays.append(Play(status=500))
+        f.p[0].plays.append(Play(hold=kills.begun, status=500))
         body = asked(line, **USAGE)
         check(await f.post(PATHS["completions"], body), line, body)
+        await f.wait_quiet()
         assert len(kills.where) == 3
         legs = [seen.body.get("kv_transfer_params", {}).get("attempt")
                 for seen in sorted((*f.d[0].seen, *f.d[1].seen), key=lambda seen: seen.at)]
@@ -265,23 +269,23 @@ async def test_an_engine_that_does_not_take_the_ids_is_asked_to_replay() -> None
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 async def test_prefill_of_the_second_half_fails_too(api: Api) -> None:
-    async with failing(api, Play(close_after=9), Play(before=0.2), prefills=2) as (f, line, kills, records):
-        prefills = 0
-
-        def choose(_: Asked) -> Play | None:
-            nonlocal prefills
-            prefills += 1
-            return Play(status=500) if prefills == 2 else None
+    retried = asyncio.Event()
+    async with failing(api, Play(close_after=9), Play(hold=retried), prefills=2) as (f, line, kills, records):
+        def choose(seen: Asked) -> Play | None:
+            attempt = seen.body["kv_transfer_params"]["attempt"]
+            if attempt == 3:
+                retried.set()
+            return Play(status=500) if attempt == 2 else None
 
         for engine in f.p:
             engine.choose = choose
         check(await f.post(PATHS[api], asked(line)), line, asked(line))
         assert len(kills.where) == 2, "decode waits while prefill is tried again"
+        await f.wait_quiet()
         legs = [one.body["kv_transfer_params"] for engine in f.p for one in engine.seen]
         seen = sorted(legs, key=lambda leg: leg["attempt"])
         assert [leg["attempt"] for leg in seen] == [1, 2, 3]
         assert seen[1].get("prompt_token_ids") == seen[2].get("prompt_token_ids")
-        await f.wait_quiet()
         assert records[0].outcome == "ok"
 
 
@@ -295,11 +299,14 @@ async def test_without_prefill_decode_goes_on_alone(api: Api) -> None:
 
 
 async def test_on_no_prefill_reject_holds_for_the_second_half() -> None:
-    async with failing("completions", Play(close_after=9, delay=0.01), on_no_prefill="reject") as (f, line, _, records):
+    gone = asyncio.Event()
+    async with failing("completions", Play(hold_after=(5, gone), close_after=9), on_no_prefill="reject") as (
+            f, line, kills, records):
         task = asyncio.create_task(f.post(PATHS["completions"], asked(line)))
-        await f.wait(lambda: bool(f.p[0].seen and f.p[0].seen[0].finished), "prefill")
+        await f.wait(lambda: bool(kills.where and f.p[0].seen and f.p[0].seen[0].finished), "prefill")
         await f.p[0].stop()
         f.context.watch.suspect(f.context.picker.asked(b"").pair(alone=False).prefill, "gone")
+        gone.set()
         answer = await task
         assert answer.events[-1]["error"]["code"] == "unavailable"
         await f.wait_quiet()
@@ -308,11 +315,13 @@ async def test_on_no_prefill_reject_holds_for_the_second_half() -> None:
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 async def test_a_client_that_goes_while_its_stream_moves_aborts_both_legs(api: Api) -> None:
-    held = asyncio.Event()
-    async with failing(api, Play(close_after=9), Play(hold=held)) as (f, line, kills, records):
-        f.p[0].choose = lambda _: Play(hold=held) if kills.where else None
+    held, prefilled = asyncio.Event(), asyncio.Event()
+    async with failing(api, Play(hold_after=(0, prefilled), close_after=9), Play(hold=held)) as (f, line, kills, records):
+        f.p[0].choose = lambda seen: Play(hold=held) if seen.body["kv_transfer_params"]["attempt"] == 2 else None
         reader, writer = await f.connect()
         writer.write(request_bytes(PATHS[api], asked(line)))
+        await f.wait(lambda: bool(kills.where and f.p[0].seen and f.p[0].seen[0].finished), "the first legs")
+        prefilled.set()
         await f.wait(lambda: len(kills.where) == 2 and len(f.p[0].seen) == 2, "the second legs")
         writer.close()
         await f.wait_quiet()
@@ -437,11 +446,14 @@ async def test_a_token_that_decode_contradicts_is_an_error(api: Api) -> None:
         other.steps[0] = Step(7, "other", {})
         for engine in f.d:
             engine.replay = MadeReplay(other)
-        task = asyncio.create_task(f.post(PATHS[api], asked(line)))
-        await f.wait(lambda: bool(f.p[0].seen and f.p[0].seen[0].finished and kills.where), "prefill's token")
-        held.set()
-        answer = await task
-        assert "cannot go on as it began" in answer.events[-1]["error"]["message"]
+        reader, writer = await f.connect()
+        writer.write(request_bytes(PATHS[api], asked(line)))
+        async with asyncio.timeout(30):
+            await reader.readuntil(b"first")
+            await kills.begun.wait()
+            held.set()
+            assert b"cannot go on as it began" in await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.close()
         await f.wait_quiet()
         assert (records[0].outcome, records[0].legs[-1].result) == ("broken", "differs")
 
@@ -453,6 +465,7 @@ async def test_prefill_is_silent_where_its_token_may_be_another(fields: dict[str
     async with failing("completions", **FIRST) as (f, line, _, _):
         speaking(line)
         await f.post(PATHS["completions"], asked(line, **fields))
+        await f.wait_quiet()
         assert f.p[0].seen[0].body["stream"] is False
 
 

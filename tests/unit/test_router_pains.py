@@ -81,6 +81,7 @@ async def test_a_request_without_max_tokens_does_not_fail(fields: dict[str, Any]
     async with fleet() as f:
         answer = await f.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **fields})
         assert answer.status == 200
+        await f.wait_quiet()
         prefill, decode = f.p[0].seen[0].body, f.d[0].seen[0].body
         assert prefill["max_tokens"] == 1
         assert prefill.get("max_completion_tokens", 1) == 1
@@ -96,8 +97,19 @@ async def test_a_request_without_max_tokens_does_not_fail(fields: dict[str, Any]
 @pytest.mark.parametrize("stream", [True, False])
 async def test_prefill_fails_and_decode_is_not_pinned(play: Play, stream: bool) -> None:
     async with fleet(1, 1) as f:
-        f.p[0].default = play
-        f.d[0].plays.append(Play(hold=asyncio.Event()))  # it would wait for prefill for ever
+        begun = asyncio.Event()
+
+        async def fails(seen: Seen, _: Play, writer: asyncio.StreamWriter) -> bool:
+            await begun.wait()  # decode has its leg
+            return await answer_as(seen, play, writer)
+
+        def waits(_: Seen) -> Play | None:
+            begun.set()
+            return Play(hold=asyncio.Event()) if len(f.d[0].seen) == 1 else None  # for prefill, for ever
+
+        answer_as = f.p[0]._answer
+        f.p[0]._answer = fails  # type: ignore[method-assign]
+        f.d[0].choose = waits
         answer = await within(AT_ONCE_S, f.complete(stream=stream))
         assert answer.status == 200
         assert (answer.text if stream else answer.json["choices"][0]["text"]) == FULL
@@ -151,6 +163,7 @@ async def test_the_same_request_id_twice_never_shares_a_transfer() -> None:
         for i in range(8):
             answer = await f.post("/v1/completions", {"prompt": f"prompt {i}"}, headers={"X-Request-Id": "same"})
             assert answer.status == 200
+            await f.wait_quiet()
         asked = transfers(f.d[0])
         assert len(set(asked)) == 8
         assert transfers(f.p[0]) == asked

@@ -29,6 +29,7 @@ class Engine:
     def __init__(self, name: str, serve: Serve) -> None:
         self.name, self.serve = name, serve
         self.heads: list[str] = []
+        """Of requests; probes of the router's own are not among them."""
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,7 +37,9 @@ class Engine:
         assert task is not None
         self.tasks.add(task)
         try:
-            self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            if not head.startswith("GET /health "):
+                self.heads.append(head)
             await self.serve(reader, writer)
             writer.close()  # what is written leaves first
             await writer.wait_closed()

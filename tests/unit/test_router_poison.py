@@ -91,7 +91,8 @@ async def test_it_ends_prefill_and_decode_alike() -> None:
         killer = Killer((*f.p, *f.d))
         answers = await thrice(f, prompt="poison", stream=True, temperature=0)
         assert [code_of(answer) for answer in answers] == ["poison_request"] * 3
-        assert len(killer.dead) == 2
+        assert {name[0] for name in killer.dead} == {"p", "d"}
+        assert len(killer.dead) in {2, 3}, "who breaks off first has a successor before the other one is known to be dead"
         await f.wait_quiet()
 
 
@@ -306,7 +307,7 @@ async def test_suspects_go_alone_among_them_and_one_that_ends_is_cleared() -> No
         asked = [asyncio.ensure_future(f.complete(prompt=name)) for name in names]
         await f.wait(lambda: sum(engine.open for engine in f.d) == 2, "two suspects on two engines")
         assert [len(engine.seen) for engine in f.d] == [1, 1]
-        assert f.context.poison.counts() == (2, 3, 0, 1)
+        await f.wait(lambda: f.context.poison.counts() == (2, 3, 0, 1), "the third to be held")
         assert (await f.complete(prompt="innocent")).status == 200, "others do not wait for them"
         gate.set()
         assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 3
@@ -387,12 +388,13 @@ async def test_while_there_is_evidence_others_still_take_the_fast_path() -> None
     async with fleet(1, 1) as f:
         for _ in range(4):
             assert (await f.complete(prompt="hi", stream=True)).status == 200
+            await f.wait_quiet()
         await suspect(f, hash_of_prompt("other"))
         taken: list[object] = []
         ended = f.context.observer.straight_over
         f.context.observer.straight_over = lambda lane: (taken.append(lane), ended(lane))
         assert (await f.complete(prompt="hi", stream=True)).status == 200
-        assert len(taken) == 1
+        await f.wait(lambda: len(taken) == 1, "the end of its lane")
         f.context.observer.tell()
 
 

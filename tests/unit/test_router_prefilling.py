@@ -20,6 +20,7 @@ async def test_prefill_makes_one_token_of_the_same_prompt_and_decode_is_told_of_
         body = {**MESSAGE, "stream": True, "temperature": 0.7, "system": "be brief"}
         answer = await f.post("/v1/messages?beta=true", body)
         assert (answer.status, answer.body, answer.complete) == (200, EVENT, True)
+        await f.wait(lambda: bool(prefill.legs), "prefill's leg; this decode does not wait for it")
         [sent], [asked] = prefill.legs, decode.legs
         assert {name: sent.body[name] for name in ("max_tokens", "stream", "temperature")} == {
             "max_tokens": 1, "stream": False, "temperature": 0}
@@ -140,8 +141,9 @@ async def test_a_decode_that_dies_before_it_answers_is_replaced_with_an_attempt_
         assert broken.legs
         told = [(leg.params["transfer"], leg.params["attempt"]) for leg in broken.legs + good.legs]
         assert len(set(told)) == len(told)
-        pushed = {(leg.params["transfer"], leg.params["attempt"], leg.params["peer"]["instance"]) for leg in prefill.legs}
-        assert {(leg.params["transfer"], leg.params["attempt"], "e2") for leg in good.legs} <= pushed
+        served = {(leg.params["transfer"], leg.params["attempt"], "e2") for leg in good.legs}
+        await f.wait(lambda: served <= {(leg.params["transfer"], leg.params["attempt"], leg.params["peer"]["instance"])
+                                        for leg in prefill.legs}, "a leg of prefill for each that was served")
 
 
 async def test_an_answer_that_has_begun_is_not_asked_for_again() -> None:

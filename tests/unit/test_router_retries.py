@@ -36,7 +36,7 @@ async def test_decode_keeps_waiting_while_prefill_is_retried() -> None:
             engine.plays.append(Play(hold=done))
         f.d[0].plays.append(Play(hold=done))
         task = asyncio.create_task(f.complete(stream=True))
-        await f.wait(lambda: bool(f.p[0].seen or f.p[1].seen), "a prefill leg")
+        await f.wait(lambda: bool((f.p[0].seen or f.p[1].seen) and f.d[0].seen), "both legs")
         first, other = (f.p[0], f.p[1]) if f.p[0].seen else (f.p[1], f.p[0])
         await first.stop()
         await f.wait(lambda: attempts(other) == [2], "the second attempt")
@@ -52,9 +52,11 @@ async def test_refused_prefill_is_replaced_and_not_asked_again() -> None:
         await f.p[0].stop()
         answers = await asyncio.gather(*(f.complete(stream=True) for _ in range(6)))
         assert [a.text for a in answers] == [FULL] * 6
+        await f.wait_quiet()
         f.p[1].seen.clear()
         for _ in range(4):
             assert (await f.complete()).status == 200
+        await f.wait_quiet()
         assert attempts(f.p[1]) == [1] * 4, "it is suspended, so nobody tries it first"
 
 
@@ -223,6 +225,7 @@ async def test_a_silent_engine_that_refuses_connections_is_given_up(monkeypatch:
 async def test_a_pooled_connection_that_died_is_replaced_without_a_trace() -> None:
     async with fleet() as f:
         assert (await f.complete()).status == 200
+        await f.wait_quiet()
         for engine in (*f.p, *f.d):
             port = engine.port
             await engine.stop()

@@ -58,8 +58,8 @@ async def test_chat_and_whole_answers(stream: bool) -> None:
             f.context.observer.settle()
             assert f.context.observer.counting.told().measured == 1
         assert (await f.complete()).json["choices"][0]["text"] == FULL
-        assert f.p[0].seen[0].path == "/v1/chat/completions"
         await f.wait_quiet()
+        assert f.p[0].seen[0].path == "/v1/chat/completions"
 
 
 async def test_the_request_id_goes_to_both_engines_and_back_other_headers_stay() -> None:
@@ -70,6 +70,7 @@ async def test_the_request_id_goes_to_both_engines_and_back_other_headers_stay()
         answer = await f.post("/v1/completions", {"prompt": "x", "stream": True}, headers=headers)
         assert answer.headers["x-request-id"] == "req-7"
         assert answer.events[0]["id"] == "cmpl-req-7"
+        await f.wait_quiet()
         for engine in (*f.p, *f.d):
             seen = engine.seen[0].headers
             assert (seen["x-request-id"], seen["traceparent"]) == ("req-7", "00-ab")
@@ -97,6 +98,7 @@ async def test_two_by_two_uses_all_four_pairs() -> None:
     async with fleet(2, 2) as f:
         for _ in range(8):
             await f.complete()
+        await f.wait_quiet()
         pairs = {(engine.name,
                   seen.body["kv_transfer_params"]["peer"]["instance"]) for engine in f.p for seen in engine.seen}
         assert pairs == {(p, d) for p in ("p0", "p1") for d in ("d0", "d1")}
@@ -208,6 +210,7 @@ async def test_bad_requests_reach_no_engine(body: Any, status: int, code: Any, p
 async def test_absent_max_tokens_is_fine() -> None:
     async with fleet() as f:
         assert (await f.post("/v1/completions", {"prompt": "x"})).status == 200
+        await f.wait_quiet()
         assert "max_tokens" not in f.d[0].seen[0].body
         assert f.p[0].seen[0].body["max_tokens"] == 1
 
