@@ -56,11 +56,6 @@ class Killer:
         return choose
 
 
-def wait_for_kv(engine: ScriptedEngine) -> None:
-    """A decode engine that answers no leg whose prefill does not answer, as real ones."""
-    engine.choose = lambda seen: Play(hold=asyncio.Event()) if "kv_transfer_params" in seen.body else None
-
-
 def line() -> Line:
     """What every honest stream says, for which any engine can go on."""
     found = made_line("completions", random.Random(5))

@@ -40,7 +40,7 @@ class Play:
     body: bytes | None = None
     """Instead of the usual body."""
     hold: asyncio.Event | None = None
-    """Wait for it before the head."""
+    """Wait for it before anything else."""
     hold_after: tuple[int, asyncio.Event] | None = None
     """Wait for it after so many chunks."""
     die_at: str = ""
@@ -204,6 +204,8 @@ class ScriptedEngine:
             await asyncio.gather(answering, watching, return_exceptions=True)
 
     async def _answer(self, seen: Seen, play: Play, writer: asyncio.StreamWriter) -> bool:
+        if play.hold is not None:
+            await play.hold.wait()
         if play.garbage:
             writer.write(play.garbage)
             await writer.drain()
@@ -212,8 +214,6 @@ class ScriptedEngine:
             return False
         if play.before:
             await asyncio.sleep(play.before)
-        if play.hold is not None:
-            await play.hold.wait()
         if play.status != 200 or play.body is not None:
             await self._fault(play.status, f"{self.name} says {play.status}", writer, play.body)
             return True
@@ -325,6 +325,20 @@ class ScriptedEngine:
         if whole:
             answer["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         return json.dumps(answer, separators=(",", ":")).encode()
+
+
+def wait_for_kv(engine: ScriptedEngine) -> asyncio.Event:
+    """A decode engine that answers no leg whose prefill does not answer, as real ones; told is when it has such a leg."""
+    has = asyncio.Event()
+
+    def choose(seen: Seen) -> Play | None:
+        if "kv_transfer_params" not in seen.body:
+            return None
+        has.set()
+        return Play(hold=asyncio.Event())
+
+    engine.choose = choose
+    return has
 
 
 def attempts(engine: ScriptedEngine) -> list[int | None]:

@@ -88,6 +88,43 @@ async def test_who_comes_is_served() -> None:
         assert [await asyncio.to_thread(client.recv, 5) for client in clients] == [b"hello"] * 5
 
 
+async def test_who_was_accepted_before_the_end_of_listening_is_served() -> None:
+    """Its request may be served before it is known who opened the connection."""
+    async with site() as s:
+        closing: list[int] = []
+
+        class Last(Hello):
+            """In the middle of whose opening listening ends."""
+
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                super().connection_made(transport)
+                s.acceptor.close()
+                closing.append(s.acceptor.opening)
+
+        s.acceptor._make = lambda: Last(s)
+        [client] = s.come(1)
+        await s.served(1)
+        async with asyncio.timeout(20):
+            while s.acceptor.opening:  # noqa: ASYNC110 (the acceptor's state has no event)
+                await asyncio.sleep(0)
+        assert (closing, s.acceptor.listening) == ([1], False)
+        assert not s.open[0].is_closing()
+        s.open[0].write(b"more")  # type: ignore[attr-defined]
+        assert await asyncio.to_thread(client.recv, 9, socket.MSG_WAITALL) == b"hellomore"
+
+
+async def test_at_once_who_was_accepted_is_cut_off_too() -> None:
+    async with site() as s:
+        [client] = s.come(1)
+        async with asyncio.timeout(20):
+            while not s.acceptor.opening and not s.open:  # noqa: ASYNC110 (the acceptor's state has no event)
+                await asyncio.sleep(0)
+        assert s.acceptor.opening == 1
+        s.acceptor.close(at_once=True)
+        assert (await asyncio.to_thread(client.recv, 9)) in {b"", b"hello"}
+        assert await asyncio.to_thread(client.recv, 9) == b""
+
+
 async def test_no_more_are_accepted_in_a_turn_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepting, "AT_ONCE", 4)
     async with site() as s:

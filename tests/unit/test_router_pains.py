@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from beats import Beater, beat
 from router_fleet import KEY, RouterFleet, fleet, request_bytes
-from scripted_engine import Play, ScriptedEngine, Seen
+from scripted_engine import Play, ScriptedEngine, Seen, wait_for_kv
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.membership import Load
@@ -61,6 +62,7 @@ async def test_two_by_two_does_not_use_two_of_its_four_pairs_only(policy: str) -
     async with fleet(2, 2, policy=policy) as f:
         for _ in range(64):
             assert (await f.complete()).status == 200
+        await f.wait_quiet()
         pairs = Counter((engine.name, seen.body["kv_transfer_params"]["peer"]["instance"])
                         for engine in f.p for seen in engine.seen)
         assert len(pairs) == 4
@@ -97,19 +99,7 @@ async def test_a_request_without_max_tokens_does_not_fail(fields: dict[str, Any]
 @pytest.mark.parametrize("stream", [True, False])
 async def test_prefill_fails_and_decode_is_not_pinned(play: Play, stream: bool) -> None:
     async with fleet(1, 1) as f:
-        begun = asyncio.Event()
-
-        async def fails(seen: Seen, _: Play, writer: asyncio.StreamWriter) -> bool:
-            await begun.wait()  # decode has its leg
-            return await answer_as(seen, play, writer)
-
-        def waits(_: Seen) -> Play | None:
-            begun.set()
-            return Play(hold=asyncio.Event()) if len(f.d[0].seen) == 1 else None  # for prefill, for ever
-
-        answer_as = f.p[0]._answer
-        f.p[0]._answer = fails  # type: ignore[method-assign]
-        f.d[0].choose = waits
+        f.p[0].default = replace(play, hold=wait_for_kv(f.d[0]))
         answer = await within(AT_ONCE_S, f.complete(stream=stream))
         assert answer.status == 200
         assert (answer.text if stream else answer.json["choices"][0]["text"]) == FULL
@@ -204,7 +194,9 @@ async def test_the_handover_adds_no_wait_both_legs_are_sent_at_once() -> None:
         f.p[0].default = f.d[0].default = Play(hold=held)
         task = asyncio.create_task(f.complete(stream=True))
         await f.wait(lambda: bool(f.p[0].seen and f.d[0].seen), "both legs")
-        assert f.d[0].seen[0].at - f.p[0].seen[0].at < 0.1
+        [serving] = f.context.servings
+        one, other = (leg.opened for leg in serving.record.legs)
+        assert abs(one - other) < 0.1
         held.set()
         assert (await task).text == FULL
 

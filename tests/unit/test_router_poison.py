@@ -11,9 +11,9 @@ import pytest
 from beats import bye
 from made_streams import MadeReplay
 from msgspec import Raw
-from poisons import Killer, asked, check_whole, code_of, line, stop, wait_for_kv
+from poisons import Killer, asked, check_whole, code_of, line, stop
 from router_fleet import Answer, RouterFleet, fleet, request_bytes
-from scripted_engine import Play, Seen
+from scripted_engine import Play, Seen, wait_for_kv
 from scripted_engine import ScriptedEngine as Engine
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State

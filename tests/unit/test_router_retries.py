@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from router_fleet import fleet, read_answer, request_bytes
-from scripted_engine import Play, attempts
+from scripted_engine import Play, Seen, attempts, wait_for_kv
 
 from xpyd_sidecar.contract.ids import Incarnation
 
@@ -19,9 +20,9 @@ FULL = "t0 t1 t2 "
 @pytest.mark.parametrize("stream", [True, False])
 async def test_prefill_dies_and_another_takes_over_with_attempt_2(play: Play, stream: bool) -> None:
     async with fleet(2, 1) as f:
+        begun = wait_for_kv(f.d[0])
         for engine in f.p:
-            engine.plays.append(play)
-        f.d[0].plays.append(Play(hold=asyncio.Event()))
+            engine.plays.append(replace(play, hold=begun))
         assert (await f.complete(stream=stream)).status == 200
         assert sorted(attempts(f.p[0]) + attempts(f.p[1]), key=str) == [1, 2]
         assert len(f.d[0].seen) == 2, "both prefills failed, so decode was asked again, alone"
@@ -145,18 +146,30 @@ async def test_a_lonely_decode_that_dies_is_told() -> None:
 
 async def test_an_engines_own_error_is_relayed_and_the_other_leg_cleaned_up() -> None:
     async with fleet(1, 2) as f:
-        held = asyncio.Event()
-        f.p[0].default = Play(hold=held)
+        begun = asyncio.Event()
+
+        def holds(_: Seen) -> Play:
+            begun.set()
+            return Play(hold=asyncio.Event())
+
+        f.p[0].choose = holds
         for engine in f.d:
-            engine.default = Play(status=400, body=b'{"error":{"message":"too long","code":400}}')
+            engine.default = Play(hold=begun, status=400, body=b'{"error":{"message":"too long","code":400}}')
         answer = await f.complete(stream=True)
         assert (answer.status, answer.body, answer.headers["x-engine"]) == (
             400, b'{"error":{"message":"too long","code":400}}', answer.headers["x-engine"])
         await f.wait(lambda: f.p[0].aborts == 1, "prefill's leg aborted")
-        f.p[0].default = Play(status=404)
+        asked = asyncio.Event()
+        f.p[0].choose = lambda _: Play(hold=asked, status=404)
+
+        def choose(seen: Seen) -> Play | None:
+            if "kv_transfer_params" not in seen.body:
+                return Play(status=422)
+            asked.set()
+            return Play(hold=asyncio.Event())
+
         for engine in f.d:
-            engine.plays.append(Play(hold=held))
-            engine.default = Play(status=422)
+            engine.choose = choose
         answer = await f.complete(stream=True)
         assert (answer.status, answer.json["error"]["message"][2:]) == (422, " says 422")
         await f.wait(lambda: f.d[0].aborts + f.d[1].aborts == 1, "decode's waiting leg aborted")
@@ -168,9 +181,10 @@ async def test_a_request_that_prefill_refuses_is_served_by_decode_alone_and_coun
     async with fleet(2, 1) as f:
         for _ in range(3 * warm):
             assert (await f.complete(stream=stream)).status == 200
+            await f.wait_quiet()
         before = len(f.d[0].seen)
-        f.p[0].default = f.p[1].default = Play(status=400, body=b'{"error":{"message":"no tool parser","code":400}}')
-        f.d[0].plays.append(Play(hold=asyncio.Event()))  # it waits for its KV
+        f.p[0].default = f.p[1].default = Play(
+            hold=wait_for_kv(f.d[0]), status=400, body=b'{"error":{"message":"no tool parser","code":400}}')
         answer = await f.complete(stream=stream)
         assert answer.status == 200
         assert (answer.text if stream else answer.json["choices"][0]["text"]) == FULL

@@ -142,19 +142,19 @@ async def test_back_pressure_reaches_the_engine_and_nothing_is_lost() -> None:
 
 
 async def test_decode_alone_after_the_time_to_pair() -> None:
-    async with fleet(1, 1, pair_timeout_s=0.1, load_limit_s=0.05) as f:
+    async with fleet(1, 1, pair_timeout_s=1.0, load_limit_s=0.5) as f:  # time enough for both legs to arrive
         held = asyncio.Event()
         f.p[0].default = Play(hold=held)
         f.d[0].plays.append(Play(hold=held))
         assert (await f.complete(stream=True)).text == FULL
         assert attempts(f.d[0]) == [1, None]
-        assert f.d[0].seen[0].body["kv_transfer_params"]["remaining_s"] == 0.1
-        assert f.d[0].seen[0].body["kv_transfer_params"]["limit_s"] == 0.15
+        assert f.d[0].seen[0].body["kv_transfer_params"]["remaining_s"] == 1.0
+        assert f.d[0].seen[0].body["kv_transfer_params"]["limit_s"] == 1.5
         await f.wait(lambda: f.p[0].aborts == f.d[0].aborts == 1, "both first legs aborted")
 
 
 async def test_a_request_that_takes_too_long_is_ended() -> None:
-    async with fleet(1, 1, request_timeout_s=0.15) as f:
+    async with fleet(1, 1, request_timeout_s=1.0) as f:  # time enough for a first token
         held = asyncio.Event()
         f.d[0].plays.append(Play(hold=held))
         answer = await f.complete(stream=True)

@@ -62,15 +62,29 @@ class Acceptor:
         """That of the first socket."""
         return int(self._sockets[0].getsockname()[1])
 
-    def close(self) -> None:
-        """Listen no more. Who is in the middle of a TLS handshake is cut off."""
+    @property
+    def listening(self) -> bool:
+        """Not closed."""
+        return bool(self._sockets)
+
+    @property
+    def opening(self) -> int:
+        """How many were accepted and are not yet connections."""
+        return len(self._opening)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Listen no more. Who is in the middle of a TLS handshake is cut off.
+
+        Who was accepted without one may have sent a request, which may be served already: a loop reads a connection before
+        it tells who opened it. ``at_once``: they are cut off too.
+        """
         if self._paused is not None:
             self._paused.cancel()
         for listening in self._sockets:
             self._loop.remove_reader(listening)
             listening.close()
         self._sockets = []
-        for task in list(self._opening):
+        for task in list(self._opening) if at_once or self._tls is not None else ():
             task.cancel()
 
     def _read(self) -> None:

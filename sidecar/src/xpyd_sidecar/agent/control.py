@@ -149,7 +149,7 @@ class Control:
         if self._runner.server is None:
             return
         if self._acceptor is not None:
-            self._acceptor.close()
+            self._acceptor.close(at_once=True)
         await self._runner.cleanup()
         with contextlib.suppress(FileNotFoundError):
             (self._run_dir / AGENT_SOCKET).unlink()

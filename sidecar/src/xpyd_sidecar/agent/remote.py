@@ -85,7 +85,7 @@ class Remote:
     async def close(self) -> None:
         """Stop."""
         if self._acceptor is not None:
-            self._acceptor.close()
+            self._acceptor.close(at_once=True)
         if self._runner.server is not None:
             await self._runner.cleanup()
 

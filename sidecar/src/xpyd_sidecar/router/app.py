@@ -137,7 +137,7 @@ class RouterProcess:
         self.server.stop_listening()
         with contextlib.suppress(TimeoutError):
             async with within(self._config.drain_timeout_s):
-                while self.context.servings or self.server.connections:
+                while self.context.servings or self.server.connections or self.server.opening:
                     await asyncio.sleep(0.02)
                     self.server.leave()
         if self.context.servings:

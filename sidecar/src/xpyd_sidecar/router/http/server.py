@@ -185,7 +185,12 @@ class Server:
     @property
     def listening(self) -> bool:
         """Whether connections are accepted."""
-        return self._acceptor is not None
+        return self._acceptor is not None and self._acceptor.listening
+
+    @property
+    def opening(self) -> int:
+        """How many were accepted and are not yet among the connections."""
+        return self._acceptor.opening if self._acceptor is not None else 0
 
     @property
     def accept_errors(self) -> int:
@@ -209,7 +214,6 @@ class Server:
         """Accept nobody any more."""
         if self._acceptor is not None:
             self._acceptor.close()
-            self._acceptor = None
 
     def drain(self) -> None:
         """Every answer is the last of its connection. Idle ones stay: a request may be on its way on each of them."""
@@ -223,6 +227,7 @@ class Server:
 
     def abort(self) -> None:
         """Close every connection now."""
-        self.stop_listening()
+        if self._acceptor is not None:
+            self._acceptor.close(at_once=True)
         for connection in list(self.connections):
             connection.abort()
