@@ -313,7 +313,7 @@ async def test_what_still_waits_when_the_router_ends_is_counted() -> None:
         f.p[0].choose = tells(0, 0)
         for _ in range(3):
             assert (await f.complete(**STREAM)).complete
-        await f.wait(lambda: len(asked(f.d[0])) == 2 and len(f.context.audits) == 3, "an audit that hangs, and two that wait")
+        await f.wait(lambda: len(asked(f.d[0])) == 2 and len(f.context.audits) == 3, "one that hangs, and two that wait")
         f.context.abort("the router stopped")
         await audited(f, busy=3)
 
