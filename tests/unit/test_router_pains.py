@@ -285,4 +285,5 @@ async def test_prefills_that_say_no_under_load_are_not_all_shut_out(status: int)
             engine.seen.clear()
         for _ in range(6):
             assert (await f.complete()).status == 200
+        await f.wait_quiet()
         assert [len(engine.seen) for engine in f.p] == [2, 2, 2], "the load is over: all take work again, at once"
