@@ -125,12 +125,13 @@ def test_engine_pods_deleted_under_load(service: ServiceInCluster) -> None:
     service.scale("decode", 2)
     service.wait_ready("1P2D")
     victims = [service.pods(role)[0] for role in ("decode", "prefill")]
+    before = service.uids()
     with service.traffic() as ended:
         began = time.monotonic()
         service.kubectl("delete", "pod", *victims, "--timeout=150s", timeout_s=160)
         print(f"{' and '.join(victims)} ended after {time.monotonic() - began:.0f} s")
         service.wait_ready("1P2D")
-    assert not set(victims) & set(service.pods())
+    assert not {before[name] for name in victims} & {*service.uids().values()}
     check(ended, 30)
 
 
@@ -140,15 +141,15 @@ def test_node_drained_under_load(service: ServiceInCluster) -> None:
     service.wait_ready("1P2D")
     (node,) = service.cluster.kubectl.get("nodes")["items"]
     name = node["metadata"]["name"]
-    before = set(service.pods())
+    before = {*service.uids().values()}
     with service.traffic() as ended:
         try:
             with pytest.raises(CommandFailed, match=r"timed out|disruption budget|timeout"):
                 service.cluster.kubectl("drain", name, "--delete-emptydir-data", "--force", "--ignore-daemonsets",
                                         "--timeout=60s", f"--pod-selector=xpyd.dev/service={service.name}", timeout_s=90)
-            left = before & set(service.pods())
+            left = before & {*service.uids().values()}
             assert len(left) == 1, "one decode stays"
-            assert left <= set(service.pods("decode"))
+            assert left <= {*service.uids("decode").values()}
             time.sleep(5)
         finally:
             service.cluster.kubectl("uncordon", name)
@@ -177,7 +178,7 @@ def test_keys_are_changed_under_load(service: ServiceInCluster) -> None:
         return {key_secret_of(pod) for pod in pods}
 
     service.wait_ready("1P1D")
-    before, first = set(service.pods()), secrets_used()
+    before, first = {*service.uids().values()}, secrets_used()
     with service.traffic() as ended:
         value = base64.b64encode(secrets.token_hex(32).encode()).decode()
         service.cluster.kubectl("-n", "xpyd-system", "patch", "secret", "xpyd-master", "--type=merge",
@@ -185,7 +186,7 @@ def test_keys_are_changed_under_load(service: ServiceInCluster) -> None:
         wait_until(lambda: not secrets_used() & first, 600, "no pod has the key of before")
         service.wait_ready("1P1D")
         time.sleep(5)
-    assert not before & set(service.pods())
+    assert not before & {*service.uids().values()}
     check(ended, 30)
 
 

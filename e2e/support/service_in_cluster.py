@@ -176,10 +176,14 @@ class ServiceInCluster:
         return "\n".join(parts)
 
     def pods(self, role: str | None = None) -> list[str]:
-        """Names of the engine pods that are not ending."""
+        """Names of the engine pods that are not ending, by name."""
+        return list(self.uids(role))
+
+    def uids(self, role: str | None = None) -> dict[str, str]:
+        """Name → uid of these. A pod may come after another one of the same name."""
         selector = f"xpyd.dev/service={self.name}" + (f",xpyd.dev/role={role}" if role else "")
-        found = self.get("pods", "-l", selector)["items"]
-        return sorted(pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"])
+        found = [pod["metadata"] for pod in self.get("pods", "-l", selector)["items"]]
+        return dict(sorted((pod["name"], pod["uid"]) for pod in found if "deletionTimestamp" not in pod))
 
     def metric(self, pod: str, name: str) -> float:
         """Sum over the series of a metric of the engine in a pod; 0 where there is none yet."""

@@ -13,7 +13,7 @@ import openai
 import pytest
 from cluster import Cluster
 from corpus import BLOCK, Case, lengths, mixed, prefixes
-from engines import MODEL_NAME, Engine, post
+from engines import MODEL_NAME, Engine, get, post, samples
 from traffic import References, client, plain_answers, send
 
 from xpyd_sidecar.contract import metrics
@@ -71,14 +71,16 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
 def computed(cluster: Cluster) -> dict[str, float]:
     """What decode counts: prompt tokens it computed, tokens through its model, tokens generated, failed loads."""
     [decode] = cluster.decode
-    return {
-        "prompt": decode.engine.metric("vllm:prompt_tokens_by_source_total", source="local_compute"),
-        "steps": decode.engine.metric("vllm:iteration_tokens_total_sum"),
-        "generated": decode.engine.metric("vllm:generation_tokens_total"),
-        "received": decode.engine.metric(f"{metrics.TRANSFERS}_total", side="receive", outcome="ok"),
-        "unused": decode.engine.metric(f"{metrics.TRANSFERS}_total", side="receive", outcome="unused"),
-        "transfers": decode.engine.metric(f"{metrics.TRANSFERS}_total", side="receive"),
+    page = get(f"{decode.engine.url}/metrics")  # of one moment: between two pages it counts on
+    counted = {
+        "prompt": samples(page, "vllm:prompt_tokens_by_source_total", {"source": "local_compute"}),
+        "steps": samples(page, "vllm:iteration_tokens_total_sum", {}),
+        "generated": samples(page, "vllm:generation_tokens_total", {}),
+        "received": samples(page, f"{metrics.TRANSFERS}_total", {"side": "receive", "outcome": "ok"}),
+        "unused": samples(page, f"{metrics.TRANSFERS}_total", {"side": "receive", "outcome": "unused"}),
+        "transfers": samples(page, f"{metrics.TRANSFERS}_total", {"side": "receive"}),
     }
+    return {name: sum(values) for name, values in counted.items()}
 
 
 def check_decode_computed_nothing(cluster: Cluster, before: dict[str, float], cases: Sequence[Case]) -> None:

@@ -115,7 +115,7 @@ def test_an_executor_that_is_shut_down_leaves_no_process() -> None:
     with hosts(1, 2, QueueSettings()) as (one,):
         workers = one.ask("workers")
         one.ask("stop")
-        assert not any(map(running, workers))
+        wait(lambda: not any(map(running, workers)), PATIENCE_S, "the kernel has ended what was killed")
 
 
 # --- over hosts ---

@@ -4,6 +4,7 @@ real.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -20,8 +21,9 @@ from service import wait
 from stand_in_ranks import make_rank_stand_in
 
 from xpyd_operator.cli import main
-from xpyd_operator.local import procs
+from xpyd_operator.local import agents, procs
 from xpyd_operator.local.paths import run_folder
+from xpyd_sidecar.contract import keys
 
 
 class Ranks(LocalService):
@@ -43,6 +45,11 @@ class Ranks(LocalService):
     def ready(self, capsys: pytest.CaptureFixture[str]) -> bool:
         status: dict[str, Any] = self.status(capsys)["status"]
         return next(one for one in status["conditions"] if one["type"] == "Ready")["status"] == "True"
+
+    def incarnation(self, name: str) -> str:
+        """Of an instance, as the router knows it; empty while it does not."""
+        fleet = asyncio.run(agents.fleet("127.0.0.1", self.port, keys.read(self.folder.key)))
+        return "".join(str(one.incarnation) for one in (fleet.instances if fleet is not None else ()) if one.instance == name)
 
     def asked(self, name: str) -> list[Counter[str]]:
         """What the members of an instance were asked so far, the leader first."""
@@ -73,10 +80,11 @@ def test_each_rank_is_asked_at_the_server_of_its_member_and_a_death_begins_a_new
     # A client has decode's answer, and prefill may be asked for it only then.
     wait(lambda: sum(map(Counter.total, service.asked(prefill))) == 8, 120, "all that prefill is asked")
     assert service.asked(prefill) == [Counter({"prefill -": 4})] * 2, "one rank alone has no need of a name"
-    launcher = service.pid("instances", decode, "engine-1")
+    launcher, before = service.pid("instances", decode, "engine-1"), service.incarnation(decode)
+    assert before
     (engine,) = [one.pid for one in procs.everyone() if one.parent == launcher]
     os.kill(engine, signal.SIGKILL)
-    wait(lambda: not service.ready(capsys), 120, "seen as not ready")
+    wait(lambda: service.incarnation(decode) not in ("", before), 300, "a new life, as the router knows it")
     wait(lambda: service.ready(capsys), 300, "back by itself")
     assert service.pid("instances", decode, "engine-1") == launcher, "launchers stay"
     ask(4)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from kube_client import Kube, KubeError, Mirror, Object
+from kube_client import NO_NIC, WITH_NIC, Kube, KubeError, Mirror, Object
 from kube_routers import key_secret_of
 from node_agent import ROLE, ROUTER, SERVICE, NodeAgent, Script
 from testcluster.light import LightCluster
@@ -95,6 +95,8 @@ class Place:
                 and self.condition("Progressing").get("status") == "False")
 
     async def wait(self, condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+        """Everything is seen first that was done before, and at the end what was written before that which made it true."""
+        await self.catch_up()
         end = time.monotonic() + deadline_s
         while not condition():
             if time.monotonic() > end or self.agent.faults:
@@ -103,6 +105,10 @@ class Place:
                 said = {name: each.get("status") for name, each in self.of(OWNER_KIND).items()}
                 raise AssertionError(f"not within {deadline_s:g} s: {what}\n{said}\n{pods}\n{self.agent.faults}")
             await asyncio.sleep(0.03)
+        await self.catch_up()
+
+    async def catch_up(self) -> None:
+        await asyncio.gather(*(mirror.catch_up() for mirror in self.mirrors.values()))
 
     async def wait_quiet(self, seconds: float, most: int = 0) -> None:
         """Until nothing (or ``most``) was asked for so long. Whoever asks again and again, every second as it looks, is
@@ -291,6 +297,8 @@ async def test_a_template_that_is_refused_changes_nothing(place: Place) -> None:
 async def test_pod_security_speaks_before_a_pod_is_made(place: Place) -> None:
     enforce = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     await place.kube.merge("Namespace", "", place.namespace, enforce)
+    loose = {"hostNetwork": True, "containers": [{"name": "c", "image": "i"}]}
+    await place.kube.wait_refused(place.namespace, loose, "violates PodSecurity")
     await place.apply(decode={"replicas": 1, "template": {"spec": {"hostNetwork": True}}})
     await place.wait(lambda: place.condition("Valid").get("status") == "False", "the fault is said")
     assert "PodSecurity" in place.condition("Valid")["message"] or "hostNetwork" in place.condition("Valid")["message"]
@@ -340,11 +348,8 @@ async def test_crashes_and_their_last_words_are_told(place: Place) -> None:
 
 async def test_a_quota_is_waited_for(place: Place) -> None:
     path = f"/api/v1/namespaces/{place.namespace}/resourcequotas"
-    await place.kube.request("POST", path, {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "2"}}})
-    end = time.monotonic() + DEADLINE_S
-    while "hard" not in ((await place.kube.request("GET", f"{path}/small")).get("status") or {}):
-        assert time.monotonic() < end, "nobody counts what the quota allows"
-        await asyncio.sleep(0.05)
+    await place.kube.request("POST", path, {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "2"} | NO_NIC}})
+    await place.kube.wait_refused(place.namespace, WITH_NIC, "exceeded quota: small")
     await place.apply()
     await place.wait(lambda: "exceeded quota" in str(place.condition("Progressing")), "the wait is said")
     assert len(place.of("Pod")) <= 2
@@ -359,7 +364,7 @@ async def test_a_deleted_service_is_left_to_the_garbage_collector(place: Place) 
     await place.wait(lambda: not place.of("Pod") and set(place.of("Secret")) == {"xpyd-master"}
                      and not place.of("DisaggPool"),
                      "all is gone")
-    assert place.services._services == {}
+    await place.wait(lambda: place.services._services == {}, "nobody looks after it")
     await place.apply(decode=1)
     await place.wait_settled("1P1D")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube_cluster import apply_crds, away, requests, start_light
+from kube_cluster import apply_crds, away, requests, start_light, wait_refused
 from testcluster import remains
 from testcluster.errors import ClusterError, CommandFailed, ComponentFailed, InUse
 from testcluster.kubectl import wait_until
@@ -75,16 +75,22 @@ def test_the_audit_log_names_user_verb_and_resource_once(cluster: LightCluster) 
     auditor("get", "--raw", "/api/v1/namespaces/default/pods")
     with pytest.raises(CommandFailed, match="forbidden"):
         auditor("get", "--raw", "/api/v1/namespaces/default/secrets")
-    seen = [(each.verb, each.object.resource, each.answer.code) for each in requests(cluster, user)[before:]]
-    assert seen == [("list", "pods", 200), ("list", "secrets", 403)]
+
+    def seen() -> list[tuple[str, str, int]]:
+        return [(each.verb, each.object.resource, each.answer.code) for each in requests(cluster, user)[before:]]
+
+    wait_until(lambda: len(seen()) >= 2, 60, "both stand in the log")  # a line may come after its answer
+    assert seen() == [("list", "pods", 200), ("list", "secrets", 403)]
 
 
 def test_pod_security_is_enforced_where_a_namespace_asks_for_it(cluster: LightCluster) -> None:
     cluster.kubectl("create", "namespace", "strict")
     cluster.kubectl("label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
     wait_until(lambda: bool(cluster.kubectl("get", "serviceaccount", "default", "-n", "strict")), 240, "its account")
+    loose = ("run", "loose", "-n", "strict", "--image=none", "--privileged")
+    wait_refused(lambda: cluster.kubectl(*loose, "--dry-run=server"), "violates PodSecurity")
     with pytest.raises(CommandFailed, match="violates PodSecurity"):
-        cluster.kubectl("run", "loose", "-n", "strict", "--image=none", "--privileged")
+        cluster.kubectl(*loose)
 
 
 def test_up_heals_what_is_dead_and_leaves_what_lives(cluster: LightCluster) -> None:

@@ -100,15 +100,18 @@ async def test_a_template_that_the_api_server_refuses(team: Team) -> None:
 
 async def test_ready_turns_with_what_clients_get(team: Team) -> None:
     dog = Watchdog(team)
-    team.agent.script = lambda _: Script(start_s=0.3, settle_s=1.0)
+    team.agent.beats = False
     await team.apply(team.document())
     await team.wait(lambda: team.shape() == "1P1D", "both are ready")
     assert team.condition("Ready")["status"] != "True", "the router does not know the roster yet"
+    team.agent.beats = True
     await team.wait_settled("1P1D")
-    team.agent.script = lambda _: Script(restart_s=2.0, settle_s=0.2)
-    team.agent.crash("qwen-e1", "CUDA error: an illegal memory access was encountered")
+    words = "CUDA error: an illegal memory access was encountered"
+    team.agent.script = lambda _: Script(trouble="crash", words=words)  # again and again, until it has been seen
+    team.agent.crash("qwen-e1", words)
     said = await team.wait_condition("Ready", "False", words=("qwen-e1",))
     assert said["reason"]
+    team.agent.script = lambda _: Script()
     await team.wait_settled("1P1D")
     dog.end()
 

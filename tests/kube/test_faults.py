@@ -241,8 +241,10 @@ async def test_two_operators_and_one_of_them_dies(quiet_team: Team, operator_kub
         assert leads == [1.0, 0.0], "the first took the Lease, the second follows"
         assert await both[1].metric("xpyd_operator_reconcile_seconds_count") == 0
         await both[0].kill()
+        gone = team.of("Pod")["qwen-e0"]["metadata"]["uid"]
         await team.kube.delete("Pod", team.namespace, "qwen-e0", grace_s=0)
-        await team.wait(lambda: any(is_ready(pod) for pod in team.pods(role="prefill")), "the second takes over")
+        await team.wait(lambda: any(is_ready(pod) and pod["metadata"]["uid"] != gone for pod in team.pods(role="prefill")),
+                        "the second takes over")
         await both[0].start()
         await team.apply(team.document(decode=1))
         await team.wait_settled("1P1D")

@@ -92,13 +92,15 @@ async def test_each_instance_of_several_pods_has_a_group_for_its_life(
             assert label(pod, "kueue.x-k8s.io/pod-group-name").startswith(f"{name}-")
             assert notes["kueue.x-k8s.io/pod-group-total-count"] == "2"
         first = min(found)
+        leader = team.of("Pod")[f"{first}-0"]["metadata"]["uid"]
         await team.kube.delete("Pod", team.namespace, f"{first}-1")
-        await team.wait(lambda: f"{first}-0" not in team.ready(), "the group goes")
+        await team.wait(lambda: leader not in {pod["metadata"]["uid"] for pod in team.pods()}, "the group goes")
         await team.wait_settled("1P4D")
         after = await wait_groups(team, kind, 2, "the old one's group is gone")
         assert found[first]["metadata"]["uid"] not in {each["metadata"]["uid"] for each in after.values()}
         await team.operator.kill()
         await team.operator.start()
+        await team.wait_looked()
         await team.wait_settled("1P4D")
         assert {name: each["metadata"]["uid"] for name, each in (await groups(team, kind)).items()} == \
             {name: each["metadata"]["uid"] for name, each in after.items()}, "another operator takes them over"

@@ -7,14 +7,13 @@ import asyncio
 import pytest
 import yaml
 from gitops_judge import Judge
-from kube_team import Team
+from kube_team import ROUNDS, Team
 from kube_watchdog import Watchdog
 from node_agent import Script, image_of
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
 QUIET_S = 15.0
 READS = {"get", "list", "watch"}
-ROUNDS = "xpyd_operator_reconcile_seconds_count"
 
 
 def written(team: Team, since: int) -> list[str]:
@@ -131,11 +130,12 @@ async def test_argo_cd_and_flux_say_how_a_service_is(quiet_team: Team) -> None:
     await team.wait_settled("1P2D")
     assert said(document) == ("Healthy", "Current")
 
-    slow = Script(start_s=1.5)
-    team.agent.script = lambda pod: slow if image_of(pod) == "engine:2" else Script()
+    late = Script(trouble="unschedulable")
+    team.agent.script = lambda pod: late if image_of(pod) == "engine:2" else Script()
     document = await apply(decode=2, engine={"image": "engine:2"})
     await team.wait(lambda: team.current() and len(team.status()["revisions"]) > 1, "a rollout is under way")
     assert said(document) == ("Progressing", "Current"), "requests are answered all the while"
+    team.agent.script = lambda _: Script()
     await team.wait_settled("1P2D")
     assert said(document) == ("Healthy", "Current")
 

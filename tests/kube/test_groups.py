@@ -12,7 +12,7 @@ import re
 import time
 
 import pytest
-from kube_client import Object
+from kube_client import NO_NIC, WITH_NIC, Object
 from kube_faults import FaultProxy
 from kube_team import Team, label
 from node_agent import INSTANCE, MEMBER, MEMBERS, ROLE, Script
@@ -173,10 +173,11 @@ async def test_an_eviction_makes_the_others_of_its_group_free_to_go_and_no_other
 
 async def test_a_quota_in_the_middle_of_a_group_is_waited_for_without_a_leader(team: Team) -> None:
     watch = GroupWatch(team)
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
+    hard = {"pods": "2"} | NO_NIC
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": hard}}
     path = f"/api/v1/namespaces/{team.namespace}/resourcequotas"
     await team.kube.request("POST", path, quota)
-    await team.kubectl("wait", "--for=jsonpath={.status.hard}", "resourcequota/few", "--timeout=100s")
+    await team.kube.wait_refused(team.namespace, WITH_NIC, "exceeded quota: few")
     await team.apply(document(team))
     await team.wait_condition("Progressing", words=("exceeded quota: few",))
     assert not [pod for pod in team.pods() if label(pod, MEMBER) == "0"]

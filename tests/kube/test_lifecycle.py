@@ -94,14 +94,16 @@ async def test_a_service_deleted_while_half_created_leaves_nothing(team: Team, p
 
 
 async def test_a_service_of_the_same_name_comes_after_a_deleted_one(team: Team) -> None:
-    team.agent.script = lambda _: Script(drain_s=1.5)
     await team.apply(team.document(decode=2))
     await team.wait_settled("1P2D")
     old = {pod["metadata"]["uid"] for pod in team.pods()}
+    team.agent.ends = False
     await team.delete()
     await team.wait(lambda: "qwen" not in team.of("DisaggService"), "the service is gone")
-    assert team.pods(), "the old pods still drain"
+    assert {pod["metadata"]["uid"] for pod in team.pods()} == old, "the old pods still drain"
     await team.apply(team.document(decode=2))
+    await team.wait(lambda: all(pod["metadata"].get("deletionTimestamp") for pod in team.pods()), "they are to end")
+    team.agent.ends = True
     await team.wait_settled("1P2D")
     uid = team.of("DisaggService")["qwen"]["metadata"]["uid"]
     assert not old & {pod["metadata"]["uid"] for pod in team.pods()}

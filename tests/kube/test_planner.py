@@ -50,10 +50,13 @@ async def test_a_step_of_the_load_is_answered_in_one_interval_with_a_reason_and_
         before = max(before, await team.operator.metric(DECISIONS))
         assert before - begun <= 3, "the interval in which the load rose, the first that shows nothing else, one to see it"
         await asyncio.sleep(0.1)
-    await team.wait(lambda: team.events("Planned"), "an Event says so")
-    [latest] = [each for each in team.events("Planned") if f"to {wanted()}P" in each["message"]][-1:]
-    assert "(add " in latest["message"]
-    assert "prompt tokens/s at" in latest["message"], "with its figures"
+
+    def told() -> list[str]:
+        return [each["message"] for each in team.events("Planned") if f"to {wanted()}P" in each["message"]]
+
+    await team.wait(told, "an Event says so")
+    assert "(add " in told()[-1]
+    assert "prompt tokens/s at" in told()[-1], "with its figures"
     await team.wait(lambda: team.status()["wanted"].startswith(f"{wanted()}P"), "the loop follows")
     await team.wait(lambda: len(team.ready(role="prefill")) == wanted() > calm, "instances follow")
     await untouched()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kube_client import Object
+from kube_client import WITH_NIC, Object
 from kube_team import Team, label
 from node_agent import ROLE, SERVICE, Script
 
@@ -58,7 +58,7 @@ async def test_a_router_that_no_node_takes_is_named(team: Team) -> None:
 async def test_what_a_quota_keeps_from_being_made_is_named(team: Team) -> None:
     """On the real Deployment controller."""
     await team.kubectl("apply", "-f", "-", stdin=QUOTA)
-    await team.kubectl("wait", "--for=jsonpath={.status.hard}", "resourcequota/none", "--timeout=100s")
+    await team.kube.wait_refused(team.namespace, WITH_NIC, "exceeded quota: none")
     nic = {"limits": {"example.com/nic": 1}}
     await team.apply(team.document(router=apart(resources=nic)))
     said = await team.wait_condition("Degraded", words=("Deployment qwen-router cannot make pods", "exceeded quota: none"))

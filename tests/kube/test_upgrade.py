@@ -8,7 +8,7 @@ import hashlib
 import pytest
 import releases
 from kube_client import Object
-from kube_team import Team
+from kube_team import ROUNDS, Team
 from kube_watchdog import Watchdog
 from node_agent import Script, package_of
 from planner_traffic import Flow
@@ -18,7 +18,6 @@ BEFORE, NOW, WRONG = (f"registry.example/xpyd-sidecar:{tag}" for tag in ("before
 CALM = 4.0
 """Requests a second."""
 DECISIONS = "xpyd_operator_planner_decisions_total"
-ROUNDS = "xpyd_operator_reconcile_seconds_count"
 
 
 @pytest.fixture

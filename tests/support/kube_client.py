@@ -3,6 +3,7 @@
     async with Kube(kubeconfig) as kube:
         await kube.create("Pod", {...})
         pods = Mirror(kube, "Pod", "team-a")          objects by name, kept by list and watch
+        await pods.catch_up()                         until they are as the API server has them now
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ from background import Background
 Object = dict[str, Any]
 DEADLINE_S = 60.0
 AGAIN_S = 0.1
+HEARD_S = 0.01
+REFUSED_S = 240.0
+WITH_NIC = {"containers": [{"name": "c", "image": "i", "resources": {"limits": {"example.com/nic": 1}}}]}
+NO_NIC = {"requests.example.com/nic": "0"}
+"""Of a quota: it is in force once a pod ``WITH_NIC`` is refused."""
+NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""A list without what is in the objects."""
 
 _KINDS = {
     "Namespace": ("/api/v1", "namespaces", False),
@@ -70,6 +78,11 @@ def path_of(
     return f"{prefix}{inside}/{plural}" + (f"/{name}" if name else "") + (f"/{subresource}" if subresource else "")
 
 
+def version_of(item: Object) -> int:
+    """The resourceVersion of an object or a list; a later one is greater, whatever the kind."""
+    return int(item["metadata"]["resourceVersion"])
+
+
 class Kube:
     """Requests as the user of a kubeconfig. ``version``: of our own kinds, where no body says it."""
 
@@ -104,21 +117,22 @@ class Kube:
         return path_of(kind, namespace, name, version=version if group == OURS else self.version)
 
     async def request(self, method: str, path: str, body: Any = None, *, content: str = "application/json",
-                      **query: str) -> Any:
+                      accept: str = "*/*", **query: str) -> Any:
         """One request; 429 is tried again. Raises KubeError, aiohttp.ClientError, TimeoutError."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 try:
-                    return await self._request(method, path, body, content, query)
+                    return await self._request(method, path, body, {"Content-Type": content, "Accept": accept}, query)
                 except KubeError as error:
                     if error.status != 429:  # such as while a CRD changes
                         raise
                 await asyncio.sleep(AGAIN_S)
 
-    async def _request(self, method: str, path: str, body: Any, content: str, query: dict[str, str]) -> Any:
+    async def _request(self, method: str, path: str, body: Any, headers: dict[str, str], query: dict[str, str]) -> Any:
         assert self._session is not None
         data = msgspec.json.encode(body) if body is not None else None
-        headers = {"Content-Type": content} if data is not None else {}
+        if data is None:
+            del headers["Content-Type"]
         async with self._session.request(method, path, data=data, params=query, headers=headers) as answer:
             raw = await answer.read()
             found = msgspec.json.decode(raw) if "json" in answer.content_type and raw else raw.decode()
@@ -140,6 +154,12 @@ class Kube:
 
     async def items(self, kind: str, namespace: str = "", **query: str) -> list[Object]:
         return (await self.request("GET", self.path(kind, namespace), **query))["items"]  # type: ignore[no-any-return]
+
+    async def versions(self, kind: str, namespace: str) -> tuple[int, dict[str, int]]:
+        """The resourceVersion of now, and those of all objects by name."""
+        listed = await self.request("GET", self.path(kind, namespace), accept=NAMES)
+        there = {item["metadata"]["name"]: version_of(item) for item in listed["items"]}
+        return version_of(listed), there
 
     async def create(self, kind: str, body: Object, namespace: str = "") -> Object:
         return await self.request("POST", self.path(kind, namespace, body=body), body)  # type: ignore[no-any-return]
@@ -168,6 +188,21 @@ class Kube:
         except KubeError as error:
             if error.status not in (404, 409):
                 raise
+
+    async def wait_refused(self, namespace: str, spec: Object, words: str) -> None:
+        """Until the API server would not take such a pod, and says so. Raises TimeoutError.
+
+        It hears of the labels of a namespace, of a quota and of a policy a moment after it has taken them.
+        """
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}
+        async with asyncio.timeout(REFUSED_S):
+            while True:
+                try:
+                    await self.request("POST", self.path("Pod", namespace), pod, dryRun="All")
+                except KubeError as error:
+                    if words in str(error):
+                        return
+                await asyncio.sleep(AGAIN_S)
 
     async def watch(self, kind: str, namespace: str, since: str) -> AsyncIterator[tuple[str, Object]]:
         """Events after a resourceVersion until the connection ends."""
@@ -198,12 +233,32 @@ class Mirror(Background):
         self.objects: dict[str, Object] = {}
         self.listeners: list[Callable[[Object | None, Object | None], None]] = []
         self._listed = asyncio.Event()
+        self._heard = 0
+        """Up to this resourceVersion all is known, if not further."""
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         async with asyncio.timeout(DEADLINE_S):
             await self._listed.wait()
         return self
+
+    async def catch_up(self) -> None:
+        """Until it shows all that had been written when this began. Raises TimeoutError.
+
+        Each kind has a watch of its own, which may be behind what a test wrote itself, or behind the watch of another kind.
+        """
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                try:
+                    now, there = await self._kube.versions(self.kind, self.namespace)
+                    break
+                except (KubeError, aiohttp.ClientError, OSError):  # it comes back, or a CRD does
+                    await asyncio.sleep(AGAIN_S)
+            while True:
+                here = {name: version_of(item) for name, item in self.objects.items()}
+                if self._heard >= now or here == there:
+                    return
+                await asyncio.sleep(HEARD_S)
 
     async def work(self) -> None:
         """Follow what the API server tells."""
@@ -220,6 +275,7 @@ class Mirror(Background):
         changes = [change for name in names if (change := self._put(name, found.get(name)))]
         for change in changes:  # heard when all of them are here: a list has no order of time
             self._tell(*change)
+        self._heard = version_of(listed)
         self._listed.set()
         async for event, item in self._kube.watch(self.kind, self.namespace, listed["metadata"]["resourceVersion"]):
             if event == "ERROR":
@@ -228,6 +284,7 @@ class Mirror(Background):
                 change = self._put(item["metadata"]["name"], None if event == "DELETED" else item)
                 if change:
                     self._tell(*change)
+            self._heard = version_of(item)
 
     def _put(self, name: str, now: Object | None) -> tuple[Object | None, Object | None] | None:
         """What it was and is; None: nothing has changed."""

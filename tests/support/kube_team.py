@@ -25,6 +25,8 @@ from testcluster.light import LightCluster
 OPERATOR_NAMESPACE = "xpyd-system"
 OPERATOR = "xpyd-operator"
 USER = f"system:serviceaccount:{OPERATOR_NAMESPACE}:{OPERATOR}"
+ROUNDS = "xpyd_operator_reconcile_seconds_count"
+"""How often an operator has looked at a service."""
 DEADLINE_S = 240.0
 POLL_S = 0.03
 CHILDREN = ("Service", "Secret", "NetworkPolicy", "PodDisruptionBudget", "DisaggPool", "Deployment")
@@ -125,13 +127,23 @@ class Team:
 
     # Waiting
 
+    async def catch_up(self) -> None:
+        """Until everything is seen that had been written when this began, by a test or by others."""
+        await asyncio.gather(*(mirror.catch_up() for mirror in self.mirrors.values()))
+
     async def wait(self, condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-        """Until ``condition()``; fails with everything that is known."""
+        """Until ``condition()``; fails with everything that is known.
+
+        It is not looked at before everything is seen that the test has done; afterwards everything is seen that was written
+        before what made it true.
+        """
         end = time.monotonic() + deadline_s
+        await self.catch_up()
         while not condition():
             if time.monotonic() > end or self.agent.faults:
                 raise AssertionError(f"not within {deadline_s:g} s: {what}\n{self.describe()}")
             await asyncio.sleep(POLL_S)
+        await self.catch_up()
 
     async def wait_settled(self, shape: str, name: str = "qwen", deadline_s: float = DEADLINE_S) -> None:
         await self.wait(lambda: self.settled(shape, name), f"{name} settled as {shape}", deadline_s)
@@ -139,12 +151,21 @@ class Team:
     async def wait_condition(self, kind: str, status: str = "True", name: str = "qwen", *, words: tuple[str, ...] = (),
                              deadline_s: float = DEADLINE_S) -> Object:
         """A condition of the present spec that says all ``words`` in reason or message."""
+        there: Object = {}
+
         def said() -> bool:
-            there = self.condition(kind, name)
+            there.update(self.condition(kind, name))
             text = f"{there['reason']}: {there['message']}"
             return self.current(name) and there["status"] == status and all(each in text for each in words)
         await self.wait(said, f"{kind}={status} {' '.join(words)}", deadline_s)
-        return self.condition(kind, name)
+        return there
+
+    async def wait_looked(self, times: int = 2) -> None:
+        """Until an operator that was just started has looked so often: what was settled before is no news of it."""
+        end = time.monotonic() + DEADLINE_S
+        while await self.operator.metric(ROUNDS) < times:
+            assert time.monotonic() < end, f"the operator has not looked {times} times\n{self.describe()}"
+            await asyncio.sleep(POLL_S)
 
     async def wait_nothing_left(self, deadline_s: float = DEADLINE_S) -> None:
         await self.wait(lambda: not self.left(), "nothing is left", deadline_s)

@@ -186,6 +186,10 @@ class NodeAgent:
         self.fingerprint: Callable[[Object], str] = same_for_all
         self.shows_roles = True
         """Agents and routers know what the annotation of a pod says of its role."""
+        self.beats = True
+        """Agents beat to the routers beside engines, which know the roster by that."""
+        self.ends = True
+        """Pods that are to end do so when they have drained."""
         self.totals: Callable[[Life], Totals] = lambda _: Totals()
         """What the router of a pod has counted."""
         self.load: Callable[[Life], Load] = lambda life: Load(running=life.load)
@@ -404,7 +408,7 @@ class NodeAgent:
         """The preStop drains; then the pod is gone. With a grace period of 0 the API server takes it away by itself."""
         grace_s = life.pod["metadata"].get("deletionGracePeriodSeconds", 0)
         await asyncio.sleep(min(self.script(life.pod).drain_s, grace_s))
-        while life.facts.away or self.silent:
+        while life.facts.away or self.silent or not self.ends:
             await self._kicked(life, AGAIN_S)
         await self._ask(lambda: self._kube.delete("Pod", self._namespace, life.name, grace_s=0, uid=life.uid))
 
@@ -462,7 +466,7 @@ class NodeAgent:
 
     def _settled(self, life: Life) -> bool:
         """Beside an engine agents are told of a router at some time; a router of its own they know from its start."""
-        return self._lasts(life, life.heard_since if life.engine else life.router_since)
+        return (self.beats or not life.engine) and self._lasts(life, life.heard_since if life.engine else life.router_since)
 
     def _sidecar_ready(self, life: Life) -> bool:
         """What the router's ``/ready`` says to the kubelet: beside an engine only its own age counts."""

@@ -70,11 +70,14 @@ async def kill_real(cluster: Cluster, victims: Sequence[Instance], seed: int) ->
             for victim in victims:
                 way = source.choice(WAYS)
                 await _wait_spared(met)
-                await _wait_busy(cluster, victim, report)
-                await asyncio.sleep(source.uniform(0.0, 0.4))
+                while True:  # what it decoded a moment ago may have ended
+                    await _wait_busy(cluster, victim, report)
+                    await asyncio.sleep(source.uniform(0.0, 0.4))
+                    if held := await asyncio.to_thread(_in_flight, cluster, victim):
+                        break
                 for name in met:
                     met[name] += 1
-                report.killed += await asyncio.to_thread(_in_flight, cluster, victim)
+                report.killed += held
                 await asyncio.to_thread(kill_nine, victim, way)
                 report.kills += 1
                 report.ways[f"kill -9, {way}"] += 1
