@@ -50,8 +50,14 @@ def condition(cluster: FullCluster, kind: str) -> dict[str, Any]:
 
 def wait_said(cluster: FullCluster, kind: str, *words: str) -> dict[str, Any]:
     """Until a condition says all of that."""
-    wait_until(lambda: all(each in json.dumps(condition(cluster, kind)) for each in words), 120, f"{kind} says {words}")
-    return condition(cluster, kind)
+    said: dict[str, Any] = {}
+
+    def says() -> bool:
+        said.update(condition(cluster, kind))
+        return all(each in json.dumps(said) for each in words)
+
+    wait_until(says, 120, f"{kind} says {words}")
+    return said
 
 
 def running(cluster: FullCluster) -> list[dict[str, Any]]:
@@ -105,4 +111,4 @@ def test_a_template_brings_what_a_router_needs(apart: FullCluster) -> None:
     assert re.match(r"1234567 200\n503 ", said())
     degraded = wait_said(apart, "Degraded", "alone-e0")
     assert name not in degraded["message"], "nothing is wrong with a router that waits for engines"
-    assert condition(apart, "Ready")["reason"] == "Starting", "what lacks is decode"
+    wait_until(lambda: condition(apart, "Ready")["reason"] == "Starting", 120, "what lacks is decode")

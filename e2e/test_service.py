@@ -75,7 +75,7 @@ def test_an_autoscaler_scales_decode_up_under_load(service: ServiceInCluster) ->
         service.cluster.kubectl.apply(autoscaler(service))
         wait_until(lambda: metrics.asked > 1, 240, "the autoscaler asks for the metric")
         try:
-            with service.traffic() as ended:
+            with service.traffic(least=20) as ended:
                 metrics.value = "60"  # 32 for each
                 service.wait_ready("1P2D")
                 assert service.get(f"dpool/{service.name}-decode")["spec"]["replicas"] == 2
@@ -126,7 +126,7 @@ def test_engine_pods_deleted_under_load(service: ServiceInCluster) -> None:
     service.wait_ready("1P2D")
     victims = [service.pods(role)[0] for role in ("decode", "prefill")]
     before = service.uids()
-    with service.traffic() as ended:
+    with service.traffic(least=30) as ended:
         began = time.monotonic()
         service.kubectl("delete", "pod", *victims, "--timeout=150s", timeout_s=160)
         print(f"{' and '.join(victims)} ended after {time.monotonic() - began:.0f} s")
@@ -142,7 +142,7 @@ def test_node_drained_under_load(service: ServiceInCluster) -> None:
     (node,) = service.cluster.kubectl.get("nodes")["items"]
     name = node["metadata"]["name"]
     before = {*service.uids().values()}
-    with service.traffic() as ended:
+    with service.traffic(least=20) as ended:
         try:
             with pytest.raises(CommandFailed, match=r"timed out|disruption budget|timeout"):
                 service.cluster.kubectl("drain", name, "--delete-emptydir-data", "--force", "--ignore-daemonsets",
@@ -179,7 +179,7 @@ def test_keys_are_changed_under_load(service: ServiceInCluster) -> None:
 
     service.wait_ready("1P1D")
     before, first = {*service.uids().values()}, secrets_used()
-    with service.traffic() as ended:
+    with service.traffic(least=30) as ended:
         value = base64.b64encode(secrets.token_hex(32).encode()).decode()
         service.cluster.kubectl("-n", "xpyd-system", "patch", "secret", "xpyd-master", "--type=merge",
                                 "-p", json.dumps({"data": {"2": value}}))
@@ -191,7 +191,7 @@ def test_keys_are_changed_under_load(service: ServiceInCluster) -> None:
 
 
 def test_requests_go_on_without_the_operator(service: ServiceInCluster) -> None:
-    with service.traffic() as ended:
+    with service.traffic(least=20) as ended:
         service.cluster.kubectl("-n", "xpyd-system", "scale", "deployment/xpyd-operator", "--replicas=0")
         try:
             time.sleep(AWAY_S)
@@ -202,7 +202,7 @@ def test_requests_go_on_without_the_operator(service: ServiceInCluster) -> None:
 
 
 def test_requests_go_on_without_the_api_server(service: ServiceInCluster) -> None:
-    with service.traffic() as ended:
+    with service.traffic(least=20) as ended:
         service.cluster.stop("kube-apiserver")
         try:
             time.sleep(AWAY_S)

@@ -22,6 +22,8 @@ LOAD = ROOT / "e2e" / "inside" / "load.py"
 MODEL = ROOT / "examples" / "model" / "weights"
 ENV = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Of engines. By default vLLM would pin those of all pods to the same core."""
+LEAST = 10
+"""Requests of a load that means something; one of them is long."""
 START_S = 400
 """Four engines at most share two cores with the cluster; one alone is ready after about a minute."""
 
@@ -214,10 +216,12 @@ class ServiceInCluster:
             self._delete_client(namespace, name)
 
     @contextlib.contextmanager
-    def traffic(self, at_once: int = 4, pause_s: float = 3.0, host: str = "") -> Iterator[list[Ended]]:
+    def traffic(self, at_once: int = 4, pause_s: float = 3.0, host: str = "", *,
+                least: int = LEAST) -> Iterator[list[Ended]]:
         """Rounds of requests from a pod of another namespace while the block runs; the list is filled when it ends.
 
-        ``host``: of a router; without it by the service's name.
+        It goes on until ``least`` have ended, however slow the machine is. ``host``: of a router; without it by the
+        service's name.
         """
         ended: list[Ended] = []
         name = f"load-{time.time_ns() % 10**9}"
@@ -226,6 +230,8 @@ class ServiceInCluster:
         try:
             wait_until(lambda: self.cluster.kubectl("-n", "clients", "logs", name) != "", 240, "the first request ended")
             yield ended
+            wait_until(lambda: self.cluster.kubectl("-n", "clients", "logs", name).count("\n") >= least, 600,
+                       f"{least} requests ended")
             self.cluster.kubectl("-n", "clients", "exec", name, "--", "python3", "-c", "import os; os.kill(1, 15)")
             wait_until(lambda: self._phase("clients", name) == "Succeeded", 600, "the traffic ended")
             lines = self.cluster.kubectl("-n", "clients", "logs", name).splitlines()
@@ -257,7 +263,7 @@ class ServiceInCluster:
         self.cluster.kubectl("-n", namespace, "delete", f"pod/{name}", f"configmap/{name}", "--ignore-not-found")
 
 
-def check(ended: list[Ended], least: int = 10) -> None:
+def check(ended: list[Ended], least: int = LEAST) -> None:
     """Nothing failed, and enough was asked for it to mean something; long streams among it."""
     failed = [each for each in ended if each.fault]
     print(f"{len(ended)} requests, {sum(each.long for each in ended)} of them long, {len(failed)} failed")

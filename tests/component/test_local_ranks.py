@@ -49,7 +49,8 @@ class Ranks(LocalService):
     def incarnation(self, name: str) -> str:
         """Of an instance, as the router knows it; empty while it does not."""
         fleet = asyncio.run(agents.fleet("127.0.0.1", self.port, keys.read(self.folder.key)))
-        return "".join(str(one.incarnation) for one in (fleet.instances if fleet is not None else ()) if one.instance == name)
+        known = fleet.instances if fleet is not None else ()
+        return next((str(one.incarnation) for one in known if one.instance == name), "")
 
     def asked(self, name: str) -> list[Counter[str]]:
         """What the members of an instance were asked so far, the leader first."""
