@@ -56,9 +56,12 @@ async def test_routers_in_pods_of_their_own(team: Team) -> None:
     await team.wait_settled("1P1D")
     deployment = team.of("Deployment")["qwen-router"]
     assert deployment["spec"]["replicas"] == 2
-    routers = [pod for pod in team.of("Pod").values() if label(pod, SERVICE) == "qwen" and not label(pod, ROLE)]
-    assert len(routers) == 2
-    assert set(team.routers()) == {pod["metadata"]["name"] for pod in routers}
+
+    def routers() -> set[str]:
+        return {name for name, pod in team.of("Pod").items() if label(pod, SERVICE) == "qwen" and not label(pod, ROLE)}
+
+    await team.wait(lambda: len(routers()) == 2, "the Deployment has made both; one is enough to be settled")
+    assert set(team.routers()) == routers()
     await team.delete()
     await team.wait_nothing_left()
     dog.end()
