@@ -105,7 +105,6 @@ async def test_a_service_of_the_same_name_comes_after_a_deleted_one(team: Team) 
     await team.wait(lambda: "qwen" not in team.of("DisaggService"), "the service is gone")
     assert {pod["metadata"]["uid"] for pod in team.pods()} == old, "the old pods still drain"
     await team.apply(team.document(decode=2))
-    await team.wait(lambda: all(pod["metadata"].get("deletionTimestamp") for pod in team.pods()), "they are to end")
     team.agent.ends = True
     await team.wait_settled("1P2D")
     uid = team.of("DisaggService")["qwen"]["metadata"]["uid"]
