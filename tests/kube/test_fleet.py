@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-from kube_client import KubeError
-from kube_team import Team
+from kube_client import KubeError, Object
+from kube_team import Team, is_ready, label
 from kube_watchdog import Watchdog
-from node_agent import Script, by_image, image_of
+from node_agent import ROLE, Script, by_image, image_of
 
 PREFILL, DECODE = map(int, re.findall(r"\d+", os.environ.get("XPYD_FLEET", "8P12D")))
 START_S = float(os.environ.get("XPYD_FLEET_START_S", "8"))
@@ -25,8 +25,9 @@ DRAIN_S = START_S / 8
 RESULTS = os.environ.get("XPYD_FLEET_RESULTS", "")
 SHAPE = f"{PREFILL}P{DECODE}D"
 ROLLOUT = {"maxSurge": "25%" if PREFILL < 50 else "10%"}
-SLACK = 1.2 if RESULTS else 1.6
-"""Beside other tiers the API server itself waits for a processor. One instance after the other would take twice as long."""
+SLACK = 1.2 if RESULTS else 2.5
+"""Beside other tiers the API server itself waits for a processor. One instance after the other would take three times as
+long, and one role after the other is seen without a clock."""
 pytestmark = pytest.mark.timeout(1200 + 100 * START_S)
 
 
@@ -58,6 +59,13 @@ async def test_a_fleet_rolls_in_batches_of_both_roles_at_once(team: Team, same: 
     team.agent.script = lambda _: Script(start_s=START_S, drain_s=DRAIN_S)
     dog = Watchdog(team, floors={"prefill": PREFILL, "decode": DECODE},
                    most={"prefill": PREFILL + surge(PREFILL), "decode": DECODE + surge(DECODE)})
+    starting: set[frozenset[str]] = set()
+
+    def look(_was: Object | None, _now: Object | None) -> None:
+        new = [pod for pod in team.pods() if image_of(pod) == "engine:2"]
+        starting.add(frozenset(label(pod, ROLE) for pod in new if not is_ready(pod)))
+
+    team.mirrors["Pod"].listeners.append(look)
     most_s = max(math.ceil(count / surge(count)) for count in (PREFILL, DECODE)) * (2 * START_S + DRAIN_S) * SLACK
     began, kept_s = time.monotonic(), team.operator.kept_waiting_s()
     await team.apply(team.document(prefill=PREFILL, decode=DECODE, rollout=ROLLOUT, engine={"image": "engine:2"}))
@@ -66,6 +74,7 @@ async def test_a_fleet_rolls_in_batches_of_both_roles_at_once(team: Team, same: 
     took_s = time.monotonic() - began - (team.operator.kept_waiting_s() - kept_s)
     assert {image_of(pod) for pod in team.pods()} == {"engine:2"}
     assert not dog.pairless
+    assert frozenset(("prefill", "decode")) in starting, "both roles roll at once"
     print(f"{SHAPE} rolled in {took_s:.1f} s, at most {most_s:.1f} s")
     note("same KV" if same else "other KV", {
         "seconds": round(took_s, 1), "most_s": round(most_s, 1), "share": round(took_s / most_s, 2),
