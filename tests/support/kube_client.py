@@ -158,7 +158,7 @@ class Kube:
     async def versions(self, kind: str, namespace: str) -> tuple[int, dict[str, int]]:
         """The resourceVersion of now, and those of all objects by name."""
         listed = await self.request("GET", self.path(kind, namespace), accept=NAMES)
-        there = {item["metadata"]["name"]: version_of(item) for item in listed["items"]}
+        there = {item["metadata"]["name"]: version_of(item) for item in listed["items"] or ()}  # null: none
         return version_of(listed), there
 
     async def create(self, kind: str, body: Object, namespace: str = "") -> Object:

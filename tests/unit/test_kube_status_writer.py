@@ -136,6 +136,23 @@ async def test_a_condition_that_turns_is_written_at_once() -> None:
     await settle(made)
 
 
+async def test_what_was_said_before_and_holds_again_is_written_though_the_other_word_is_still_on_its_way() -> None:
+    """Else the other one would stay until the next look: nothing wakes the operator for what it has written itself."""
+    server = Server()
+    made = writer(server)
+    for holds in (True, False, True):
+        made.put(server.entry, ServiceStatus(wanted="1P1D", conditions=(ready(holds),)), 7, LATE)
+        if not holds:
+            while len(server.patches) < 2:
+                await asyncio.sleep(0)
+            assert server.body["status"]["conditions"][0]["status"] == "True", "it has not come yet"
+        else:
+            await asyncio.sleep(GAP_S + 0.1)
+    assert [each["conditions"][0]["status"] for each in server.patches] == ["True", "False", "True"]
+    assert server.body["status"]["conditions"][0]["status"] == "True"
+    await settle(made)
+
+
 async def test_a_field_that_is_not_said_any_more_goes() -> None:
     server = Server()
     made = writer(server)

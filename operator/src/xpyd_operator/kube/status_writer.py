@@ -66,6 +66,8 @@ class StatusWriter:
         self._api = api
         self._cache = cache
         self._pending: dict[tuple[str, str, str], tuple[str, ServiceStatus | PoolStatus]] = {}
+        self._sending: frozenset[tuple[str, str, str]] = frozenset()
+        """What is on its way: the cache shows it only when it is answered."""
         self._written = float("-inf")
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -82,7 +84,7 @@ class StatusWriter:
         before = read(entry.body, type(status))
         status = stamped(status, before, generation, now)
         at = (entry.kind, entry.namespace, entry.name)
-        if status == before:
+        if status == before and at not in self._sending:
             self._pending.pop(at, None)
             return
         self._pending[at] = (entry.uid, status)
@@ -110,7 +112,9 @@ class StatusWriter:
             self._hurry.clear()
             self._written = asyncio.get_running_loop().time()
             pending, self._pending = self._pending, {}
+            self._sending = frozenset(pending)
             await asyncio.gather(*(self._one(*at, *said) for at, said in pending.items()))
+            self._sending = frozenset()
 
     async def _one(self, kind: str, namespace: str, name: str, uid: str, status: ServiceStatus | PoolStatus) -> None:
         entry = self._cache.get(kind, namespace, name)
