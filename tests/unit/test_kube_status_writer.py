@@ -67,6 +67,8 @@ class Server:
         self.error = error
         self.patches: list[Body] = []
         self.times: list[float] = []
+        self.asked = asyncio.Event()
+        """It has a patch, and has not taken it yet."""
         self.version = 1
         self.body: Body = {"metadata": {"namespace": "a", "name": "qwen", "uid": "u", "generation": 7}}
         self._seen()
@@ -81,6 +83,7 @@ class Server:
         assert (kind, namespace, name, uid) == ("DisaggService", "a", "qwen", "u")
         self.patches.append(status)
         self.times.append(asyncio.get_running_loop().time())
+        self.asked.set()
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
@@ -141,10 +144,10 @@ async def test_what_was_said_before_and_holds_again_is_written_though_the_other_
     server = Server()
     made = writer(server)
     for holds in (True, False, True):
+        server.asked.clear()
         made.put(server.entry, ServiceStatus(wanted="1P1D", conditions=(ready(holds),)), 7, LATE)
         if not holds:
-            while len(server.patches) < 2:
-                await asyncio.sleep(0)
+            await server.asked.wait()
             assert server.body["status"]["conditions"][0]["status"] == "True", "it has not come yet"
         else:
             await asyncio.sleep(GAP_S + 0.1)
