@@ -26,6 +26,8 @@ Object = dict[str, Any]
 DEADLINE_S = 60.0
 AGAIN_S = 0.1
 HEARD_S = 0.01
+CAUGHT_UP_S = 240.0
+"""For a watch on a full machine, or one that is begun anew."""
 REFUSED_S = 240.0
 WITH_NIC = {"containers": [{"name": "c", "image": "i", "resources": {"limits": {"example.com/nic": 1}}}]}
 NO_NIC = {"requests.example.com/nic": "0"}
@@ -247,7 +249,7 @@ class Mirror(Background):
 
         Each kind has a watch of its own, which may be behind what a test wrote itself, or behind the watch of another kind.
         """
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(CAUGHT_UP_S):
             while True:
                 try:
                     now, there = await self._kube.versions(self.kind, self.namespace)

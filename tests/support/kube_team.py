@@ -129,7 +129,10 @@ class Team:
 
     async def catch_up(self) -> None:
         """Until everything is seen that had been written when this began, by a test or by others."""
-        await asyncio.gather(*(mirror.catch_up() for mirror in self.mirrors.values()))
+        try:
+            await asyncio.gather(*(mirror.catch_up() for mirror in self.mirrors.values()))
+        except TimeoutError:
+            raise AssertionError(f"a watch does not show what the API server has\n{self.describe()}") from None
 
     async def wait(self, condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
         """Until ``condition()``; fails with everything that is known.
