@@ -47,7 +47,7 @@ def usage(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     if not body.get("stream"):
         return dict(post(f"{url}{path}", body)["usage"])
     found: list[dict[str, Any]] = []
-    lines = httpx.post(f"{url}{path}", json=body, timeout=120).raise_for_status().text.splitlines()
+    lines = httpx.post(f"{url}{path}", json=body, timeout=240).raise_for_status().text.splitlines()
     for line in lines:
         if line.startswith("data: {"):
             event = json.loads(line.removeprefix("data: "))

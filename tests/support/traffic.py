@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import openai
 from corpus import Case, Reference, Tokens, Verdict, judge
-from engines import MODEL_NAME
+from engines import HTTP_TIMEOUT_S, MODEL_NAME, READY_DEADLINE_S
 
 References = dict[Case, Reference]
 
@@ -57,7 +57,7 @@ class Report:
         assert len(self.near_ties) * 1000 <= self.tokens, self.near_ties
 
 
-def client(url: str, timeout_s: float = 120.0) -> openai.AsyncOpenAI:
+def client(url: str, timeout_s: float = HTTP_TIMEOUT_S) -> openai.AsyncOpenAI:
     """The official client without retries of its own: what fails must show."""
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=timeout_s)
 
@@ -83,8 +83,12 @@ async def ask(api: openai.AsyncOpenAI, case: Case, *, stream: bool) -> Tokens:
     return tuple(tokens)
 
 
-async def plain_answers(url: str, cases: Sequence[Case], at_once: int = 8, timeout_s: float = 120.0) -> References:
-    """What one plain engine answers, with the gap between its two best tokens at each position."""
+async def plain_answers(url: str, cases: Sequence[Case], at_once: int = 8,
+                        timeout_s: float = READY_DEADLINE_S) -> References:
+    """What one plain engine answers, with the gap between its two best tokens at each position.
+
+    The first log probabilities have an engine compile a function, for which it may take as long as for its start.
+    """
     limit = asyncio.Semaphore(at_once)
 
     async def one(api: openai.AsyncOpenAI, case: Case) -> tuple[Case, Reference]:
@@ -132,7 +136,7 @@ class Steady:
     """
 
     def __init__(self, url: str, cases: Sequence[Case], references: References, *, at_once: int = 4,
-                 pause_s: float = 2.5, timeout_s: float = 120.0) -> None:
+                 pause_s: float = 2.5, timeout_s: float = HTTP_TIMEOUT_S) -> None:
         self.report = Report()
         self._timeout_s = timeout_s
         self._url = url
