@@ -369,6 +369,26 @@ def test_a_newer_try_from_an_engine_of_other_sizes_takes_the_place_of_an_older_o
     until(lambda: one_rank.idle() and two_ranks.idle() and decode.idle(), one_rank, two_ranks, decode)
 
 
+def test_a_rank_that_is_done_keeps_no_other_from_a_source_that_both_take_from(make: Callable[..., Engine]) -> None:
+    two_ranks, one_rank, decode = make("p2", GQA, 2), make("p1", GQA, 1), make("d", GQA, 2)
+    run = Run(decode, tokens=40, prompt=2, ids=[3, 5, 7], first=0)
+    two_ranks.fill([1, 2, 3], 2)
+    leg = request(legs.encode(legs.Leg(1, Role.PREFILL, run.transfer, Attempt(1), PATIENCE_S, decode.peer())), 40, 2)
+    two_ranks.scheduler.new_request(leg)
+    two_ranks.scheduler.allocated(leg, ([1, 2, 3],), 0)
+    run.allocate()
+    decode.step()
+    two_ranks.workers[1].stop()  # its rank 1 dies, and rank 0 delivers
+    two_ranks.step((leg, [1, 2, 3], 0, 40))
+    until(lambda: decode.over.get(run.ours.request_id) == 1, decode)
+    run.prefill(one_rank, [8, 9, 10], attempt=2)
+    run.wait_over(one_rank)
+    assert run.ok
+    assert not decode.wrong(run.ids, 2, first=0)
+    run.end()
+    until(lambda: one_rank.idle() and decode.idle(), one_rank, decode)
+
+
 def test_a_prefill_rank_that_ends_in_the_middle_fails_the_load_and_nothing_hangs(make: Callable[..., Engine]) -> None:
     prefill, decode = make("p", GQA, 2), make("d", GQA, 1, peer_timeout_s=2.0)
     run = Run(decode, tokens=60, prompt=2, ids=[3, 5, 7, 9], first=0)

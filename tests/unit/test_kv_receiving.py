@@ -331,6 +331,17 @@ def test_a_load_of_two_sources_is_committed_when_both_have_sent_all_and_both_are
     assert fill_two(receiving, 0) == [Confirm(key(), 0), Confirm(key(), 1), Finished("r", key(), Outcome.OK, "", 288)]
 
 
+def test_a_rank_that_was_reported_keeps_nobody_waiting_who_takes_from_the_same_source_of_a_newer_try() -> None:
+    receiving = two()
+    fill_two(receiving, 0)
+    fill_two(receiving, 1)
+    nothing = Ready(2, 3, 0, 0, checksum=True, takers=2)
+    assert receiving.load(Order("r", key(2), TABLES, TWO), 1.0) == [Ask(P2, INC, key(2), nothing, "r", TABLES, 1, {})]
+    assert receiving.arrived(key(2), 1, 0, (2, 3), 48) is None
+    lost = Outcome.STALE, "released"
+    assert receiving.broken(key(2), 1, lost, 2.0, final=True) == receiving.tick(99.0) == []
+
+
 def test_when_one_of_two_sources_is_lost_the_other_is_told_and_the_load_waits_for_another_try() -> None:
     receiving = two()
     fill_two(receiving, 0)

@@ -14,6 +14,8 @@ Laws
    Without either for ``load_s`` (of the time in which this side listens, ``leases.Listened``) it fails, and progress never
    takes it beyond ``limit_s``, or its order's own limit, from the first order on, however many tries it takes.
 5. One whose source was lost waits ``grace_s`` for a newer try, whatever arrives of the old one.
+6. Of a newer try that other ranks need, a rank whose load was reported asks for nothing, where others take from the same
+   source: that waits until all have asked.
 
     open ──▶ LOADING ──all placed──▶ committed       open (newer try): LOADING from the start, the old source is cancelled
                 │ broken ──▶ ORPHANED ──grace over──▶ failed
@@ -213,9 +215,9 @@ class Receiving:
         return len(self._loads)
 
     def load(self, order: Order, now: float) -> list[Instruction]:
-        """Begin a load, or take it from a newer try; once it was reported, newer tries are for other ranks only."""
+        """Begin a load, or take it from a newer try; once it was reported, newer tries are for other ranks (law 6)."""
         if self._reported.get(order.request) == order.key.transfer:
-            return []
+            return self._nothing(order)
         known = self._loads.get(order.request)
         out: list[Instruction] = []
         ends = Lease.of(now, min(self._limit_s, order.limit_s))
@@ -238,6 +240,11 @@ class Receiving:
         return [*out, *(Ask(source.address, source.incarnation, order.key, self._ready(order, source), order.request,
                             order.tables, at, wanted[at], order.identity, self._groups)
                         for at, source in enumerate(order.sources))]
+
+    def _nothing(self, order: Order) -> list[Instruction]:
+        """Keep nobody waiting who takes from the same sources. The end of the try comes from whoever takes something."""
+        return [Ask(one.address, one.incarnation, order.key, self._ready(order, one._replace(parts=())), order.request,
+                    order.tables, at, units(())) for at, one in enumerate(order.sources) if one.takers > 1]
 
     def _ready(self, order: Order, source: From) -> Ready:
         """What is asked of one source: all that it has as it is, or cuts."""

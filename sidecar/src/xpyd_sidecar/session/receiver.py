@@ -71,7 +71,7 @@ class Receiver:
     def carry_out(self, step: Ask | Pull | Confirm | Cancel | Expecting) -> None:
         """Do what the machine says."""
         target = None
-        if isinstance(step, Ask) and any(self._caches):
+        if isinstance(step, Ask) and step.units and any(self._caches):
             gates = self._gates.setdefault(step.request, {})
             for key, gate in gates.items():
                 if key != step.key:
