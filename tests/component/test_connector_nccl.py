@@ -32,7 +32,7 @@ from xpyd_sidecar.transport.nccl.driver import Driver, fixed_bytes, load, padded
 from xpyd_sidecar.transport.nccl.thread import DEPTH, FLIGHT, NcclLimits, NcclThread
 
 PIECE = 4096
-LIMITS = NcclLimits(groups=4, open_s=5, move_s=5, idle_s=60)
+LIMITS = NcclLimits(groups=4, open_s=40, move_s=40, idle_s=60)
 
 
 @dataclass
@@ -98,6 +98,12 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 def push(p: PrefillRank, which: str = "a", count: int = 20) -> None:
     for region in range(REGIONS):
         p.copy(key(which), region, 0, [content(region, n, p.block) for n in range(count)])
+
+
+def patient(stage: Stage) -> None:
+    """From now on no deadline is the point of the test."""
+    for one in stage.processes:
+        one.hub._machine._open_s, one.hub._machine._move_s = LIMITS.open_s, LIMITS.move_s
 
 
 def whole(d: DecodeRank, count: int = 20) -> bool:
@@ -188,6 +194,7 @@ def test_a_new_group_is_tried_after_a_while(stage: Stage, monkeypatch: pytest.Mo
     push(p)
     d.load("a", key(), p, first=0, count=20)
     until(lambda: stage.world.minted > 1)
+    patient(stage)
     stage.world.never_open = False
     assert d.wait_outcomes() == [Outcome.OK]
     assert set(d.moved) == {"nccl"}
@@ -204,6 +211,7 @@ def test_pieces_that_are_lost_with_their_group_fail_the_load_and_nothing_else(st
     reasons = (d.finished[0].reason, p.wait_reports()[0].reason)
     assert any("nccl" in reason for reason in reasons), "who sees it first says it"
     stage.world.fail_at = stage.world.stuck_at = 0
+    patient(stage)
     push(p, "b")
     d.load("b", key("b"), p, first=0, count=20)
     assert d.wait_outcomes(2)[1] is Outcome.OK
@@ -235,6 +243,7 @@ def test_a_long_abort_holds_up_nobody_else(stage: Stage) -> None:
     d.load("a", key(), p, first=0, count=20)
     assert d.wait_outcomes() == [Outcome.PEER_LOST]
     stage.world.stuck_at = 0
+    patient(stage)
     push(p, "b")
     began = time.monotonic()
     d.load("b", key("b"), p, first=0, count=20)

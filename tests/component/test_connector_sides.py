@@ -102,12 +102,9 @@ def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_r
     duty.write(p.folder, Duty(Role.DECODE, 2))
     until(lambda: not any(worker.store.made for worker in p.workers), p)
     duty.write(p.folder, Duty(Role.PREFILL, 3))
-    e = make("e", tensor=2)
-    transfer = uuid.uuid4().hex
-    ours = request(decode_leg(transfer))
-    e.scheduler.new_request(ours)
-    prefill(p, request(prefill_leg(transfer, e)), [4, 5, 6])
-    until(lambda: e.scheduler.matched(ours, 0) == (40, True), e)
+    prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [4, 5, 6])
+    assert all(worker.store.used for worker in p.workers)
+    until(lambda: idle(p), p)
 
 
 def test_chunks_and_a_preemption_between_them(make: Callable[..., Engine]) -> None:
@@ -360,6 +357,23 @@ def test_a_rank_that_is_done_keeps_what_it_has_when_the_other_needs_another_try(
     until(lambda: idle(second) and idle(d), second, d)
     assert d.over[ours.request_id] == 2
     assert (d.counts["receive/ok"], second.counts["send/stale"]) == (1, 1)
+
+
+def test_a_load_that_one_rank_has_lost_is_waited_for_by_no_other(make: Callable[..., Engine]) -> None:
+    """Its source of the other rank lives and brings nothing, since nobody computes."""
+    p, d = make("p", tensor=2), make("d", tensor=2, load_timeout_s=600.0)
+    transfer = uuid.uuid4().hex
+    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    d.scheduler.new_request(ours)
+    p.scheduler.new_request(theirs)
+    p.scheduler.allocated(theirs, ([1, 2, 3],), 0)
+    until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
+    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+    p.workers[1].stop()
+    until(lambda: d.recved, d)
+    assert d.failed == [ours.request_id] * 2
+    until(lambda: idle(d), d)
+    assert d.counts["receive/peer_lost"] == 1
 
 
 @pytest.mark.parametrize("ends", ["loaded", "left"])

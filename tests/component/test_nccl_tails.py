@@ -23,7 +23,7 @@ from xpyd_sidecar.transport.nccl.driver import Driver, Piece, load
 from xpyd_sidecar.transport.nccl.thread import NcclLimits, NcclThread
 
 SIZE = 1000
-LIMITS = NcclLimits(groups=4, open_s=5, move_s=5, idle_s=60)
+LIMITS = NcclLimits(groups=4, open_s=40, move_s=40, idle_s=60)
 
 
 class Side:

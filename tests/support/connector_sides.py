@@ -45,6 +45,8 @@ from xpyd_sidecar.engine.worker_side import WorkerSide
 
 KEY = keys.ServiceKey(bytes(range(32)))
 BLOCK, BLOCKS, LAYERS = 16, 32, 3
+PATIENCE_S = 40.0
+"""Of all deadlines that are not the point of a test: on a full machine a thread may get nothing done for seconds."""
 NO_HEADS: Mapping[str, int] = {}
 Hooks = Literal["layers", "graph", "capturing"]
 """Of a forward: one after each layer; none, since one graph holds all layers; or one after each while that graph is
@@ -121,7 +123,7 @@ class Engine:
         self.data_rank, ranks = data
         self.folder = folder / (name if ranks == 1 else f"{name}-{self.data_rank}")
         self.folder.mkdir()
-        kv = KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options})
+        kv = KvOptions(**{"peer_timeout_s": PATIENCE_S, "load_timeout_s": PATIENCE_S, **options})
         settings = ConnectorSettings(kv, InstanceName(name), "127.0.0.1", KEY, self.folder)
         drafts = speculation or Speculation()
         names = [*(f"layer{n}" for n in range(LAYERS)), *drafts.layers]

@@ -274,8 +274,8 @@ class Held:
         self._ranks.append(rank)
         return rank
 
-    def decode(self, **options: Any) -> HeldDecode:
-        self._name = "d"
+    def decode(self, name: str = "d", **options: Any) -> HeldDecode:
+        self._name = name
         rank = HeldDecode(**options)
         rank.begin()
         self._ranks.append(rank)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.mapping import Cut, PlacedCut
+from xpyd_sidecar.kv.mapping import ArrayKind, Cut, PlacedCut
 from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
@@ -42,6 +42,9 @@ DATA_KEY = bytes(range(32))
 BLOCK = 1000
 REGIONS = 2
 TIMEOUT_S = 1.5
+"""Of tests that wait for somebody's silence."""
+PATIENCE_S = 40.0
+"""Of all others: on a full machine a thread may get nothing done for seconds."""
 TCP = LinkOptions("tcp")
 P_LIFE, D_LIFE = Incarnation("1" * 32), Incarnation("2" * 32)
 
@@ -81,17 +84,22 @@ def whole(regions: int, block_bytes: int) -> tuple[PlacedCut, ...]:
 class PrefillRank:
     """A sender and what it has reported."""
 
-    def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0,
-                 send_s: float = 5.0, cover: bool = True,
-                 block: int = BLOCK, ways: LinkOptions = TCP, timeout_s: float = TIMEOUT_S,
+    def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = PATIENCE_S,
+                 send_s: float = PATIENCE_S, cover: bool = True,
+                 block: int = BLOCK, ways: LinkOptions = TCP, timeout_s: float = PATIENCE_S,
                  grouping: NcclGrouping | None = None, marks: Callable[[], CopyMark] = lambda: NOW,
-                 reading: NixlReading | None = None, store: CopyStore | None = None) -> None:
-        """``marks``: when a copy is complete; ``store``: where copies lie, if not in memory of this rank alone."""
+                 reading: NixlReading | None = None, store: CopyStore | None = None,
+                 kinds: Sequence[ArrayKind] = ()) -> None:
+        """``marks``: when a copy is complete; ``store``: where copies lie, if not in memory of this rank alone.
+
+        ``kinds``: of each array, where its blocks may be cut.
+        """
         self.block = block
         self.marks = marks
         self.store = store or CopyStore(lambda size: Chunk(None, memory(size)), keep_bytes, unit=1)
         self.completions = Completions()
-        machine = Sending[Kept](keep_s=keep_s, send_s=send_s, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
+        machine = Sending[Kept](keep_s=keep_s, send_s=send_s, regions=REGIONS, block_bytes=REGIONS * block, cover=cover,
+                                kinds=kinds)
         me = LocalRank(InstanceName("p"), P_LIFE, 0, data_key, ways, timeout_s, max(block, 1 << 20), grouping, reading)
         self.sender = Sender(me, machine, host="127.0.0.1", port=0, store=self.store)
         self.address = self.sender.address
@@ -131,10 +139,10 @@ class PrefillRank:
 class DecodeRank:
     """A receiver, its machine, and a cache of bytes by (region, block id)."""
 
-    def __init__(self, *, data_key: bytes = DATA_KEY, chunks: int = 8, cover: bool = True, load_s: float = 5.0,
+    def __init__(self, *, data_key: bytes = DATA_KEY, chunks: int = 8, cover: bool = True, load_s: float = PATIENCE_S,
                  grace_s: float = 0.1, block: int = BLOCK, ways: LinkOptions = TCP, direct: bool = False,
-                 buffer_bytes: int = 0, pool_bytes: int = 0, claim_s: float = 5.0, window: int = 0,
-                 timeout_s: float = TIMEOUT_S, grouping: NcclGrouping | None = None,
+                 buffer_bytes: int = 0, pool_bytes: int = 0, claim_s: float = PATIENCE_S, window: int = 0,
+                 timeout_s: float = PATIENCE_S, grouping: NcclGrouping | None = None,
                  reading: NixlReading | None = None) -> None:
         """``direct``: blocks are received right into ``memory`` (by region, 256 blocks each)."""
         self.block = block

@@ -19,15 +19,15 @@ from xpyd_sidecar.transport.nixl.session import ReadLimits
 from xpyd_sidecar.transport.nixl.thread import NixlThread
 
 LIMITS = ReadLimits(sessions=4, open_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S, linger_s=1.0)
-"""Of both sides in one process, with one clock."""
+"""Of tests that wait for what does not come."""
 PATIENT = LIMITS._replace(open_s=20.0, silence_s=8.0)
-"""Of processes, each of which a full machine keeps waiting by itself."""
+"""Of all others: a full machine keeps each process and each thread waiting by itself."""
 
 
 class NixlProcess:
     """One process; ``driver`` is NIXL's or the fake's."""
 
-    def __init__(self, driver: Any, *, piece: int = 1 << 20, keep: int = 16 << 20, limits: ReadLimits = LIMITS,
+    def __init__(self, driver: Any, *, piece: int = 1 << 20, keep: int = 16 << 20, limits: ReadLimits = PATIENT,
                  transport: str = "rdma") -> None:
         self.hub = NixlThread(driver, limits)
         self.reading = NixlReading(self.hub, piece, timeout_s=max(limits.open_s, limits.silence_s))

@@ -1,9 +1,11 @@
-"""A decode rank and prefill ranks whose steps happen in an order that a seed draws; what must be true in every order.
+"""Decode ranks and prefill ranks whose steps happen in an order that a seed draws; what must be true in every order.
 
     Orders(seed, patch).explore()      raises AssertionError with the seed and the order
 
 One prompt is one ``Prompt``: its tries, of which each is made by a prefill rank, piece by piece, and what its request at
-decode does: wait, be pushed ahead, begin a load with a prefix of its own, take a newer try, be abandoned.
+decode does: wait, be pushed ahead, begin a load with a prefix of its own, take a newer try, be abandoned. Where decode has
+two ranks, each takes half of every block from the same prefill rank. Schedulers are what this file says: their words come to
+decode's ranks (``words``) and to prefill (``control``) in order, and late.
 
 What must be true
 1. No side calls the other's words wrong, and no callback fails.
@@ -16,22 +18,24 @@ What must be true
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 from held_ranks import HeldDecode, HeldPrefill, drawn_ways
 from held_session import Held, Wire
 from kv_ranks import BLOCK, P_LIFE, REGIONS, TCP, content, key, whole
+from order_prompts import Prompt, Try
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.errors import PeerGone
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.mapping import ArrayKind, Cut, PlacedCut
 from xpyd_sidecar.kv.reach import TableSpan
-from xpyd_sidecar.kv.receiving import From, Order
+from xpyd_sidecar.kv.receiving import Finished, From, Order
 
 SETTLE_S = 4.0
 TIMEOUT_S = 1.0
@@ -46,44 +50,6 @@ def _kind(name: str) -> str:
     return "".join(one for one in name.split("(", maxsplit=1)[0] if not one.isdigit())
 
 
-@dataclass
-class Try:
-    """What a prefill rank makes for a key."""
-
-    key: Key
-    p: int
-    left: list[tuple[int, int, int]]
-    """Pieces that are not copied: region, first, count."""
-    expected: bool = False
-    released: bool = False
-
-
-@dataclass
-class Prompt:
-    """One request."""
-
-    letter: str
-    blocks: int
-    base: int
-    """The first of its blocks' numbers at decode."""
-    tries: list[Try] = field(default_factory=list)
-    first: int = -1
-    """Where its load begins; below 0: it has not begun."""
-    asked: int = -1
-    """The newest try that was ordered."""
-    finished: bool = False
-    dropped: bool = False
-    """Its request ended before its load began."""
-    settled: bool = False
-    excuses: set[str] = field(default_factory=set)
-    late: bool = False
-    """Prefill begins to compute it when all others are done."""
-
-    @property
-    def request(self) -> str:
-        return f"r{self.letter}"
-
-
 class Orders:
     """One order of events."""
 
@@ -96,24 +62,35 @@ class Orders:
         self.beside = ways is not TCP
         self.faults = rnd.random() < 0.5
         """Whether connections break, prefill gives up, and decode abandons or does not claim what has come."""
+        self.ranks = rnd.choice((1, 1, 1, 2))
+        """Of decode."""
+        size = BLOCK // self.ranks
+        kinds = [ArrayKind("uint8", self.ranks, (size,), size, self.ranks)] * REGIONS
         self.p: list[HeldPrefill] = []
         for number in range(rnd.choice((1, 1, 2))):
             self.p.append(self.held.prefill(f"p{number}", keep_bytes=BLOCK * 1000, keep_s=1e6, send_s=1e6,
-                                            timeout_s=TIMEOUT_S, ways=ways))
+                                            timeout_s=TIMEOUT_S, ways=ways, kinds=kinds))
             self.p[-1].store.bound = BLOCK * rnd.choice((6, 6, 10, 24))
         pages = rnd.choice((0, 1, 4, 16, 16))
         self.direct = rnd.random() < 0.4
-        self.d: HeldDecode = self.held.decode(
-            chunks=rnd.choice((1, 2, 2, 8)), direct=self.direct, buffer_bytes=4096 * pages,
-            pool_bytes=4096 * rnd.choice((0, 0, 1, 4)), claim_s=CLAIM_S, window=rnd.choice((0, 0, 1, 2)), load_s=1e6,
-            grace_s=0.5, timeout_s=TIMEOUT_S, ways=ways)
-        if self.faults and rnd.random() < 0.3:
-            self.d.receiver.ahead._buffer._most = 2
+        given = {"chunks": rnd.choice((1, 2, 2, 8)), "direct": self.direct, "buffer_bytes": 4096 * pages,
+                 "pool_bytes": 4096 * rnd.choice((0, 0, 1, 4)), "claim_s": CLAIM_S, "window": rnd.choice((0, 0, 1, 2)),
+                 "load_s": 1e6, "grace_s": 0.5, "timeout_s": TIMEOUT_S, "ways": ways, "block": size}
+        self.d: list[HeldDecode] = [self.held.decode(f"d{rank}", **given) for rank in range(self.ranks)]
+        self.words: list[deque[Callable[[], object]]] = [deque() for _ in self.d]
+        """By decode rank: what its engine is told, with steps to come."""
+        self.control: deque[Callable[[], object]] = deque()
+        """What prefill's scheduler is told."""
+        self.few = self.faults and rnd.random() < 0.3
+        """Whether so few are expected at once that they evict each other."""
+        if self.few:
+            for d in self.d:
+                d.receiver.ahead._buffer._most = 2
         self.may_be_alone = rnd.random() < 0.3
         self.prompts: list[Prompt] = []
         for number in range(rnd.choice((1, 2, 2, 3, 4))):
             blocks = rnd.choice((1, 2, 3, 5, 6))
-            one = Prompt(LETTERS[number], blocks, 16 * number)
+            one = Prompt(LETTERS[number], blocks, 16 * number, self.ranks)
             one.late = rnd.random() < 0.15
             self._begin(one)
             self.prompts.append(one)
@@ -139,7 +116,7 @@ class Orders:
     def choices(self) -> list[tuple[float, str, Callable[[], object]]]:
         """What may happen now: a weight, a name, and how."""
         out: list[tuple[float, str, Callable[[], object]]] = []
-        d, now = self.d, self.held.now
+        now = self.held.now
         for name, loop in self.held.loops.items():
             if loop.posted:
                 out.append((3, f"{name} post", loop.run_post))
@@ -148,11 +125,18 @@ class Orders:
                 out.append((3, f"{name} socket {at}{' alone' * alone}",
                             lambda loop=loop, sock=sock, alone=alone: loop.run_socket(sock, alone=alone)))
             out.append((0.15, f"{name} tick", lambda loop=loop: loop.tick(now)))
-        if d.receiver.inbox:
-            out.append((3, "d engine", lambda: d.take_one(now)))
-        out.append((0.15, "d engine tick", lambda: d.carry_out(d.machine.tick(now))))
-        if d.due:
-            out.append((1, "d give", d.give))
+        for rank, (d, words) in enumerate(zip(self.d, self.words, strict=True)):
+            if words:
+                out.append((3, f"d{rank} step", lambda words=words: words.popleft()()))
+            if d.receiver.inbox:
+                out.append((3, f"d{rank} engine", lambda d=d: d.take_one(now)))
+            out.append((0.15, f"d{rank} engine tick", lambda d=d: d.carry_out(d.machine.tick(now))))
+            if d.due:
+                out.append((1, f"d{rank} give", d.give))
+        if self.control:
+            out.append((1, "control", lambda: self.control.popleft()()))
+        if self.faults:
+            out.append((0.01, "reset", self._reset))
         for number, p in enumerate(self.p):
             if p.marks_due:
                 out.append((2, f"p{number} mark", p.mark))
@@ -180,8 +164,9 @@ class Orders:
             if each.left and not one.late and not each.released and self.p[each.p].room(each.left[0][2] * BLOCK):
                 out.append((1, f"{name} copy {each.left[0]}", lambda each=each: self._copy(one, each)))
             if self.faults and not each.released and one.first >= 0:
-                out.append((0.02, f"{name} release", lambda each=each: self._release(one, each, "released")))
-        if one.first < 0 and not one.dropped:
+                how = self.random.choice((Outcome.ABORTED, Outcome.ABORTED, Outcome.STALE))
+                out.append((0.02, f"{name} release {how}", partial(self._release, one, each, "released", how)))
+        if one.waits:
             if not last.expected:
                 out.append((4, f"{one.letter} expect", lambda: self._expect(one, last)))
             out.append((0.02 if len(self.log) < self.patient else 0.3, f"{one.letter} load",
@@ -190,7 +175,7 @@ class Orders:
                 out.append((0.02, f"{one.letter} drop", lambda: self._drop(one)))
                 if last.expected:
                     out.append((0.02, f"{one.letter} unclaimed", lambda: self._expire(one, last)))
-        elif not one.finished and not one.dropped:
+        elif one.loading:
             if one.asked < len(one.tries) - 1:
                 out.append((1, f"{one.letter} newer", lambda: self._load(one, one.first)))
             if self.faults:
@@ -206,45 +191,64 @@ class Orders:
     def _content(self, one: Prompt, region: int, block: int) -> bytes:
         return content(region, one.base + block)
 
-    def _release(self, one: Prompt, each: Try, why: str) -> None:
+    def _release(self, one: Prompt, each: Try, why: str, how: Outcome = Outcome.ABORTED) -> None:
         """Prefill's scheduler lets go of a try."""
+        if each.released:
+            return
         each.released = True
         if why:
             one.excuses.add(why)
-        self.p[each.p].sender.release(each.key, Outcome.ABORTED, why or "unused")
+        self.p[each.p].sender.release(each.key, how, why or "unused")
+
+    def _let_go(self, one: Prompt, why: str, but: Key | None = None) -> None:
+        """Decode's scheduler wants no try any more; prefill's hears of it."""
+        for each in one.tries:
+            if each.key != but:
+                self.control.append(partial(self._release, one, each, why))
 
     def _expect(self, one: Prompt, each: Try) -> None:
         each.expected = True
         for old in one.tries[:-1]:
-            if not old.released:
-                self._release(one, old, "")
-        self.d.expect(each.key, self.p[each.p], blocks=one.blocks, identity=one.letter.encode() * 32)
+            self._release(one, old, "")
+        if self.ranks == 1:  # else its blocks are cut, and nothing is pushed ahead
+            self.d[0].expect(each.key, self.p[each.p], blocks=one.blocks, identity=one.letter.encode() * 32)
 
     def _load(self, one: Prompt, first: int) -> None:
+        """It has blocks, or takes a newer try: each rank is told with its next step."""
         one.first, one.asked = first, len(one.tries) - 1
         each = one.tries[-1]
         ids = tuple(range(one.base + first, one.base + one.blocks))
-        order = Order(one.request, each.key, (TableSpan(first, ids),),
-                      (From(self.p[each.p].address, P_LIFE, whole(REGIONS, BLOCK)),), one.letter.encode() * 32)
-        self.d.carry_out(self.d.machine.load(order, self.held.now))
+        for rank, (d, words) in enumerate(zip(self.d, self.words, strict=True)):
+            cuts = whole(REGIONS, BLOCK) if self.ranks == 1 else (
+                PlacedCut(Cut(0, REGIONS, rank, 1, BLOCK // self.ranks), 0, 0),)
+            order = Order(one.request, each.key, (TableSpan(first, ids),),
+                          (From(self.p[each.p].address, P_LIFE, cuts, self.ranks),), one.letter.encode() * 32)
+            words.append(lambda d=d, order=order: d.carry_out(d.machine.load(order, self.held.now)))
 
     def _drop(self, one: Prompt) -> None:
         """Its request ends before it has blocks: control says so to prefill."""
         one.dropped = True
-        for each in one.tries:
-            if not each.released:
-                self._release(one, each, "dropped")
+        self._let_go(one, "dropped")
+
+    def _reset(self) -> None:
+        """Decode's caches are reset: who waits computes its prompt itself, and nothing that has come ahead is wanted."""
+        for one in self.prompts:
+            if one.waits:
+                self._drop(one)
+        for d, words in zip(self.d, self.words, strict=True):
+            words.append(d.receiver.ahead.reset)
 
     def _expire(self, one: Prompt, each: Try) -> None:
         """What has come for it was not claimed in time."""
-        entry = self.d.receiver.ahead._buffer._entries.get(each.key)
+        entry = self.d[0].receiver.ahead._buffer._entries.get(each.key)
         if entry is not None:
             entry.lease = Lease(self.held.now)
             one.excuses.add("unclaimed")
 
     def _abandon(self, one: Prompt) -> None:
         one.excuses.add("abandoned")
-        self.d.abandon(one.request)
+        for d, words in zip(self.d, self.words, strict=True):
+            words.append(lambda d=d: d.abandon(one.request))
 
     def _cut(self, wire: Wire) -> None:
         for one in self.prompts:
@@ -254,7 +258,12 @@ class Orders:
     @property
     def buffered(self) -> bool:
         """Whether anything has come before it was asked for."""
-        return bool(self.d.receiver.ahead.counted[metrics.BUFFERED_BYTES])
+        return any(d.receiver.ahead.counted[metrics.BUFFERED_BYTES] for d in self.d)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """How loads have ended, of all decode ranks."""
+        return [done.outcome for d in self.d for done in d.finished]
 
     # --- what must be true ---
 
@@ -294,34 +303,39 @@ class Orders:
         for whose, error in self.held.closed:
             assert isinstance(error, PeerGone), f"{whose} ended a connection: {error}"
             assert "silent" not in str(error), f"{whose} ended a connection: {error}"
-        if self.d.receiver.ahead._buffer._most == 2:
+        if self.few:
             for one in self.prompts:
                 one.excuses.add("evicted")
-        for done in self.d.finished:
-            one = next(one for one in self.prompts if one.request == done.request)
-            if not one.finished:
-                one.finished = True
-                self.log.append(f"{one.letter} finished: {done.outcome} {done.reason}")
-                assert done.outcome is Outcome.OK or one.excuses, f"{one.letter} failed: {done.outcome} {done.reason}"
-                if done.outcome is not Outcome.OK:
-                    for each in one.tries:  # control says so to prefill
-                        if not each.released:
-                            self._release(one, each, "failed")
-                else:
-                    for each in one.tries:
-                        if each.key != done.key and not each.released:
-                            self._release(one, each, "")
-            if not one.settled and self.d.receiver.settled(one.request):
-                one.settled = True
-                self._whole(one, done.outcome)
+        for rank, d in enumerate(self.d):
+            for done in d.finished:
+                one = next(one for one in self.prompts if one.request == done.request)
+                if rank not in one.ended:
+                    self._ended(one, rank, done)
+                if rank not in one.settled and d.receiver.settled(one.request):
+                    one.settled.add(rank)
+                    self._whole(one, rank)
 
-    def _whole(self, one: Prompt, outcome: Outcome) -> None:
-        if outcome is not Outcome.OK:
+    def _ended(self, one: Prompt, rank: int, done: Finished) -> None:
+        """A rank reports a load, and the scheduler draws its conclusions (``engine.scheduler_side``)."""
+        one.ended[rank] = done.key, done.outcome
+        self.log.append(f"{one.letter} finished by d{rank}: {done.outcome} {done.reason}")
+        assert done.outcome is Outcome.OK or one.excuses, f"{one.letter} failed: {done.outcome} {done.reason}"
+        if one.finished:
+            self._let_go(one, "" if one.whole else "ended", one.whole)
+        elif done.outcome is not Outcome.OK:  # no other rank need wait for what may never come
+            for d, words in zip(self.d, self.words, strict=True):
+                words.append(lambda d=d: d.carry_out(d.machine.fail(one.request, done.key, done.outcome, done.reason)))
+
+    def _whole(self, one: Prompt, rank: int) -> None:
+        """Blocks of a load that has ended well are the prompt's."""
+        if one.ended[rank][1] is not Outcome.OK:
             return
+        size = BLOCK // self.ranks
         for region in range(REGIONS):
             for n in range(one.first, one.blocks):
-                got = self.d.cache.get((region, one.base + n))
-                assert got == self._content(one, region, n), f"{one.letter}: block {n} of array {region} is wrong"
+                wanted = self._content(one, region, n)[rank * size:(rank + 1) * size]
+                got = self.d[rank].cache.get((region, one.base + n))
+                assert got == wanted, f"{one.letter}: block {n} of array {region} is wrong"
 
     def settle(self) -> None:
         """No more faults; all is delivered, and what was begun is ended."""
@@ -334,14 +348,14 @@ class Orders:
                 for p in self.p:
                     p.store.bound = 1000 * BLOCK  # tries that another has taken over wait for the end of the load
             for one in self.prompts:
-                if one.first >= 0 and not one.finished and one.tries[one.asked].released:
+                if one.loading and one.tries[one.asked].released:
                     self._abandon(one)  # the router has aborted prefill: it sends another try, or aborts decode, too
-                if one.first < 0 and not one.dropped and self.random.random() < 0.03:
+                if one.waits and self.random.random() < 0.03:
                     self.log.append(f"{one.letter} load")
                     self._load(one, self.random.randrange(one.blocks))
             self.rest(1)
         for one in self.prompts:
-            if one.first < 0 and not one.dropped:
+            if one.waits:
                 self._load(one, 0)
         self.rest(10)
 
@@ -352,7 +366,8 @@ class Orders:
             self.held.flow(self.round)
             for loop in self.held.loops.values():
                 loop.tick(self.held.now)
-            self.d.carry_out(self.d.machine.tick(self.held.now))
+            for d in self.d:
+                d.carry_out(d.machine.tick(self.held.now))
             self.look()
 
     def round(self) -> bool:
@@ -363,9 +378,12 @@ class Orders:
                 while each.left and not each.released and self.p[each.p].room(each.left[0][2] * BLOCK):
                     self._copy(one, each)
                     did = True
-            if one.first >= 0 and not one.finished and one.asked < len(one.tries) - 1:
+            if one.loading and one.asked < len(one.tries) - 1:
                 self._load(one, one.first)
-                did = True
+        for told in (*self.words, self.control):
+            did |= bool(told)
+            while told:
+                told.popleft()()
         did |= self.held.round()
         self.look()
         return did
@@ -374,23 +392,20 @@ class Orders:
         """All requests have ended: nothing is left."""
         for one in self.prompts:
             assert one.finished or one.dropped, f"{one.letter} never ended"
-            assert one.settled or one.dropped, f"{one.letter}: its gates are not closed"
-        for one in self.prompts:
+            assert len(one.settled) == self.ranks or one.dropped, f"{one.letter}: its gates are not closed"
             for each in one.tries:
-                if not each.released:
-                    each.released = True
-                    self.p[each.p].sender.release(each.key, Outcome.UNUSED, "the end")
+                self._release(one, each, "the end", Outcome.UNUSED)
         self.rest(5)
         cut = any("cut" in one.excuses for one in self.prompts)
         if cut:  # what is whole survives its prefill, until nobody has claimed it
-            entries = self.d.receiver.ahead._buffer._entries.values()
+            entries = [one for d in self.d for one in d.receiver.ahead._buffer._entries.values()]
             assert all(one.filled == one.slots for one in entries), "decode keeps what can never be whole"
             self.held.now += CLAIM_S
             self.rest(2)
         for number, p in enumerate(self.p):
             assert not any(p.left().values()), f"p{number} has left {p.left()}"
-        assert not any(self.d.left().values()), f"decode has left {self.d.left()}"
+        for rank, d in enumerate(self.d):
+            assert not any(d.left().values()), f"d{rank} has left {d.left()}"
         for one in self.prompts:
-            done = next((done for done in self.d.finished if done.request == one.request), None)
-            if done is not None:
-                self._whole(one, done.outcome)
+            for rank in one.ended:
+                self._whole(one, rank)

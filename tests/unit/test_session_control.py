@@ -28,6 +28,8 @@ from xpyd_sidecar.session.control import ControlThread
 KEY = keys.ServiceKey(bytes(range(32)))
 LIFE, OTHER_LIFE = Incarnation("d" * 32), Incarnation("e" * 32)
 TIMEOUT_S = 0.8
+"""Of tests that wait for somebody's silence."""
+PATIENCE_S = 60.0
 ANNOUNCE = Announce(TransferId("a" * 32), Attempt(1), 1, b"i" * 32, 5, 4, (ListeningRank(HostPort("127.0.0.1:1"), LIFE),))
 FIELDS = FingerprintFields("m", "f", "f", 128, "H", "", "0")
 SHAPE = geometry(1, [[Array("layer0", ArrayKind("float32", 4, (8, 8), 256, 4))]])
@@ -37,7 +39,7 @@ class Engine:
     """A handler that remembers what it hears; as decode it answers as a real one would."""
 
     def __init__(self, key: keys.ServiceKey = KEY, life: Incarnation = LIFE, reject: Reject | None = None,
-                 *, start: bool = True, port: int = 0) -> None:
+                 *, start: bool = True, port: int = 0, timeout_s: float = PATIENCE_S) -> None:
         self.heard: list[Control] = []
         self.lost: list[tuple[Outcome, str]] = []
         self.unread: list[Prefix] = []
@@ -45,7 +47,7 @@ class Engine:
         self.life, self.reject = life, reject
         self.silent = False
         self.again: list[Peer] = []
-        self.thread = ControlThread(self, key, host="127.0.0.1", port=port, peer_timeout_s=TIMEOUT_S)
+        self.thread = ControlThread(self, key, host="127.0.0.1", port=port, peer_timeout_s=timeout_s)
         if start:
             self.thread.start()
 
@@ -105,7 +107,7 @@ def make() -> Iterator[Callable[..., Engine]]:
     assert "xpyd-control" not in [thread.name for thread in threading.enumerate()]
 
 
-def wait(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
+def wait(condition: Callable[[], object], deadline_s: float = PATIENCE_S) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end
@@ -122,7 +124,7 @@ def test_a_greeting_goes_before_the_first_announcement_and_answers_come_back(mak
 
 
 def test_a_living_peer_is_pinged_and_kept(make: Callable[..., Engine]) -> None:
-    p, d = make(), make()
+    p, d = make(timeout_s=TIMEOUT_S), make()
     p.announce(d.peer())
     began = time.monotonic()
     wait(lambda: sum(isinstance(one, Ping) for one in d.heard) >= 3 and time.monotonic() - began > 2 * TIMEOUT_S)
@@ -130,7 +132,7 @@ def test_a_living_peer_is_pinged_and_kept(make: Callable[..., Engine]) -> None:
 
 
 def test_a_peer_that_falls_silent_is_lost_within_the_timeout(make: Callable[..., Engine]) -> None:
-    p, d = make(), make()
+    p, d = make(timeout_s=TIMEOUT_S), make()
     p.announce(d.peer())
     wait(lambda: p.heard)
     d.silent = True
@@ -155,7 +157,7 @@ def test_what_may_be_lost_with_a_connection_that_broke_is_told_again(make: Calla
 
 def test_one_that_was_held_up_itself_asks_and_waits_for_an_answer_before_it_gives_its_peer_up() -> None:
     """A stopped process, a pause of its machine: decode could answer nothing meanwhile, since it was asked nothing."""
-    p = Engine(start=False)
+    p = Engine(start=False, timeout_s=TIMEOUT_S)
     peer, now = Peer(InstanceName("d"), LIFE, HostPort("127.0.0.1:1")), time.monotonic()
     p.peers.add(peer)
     decode = p.thread._connect(peer)
@@ -170,7 +172,7 @@ def test_one_that_was_held_up_itself_asks_and_waits_for_an_answer_before_it_give
 
 
 def test_a_peer_with_nothing_open_may_be_silent(make: Callable[..., Engine]) -> None:
-    p, d = make(), make()
+    p, d = make(timeout_s=TIMEOUT_S), make()
     p.announce(d.peer())
     wait(lambda: p.heard)
     p.peers.clear()
@@ -184,7 +186,7 @@ def test_a_peer_with_nothing_open_may_be_silent(make: Callable[..., Engine]) -> 
 
 @pytest.mark.parametrize("case", ["nobody there", "another key"])
 def test_a_peer_that_never_answers_is_lost_within_the_timeout(make: Callable[..., Engine], case: str) -> None:
-    p = make()
+    p = make(timeout_s=TIMEOUT_S)
     peer = Peer(InstanceName("d"), LIFE, HostPort("127.0.0.1:1")) if case == "nobody there" else make(
         key=keys.ServiceKey(bytes(32))).peer()
     p.announce(peer)
@@ -246,7 +248,7 @@ def test_a_peer_that_there_is_no_socket_for_is_given_up_at_once_and_that_is_our_
 def stranger(d: Engine) -> zmq.Socket[Any]:
     sock = zmq.Context.instance().socket(zmq.DEALER)
     sock.setsockopt(zmq.LINGER, 0)
-    sock.setsockopt(zmq.RCVTIMEO, 5000)
+    sock.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1000))
     curve.connect(sock, KEY, "control")
     sock.connect(f"tcp://{d.thread.address}")
     return sock

@@ -18,7 +18,7 @@ from typing import Any
 
 import kv_ranks
 import pytest
-from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key, push, until
+from kv_ranks import REGIONS, TIMEOUT_S, DecodeRank, PrefillRank, content, key, push, until
 from link_peers import DecodeProcess, PrefillProcess
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
@@ -114,15 +114,13 @@ def test_bytes_come_over_every_link(ways: LinkOptions, direct: bool, cover: bool
 def test_large_loads_with_little_room(ways: LinkOptions, direct: bool) -> None:
     """Two chunks of staging, an arena of 16 slots, and far more bytes than both."""
     size = 1 << 20
-    patience_s = 15.0  # so much takes its time where others have the processors
-    with (PrefillRank(keep_bytes=128 << 20, block=size, ways=ways, timeout_s=patience_s) as p,
-          DecodeRank(chunks=2, block=size, ways=ways, direct=direct, timeout_s=patience_s) as d):
+    with (PrefillRank(keep_bytes=128 << 20, block=size, ways=ways) as p,
+          DecodeRank(chunks=2, block=size, ways=ways, direct=direct) as d):
         blocks = [bytes([n + 1]) * size for n in range(20)]
         for region in range(REGIONS):
             p.copy(key(), region, 0, blocks)
         d.load("r", key(), p, first=0, count=20)
-        d.wait(lambda: d.finished, 2 * patience_s)
-        assert [one.outcome for one in d.finished] == [Outcome.OK]
+        assert d.wait_outcomes() == [Outcome.OK]
         assert d.cache == {(region, 100 + n): blocks[n] for region in range(REGIONS) for n in range(20)}
 
 
@@ -131,9 +129,7 @@ def test_what_was_ruined_on_its_way_is_noticed(ways: LinkOptions, monkeypatch: p
     real = PayloadPlace.total
     wrong = iter([True])
     monkeypatch.setattr(PayloadPlace, "total", lambda self: real(self) ^ int(next(wrong, False)))
-    # Where others have the processors, 1.5 s of silence are no lost peer.
-    with (PrefillRank(ways=ways, timeout_s=15.0) as p,
-          DecodeRank(ways=ways, direct=True, timeout_s=15.0) as d):
+    with PrefillRank(ways=ways) as p, DecodeRank(ways=ways, direct=True) as d:
         push(p)
         d.load("r", key(), p, first=0, count=4)
         assert d.wait_outcomes() == [Outcome.CHECKSUM]
@@ -621,7 +617,8 @@ def test_decode_stopped_in_the_middle_is_given_up_and_prefill_gets_its_memory_ba
         inside.set()
         stand.wait(30)
 
-    with PrefillRank(ways=LinkOptions("shm")) as p, DecodeRank(ways=LinkOptions("shm"), direct=True) as d:
+    with (PrefillRank(ways=LinkOptions("shm"), timeout_s=TIMEOUT_S) as p,
+          DecodeRank(ways=LinkOptions("shm"), direct=True) as d):
         d.load("r", key(), p, first=0, count=4)
         d.wait(lambda: any(p.sender._machine.busy(number) for number in list(p.sender._peers)))
         d.receiver._loop.post(still)

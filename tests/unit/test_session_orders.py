@@ -31,7 +31,7 @@ def test_no_order_ends_a_session_fails_a_load_or_leaves_anything_behind(tmp_path
         with pytest.MonkeyPatch.context() as patch:
             orders = Orders(seed, tmp_path, patch)
             orders.explore()
-            outcomes.update(one.outcome for one in orders.d.finished)
+            outcomes.update(orders.outcomes)
             buffered += orders.buffered
     assert outcomes[Outcome.OK] > SEEDS / 2  # not all orders are of failures
     assert len(outcomes) > 1

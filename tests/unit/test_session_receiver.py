@@ -42,7 +42,7 @@ def test_ready_may_come_before_anything_is_computed() -> None:
 
 
 def test_one_connection_serves_many_loads_and_lives_through_idle_times() -> None:
-    with PrefillRank() as p, DecodeRank() as d:
+    with PrefillRank(timeout_s=TIMEOUT_S) as p, DecodeRank(timeout_s=TIMEOUT_S) as d:
         for at, letter in enumerate("abc"):
             push(p, letter)
             d.load(letter, key(letter), p, first=0, count=4)
@@ -82,7 +82,8 @@ def test_large_blocks_with_two_chunks_of_staging_only_slow_it_down() -> None:
 
 def test_a_stuck_engine_thread_is_not_mistaken_for_a_dead_peer() -> None:
     size = 1 << 20
-    with PrefillRank(keep_bytes=64 << 20, block=size) as p, DecodeRank(chunks=2, block=size) as d:
+    with (PrefillRank(keep_bytes=64 << 20, block=size, timeout_s=TIMEOUT_S) as p,
+          DecodeRank(chunks=2, block=size, timeout_s=TIMEOUT_S) as d):
         for region in range(REGIONS):
             p.copy(key(), region, 0, [os.urandom(size) for _ in range(8)])
         d.load("r", key(), p, first=0, count=8)
@@ -118,9 +119,8 @@ def test_a_frame_of_a_load_that_was_given_up_keeps_no_memory_from_others(monkeyp
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_a_side_that_was_held_up_itself_does_not_call_its_peer_late_with_its_greeting(side: str) -> None:
-    patient = {"timeout_s": 60.0}
-    with (PrefillRank(**({} if side == "prefill" else patient)) as p,
-          DecodeRank(**({} if side == "decode" else patient)) as d):
+    hasty = {"timeout_s": TIMEOUT_S}
+    with PrefillRank(**(hasty if side == "prefill" else {})) as p, DecodeRank(**(hasty if side == "decode" else {})) as d:
         push(p)
         held, watched = threading.Event(), threading.Event()
         if side == "prefill":
@@ -277,7 +277,8 @@ def test_a_broken_connection_fails_the_load_after_the_grace_and_the_next_one_con
 
 
 def test_a_silent_peer_is_given_up_and_delays_no_other() -> None:
-    with PrefillRank() as p, PrefillRank() as q, DecodeRank() as d, Wire(split_host_port(p.address)[1]) as wire:
+    with (PrefillRank() as p, PrefillRank() as q, DecodeRank(timeout_s=TIMEOUT_S) as d,
+          Wire(split_host_port(p.address)[1]) as wire):
         wire.hold.set()
         push(p)
         began = time.monotonic()

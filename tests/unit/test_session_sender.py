@@ -78,7 +78,8 @@ def test_a_stranger_gets_a_challenge_and_then_the_door(words: bytes, caplog: pyt
 
 
 def test_a_stranger_that_says_nothing_is_closed_after_the_timeout() -> None:
-    with PrefillRank() as p, socket.create_connection(split_host_port(p.address), timeout=60) as stranger:
+    with (PrefillRank(timeout_s=TIMEOUT_S) as p,
+          socket.create_connection(split_host_port(p.address), timeout=60) as stranger):
         began = time.monotonic()
         while stranger.recv(4096):
             pass

@@ -7,6 +7,7 @@ Belongs here: what an instruction means for the outside. Does not belong here: h
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.legs import Peer
@@ -122,6 +123,17 @@ class SchedulerActions:
         self.pair(self._pairing.reset(reason))
         self.orders.forget = True
         return not self.expected
+
+    def reported(self, loads: Sequence[LoadReport]) -> None:
+        """Ranks say how loads have ended."""
+        for load in loads:
+            if load.request in self.expected:
+                self.expected[load.request].append(load)
+
+    def end_on_all_ranks(self, loads: Sequence[LoadReport]) -> None:
+        """One that has failed on a rank has failed: the other ranks need not wait for what may never come."""
+        self.orders.fails += [FailOrder(load.request, load.key, load.outcome, load.reason) for load in loads
+                              if load.outcome is not Outcome.OK and load.request in self.expected]
 
     def remember(self, report: StepReport) -> None:
         """What ranks have noted of their transfers."""

@@ -298,6 +298,7 @@ class SchedulerSide:
     def heard(self, output: Any) -> None:
         """Workers report. Ids that vLLM does not wait for are taken out: it would end over them."""
         report = output.kv_connector_worker_meta
+        loads = report.loads if isinstance(report, StepReport) else ()
         with self._lock:
             if isinstance(report, StepReport):
                 for copied in report.copied:
@@ -308,19 +309,17 @@ class SchedulerSide:
                     self._carrying.stats.add(name, amount)
                 self._levels |= report.levels
                 self._carrying.remember(report)
-                for load in report.loads:
-                    if load.request in self._carrying.expected:
-                        self._carrying.expected[load.request].append(load)
+            self._carrying.reported(loads)
             known = {name for name in output.finished_recving or () if name in self._carrying.expected}
             for name in known:
                 self._loaded(name, self._carrying.expected.pop(name))
+            self._carrying.end_on_all_ranks(loads)
             if self._siblings is None:
                 output.finished_recving = known or None
                 output.finished_sending = self._offers.take_copied() or None
             else:
                 for key in self._siblings.heard(report, output.invalid_block_ids):
                     self._carrying.offer(self._offers.spoiled(key, "a store beside could not load blocks of its prompt"))
-                loads = report.loads if isinstance(report, StepReport) else ()
                 output.finished_recving = self._siblings.left(output.finished_recving or (), loads, known) or None
                 self._carrying.orders.copied += self._offers.take_copied()
 
