@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
+from kv_ranks import BLOCK, P_LIFE, REGIONS, key, whole
+
+from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.mapping import Cut, PlacedCut
+from xpyd_sidecar.kv.reach import TableSpan
+from xpyd_sidecar.kv.receiving import From, Order
 
 
 @dataclass
@@ -43,6 +50,22 @@ class Prompt:
     excuses: set[str] = field(default_factory=set)
     late: bool = False
     """Prefill begins to compute it when all others are done."""
+
+    def begin(self, rnd: random.Random, prefills: int) -> None:
+        """One of the prefill ranks begins to compute it, once more."""
+        left, at = [], 0
+        while at < self.blocks:
+            count = rnd.randrange(1, self.blocks - at + 1)
+            left += [(region, at, count) for region in range(REGIONS)]
+            at += count
+        self.tries.append(Try(key(self.letter, len(self.tries) + 1), rnd.randrange(prefills), left))
+
+    def order(self, rank: int, address: HostPort) -> Order:
+        """A decode rank is to load its part of every block of the newest try, which a prefill rank at ``address`` makes."""
+        part = PlacedCut(Cut(0, REGIONS, rank, 1, BLOCK // self.ranks), 0, 0)
+        source = From(address, P_LIFE, whole(REGIONS, BLOCK) if self.ranks == 1 else (part,), self.ranks)
+        ids = tuple(range(self.base + self.first, self.base + self.blocks))
+        return Order(self.request, self.tries[-1].key, (TableSpan(self.first, ids),), (source,), self.letter.encode() * 32)
 
     @property
     def request(self) -> str:

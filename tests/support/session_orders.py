@@ -4,8 +4,8 @@
 
 One prompt is one ``Prompt``: its tries, of which each is made by a prefill rank, piece by piece, and what its request at
 decode does: wait, be pushed ahead, begin a load with a prefix of its own, take a newer try, be abandoned. Where decode has
-two ranks, each takes half of every block from the same prefill rank. Schedulers are what this file says: their words come to
-decode's ranks (``words``) and to prefill (``control``) in order, and late.
+two ranks, each takes half of every block from the same prefill rank. Schedulers are what this file says: their words come
+to decode's ranks (``words``) and to prefill (``control``) in order, and late.
 
 What must be true
 1. No side calls the other's words wrong, and no callback fails.
@@ -26,16 +26,15 @@ from pathlib import Path
 import pytest
 from held_ranks import HeldDecode, HeldPrefill, drawn_ways
 from held_session import Held, Wire
-from kv_ranks import BLOCK, P_LIFE, REGIONS, TCP, content, key, whole
+from kv_ranks import BLOCK, REGIONS, TCP, content
 from order_prompts import Prompt, Try
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.errors import PeerGone
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
-from xpyd_sidecar.kv.mapping import ArrayKind, Cut, PlacedCut
-from xpyd_sidecar.kv.reach import TableSpan
-from xpyd_sidecar.kv.receiving import Finished, From, Order
+from xpyd_sidecar.kv.mapping import ArrayKind
+from xpyd_sidecar.kv.receiving import Finished
 
 SETTLE_S = 4.0
 TIMEOUT_S = 1.0
@@ -48,6 +47,10 @@ LETTERS = "abcdef0123456789"
 def _kind(name: str) -> str:
     """The name of something that may happen, without its numbers: the prompts differ."""
     return "".join(one for one in name.split("(", maxsplit=1)[0] if not one.isdigit())
+
+
+def _hear(told: deque[Callable[[], object]]) -> None:
+    told.popleft()()
 
 
 class Orders:
@@ -89,10 +92,9 @@ class Orders:
         self.may_be_alone = rnd.random() < 0.3
         self.prompts: list[Prompt] = []
         for number in range(rnd.choice((1, 2, 2, 3, 4))):
-            blocks = rnd.choice((1, 2, 3, 5, 6))
-            one = Prompt(LETTERS[number], blocks, 16 * number, self.ranks)
+            one = Prompt(LETTERS[number], rnd.choice((1, 2, 3, 5, 6)), 16 * number, self.ranks)
             one.late = rnd.random() < 0.15
-            self._begin(one)
+            one.begin(rnd, len(self.p))
             self.prompts.append(one)
         self.idle = rnd.random() < 0.3
         """Whether prefill computes nothing for a while, when decode has already asked for it."""
@@ -100,16 +102,6 @@ class Orders:
         """For how many steps decode has hardly any blocks for loads."""
         self.weights: dict[str, float] = {}
         """By kind of what may happen: orders differ most where each has its own."""
-
-    def _begin(self, one: Prompt) -> None:
-        """A prefill rank begins to compute it, once more."""
-        rnd = self.random
-        left, at = [], 0
-        while at < one.blocks:
-            count = rnd.randrange(1, one.blocks - at + 1)
-            left += [(region, at, count) for region in range(REGIONS)]
-            at += count
-        one.tries.append(Try(key(one.letter, len(one.tries) + 1), rnd.randrange(len(self.p)), left))
 
     # --- what may happen ---
 
@@ -127,14 +119,14 @@ class Orders:
             out.append((0.15, f"{name} tick", lambda loop=loop: loop.tick(now)))
         for rank, (d, words) in enumerate(zip(self.d, self.words, strict=True)):
             if words:
-                out.append((3, f"d{rank} step", lambda words=words: words.popleft()()))
+                out.append((3, f"d{rank} step", partial(_hear, words)))
             if d.receiver.inbox:
                 out.append((3, f"d{rank} engine", lambda d=d: d.take_one(now)))
             out.append((0.15, f"d{rank} engine tick", lambda d=d: d.carry_out(d.machine.tick(now))))
             if d.due:
                 out.append((1, f"d{rank} give", d.give))
         if self.control:
-            out.append((1, "control", lambda: self.control.popleft()()))
+            out.append((1, "control", partial(_hear, self.control)))
         if self.faults:
             out.append((0.01, "reset", self._reset))
         for number, p in enumerate(self.p):
@@ -181,7 +173,7 @@ class Orders:
             if self.faults:
                 out.append((0.02, f"{one.letter} abandon", lambda: self._abandon(one)))
         if not one.finished and not one.dropped and len(one.tries) < 3 and (self.faults or self.random.random() < 0.3):
-            out.append((0.03, f"{one.letter} another try", lambda: self._begin(one)))
+            out.append((0.03, f"{one.letter} another try", lambda: one.begin(self.random, len(self.p))))
         return out
 
     def _copy(self, one: Prompt, each: Try) -> None:
@@ -217,12 +209,8 @@ class Orders:
         """It has blocks, or takes a newer try: each rank is told with its next step."""
         one.first, one.asked = first, len(one.tries) - 1
         each = one.tries[-1]
-        ids = tuple(range(one.base + first, one.base + one.blocks))
         for rank, (d, words) in enumerate(zip(self.d, self.words, strict=True)):
-            cuts = whole(REGIONS, BLOCK) if self.ranks == 1 else (
-                PlacedCut(Cut(0, REGIONS, rank, 1, BLOCK // self.ranks), 0, 0),)
-            order = Order(one.request, each.key, (TableSpan(first, ids),),
-                          (From(self.p[each.p].address, P_LIFE, cuts, self.ranks),), one.letter.encode() * 32)
+            order = one.order(rank, self.p[each.p].address)
             words.append(lambda d=d, order=order: d.carry_out(d.machine.load(order, self.held.now)))
 
     def _drop(self, one: Prompt) -> None:
@@ -383,7 +371,7 @@ class Orders:
         for told in (*self.words, self.control):
             did |= bool(told)
             while told:
-                told.popleft()()
+                _hear(told)
         did |= self.held.round()
         self.look()
         return did

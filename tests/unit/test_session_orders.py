@@ -19,7 +19,7 @@ from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport.link import Unreadable
 from xpyd_sidecar.transport.shm.process_vm import ProcessReader
 
-SEEDS = int(os.environ.get("XPYD_SEEDS", "40"))
+SEEDS = int(os.environ.get("XPYD_SEEDS", "100"))
 FIRST = int(os.environ.get("XPYD_FIRST_SEED", "0"))
 PAGE = 4096
 
