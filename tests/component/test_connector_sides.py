@@ -93,6 +93,7 @@ def test_blocks_go_from_rank_to_rank_into_their_places(make: Callable[..., Engin
 
 def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_role(make: Callable[..., Engine]) -> None:
     p, d = make("p", tensor=2, peer_timeout_s=0.5), make("d")
+    until(lambda: p.scheduler._carrying.crew._ready, p.clock)  # workers are told between steps
     d.stop()  # it never answers
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3])
     assert all(worker.store.used for worker in p.workers)
@@ -371,7 +372,7 @@ def test_a_load_that_one_rank_has_lost_is_waited_for_by_no_other(make: Callable[
     d.scheduler.allocated(ours, ([8, 7, 6],), 40)
     p.workers[1].stop()
     until(lambda: d.recved, d)
-    assert d.failed == [ours.request_id] * 2
+    assert set(d.failed) == {ours.request_id}
     until(lambda: idle(d), d)
     assert d.counts["receive/peer_lost"] == 1
 

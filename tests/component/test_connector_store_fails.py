@@ -109,7 +109,7 @@ def test_blocks_that_a_store_could_not_load_never_reach_decode(make: Make, polic
     assert p.counts[f"send/{'aborted' if policy == 'fail' else 'protocol'}"] == 1
     if policy == "recompute":  # no other try will come: decode computes it itself, at once
         until(lambda: d.recved == [ours.request_id], p, d)
-        assert d.failed == [ours.request_id]
+        assert set(d.failed) == {ours.request_id}, "its ranks may say so in different steps"
     stepping(d, 0.2)
     assert ours.request_id in d.failed or ours.request_id not in d.recved
     assert not any(worker.store.used for worker in p.workers)

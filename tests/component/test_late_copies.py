@@ -470,21 +470,14 @@ def test_a_patch_of_vllm_exchanges_kv_with_another_where_both_are_listed_as_one(
         assert f"fingerprint: kv_abi: '{ours}' here, '{patch}' there" in caplog.text
 
 
-def test_mode_put_waits_for_a_forward_that_takes_longer_than_its_patience(make: Callable[..., Engine]) -> None:
-    p, d = make("p", mode="put", put_wait_s=1.0), make("d", mode="put")
+def test_mode_put_waits_for_a_forward_that_takes_longer_than_its_patience(
+        make: Callable[..., Engine], skip: Callable[[float], None]) -> None:
+    patient = {"mode": "put", "load_timeout_s": 600.0, "peer_timeout_s": 600.0}
+    p, d = make("p", put_wait_s=30.0, **patient), make("d", **patient)
     one = Transfer(p, d)
     one.ask()
-    worker, finish = p.workers[0], p.workers[0].finish_saves
-    gpu = threading.Timer(2.0, p.clock.advance, (1.0,))  # the forward ends while the host waits
-
-    def finishing() -> None:
-        gpu.start()
-        finish()
-
-    worker.finish_saves = finishing  # type: ignore[method-assign]
+    p.devices[0].compute(0.1, partial(skip, 60.0))
     one.compute()
-    gpu.join()
-    worker.finish_saves = finish  # type: ignore[method-assign]
     one.wait_loaded()
     until(lambda: idle(p) and idle(d), p, d)
     assert metrics.PUT_LATE not in p.counts

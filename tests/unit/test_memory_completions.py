@@ -30,7 +30,7 @@ class Scripted:
 
 
 def until(condition: object) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end
         time.sleep(0.001)
