@@ -57,9 +57,9 @@ def stage() -> Iterator[Stage]:
         one.world.held = one.world.held_pieces = one.world.never_ends = False
     for process in one.processes:
         process.stop()
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "xpyd-nixl"])
     assert one.world.misuse == []
     assert one.world.alive == 0
-    assert not [thread for thread in threading.enumerate() if thread.name == "xpyd-nixl"]
 
 
 def under_way(stage: Stage, p: PrefillRank, d: DecodeRank) -> None:
@@ -320,8 +320,10 @@ def test_a_peer_that_does_not_answer_is_given_up_before_a_loads_own_deadline(sta
 
 def test_while_an_agent_is_made_here_no_peer_is_called_silent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the one that it is made for nor another one; both answer a moment after it."""
-    limits = LIMITS._replace(open_s=2.0, silence_s=2.0)
-    p, q, d = stage.prefill(), stage.prefill(), stage.decode(stage.process(limits=limits))
+    real, ahead = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
+    long = {"timeout_s": 600.0}
+    p, q, d = stage.prefill(**long), stage.prefill(**long), stage.decode(**long)
     under_way(stage, p, d)
     d.wait(lambda: any(session.pieces for session in stage.processes[2].hub._joined.values()))
 
@@ -329,8 +331,8 @@ def test_while_an_agent_is_made_here_no_peer_is_called_silent(stage: Stage, monk
         stage.world.held = False
 
     def slowly(*given: object) -> Reader:
-        time.sleep(1.5 * limits.silence_s)
-        threading.Timer(limits.open_s / 8, answered).start()
+        ahead[0] += 1.5 * PATIENT.open_s  # so long this takes
+        threading.Timer(0.1, answered).start()
         return Reader(stage.world, *given[1:])  # type: ignore[arg-type]
 
     monkeypatch.setattr(Driver, "reader", slowly)

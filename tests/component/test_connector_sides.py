@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +31,7 @@ from connector_sides import (
     prefill_leg,
     request,
     until,
+    until_no_thread_is_left,
 )
 from copies import RUNNERS
 from msgspec.structs import replace
@@ -418,7 +418,7 @@ def test_a_port_row_beyond_the_last_port_is_refused(tmp_path: Path, options: dic
     settings = ConnectorSettings(KvOptions(**options), InstanceName("p"), "127.0.0.1", KEY, tmp_path)
     with pytest.raises(ConfigError, match=refused):
         WorkerSide(settings, 1, {"layer0": torch.zeros(BLOCKS, 2, BLOCK, 4)}, BLOCKS)
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]
+    until_no_thread_is_left()
 
 
 def test_ids_that_vllm_does_not_wait_for_are_taken_out(make: Callable[..., Engine]) -> None:

@@ -97,7 +97,15 @@ def making(make: Callable[..., E]) -> Iterator[Callable[..., E]]:
     finally:
         for engine in made:
             engine.stop()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]
+    until_no_thread_is_left()
+
+
+def until_no_thread_is_left() -> None:
+    """Wait for those of the connector to end: an engine that stops waits for each for 5 s only."""
+    end = time.monotonic() + PATIENCE_S
+    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]:
+        assert time.monotonic() < end, left
+        time.sleep(0.002)
 
 
 def cache(layout: str, blocks: int = BLOCKS) -> torch.Tensor:
@@ -123,7 +131,7 @@ class Engine:
         self.data_rank, ranks = data
         self.folder = folder / (name if ranks == 1 else f"{name}-{self.data_rank}")
         self.folder.mkdir()
-        kv = KvOptions(**{"peer_timeout_s": PATIENCE_S, "load_timeout_s": PATIENCE_S, **options})
+        kv = KvOptions(**{"peer_timeout_s": PATIENCE_S, "load_timeout_s": PATIENCE_S, "claim_s": PATIENCE_S, **options})
         settings = ConnectorSettings(kv, InstanceName(name), "127.0.0.1", KEY, self.folder)
         drafts = speculation or Speculation()
         names = [*(f"layer{n}" for n in range(LAYERS)), *drafts.layers]
@@ -268,12 +276,13 @@ def request(params: Any, tokens: int = 40, prompt: int = 1) -> Any:
         prefill_stats=PrefillStats(), get_skip_reading_prefix_cache=lambda: False)
 
 
-def decode_leg(transfer: str, *, attempt: int = 1, wait_s: float = 5.0, limit_s: float | None = None) -> dict[str, Any]:
+def decode_leg(transfer: str, *, attempt: int = 1, wait_s: float = PATIENCE_S,
+               limit_s: float | None = None) -> dict[str, Any]:
     return legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(attempt), wait_s, limit_s=limit_s))
 
 
 def prefill_leg(transfer: str, d: Engine, *, attempt: int = 1, instance: str = "d") -> dict[str, Any]:
-    return legs.encode(legs.Leg(1, Role.PREFILL, TransferId(transfer), Attempt(attempt), 5.0, d.peer(instance)))
+    return legs.encode(legs.Leg(1, Role.PREFILL, TransferId(transfer), Attempt(attempt), PATIENCE_S, d.peer(instance)))
 
 
 def until(condition: Callable[[], Any], *engines: ByHand, deadline_s: float = 60.0) -> None:

@@ -104,7 +104,7 @@ def make() -> Iterator[Callable[..., Engine]]:
     yield build
     for engine in made:
         engine.thread.stop()
-    assert "xpyd-control" not in [thread.name for thread in threading.enumerate()]
+    wait(lambda: "xpyd-control" not in [thread.name for thread in threading.enumerate()])
 
 
 def wait(condition: Callable[[], object], deadline_s: float = PATIENCE_S) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from held_session import Held
-from kv_ranks import BLOCK, content, key
+from kv_ranks import BLOCK, P_LIFE, REGIONS, content, key, whole
 from session_orders import Orders
 
 from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.reach import TableSpan
+from xpyd_sidecar.kv.receiving import From, Order
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport.link import Unreadable
 from xpyd_sidecar.transport.shm.process_vm import ProcessReader
@@ -61,6 +63,26 @@ def test_what_was_pushed_ahead_over_a_lost_connection_is_not_waited_for(monkeypa
         d.carry_out(d.machine.tick(held.now))
         assert [one.outcome for one in d.finished] == [Outcome.PEER_LOST]
         assert p.store.used == 0
+
+
+def test_a_rank_that_has_its_blocks_and_asks_for_nothing_of_a_newer_try_leaves_nothing_behind(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    with Held(monkeypatch) as held:
+        p, d = held.prefill("p", timeout_s=60), held.decode(direct=True, timeout_s=60)
+        d.load("r", key(), p, first=0, count=1)
+        for region in range(REGIONS):
+            p.copy(key(), region, 0, [content(region, 0)])
+        held.flow()
+        assert d.receiver.settled("r")
+        again = key(attempt=2)
+        shared = From(p.address, P_LIFE, whole(REGIONS, BLOCK), takers=2)
+        d.carry_out(d.machine.load(Order("r", again, (TableSpan(0, (100,)),), (shared,)), held.now))
+        held.flow()
+        assert p.sender._machine._early[again]
+        p.sender.release(again, Outcome.STALE, "another rank has it")
+        held.flow()
+        assert not any(d.left().values())
+        assert [one.outcome for one in d.finished] == [Outcome.OK]
 
 
 def test_blocks_that_were_pushed_ahead_come_over_tcp_also_while_an_arena_is_awaited(

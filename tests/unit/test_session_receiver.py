@@ -337,7 +337,7 @@ def test_after_an_abandoned_load_nothing_is_written() -> None:
 def test_its_thread_ends() -> None:
     with DecodeRank():
         assert "xpyd-receiver" in [thread.name for thread in threading.enumerate()]
-    assert "xpyd-receiver" not in [thread.name for thread in threading.enumerate()]
+    until(lambda: "xpyd-receiver" not in [thread.name for thread in threading.enumerate()])
 
 
 def test_a_frame_of_another_size_than_its_blocks_ends_the_link_and_reaches_no_cache() -> None:

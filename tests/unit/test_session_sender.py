@@ -128,7 +128,7 @@ def test_its_thread_ends_and_connections_close() -> None:
         until(lambda: p.sender._peers)
         p.sender.stop()
         assert d.wait_outcomes() == [Outcome.PEER_LOST]
-    assert not {"xpyd-sender", "xpyd-receiver"} & {thread.name for thread in threading.enumerate()}
+    until(lambda: not {"xpyd-sender", "xpyd-receiver"} & {thread.name for thread in threading.enumerate()})
 
 
 class Slow:
