@@ -318,9 +318,9 @@ def test_a_peer_that_does_not_answer_is_given_up_before_a_loads_own_deadline(sta
     assert time.monotonic() - began > LIMITS.open_s
 
 
-def test_while_an_agent_is_made_here_no_peer_is_called_silent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_an_agent_is_made_here_no_peer_is_called_silent(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
     """Neither the one that it is made for nor another one; both answer a moment after it."""
-    real, ahead = time.monotonic, [0.0]
+    real, ahead = time.monotonic, [0.0]  # until the stage has ended, which was asked for after the patch
     monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
     long = {"timeout_s": 600.0}
     p, q, d = stage.prefill(**long), stage.prefill(**long), stage.decode(**long)

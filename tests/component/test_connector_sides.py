@@ -93,7 +93,7 @@ def test_blocks_go_from_rank_to_rank_into_their_places(make: Callable[..., Engin
 
 def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_role(make: Callable[..., Engine]) -> None:
     p, d = make("p", tensor=2, peer_timeout_s=0.5), make("d")
-    until(lambda: p.scheduler._carrying.crew._ready, p.clock)  # workers are told between steps
+    until(lambda: p.scheduler._carrying.crew._ready, p)  # from now on workers are told between steps
     d.stop()  # it never answers
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3])
     assert all(worker.store.used for worker in p.workers)

@@ -69,7 +69,7 @@ def make(tmp_path: Path, copies: dict[str, Any]) -> Iterator[Callable[..., Engin
 
 @pytest.fixture
 def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Moves the time of all threads on."""
+    """Moves the time of all threads on. Asked for before ``make``: time must not go back while an engine stops."""
     real, ahead = time.monotonic, [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
 
@@ -159,7 +159,7 @@ def test_a_copy_is_garbage_until_it_is_complete_and_has_what_was_enqueued_before
 
 
 def test_a_prompt_whose_chunks_keep_coming_may_take_longer_than_one_load_timeout(
-        make: Callable[..., Engine], skip: Callable[[float], None]) -> None:
+        skip: Callable[[float], None], make: Callable[..., Engine]) -> None:
     p, d = make("p", load_timeout_s=60.0, peer_timeout_s=60.0), make("d", load_timeout_s=4.0, peer_timeout_s=60.0)
     one = Transfer(p, d, tokens=6 * BLOCK)
     one.ask()
@@ -471,7 +471,7 @@ def test_a_patch_of_vllm_exchanges_kv_with_another_where_both_are_listed_as_one(
 
 
 def test_mode_put_waits_for_a_forward_that_takes_longer_than_its_patience(
-        make: Callable[..., Engine], skip: Callable[[float], None]) -> None:
+        skip: Callable[[float], None], make: Callable[..., Engine]) -> None:
     patient = {"mode": "put", "load_timeout_s": 600.0, "peer_timeout_s": 600.0}
     p, d = make("p", put_wait_s=30.0, **patient), make("d", **patient)
     one = Transfer(p, d)
