@@ -476,6 +476,7 @@ def test_mode_put_waits_for_a_forward_that_takes_longer_than_its_patience(
     p, d = make("p", put_wait_s=30.0, **patient), make("d", **patient)
     one = Transfer(p, d)
     one.ask()
+    until(lambda: all(one.scheduler._carrying.crew._ready for one in (p, d)), p, d)  # that has a deadline of its own
     p.devices[0].compute(0.1, partial(skip, 60.0))
     one.compute()
     one.wait_loaded()
