@@ -294,7 +294,7 @@ def test_while_decode_has_no_room_windows_go_into_its_buffer_and_states_stay(mak
 
 def test_a_load_that_prefill_leaves_is_reported_failed_and_whole_blocks_of_it_do_not_count(
         make: Callable[..., GroupedEngine]) -> None:
-    p, d = make("p", "every kind"), make("d", "every kind")
+    p, d = make("p", "every kind"), make("d", "every kind", load_timeout_s=2.0)
     job = Job(p, d, prompt=90)
     job.prefill(20, most=60)
     job.ask()

@@ -450,7 +450,7 @@ def test_prompts_given_as_embeddings_are_ordinary_requests(make: Callable[..., E
 
 
 def test_a_decode_engine_that_is_not_there_is_given_up(make: Callable[..., Engine]) -> None:
-    p, d = make("p"), make("d")
+    p, d = make("p", peer_timeout_s=1.0), make("d")
     leg = prefill_leg(uuid.uuid4().hex, d)
     d.scheduler.stop()
     prefill(p, request(leg), [1, 2, 3])
