@@ -214,7 +214,7 @@ def test_a_refusal_reaches_prefill_and_the_next_leg_greets_again(make: Callable[
 
 
 def test_another_life_at_the_same_address_is_noticed(make: Callable[..., Engine]) -> None:
-    p, d = make(), make(life=OTHER_LIFE)
+    p, d = make(timeout_s=TIMEOUT_S), make(life=OTHER_LIFE)
     p.announce(d.peer(LIFE))
     wait(lambda: p.lost)
     assert p.lost[0][0] is Outcome.INCARNATION
