@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from cluster import Cluster
-from engines import MODEL_NAME, Engine, post
+from engines import HTTP_TIMEOUT_S, MODEL_NAME, Engine, post
 
 ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "96", "--enable-prompt-tokens-details")
 WORDS = ["token", "lease", "block", "router", "cache", "decode", "prefill", "request", "answer", "leg"]
@@ -47,7 +47,7 @@ def usage(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     if not body.get("stream"):
         return dict(post(f"{url}{path}", body)["usage"])
     found: list[dict[str, Any]] = []
-    lines = httpx.post(f"{url}{path}", json=body, timeout=240).raise_for_status().text.splitlines()
+    lines = httpx.post(f"{url}{path}", json=body, timeout=HTTP_TIMEOUT_S).raise_for_status().text.splitlines()
     for line in lines:
         if line.startswith("data: {"):
             event = json.loads(line.removeprefix("data: "))

@@ -15,7 +15,7 @@ import torch
 from copies import after_looks, at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key, until
+from kv_ranks import PATIENCE_S, REGIONS, DecodeRank, PrefillRank, content, key, until
 from nccl_fake import FakeNccl, HostDevice, World
 
 from xpyd_sidecar.contract.launch import KvOptions
@@ -32,7 +32,7 @@ from xpyd_sidecar.transport.nccl.driver import Driver, fixed_bytes, load, padded
 from xpyd_sidecar.transport.nccl.thread import DEPTH, FLIGHT, NcclLimits, NcclThread
 
 PIECE = 4096
-LIMITS = NcclLimits(groups=4, open_s=40, move_s=40, idle_s=60)
+LIMITS = NcclLimits(groups=4, open_s=PATIENCE_S, move_s=PATIENCE_S, idle_s=60)
 
 
 @dataclass

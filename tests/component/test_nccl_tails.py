@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from kv_ranks import until
+from kv_ranks import PATIENCE_S, until
 from nccl_fake import FakeNccl, HostDevice, World
 from nccl_streams import StreamDevice
 
@@ -23,7 +23,7 @@ from xpyd_sidecar.transport.nccl.driver import Driver, Piece, load
 from xpyd_sidecar.transport.nccl.thread import NcclLimits, NcclThread
 
 SIZE = 1000
-LIMITS = NcclLimits(groups=4, open_s=40, move_s=40, idle_s=60)
+LIMITS = NcclLimits(groups=4, open_s=PATIENCE_S, move_s=PATIENCE_S, idle_s=60)
 
 
 class Side:

@@ -327,8 +327,8 @@ class ScriptedEngine:
         return json.dumps(answer, separators=(",", ":")).encode()
 
 
-def wait_for_kv(engine: ScriptedEngine) -> asyncio.Event:
-    """A decode engine that answers no leg whose prefill does not answer, as real ones; told is when it has such a leg."""
+def wait_for_kv(*engines: ScriptedEngine) -> asyncio.Event:
+    """Decode engines that answer no leg whose prefill does not answer, as real ones; told is when one has such a leg."""
     has = asyncio.Event()
 
     def choose(seen: Seen) -> Play | None:
@@ -337,7 +337,8 @@ def wait_for_kv(engine: ScriptedEngine) -> asyncio.Event:
         has.set()
         return Play(hold=asyncio.Event())
 
-    engine.choose = choose
+    for engine in engines:
+        engine.choose = choose
     return has
 
 

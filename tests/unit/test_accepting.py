@@ -8,7 +8,7 @@ import errno
 import itertools
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -60,9 +60,14 @@ class Site:
         return [socket.create_connection(("127.0.0.1", self.acceptor.port), timeout=10) for _ in range(count)]
 
     async def served(self, count: int) -> None:
-        async with asyncio.timeout(20):
-            while len(self.open) < count:  # noqa: ASYNC110 (what is waited for is the state of sockets, without an event)
-                await asyncio.sleep(0.005)
+        await until(lambda: len(self.open) >= count)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Look at every turn of the loop: some of what is waited for is there for a few of them."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (the state of sockets and of an acceptor has no event)
+            await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager
@@ -104,9 +109,7 @@ async def test_who_was_accepted_before_the_end_of_listening_is_served() -> None:
         s.acceptor._make = lambda: Last(s)
         [client] = s.come(1)
         await s.served(1)
-        async with asyncio.timeout(20):
-            while s.acceptor.opening:  # noqa: ASYNC110 (the acceptor's state has no event)
-                await asyncio.sleep(0)
+        await until(lambda: not s.acceptor.opening)
         assert (closing, s.acceptor.listening) == ([1], False)
         assert not s.open[0].is_closing()
         s.open[0].write(b"more")  # type: ignore[attr-defined]
@@ -116,9 +119,7 @@ async def test_who_was_accepted_before_the_end_of_listening_is_served() -> None:
 async def test_at_once_who_was_accepted_is_cut_off_too() -> None:
     async with site() as s:
         [client] = s.come(1)
-        async with asyncio.timeout(20):
-            while not s.acceptor.opening and not s.open:  # noqa: ASYNC110 (the acceptor's state has no event)
-                await asyncio.sleep(0)
+        await until(lambda: bool(s.acceptor.opening or s.open))
         assert s.acceptor.opening == 1
         s.acceptor.close(at_once=True)
         assert (await asyncio.to_thread(client.recv, 9)) in {b"", b"hello"}

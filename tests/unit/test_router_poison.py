@@ -77,8 +77,7 @@ PASSED: dict[str, dict[str, Any]] = {
 async def test_prefill_engines_that_it_ends_count_as_well(path: str, asked_for: dict[str, Any]) -> None:
     async with fleet(4, 4) as f:
         killer = Killer(f.p)
-        for engine in f.d:
-            wait_for_kv(engine)
+        wait_for_kv(*f.d)
         for _ in range(3):
             answer = await f.post(path, {"model": "tiny", "user": "poison", **asked_for})
         assert (answer.status, code_of(answer)) == (502, "poison_request")

@@ -159,17 +159,10 @@ async def test_an_engines_own_error_is_relayed_and_the_other_leg_cleaned_up() ->
         assert (answer.status, answer.body, answer.headers["x-engine"]) == (
             400, b'{"error":{"message":"too long","code":400}}', answer.headers["x-engine"])
         await f.wait(lambda: f.p[0].aborts == 1, "prefill's leg aborted")
-        asked = asyncio.Event()
+        asked = wait_for_kv(*f.d)
         f.p[0].choose = lambda _: Play(hold=asked, status=404)
-
-        def choose(seen: Seen) -> Play | None:
-            if "kv_transfer_params" not in seen.body:
-                return Play(status=422)
-            asked.set()
-            return Play(hold=asyncio.Event())
-
         for engine in f.d:
-            engine.choose = choose
+            engine.default = Play(status=422)
         answer = await f.complete(stream=True)
         assert (answer.status, answer.json["error"]["message"][2:]) == (422, " says 422")
         await f.wait(lambda: f.d[0].aborts + f.d[1].aborts == 1, "decode's waiting leg aborted")
