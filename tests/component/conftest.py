@@ -5,6 +5,7 @@
                 request, no block in use, no transfer open.
     cluster.plain_url    the prefill engine asked directly: what a plain engine answers.
 
+    skip      moves time on for what runs in the test's own process.
     copies    what engines stepped by hand are given: a test that makes some runs with copies that are complete at once, as
               on a CPU, and with late ones, as on a GPU.
 
@@ -15,7 +16,8 @@ cluster, then those that compare it with ``plain``, then the rest.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,3 +79,15 @@ def parser() -> argparse.ArgumentParser:
 
     made: argparse.ArgumentParser = at_its_place("make_arg_parser")(Parser())
     return made
+
+
+@pytest.fixture
+def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the time of all threads on. Asked for before what has threads: time must not go back while a thread stops."""
+    real, ahead = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
+
+    def skipped(seconds: float) -> None:
+        ahead[0] += seconds
+
+    return skipped

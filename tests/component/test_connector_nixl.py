@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -318,10 +318,9 @@ def test_a_peer_that_does_not_answer_is_given_up_before_a_loads_own_deadline(sta
     assert time.monotonic() - began > LIMITS.open_s
 
 
-def test_while_an_agent_is_made_here_no_peer_is_called_silent(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
+def test_while_an_agent_is_made_here_no_peer_is_called_silent(
+        skip: Callable[[float], None], stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the one that it is made for nor another one; both answer a moment after it."""
-    real, ahead = time.monotonic, [0.0]  # until the stage has ended, which was asked for after the patch
-    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
     long = {"timeout_s": 600.0}
     p, q, d = stage.prefill(**long), stage.prefill(**long), stage.decode(**long)
     under_way(stage, p, d)
@@ -331,7 +330,7 @@ def test_while_an_agent_is_made_here_no_peer_is_called_silent(monkeypatch: pytes
         stage.world.held = False
 
     def slowly(*given: object) -> Reader:
-        ahead[0] += 1.5 * PATIENT.open_s  # so long this takes
+        skip(1.5 * PATIENT.open_s)  # so long this takes
         threading.Timer(0.1, answered).start()
         return Reader(stage.world, *given[1:])  # type: ignore[arg-type]
 

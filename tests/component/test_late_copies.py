@@ -67,18 +67,6 @@ def make(tmp_path: Path, copies: dict[str, Any]) -> Iterator[Callable[..., Engin
         yield build
 
 
-@pytest.fixture
-def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Moves the time of all threads on. Asked for before ``make``: time must not go back while an engine stops."""
-    real, ahead = time.monotonic, [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
-
-    def skipped(seconds: float) -> None:
-        ahead[0] += seconds
-
-    return skipped
-
-
 class Transfer:
     """A prompt's request at decode, and its request at prefill, which is not computed yet."""
 
