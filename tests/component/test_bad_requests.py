@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 from cluster import Cluster
 from corpus import tokens_of
+from engine_pair import wait_until
 from engines import MODEL_NAME, complete
 
+from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.kv.keys import Outcome
 
 LONG = list(tokens_of("too long", 2100))
@@ -58,19 +61,29 @@ def test_a_bad_field_is_answered_with_its_name(cluster: Cluster, fields: dict[st
 
 
 def test_what_prefill_computed_for_a_request_that_decode_refuses_is_let_go_at_once(cluster: Cluster) -> None:
-    """That is: since the router says so, and not since nobody has claimed it for long (``KvOptions.claim_s``)."""
-    [prefill] = cluster.prefill
+    """That is: since decode has said so, and not since nobody has claimed it for long (``KvOptions.claim_s``).
+
+    Decode stands still until prefill has computed all of them: what it refuses sooner, prefill may never begin.
+    """
+    [prefill], [decode] = cluster.prefill, cluster.decode
 
     def sent(outcome: str) -> float:
         return prefill.engine.metric("xpyd_kv_transfers_total", side="send", outcome=outcome)
 
+    bodies = [json.dumps(GOOD | {"prompt": list(tokens_of(f"refused {at}", 300)), "max_tokens": -3}).encode()
+              for at in range(8)]
     before = {outcome: sent(outcome) for outcome in Outcome}
-    for at in range(8):
-        body = json.dumps(GOOD | {"prompt": list(tokens_of(f"refused {at}", 300)), "max_tokens": -3}).encode()
-        assert ask(cluster, body)[0] == 400
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        decode.engine.group.signal_all(signal.SIGSTOP)
+        try:
+            answers = [pool.submit(ask, cluster, body) for body in bodies]
+            wait_until(lambda: prefill.engine.metric(metrics.SENDS_OPEN) == len(bodies), 60, "computed")
+        finally:
+            decode.engine.group.signal_all(signal.SIGCONT)
+        assert [answer.result(240)[0] for answer in answers] == [400] * len(bodies)
     cluster.wait_idle()
     ended = {outcome: count for outcome in Outcome if (count := sent(outcome) - before[outcome])}
-    assert ended == {Outcome.ABORTED: 8}, "and not as those that nobody claimed (DEADLINE)"
+    assert ended == {Outcome.ABORTED: len(bodies)}, "and not as those that nobody claimed (DEADLINE)"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"text"', b'{"model": "tiny"', b"\xff\xfe", b"{" * 5000])
