@@ -49,7 +49,7 @@ def make(tmp_path: Path, copies: dict[str, Any], skip: Callable[[float], None]) 
 
 
 def ping(p: Engine, d: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[Callable[[], object], list[Control]]:
-    """What has prefill's control thread send one more PING that says nothing of work; and what decode hears of it."""
+    """What has decode hear one more PING of prefill's control thread that says nothing of work; and all that it hears."""
     heard: list[Control] = []
     hear = d.scheduler._hearing.from_prefill
 
@@ -57,8 +57,31 @@ def ping(p: Engine, d: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[Callabl
         heard.append(message)
         hear(peer, message)
 
+    def once_more() -> None:
+        before = heard.count(Ping(9))
+        p.scheduler._control.post(d.peer(), Ping(9))
+        until(lambda: heard.count(Ping(9)) > before)
+
     monkeypatch.setattr(d.scheduler._hearing, "from_prefill", noted)
-    return lambda: p.scheduler._control.post(d.peer(), Ping(9)), heard
+    return once_more, heard
+
+
+def looks(p: Engine) -> Callable[[], None]:
+    """What waits for a look of prefill's sender at its deadlines, which begins then."""
+    machine, seen = p.workers[0]._sender._machine, [0]
+    tick = machine.tick
+
+    def ticked(now: float) -> Any:
+        out = tick(now)
+        seen[0] += 1
+        return out
+
+    def wait_look() -> None:
+        before = seen[0]
+        until(lambda: seen[0] >= before + 2)  # one may be under way
+
+    machine.tick = ticked  # type: ignore[method-assign]
+    return wait_look
 
 
 def other_work(p: Engine, nth: int, tokens: int = 8) -> None:
@@ -124,10 +147,11 @@ def test_prefills_half_lasts_while_its_work_grows(make: Callable[..., Engine], s
     one.begin()
     one.compute(BLOCK)
     one.wait_arrived()
+    wait_look = looks(p)
     for step in range(1, 9):
         skip(10.0)
         other_work(p, step)
-        time.sleep(0.12)  # a tick of the threads, which ping
+        wait_look()
         assert p.workers[0]._sender._machine.open == 1
     one.compute(BLOCK)
     one.wait_loaded()
@@ -140,14 +164,14 @@ def test_prefills_half_ends_where_its_work_does_not_grow(
     one.begin()
     one.compute(BLOCK)
     one.wait_arrived()
-    skipped = 0.0
+    skipped, wait_look = 0.0, looks(p)
     while not one.over:
         skip(10.0)
         skipped += 10.0
         assert skipped < 120.0
         p.step()
         d.step()
-        time.sleep(0.12)
+        wait_look()
     assert skipped >= 60.0
     assert d.failed == [one.ours.request_id]
     until(lambda: p.counts.get("send/deadline"), p, d)

@@ -22,6 +22,7 @@ from connector_sides import (
     BLOCKS,
     KEY,
     LAYERS,
+    PATIENCE_S,
     Engine,
     Hooks,
     decode_leg,
@@ -63,6 +64,13 @@ def make(tmp_path: Path, copies: dict[str, Any]) -> Iterator[Callable[..., Engin
         yield build
 
 
+def silent(p: Engine, skip: Callable[[float], None]) -> None:
+    """Time passes until prefill has given up the one decode engine that it has told something."""
+    until(lambda: p.scheduler._control._decodes)
+    patience_s = PATIENCE_S / 8
+    until(lambda: skip(patience_s) or not p.scheduler._control._decodes, deadline_s=20_000 * patience_s)  # by its looks
+
+
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize("hooks", ["layers", "graph"])
 @pytest.mark.parametrize("copies", RUNNERS, indirect=True)
@@ -91,12 +99,14 @@ def test_blocks_go_from_rank_to_rank_into_their_places(make: Callable[..., Engin
     assert (p.counts["send/ok"], d.counts["receive/ok"]) == (1, 1)
 
 
-def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_role(make: Callable[..., Engine]) -> None:
-    p, d = make("p", tensor=2, peer_timeout_s=0.5), make("d")
+def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_role(
+        skip: Callable[[float], None], make: Callable[..., Engine]) -> None:
+    p, d = make("p", tensor=2, claim_s=1e6), make("d")
     until(lambda: p.scheduler._carrying.crew._ready, p)  # from now on workers are told between steps
     d.stop()  # it never answers
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3])
     assert all(worker.store.used for worker in p.workers)
+    silent(p, skip)
     until(lambda: not any(worker.store.used for worker in p.workers), p.clock)  # no step of p is made meanwhile
     until(lambda: idle(p), p)
     assert p.counts["send/peer_lost"] == 1
@@ -105,6 +115,7 @@ def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_r
     duty.write(p.folder, Duty(Role.PREFILL, 3))
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [4, 5, 6])
     assert all(worker.store.used for worker in p.workers)
+    silent(p, skip)
     until(lambda: idle(p), p)
 
 
@@ -202,9 +213,10 @@ def test_a_prompt_for_a_decode_that_takes_nothing_does_not_begin_and_others_do(m
     assert "send/overflow" not in p.counts
 
 
-def test_blocks_that_find_no_room_for_long_are_given_up_and_decode_is_told(make: Callable[..., Engine]) -> None:
+def test_blocks_that_find_no_room_for_long_are_given_up_and_decode_is_told(
+        skip: Callable[[float], None], make: Callable[..., Engine]) -> None:
     p, d = make("p", keep_bytes=1), make("d")
-    p.workers[0]._saving._wait_s = 0.5  # sooner than what nobody asks for is given up, however slow this machine is
+    p.workers[0]._saving._wait_s = PATIENCE_S / 4  # sooner than what nobody asks for is given up
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3])
     transfer = uuid.uuid4().hex
     ours, theirs = request(decode_leg(transfer, wait_s=600.0)), request(prefill_leg(transfer, d))
@@ -212,6 +224,7 @@ def test_blocks_that_find_no_room_for_long_are_given_up_and_decode_is_told(make:
     while lease is not None and (more := p.workers[0].store.lease(256)) is not None:
         lease = more
     prefill(p, theirs, [16, 17, 18], held=True)
+    skip(PATIENCE_S / 4)
     until(lambda: p.counts.get("send/overflow"), p)
     d.scheduler.new_request(ours)
     until(lambda: d.scheduler.matched(ours, 0) == (0, False), d)
@@ -449,12 +462,14 @@ def test_prompts_given_as_embeddings_are_ordinary_requests(make: Callable[..., E
     assert d.scheduler.matched(odd, 0) == (0, False)
 
 
-def test_a_decode_engine_that_is_not_there_is_given_up(make: Callable[..., Engine]) -> None:
-    p, d = make("p", peer_timeout_s=1.0), make("d")
+def test_a_decode_engine_that_is_not_there_is_given_up(
+        skip: Callable[[float], None], make: Callable[..., Engine]) -> None:
+    p, d = make("p", claim_s=1e6), make("d")
     leg = prefill_leg(uuid.uuid4().hex, d)
     d.scheduler.stop()
     prefill(p, request(leg), [1, 2, 3])
     assert p.scheduler.pending()
+    silent(p, skip)
     until(lambda: idle(p), p)
     assert p.counts["send/peer_lost"] == 1
 
