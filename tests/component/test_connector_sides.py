@@ -56,6 +56,8 @@ from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Recent
 
 pytestmark = pytest.mark.timeout(300)
+PEER_S = PATIENCE_S / 4
+"""Of silence, where a peer is to be given up before anything else is."""
 
 
 @pytest.fixture
@@ -65,10 +67,19 @@ def make(tmp_path: Path, copies: dict[str, Any]) -> Iterator[Callable[..., Engin
 
 
 def silent(p: Engine, skip: Callable[[float], None]) -> None:
-    """Time passes until prefill has given up the one decode engine that it has told something."""
-    until(lambda: p.scheduler._control._decodes)
-    patience_s = PATIENCE_S / 8
-    until(lambda: skip(patience_s) or not p.scheduler._control._decodes, deadline_s=20_000 * patience_s)  # by its looks
+    """Time passes until prefill has given up the one decode engine that it has told something, and little more."""
+    control, looks = p.scheduler._control, [0]
+    watch = control._watch
+
+    def watched(now: float) -> None:
+        watch(now)
+        looks[0] += 1
+
+    control._watch = watched  # type: ignore[method-assign]
+    until(lambda: control._decodes)
+    while control._decodes:  # by its looks, and not by one that is under way
+        skip(PEER_S / 4)
+        until(lambda after=looks[0] + 2: looks[0] >= after)
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
@@ -101,7 +112,7 @@ def test_blocks_go_from_rank_to_rank_into_their_places(make: Callable[..., Engin
 
 def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_role(
         skip: Callable[[float], None], make: Callable[..., Engine]) -> None:
-    p, d = make("p", tensor=2, claim_s=1e6), make("d")
+    p, d = make("p", tensor=2, peer_timeout_s=PEER_S), make("d")
     until(lambda: p.scheduler._carrying.crew._ready, p)  # from now on workers are told between steps
     d.stop()  # it never answers
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3])
@@ -464,7 +475,7 @@ def test_prompts_given_as_embeddings_are_ordinary_requests(make: Callable[..., E
 
 def test_a_decode_engine_that_is_not_there_is_given_up(
         skip: Callable[[float], None], make: Callable[..., Engine]) -> None:
-    p, d = make("p", claim_s=1e6), make("d")
+    p, d = make("p", peer_timeout_s=PEER_S), make("d")
     leg = prefill_leg(uuid.uuid4().hex, d)
     d.scheduler.stop()
     prefill(p, request(leg), [1, 2, 3])

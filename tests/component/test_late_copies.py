@@ -256,7 +256,9 @@ def test_a_step_is_one_gather_and_all_that_came_is_one_scatter(make: Callable[..
     assert [worker._memory.gathers for worker in p.workers] == [1, 1]
     for one in transfers:
         p.scheduler.ended(one.theirs)
-        one.ask_late()
+    until(lambda: all(d.scheduler.matched(one.ours, 0)[0] is not None for one in transfers), p, d)
+    for one in transfers:
+        one.ask_late()  # decode makes no step before it has asked for all
     inboxes = [worker._receiver.inbox for worker in d.workers]
     d.step()
     before = [worker._memory.scatters for worker in d.workers]
