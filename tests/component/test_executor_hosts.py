@@ -24,10 +24,12 @@ from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.engine.executor_queue.settings import QueueSettings
 
-SEEN_S = 5.0
-"""For so long a member is cut off."""
 PATIENCE_S = 60.0
 """For what comes at once on a machine that has a processor for it."""
+LONG_S = 10 * PATIENCE_S
+"""Of silence, where none ends a member: the test goes on sooner on whatever machine."""
+SEEN_S = 5.0
+"""For so long a member that is seen to be silent stays so: the connection by which it is seen ends twice meanwhile."""
 MIB = 1 << 20
 
 
@@ -128,7 +130,7 @@ def wait_seen(leader: Host) -> None:
 
 @pytest.fixture(scope="module")
 def spread() -> Iterator[list[Host]]:
-    with hosts(2, 1, SETTINGS) as made:
+    with hosts(2, 1, SETTINGS, silence_s=LONG_S) as made:
         yield made
 
 
@@ -143,17 +145,16 @@ def test_calls_cross_hosts_large_ones_too(spread: list[Host]) -> None:
     assert len(leader.ask("endpoints")) == 4, "the calls, and the answers of the one elsewhere; each has two"
 
 
-def test_a_stopped_worker_elsewhere_is_seen_and_eight_seconds_of_silence_end_nothing(spread: list[Host]) -> None:
+def test_a_stopped_worker_elsewhere_is_seen_and_less_than_the_silence_that_ends_it_ends_nothing(spread: list[Host]) -> None:
     leader, follower = spread
     (pid,) = follower.ask("workers")
     wait_seen(leader)
-    began = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
     try:
         wait(lambda: leader.ask("status")["silent"] == ("rank 1",), PATIENCE_S, "seen while nothing is called")
         leader.begin("call", "echo", 7)
+        time.sleep(SEEN_S)
     finally:
-        time.sleep(max(0.0, began + 8 - time.monotonic()))
         os.kill(pid, signal.SIGCONT)
     assert leader.hear(PATIENCE_S) == [(0, 7), (1, 7)]
     wait(lambda: not leader.ask("status")["silent"], PATIENCE_S, "heard again")
@@ -234,7 +235,7 @@ def networks() -> Iterator[Networks]:
 @pytest.fixture(scope="module")
 def apart(networks: Networks) -> Iterator[list[Host]]:
     """As two pods; the third network is a stranger's."""
-    with hosts(2, 1, SETTINGS, networks) as made:
+    with hosts(2, 1, SETTINGS, networks, silence_s=LONG_S) as made:
         yield made
 
 
@@ -278,12 +279,11 @@ def test_a_member_that_is_cut_off_is_seen_and_some_seconds_of_it_end_nothing(apa
     leader, _ = apart
     assert leader.ask("call", "echo", 1) == [(0, 1), (1, 1)]
     wait_seen(leader)
-    began = time.monotonic()
     networks[1].cut()
     try:
         wait(lambda: leader.ask("status")["silent"] == ("rank 1",), PATIENCE_S, "seen while nothing is called")
         leader.begin("call", "echo", 7)
-        time.sleep(max(0.0, began + SEEN_S - time.monotonic()))
+        time.sleep(SEEN_S)
     finally:
         networks[1].mend()
     assert leader.hear(PATIENCE_S) == [(0, 7), (1, 7)]

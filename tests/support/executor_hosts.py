@@ -34,7 +34,7 @@ from vllm.distributed.device_communicators import shm_broadcast
 from vllm.distributed.parallel_state import GroupCoordinator
 from vllm.v1.executor import multiproc_executor
 
-from xpyd_sidecar.broadcast import wire
+from xpyd_sidecar.broadcast import remote, wire
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.engine.executor_queue import patch
@@ -47,6 +47,7 @@ KEY = keys.of_life(SERVICE_KEY, LIFE)
 HERE = "127.0.0.1"
 SETTINGS = QueueSettings(KEY, HERE, LIFE)
 """Of members of one life."""
+SILENCE_S = remote.SILENCE_MS / 1000
 START_S = 400.0
 """The first one waits for an import of vLLM."""
 CLEAN = mp.get_context("forkserver")
@@ -190,9 +191,11 @@ class Running:
         self.executor.shutdown()
 
 
-def serve(told: Connection, settings: QueueSettings | None, network: Network | None, *where: Any) -> None:
+def serve(told: Connection, silence_s: float, settings: QueueSettings | None, network: Network | None,
+          *where: Any) -> None:
     """The process of a host."""
     os.setsid()
+    remote.SILENCE_MS = int(1000 * silence_s)  # type: ignore[misc]
     os.environ.update(VLLM_WORKER_MULTIPROC_METHOD="fork", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_HOST_IP=HERE,
                       OMP_NUM_THREADS="1")
     if network is not None:
@@ -263,9 +266,11 @@ class Host:
 
 
 @contextlib.contextmanager
-def hosts(nodes: int, each: int, settings: QueueSettings | None, networks: Sequence[Network] = ()) -> Iterator[list[Host]]:
-    """Hosts of one engine, the leader first; their sessions end with the block. ``networks``: of each, else all are in that
-    of the test.
+def hosts(nodes: int, each: int, settings: QueueSettings | None, networks: Sequence[Network] = (), *,
+          silence_s: float = SILENCE_S) -> Iterator[list[Host]]:
+    """Hosts of one engine, the leader first; their sessions end with the block.
+
+    ``networks``: of each, else all are in that of the test. ``silence_s``: after which one is gone.
     """
     forks()
     port, leader = free_port(), networks[0].address if networks else HERE
@@ -274,7 +279,7 @@ def hosts(nodes: int, each: int, settings: QueueSettings | None, networks: Seque
         network, own = networks[node] if networks else None, settings
         if settings is not None and network is not None:
             own = settings._replace(host=network.address)
-        made.append(Host(own, network, node, nodes, each, port, leader))
+        made.append(Host(silence_s, own, network, node, nodes, each, port, leader))
     try:
         for host in made:
             assert host.hear(START_S) == "ready"
