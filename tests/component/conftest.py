@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from cluster import Cluster
+from cluster import PATIENT, Cluster
 from fair_session import fair  # noqa: F401 (a fixture)
 
 HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """1P1D for the whole session, not started. Ask for ``cluster`` instead."""
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), prefill=1, decode=1, engine_args=ENGINE_ARGS)
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), prefill=1, decode=1, engine_args=ENGINE_ARGS, options=PATIENT)
     try:
         yield cluster
     finally:

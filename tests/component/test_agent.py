@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -63,11 +64,16 @@ def test_a_drain_of_decode_waits_for_what_runs_and_refuses_what_is_new(cluster: 
         with pytest.raises(HttpError) as refused:
             complete(cluster.url, PROMPT, 2)
         assert refused.value.status == 503
-        found = answers.result(240)
         assert drained.result(240) == (200, {"drained": True, "reason": "nothing runs, waits or moves"})
+        decode.engine.group.signal_all(signal.SIGSTOP)
+        try:
+            found = answers.result(60)  # nothing of it is still to be computed
+        finally:
+            decode.engine.group.signal_all(signal.SIGCONT)
     assert [tokens for _, tokens in found] == [plain] * len(found)
     last, _ = found[-1]
-    assert began < last < ended["drain"] < last + 0.8 * DRAIN_S, "and not when it may take no longer"
+    assert began < last
+    assert ended["drain"] < last + 0.8 * DRAIN_S, "and not when it may take no longer"
     cluster.wait_fleet(lambda fleet: all(one.drained for one in fleet.instances if one.instance == decode.name), 60, "told")
     assert decode.undrain()
     wait_state(cluster, decode, State.READY)
@@ -94,13 +100,14 @@ def test_a_killed_router_comes_back_and_knows_everybody(cluster: Cluster) -> Non
     plain = complete(cluster.plain_url, PROMPT, 8)["token_ids"]
     assert cluster.router is not None
     cluster.router.kill()
+    gone = time.monotonic()
     cluster.start_router()
     cluster.wait_ready()
     assert complete(cluster.url, PROMPT, 8)["token_ids"] == plain
 
     def answered() -> bool:
         [known] = [one for one in status(cluster.decode[0])["routers"] if one["address"] == cluster.members_address]
-        return bool(known["ack_age_s"] < 10 * HEARTBEAT_S)
+        return bool(known["ack_age_s"] < time.monotonic() - gone)
 
     assert cluster.decode[0].agent is not None
     cluster.decode[0].agent.wait_until(answered, 60.0, "answered by the new router")

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 from aborts import abort_real
-from cluster import Cluster, Instance
+from cluster import PATIENT, Cluster, Instance
 from real_kills import kill_real
 
 from xpyd_sidecar.contract.ids import Role
 
 KILLS = 5
-GONE_S = 5.0
-"""Below ``claim_s``, which would let go of what nobody is told of. How much below, only a quiet machine can show: see
+GONE_S = PATIENT.claim_s / 2
+"""Below what would let go of what nobody is told of. How much below, only a quiet machine can show: see
 ``make campaign-router``."""
 
 

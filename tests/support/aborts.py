@@ -137,14 +137,15 @@ async def abort_real(cluster: Cluster, count: int, seed: int, gone_s: float = GO
                 group.create_task(leave(cluster.port, source, report, request_bytes(PATHS[request.api], body), 0.8))
         last, before_s = loop.time(), _kept_waiting_s(cluster)
         left = await asyncio.to_thread(_held, cluster)
-        while left and loop.time() < last + PATIENCE_S:
+        late = ""
+        while left and loop.time() < last + gone_s + PATIENCE_S:
             await asyncio.sleep(0.05)
             asked = loop.time()
             left = await asyncio.to_thread(_held, cluster)
-            words = f"after {report.aborts}: "
             limit_s = gone_s + _kept_waiting_s(cluster) - before_s
-            if left and asked > last + limit_s and not any(one.startswith(words) for one in report.left):
-                report.left.append(words + json.dumps(left))
+            late = late or (json.dumps(left) if left and asked > last + limit_s else "")
+        if late or left:
+            report.left.append(f"after {report.aborts}: {late or json.dumps(left)}")
         report.longest_s = max(report.longest_s, loop.time() - last)
     return report
 
