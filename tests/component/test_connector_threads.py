@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from engines import Engine
 
-pytestmark = pytest.mark.timeout(240)
 PLUGIN = str(Path(__file__).parents[1] / "support/dying_threads")
 
 

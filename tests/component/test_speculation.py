@@ -12,7 +12,6 @@ import pytest
 from drafting_engines import Drafting
 from engine_pair import tokens
 
-pytestmark = pytest.mark.timeout(500)
 LENGTHS = (2, 5, 64, 127, 128, 129, 200, 255, 256, 257, 383, 385, 511, 512, 513, 700, 1024, 1500)
 """Edges of blocks (128) and of chunks (512) among them."""
 OUTPUT = 32
