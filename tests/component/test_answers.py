@@ -83,6 +83,17 @@ def computed(cluster: Cluster) -> dict[str, float]:
     return {name: sum(values) for name, values in counted.items()}
 
 
+def counted(cluster: Cluster, before: dict[str, float], **least: float) -> dict[str, float]:
+    """What decode has counted since ``before``, once that is at least so much: a page may be a step behind an answer."""
+    deadline = time.monotonic() + 60
+    while True:
+        after = computed(cluster)
+        change = {name: after[name] - before[name] for name in after}
+        if all(change[name] >= count for name, count in least.items()) or time.monotonic() > deadline:
+            return change
+        time.sleep(0.2)
+
+
 def check_decode_computed_nothing(cluster: Cluster, before: dict[str, float], cases: Sequence[Case]) -> None:
     """Decode runs its model once for each token it generates, and once for the last token of each prompt.
 
@@ -90,11 +101,8 @@ def check_decode_computed_nothing(cluster: Cluster, before: dict[str, float], ca
     has all but that token in its own cache: its transfer ends unused.
     """
     expected = sum(case.max_tokens for case in cases)
-    deadline = time.monotonic() + 60
-    while (after := computed(cluster))["generated"] - before["generated"] < expected and time.monotonic() < deadline:
-        time.sleep(0.2)  # statistics lag by a step
-    change = {name: after[name] - before[name] for name in after}
     single = sum(len(case.prompt) == 1 for case in cases)
+    change = counted(cluster, before, generated=expected, transfers=len(cases) - single)
     assert change["generated"] == expected
     assert change["prompt"] == len(cases), change
     assert change["steps"] == change["generated"] + len(cases), change
@@ -162,10 +170,7 @@ def test_prompts_of_other_dialects_are_prefilled_and_answers_are_one_plain_engin
     assert whole == streams == plain.dialects
     assert len(set(whole)) == len(CHATS), "each says its own, in both dialects the same"
     asked = 2 * len(IN_DIALECTS)
-    deadline = time.monotonic() + 60
-    while (after := computed(cluster))["received"] - before["received"] < asked and time.monotonic() < deadline:
-        time.sleep(0.2)  # statistics lag by a step
-    change = {name: after[name] - before[name] for name in after}
+    change = counted(cluster, before, received=asked, prompt=asked)
     assert change["prompt"] == asked, change
     assert change["steps"] == change["generated"] + asked > 2 * asked, change
     assert change["received"] == change["transfers"] == asked, change

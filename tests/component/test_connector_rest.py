@@ -16,6 +16,8 @@ from xpyd_sidecar.engine.compat import v032
 
 ADDRESS = "inproc://notices"
 LONG_MS = 10_000
+BUSY_S = 600.0
+"""In place of vLLM's second, of which a full machine may take all."""
 
 
 @pytest.fixture
@@ -25,6 +27,8 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     with zmq.Context() as context:
         writer = SpinCondition(is_reader=False, context=context, notify_address=ADDRESS)
         reader = SpinCondition(is_reader=True, context=context, notify_address=ADDRESS)
+        assert reader.busy_loop_s == 1.0
+        reader.busy_loop_s = BUSY_S
         yield reader, writer
         for sock in (writer.local_notify_socket, reader.local_notify_socket, reader.write_cancel_socket,
                      reader.read_cancel_socket):
@@ -64,8 +68,8 @@ def test_who_rests_looks_again_soon_for_a_notice_may_be_lost(sides: tuple[Any, A
     compat.rest_while(lambda _: True)
     for timeout_ms in (LONG_MS, None):
         reader.record_read()
-        assert 0.0009 * v032.REST_MS <= waited_s(reader, timeout_ms) < 1.0
-    assert reader.busy_loop_s == 1.0
+        assert 0.0009 * v032.REST_MS <= waited_s(reader, timeout_ms) < 0.0005 * LONG_MS
+    assert reader.busy_loop_s == BUSY_S
 
 
 def test_a_notice_ends_a_rest(sides: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,5 +86,6 @@ def test_a_notice_ends_a_rest(sides: tuple[Any, Any], monkeypatch: pytest.Monkey
 def test_a_second_after_the_last_message_vllm_waits_as_it_would_without_us(sides: tuple[Any, Any]) -> None:
     reader, _ = sides
     compat.rest_while(lambda _: True)
+    reader.busy_loop_s = 1.0
     reader.last_read = time.monotonic() - 1.5
     assert waited_s(reader, 20 * v032.REST_MS) >= 0.019 * v032.REST_MS

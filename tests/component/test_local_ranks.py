@@ -24,6 +24,7 @@ from xpyd_operator.cli import main
 from xpyd_operator.local import agents, procs
 from xpyd_operator.local.paths import run_folder
 from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.ids import State
 
 
 class Ranks(LocalService):
@@ -47,10 +48,11 @@ class Ranks(LocalService):
         return next(one for one in status["conditions"] if one["type"] == "Ready")["status"] == "True"
 
     def incarnation(self, name: str) -> str:
-        """Of an instance, as the router knows it; empty while it does not."""
+        """Of an instance, as the router knows it; empty while it does not, or would send it nothing."""
         fleet = asyncio.run(agents.fleet("127.0.0.1", self.port, keys.read(self.folder.key)))
         known = fleet.instances if fleet is not None else ()
-        return next((str(one.incarnation) for one in known if one.instance == name), "")
+        return next((str(one.incarnation) for one in known
+                     if one.instance == name and one.state is State.READY and not one.suspended), "")
 
     def asked(self, name: str) -> list[Counter[str]]:
         """What the members of an instance were asked so far, the leader first."""

@@ -108,6 +108,10 @@ class Pair:
         """Transfers of an engine that have ended so."""
         return engine.metric(metrics.TRANSFERS + "_total", side=side, outcome=outcome)
 
+    def wait_kept(self) -> None:
+        """Until prefill says that it keeps what decode may ask for."""
+        wait_until(lambda: self.p.metric(metrics.SENDS_OPEN) == 1, SOON_S, "kept")
+
     def wait_parked(self) -> None:
         """Until decode waits for an announcement."""
         wait_until(lambda: self.d.metric(metrics.RECEIVES_OPEN) == 1, SOON_S, "parked")
