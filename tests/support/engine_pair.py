@@ -17,11 +17,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from engines import HTTP_TIMEOUT_S, MODEL_NAME, Engine
+from engines import HTTP_TIMEOUT_S, MODEL_NAME, Engine, held
 from processes import free_port
 from wire import Wire
 
@@ -121,14 +120,9 @@ class Pair:
         wait_until(lambda: self.d.metric("vllm:kv_cache_usage_perc") > 0, SOON_S, "loading")
 
     def wait_empty(self, *engines: Engine, deadline_s: float = SOON_S) -> None:
-        """Until no transfer is open and no block in use."""
+        """Until no request is there, no transfer open and no block in use, by one page of metrics."""
         for engine in engines or [one for one in (self.p, self.d) if one.alive()]:
-            wait_until(partial(_empty, engine), deadline_s, f"{engine.name} empty")
-
-
-def _empty(engine: Engine) -> bool:
-    return (engine.metric(metrics.SENDS_OPEN) == engine.metric(metrics.RECEIVES_OPEN)
-            == engine.metric("vllm:kv_cache_usage_perc") == engine.metric("vllm:num_requests_waiting") == 0)
+            wait_until(lambda url=engine.url: not held(url), deadline_s, f"{engine.name} empty")
 
 
 async def say_farewell(engine: Engine, leg: legs.Leg) -> None:
