@@ -53,6 +53,20 @@ def test_found_while_used_and_removed_when_its_user_is_gone(segment: Path, tmp_p
     assert not listed.exists()
 
 
+def test_a_list_is_whole_at_every_moment_in_which_a_supervisor_may_be_killed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = tmp_path / "shm"
+    shm.remember(listed, {"/dev/shm/one"})
+
+    def killed(*_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(shm.os, "replace", killed)
+    with pytest.raises(InterruptedError):
+        shm.remember(listed, {"/dev/shm/other"})
+    assert shm.remembered(listed) == {"/dev/shm/one"}
+
+
 def test_nothing_listed_nothing_removed(segment: Path, tmp_path: Path) -> None:
     assert shm.clean(tmp_path / "none") == []
     assert segment.exists()

@@ -24,10 +24,12 @@ def used_by(processes: Iterable[Stat]) -> set[str]:
 
 
 def remember(path: Path, names: set[str]) -> None:
-    """Add to the list of a unit."""
+    """Add to the list of a unit, which is whole also where this process is killed meanwhile."""
     known = remembered(path)
     if names - known:
-        path.write_text("".join(f"{name}\n" for name in sorted(known | names)), "utf-8")
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text("".join(f"{name}\n" for name in sorted(known | names)), "utf-8")
+        os.replace(temporary, path)
 
 
 def remembered(path: Path) -> set[str]:
