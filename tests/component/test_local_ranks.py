@@ -54,6 +54,17 @@ class Ranks(LocalService):
         return next((str(one.incarnation) for one in known
                      if one.instance == name and one.state is State.READY and not one.suspended), "")
 
+    def wait_life(self, name: str, before: str = "") -> str:
+        """The incarnation of another life than the one before. One look at a full machine may miss an answer."""
+        found = [before]
+
+        def look() -> bool:
+            found.append(self.incarnation(name))
+            return found[-1] not in ("", before)
+
+        wait(look, 300, f"another life of {name}, as the router knows it")
+        return found[-1]
+
     def asked(self, name: str) -> list[Counter[str]]:
         """What the members of an instance were asked so far, the leader first."""
         settings = json.loads(self.folder.settings.read_text())
@@ -83,11 +94,10 @@ def test_each_rank_is_asked_at_the_server_of_its_member_and_a_death_begins_a_new
     # A client has decode's answer, and prefill may be asked for it only then.
     wait(lambda: sum(map(Counter.total, service.asked(prefill))) == 8, 120, "all that prefill is asked")
     assert service.asked(prefill) == [Counter({"prefill -": 4})] * 2, "one rank alone has no need of a name"
-    launcher, before = service.pid("instances", decode, "engine-1"), service.incarnation(decode)
-    assert before
+    launcher, before = service.pid("instances", decode, "engine-1"), service.wait_life(decode)
     (engine,) = [one.pid for one in procs.everyone() if one.parent == launcher]
     os.kill(engine, signal.SIGKILL)
-    wait(lambda: service.incarnation(decode) not in ("", before), 300, "a new life, as the router knows it")
+    service.wait_life(decode, before)
     wait(lambda: service.ready(capsys), 300, "back by itself")
     assert service.pid("instances", decode, "engine-1") == launcher, "launchers stay"
     ask(4)

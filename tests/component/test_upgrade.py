@@ -54,7 +54,10 @@ def of_release(service: Service, release: Release) -> list[str]:
     found = []
     for name, pid in service.processes().items():
         if name.endswith(("/engine", "/agent")):
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            try:
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError):  # it has ended since
+                continue
             if any(each.startswith(b"PYTHONPATH=") and release.path_for_python.encode() in each for each in environment):
                 found.append(name)
     return sorted(found)

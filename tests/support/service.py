@@ -126,7 +126,10 @@ class Service:
         supervisor = int(self.status()["supervisor"])
         found = {"supervisor": supervisor} if supervisor > 0 else {}  # kill(2) takes other numbers for many processes
         for file in self.home.glob(f"{NAME}/**/*.pid"):
-            pid = int(json.loads(file.read_text())["pid"])
+            try:
+                pid = int(json.loads(file.read_text())["pid"])
+            except FileNotFoundError:  # who it was has ended since
+                continue
             name = file.stem if file.parent.name == "router" else f"{file.parent.name}/{file.stem}"
             if Path(f"/proc/{pid}").exists():
                 found[name] = pid
