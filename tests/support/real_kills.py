@@ -40,8 +40,15 @@ def kill_nine(instance: Instance, way: str) -> None:
         group.kill_process(group.pid)
     else:
         for pid in group.pids():
-            if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + Path(f"/proc/{pid}/cmdline").read_text():
+            if _is_core(pid):
                 group.kill_process(pid)
+
+
+def _is_core(pid: int) -> bool:
+    try:
+        return "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+        return False
 
 
 async def kill_real(cluster: Cluster, victims: Sequence[Instance], seed: int) -> Report:
