@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch._dynamo  # a dispatch mode imports it when it is first used, for seconds, on whatever thread that is
 from nccl_fake import HostDevice, World
 from torch.utils._python_dispatch import TorchDispatchMode
 
