@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube_cluster import apply_crds, away, requests, start_light, wait_refused
+from kube_client import Kube
+from kube_cluster import apply_crds, away, requests, start_light
 from testcluster import remains
 from testcluster.errors import ClusterError, CommandFailed, ComponentFailed, InUse
 from testcluster.kubectl import wait_until
@@ -83,14 +84,15 @@ def test_the_audit_log_names_user_verb_and_resource_once(cluster: LightCluster) 
     assert seen() == [("list", "pods", 200), ("list", "secrets", 403)]
 
 
-def test_pod_security_is_enforced_where_a_namespace_asks_for_it(cluster: LightCluster) -> None:
+async def test_pod_security_is_enforced_where_a_namespace_asks_for_it(cluster: LightCluster) -> None:
     cluster.kubectl("create", "namespace", "strict")
     cluster.kubectl("label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
     wait_until(lambda: bool(cluster.kubectl("get", "serviceaccount", "default", "-n", "strict")), 240, "its account")
-    loose = ("run", "loose", "-n", "strict", "--image=none", "--privileged")
-    wait_refused(lambda: cluster.kubectl(*loose, "--dry-run=server"), "violates PodSecurity")
+    loose = {"hostNetwork": True, "containers": [{"name": "c", "image": "none"}]}
+    async with Kube(cluster.kubeconfig) as kube:
+        await kube.wait_refused("strict", loose, "violates PodSecurity")
     with pytest.raises(CommandFailed, match="violates PodSecurity"):
-        cluster.kubectl(*loose)
+        cluster.kubectl("run", "loose", "-n", "strict", "--image=none", "--privileged")
 
 
 def test_up_heals_what_is_dead_and_leaves_what_lives(cluster: LightCluster) -> None:

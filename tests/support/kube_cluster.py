@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from testcluster.base import Cluster
 from testcluster.control_plane import API, CONTROLLERS
-from testcluster.errors import CommandFailed
 from testcluster.kubectl import wait_until
 from testcluster.light import LightCluster
 
@@ -88,18 +87,6 @@ async def away(cluster: Cluster, *, paused: bool = False) -> AsyncIterator[None]
         await asyncio.to_thread(end, API)
         await asyncio.to_thread(cluster.stop, CONTROLLERS)
         await asyncio.to_thread(cluster.start, CONTROLLERS)
-
-
-def wait_refused(ask: Callable[[], object], words: str, deadline_s: float = 240.0) -> None:
-    """Until the API server says no with these words: it hears of a label or a policy a moment after it has taken it."""
-    def refused() -> bool:
-        try:
-            ask()
-        except CommandFailed as error:
-            return words in str(error)
-        return False
-
-    wait_until(refused, deadline_s, f"it is refused: {words}")
 
 
 def apply_crds(cluster: Cluster) -> None:

@@ -188,6 +188,8 @@ class NodeAgent:
         """Agents and routers know what the annotation of a pod says of its role."""
         self.beats = True
         """Agents beat to the routers beside engines, which know the roster by that."""
+        self.starts = True
+        """Engines that have had their ``start_s`` serve."""
         self.ends = True
         """Pods that are to end do so when they have drained."""
         self.totals: Callable[[Life], Totals] = lambda _: Totals()
@@ -375,6 +377,8 @@ class NodeAgent:
             life.dirty.set()
             script = self.script(life.pod)
             await asyncio.sleep(script.start_s)
+            while not self.starts:
+                await self._kicked(life, AGAIN_S)
             if not (script.trouble in ("crash", "oom") and life.engine):
                 life.up = True
                 if MEMBER not in life.labels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -16,6 +16,12 @@ from xpyd_operator.kube.lease import Candidate, StillWorking
 
 LOOPS = ("virtual",)
 TIMES = Times(lease_s=2, renew_s=0.6, retry_s=0.1)
+POLL_S: Final = 1 / 64
+"""A binary fraction, of which sums are exact: a virtual clock stands still over what is less than a bit of it."""
+CRASH_S: Final = 15.0
+"""As ``docs/install.md`` has it: after so long another leads, where the leader crashed."""
+ORDERLY_S: Final = 3.0
+"""And where it ended in order."""
 
 
 class Store:
@@ -65,11 +71,11 @@ class Store:
 class Runner:
     """A candidate with work that notes when it begins and ends."""
 
-    def __init__(self, name: str, store: Store, end_s: float = 0.0) -> None:
+    def __init__(self, name: str, store: Store, end_s: float = 0.0, times: Times = TIMES) -> None:
         self.notes: list[str] = []
         self.stop = asyncio.Event()
         self.end_s = end_s
-        self.candidate = Candidate(Election("ns", "lock", name, TIMES), store, "ns", "lock",
+        self.candidate = Candidate(Election("ns", "lock", name, times), store, "ns", "lock",
                                    lambda leading: self.notes.append("leader" if leading else "follower"))
         self.task = asyncio.ensure_future(self.candidate.run(self.work, self.stop, 1.0))
 
@@ -86,7 +92,7 @@ class Runner:
     async def wait_for(self, note: str, within_s: float = 5.0) -> None:
         async with asyncio.timeout(within_s):
             while note not in self.notes:  # noqa: ASYNC110 (the notes are what is under test)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(POLL_S)
 
 
 async def end(*runners: Runner) -> None:
@@ -119,6 +125,24 @@ async def test_a_leader_that_ends_in_order_hands_over_at_once() -> None:
     assert store.lease is not None
     assert store.lease["spec"]["holderIdentity"] == ""
     assert store.lease["spec"]["leaseTransitions"] == 1
+
+
+@pytest.mark.parametrize("at_s", [step / 16 for step in range(40)])
+@pytest.mark.parametrize("crash", [True, False])
+async def test_with_the_times_of_an_operator_another_leads_as_soon_as_is_promised(crash: bool, at_s: float) -> None:
+    store = Store()
+    one = Runner("one", store, times=Times())
+    await one.wait_for("begins")
+    await asyncio.sleep(0.75)
+    other = Runner("other", store, times=Times())
+    await asyncio.sleep(at_s)
+    if crash:
+        one.candidate._store = Store()  # it is heard no more
+    else:
+        one.stop.set()
+    await other.wait_for("begins", CRASH_S if crash else ORDERLY_S)
+    assert ("ends" in one.notes) != crash
+    await end(one, other)
 
 
 async def test_the_lease_is_renewed_while_the_work_ends() -> None:
