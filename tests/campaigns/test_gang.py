@@ -19,7 +19,8 @@ import yaml
 from kube_client import Kube, Mirror, Object
 from kube_cluster import start_light
 from kube_operator import OperatorProcess
-from kube_team import label, operator_login
+from kube_team import operator_login
+from kube_watched import label
 from node_agent import INSTANCE, SERVICE
 from processes import Group, free_port
 from testcluster import build

@@ -16,6 +16,7 @@ import pytest
 from kv_ranks import BLOCK, REGIONS, DecodeRank, PrefillRank, content, key, push, until
 from nixl_fake import Driver, Reader, World
 from nixl_ranks import LIMITS, PATIENT, NixlProcess
+from running_threads import until_none_runs
 
 from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.bodies import NixlMemory, Offer
@@ -57,7 +58,7 @@ def stage() -> Iterator[Stage]:
         one.world.held = one.world.held_pieces = one.world.never_ends = False
     for process in one.processes:
         process.stop()
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "xpyd-nixl"])
+    until_none_runs("xpyd-nixl")
     assert one.world.misuse == []
     assert one.world.alive == 0
 

@@ -32,11 +32,11 @@ from connector_sides import (
     prefill_leg,
     request,
     until,
-    until_no_thread_is_left,
 )
 from copies import RUNNERS
 from msgspec.structs import replace
 from processes import free_ports
+from running_threads import until_none_runs
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.outputs import KVConnectorOutput
 
@@ -442,7 +442,7 @@ def test_a_port_row_beyond_the_last_port_is_refused(tmp_path: Path, options: dic
     settings = ConnectorSettings(KvOptions(**options), InstanceName("p"), "127.0.0.1", KEY, tmp_path)
     with pytest.raises(ConfigError, match=refused):
         WorkerSide(settings, 1, {"layer0": torch.zeros(BLOCKS, 2, BLOCK, 4)}, BLOCKS)
-    until_no_thread_is_left()
+    until_none_runs("xpyd")
 
 
 def test_ids_that_vllm_does_not_wait_for_are_taken_out(make: Callable[..., Engine]) -> None:

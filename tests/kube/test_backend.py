@@ -7,12 +7,13 @@ import base64
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from kube_client import NO_NIC, WITH_NIC, Kube, KubeError, Mirror, Object
+from kube_client import NO_NIC, WITH_NIC, Kube, Mirror, Object
 from kube_routers import key_secret_of
+from kube_watched import DEADLINE_S, Watched, is_ready, is_true, label, wait_account
 from node_agent import ROLE, ROUTER, SERVICE, NodeAgent, Script
 from testcluster.light import LightCluster
 
@@ -24,12 +25,11 @@ from xpyd_operator.kube.services import Services
 from xpyd_operator.kube.settings import OperatorSettings
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
-DEADLINE_S = 120.0
 IMAGE = "registry.example/xpyd-sidecar:test"
 _numbers = itertools.count()
 
 
-class Place:
+class Place(Watched):
     """A namespace with a scripted kubelet, the objects in it, and services that are looked after by this process."""
 
     def __init__(self, kube: Kube, namespace: str, agent: NodeAgent) -> None:
@@ -72,19 +72,13 @@ class Place:
         document = {"apiVersion": "xpyd.dev/v1beta1", "kind": OWNER_KIND, "metadata": {"name": name}}
         return await self.kube.apply(OWNER_KIND, self.namespace, document | {"spec": base | sections | spec})
 
-    def of(self, kind: str) -> dict[str, Object]:
-        return self.mirrors[kind].objects
-
     def ready(self, role: str = "") -> list[str]:
         return sorted(name for name, pod in self.of("Pod").items() if role in ("", label(pod, ROLE)) and label(pod, ROLE)
-                      and not pod["metadata"].get("deletionTimestamp") and is_true(pod, "Ready"))
+                      and is_ready(pod))
 
     def condition(self, kind: str, name: str = "qwen") -> Object:
         status = self.of(OWNER_KIND).get(name, {}).get("status") or {}
         return next((each for each in status.get("conditions", ()) if each["type"] == kind), {})
-
-    def events(self, reason: str) -> list[Object]:
-        return [each for each in self.of("Event").values() if each["reason"] == reason]
 
     def settled(self, shape: str) -> bool:
         service = self.of(OWNER_KIND).get("qwen") or {}
@@ -94,21 +88,11 @@ class Place:
         return (current and status.get("ready") == shape == pods and self.condition("Ready").get("status") == "True"
                 and self.condition("Progressing").get("status") == "False")
 
-    async def wait(self, condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-        """Everything is seen first that was done before, and at the end what was written before that which made it true."""
-        await self.catch_up()
-        end = time.monotonic() + deadline_s
-        while not condition():
-            if time.monotonic() > end or self.agent.faults:
-                pods = [(name, pod["metadata"].get("labels"), (pod.get("status") or {}).get("phase"))
-                        for name, pod in self.of("Pod").items()]
-                said = {name: each.get("status") for name, each in self.of(OWNER_KIND).items()}
-                raise AssertionError(f"not within {deadline_s:g} s: {what}\n{said}\n{pods}\n{self.agent.faults}")
-            await asyncio.sleep(0.03)
-        await self.catch_up()
-
-    async def catch_up(self) -> None:
-        await asyncio.gather(*(mirror.catch_up() for mirror in self.mirrors.values()))
+    def describe(self) -> str:
+        pods = [(name, pod["metadata"].get("labels"), (pod.get("status") or {}).get("phase"))
+                for name, pod in self.of("Pod").items()]
+        said = {name: each.get("status") for name, each in self.of(OWNER_KIND).items()}
+        return f"{said}\n{pods}\n{self.agent.faults}"
 
     async def wait_quiet(self, seconds: float, most: int = 0) -> None:
         """Until nothing (or ``most``) was asked for so long. Whoever asks again and again, every second as it looks, is
@@ -124,15 +108,6 @@ class Place:
 
     async def wait_settled(self, shape: str) -> None:
         await self.wait(lambda: self.settled(shape), f"settled as {shape}")
-
-
-def label(item: Object, key: str) -> str:
-    return str((item["metadata"].get("labels") or {}).get(key, ""))
-
-
-def is_true(item: Object, kind: str) -> bool:
-    conditions = (item.get("status") or {}).get("conditions", ())
-    return any(each["type"] == kind and each["status"] == "True" for each in conditions)
 
 
 @pytest.fixture
@@ -155,16 +130,6 @@ async def place(cluster: LightCluster) -> AsyncIterator[Place]:
             await made.services.close()
             await asyncio.wait_for(running, 120)
             await kube.request("DELETE", f"/api/v1/namespaces/{namespace}")
-
-
-async def wait_account(kube: Kube, namespace: str) -> None:
-    end = time.monotonic() + 120
-    while True:
-        with contextlib.suppress(KubeError):
-            await kube.request("GET", f"/api/v1/namespaces/{namespace}/serviceaccounts/default")
-            return
-        assert time.monotonic() < end
-        await asyncio.sleep(0.05)
 
 
 async def test_a_document_becomes_a_service_and_then_nothing_is_asked(place: Place) -> None:

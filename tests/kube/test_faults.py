@@ -14,8 +14,9 @@ from kube_client import Object
 from kube_cluster import apply_crds, away
 from kube_faults import READS, WRITES, Fault, FaultProxy
 from kube_operator import OperatorProcess
-from kube_team import Team, is_ready
+from kube_team import Team
 from kube_watchdog import Watchdog
+from kube_watched import is_ready
 from node_agent import Script
 from testcluster.control_plane import CONTROLLERS
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from kube_client import KubeError, Object
-from kube_team import Team, is_ready, label
+from kube_team import Team
 from kube_watchdog import Watchdog
+from kube_watched import is_ready, label
 from node_agent import ROLE, Script, by_image, image_of
 
 PREFILL, DECODE = map(int, re.findall(r"\d+", os.environ.get("XPYD_FLEET", "8P12D")))

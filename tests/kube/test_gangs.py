@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from kube_client import Object
 from kube_cluster import wait_established
-from kube_team import Team, label
+from kube_team import Team
+from kube_watched import label
 from node_agent import INSTANCE, MEMBER, Script
 from testcluster.errors import CommandFailed
 from testcluster.light import LightCluster

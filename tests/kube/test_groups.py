@@ -14,7 +14,8 @@ import time
 import pytest
 from kube_client import NO_NIC, WITH_NIC, Object
 from kube_faults import FaultProxy
-from kube_team import Team, label
+from kube_team import Team
+from kube_watched import label
 from node_agent import INSTANCE, MEMBER, MEMBERS, ROLE, Script
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes

@@ -9,8 +9,9 @@ import secrets
 import pytest
 from kube_client import Object
 from kube_routers import key_secret_of
-from kube_team import Team, is_ready
+from kube_team import Team
 from kube_watchdog import Watchdog
+from kube_watched import is_ready
 
 from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.rule import Target

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from kube_routers import key_secret_of
-from kube_team import CHILDREN, Team, label
+from kube_team import CHILDREN, Team
 from kube_watchdog import Watchdog
+from kube_watched import label
 from node_agent import REVISION, ROLE, SERVICE, Script
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes

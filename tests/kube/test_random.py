@@ -13,8 +13,9 @@ import pytest
 from kube_client import KubeError, Object
 from kube_faults import WRITES, Fault, FaultProxy
 from kube_operator import OperatorProcess
-from kube_team import CHILDREN, Team, is_ready, label
+from kube_team import CHILDREN, Team
 from kube_watchdog import Bounds, Watchdog
+from kube_watched import is_ready, label
 from node_agent import SERVICE, Script, by_image, same_for_all
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from kube_client import Object
-from kube_team import Team, label
+from kube_team import Team
 from kube_watchdog import Watchdog
+from kube_watched import label
 from node_agent import REVISION, ROLE, Script, by_image, image_of
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from kube_client import WITH_NIC, Object
-from kube_team import Team, label
+from kube_team import Team
+from kube_watched import label
 from node_agent import ROLE, SERVICE, Script
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes

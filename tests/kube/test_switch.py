@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from kube_team import Team, label
+from kube_team import Team
+from kube_watched import label
 from node_agent import ASSIGNMENT, ROLE, ROSTER, ROUTER
 
 from xpyd_sidecar.contract import assignment

@@ -18,8 +18,9 @@ from gitops_judge import Judge
 from kube_client import KubeError, Object, path_of
 from kube_cluster import apply_crds, requests, wait_established
 from kube_operator import OperatorProcess
-from kube_team import CHILDREN, OPERATOR, OPERATOR_NAMESPACE, USER, Team, label, make_team
+from kube_team import CHILDREN, OPERATOR, OPERATOR_NAMESPACE, USER, Team, make_team
 from kube_watchdog import Watchdog
+from kube_watched import label
 from node_agent import SERVICE
 from testcluster.control_plane import CONTROLLERS, ETCD
 from testcluster.light import LightCluster

@@ -17,7 +17,6 @@ Model runner V1 and the synchronous scheduler, as vLLM has them on CPUs, and V2 
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections import Counter
@@ -31,6 +30,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from block_tables import BlockTables
 from copies import LAYER_S, Clock, Cpu, Gpu
+from running_threads import until_none_runs
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import KVConnectorOutput
 
@@ -97,15 +97,7 @@ def making(make: Callable[..., E]) -> Iterator[Callable[..., E]]:
     finally:
         for engine in made:
             engine.stop()
-    until_no_thread_is_left()
-
-
-def until_no_thread_is_left() -> None:
-    """Wait for those of the connector to end: an engine that stops waits for each for 5 s only."""
-    end = time.monotonic() + PATIENCE_S
-    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]:
-        assert time.monotonic() < end, left
-        time.sleep(0.002)
+    until_none_runs("xpyd")
 
 
 def cache(layout: str, blocks: int = BLOCKS) -> torch.Tensor:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from kube_client import VERSION, Kube, KubeError, Mirror, Object
+from kube_client import VERSION, Kube, Mirror, Object
 from kube_cluster import Request, requests
 from kube_operator import OperatorProcess
+from kube_watched import DEADLINE_S, POLL_S, Watched, is_ready, label, wait_account
 from node_agent import REVISION, ROLE, ROSTER, ROUTER, SERVICE, NodeAgent
 from testcluster.light import LightCluster
 
@@ -27,14 +28,12 @@ OPERATOR = "xpyd-operator"
 USER = f"system:serviceaccount:{OPERATOR_NAMESPACE}:{OPERATOR}"
 ROUNDS = "xpyd_operator_reconcile_seconds_count"
 """How often an operator has looked at a service."""
-DEADLINE_S = 240.0
-POLL_S = 0.03
 CHILDREN = ("Service", "Secret", "NetworkPolicy", "PodDisruptionBudget", "DisaggPool", "Deployment")
 WATCHED = ("DisaggService", "DisaggPool", "Pod", *(kind for kind in CHILDREN if kind != "DisaggPool"))
 
 
 @dataclass
-class Team:
+class Team(Watched):
     """See the module."""
 
     cluster: LightCluster
@@ -69,10 +68,6 @@ class Team:
         return await asyncio.to_thread(self.cluster.kubectl, "-n", self.namespace, *arguments, stdin=stdin)
 
     # What is seen
-
-    def of(self, kind: str) -> dict[str, Object]:
-        """Objects of a kind by name."""
-        return self.mirrors[kind].objects
 
     def pods(self, name: str = "qwen", role: str = "", revision: str = "") -> list[Object]:
         """Engine pods of a service, by name; also those that end."""
@@ -112,9 +107,6 @@ class Team:
         return (self.current(name) and said == ["True", "False", "False"] and self.shape(name) == shape
                 and len(self.pods(name)) == len(self.ready(name)))
 
-    def events(self, reason: str) -> list[Object]:
-        return [each for each in self.of("Event").values() if each["reason"] == reason]
-
     def left(self) -> list[str]:
         """Everything that was made for services, in words."""
         found = [f"{kind}/{name}" for kind in WATCHED for name, each in self.of(kind).items()
@@ -126,27 +118,6 @@ class Team:
         return [each for each in requests(self.cluster, USER) if each.object.namespace == self.namespace]
 
     # Waiting
-
-    async def catch_up(self) -> None:
-        """Until everything is seen that had been written when this began, by a test or by others."""
-        try:
-            await asyncio.gather(*(mirror.catch_up() for mirror in self.mirrors.values()))
-        except TimeoutError:
-            raise AssertionError(f"a watch does not show what the API server has\n{self.describe()}") from None
-
-    async def wait(self, condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-        """Until ``condition()``; fails with everything that is known.
-
-        It is not looked at before everything is seen that the test has done; afterwards everything is seen that was written
-        before what made it true.
-        """
-        end = time.monotonic() + deadline_s
-        await self.catch_up()
-        while not condition():
-            if time.monotonic() > end or self.agent.faults:
-                raise AssertionError(f"not within {deadline_s:g} s: {what}\n{self.describe()}")
-            await asyncio.sleep(POLL_S)
-        await self.catch_up()
 
     async def wait_settled(self, shape: str, name: str = "qwen", deadline_s: float = DEADLINE_S) -> None:
         await self.wait(lambda: self.settled(shape, name), f"{name} settled as {shape}", deadline_s)
@@ -190,18 +161,6 @@ class Team:
         return "\n".join([*lines, "operator's log:", self.operator.tail()])
 
 
-def label(item: Object, key: str) -> str:
-    """A label; empty where it is not there."""
-    return str((item["metadata"].get("labels") or {}).get(key, ""))
-
-
-def is_ready(pod: Object) -> bool:
-    """The kubelet says so, and nobody asked it to end."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-    return ready and not pod["metadata"].get("deletionTimestamp")
-
-
 @contextlib.asynccontextmanager
 async def make_team(cluster: LightCluster, namespace: str, operator: OperatorProcess, *,
                     devices: int | None = None, version: str = VERSION) -> AsyncIterator[Team]:
@@ -209,27 +168,12 @@ async def make_team(cluster: LightCluster, namespace: str, operator: OperatorPro
     async with Kube(cluster.kubeconfig, version) as kube, contextlib.AsyncExitStack() as stack:
         await kube.create("Namespace", {"metadata": {"name": namespace}})
         try:
-            await _wait_account(kube, namespace)
+            await wait_account(kube, namespace)
             agent = await stack.enter_async_context(NodeAgent(kube, namespace, devices=devices))
             mirrors = {kind: await stack.enter_async_context(Mirror(kube, kind, namespace)) for kind in (*WATCHED, "Event")}
             yield Team(cluster, kube, namespace, agent, mirrors, operator)
         finally:
             await _clear(kube, namespace)
-
-
-async def _wait_account(kube: Kube, namespace: str) -> None:
-    """Pods are refused until the namespace has its service account."""
-    end = time.monotonic() + 120
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
-    while True:
-        try:
-            await kube.request("GET", path)
-        except KubeError:  # also of an API server that has just come back
-            if time.monotonic() > end:
-                raise
-            await asyncio.sleep(POLL_S)
-        else:
-            return
 
 
 async def _clear(kube: Kube, namespace: str) -> None:

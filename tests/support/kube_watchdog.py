@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from kube_client import Object
-from kube_team import Team, label
+from kube_team import Team
+from kube_watched import label
 from node_agent import ROLE, SERVICE
 
 ROLES = ("prefill", "decode")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
@@ -131,6 +132,17 @@ async def test_lost_acks_are_warned_of_and_their_return_is_said(make: Make, mach
         while "acknowledges again" not in caplog.text:  # unless it was held up since then for longer than beats may be
             beats.send(machine.heartbeat())
             await asyncio.sleep(0.01)
+
+
+async def test_one_that_stood_still_itself_says_nothing_of_its_routers(make: Make, machine: Machine, router: FakeRouter,
+                                                                        caplog: pytest.LogCaptureFixture) -> None:
+    beats = await make(router.address)
+    beats.send(machine.heartbeat())
+    await wait(lambda: beats.routers()[0].acked == 1)
+    time.sleep(0.5)  # noqa: ASYNC251 (the loop stands still)
+    beats.send(machine.heartbeat())
+    await wait(lambda: beats.routers()[0].acked == 2)
+    assert "has not acknowledged" not in caplog.text
 
 
 async def test_a_router_with_another_key_never_acks_and_the_warning_says_so(make: Make, machine: Machine,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import subprocess
@@ -145,11 +146,12 @@ async def test_both_are_ready_once_the_group_serves_and_not_while_it_is_drained(
             await pair.wait_probe(LIVE_PATH, index, lambda said: "launcher does not answer" in said)
             assert await pair.probe(READY_PATH, index)
         await pair.wait_serves()
-        assert [await pair.probe(path, index) for path in (READY_PATH, LIVE_PATH) for index in range(2)] == [""] * 4
+        for path, index in itertools.product((READY_PATH, LIVE_PATH), range(2)):
+            await pair.wait_probe(path, index)
         pair.agents[0].drain()
         for index in range(2):
             await pair.wait_probe(READY_PATH, index, lambda said: "drained" in said)
-        assert await pair.probe(LIVE_PATH, 0) == ""
+            await pair.wait_probe(LIVE_PATH, index)
         pair.agents[0].undrain()
         for index in range(2):
             await pair.wait_probe(READY_PATH, index)
@@ -194,10 +196,12 @@ async def test_a_follower_whose_leader_has_gone_is_drained_once_its_engine_has_e
     async with Pair(tmp_path) as pair:
         await pair.wait_serves()
         await pair.stop(0)
+        rounds = pair.agents[1]._rounds
+        assert rounds is not None
+        heard = rounds._seat.heard
         pair.agents[1].drain()
-        began = time.monotonic()
         assert await asyncio.wait_for(pair.agents[1].wait_drained(None), 60) == (True, "nothing runs here")
-        assert time.monotonic() - began > OVER_S - 0.5
+        assert time.monotonic() - heard > OVER_S
         await pair.wait_probe(READY_PATH, 1, bool)
 
 
@@ -230,11 +234,11 @@ async def test_each_member_tells_of_itself_at_metrics(tmp_path: Path) -> None:
         await pair.wait_serves()
         life = json.loads((pair.folders[1] / ROUND).read_text())["life"]
         run_folder.write(pulse_path(pair.folders[1], 7), Pulse(7, life, 1, steps=3))
-        end = time.monotonic() + 10
-        while (found := await pair.metrics(1))["steps_total"] != 3:
+        told = {"steps_total": 3, "serving": 1, "engine_running": 1, "lives_total": 1, "workers": 1}
+        end = time.monotonic() + 30
+        while not told.items() <= (found := await pair.metrics(1)).items():
             assert time.monotonic() < end, found
             await asyncio.sleep(0.02)
-        assert (found["serving"], found["engine_running"], found["lives_total"], found["workers"]) == (1, 1, 1, 1)
         for index in range(2):  # a launcher that had no processor for a while is heard again
             while (await pair.metrics(index))["silent_seconds"] >= 2:
                 assert time.monotonic() < end + 60

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 from nixl_fake import World
+from running_threads import until_none_runs
 
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import nixl_setup
@@ -79,7 +79,7 @@ def test_what_nixl_refuses_is_told_and_leaves_no_thread(device: Path, world: Wor
     ways, reading, _ = prepare("auto", device)
     assert (ways.nixl, reading) == (None, None)
     assert "FakeError" in ways.no_nixl
-    assert not [thread for thread in threading.enumerate() if thread.name == "xpyd-nixl"]
+    until_none_runs("xpyd-nixl")
 
 
 def test_too_little_memory_to_lock_is_told_before_anything_is_loaded(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from running_threads import until_none_runs
 
 from xpyd_sidecar.memory.completions import Completions
 from xpyd_sidecar.memory.marks import NOW
@@ -40,7 +41,7 @@ def test_what_is_complete_is_told_at_once_and_needs_no_thread() -> None:
     completions, told = Completions(), list[int]()
     completions.add(NOW, lambda: told.append(threading.get_ident()))
     assert told == [threading.get_ident()]
-    assert "xpyd-copies" not in {thread.name for thread in threading.enumerate()}
+    assert completions.thread.ident is None, "none has begun"
     completions.stop()
 
 
@@ -88,4 +89,4 @@ def test_it_ends_while_it_waits_and_tells_nothing_more() -> None:
     completions.add(mark, lambda: pytest.fail("told after the end"))
     completions.stop()
     mark.passed.set()
-    until(lambda: "xpyd-copies" not in {thread.name for thread in threading.enumerate()})
+    until_none_runs("xpyd-copies")

@@ -84,13 +84,19 @@ async def test_a_stream_counts_as_generation_does() -> None:
 
 
 async def test_a_whole_answer_has_lengths_and_no_ttft() -> None:
+    go = asyncio.Event()
+
     async def whole(leg: Leg) -> None:
-        await asyncio.sleep(0.1)  # prefill answers first
+        await go.wait()
         await leg.answer(body=json.dumps({"content": [], "usage": USAGE}).encode())
         await leg.stay()
 
-    async with site((P, well), (D, whole)) as (f, _):
-        assert (await f.post("/v1/messages", MESSAGE)).json["usage"] == USAGE
+    async with site((P, well), (D, whole)) as (f, [prefill, _]):
+        asking = asyncio.create_task(f.post("/v1/messages", MESSAGE))
+        await f.wait(lambda: bool(prefill.legs) and [m.in_flight for m in f.context.roster.members()] == [0, 1],
+                     "prefill's answer")
+        go.set()
+        assert (await asking).json["usage"] == USAGE
         record = await last(f)
         assert (record.prompt_tokens, record.tokens, record.stream) == (42, 7, False)
         assert value(f, "xpyd_router_ttft_seconds_count", api="messages") == 0
@@ -124,11 +130,16 @@ async def test_where_no_prefill_is_left_a_response_that_was_only_created_is_aske
             await leg.say(ADDED + COMPLETED + b"0\r\n\r\n")
         await leg.stay()
 
-    async def late(leg: Leg) -> None:
-        await asyncio.sleep(0.1)
+    go = asyncio.Event()
 
-    async with site((P, late), (D, waits)) as (f, [_, decode]):
-        answer = await f.post("/v1/responses", INPUT)
+    async def late(leg: Leg) -> None:
+        await go.wait()
+
+    async with site((P, late), (D, waits)) as (f, [prefill, decode]):
+        asking = asyncio.create_task(f.post("/v1/responses", INPUT))
+        await f.wait(lambda: bool(prefill.legs) and any(call.head for call in f.context.pool.calls), "decode's first word")
+        go.set()
+        answer = await asking
         assert (answer.complete, len(answer.events), len(decode.legs)) == (True, 4, 2)
         record = await last(f)
         assert [leg.result for leg in record.legs] == ["lost", "cancelled", "2xx"]

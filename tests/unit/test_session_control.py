@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import zmq
+from running_threads import until_none_runs
 
 from xpyd_sidecar import curve
 from xpyd_sidecar.contract import keys
@@ -104,7 +104,7 @@ def make() -> Iterator[Callable[..., Engine]]:
     yield build
     for engine in made:
         engine.thread.stop()
-    wait(lambda: "xpyd-control" not in [thread.name for thread in threading.enumerate()])
+    until_none_runs("xpyd-control")
 
 
 def wait(condition: Callable[[], object], deadline_s: float = PATIENCE_S) -> None:

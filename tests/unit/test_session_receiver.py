@@ -10,6 +10,7 @@ import time
 
 import pytest
 from kv_ranks import REGIONS, TIMEOUT_S, DecodeRank, PrefillRank, content, key, push, until
+from running_threads import running, until_none_runs
 from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
@@ -336,8 +337,8 @@ def test_after_an_abandoned_load_nothing_is_written() -> None:
 
 def test_its_thread_ends() -> None:
     with DecodeRank():
-        assert "xpyd-receiver" in [thread.name for thread in threading.enumerate()]
-    until(lambda: "xpyd-receiver" not in [thread.name for thread in threading.enumerate()])
+        assert running("xpyd-receiver")
+    until_none_runs("xpyd-receiver")
 
 
 def test_a_frame_of_another_size_than_its_blocks_ends_the_link_and_reaches_no_cache() -> None:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from kv_ranks import TIMEOUT_S, DecodeRank, PrefillRank, content, key, until
+from running_threads import until_none_runs
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId, split_host_port
 from xpyd_sidecar.errors import ConfigError
@@ -128,7 +129,7 @@ def test_its_thread_ends_and_connections_close() -> None:
         until(lambda: p.sender._peers)
         p.sender.stop()
         assert d.wait_outcomes() == [Outcome.PEER_LOST]
-    until(lambda: not {"xpyd-sender", "xpyd-receiver"} & {thread.name for thread in threading.enumerate()})
+    until_none_runs("xpyd-sender", "xpyd-receiver")
 
 
 class Slow:

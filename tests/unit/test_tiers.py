@@ -28,11 +28,35 @@ if os.fork() == 0:
 os.wait()
 """
 SERVER = """
-import socket, time
+import pathlib, socket, time
+here = pathlib.Path(__file__).parent
 while time.process_time() < 0.3:
     pass
+looks = (here / "looks").stat().st_size
+while (here / "looks").stat().st_size < looks + 2:  # what it has used is seen
+    time.sleep(0.05)
 with socket.create_server(("127.0.0.1", 0)):
-    time.sleep(2.5)
+    while not (here / "heard").exists():
+        time.sleep(0.05)
+"""
+WATCH = """
+import pathlib, sys
+import tier_watch as watch
+here, look, listens = pathlib.Path(sys.argv[1]).parent, watch.look, watch.listens
+
+def looked():
+    with (here / "looks").open("a") as file:
+        file.write(".")
+    return look()
+
+def heard(pid):
+    found = listens(pid)
+    if found:
+        (here / "heard").touch()
+    return found
+
+watch.look, watch.listens, watch.LEFT_S = looked, heard, float(sys.argv[2])
+sys.exit(watch.main(sys.argv[1], *sys.argv[3:4], sys.argv[4:]))
 """
 STAYS = """
 import os, time
@@ -46,9 +70,9 @@ def watched(tmp_path: Path, code: str, *words: str, left_s: float = 10.0) -> tup
     """Exit code, figures and log of a Python program under the watch."""
     (tmp_path / "program.py").write_text(code)
     figures, log = tmp_path / "figures.json", tmp_path / "log"
-    program = (f"import sys, tier_watch as watch; watch.LEFT_S = {left_s}; "
-               "sys.exit(watch.main(sys.argv[1], sys.argv[2], sys.argv[3:]))")
-    done = subprocess.run([sys.executable, "-c", program, figures, log, sys.executable, tmp_path / "program.py", *words],
+    (tmp_path / "looks").touch()
+    command = [sys.executable, tmp_path / "program.py", *words]
+    done = subprocess.run([sys.executable, "-c", WATCH, figures, str(left_s), log, *command],
                           env={**os.environ, "PYTHONPATH": str(SCRIPTS)}, check=False, timeout=60)
     return done.returncode, json.loads(figures.read_text()), log.read_text()
 

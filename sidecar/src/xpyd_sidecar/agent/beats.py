@@ -101,6 +101,8 @@ class Beats:
         self._links: dict[HostPort, _Link] = {}
         self._newest = b""
         self._warned: dict[str, float] = {}
+        self._sent_at = float("inf")
+        """When a beat was last sent."""
 
     async def keep_resolving(self) -> None:
         """Look the names up every ``resolve_s``, for ever; cancel it to end it."""
@@ -121,9 +123,11 @@ class Beats:
     def send(self, beat: Heartbeat) -> None:
         """Hand one beat to every link; a link that is not connected sends it once it is."""
         self._newest = msgspec.msgpack.encode(beat)
+        now = asyncio.get_running_loop().time()
+        late_s, self._sent_at = max(0.0, now - self._sent_at - self._heartbeat_s), now
         for link in list(self._links.values()):
             link.send(self._newest)
-            self._complain(link)
+            self._complain(link, late_s)
             if len(self._keys) > 1 and link.locked_out(self._heartbeat_s):
                 self._other_key(link)
 
@@ -178,15 +182,17 @@ class Beats:
                 self._warn(name, f"router address {name}: {len(found)} addresses, the first {MAX_ADDRESSES} are used")
             self._names[name] = frozenset(join_host_port(ip, port) for ip in found[:MAX_ADDRESSES])
 
-    def _complain(self, link: _Link) -> None:
+    def _complain(self, link: _Link, late_s: float) -> None:
+        """``late_s``: this process was so late with its beat itself; what came meanwhile lies unread."""
         now = asyncio.get_running_loop().time()
         view, problem = link.view, link.problem()
         silent_s = now - max(view.heard, view.since)
         if view.refused:
             self._warn(view.address, f"router {view.name or view.address} refuses the beats: {view.refused}")
         elif silent_s > 2 * self._heartbeat_s:
-            self._warn(view.address, f"router {view.address} has not acknowledged for {silent_s:.0f} s: "
-                                     f"{problem or 'no answer'}")
+            if silent_s - late_s > 2 * self._heartbeat_s:
+                self._warn(view.address, f"router {view.address} has not acknowledged for {silent_s:.0f} s: "
+                                         f"{problem or 'no answer'}")
         elif self._warned.pop(view.address, None) is not None:
             logger.info("router acknowledges again", extra={"router": view.address})
 
