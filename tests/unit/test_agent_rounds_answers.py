@@ -85,7 +85,7 @@ def test_an_answer_counts_in_however_many_pieces_it_comes(tmp_path: Path) -> Non
 
     async def body() -> None:
         member = await follower_of(tmp_path, answer)
-        await wait_for(lambda: bool(member.answers), 5.0)
+        await wait_for(lambda: bool(member.answers))
         assert member.answers[0].problem == "waits"
         await member.close()
     asyncio.run(body())

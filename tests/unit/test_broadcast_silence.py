@@ -13,7 +13,7 @@ from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.remote import ASK_S, SEEN_MS, SILENCE_MS
 
 SEEN_S = SILENCE_MS / 1000 - 1.0
-"""Before a silent one counts as gone. A machine that is full is late with what takes ``SEEN_MS`` and an ``ASK_S`` or two."""
+"""Before a silent one counts as gone; a machine that is full is late."""
 
 
 def test_a_reader_is_seen_within_five_seconds() -> None:

@@ -198,7 +198,7 @@ async def test_router_and_agent_in_one_process_find_each_other(config: SidecarCo
         group = Group([sys.executable, "-m", "xpyd_sidecar", "--config-json", msgspec.json.encode(both).decode()],
                       log=tmp_path / "log", name="sidecar")
         try:
-            await asyncio.to_thread(group.wait_until, lambda: answers(f"http://127.0.0.1:{port}/ready"), 20, "ready")
+            await asyncio.to_thread(group.wait_until, lambda: answers(f"http://127.0.0.1:{port}/ready"), 60, "ready")
             token = keys.admin_token(keys.read(Path(config.key_file)))
             text = await asyncio.to_thread(get, f"http://127.0.0.1:{port}/fleet", 5, {"Authorization": f"Bearer {token}"})
             [instance] = msgspec.json.decode(text, type=Fleet).instances
