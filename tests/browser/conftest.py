@@ -55,6 +55,13 @@ class Page:
             await asyncio.sleep(0.1)
         return seen
 
+    async def wait_texts(self, css: str, holds: Callable[[list[str]], bool], what: str, timeout_s: float = 30.0) -> None:
+        """The same of all that such elements hold."""
+        end = asyncio.get_running_loop().time() + timeout_s
+        while not holds(seen := await self.texts(css)):
+            assert asyncio.get_running_loop().time() < end, f"{what}: {css} shows {seen}"
+            await asyncio.sleep(0.1)
+
     async def faults(self) -> list[str]:
         """What the browser complains of: errors of scripts, violations of the page's policy."""
         entries = await asyncio.to_thread(self.driver.get_log, "browser")

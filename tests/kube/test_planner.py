@@ -50,6 +50,7 @@ async def test_a_step_of_the_load_is_answered_in_one_interval_with_a_reason_and_
         before = max(before, await team.operator.metric(DECISIONS))
         assert before - begun <= 3, "the interval in which the load rose, the first that shows nothing else, one to see it"
         await asyncio.sleep(0.1)
+        await team.catch_up()
 
     def told() -> list[str]:
         return [each["message"] for each in team.events("Planned") if f"to {wanted()}P" in each["message"]]
