@@ -170,6 +170,8 @@ async def test_nothing_waits_for_a_stream_without_end() -> None:
             await asyncio.sleep(0.002)
             late.append(time.thread_time() - began)
         async with asyncio.timeout(LIMIT_S):
+            while relayed <= 100 * len(CHUNK):  # noqa: ASYNC110 (both threads may have had no processor yet)
+                await asyncio.sleep(0.002)
             assert await running.run_in_executor(None, lambda: 7) == 7
             os.kill(os.getpid(), signal.SIGUSR1)
             await heard.wait()
@@ -184,7 +186,6 @@ async def test_nothing_waits_for_a_stream_without_end() -> None:
         await asyncio.to_thread(threads[1].join, LIMIT_S)
         far_client.close()
     assert sorted(late)[25] < 0.05
-    assert relayed > 100 * len(CHUNK)
 
 
 @ours
