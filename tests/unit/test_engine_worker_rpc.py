@@ -31,7 +31,7 @@ def release(number: int, outcome: Outcome = Outcome.PEER_LOST) -> Release:
     return Release(Key(TransferId(f"{number:032x}"), Attempt(2), 3), outcome, "decode d-e3 is silent")
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
