@@ -18,6 +18,8 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+HELD_S = 60.0
+
 
 class Receiver:
     """Spans that came."""
@@ -28,7 +30,9 @@ class Receiver:
         self.resources: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.status = 200
-        self.delay = 0.0
+        self.answers = threading.Event()
+        """It does; cleared: it takes nothing until this is set, for ``HELD_S`` at most."""
+        self.answers.set()
 
     def take(self, path: str, body: bytes) -> None:
         request = ExportTraceServiceRequest.FromString(body)
@@ -60,7 +64,7 @@ def receiver(certificate: tuple[str, str] | None = None) -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            time.sleep(made.delay)
+            made.answers.wait(HELD_S)
             if made.status == 200:
                 assert self.headers["content-type"] == "application/x-protobuf"
                 made.take(self.path, body)
@@ -86,6 +90,7 @@ def receiver(certificate: tuple[str, str] | None = None) -> Iterator[Receiver]:
     try:
         yield made
     finally:
+        made.answers.set()
         server.shutdown()
         server.server_close()
         thread.join(5)
