@@ -155,7 +155,7 @@ def test_a_worker_that_does_not_answer_is_named_and_its_late_answer_is_thrown_aw
     team = make("0", "1")
     slow = team.group.start("wait", to=("1",))
     began = time.monotonic()
-    with pytest.raises(NoAnswer, match=r"team: who: no answer from 1 in [12]\.\d s") as caught:
+    with pytest.raises(NoAnswer, match=r"team: who: no answer from 1 in [012]\.\d s") as caught:
         team.group.call("who", timeout_s=2.0)
     assert caught.value.workers == ("1",)
     assert time.monotonic() - began < 10

@@ -101,7 +101,7 @@ def test_an_agent_ends_with_0_at_sigterm(config: SidecarConfig, tmp_path: Path) 
     while not (tmp_path / "run" / AGENT_SOCKET).exists() and time.monotonic() < end:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     lines = [json.loads(line) for line in err.splitlines()]
     assert {line["instance"] for line in lines} == {"test-e0"}
