@@ -72,7 +72,9 @@ async def test_a_refusal_is_counted_and_the_sender_goes_on() -> None:
     running = asyncio.create_task(events.run())
     for number in range(3):
         events.say(ABOUT, "Normal", "Created", f"qwen-e{number}")
-        await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while dropped(metrics) <= number:  # noqa: ASYNC110 (the count is under test)
+                await asyncio.sleep(0.001)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert (len(server.made), dropped(metrics)) == (3, 3)
