@@ -133,9 +133,9 @@ async def test_with_the_times_of_an_operator_another_leads_as_soon_as_is_promise
     store = Store()
     one = Runner("one", store, times=Times())
     await one.wait_for("begins")
-    await asyncio.sleep(0.75)
-    other = Runner("other", store, times=Times())
     await asyncio.sleep(at_s)
+    other = Runner("other", store, times=Times())  # it looks at any time between two renewals
+    await asyncio.sleep(17 / 8)  # where it has looked right before the last one, the end comes right after that
     if crash:
         one.candidate._store = Store()  # it is heard no more
     else:
