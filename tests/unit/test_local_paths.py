@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,21 @@ def test_a_link_in_place_of_a_private_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(LocalError, match="belongs to somebody else"):
         paths.make_private(tmp_path / "link")
+
+
+def test_a_folder_that_goes_while_it_is_read_has_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "engine.pid").write_text("1")
+    assert paths.matching(tmp_path, "*/*.pid") == [tmp_path / "a/engine.pid", tmp_path / "b/engine.pid"]
+    scandir = os.scandir
+
+    def late(path: str | Path | int) -> object:
+        if str(path) == str(tmp_path / "b"):
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert paths.matching(tmp_path, "*/*.pid") == [tmp_path / "a/engine.pid"]
+    assert not (tmp_path / "b").exists()
+    assert paths.matching(tmp_path / "b", "*") == []

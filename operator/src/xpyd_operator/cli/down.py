@@ -15,7 +15,7 @@ from xpyd_operator.cli.follow import Show, out
 from xpyd_operator.cli.supervise import Supervisor
 from xpyd_operator.errors import LocalError, NotFound, XpydError
 from xpyd_operator.local import lock, procs, remains, store
-from xpyd_operator.local.paths import ServiceFolder, services
+from xpyd_operator.local.paths import ServiceFolder, matching, services
 from xpyd_operator.local.store import StopRequest
 from xpyd_operator.local.view import Viewer
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 async def _down(folder: ServiceFolder, *, now: bool) -> bool:
     """End it; whether anything ran."""
     supervisor = lock.holder(folder.lock)
-    if not supervisor and not remains.pids(folder) and not any(folder.instances.glob("*")):
+    if not supervisor and not remains.pids(folder) and not matching(folder.instances, "*"):
         folder.stop.unlink(missing_ok=True)
         return False
     before = store.load(folder.stop, StopRequest)

@@ -11,7 +11,7 @@ from typing import Any
 from xpyd_operator.cli.choose import choose
 from xpyd_operator.errors import NotFound
 from xpyd_operator.local.logs import Follower, tail
-from xpyd_operator.local.paths import ServiceFolder, services
+from xpyd_operator.local.paths import ServiceFolder, matching, services
 
 POLL_S = 0.3
 
@@ -73,8 +73,8 @@ def sources(folder: ServiceFolder, instance: str | None) -> dict[str, Path]:
     """
     every = {"supervisor": folder.log, "router": folder.router / "router.log"}
     for parent in (folder.path / "previous", folder.instances):
-        for entry in sorted(parent.glob("*")):
-            others = sorted(path.stem for kind in ("engine", "agent") for path in entry.glob(f"{kind}-*.log"))
+        for entry in matching(parent, "*"):
+            others = sorted(path.stem for kind in ("engine", "agent") for path in matching(entry, f"{kind}-*.log"))
             for part in ("engine", "agent", *others):
                 every[f"{entry.name}/{part}"] = entry / f"{part}.log"
     if instance is None:

@@ -16,7 +16,7 @@ from random import Random
 import msgspec
 
 from xpyd_operator.local import logs, ports, shm, store
-from xpyd_operator.local.paths import ServiceFolder, make_private, member_folder, run_folder
+from xpyd_operator.local.paths import ServiceFolder, make_private, matching, member_folder, run_folder
 from xpyd_operator.local.procs import Scan
 from xpyd_operator.local.store import InstanceRecord, MemberRecord, Settings
 from xpyd_operator.local.units import Unit
@@ -72,7 +72,7 @@ class LocalInstance:
     @property
     def members(self) -> tuple[LocalMember, ...]:
         """The leader first; as the files say, so that all are found also where the record is damaged."""
-        for path in self.folder.glob("agent-*.json"):
+        for path in matching(self.folder, "agent-*.json"):
             index = path.stem.rpartition("-")[2]
             if index.isdecimal() and int(index) not in self._others:
                 self._others[int(index)] = self._make(int(index))
@@ -133,7 +133,7 @@ class LocalInstance:
         await one.engine.kill()
         self.clean()
         make_private(one.run_dir)
-        for stale in one.run_dir.glob("engine-*.json"):
+        for stale in matching(one.run_dir, "engine-*.json"):
             stale.unlink(missing_ok=True)
         mine = record.member(one.index)
         if "--host" in mine.process.argv:

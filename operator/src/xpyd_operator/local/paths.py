@@ -20,6 +20,7 @@ is found again when the environment has changed.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import stat
@@ -83,6 +84,11 @@ class ServiceFolder:
     def marker(self, *parts: str) -> str:
         """The value of XPYD_UNIT by which processes of this service are known, wherever they went."""
         return "/".join((str(self.path), *parts))
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """What a folder has, by pattern and in order. One that goes meanwhile has nothing (``Path.glob`` raises then)."""
+    return [folder / name for name in sorted(glob.glob(pattern, root_dir=folder))]
 
 
 def services(base: Path | None = None) -> list[str]:

@@ -7,7 +7,7 @@ units that have a record are looked at too, also of instances that are gone (the
 from __future__ import annotations
 
 from xpyd_operator.local import procs
-from xpyd_operator.local.paths import ServiceFolder
+from xpyd_operator.local.paths import ServiceFolder, matching
 from xpyd_operator.local.procs import Stat
 from xpyd_operator.local.units import Unit
 
@@ -37,8 +37,8 @@ async def end(folder: ServiceFolder) -> None:
 def _units(folder: ServiceFolder) -> list[Unit]:
     everything = Unit("everything", folder.path, folder.marker())
     records = [
-        *folder.router.glob("*.pid"),
-        *folder.instances.glob("*/*.pid"),
-        *(folder.path / "previous").glob("*/*.pid"),
+        *matching(folder.router, "*.pid"),
+        *matching(folder.instances, "*/*.pid"),
+        *matching(folder.path / "previous", "*/*.pid"),
     ]
     return [everything, *(Unit(record.stem, record.parent, folder.marker()) for record in records)]
