@@ -44,7 +44,7 @@ def operator(cluster: FullCluster, images: Images) -> FullCluster:
     for name in ("operator", "sidecar"):
         text = text.replace(f"xpyd-{name}:0.1.0", images.name(name))
     cluster.kubectl("apply", "--server-side", "-f", "-", stdin=text)
-    cluster.kubectl("rollout", "status", "-n", SYSTEM, "deployment/xpyd-operator", "--timeout=120s", timeout_s=130)
+    cluster.kubectl("rollout", "status", "-n", SYSTEM, "deployment/xpyd-operator", "--timeout=300s", timeout_s=310)
     return cluster
 
 

@@ -89,7 +89,7 @@ def test_an_autoscaler_scales_decode_up_under_load(service: ServiceInCluster) ->
 def test_the_operator_is_upgraded_and_rolled_back_under_load(service: ServiceInCluster) -> None:
     """Both of its pods are replaced, twice; what a new version would bring to engine pods waits for their next rollout."""
     deployment = ("-n", "xpyd-system", "rollout")
-    rolled = (*deployment, "status", "deployment/xpyd-operator", "--timeout=120s")
+    rolled = (*deployment, "status", "deployment/xpyd-operator", "--timeout=300s")
 
     def engines() -> list[tuple[str, list[int]]]:
         pods = service.get("pods", "-l", f"xpyd.dev/service={service.name}")["items"]
@@ -107,12 +107,12 @@ def test_the_operator_is_upgraded_and_rolled_back_under_load(service: ServiceInC
         first = operators()
         image = f"XPYD_SIDECAR_IMAGE={service.images.name('sidecar')}-next"
         service.cluster.kubectl("-n", "xpyd-system", "set", "env", "deployment/xpyd-operator", image)
-        service.cluster.kubectl(*rolled, timeout_s=130)
+        service.cluster.kubectl(*rolled, timeout_s=310)
         second = operators()
         assert not first & second
         service.wait_ready()
         service.cluster.kubectl(*deployment, "undo", "deployment/xpyd-operator")
-        service.cluster.kubectl(*rolled, timeout_s=130)
+        service.cluster.kubectl(*rolled, timeout_s=310)
         assert not second & operators()
         service.wait_ready()
         assert untouched(service)
@@ -213,7 +213,7 @@ def test_requests_go_on_without_the_api_server(service: ServiceInCluster) -> Non
 
 
 def test_nothing_is_left_of_a_deleted_service(service: ServiceInCluster) -> None:
-    service.kubectl("delete", "dsvc", service.name, "--timeout=60s")
+    service.kubectl("delete", "dsvc", service.name, "--timeout=150s", timeout_s=160)
     kinds = "pods,services,secrets,networkpolicies,poddisruptionbudgets,disaggpools,deployments,endpointslices,configmaps"
 
     def left() -> list[str]:

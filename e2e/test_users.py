@@ -48,7 +48,7 @@ def test_the_operator_runs_as_any_user_and_engines_and_routers_too(anyone: AnyUs
     """The operator stays as it is then, and so this file is the last one; nor can another cluster begin beside this one."""
     security = {"spec": {"template": {"spec": {"securityContext": {"runAsUser": USER, "runAsGroup": 0}}}}}
     operator.kubectl("patch", "-n", SYSTEM, "deployment/xpyd-operator", "--patch", json.dumps(security))
-    operator.kubectl("rollout", "status", "-n", SYSTEM, "deployment/xpyd-operator", "--timeout=120s", timeout_s=130)
+    operator.kubectl("rollout", "status", "-n", SYSTEM, "deployment/xpyd-operator", "--timeout=300s", timeout_s=310)
     anyone.wait_ready("1P1D")
     found = {}
     for pod in anyone.pods():

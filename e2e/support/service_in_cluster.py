@@ -24,7 +24,7 @@ ENV = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Of engines. By default vLLM would pin those of all pods to the same core."""
 LEAST = 10
 """Requests of a load that means something; one of them is long."""
-START_S = 400
+START_S = 700
 """Four engines at most share two cores with the cluster; one alone is ready after about a minute."""
 
 ASK = """
