@@ -178,6 +178,19 @@ def units(parts: tuple[PlacedCut, ...]) -> dict[int, SourceArray]:
     return out
 
 
+@lru_cache(maxsize=256)
+def table_runs(parts: tuple[PlacedCut, ...], groups: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """Neighbours among a source's arrays that go into one table: the first, how many, which table."""
+    out: list[tuple[int, int, int]] = []
+    for region, unit in sorted(units(parts).items()):
+        first, arrays, group = out[-1] if out else (0, 0, -1)
+        if first + arrays == region and groups[unit.region] == group:
+            out[-1] = first, arrays + 1, group
+        else:
+            out.append((region, 1, groups[unit.region]))
+    return tuple(out)
+
+
 def _check(one: Geometry, side: str) -> None:
     if one.version != VERSION:
         raise Unmappable(f"geometry.version: {VERSION} here, {one.version} in {side}")

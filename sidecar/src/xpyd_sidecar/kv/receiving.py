@@ -27,14 +27,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, TransferId
 from xpyd_sidecar.kv.bodies import Ready
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease, Listened
-from xpyd_sidecar.kv.mapping import PlacedCut, SourceArray, units
+from xpyd_sidecar.kv.mapping import PlacedCut, SourceArray, table_runs, units
 from xpyd_sidecar.kv.reach import ArraySpan, TableSpan
 
 
@@ -256,7 +255,7 @@ class Receiving:
         first, count = order.tables[0].first, len(order.tables[0].ids)
         spans = () if len(order.tables) == 1 else tuple(
             ArraySpan(region, arrays, order.tables[group].first, len(order.tables[group].ids))
-            for region, arrays, group in _runs(source.parts, self._groups) if group)
+            for region, arrays, group in table_runs(source.parts, self._groups) if group)
         return Ready(first, count, len(wanted), size, self._cover, cuts, source.takers, min(self._window, count),
                      spans=spans)
 
@@ -370,19 +369,6 @@ class Receiving:
         del self._current[load.order.key]
         self._reported.put(load.order.request, load.order.key.transfer)
         return [Finished(load.order.request, load.order.key, outcome, reason, size)]
-
-
-@lru_cache(maxsize=256)
-def _runs(parts: tuple[PlacedCut, ...], groups: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """Neighbours among a source's arrays that go into one table: the first, how many, which table."""
-    runs: list[tuple[int, int, int]] = []
-    for region, unit in sorted(units(parts).items()):
-        first, arrays, group = runs[-1] if runs else (0, 0, -1)
-        if first + arrays == region and groups[unit.region] == group:
-            runs[-1] = first, arrays + 1, group
-        else:
-            runs.append((region, 1, groups[unit.region]))
-    return tuple(runs)
 
 
 def width(tables: tuple[TableSpan, ...]) -> int:
