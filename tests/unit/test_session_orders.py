@@ -15,6 +15,7 @@ from kv_ranks import BLOCK, P_LIFE, REGIONS, content, key, whole
 from session_orders import Orders
 
 from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.mapping import ArrayKind
 from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.kv.receiving import From, Order
 from xpyd_sidecar.session.link_choice import LinkOptions
@@ -83,6 +84,27 @@ def test_a_rank_that_has_its_blocks_and_asks_for_nothing_of_a_newer_try_leaves_n
         held.flow()
         assert not any(d.left().values())
         assert [one.outcome for one in d.finished] == [Outcome.OK]
+
+
+def test_a_rank_that_has_its_blocks_keeps_nobody_waiting_whose_word_was_lost_with_its_connection(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    with Held(monkeypatch) as held:
+        p = held.prefill("p", timeout_s=60, kinds=[ArrayKind("uint8", 1, (BLOCK,), BLOCK, 1)] * REGIONS)
+        done, waits = held.decode("done", timeout_s=60), held.decode("waits", timeout_s=60)
+        done.load("r", key(), p, first=0, count=1)
+        for region in range(REGIONS):
+            p.copy(key(), region, 0, [content(region, 0)])
+        held.flow()
+        assert [one.outcome for one in done.finished] == [Outcome.OK]
+        (wire,) = held.wires
+        wire.cut(at_once=False)  # and nobody sees it yet
+        shared = From(p.address, P_LIFE, whole(REGIONS, BLOCK), takers=2)
+        for d in (done, waits):
+            d.carry_out(d.machine.load(Order("r", key(attempt=2), (TableSpan(0, (100,)),), (shared,)), held.now))
+        for region in range(REGIONS):
+            p.copy(key(attempt=2), region, 0, [content(region, 0)])
+        held.flow()
+        assert [one.outcome for one in waits.finished] == [Outcome.OK]
 
 
 def test_blocks_that_were_pushed_ahead_come_over_tcp_also_while_an_arena_is_awaited(

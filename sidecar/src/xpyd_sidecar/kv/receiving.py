@@ -15,7 +15,7 @@ Laws
    takes it beyond ``limit_s``, or its order's own limit, from the first order on, however many tries it takes.
 5. One whose source was lost waits ``grace_s`` for a newer try, whatever arrives of the old one.
 6. Of a newer try that other ranks need, a rank whose load was reported asks for nothing, where others take from the same
-   source: that waits until all have asked.
+   source: that waits until all have asked. Where the source is lost meanwhile, its word may be, too: it asks once more.
 
     open ──▶ LOADING ──all placed──▶ committed       open (newer try): LOADING from the start, the old source is cancelled
                 │ broken ──▶ ORPHANED ──grace over──▶ failed
@@ -207,6 +207,8 @@ class Receiving:
         self._current: dict[Key, str] = {}
         self._reported: Recent[str, TransferId] = Recent()
         """By request: the transfer of its last load."""
+        self._for_others: Recent[tuple[Key, int], Ask] = Recent()
+        """By try and source: what has been asked once although this rank's load was reported."""
 
     @property
     def open(self) -> int:
@@ -242,8 +244,11 @@ class Receiving:
 
     def _nothing(self, order: Order) -> list[Instruction]:
         """Keep nobody waiting who takes from the same sources. The end of the try comes from whoever takes something."""
-        return [Ask(one.address, one.incarnation, order.key, self._ready(order, one._replace(parts=())), order.request,
+        asks = [Ask(one.address, one.incarnation, order.key, self._ready(order, one._replace(parts=())), order.request,
                     order.tables, at, units(())) for at, one in enumerate(order.sources) if one.takers > 1]
+        for ask in asks:
+            self._for_others.put((ask.key, ask.source), ask)
+        return [*asks]
 
     def _ready(self, order: Order, source: From) -> Ready:
         """What is asked of one source: all that it has as it is, or cuts."""
@@ -308,7 +313,8 @@ class Receiving:
         """
         load = self._loads.get(self._current.get(key, ""))
         if load is None:
-            return []
+            again = self._for_others.pop((key, source))
+            return [again] if again is not None and not final else []
         load.told.add(source)
         out = _cancel(load, *why)
         if final or self._grace_s <= 0:
