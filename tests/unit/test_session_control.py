@@ -155,6 +155,19 @@ def test_what_may_be_lost_with_a_connection_that_broke_is_told_again(make: Calla
     assert (p.again, p.lost) == ([peer], [])
 
 
+def test_what_was_told_before_an_answer_came_is_told_again_where_the_connection_broke(make: Callable[..., Engine]) -> None:
+    p, d = make(), make()
+    d.silent = True
+    peer = d.peer()
+    p.announce(peer)
+    wait(lambda: len(d.heard) == 2)
+    d.thread.stop()
+    after = make(port=split_host_port(peer.control)[1])
+    wait(lambda: any(isinstance(one, Announce) for one in after.heard))
+    assert [type(one) for one in after.heard if not isinstance(one, Ping)] == [Hello, Announce]
+    assert (p.again, p.lost) == ([peer], [])
+
+
 def test_one_that_was_held_up_itself_asks_and_waits_for_an_answer_before_it_gives_its_peer_up() -> None:
     """A stopped process, a pause of its machine: decode could answer nothing meanwhile, since it was asked nothing."""
     p = Engine(start=False, timeout_s=TIMEOUT_S)
@@ -193,6 +206,7 @@ def test_a_peer_that_never_answers_is_lost_within_the_timeout(make: Callable[...
     wait(lambda: p.lost)
     assert p.lost[0][0] is Outcome.PEER_LOST
     assert "does not hold the service key" in p.lost[0][1]
+    assert p.again == []
 
 
 def test_a_stranger_is_logged_where_it_knocks(make: Callable[..., Engine], caplog: pytest.LogCaptureFixture) -> None:

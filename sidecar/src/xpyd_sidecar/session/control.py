@@ -76,7 +76,9 @@ class Decode:
     def __init__(self, sock: zmq.Socket[Any], monitor: zmq.Socket[Any], now: float, listened: float) -> None:
         self.sock = sock
         self.monitor = monitor
-        """Tells that the connection broke; ZMQ makes another."""
+        """Tells that there is a connection, and that it broke; ZMQ makes another."""
+        self.connected = False
+        """What was said may have left. What was said before stays in ZMQ's queue until it is."""
         self.heard = listened
         """By the time in which this side has listened (``leases.Listened``): one that was held up itself blames nobody."""
         self.pinged = self.used = now
@@ -177,7 +179,7 @@ class ControlThread:
                     if decode.sock in ready:
                         self._hear_decode(peer, decode)
                     if decode.monitor in ready:
-                        self._hear_break(peer, decode)
+                        self._hear_connection(peer, decode)
                 self._send_posts()
             except Exception:  # one peer's fault must not end the thread that serves all others
                 logger.exception("xpyd: the control thread met an error")
@@ -209,7 +211,7 @@ class ControlThread:
     def _connect(self, peer: Peer) -> Decode | None:
         try:
             sock = self._context.socket(zmq.DEALER)
-            monitor = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            monitor = sock.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         except zmq.ZMQError as error:
             self._handler.decode_lost(peer, Outcome.OVERFLOW, f"this engine has no socket for it: {error}")
             return None
@@ -287,12 +289,14 @@ class ControlThread:
             else:
                 self._handler.decode_lost(peer, Outcome.PROTOCOL, f"sent {type(message).__name__} to a prefill engine")
 
-    def _hear_break(self, peer: Peer, decode: Decode) -> None:
-        """What was on its way when the connection broke is lost, in both directions."""
+    def _hear_connection(self, peer: Peer, decode: Decode) -> None:
+        """A connection is there, or is no more: then what was on its way is lost, in both directions."""
         if self._decodes.get(peer) is not decode:
             return  # given up for what it has said last
-        recv_monitor_message(decode.monitor)
-        if decode.welcome:
+        event = recv_monitor_message(decode.monitor)["event"]
+        broke = decode.connected and event == zmq.EVENT_DISCONNECTED
+        decode.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if broke:
             logger.info("xpyd: the control connection to %s broke, and is made again", peer.instance)
             self._send(peer, decode, messages.pack(self._handler.greeting(peer)))
             self._handler.tell_again(peer)
