@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from random import Random
 
@@ -17,11 +20,19 @@ from xpyd_operator.local.blueprint import LocalBlueprint
 from xpyd_operator.local.instance import LocalInstance
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.store import InstanceRecord
+from xpyd_operator.local.units import wait_until
 from xpyd_operator.plan.actions import Create
 from xpyd_operator.render.process import Process
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 NAME = InstanceName("qwen-e0")
+SHARING = """
+import subprocess, sys, time
+file = open(sys.argv[1], "r+b")
+subprocess.Popen(["sleep", "1000"], pass_fds=[file.fileno()])
+print("shared", flush=True)
+time.sleep(1000)
+"""
 
 
 class Pair:
@@ -79,3 +90,23 @@ async def test_a_free_port_is_kept(pair: Pair) -> None:
         await pair.instance.start(member.engine, pair.record.ports, Random(1))
     assert pair.now() == pair.record
     assert all("xpyd: start of engine" in member.engine.log.read_text() for member in pair.instance.members)
+
+
+@pytest.fixture
+def segment() -> Iterator[str]:
+    path = Path(f"/dev/shm/xpyd_unit_{os.getpid()}")
+    path.write_bytes(bytes(4096))
+    yield path.name
+    path.unlink(missing_ok=True)
+
+
+async def test_shared_memory_of_an_engine_that_dies_before_anybody_has_looked_at_it_goes_with_what_is_left_of_it(
+        pair: Pair, segment: str) -> None:
+    """Its API server is killed; its core, which has the memory open, is ended by the next start."""
+    engine = pair.instance.leader.engine
+    leader = await engine.start((sys.executable, "-c", SHARING, f"/dev/shm/{segment}"), {})
+    assert await wait_until(lambda: "shared" in engine.log.read_text(), 60)
+    os.kill(leader.pid, signal.SIGKILL)
+    assert await wait_until(lambda: not engine.alive(), 60)
+    await pair.instance.start(engine, pair.record.ports, Random(1))
+    assert segment not in os.listdir("/dev/shm")

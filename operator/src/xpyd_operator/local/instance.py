@@ -130,6 +130,7 @@ class LocalInstance:
         """
         one, record = member or self.leader, self.record()
         assert record is not None, f"{self.name} has not been written"
+        self.remember_shm()  # of what lives on of one that has ended since it was looked at
         await one.engine.kill()
         self.clean()
         make_private(one.run_dir)
