@@ -325,6 +325,26 @@ def test_what_prefill_cannot_keep_waits_in_decodes_buffer(make: Callable[..., En
     assert (p.counts["send/ok"], d.counts["receive/ok"]) == (1, 1)
 
 
+def test_what_came_ahead_of_a_request_that_has_ended_leaves_the_buffer_also_where_prefill_is_gone(
+        make: Callable[..., Engine]) -> None:
+    """Its request would have been served from there; nobody else is."""
+    p, d = make("p"), make("d", buffer_bytes=1 << 20, keep_ttl_s=600.0)
+    transfer = uuid.uuid4().hex
+    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    d.scheduler.new_request(ours)
+    prefill(p, theirs, [5, 9, 3])
+    p.workers[0].store.bound = 1
+    ahead = d.workers[0]._receiver.ahead
+    until(lambda: p.counts.get(metrics.AHEAD_BYTES) and not p.workers[0].store.used, p, d)
+    until(lambda: d.counts.get(metrics.BUFFERED_BYTES) == p.counts[metrics.AHEAD_BYTES], p, d)
+    p.workers[0]._sender.stop()
+    until(lambda: not d.workers[0]._receiver._sources, d)
+    assert any(ahead.used)
+    d.scheduler.ended(ours)
+    assert d.scheduler.pending(), "its workers have to hear of it"
+    until(lambda: not any(ahead.used), d)
+
+
 def test_the_policy_fail_reports_the_smallest_load_as_failed(make: Callable[..., Engine]) -> None:
     d = make("d", recompute=False)
     ours = request(decode_leg(uuid.uuid4().hex, wait_s=0.1))

@@ -60,6 +60,8 @@ class Orders(KVConnectorMetadata):
     expects: list[ExpectOrder] = field(default_factory=list)
     forget: bool = False
     """What has come ahead so far is of no use."""
+    unclaimed: list[Key] = field(default_factory=list)
+    """Transfers whose requests have ended without them: what has come ahead of them is of no use."""
     progress: list[Key] = field(default_factory=list)
     """Loads for which prefill's work has grown."""
     worked: list[Key] = field(default_factory=list)
@@ -84,7 +86,7 @@ class Orders(KVConnectorMetadata):
         """Nothing is to be done in this step."""
         return not (self.tokens or self.pushes or self.releases or self.reclaims or self.loads or self.fails
                     or self.abandons or self.expects or self.copied or self.proved
-                    or self.forget)
+                    or self.forget or self.unclaimed)
 
 
 class CopiedReport(NamedTuple):

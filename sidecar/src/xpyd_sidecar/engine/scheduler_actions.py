@@ -68,6 +68,8 @@ class SchedulerActions:
             elif isinstance(step, pairing.Abandon):
                 self.orders.abandons.append(step.request)
             else:
+                if step.outcome is not Outcome.OK:
+                    self.orders.unclaimed.append(step.key)
                 self._ended(step, f"load of {step.key} for {step.request}", sends=False)
 
     def _load(self, step: pairing.StartLoad) -> None:

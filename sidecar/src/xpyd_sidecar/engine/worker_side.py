@@ -182,6 +182,8 @@ class WorkerSide:
             self._saving.reclaim(key)
         if orders.forget:
             self._receiver.ahead.reset()
+        for key in orders.unclaimed:
+            self._receiver.ahead.unwanted(key)
         self._drafts.begin()
         self._saving.begin(orders.pushes, orders.hold)
         self._copied.update(orders.copied)

@@ -2,7 +2,8 @@
 
     D: EXPECT ──▶ P: STORE (so many blocks) ──▶ D: ROOM ──▶ P: DATA …        or ──▶ D: BUSY, and P asks again later
 
-The engine's thread gives back what it has placed, and resets all of it; nothing else is called by another thread.
+The engine's thread gives back what it has placed, says what is unwanted, and resets all of it; nothing else is called by
+another thread.
 """
 
 from __future__ import annotations
@@ -154,6 +155,13 @@ class LookupBuffer:
     def reset(self) -> None:
         """Nothing that has come so far will be wanted; called by the engine's thread."""
         self._post(self._buffer.clear)
+
+    def unwanted(self, key: Key) -> None:
+        """The request of a try has ended without it; called by the engine's thread.
+
+        Prefill is told to drop the try, and its GONE has it forgotten too, unless their link has ended meanwhile.
+        """
+        self._post(partial(self.forget, key))
 
     def lost(self, key: Key) -> None:
         """The link of a try has ended: what is whole may still be claimed."""
