@@ -214,9 +214,10 @@ class Orders:
             words.append(lambda d=d, order=order: d.carry_out(d.machine.load(order, self.held.now)))
 
     def _drop(self, one: Prompt) -> None:
-        """Its request ends before it has blocks: control says so to prefill."""
+        """Its request ends before it has blocks: control says so to prefill, and each rank that expects it is told so."""
         one.dropped = True
         self._let_go(one, "dropped")
+        self.words[0].append(partial(self.d[0].receiver.ahead.unwanted, one.tries[-1].key))
 
     def _reset(self) -> None:
         """Decode's caches are reset: who waits computes its prompt itself, and nothing that has come ahead is wanted."""
