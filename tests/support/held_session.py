@@ -192,7 +192,7 @@ class Way:
             self.far.shutdown(socket.SHUT_WR)
 
     def _listen(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):  # or whoever has closed it had not read all
             while data := self.near.recv(1 << 16):
                 self._under_way += data
 

@@ -98,7 +98,7 @@ def test_copies_nobody_asks_for_are_dropped_after_their_time() -> None:
     assert isinstance(ended, TransferEnded)
     assert (ended.outcome, ended.confirmed) == (Outcome.DEADLINE, False)
     assert sending.ready(1, KEY, ALL, 61.0) == [
-        RefuseTransfer(1, KEY, Outcome.DEADLINE, "decode did not ask for it in time", False)]
+        RefuseTransfer(1, KEY, Outcome.DEADLINE, "decode did not ask for it in time", False, ended=True)]
 
 
 def test_a_peer_that_never_confirms_is_not_waited_for_for_ever() -> None:
@@ -157,7 +157,7 @@ def test_releasing_tells_decode_where_it_has_asked_and_reports_even_what_was_nev
     sending.ready(1, early, ALL, 0.0)
     assert sending.release(early, Outcome.ABORTED, "y", retry=True) == [
         RefuseTransfer(1, early, Outcome.ABORTED, "y", True), TransferEnded(early, Outcome.ABORTED, "y", False)]
-    assert sending.ready(3, early, ALL, 0.0) == [RefuseTransfer(3, early, Outcome.ABORTED, "y", True)]
+    assert sending.ready(3, early, ALL, 0.0) == [RefuseTransfer(3, early, Outcome.ABORTED, "y", True, ended=True)]
 
 
 def sent(limit_s: float = math.inf) -> Sending[str]:

@@ -143,7 +143,7 @@ def test_expectations_may_come_before_the_first_copy_and_after_the_end() -> None
     assert m.busy(1)
     assert len(m.spill(1, weigh, 0)) == 1
     m.release(KEY, Outcome.ABORTED, "gone")
-    assert m.expect(1, KEY, EXPECT) == [RefuseTransfer(1, KEY, Outcome.ABORTED, "gone", retry=False)]
+    assert m.expect(1, KEY, EXPECT) == [RefuseTransfer(1, KEY, Outcome.ABORTED, "gone", retry=False, ended=True)]
 
 
 def test_decode_may_let_go_of_what_it_expects() -> None:

@@ -66,6 +66,28 @@ def test_what_was_pushed_ahead_over_a_lost_connection_is_not_waited_for(monkeypa
         assert p.store.used == 0
 
 
+def test_a_try_that_decode_has_given_up_and_asks_for_after_all_ends_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Held(monkeypatch) as held:
+        p, d = held.prefill("p", timeout_s=60), held.decode(buffer_bytes=16 * PAGE, timeout_s=60)
+        d.expect(key(), p, blocks=1)
+        held.flow()
+        for region in range(REGIONS):
+            p.copy(key(), region, 0, [content(region, 0)])
+            p.mark()
+        p.store.bound = 1
+        held.loops["p"].run_all()
+        held.loops["p"].tick(held.now)  # it asks for room
+        (wire,) = held.wires
+        wire.to_d.move(1 << 30)
+        held.loops["d"].run_all()
+        d.receiver._unclaimed([key()], "too many others are waited for")
+        d.receiver.ahead.forget(key())
+        d.load("r", key(), p, first=0, count=1)
+        held.flow()  # prefill hears of room, of the end and of the load at once, and has sent nothing in between
+        assert held.closed == []
+        assert [one.outcome for one in d.finished] == [Outcome.OK]
+
+
 def test_a_rank_that_has_its_blocks_and_asks_for_nothing_of_a_newer_try_leaves_nothing_behind(
         monkeypatch: pytest.MonkeyPatch) -> None:
     with Held(monkeypatch) as held:

@@ -88,6 +88,8 @@ class RefuseTransfer(NamedTuple):
     outcome: Outcome
     reason: str
     retry: bool
+    ended: bool = False
+    """It had ended before it was asked for."""
 
 
 class TransferEnded(NamedTuple):

@@ -107,7 +107,7 @@ class Sending(Generic[C]):
         """Decode asks for a transfer. Asked by more than it was said to have takers, it ends."""
         if key in self._ended:
             outcome, reason, retry = self._ended.get(key) or (Outcome.STALE, "ended", False)
-            return [RefuseTransfer(link, key, outcome, reason, retry)]
+            return [RefuseTransfer(link, key, outcome, reason, retry, ended=True)]
         transfer = self._open.get(key)
         if transfer is None:
             self._early.setdefault(key, {})[link] = ready
@@ -157,7 +157,7 @@ class Sending(Generic[C]):
         """Decode waits for a transfer without having blocks for it: copies of it may be offered over this link."""
         if key in self._ended:
             outcome, reason, retry = self._ended.get(key) or (Outcome.STALE, "ended", False)
-            return [RefuseTransfer(link, key, outcome, reason, retry)]
+            return [RefuseTransfer(link, key, outcome, reason, retry, ended=True)]
         if (expect.regions, expect.block_bytes) != self._geometry[:2]:
             return []
         transfer = self._open.get(key)

@@ -281,9 +281,9 @@ class Sender:
         """A peer is told that a transfer will not come.
 
         One that lives, has let the time for it pass and takes nothing of it would not hear of that, and the copies that
-        wait for it would stay: its session ends.
+        wait for it would stay: its session ends. One that asks for what has ended is no such peer: it has just spoken.
         """
-        if step.outcome is Outcome.DEADLINE and (step.link, step.key) in self._leaving:
+        if step.outcome is Outcome.DEADLINE and not step.ended and (step.link, step.key) in self._leaving:
             peer.link.close(PeerGone(peer.link.peer, f"{step.reason}, and takes nothing"))
         else:
             peer.link.say(FrameKind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
