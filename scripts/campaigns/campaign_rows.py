@@ -92,6 +92,8 @@ GROUPS_CLUSTER = (*zero("*/failed"), Goal("*/requests", ">=", 10), Goal("a drain
 RANKS_CLUSTER = (*zero("*/failed"), Goal("*/requests", ">=", 10))
 GANG = (Goal("coscheduling/longest_half_s", "<=", 5.0), Goal("coscheduling/rounds", ">=", 10),
         Goal("alone/longest_half_s", ">=", 5.0), Goal("coscheduling/next_after_s", "shown"))
+KUEUE = (Goal("groups/rounds", ">=", 5), Goal("groups/longest_half_s", "<=", 2.0), Goal("groups/next_after_s", "<=", 30.0),
+         Goal("*/most_admitted", "<=", 3), Goal("*/back_after_s", "<=", 30.0))
 DP = (*zero("soak_*/wrong"), Goal("soak_*/requests", ">=", 10_000), Goal("model: */verdict", "=", "ok"),
       Goal("deaths_in_the_model/ok", "=", 1000), Goal("kills/*/seconds", "<=", 45.0))
 FLEET = (*zero("rolls/*/faults"), Goal("rolls/*/share", "<=", 1.0), Goal("fleet", "=", "96P144D"))
@@ -107,6 +109,7 @@ ROWS: Final = (
     Row("campaign-files", 6, 20, AT + "campaign_files.json", FILES),
     Row("campaign-long", 7, 25, AT + "campaign_long.json", LONG),
     Row("campaign-gang", 15, 60, AT + "campaign_gang.json", GANG, root=True),
+    Row("campaign-kueue", 20, 75, AT + "campaign_kueue.json", KUEUE, root=True),
     Row("campaign-groups-cluster", 40, 120, AT + "campaign_groups_cluster.json", GROUPS_CLUSTER, root=True),
     Row("campaign-group-ranks-cluster", 20, 90, AT + "campaign_group_ranks_cluster.json", RANKS_CLUSTER, root=True),
     Row("campaign-ipv6", 10, 40, AT + "campaign_ipv6.json", IPV6, root=True),

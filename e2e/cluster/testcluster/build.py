@@ -45,7 +45,7 @@ class Program(NamedTuple):
     stamps: tuple[str, ...] = ()
     """Variables that the linker sets."""
     assets: tuple[str, ...] = ()
-    """Files of the package's module that are needed at run time, put beside the binary under their last name."""
+    """Files and folders of the package's module that are needed at run time, put beside the binary under their last name."""
 
 
 _VERSION = "k8s.io/component-base/version"
@@ -74,6 +74,7 @@ PROGRAMS = {
     "pause": Program(),
     "netprobe": Program(),
     "gang": Program(),
+    "kueue": Program(package="sigs.k8s.io/kueue/cmd/kueue", assets=("config",)),
     "gitops": Program(
         links=("helm", "judge"),
         stamps=("helm.sh/helm/v4/internal/version.version=v4.0.5", f"{_VERSION}.gitVersion=v{KUBERNETES}"),
@@ -145,8 +146,17 @@ def _build(name: str, program: Program, folder: Path) -> None:
         module = _go(name, "list", "-f", "{{.Module.Dir}}", program.package)
         (folder / "assets").mkdir()
         for asset in program.assets:
-            target = folder / "assets" / Path(asset).name
-            target.write_bytes((Path(module) / asset).read_bytes())
+            _copy(Path(module) / asset, folder / "assets" / Path(asset).name)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A file or folder; what is read-only where it comes from can be changed here."""
+    if source.is_dir():
+        target.mkdir()
+        for each in source.iterdir():
+            _copy(each, target / each.name)
+    else:
+        target.write_bytes(source.read_bytes())
 
 
 def _watch(process: subprocess.Popen[bytes], name: str, log: Path) -> None:
