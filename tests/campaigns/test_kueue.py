@@ -73,8 +73,8 @@ class Stage:
 
     def queued(self, service: str) -> bool:
         """Whether a service says that it waits for its queue, and calls it no fault."""
-        said = self.condition(service, "Progressing")
-        return said.get("message", "").startswith("queued: ") and self.condition(service, "Degraded").get("status") == "False"
+        said = self.condition(service, "Progressing").get("message", "")
+        return said.startswith("queued: ") and self.condition(service, "Degraded").get("status") == "False"
 
     def look(self) -> None:
         """Once more; call it often."""

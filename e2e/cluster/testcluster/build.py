@@ -45,7 +45,7 @@ class Program(NamedTuple):
     stamps: tuple[str, ...] = ()
     """Variables that the linker sets."""
     assets: tuple[str, ...] = ()
-    """Files and folders of the package's module that are needed at run time, put beside the binary under their last name."""
+    """Files and folders of the package's module that are needed at run time; beside the binary under their last name."""
 
 
 _VERSION = "k8s.io/component-base/version"
