@@ -3,7 +3,7 @@
     with Kueue(cluster, folder, ("team",)) as kueue:
         kueue.quota("team", "team-a", {"nvidia.com/gpu": "3"})
 
-Its webhooks are called at localhost, so that what it says of a pod is said as the pod is made.
+The API server calls its webhooks as any: Service without selector → EndpointSlice → this host's own address.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
+from external_metrics import own_address
 from processes import Group, free_port
 from testcluster import build, probes
 from testcluster.errors import CommandFailed
@@ -43,10 +44,10 @@ class Kueue:
 
     def __enter__(self) -> Self:
         binaries = build.ensure(["kueue"])["kueue"]
-        webhooks, health = free_port(), free_port()
+        address, webhooks, health = own_address(), free_port(), free_port()
         self._cluster.kubectl("apply", "--server-side", "-f", "-",
-                              stdin=yaml.safe_dump_all(self._manifests(binaries.parent / "assets", webhooks)))
-        self._config.write_text(yaml.safe_dump(self._configuration(webhooks, health)))
+                              stdin=yaml.safe_dump_all(self._manifests(binaries.parent / "assets", address, webhooks)))
+        self._config.write_text(yaml.safe_dump(self._configuration(address, webhooks, health)))
         self._group = Group([str(binaries / "kueue"), f"--config={self._config}", "--zap-log-level=2",
                              f"--kubeconfig={self._cluster.kubeconfig}", "--feature-gates=VisibilityOnDemand=false"],
                             log=self._log, env={"PATH": "/usr/bin:/bin"}, name="kueue")
@@ -88,24 +89,22 @@ class Kueue:
         found: list[dict[str, Any]] = json.loads(said)["items"]
         return found
 
-    def _manifests(self, assets: Path, port: int) -> list[dict[str, Any]]:
-        kept = []
-        for one in yaml.safe_load_all(self._cluster.kubectl("kustomize", str(assets / "config/default"))):
-            if one["kind"] in LEFT_OUT:
-                continue
-            if one["kind"] == "Service" and one["metadata"]["name"] == SERVICE:
-                one["spec"] = {"type": "ExternalName", "externalName": "localhost"}
-            conversion = one["spec"].get("conversion") if one["kind"] == "CustomResourceDefinition" else None
-            for each in [*one.get("webhooks", ()), *([conversion["webhook"]] if conversion else ())]:
-                each["clientConfig"]["service"]["port"] = port
-            kept.append(one)
+    def _manifests(self, assets: Path, address: str, port: int) -> list[dict[str, Any]]:
+        found = yaml.safe_load_all(self._cluster.kubectl("kustomize", str(assets / "config/default")))
+        kept = [one for one in found if one["kind"] not in LEFT_OUT]
+        [service] = [one for one in kept if one["kind"] == "Service" and one["metadata"]["name"] == SERVICE]
+        del service["spec"]["selector"]
+        labels = {"kubernetes.io/service-name": SERVICE}
+        kept.append({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+                     "metadata": {"name": SERVICE, "namespace": NAMESPACE, "labels": labels}, "ports": [{"port": port}],
+                     "endpoints": [{"addresses": [address], "conditions": {"ready": True}}]})
         return kept
 
-    def _configuration(self, webhooks: int, health: int) -> dict[str, Any]:
+    def _configuration(self, address: str, webhooks: int, health: int) -> dict[str, Any]:
         return {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration", "namespace": NAMESPACE,
             "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"}, "metrics": {"bindAddress": "0"},
-            "webhook": {"host": "127.0.0.1", "port": webhooks, "certDir": str(self._certificates)},
+            "webhook": {"host": address, "port": webhooks, "certDir": str(self._certificates)},
             "leaderElection": {"leaderElect": False}, "integrations": {"frameworks": ["pod"]},
             "managedJobsNamespaceSelector": {"matchExpressions": [
                 {"key": "kubernetes.io/metadata.name", "operator": "In", "values": self._namespaces}]},

@@ -128,7 +128,7 @@ def api_server(place: Place, *more: str) -> Component:
         "--requestheader-allowed-names=front-proxy-client", "--requestheader-username-headers=X-Remote-User",
         "--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",
         f"--proxy-client-cert-file={pki.certificate('front-proxy')}", f"--proxy-client-key-file={pki.key('front-proxy')}",
-        "--allow-privileged=true",
+        "--enable-aggregator-routing=true", "--allow-privileged=true",
         f"--audit-policy-file={place.folder / 'config/audit.yaml'}", f"--audit-log-path={place.folder / 'logs/audit.log'}",
         "--audit-log-maxsize=500", "--audit-log-maxbackup=1",
         "--profiling=false", "--shutdown-watch-termination-grace-period=2s", *more,

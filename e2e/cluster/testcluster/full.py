@@ -68,7 +68,7 @@ class FullCluster(Cluster):
             self._components = {
                 ETCD: lambda: control_plane.etcd(place),
                 CONTAINERD: lambda: node.containerd(place),
-                API: lambda: control_plane.api_server(place, "--enable-aggregator-routing=true"),
+                API: lambda: control_plane.api_server(place),
                 CONTROLLERS: lambda: control_plane.controllers(place),
                 SCHEDULER: lambda: control_plane.scheduler(place),
                 KUBELET: lambda: node.kubelet(place),
