@@ -260,7 +260,7 @@ campaign-gang: $(STAMP) ## Instances of two pods and a scheduler that places gro
 	@$(BIN)/pytest -s tests/campaigns/test_gang.py --timeout 3600
 
 .PHONY: campaign-kueue
-campaign-kueue: $(STAMP) ## Services whose pods queue at a real Kueue, one by one and in groups, on a fake node, into bench/results (root, 5 minutes, and 15 for Kueue's first build)
+campaign-kueue: $(STAMP) ## Services whose pods queue at a real Kueue, one by one and in groups, on a fake node, into bench/results (root, 5 minutes, and Kueue's first build)
 	@$(BIN)/pytest -s tests/campaigns/test_kueue.py --timeout 3600
 
 campaign-ipv6: $(STAMP) ## A whole cluster without IPv4, and a service on real engines in it, into bench/results (root, 10 minutes)
