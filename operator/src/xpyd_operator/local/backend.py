@@ -21,7 +21,7 @@ from xpyd_operator.local import agents, procs, remains, store
 from xpyd_operator.local.blueprint import LocalBlueprint
 from xpyd_operator.local.instance import LocalInstance
 from xpyd_operator.local.observe import Observer, Picture, Work
-from xpyd_operator.local.paths import ServiceFolder
+from xpyd_operator.local.paths import ServiceFolder, matching
 from xpyd_operator.local.router import LocalRouter
 from xpyd_operator.local.store import InstanceRecord, PlannedCounts, Settings
 from xpyd_operator.local.tasks import Tasks
@@ -129,10 +129,7 @@ class LocalBackend:
 
     def _adopt(self) -> None:
         """Know every instance that has a folder; forget those that have none."""
-        try:
-            names = {InstanceName(entry.name) for entry in self.folder.instances.iterdir() if entry.is_dir()}
-        except OSError:
-            names = set()
+        names = {InstanceName(entry.name) for entry in matching(self.folder.instances, "*") if entry.is_dir()}
         for name in names - self._instances.keys():
             self._instances[name] = LocalInstance(self.folder, self.settings, name)
         for name in self._instances.keys() - names:

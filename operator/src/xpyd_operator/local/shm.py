@@ -13,6 +13,7 @@ from pathlib import Path
 
 from xpyd_operator.local import procs
 from xpyd_operator.local.procs import Stat
+from xpyd_sidecar.contract import run_folder
 
 SHM = "/dev/shm/"  # noqa: S108 (looked at, not created)
 _DELETED = " (deleted)"
@@ -27,9 +28,7 @@ def remember(path: Path, names: set[str]) -> None:
     """Add to the list of a unit, which is whole also where this process is killed meanwhile."""
     known = remembered(path)
     if names - known:
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        temporary.write_text("".join(f"{name}\n" for name in sorted(known | names)), "utf-8")
-        os.replace(temporary, path)
+        run_folder.put(path, "".join(f"{name}\n" for name in sorted(known | names)).encode())
 
 
 def remembered(path: Path) -> set[str]:

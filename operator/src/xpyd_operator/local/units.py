@@ -30,6 +30,7 @@ from xpyd_operator.local.procs import Identity, Scan, Stat
 from xpyd_operator.plan import backoff
 from xpyd_operator.plan.cause import cause
 from xpyd_operator.plan.observed import ObservedUnit as Seen
+from xpyd_sidecar.contract import run_folder
 
 RECORD_DEADLINE_S = 60.0
 """From starting an interpreter until it has written its record; long, since the host may be busy loading models."""
@@ -116,7 +117,7 @@ class Unit:
         ran_s = max(0.0, now - leader.unix)
         crashes = backoff.count_crash(ends.crashes, ran_s)
         new = Ends(crashes, now, self._why(code), ends.total + 1, leader)
-        _write(self._ends, new)
+        run_folder.write(self._ends, new)
         return new
 
     def _why(self, code: int | None) -> str:
@@ -137,7 +138,7 @@ class Unit:
         """A start that did not even make a process backs off like a crash."""
         ends = self.ends()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(self._ends, Ends(ends.crashes + 1, now, reason, ends.total + 1, self.leader()))
+        run_folder.write(self._ends, Ends(ends.crashes + 1, now, reason, ends.total + 1, self.leader()))
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str]) -> Identity:
         """Start the process, after ending whatever is left of the one before.
@@ -224,7 +225,7 @@ class Unit:
         """The coming end of this process is no crash."""
         ends = self.ends()
         if ends.counted != leader:
-            _write(self._ends, msgspec.structs.replace(ends, counted=leader))
+            run_folder.write(self._ends, msgspec.structs.replace(ends, counted=leader))
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> bool:
@@ -253,9 +254,3 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def _write(path: Path, value: msgspec.Struct) -> None:
-    temporary = path.with_suffix(f"{path.suffix}.{os.getpid()}")
-    temporary.write_bytes(msgspec.json.encode(value))
-    os.replace(temporary, path)
