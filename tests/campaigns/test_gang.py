@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 import yaml
+from halves import Halves
 from kube_client import Kube, Mirror, Object
 from kube_cluster import start_light
 from kube_operator import OperatorProcess
 from kube_team import operator_login
 from kube_watched import label
-from node_agent import INSTANCE, SERVICE
+from node_agent import SERVICE
 from processes import Group, free_port
 from testcluster import build
 from testcluster.control_plane import SCHEDULER
@@ -44,25 +45,20 @@ class Places:
     """Who has places, as a watch tells of it: instances by service, and for how long one had less than all."""
 
     def __init__(self, pods: Mirror) -> None:
-        self.longest_half_s = 0.0
+        self.halves = Halves()
         self._pods = pods
-        self._since: dict[str, float] = {}
 
     def placed(self, service: str) -> int:
         """Pods of a service that have a node and do not end."""
-        return sum(bool(pod["spec"].get("nodeName")) for pod in self._pods.objects.values()
-                   if label(pod, SERVICE) == service and not pod["metadata"].get("deletionTimestamp"))
+        return sum(label(pod, SERVICE) == service for pod in self._placed())
 
     def look(self) -> None:
         """Once more; call it often."""
-        now, bound = time.monotonic(), dict[str, int]()
-        for pod in self._pods.objects.values():
-            if label(pod, INSTANCE) and pod["spec"].get("nodeName") and not pod["metadata"].get("deletionTimestamp"):
-                name = f"{label(pod, SERVICE)}/{label(pod, INSTANCE)}"
-                bound[name] = bound.get(name, 0) + 1
-        halves = {name for name, count in bound.items() if count == 1}
-        self._since = {name: self._since.get(name, now) for name in halves}
-        self.longest_half_s = max([self.longest_half_s, *(now - since for since in self._since.values())])
+        self.halves.look(self._placed())
+
+    def _placed(self) -> Iterator[Object]:
+        return (pod for pod in self._pods.objects.values()
+                if pod["spec"].get("nodeName") and not pod["metadata"].get("deletionTimestamp"))
 
 
 def document(name: str) -> Object:
@@ -96,7 +92,7 @@ async def play(kube: Kube, pods: Mirror, rounds: int) -> dict[str, float]:
         next_s = max(next_s, await wait(lambda other=other: places.placed(other) == 2, "the other has its places"))
         await kube.delete("DisaggService", NAMESPACE, other)
         await wait(lambda: not any(label(pod, SERVICE) for pod in pods.objects.values()), "nothing is left")
-    return {"rounds": rounds, "longest_half_s": round(places.longest_half_s, 1), "next_after_s": round(next_s, 1)}
+    return {"rounds": rounds, "longest_half_s": round(places.halves.longest_s, 1), "next_after_s": round(next_s, 1)}
 
 
 @pytest.fixture

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from halves import Halves
 from kube_client import Kube, KubeError, Mirror, Object
 from kube_cluster import start_light
 from kube_operator import OperatorProcess
 from kube_team import operator_login
 from kube_watched import label
 from kueue import Kueue
-from node_agent import INSTANCE, ROLE, SERVICE
+from node_agent import ROLE, SERVICE
 from testcluster.errors import CommandFailed
 from testcluster.light import LightCluster
 
@@ -45,13 +46,16 @@ COLUMNS = {
 """What is shown where something does not come."""
 
 
+def _admitted(pod: Object) -> bool:
+    return not pod["spec"].get("schedulingGates")
+
+
 class Stage:
     """The pods of a namespace, who of them is admitted, and what the services say."""
 
     def __init__(self, kube: Kube, pods: Mirror, services: Mirror, kueue: Kueue) -> None:
         self.kube, self.pods, self.services, self.kueue = kube, pods, services, kueue
-        self.most_admitted, self.longest_half_s = 0, 0.0
-        self._since: dict[str, float] = {}
+        self.most_admitted, self.halves = 0, Halves()
 
     def alive(self, service: str) -> list[Object]:
         """Pods of a service's instances that do not end."""
@@ -60,7 +64,7 @@ class Stage:
 
     def admitted(self, service: str) -> int:
         """Those of them without a gate."""
-        return sum(not pod["spec"].get("schedulingGates") for pod in self.alive(service))
+        return sum(map(_admitted, self.alive(service)))
 
     def uids(self, service: str) -> set[str]:
         """Of these pods."""
@@ -78,15 +82,10 @@ class Stage:
 
     def look(self) -> None:
         """Once more; call it often."""
-        now, by_instance = time.monotonic(), dict[str, list[bool]]()
-        for pod in self.pods.objects.values():
-            if label(pod, ROLE) and not pod["metadata"].get("deletionTimestamp"):
-                name = label(pod, INSTANCE) or pod["metadata"]["name"]
-                by_instance.setdefault(name, []).append(not pod["spec"].get("schedulingGates"))
-        self.most_admitted = max(self.most_admitted, sum(sum(pods) for pods in by_instance.values()))
-        halves = {name for name, pods in by_instance.items() if any(pods) and not all(pods)}
-        self._since = {name: self._since.get(name, now) for name in halves}
-        self.longest_half_s = max([self.longest_half_s, *(now - since for since in self._since.values())])
+        admitted = [pod for pod in self.pods.objects.values() if label(pod, ROLE) and _admitted(pod)
+                    and not pod["metadata"].get("deletionTimestamp")]
+        self.most_admitted = max(self.most_admitted, len(admitted))
+        self.halves.look(admitted)
 
     async def wait(self, condition: Callable[[], bool], what: str) -> float:
         """Seconds until it holds."""
@@ -201,7 +200,7 @@ async def test_groups_are_admitted_whole_and_the_next_one_once_there_is_quota(
             next_s = max(next_s, await stage.wait(lambda other=other: stage.admitted(other) == 2, "the other is admitted"))
             await stage.leave(other)
         kept("groups", {"rounds": ROUNDS, "most_admitted": stage.most_admitted, "next_after_s": round(next_s, 1),
-                        "longest_half_s": round(stage.longest_half_s, 1)})
+                        "longest_half_s": round(stage.halves.longest_s, 1)})
         assert stage.most_admitted == 2
 
 
@@ -244,7 +243,7 @@ async def test_instances_of_one_pod_queue_one_by_one(cluster: LightCluster, kueu
         await stage.apply("many", pods=1, replicas=QUOTA + 2)
         await stage.wait(lambda: stage.admitted("many") == QUOTA and stage.queued("many"), "as many as there is quota for")
         await stage.still(lambda: stage.admitted("many") == QUOTA, "more than the quota")
-        victim = next(pod["metadata"] for pod in stage.alive("many") if not pod["spec"].get("schedulingGates"))
+        victim = next(pod["metadata"] for pod in stage.alive("many") if _admitted(pod))
         await stage.kube.delete("Pod", NAMESPACE, victim["name"])
         await stage.wait(lambda: victim["uid"] not in stage.uids("many"), "it ends")
         back_s = await stage.wait(

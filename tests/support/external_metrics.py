@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -24,19 +23,13 @@ from typing import Any, Self
 
 import yaml
 from aiohttp import web
+from host_endpoint import endpoint_slice, own_address
 from processes import free_port
 from testcluster.base import Cluster
 from testcluster.pki import Pki
 
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
 NAME = "external-metrics"
-
-
-def own_address() -> str:
-    """The address by which this host is known on its network; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
-        return str(probe.getsockname()[0])
 
 
 class ExternalMetrics:
@@ -117,9 +110,7 @@ def _objects(namespace: str, address: str, port: int) -> list[dict[str, Any]]:
     where = {"name": NAME, "namespace": namespace}
     return [
         {"apiVersion": "v1", "kind": "Service", "metadata": where, "spec": {"ports": [{"port": 443, "targetPort": port}]}},
-        {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-         "metadata": {**where, "labels": {"kubernetes.io/service-name": NAME}}, "ports": [{"port": port}],
-         "endpoints": [{"addresses": [address], "conditions": {"ready": True}}]},
+        endpoint_slice(NAME, namespace, address, port),
         {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": f"{VERSION}.{GROUP}"},
          "spec": {"group": GROUP, "version": VERSION, "groupPriorityMinimum": 100, "versionPriority": 100,
                   "insecureSkipTLSVerify": True, "service": {**where, "port": 443}}},

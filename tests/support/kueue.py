@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
-from external_metrics import own_address
+from host_endpoint import endpoint_slice, own_address
 from processes import Group, free_port
 from testcluster import build, probes
 from testcluster.errors import CommandFailed
@@ -94,11 +94,7 @@ class Kueue:
         kept = [one for one in found if one["kind"] not in LEFT_OUT]
         [service] = [one for one in kept if one["kind"] == "Service" and one["metadata"]["name"] == SERVICE]
         del service["spec"]["selector"]
-        labels = {"kubernetes.io/service-name": SERVICE}
-        kept.append({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-                     "metadata": {"name": SERVICE, "namespace": NAMESPACE, "labels": labels}, "ports": [{"port": port}],
-                     "endpoints": [{"addresses": [address], "conditions": {"ready": True}}]})
-        return kept
+        return [*kept, endpoint_slice(SERVICE, NAMESPACE, address, port)]
 
     def _configuration(self, address: str, webhooks: int, health: int) -> dict[str, Any]:
         return {
