@@ -35,9 +35,9 @@ HEARTBEAT_S = 1.0
 RESOLVE_S = 0.5
 DRAIN_S = 240.0
 """What a drain may take: a long answer, on a full machine."""
-PATIENT = KvOptions(claim_s=60.0)
+PATIENT = KvOptions(claim_s=60.0, keep_ttl_s=180.0)
 """For engines that must let go of what somebody takes back: of what nobody claims they do so much later, on a full machine,
-too."""
+too; and of what nobody lets go of, later again."""
 
 
 def start_sidecar(folder: Path, name: str, config: SidecarConfig) -> Group:
