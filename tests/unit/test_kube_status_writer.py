@@ -143,16 +143,17 @@ async def test_what_was_said_before_and_holds_again_is_written_though_the_other_
     """Else the other one would stay until the next look: nothing wakes the operator for what it has written itself."""
     server = Server()
     made = writer(server)
-    for holds in (True, False, True):
+    for holds, now in ((True, EARLY), (False, EARLY), (True, LATE)):
         server.asked.clear()
-        made.put(server.entry, ServiceStatus(wanted="1P1D", conditions=(ready(holds),)), 7, LATE)
+        made.put(server.entry, ServiceStatus(wanted="1P1D", conditions=(ready(holds),)), 7, now)
         if not holds:
             await server.asked.wait()
             assert server.body["status"]["conditions"][0]["status"] == "True", "it has not come yet"
         else:
             await asyncio.sleep(GAP_S + 0.1)
     assert [each["conditions"][0]["status"] for each in server.patches] == ["True", "False", "True"]
-    assert server.body["status"]["conditions"][0]["status"] == "True"
+    [condition] = server.body["status"]["conditions"]
+    assert (condition["status"], condition["lastTransitionTime"]) == ("True", LATE), "it turned twice"
     await settle(made)
 
 

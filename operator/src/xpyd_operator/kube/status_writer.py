@@ -66,7 +66,7 @@ class StatusWriter:
         self._api = api
         self._cache = cache
         self._pending: dict[tuple[str, str, str], tuple[str, ServiceStatus | PoolStatus]] = {}
-        self._sending: frozenset[tuple[str, str, str]] = frozenset()
+        self._sending: dict[tuple[str, str, str], tuple[str, ServiceStatus | PoolStatus]] = {}
         """What is on its way: the cache shows it only when it is answered."""
         self._written = float("-inf")
         self._hurry = asyncio.Event()
@@ -81,10 +81,11 @@ class StatusWriter:
             generation: which one the status is about: that of the spec that was acted on, not of a newer one.
             now: the time as Kubernetes writes it.
         """
-        before = read(entry.body, type(status))
-        status = stamped(status, before, generation, now)
         at = (entry.kind, entry.namespace, entry.name)
-        if status == before and at not in self._sending:
+        uid, sent = self._sending.get(at, ("", None))
+        before = sent if isinstance(sent, type(status)) and uid == entry.uid else read(entry.body, type(status))
+        status = stamped(status, before, generation, now)
+        if status == before:
             self._pending.pop(at, None)
             return
         self._pending[at] = (entry.uid, status)
@@ -112,9 +113,11 @@ class StatusWriter:
             self._hurry.clear()
             self._written = asyncio.get_running_loop().time()
             pending, self._pending = self._pending, {}
-            self._sending = frozenset(pending)
-            await asyncio.gather(*(self._one(*at, *said) for at, said in pending.items()))
-            self._sending = frozenset()
+            self._sending = pending
+            try:
+                await asyncio.gather(*(self._one(*at, *said) for at, said in pending.items()))
+            finally:
+                self._sending = {}
 
     async def _one(self, kind: str, namespace: str, name: str, uid: str, status: ServiceStatus | PoolStatus) -> None:
         entry = self._cache.get(kind, namespace, name)
