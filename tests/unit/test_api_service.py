@@ -52,11 +52,8 @@ def test_served_name(source: str, served: str | None, name: str) -> None:
     assert service({"spec.model": {"source": source, "servedName": served}}).served_name == name
 
 
-def test_devices_and_executor() -> None:
+def test_devices() -> None:
     assert Parallelism(tensor=2, pipeline=3, data=4).devices == 24
-    assert Parallelism().executor_or_default == Parallelism(data=8).executor_or_default == "uni"
-    assert Parallelism(tensor=2).executor_or_default == "mp"
-    assert Parallelism(tensor=2, executor="ray").executor_or_default == "ray"
 
 
 @pytest.mark.parametrize(

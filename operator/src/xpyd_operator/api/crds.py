@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import yaml
 
 from xpyd_operator.api.base import FIRST_VERSION, GROUP, VERSION
@@ -30,11 +29,6 @@ def crds() -> dict[str, Schema]:
 def to_yaml(crd: Schema) -> str:
     """The text of a file in ``crds/``; the same for the same structs, byte for byte."""
     return _HEAD + yaml.safe_dump(crd, sort_keys=False, width=120, allow_unicode=True)
-
-
-def minified(crd: Schema) -> bytes:
-    """As it goes to the API server."""
-    return msgspec.json.encode(crd)
 
 
 def service_crd() -> Schema:

@@ -53,11 +53,6 @@ class Parallelism(Part, frozen=True):
         return self.tensor * self.pipeline * self.data
 
     @property
-    def executor_or_default(self) -> Literal["uni", "mp", "ray"]:
-        """The executor that is used."""
-        return self.executor or ("uni" if self.tensor * self.pipeline == 1 else "mp")
-
-    @property
     def devices_of_pod(self) -> int:
         """How many of them one pod has."""
         return self.devices // self.pods

@@ -10,7 +10,7 @@ The last block of a prompt may be filled in part; it moves with the last chunk, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 
 def blocks_of(tokens: int, block_size: int) -> int:
@@ -30,20 +30,3 @@ def overlap(first: int, count: int, wanted_first: int, wanted_count: int) -> tup
     start = max(first, wanted_first)
     end = min(first + count, wanted_first + wanted_count)
     return start, max(0, end - start)
-
-
-def extents(ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Block ids in their order as runs ``(first, count)`` of neighbours."""
-    out: list[tuple[int, int]] = []
-    start = -1
-    count = 0
-    for one in ids:
-        if one == start + count:
-            count += 1
-            continue
-        if count:
-            out.append((start, count))
-        start, count = one, 1
-    if count:
-        out.append((start, count))
-    return out
