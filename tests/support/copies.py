@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -119,26 +119,11 @@ class Clock:
         """Nothing to end."""
 
 
-class Device(Protocol):
-    """What the forward of one rank runs on."""
-
-    capturing: bool
-    """Whether a graph is being recorded; its memory says so to the hooks of a forward."""
-
-    def compute(self, seconds: float, call: Callable[[], object] | None = None) -> None:
-        """Enqueue a kernel, and what it does."""
-
-    def wait(self) -> None:
-        """The host waits for all kernels."""
-
-    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int, groups: Groups = ONE) -> KvCache:
-        """The connector's view of the caches."""
-
-
 class Cpu:
     """Everything is done at once."""
 
     capturing = False
+    """Whether a graph is being recorded; its memory says so to the hooks of a forward."""
 
     def compute(self, seconds: float, call: Callable[[], object] | None = None) -> None:
         """Do it."""
