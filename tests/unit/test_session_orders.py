@@ -14,6 +14,8 @@ from held_session import Held
 from kv_ranks import BLOCK, P_LIFE, REGIONS, content, key, whole
 from session_orders import Orders
 
+from xpyd_sidecar.errors import PeerGone
+from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.mapping import ArrayKind
 from xpyd_sidecar.kv.reach import TableSpan
@@ -127,6 +129,31 @@ def test_a_rank_that_has_its_blocks_keeps_nobody_waiting_whose_word_was_lost_wit
             p.copy(key(attempt=2), region, 0, [content(region, 0)])
         held.flow()
         assert [one.outcome for one in waits.finished] == [Outcome.OK]
+
+
+def test_an_arena_that_is_gone_with_its_prefill_is_no_refusal_also_where_prefill_has_said_more(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ProcessReader, "probe", lambda _: "out of reach")
+    ways = LinkOptions("shm", tmp_path)
+    with Held(monkeypatch) as held:
+        p, d = held.prefill("p", ways=ways, timeout_s=60), held.decode(ways=ways, timeout_s=60)
+        d.load("r", key(), p, first=0, count=1)
+        held.loops["d"].run_all()
+        (wire,) = held.wires
+        while held.loops["p"].run_all() and not any(tmp_path.iterdir()):
+            for way in (wire.to_d, wire.to_p):
+                if way.can():
+                    way.move(1 << 30)
+                held.loops["d"].run_all()
+        (peer,) = p.sender._peers.values()
+        for _ in range(2):  # the header of the first comes with the frame before it
+            peer.link.say(FrameKind.PING)
+        peer.link.flush()
+        peer.link.close(PeerGone(peer.link.peer, "this engine stops"))
+        wire.to_d.move(1 << 30)
+        wire.to_d.end()
+        held.loops["d"].run_all()
+        assert [(whose, type(error)) for whose, error in held.closed] == [("p", PeerGone), ("d", PeerGone)]
 
 
 def test_blocks_that_were_pushed_ahead_come_over_tcp_also_while_an_arena_is_awaited(

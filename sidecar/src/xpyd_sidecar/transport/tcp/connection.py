@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import os
+import select
 import selectors
 import socket
 import time
@@ -136,13 +137,10 @@ class Connection(Session):
 
     @property
     def left(self) -> bool:
-        """Whether the peer has closed it, after what was read last."""
-        try:
-            return not self._sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        """Whether the peer has closed it, also where not all is read that it has said before."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def close(self, error: PeerError) -> None:
         """End the connection, once."""
