@@ -342,14 +342,18 @@ def test_a_rank_that_was_reported_keeps_nobody_waiting_who_takes_from_the_same_s
     assert receiving.broken(key(2), 1, lost, 2.0, final=True) == receiving.tick(99.0) == []
 
 
-def test_what_a_rank_that_was_reported_asks_for_others_is_asked_once_more_where_its_source_was_lost() -> None:
+def test_what_a_rank_that_was_reported_asks_for_others_is_asked_again_where_its_source_is_lost() -> None:
     receiving = two()
     fill_two(receiving, 0)
     fill_two(receiving, 1)
     asks = receiving.load(Order("r", key(2), TABLES, TWO), 1.0)
     lost = Outcome.PEER_LOST, "gone"
     assert receiving.broken(key(2), 1, lost, 2.0, final=False) == asks
-    assert receiving.broken(key(2), 1, lost, 3.0, final=False) == receiving.tick(99.0) == []
+    assert receiving.broken(key(2), 1, lost, 2.1, final=False) == receiving.tick(2.9) == []
+    assert receiving.tick(3.0) == asks
+    assert receiving.tick(5.0) == []
+    assert receiving.broken(key(2), 1, lost, 30.5, final=False) == asks
+    assert receiving.broken(key(2), 1, lost, 31.0, final=False) == receiving.tick(99.0) == []
 
 
 def test_when_one_of_two_sources_is_lost_the_other_is_told_and_the_load_waits_for_another_try() -> None:

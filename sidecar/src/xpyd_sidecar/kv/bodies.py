@@ -192,6 +192,11 @@ class Ready(msgspec.Struct, frozen=True):
     spans: tuple[ArraySpan, ...] = ()
     """Arrays of which other blocks are missing, in order: those of windows, and states."""
 
+    @property
+    def for_others(self) -> bool:
+        """Nothing is asked for; who takes from the same rank need not wait."""
+        return not self.regions and self.takers > 1
+
 
 class Reason(msgspec.Struct, frozen=True):
     """Body of REJECT, GONE and CANCEL."""

@@ -15,7 +15,8 @@ Laws
    takes it beyond ``limit_s``, or its order's own limit, from the first order on, however many tries it takes.
 5. One whose source was lost waits ``grace_s`` for a newer try, whatever arrives of the old one.
 6. Of a newer try that other ranks need, a rank whose load was reported asks for nothing, where others take from the same
-   source: that waits until all have asked. Where the source is lost meanwhile, its word may be, too: it asks once more.
+   source: that waits until all have asked. Where the source is lost meanwhile, its word may be, too: it asks once more, and
+   then every ``grace_s``, for ``load_s`` or until the source says itself that the try is over.
 
     open ──▶ LOADING ──all placed──▶ committed       open (newer try): LOADING from the start, the old source is cancelled
                 │ broken ──▶ ORPHANED ──grace over──▶ failed
@@ -159,6 +160,16 @@ class Finished(NamedTuple):
 Instruction = Ask | Pull | Confirm | Cancel | Finished
 
 
+class WordForOthers(NamedTuple):
+    """An ask for nothing, by a rank whose load was reported."""
+
+    ask: Ask
+    until: Lease
+    """How long others may wait for it."""
+    at: Lease
+    """When it is said again, if its source is lost."""
+
+
 @dataclass
 class OpenLoad:
     """One load in progress."""
@@ -207,8 +218,10 @@ class Receiving:
         self._current: dict[Key, str] = {}
         self._reported: Recent[str, TransferId] = Recent()
         """By request: the transfer of its last load."""
-        self._for_others: Recent[tuple[Key, int], Ask] = Recent()
-        """By try and source: what has been asked once although this rank's load was reported."""
+        self._for_others: Recent[tuple[Key, int], WordForOthers] = Recent()
+        """By try and source: what has been asked although this rank's load was reported."""
+        self._unheard: dict[tuple[Key, int], WordForOthers] = {}
+        """Of that, what is to be said again."""
 
     @property
     def open(self) -> int:
@@ -218,7 +231,7 @@ class Receiving:
     def load(self, order: Order, now: float) -> list[Instruction]:
         """Begin a load, or take it from a newer try; once it was reported, newer tries are for other ranks (law 6)."""
         if self._reported.get(order.request) == order.key.transfer:
-            return self._nothing(order)
+            return self._nothing(order, now)
         known = self._loads.get(order.request)
         out: list[Instruction] = []
         ends = Lease.of(now, min(self._limit_s, order.limit_s))
@@ -242,13 +255,29 @@ class Receiving:
                             order.tables, at, wanted[at], order.identity, self._groups)
                         for at, source in enumerate(order.sources))]
 
-    def _nothing(self, order: Order) -> list[Instruction]:
+    def _nothing(self, order: Order, now: float) -> list[Instruction]:
         """Keep nobody waiting who takes from the same sources. The end of the try comes from whoever takes something."""
         asks = [Ask(one.address, one.incarnation, order.key, self._ready(order, one._replace(parts=())), order.request,
                     order.tables, at, units(())) for at, one in enumerate(order.sources) if one.takers > 1]
         for ask in asks:
-            self._for_others.put((ask.key, ask.source), ask)
+            self._for_others.put((ask.key, ask.source), WordForOthers(ask, Lease.of(now, self._load_s), Lease(now)))
         return [*asks]
+
+    def _lost_word(self, key: Key, source: int, now: float, *, final: bool) -> list[Instruction]:
+        """A source is lost of which nothing was asked for others, perhaps before it has heard of it."""
+        word = self._for_others.pop((key, source))
+        if word is None or final or word.until.over(now):
+            return []
+        self._unheard[key, source] = word
+        return self._say_again(now)
+
+    def _say_again(self, now: float) -> list[Instruction]:
+        """What is to be said to sources that were lost, if its time has come; the next time after a pause."""
+        due = [one for one, word in self._unheard.items() if word.at.over(now)]
+        words = [(one, self._unheard.pop(one)) for one in due]
+        for one, word in words:
+            self._for_others.put(one, word._replace(at=Lease.of(now, self._grace_s)))
+        return [word.ask for _, word in words]
 
     def _ready(self, order: Order, source: From) -> Ready:
         """What is asked of one source: all that it has as it is, or cuts."""
@@ -313,8 +342,7 @@ class Receiving:
         """
         load = self._loads.get(self._current.get(key, ""))
         if load is None:
-            again = self._for_others.pop((key, source))
-            return [again] if again is not None and not final else []
+            return self._lost_word(key, source, now, final=final)
         load.told.add(source)
         out = _cancel(load, *why)
         if final or self._grace_s <= 0:
@@ -342,7 +370,7 @@ class Receiving:
 
     def tick(self, now: float) -> list[Instruction]:
         """After a look at what has come: loads without progress fail, and those that take too long."""
-        out: list[Instruction] = []
+        out: list[Instruction] = self._say_again(now) if self._unheard else []
         listened = self._listened.look(now)
         for load in list(self._loads.values()):
             news, load.news = load.news, False

@@ -113,8 +113,9 @@ class DecodeEndpoint(Endpoint):
             self.expected.discard(header.key)
             self._shared.ahead.forget(header.key)
             gone = self.asked.pop(header.key, None)
-            if gone is not None:
-                self._shared.broken(gone.step, why.outcome, f"{self.link.peer}: {why.reason}", not why.retry)
+            if gone is not None:  # who asked for others has been heard, and so have they
+                self._shared.broken(gone.step, why.outcome, f"{self.link.peer}: {why.reason}",
+                                    gone.step.ready.for_others or not why.retry)
         elif header.kind in {FrameKind.GROUP, FrameKind.UNGROUP} and (taker := self._intake.taker) is not None:
             taker.grouped(header.kind, bodies.read_body(payload, bodies.Group))
         elif header.kind is not FrameKind.PING:
