@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -46,7 +47,8 @@ TIMEOUT_S = 1.5
 PATIENCE_S = 40.0
 """Of all others: on a full machine a thread may get nothing done for seconds."""
 TCP = LinkOptions("tcp")
-P_LIFE, D_LIFE = Incarnation("1" * 32), Incarnation("2" * 32)
+P_LIFE = Incarnation("1" * 32)
+D_LIVES = count(1)
 
 
 def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
@@ -151,7 +153,8 @@ class DecodeRank:
         self.moved: Counter[str] = Counter()
         most = max(block, 1 << 20)
         self.staging = Staging(lambda _: Chunk(None, memoryview(bytearray(most))), chunks)
-        me = LocalRank(InstanceName("d"), D_LIFE, 0, data_key, ways, timeout_s, most, grouping, reading)
+        life = Incarnation(f"{next(D_LIVES):032x}")
+        me = LocalRank(InstanceName("d"), life, 0, data_key, ways, timeout_s, most, grouping, reading)
         self.receiver = Receiver(me, self.staging, block_bytes=[block] * REGIONS, cover=cover, caches=caches,
                                  make=lambda size: Chunk(None, memoryview(bytearray(size))), buffer_bytes=buffer_bytes,
                                  pool_bytes=pool_bytes, claim_s=claim_s)

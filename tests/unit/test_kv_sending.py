@@ -326,6 +326,32 @@ def test_a_taker_that_is_lost_before_the_first_copy_ends_the_transfer_for_the_ot
     assert not sending.busy(2)
 
 
+NOTHING = Ready(0, 10, 0, 0, checksum=False, takers=2)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_taker_of_nothing_that_is_lost_before_the_others_have_asked_asks_again(*, copied: bool) -> None:
+    sending = shared()
+    if copied:
+        sending.copy(KEY, copy(), 0.0)
+    assert sending.ready(1, KEY, NOTHING, 0.0) == sending.lost(1, Outcome.PEER_LOST, "gone") == []
+    assert sending.ready(2, KEY, taker(1), 0.0) == []
+    steps = sending.ready(3, KEY, NOTHING, 0.0) or sending.copy(KEY, copy(), 0.0)
+    assert [one.link for one in steps if isinstance(one, Send)] == [2]
+
+
+def test_a_taker_of_nothing_that_is_lost_or_asks_again_ends_no_transfer_that_is_sent() -> None:
+    sending = shared()
+    sending.copy(KEY, copy(), 0.0)
+    sending.ready(1, KEY, NOTHING, 0.0)
+    assert len(sending.ready(2, KEY, taker(1), 0.0)) == 1
+    assert sending.lost(1, Outcome.PEER_LOST, "gone") == sending.ready(3, KEY, NOTHING, 0.0) == []
+    assert sending.busy(3)
+    assert len(sending.copy(KEY, copy("b", 2), 0.0)) == 1
+    assert sending.done(2, KEY) == []  # nor has it confirmed
+    assert sending.cancel(3, KEY, Outcome.STALE, "x")[-1] == TransferEnded(KEY, Outcome.STALE, "x", False)
+
+
 def test_a_transfer_that_not_all_takers_ask_for_waits_no_longer_than_an_unasked_one() -> None:
     sending = shared()
     sending.copy(KEY, copy(), 0.0)

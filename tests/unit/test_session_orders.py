@@ -131,6 +131,36 @@ def test_a_rank_that_has_its_blocks_keeps_nobody_waiting_whose_word_was_lost_wit
         assert [one.outcome for one in waits.finished] == [Outcome.OK]
 
 
+@pytest.mark.parametrize("first", ["done", "waits"])
+def test_a_rank_that_has_its_blocks_counts_once_where_prefill_does_not_know_yet_that_its_connection_is_lost(
+        monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    with Held(monkeypatch) as held:
+        p = held.prefill("p", timeout_s=60, kinds=[ArrayKind("uint8", 1, (BLOCK,), BLOCK, 1)] * REGIONS)
+        ranks = {name: held.decode(name, timeout_s=60, grace_s=0.1) for name in ("done", "waits")}
+        ranks["done"].load("r", key(), p, first=0, count=1)
+        for region in range(REGIONS):
+            p.copy(key(), region, 0, [content(region, 0)])
+        held.flow()
+        shared = From(p.address, P_LIFE, whole(REGIONS, BLOCK), takers=2)
+        order = Order("r", key(attempt=2), (TableSpan(0, (100,)),), (shared,))
+        p.copy(key(attempt=2), 0, 0, [content(0, 0)])
+        for name in sorted(ranks, key=lambda name: name != first):
+            ranks[name].carry_out(ranks[name].machine.load(order, held.now))
+            if name == "done":
+                held.flow()
+                wire = held.wires[0]
+                wire.to_p.lost = wire.to_d.lost = True
+                wire.to_d.end()  # decode sees it, prefill does not
+                held.loops["done"].run_all()
+                ranks["done"].poll()
+                wire.to_p.over = True
+            held.flow()
+        p.copy(key(attempt=2), 1, 0, [content(1, 0)])
+        held.flow()
+        assert len(held.wires) == 3
+        assert [one.outcome for one in ranks["waits"].finished] == [Outcome.OK]
+
+
 def test_an_arena_that_is_gone_with_its_prefill_is_no_refusal_also_where_prefill_has_said_more(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ProcessReader, "probe", lambda _: "out of reach")

@@ -9,7 +9,8 @@ Laws
    After READY a transfer lasts while there is progress: one more copy, a word of work, a piece that has left, a FETCH.
    Without any for ``send_s`` (of the time in which this side listens) it ends, and always after ``limit_s``.
 5. Where decode has more ranks, several take from this one, and each READY says how many. A transfer is sent when all have
-   asked and ends ok when all have confirmed; when one is lost or lets go, the others are told.
+   asked and ends ok when all have confirmed; when one is lost or lets go, the others are told. Not so where it has asked
+   for nothing: it asks again (``Receiving``), also of a transfer that is sent.
 6. A copy that decode is too busy for is offered again, no sooner than decode has said.
 7. What was pushed ahead goes with its link: a transfer of which something was ends when that link does, or when decode
    asks for it over another one, which may be heard of first.
@@ -124,14 +125,15 @@ class Sending(Generic[C]):
             return [RefuseTransfer(link, key, Outcome.PEER_LOST, reason, True),
                     *self._fail(key, Outcome.PEER_LOST, reason, but=transfer.ahead[0], retry=True)]
         odd = any(one.takers != ready.takers for one in transfer.takers.values())
-        if odd or transfer.sending or link in transfer.takers:
+        again = transfer.sending and ready.for_others
+        if odd or (transfer.sending and not again) or link in transfer.takers:
             reason = f"asked for by one more than {ready.takers}" if odd or transfer.sending else "asked for twice"
             return [*([] if link in transfer.takers else [RefuseTransfer(link, key, Outcome.PROTOCOL, reason, False)]),
                     *self._fail(key, Outcome.PROTOCOL, reason)]
         transfer.takers[link] = ready
         if ready.window:
             transfer.fetched[link] = ready.first + ready.window
-        if len(transfer.takers) < ready.takers:
+        if again or len(transfer.takers) < ready.takers:
             return []
         transfer.sending, transfer.news = True, False
         transfer.lease, transfer.ends = Lease.of(self._listened.look(now), self._send_s), Lease.of(now, self._limit_s)
@@ -213,7 +215,7 @@ class Sending(Generic[C]):
         if transfer is None or link not in transfer.takers or not transfer.sending:
             return []
         transfer.done.add(link)
-        return self._end(key, Outcome.OK, "", confirmed=True) if len(transfer.done) == len(transfer.takers) else []
+        return self._end(key, Outcome.OK, "", confirmed=True) if len(transfer.done) == transfer.takers[link].takers else []
 
     def cancel(self, link: int, key: Key, outcome: Outcome, reason: str) -> list[Step[C]]:
         """Decode no longer wants a transfer that it asked for."""
@@ -232,7 +234,8 @@ class Sending(Generic[C]):
     def lost(self, link: int, outcome: Outcome, reason: str) -> list[Step[C]]:
         """A link is gone. Where several take from a transfer that has not begun, those that have asked are told, too."""
         out: list[Step[C]] = []
-        for key in [key for key, asked in self._early.items() if link in asked and asked[link].takers > 1]:
+        for key in [key for key, asked in self._early.items()
+                    if link in asked and asked[link].takers > 1 and not asked[link].for_others]:
             out += self._fail(key, outcome, reason, but=link, retry=True)
         for asked in [one for one in self._early.values() if link in one]:
             del asked[link]
@@ -242,7 +245,9 @@ class Sending(Generic[C]):
             del self._expected[key]
         for key, transfer in list(self._open.items()):
             ahead = transfer.ahead is not None and transfer.ahead[0] == link
-            if link in transfer.takers or (ahead and transfer.stored and not transfer.takers):
+            if link in transfer.takers and transfer.takers[link].for_others:
+                del transfer.takers[link]
+            elif link in transfer.takers or (ahead and transfer.stored and not transfer.takers):
                 out += self._fail(key, outcome, reason, but=link, retry=True)
             elif ahead:
                 transfer.ahead = None

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn, TypeVar
 
+from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.errors import AuthError, Incompatible, PeerError, ProtocolError
 from xpyd_sidecar.kv import bodies, proofs
 from xpyd_sidecar.kv.frames import FrameKind, Header
@@ -38,6 +39,8 @@ class PrefillEndpoint(Endpoint):
         self._asked = asked
         self._lost = lost
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
+        self.life = Incarnation("")
+        """Of the decode rank, once it has shown that it holds the key."""
         self._accepted = False
         self.way = PrefillLinkChoice(me, arenas, self.link)
         self.link.say(FrameKind.CHALLENGE, bodies.Challenge(self._nonce, me.incarnation))
@@ -83,7 +86,7 @@ class PrefillEndpoint(Endpoint):
             reason = f"incarnation {hello.expects} is gone, {me.incarnation} is here"
             self._refuse(Outcome.INCARNATION, Incompatible(self.link.peer, reason))
         near, reason = self.choose(partial(self.way.welcome, hello.host, hello.gpu, hello.nixl))
-        self._accepted = True
+        self._accepted, self.life = True, hello.incarnation
         self.link.beside |= near is not None
         proof = proofs.prove(me.key, "prefill", terms)
         self.link.say(FrameKind.WELCOME, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.contract.ids import HostPort, join_host_port
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, join_host_port
 from xpyd_sidecar.errors import ConfigError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, copies, frames
 from xpyd_sidecar.kv.copies import Copy
@@ -90,6 +90,8 @@ class Sender:
         self._peers: dict[int, PrefillEndpoint] = {}
         self._strangers: dict[int, PrefillEndpoint] = {}
         """Those of them of whom nothing was heard after the handshake, the oldest first."""
+        self._by_life: dict[Incarnation, PrefillEndpoint] = {}
+        """Those of whom something was, by decode rank: each has one connection."""
         self._sent: dict[Key, int] = {}
         self._leaving: Counter[tuple[int, Key]] = Counter()
         """By link and transfer: sends that are on their way."""
@@ -210,7 +212,8 @@ class Sender:
     def _asked(self, peer: PrefillEndpoint, header: Header, body: memoryview) -> None:
         """A frame of an accepted peer."""
         number, key = peer.link.number, header.key
-        self._strangers.pop(number, None)
+        if self._strangers.pop(number, None) is not None:
+            self._known(peer)
         if header.kind is FrameKind.READY:
             ready = bodies.read_body(body, bodies.Ready)
             self._noting.mark(key, "ready")
@@ -230,10 +233,19 @@ class Sender:
             self._carry_out(self.spilling.heard(number, peer.link.peer, header, body))
             self._carry_out(self.spilling.relieve())
 
+    def _known(self, peer: PrefillEndpoint) -> None:
+        """A decode rank says its first word: it has no other connection, whose end may not be known here yet."""
+        before = self._by_life.get(peer.life)
+        self._by_life[peer.life] = peer
+        if before is not None:
+            before.link.close(PeerGone(before.link.peer, "it has connected anew"))
+
     def _lost(self, peer: PrefillEndpoint, error: PeerError) -> None:
         """A connection has ended."""
         self._peers.pop(peer.link.number, None)
         self._strangers.pop(peer.link.number, None)
+        if self._by_life.get(peer.life) is peer:
+            del self._by_life[peer.life]
         outcome = Outcome.PROTOCOL if isinstance(error, ProtocolError) else Outcome.PEER_LOST
         steps = self._machine.lost(peer.link.number, outcome, str(error))
         if steps or not isinstance(error, PeerGone):
