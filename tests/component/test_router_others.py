@@ -15,11 +15,15 @@ from typing import Any
 
 import certificates
 import httpx
+import msgspec
 import openai
 from cluster import Cluster
 from engines import MODEL_NAME, post
 from processes import Group
 
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.fleet import Fleet
+from xpyd_sidecar.contract.ids import State
 from xpyd_sidecar.router.endpoints.application import RENDERED_S
 
 GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "max_tokens": 24}
@@ -33,6 +37,19 @@ def _ready(url: str, trust: ssl.SSLContext) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.HTTPError, OSError):
         return False
+
+
+def _knows(cluster: Cluster, url: str, trust: ssl.SSLContext) -> bool:
+    """Whether a router would send requests to each instance: it is ready as soon as it can reach decode."""
+    token = keys.admin_token(keys.read(cluster.key_file))
+    asked = urllib.request.Request(f"{url}/fleet", headers={"Authorization": f"Bearer {token}"})
+    try:
+        with urllib.request.urlopen(asked, timeout=60, context=trust) as answer:
+            fleet = msgspec.json.decode(answer.read(), type=Fleet)
+    except (urllib.error.HTTPError, OSError):
+        return False
+    return {one.name for one in cluster.instances} == {
+        one.instance for one in fleet.instances if one.state is State.READY and not one.suspended}
 
 
 def _workers(router: Group) -> list[int]:
@@ -74,7 +91,10 @@ def _one(router: Group, http: httpx.Client, api: str, body: dict[str, Any]) -> A
 
 def _metrics(http: httpx.Client) -> dict[str, float]:
     time.sleep(STALE_S)
-    lines = [line.rpartition(" ") for line in http.get("/metrics").text.splitlines() if not line.startswith("#")]
+    end = time.monotonic() + 120
+    while (answer := http.get("/metrics")).status_code == 503:  # the owner had no answer for its worker in time
+        assert time.monotonic() < end, answer.text
+    lines = [line.rpartition(" ") for line in answer.text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 
 
@@ -90,6 +110,7 @@ def test_https_two_processes_and_passed_paths_before_real_engines(cluster: Clust
     with cluster.other_router(workers=2, tls_cert_file=cert, tls_key_file=key) as (router, port):
         url = f"https://localhost:{port}"
         router.wait_until(lambda: _ready(url, trust), 120.0, "ready over TLS", poll_s=0.2)
+        router.wait_until(lambda: _knows(cluster, url, trust), 120.0, "told of both instances", poll_s=0.2)
 
         def client() -> openai.OpenAI:
             """On a connection of its own, so that the system may give it either process."""
