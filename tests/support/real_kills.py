@@ -25,8 +25,8 @@ from xpyd_sidecar.contract.ids import State
 AT_ONCE = 8
 DEATHS = 1
 """Deaths that one request meets: of one that meets two, alone among all, the router must take it that it ends engines."""
-ANSWER_S = 120.0
-BUSY_S = 60.0
+ANSWER_S = 240.0
+BUSY_S = 240.0
 WAYS = ("group", "server", "core")
 _NUMBERS = itertools.count(1)
 
@@ -82,13 +82,13 @@ async def kill_real(cluster: Cluster, victims: Sequence[Instance], seed: int) ->
                     await asyncio.sleep(source.uniform(0.0, 0.4))
                     if held := await asyncio.to_thread(_in_flight, cluster, victim):
                         break
-                for name in met:
-                    met[name] += 1
                 report.killed += held
                 await asyncio.to_thread(kill_nine, victim, way)
                 report.kills += 1
                 report.ways[f"kill -9, {way}"] += 1
-                await asyncio.sleep(1.0)
+                await _wait_spurned(cluster, victim)
+                for name in met:  # also of those who came while it was being killed, and may have been sent there
+                    met[name] += 1
         finally:
             stop.set()
     report.finished = max(0, report.killed - len(report.unfinished))
@@ -109,6 +109,16 @@ async def _wait_busy(cluster: Cluster, victim: Instance, report: Report) -> None
         if any(one.instance == victim.name and one.in_flight and one.state is State.READY for one in fleet.instances):
             return
         assert loop.time() < end, f"{victim.name} got no request for {BUSY_S} s; {report.unfinished[-3:]}"
+        await asyncio.sleep(0.05)
+
+
+async def _wait_spurned(cluster: Cluster, victim: Instance) -> None:
+    """Until nothing more is sent to the victim."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + BUSY_S
+    while any(one.instance == victim.name and one.state is State.READY and not one.suspended
+              for one in (await asyncio.to_thread(cluster.fleet)).instances):
+        assert loop.time() < end, f"{victim.name} was killed, and is still asked"
         await asyncio.sleep(0.05)
 
 
