@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from engine_pair import OUTPUT, Pair, started, tokens
+from engine_pair import OUTPUT, SOON_S, Pair, started, tokens
 from engines import Engine
 
 from xpyd_sidecar.contract import metrics
@@ -26,7 +26,7 @@ STORE = {"kv_connector": "HostStore", "kv_connector_module_path": "host_store", 
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     store = STORE | {"kv_connector_extra_config": {"late": request.param}}
     yield from started(Pair(tmp_path_factory.mktemp("stored"), policy="recompute", beside=(store,),
-                            env={"VLLM_SERVER_DEV_MODE": "1"}))
+                            env={"VLLM_SERVER_DEV_MODE": "1"}, claim_s=SOON_S))
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from engine_pair import OUTPUT, started
-from model_pairs import BLOCK, FACTS, ModelPair, prompt_of
+from engine_pair import OUTPUT, PEER_TIMEOUT_S, started
+from model_pairs import BLOCK, FACTS, PATIENCE_S, ModelPair, prompt_of
 
 from xpyd_sidecar.contract import metrics
 
@@ -21,7 +21,8 @@ LAYER_BLOCK = 2 * BLOCK * 2 * 32 * 4
 
 @pytest.fixture(scope="module", params=["tiny-gpt-oss", "tiny-granite", "tiny-qwen-next"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelPair]:
-    yield from started(ModelPair(tmp_path_factory.mktemp(request.param), request.param))
+    patient = {"claim_s": PATIENCE_S, "peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": PATIENCE_S}
+    yield from started(ModelPair(tmp_path_factory.mktemp(request.param), request.param, **patient))
 
 
 def lengths(window: int) -> list[int]:

@@ -54,7 +54,8 @@ class Drafting:
     def __init__(self, folder: Path, how: Mapping[str, Sequence[str]] | None = None, *, model: Path | None = None,
                  env: Mapping[str, str] | None = None) -> None:
         """``how``: arguments by name; None: two with an EAGLE model (e, f), one with n-grams (n), all started at once."""
-        key, options = folder / "key", KvOptions(transport="tcp")
+        key, options = folder / "key", KvOptions(transport="tcp", peer_timeout_s=PATIENCE_S, load_timeout_s=PATIENCE_S,
+                                                 claim_s=PATIENCE_S)
         keys.write(key, keys.mint())
         given = how if how is not None else {"e": speculating(), "f": speculating(), "n": by_tokens()}
         self._at_once = how is None
