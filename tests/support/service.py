@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -20,13 +21,15 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
-from engines import BASE_ARGS, BASE_ENV, MODEL_NAME, held
+from engines import BASE_ARGS, BASE_ENV, MODEL_NAME, HttpError, held
 from make_model import ensure_model
 from processes import free_port, home_begins, home_ends, shared_memory
 from releases import Release
 
-from xpyd_operator.local import procs, remains
+from xpyd_operator.local import agents, procs, remains
 from xpyd_operator.local.paths import ServiceFolder
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.ids import State
 
 NAME = "t"
 FORKS = Path(__file__).parent / "fork_on_cpu"
@@ -150,11 +153,24 @@ class Service:
     def _pids(self) -> list[int]:
         return remains.pids(ServiceFolder(NAME, self.home))
 
+    def incarnation(self, instance: str) -> str:
+        """Of an instance, as the router knows it; empty while it does not, or would send it nothing."""
+        fleet = asyncio.run(agents.fleet("127.0.0.1", self.port, keys.read(self.home / NAME / "key")))
+        known = fleet.instances if fleet is not None else ()
+        return next((str(one.incarnation) for one in known
+                     if one.instance == instance and one.state is State.READY and not one.suspended), "")
+
     def idle(self) -> dict[str, float]:
-        """What engines still hold, by instance and series; empty when nothing runs, waits, moves or is in use."""
+        """What engines still hold, by instance and series; empty when nothing runs, waits, moves or is in use.
+
+        Of one that does not answer nobody knows: it may end, or start.
+        """
         busy = {}
         for instance in self.status()["instances"]:
-            left = held(f"http://{instance['address']}")
+            try:
+                left = held(f"http://{instance['address']}")
+            except (OSError, HttpError):
+                left = {"has no answer": 1.0}
             busy |= {f"{instance['name']} {name}": value for name, value in left.items()}
         return busy
 
