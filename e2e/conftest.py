@@ -54,7 +54,7 @@ def service(operator: FullCluster, images: Images) -> Iterator[ServiceInCluster]
     service = ServiceInCluster(operator, images)
     service.apply()
     try:
-        service.wait_ready()
+        service.wait_ready("1P1D")
         yield service
     finally:
         service.remove()

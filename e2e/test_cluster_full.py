@@ -148,16 +148,17 @@ def test_a_policy_lets_friends_in_and_nobody_else(full: FullCluster) -> None:
     policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "friends"},
               "spec": {"podSelector": {"matchLabels": {"app": "server"}}, "policyTypes": ["Ingress"],
                        "ingress": [{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]}}
+    inside = both(full.kubectl.get("service", "server")["spec"]["clusterIPs"])
+    urls = ["http://server/", *(f"http://{address}/" for address in inside)]
     full.kubectl.apply(policy)
     try:
-        wait_until(lambda: refused(full, "stranger", "http://server/"), WAIT_S, "the policy keeps strangers out")
-        assert ask(full, "friend", "http://server/") == "server"
+        wait_until(lambda: all(refused(full, "stranger", url) for url in urls), WAIT_S,
+                   "the policy keeps strangers out, whatever the family")
+        for url in urls:
+            assert ask(full, "friend", url) == "server"
         service = full.kubectl.get("service", "server")["spec"]["clusterIP"]
         with pytest.raises(OSError, match="timed out"):
             urllib.request.urlopen(f"http://{service}/", timeout=1)
-        for address in both(full.kubectl.get("service", "server")["spec"]["clusterIPs"]):
-            assert refused(full, "stranger", f"http://{address}/"), "whatever the family"
-            assert ask(full, "friend", f"http://{address}/") == "server"
         assert full.kubectl.get("pod", "server")["status"]["containerStatuses"][0]["ready"], "the kubelet still asks"
     finally:
         full.kubectl("delete", "networkpolicy", "friends")

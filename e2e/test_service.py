@@ -163,7 +163,7 @@ def test_decode_scales_down_under_load(service: ServiceInCluster) -> None:
     with service.traffic() as ended:
         time.sleep(5)
         service.scale("decode", 1)
-        wait_until(lambda: len(service.get("pods", "-l", "xpyd.dev/role=decode")["items"]) == 1, 150, "one decode is left")
+        wait_until(lambda: len(service.get("pods", "-l", "xpyd.dev/role=decode")["items"]) == 1, 300, "one decode is left")
         service.wait_ready("1P1D")
     check(ended, 10)
     service.cluster.kubectl.apply(service.document())
@@ -220,5 +220,5 @@ def test_nothing_is_left_of_a_deleted_service(service: ServiceInCluster) -> None
         names = [f"{item['kind']} {item['metadata']['name']}" for item in service.get(kinds)["items"]]
         return [name for name in names if name != "ConfigMap kube-root-ca.crt"]
 
-    wait_until(lambda: not left(), 150, "nothing is left")
+    wait_until(lambda: not left(), 300, "nothing is left")
     assert left() == []
