@@ -95,14 +95,14 @@ class Place(Watched):
         return f"{said}\n{pods}\n{self.agent.faults}"
 
     async def wait_quiet(self, seconds: float, most: int = 0) -> None:
-        """Until nothing (or ``most``) was asked for so long. Whoever asks again and again, every second as it looks, is
-        never quiet.
+        """Until nothing (or ``most``) was asked for so long, and all is answered. Whoever asks again and again, every
+        second as it looks, is never quiet.
         """
         end = time.monotonic() + DEADLINE_S
         while True:
             before = len(self.asked)
             await asyncio.sleep(seconds)
-            if len(self.asked) - before <= most:
+            if len(self.asked) - before <= most and len(self.asked) == self.api.requests:
                 return
             assert time.monotonic() < end, f"it still asks: {self.asked[before:]}"
 
