@@ -66,14 +66,14 @@ async def test_an_operator_begins_with_a_list_so_long_that_it_comes_packed(proxi
 async def test_watches_are_cut_again_and_again(proxied: tuple[Team, FaultProxy]) -> None:
     team, proxy = proxied
     dog = Watchdog(team, most={"prefill": 3, "decode": 5})
-    cut = 0
     for prefill, decode in ((1, 1), (1, 3), (2, 4), (1, 2)):
         await team.apply(team.document(prefill=prefill, decode=decode))
-        for _ in range(4):
+        end, cuts = time.monotonic() + SLOW_S, 0
+        while cuts < 4:  # an operator that stands still has none to cut
+            assert time.monotonic() < end, f"its watches were there {cuts} times"
             await asyncio.sleep(0.3)
-            cut += proxy.cut_watches()
+            cuts += proxy.cut_watches() > 0
         await team.wait_settled(f"{prefill}P{decode}D", deadline_s=SLOW_S)
-    assert cut >= 16
     dog.end()
 
 
@@ -222,7 +222,7 @@ async def test_a_pool_that_people_delete_comes_again(team: Team) -> None:
 
 async def test_two_operators_and_one_of_them_dies(quiet_team: Team, operator_kubeconfig: Path, tmp_path: Path) -> None:
     team = quiet_team
-    flags = (f"--lease-namespace={team.namespace}", "--lease-seconds=10")
+    flags = (f"--lease-namespace={team.namespace}", "--lease-seconds=20")
     both = [OperatorProcess(operator_kubeconfig, tmp_path / f"operator-{index}.log", *flags, namespace=team.namespace)
             for index in range(2)]
     team.operator = both[0]
