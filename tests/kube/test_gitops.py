@@ -22,11 +22,16 @@ def written(team: Team, since: int) -> list[str]:
 
 
 async def wait_nothing_written(team: Team) -> None:
-    """Until the last Events of what has happened are there: nothing was written for three seconds."""
+    """Until the last Events of what has happened are there: nothing was written for three seconds, by an operator that
+    answers, to an API server that answers.
+    """
     for _ in range(40):
         before = len(team.requests())
-        await asyncio.sleep(3)
-        if not written(team, before):
+        await asyncio.sleep(2)
+        rounds = await team.operator.metric(ROUNDS)
+        await team.catch_up()
+        await asyncio.sleep(1)
+        if rounds and not written(team, before):
             return
     raise AssertionError(f"it goes on writing: {written(team, before)}")
 
