@@ -14,6 +14,7 @@ from kube_team import Team
 from kube_watched import label
 from node_agent import INSTANCE, MEMBER, Script
 from testcluster.errors import CommandFailed
+from testcluster.kubectl import wait_until
 from testcluster.light import LightCluster
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
@@ -29,6 +30,8 @@ VERSIONS = {"volcano": "scheduling.volcano.sh/v1beta1",
 async def served(cluster: LightCluster, kind: str) -> AsyncIterator[None]:
     """The API server has the CRD of a scheduler."""
     file = CRDS / f"{kind}.yaml"
+    there = ("get", "-f", str(file), "--ignore-not-found", "-o", "jsonpath={.metadata.deletionTimestamp}")
+    await asyncio.to_thread(wait_until, lambda: not cluster.kubectl(*there), 240, "that of a test before has gone")
     await asyncio.to_thread(cluster.kubectl, "apply", "--server-side", "-f", str(file))
     await asyncio.to_thread(wait_established, cluster, file)
     end = asyncio.get_running_loop().time() + 240.0
