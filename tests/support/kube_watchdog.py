@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections import deque
@@ -42,6 +43,7 @@ class Watchdog:
         self._began = time.monotonic()
         team.mirrors["Pod"].listeners.append(self._on_pod)
         self._deaths = deaths
+        self._looks: set[asyncio.Task[None]] = set()
         team.mirrors["DisaggService"].listeners.append(self._on_service)
 
     def check(self) -> None:
@@ -93,6 +95,18 @@ class Watchdog:
         if now is None or now["metadata"]["name"] != self._name or self._deaths:
             return
         if _says_ready(now) and not (was is not None and _says_ready(was)) and not self._team.agent.can_answer(self._name):
+            look = asyncio.get_running_loop().create_task(self._look_again())
+            self._looks.add(look)
+            look.add_done_callback(self._looks.discard)
+
+    async def _look_again(self) -> None:
+        """The agent of the pods has a watch of its own, which may be behind: the label of the router came before."""
+        try:
+            await self._team.agent.catch_up()
+        except TimeoutError:
+            self._fault("the watch of the pods' agent stays behind")
+        service = self._team.of("DisaggService").get(self._name)
+        if service is not None and _says_ready(service) and not self._team.agent.can_answer(self._name):
             self._fault("Ready turned true and no router could answer a client")
 
     def _pair(self) -> bool:

@@ -246,6 +246,10 @@ class NodeAgent:
 
     # What tests do.
 
+    async def catch_up(self) -> None:
+        """Until it has seen all pods as they were when this began. Raises TimeoutError."""
+        await self._pods.catch_up()
+
     def crash(self, name: str, words: str = "the engine died") -> None:
         """The engine of a pod that runs ends once with exit code 1, and starts again."""
         life = self.lives[name]
@@ -481,9 +485,11 @@ class NodeAgent:
 
     async def _mount(self, life: Life) -> None:
         """The key as it is when the pod starts; without its Secret a pod does not start."""
+        async def read() -> None:
+            life.keys = await read_keys(self._kube, self._namespace, life.pod)
+
         while life.keys is None:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-                life.keys = await read_keys(self._kube, self._namespace, life.pod)
+            await self._ask(read)
             if life.keys is None:
                 await asyncio.sleep(AGAIN_S)
 
