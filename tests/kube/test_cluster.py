@@ -72,13 +72,14 @@ def test_the_audit_log_names_user_verb_and_resource_once(cluster: LightCluster) 
     auditor = cluster.kubectl_as(cluster.kubeconfig_for("auditor"))
     user = "system:serviceaccount:default:auditor"
     wait_until(lambda: bool(auditor("auth", "can-i", "list", "pods")), 240, "the role works")
-    before = len(requests(cluster, user))
     auditor("get", "--raw", "/api/v1/namespaces/default/pods")
     with pytest.raises(CommandFailed, match="forbidden"):
         auditor("get", "--raw", "/api/v1/namespaces/default/secrets")
 
     def seen() -> list[tuple[str, str, int]]:
-        return [(each.verb, each.object.resource, each.answer.code) for each in requests(cluster, user)[before:]]
+        """Of what was asked itself, and not whether it may be asked."""
+        return [(each.verb, each.object.resource, each.answer.code) for each in requests(cluster, user)
+                if each.object.resource in {"pods", "secrets"}]
 
     wait_until(lambda: len(seen()) >= 2, 60, "both stand in the log")  # a line may come after its answer
     assert seen() == [("list", "pods", 200), ("list", "secrets", 403)]

@@ -36,7 +36,7 @@ def folders(tmp_path: Path) -> set[str]:
 
 def test_built_once_with_its_links_and_stamps(module: Path, capfd: pytest.CaptureFixture[str]) -> None:
     programs = build.ensure(["tiny"])["tiny"]
-    done = subprocess.run([programs / "other"], capture_output=True, text=True, timeout=10, check=True)
+    done = subprocess.run([programs / "other"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == "hello\n"
     assert "built tiny" in capfd.readouterr().err
     assert build.ensure(["tiny"])["tiny"] == programs
@@ -81,7 +81,7 @@ def test_a_build_that_was_killed_is_done_again(module: Path, tmp_path: Path) -> 
         os.killpg(builder.pid, signal.SIGKILL)
     programs = build.ensure(["tiny"])["tiny"]
     assert folders(tmp_path) == {programs.parent.name}
-    assert subprocess.run([programs / "tiny"], timeout=10, check=False).returncode == 0
+    assert subprocess.run([programs / "tiny"], timeout=60, check=False).returncode == 0
 
 
 def test_without_a_compiler_it_says_what_to_install(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from kube_cluster import start_light
 from testcluster.errors import CommandFailed
+from testcluster.kubectl import wait_until
 from testcluster.light import LightCluster
 
 from xpyd_operator.api.decode import decode_service
@@ -107,6 +108,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightCluster]:
         running.kubectl("create", "namespace", NAMESPACE)
         running.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
         running.kubectl("create", "namespace", "guide")
+        for name in (NAMESPACE, "guide"):  # before, a pod is refused
+            account = ("get", "serviceaccount", "default", "-n", name)
+            wait_until(lambda account=account: bool(running.kubectl(*account)), 240, f"{name} has a service account")
         yield running
 
 
