@@ -355,7 +355,7 @@ async def test_instances_of_several_pods_need_some_more(installed: LightCluster,
             await team.wait(lambda: team.shape() == "1P2D" and len(team.ready()) == 3, "it serves, whatever nodes say")
             await team.apply(team.document(decode=1))
             await team.wait(lambda: team.shape() == "1P1D" and "qwen-engines" not in team.of("Service"), "nothing is left")
-            end = time.monotonic() + 60
+            end = time.monotonic() + PATIENCE_S
             while left := (await team.kube.request("GET", path))["items"]:  # else the collector of garbage is first
                 assert time.monotonic() < end, left
                 await asyncio.sleep(0.05)
@@ -377,6 +377,8 @@ async def test_in_one_namespace_with_the_rights_of_the_overlay(installed: LightC
     await asyncio.to_thread(kubectl, "delete", "clusterrolebinding", OPERATOR)
     try:
         await asyncio.to_thread(kubectl, "apply", "--server-side", "--force-conflicts", "-k", overlay)
+        may = ("auth", "can-i", "list", "disaggservices.xpyd.dev", "-n", "default", f"--as={USER}")
+        await asyncio.to_thread(wait_until, lambda: bool(kubectl(*may)), 120, "the API server has heard of its rights")
         since = len(requests(installed, USER))
         operator = operators.make("--namespace=default")
         await operator.start()

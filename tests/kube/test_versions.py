@@ -16,7 +16,7 @@ import pytest
 import yaml
 from gitops_judge import Judge
 from kube_client import KubeError, Object, path_of
-from kube_cluster import apply_crds, requests, wait_established
+from kube_cluster import Request, apply_crds, requests, wait_established
 from kube_operator import OperatorProcess
 from kube_team import CHILDREN, OPERATOR, OPERATOR_NAMESPACE, USER, Team, make_team
 from kube_watchdog import Watchdog
@@ -285,7 +285,12 @@ async def test_the_store_is_brought_to_the_new_version_by_who_has_the_right(
         team.operator = await operators.start()
         await team.wait(lambda: "versions that the store holds" in team.operator.tail(), "it says so", STORED_S)
         await asyncio.sleep(2)
-        refused = [each for each in requests(of_before, USER)[since:] if each.answer.code == 403]
+
+        def refusals() -> list[Request]:
+            return [each for each in requests(of_before, USER)[since:] if each.answer.code == 403]
+
+        await team.wait(refusals, "they stand in the log")  # a line may come after its answer
+        refused = refusals()
         assert {(each.verb, each.object.resource, each.object.subresource) for each in refused} == {
             ("patch", "customresourcedefinitions", "status")}
         assert len(refused) <= 2
@@ -306,11 +311,15 @@ async def test_the_store_is_brought_to_the_new_version_by_who_has_the_right(
             assert set((await in_store(of_before, kind)).values()) == {NEW}
         assert versions == {kind: {name: (await show(team, name, NEW, kind))["metadata"]["generation"] for name in names}
                             for kind, names in stored.items()}
+
+        def used(asked: list[Request]) -> set[tuple[str, str]]:
+            return {(each.verb, each.object.name) for each in asked if each.object.resource == "customresourcedefinitions"
+                    and each.object.subresource == "status"}
+
+        await team.wait(lambda: len(used(requests(of_before, USER)[since:])) >= 2, "both stand in the log")
         asked = requests(of_before, USER)[since:]
         assert [each.path for each in asked if each.answer.code in (401, 403)] == []
-        used = {(each.verb, each.object.name) for each in asked if each.object.resource == "customresourcedefinitions"
-                and each.object.subresource == "status"}
-        assert used == {("patch", f"{plural}.xpyd.dev") for plural in PLURALS.values()}
+        assert used(asked) == {("patch", f"{plural}.xpyd.dev") for plural in PLURALS.values()}
         await team.wait_settled("1P2D", "beside")
         assert uids(team, "beside") == before
 
