@@ -35,8 +35,10 @@ class Watch(Background):
         """Hand-overs of KV seen, by the fingerprints of both sides."""
         self._fetch = fetch
         self._floors = floors
-        self._last: dict[str, str] = {}
-        """Fingerprint by name, as it was last: names are used again."""
+        self._looks: tuple[dict[str, str], dict[str, str]] = {}, {}
+        """Fingerprint by name in the look before and in this one: names are used again."""
+        self._ever: dict[str, set[str]] = {}
+        """All fingerprints that a name has had."""
         self._counts: dict[tuple[str, str], int] = {}
 
     def check(self) -> None:
@@ -66,16 +68,23 @@ class Watch(Background):
         if not _of(serving, Role.PREFILL) & _of(serving, Role.DECODE):
             found = [f"{each.instance} {each.fingerprint}" for each in serving]
             self.faults.append(f"no prefill and decode of one fingerprint: {found}")
-        earlier, self._last = self._last, self._last | {each.instance: each.fingerprint for each in fleet.instances
-                                                        if each.fingerprint}
+        self._looks = self._looks[1], {each.instance: each.fingerprint for each in fleet.instances if each.fingerprint}
+        for name, fingerprint in self._looks[1].items():
+            self._ever.setdefault(name, set()).add(fingerprint)
         before, self._counts = self._counts, {(pair.prefill, pair.decode): pair.count for pair in fleet.pairs}
-        for (prefill, decode), count in self._counts.items():
-            if (more := count - before.get((prefill, decode), 0)) > 0:
-                # A name that was taken again since the look before may be either life's.
-                lives = [{earlier.get(name, self._last[name]), self._last[name]} for name in (prefill, decode)]
-                same = lives[0] & lives[1]
-                sides = (min(same), min(same)) if same else (self._last[prefill], self._last[decode])
+        for pair, count in self._counts.items():
+            if (more := count - before.get(pair, 0)) > 0:
+                prefill, decode = self._lives(pair)
+                same = prefill & decode
+                sides = (min(same), min(same)) if same else (min(prefill), min(decode))
                 self.handed[sides] = self.handed.get(sides, 0) + more
+
+    def _lives(self, pair: tuple[str, str]) -> list[set[str]]:
+        """The fingerprints that both of a pair may have had. A request counts at its end: where one of them is there no
+        more, the other one's name may have been taken again since it began, and be another life's in both looks.
+        """
+        there = [{look[name] for look in self._looks if name in look} for name in pair]
+        return there if all(there) else [self._ever[name] for name in pair]
 
 
 class Lasting(Background):
