@@ -108,6 +108,19 @@ async def test_a_request_is_told_with_what_its_engines_have_noted() -> None:
                 assert other.transfer == line.transfer
 
 
+async def test_an_engines_clock_is_put_beside_the_one_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another clock of this process may stand elsewhere: that of tests does not go on while nothing of them runs."""
+    real = time.monotonic
+    with engines(p0="tells") as controls:
+        monkeypatch.setattr(time, "monotonic", lambda: real() - 500.0)
+        [told], silent = await asyncio.to_thread(
+            ask, KEY, {controls["p0"].address: InstanceName("p0")}, (TransferId("a" * 32),), 60.0)
+        behind = time.perf_counter() - time.monotonic()
+    assert silent == {}
+    assert behind > 400.0
+    assert abs(told.ahead - (AHEAD_S - behind)) < 60.0
+
+
 async def test_silent_and_older_engines_are_named_and_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xpyd_sidecar.router.endpoints.traces.ANSWER_S", 2.0)
     with engines(p0="silent", d0="older") as controls:
