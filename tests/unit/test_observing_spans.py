@@ -59,7 +59,7 @@ async def test_a_request_is_a_server_span_with_a_child_for_each_leg() -> None:
         said = attributes(server)
         assert (said["xpyd.outcome"], said["http.response.status_code"]) == ("ok", 200)
         assert (said["xpyd.prefill"], said["xpyd.decode"]) == ("p0", "d0")
-        assert 0 <= said["xpyd.handover_s"] <= said["xpyd.ttft_s"] < 5
+        assert 0 <= said["xpyd.handover_s"] <= said["xpyd.ttft_s"] < 60
         for role, engine in (("prefill", f.p[0]), ("decode", f.d[0])):
             child = found[role]
             assert child.kind == Span.SPAN_KIND_CLIENT

@@ -316,14 +316,20 @@ async def test_suspects_go_alone_among_them_and_one_that_ends_is_cleared() -> No
 
 
 async def test_one_that_is_held_keeps_its_deadline_and_may_leave() -> None:
-    async with fleet(1, 1, request_timeout_s=0.5) as f:
+    def suspected(f: RouterFleet) -> None:
         for number in range(2):  # of which nobody says whether they died
             f.context.poison.noted(InstanceName(f"gone{number}"), Incarnation("i0"), hash_of_prompt("a"))
+
+    async with fleet(1, 1) as f:
+        suspected(f)
         _, writer = await f.connect()
         writer.write(request_bytes("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 8}))
         await f.wait(lambda: len(f.context.poison) == 1, "one that waits")
         writer.transport.abort()
         await f.wait(lambda: len(f.context.poison) == 0, "it has left")
+        assert not any(engine.seen for engine in (*f.p, *f.d))
+    async with fleet(1, 1, request_timeout_s=0.5) as f:
+        suspected(f)
         late = await f.complete(prompt="a")
         assert (late.status, code_of(late)) == (504, "engine_timeout")
         assert not any(engine.seen for engine in (*f.p, *f.d))
