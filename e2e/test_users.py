@@ -56,7 +56,7 @@ def test_the_operator_runs_as_any_user_and_engines_and_routers_too(anyone: AnyUs
             found[pod, container] = anyone.kubectl("exec", pod, "-c", container, "--", "python3", "-c", WHO).strip()
     assert set(found.values()) == {f"{USER} 0 [{USER}]"}, found
     url = anyone.get(f"dsvc/{anyone.name}")["status"]["url"]
-    answer = json.loads(anyone.python("clients", "ask-anyone", ASK, f"{url}/v1"))
+    answer = json.loads(anyone.python("clients", "ask-anyone", ASK, f"{url}/v1", timeout_s=240))
     assert answer["choices"][0]["message"]["content"].strip()
     (prefill,) = anyone.pods("prefill")
     wait_until(lambda: anyone.metric(prefill, "xpyd_kv_pushed_bytes_total") > 0, 120, "KV went from one to the other")

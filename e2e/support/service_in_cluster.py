@@ -33,7 +33,7 @@ body = {"model": "tiny", "messages": [{"role": "user", "content": "What is xpyd?
 head = {"Content-Type": "application/json"}
 for url in sys.argv[1:]:
     request = urllib.request.Request(url + "/chat/completions", json.dumps(body).encode(), head)
-    print(urllib.request.urlopen(request, timeout=60).read().decode())
+    print(urllib.request.urlopen(request, timeout=100).read().decode())
 """
 """A program that asks a chat of each URL that it is given, and prints the answers."""
 CONNECT = """
@@ -42,8 +42,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 def tried(address):
     host, _, port = address.rpartition(":")
+    patience_s = 30 if port == "10001" else 4  # of clients, who are let in however long it takes
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=4).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=patience_s).close()
         return "open"
     except OSError as error:
         return "refused" if isinstance(error, ConnectionRefusedError) else "blocked"
@@ -274,7 +275,7 @@ def check(ended: list[Ended], least: int = LEAST) -> None:
 
 def asked(service: ServiceInCluster, *urls: str) -> list[str]:
     """The answers to one question by each URL, from a pod of another namespace."""
-    lines = service.python("clients", "ask", ASK, *urls, timeout_s=120).splitlines()
+    lines = service.python("clients", "ask", ASK, *urls, timeout_s=240).splitlines()
     return [str(json.loads(line)["choices"][0]["message"]["content"]) for line in lines]
 
 
