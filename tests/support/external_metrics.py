@@ -97,10 +97,10 @@ def served(cluster: Cluster, namespace: str, address: str) -> Iterator[ExternalM
     thread.start()
     metrics = ExternalMetrics(cluster, namespace, address)
     try:
-        asyncio.run_coroutine_threadsafe(metrics.__aenter__(), loop).result(60)
+        asyncio.run_coroutine_threadsafe(metrics.__aenter__(), loop).result(240)
         yield metrics
     finally:
-        asyncio.run_coroutine_threadsafe(metrics.__aexit__(None, None, None), loop).result(60)
+        asyncio.run_coroutine_threadsafe(metrics.__aexit__(None, None, None), loop).result(240)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
