@@ -109,7 +109,7 @@ async def test_prefill_fails_and_decode_is_not_pinned(play: Play, stream: bool) 
 
 
 async def test_prefill_that_never_answers_does_not_hold_decode_longer_than_the_two_bounds() -> None:
-    async with fleet(1, 1, pair_timeout_s=0.2, load_limit_s=0.1) as f:
+    async with fleet(1, 1, pair_timeout_s=1.0, load_limit_s=0.5) as f:  # time enough for both legs to arrive
         f.p[0].default = Play(hold=asyncio.Event())
         f.d[0].plays.append(Play(hold=asyncio.Event()))
         answer = await within(AT_ONCE_S, f.complete(stream=True))

@@ -175,7 +175,8 @@ async def test_a_client_that_goes_aborts_both_legs() -> None:
 
 
 async def test_when_the_time_to_pair_is_over_prefill_is_let_go_and_decode_does_it() -> None:
-    async with site((P, silent), (D, head_only), pair_timeout_s=0.1, load_limit_s=0.1) as (f, [prefill, decode]):
+    bounds = {"pair_timeout_s": 1.0, "load_limit_s": 0.5}  # time enough for both legs to arrive
+    async with site((P, silent), (D, head_only), **bounds) as (f, [prefill, decode]):
         assert (await f.post("/v1/messages", MESSAGE)).body == EVENT
         await f.wait(lambda: prefill.legs[0].gone.is_set() and decode.legs[0].gone.is_set(), "both legs to be let go")
         assert [bool(leg.params) for leg in decode.legs] == [True, False]
