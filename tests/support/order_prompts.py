@@ -77,6 +77,11 @@ class Prompt:
         return len(self.ended) == self.ranks
 
     @property
+    def half(self) -> bool:
+        """Whether one rank has reported its load and another one has not: a newer try is then for that one alone."""
+        return bool(self.ended) and not self.finished
+
+    @property
     def waits(self) -> bool:
         """Whether it has no blocks yet."""
         return self.first < 0 and not self.dropped

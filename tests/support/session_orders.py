@@ -40,6 +40,8 @@ SETTLE_S = 4.0
 TIMEOUT_S = 1.0
 STEP_S = 0.1
 CLAIM_S = 100.0
+NEVER = {Outcome.CHECKSUM, Outcome.INCOMPATIBLE, Outcome.PROTOCOL, Outcome.AUTH}
+"""What is a mistake of one side, whatever is done to a load."""
 LETTERS = "abcdef0123456789"
 
 
@@ -139,7 +141,8 @@ class Orders:
                 elif way.lost and not way.over:
                     out.append((0.5, f"wire {wire.number} {name} ends", way.end))
             if self.faults and not wire.to_p.over and not wire.to_d.over:
-                out.append((0.05, f"cut {wire.number}", lambda wire=wire: self._cut(wire)))
+                weight = 2 if any(one.half for one in self.prompts) else 0.05
+                out.append((weight, f"cut {wire.number}", lambda wire=wire: self._cut(wire)))
         for one in self.prompts:
             out += self._of(one)
         return out
@@ -173,7 +176,7 @@ class Orders:
             if self.faults:
                 out.append((0.02, f"{one.letter} abandon", lambda: self._abandon(one)))
         if not one.finished and not one.dropped and len(one.tries) < 3 and (self.faults or self.random.random() < 0.3):
-            out.append((0.03, f"{one.letter} another try", lambda: one.begin(self.random, len(self.p))))
+            out.append((3 if one.half else 0.03, f"{one.letter} another try", lambda: one.begin(self.random, len(self.p))))
         return out
 
     def _copy(self, one: Prompt, each: Try) -> None:
@@ -309,6 +312,7 @@ class Orders:
         one.ended[rank] = done.key, done.outcome
         self.log.append(f"{one.letter} finished by d{rank}: {done.outcome} {done.reason}")
         assert done.outcome is Outcome.OK or one.excuses, f"{one.letter} failed: {done.outcome} {done.reason}"
+        assert done.outcome not in NEVER, f"{one.letter} failed: {done.outcome} {done.reason}"
         if one.finished:
             self._let_go(one, "" if one.whole else "ended", one.whole)
         elif done.outcome is not Outcome.OK:  # no other rank need wait for what may never come
