@@ -235,7 +235,7 @@ def test_copies_are_kept_until_an_abort_is_complete(stage: Stage) -> None:
 
 
 def test_a_long_abort_holds_up_nobody_else(stage: Stage) -> None:
-    stage.world.stuck_at, stage.world.abort_s = 1, 1.5
+    stage.world.stuck_at, stage.world.never_abort = 1, True
     limits = LIMITS._replace(move_s=0.3)
     one, two = stage.process("p", limits), stage.process("d", limits)
     p, d = stage.prefill(one), stage.decode(two, grace_s=0.0)
@@ -245,10 +245,10 @@ def test_a_long_abort_holds_up_nobody_else(stage: Stage) -> None:
     stage.world.stuck_at = 0
     patient(stage)
     push(p, "b")
-    began = time.monotonic()
     d.load("b", key("b"), p, first=0, count=20)
     assert d.wait_outcomes(2)[1] is Outcome.OK
-    assert stage.world.alive() > 2 or time.monotonic() - began > 1.0, "done while the first group was still being ended"
+    assert stage.world.alive() > 2, "done while the first group was still being ended"
+    stage.world.never_abort = False
 
 
 def test_what_was_changed_on_its_way_is_noticed(stage: Stage) -> None:

@@ -65,7 +65,6 @@ class World:
     """The nth call of a communicator fails."""
     stuck_at: int = 0
     """The nth call of a communicator is never over."""
-    abort_s: float = 0.0
     never_abort: bool = False
     spins: bool = False
     """Of communicators that are made from now on: a call is over at once, and its kernel runs until the peer has called or
@@ -209,7 +208,6 @@ class Communicator:
         return 1_000_000
 
     def abort(self) -> None:
-        time.sleep(self.world.abort_s)
         while self.world.never_abort:
             time.sleep(0.01)
         with self.world.lock:
