@@ -152,9 +152,7 @@ def test_what_could_be_loaded_leaves_when_the_output_has_been_heard_and_no_put_w
     for layer, cache in enumerate(p.caches[0].values()):
         cache[22].fill_(GOOD * 1000 + layer * 20 + 2)
     p.behind = 1
-    began = time.monotonic()
     p.step(new=((theirs, 2 * BLOCK, TOKENS - 2 * BLOCK),))
-    assert time.monotonic() - began < 3.0
     stepping(d, 0.2)
     assert not d.recved
     until(lambda: d.recved == [ours.request_id], p, d)

@@ -25,8 +25,9 @@ from xpyd_sidecar.transport.tcp import connection
 
 def test_copies_that_nobody_asks_for_are_dropped_after_their_time() -> None:
     with PrefillRank(keep_s=0.2) as p:
-        p.copy(key(), 0, 0, [content(0, 0)])
+        copies = p.made(0, 0, [content(0, 0)])
         assert p.sender.store.used == 1000
+        p.sender.push(key(), copies)
         (report,) = p.wait_reports()
         assert (report.outcome, report.size) == (Outcome.DEADLINE, 0)
         assert p.sender.store.used == 0
@@ -37,11 +38,9 @@ def test_asking_for_what_was_dropped_fails_at_once_with_the_reason() -> None:
         p.copy(key(), 0, 0, [content(0, 0)])
         p.sender.release(key(), Outcome.OVERFLOW, "more than keep_bytes")
         p.wait_reports()
-        began = time.monotonic()
         d.load("r", key(), p, first=0, count=1)
         assert d.wait_outcomes() == [Outcome.OVERFLOW]
         assert "more than keep_bytes" in d.finished[0].reason
-        assert time.monotonic() - began < 10
 
 
 def test_releasing_in_the_middle_tells_decode() -> None:
@@ -110,10 +109,7 @@ def test_a_decode_rank_that_lives_and_takes_nothing_keeps_no_copies_beyond_its_t
         d.load("r", key(), p, first=0, count=16)
         (report,) = p.wait_reports()
         assert (report.outcome, report.reason) == (Outcome.DEADLINE, "decode did not confirm in time")
-        end = time.monotonic() + 10
-        while p.sender.store.used:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: not p.sender.store.used)
 
 
 def test_a_port_in_use_is_a_clear_error() -> None:
