@@ -141,8 +141,8 @@ def test_a_worker_that_is_gone_is_named_and_ends_the_engine(team: Team) -> None:
         watched.check(team.crew.thread)
 
 
-def test_workers_that_end_before_the_engine_does_are_no_fault(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "GONE_S", 20.0)
+def test_workers_that_end_before_the_engine_does_are_no_fault(team: Team) -> None:
+    team.crew._gone_s = 120.0
     team.join()
     for hand in team.hands:
         hand.stop()
