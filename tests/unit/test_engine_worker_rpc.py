@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +103,14 @@ def test_workers_are_told_what_the_engine_is_for_and_what_they_hold_is_said(
     caplog.set_level(logging.INFO)
     duty.write(tmp_path, Duty(Role.PREFILL, 1))
     team.join()
-    wait_for(lambda: team.roles == [[Role.PREFILL], [Role.PREFILL]])
+    wait_for(lambda: [set(roles) for roles in team.roles] == [{Role.PREFILL}] * 2)
     team.held[1] = {"kept": 4096, "pool": 0}
     duty.write(tmp_path, Duty(Role.DECODE, 2, draining=True))
     wait_for(lambda: "decode of epoch 2, draining; workers hold {'rank 1': {'kept': 4096, 'pool': 0}}" in caplog.text)
     team.held[1] = {"kept": 0, "pool": 0}
     wait_for(lambda: "decode of epoch 2, draining; workers hold nothing" in caplog.text)
-    assert all(roles[1] is Role.DECODE for roles in team.roles)
+    # One that answers late is told again.
+    assert [[role for role, _ in groupby(roles)] for roles in team.roles] == [[Role.PREFILL, Role.DECODE]] * 2
 
 
 def test_an_unreadable_duty_changes_nothing_and_is_said_once(team: Team, tmp_path: Path,
@@ -177,7 +179,7 @@ def test_a_call_that_raises_on_one_worker_is_named_once_and_made_again(team: Tea
 
     hand._duty = raising
     duty.write(tmp_path, Duty(Role.PREFILL, 1))
-    wait_for(lambda: team.roles == [[Role.PREFILL] * 4, [Role.PREFILL]])
+    wait_for(lambda: len(team.roles[0]) >= 4 and len(team.roles[1]) >= 1)  # as often as one has failed, and once more
     assert len(failed) == 3
     assert caplog.text.count("xpyd: worker rank 1: duty raised RuntimeError: CUDA error: out of memory") == 1
     watched.check(team.crew.thread)
