@@ -99,26 +99,14 @@ async def test_a_request_is_told_with_what_its_engines_have_noted() -> None:
             assert rows == {"router", "p0", went}
             assert (found.remembered, found.silent) == (1, {})
             assert {clock.instance for clock in found.clocks} == {"p0", went}
-            # The engines' clocks are 20 minutes ahead; on the router's their marks lie next to its own.
-            assert all(-60 < event.at < 60 for event in line.events)
+            # The engines' clocks are 20 minutes ahead; on the router's their marks lie next to its own, but for what the
+            # clock of tests, which it compares, has not counted so far (``fair_clock``).
+            assert all(abs(event.at) < AHEAD_S / 2 for event in line.events)
             assert controls[went].asked[-1] == (line.transfer,)
             assert not controls[({"d0", "d1"} - {went}).pop()].asked
             for word in (line.request, line.transfer):
                 [other] = msgspec.json.decode((await trace(f, f"id {word}")).body, type=Traces).found
                 assert other.transfer == line.transfer
-
-
-async def test_an_engines_clock_is_put_beside_the_one_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another clock of this process may stand elsewhere: that of tests does not go on while nothing of them runs."""
-    real = time.monotonic
-    with engines(p0="tells") as controls:
-        monkeypatch.setattr(time, "monotonic", lambda: real() - 500.0)
-        [told], silent = await asyncio.to_thread(
-            ask, KEY, {controls["p0"].address: InstanceName("p0")}, (TransferId("a" * 32),), 60.0)
-        behind = time.perf_counter() - time.monotonic()
-    assert silent == {}
-    assert behind > 400.0
-    assert abs(told.ahead - (AHEAD_S - behind)) < 60.0
 
 
 async def test_silent_and_older_engines_are_named_and_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

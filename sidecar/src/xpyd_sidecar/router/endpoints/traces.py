@@ -139,10 +139,7 @@ def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tu
 
 
 class ClockExchange:
-    """One engine: a few empty questions, by which its clock is known, then the real one. Within one host clocks agree.
-
-    The engine's clock is put beside the one of the router's records, which is ``time.perf_counter``.
-    """
+    """One engine: a few empty questions, by which its clock is known, then the real one. Within one host clocks agree."""
 
     def __init__(self, name: InstanceName, sock: zmq.Socket[Any], transfers: tuple[TransferId, ...]) -> None:
         self.name = name
@@ -158,13 +155,13 @@ class ClockExchange:
 
     def ask(self) -> None:
         """Ask once more."""
-        self._asked_at = time.perf_counter()
+        self._asked_at = time.monotonic()
         self._sock.send_multipart(messages.pack(Asked(() if self._left > 1 else self._transfers)))
 
     def hear(self) -> None:
         """Take an answer."""
         parts = self._sock.recv_multipart()
-        now = time.perf_counter()
+        now = time.monotonic()
         told = _told(parts)
         if isinstance(told, str):
             self.open, self.problem = False, told
@@ -176,7 +173,7 @@ class ClockExchange:
             self.ask()
             return
         self.open = False
-        here = abs(told.clock - (time.time() - time.perf_counter())) < timeline.SAME_HOST_S
+        here = abs(told.clock - (time.time() - time.monotonic())) < timeline.SAME_HOST_S
         self.heard = EngineNotes(told, 0.0, 0.0) if here else EngineNotes(told, self._best[1], self._best[0])
 
 

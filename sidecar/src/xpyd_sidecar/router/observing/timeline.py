@@ -28,9 +28,7 @@ _RANKS: Final = {"ready": "READY heard", "done": "confirmed", "asked": "READY", 
 
 
 class EngineNotes(NamedTuple):
-    """An engine's answer. ``ahead``: its monotonic clock minus that of the router's records; ``within_s``: how far that may
-    be off.
-    """
+    """An engine's answer. ``ahead``: its monotonic clock minus the router's; ``within_s``: how far that may be off."""
 
     told: TracedAnswer
     ahead: float
