@@ -4,7 +4,6 @@ real.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -17,14 +16,12 @@ import pytest
 import yaml
 from engines import MODEL_NAME, complete
 from local_service import LocalService
-from service import wait
+from service import wait, wait_life
 from stand_in_ranks import make_rank_stand_in
 
 from xpyd_operator.cli import main
-from xpyd_operator.local import agents, procs
+from xpyd_operator.local import procs
 from xpyd_operator.local.paths import run_folder
-from xpyd_sidecar.contract import keys
-from xpyd_sidecar.contract.ids import State
 
 
 class Ranks(LocalService):
@@ -47,23 +44,9 @@ class Ranks(LocalService):
         status: dict[str, Any] = self.status(capsys)["status"]
         return next(one for one in status["conditions"] if one["type"] == "Ready")["status"] == "True"
 
-    def incarnation(self, name: str) -> str:
-        """Of an instance, as the router knows it; empty while it does not, or would send it nothing."""
-        fleet = asyncio.run(agents.fleet("127.0.0.1", self.port, keys.read(self.folder.key)))
-        known = fleet.instances if fleet is not None else ()
-        return next((str(one.incarnation) for one in known
-                     if one.instance == name and one.state is State.READY and not one.suspended), "")
-
     def wait_life(self, name: str, before: str = "") -> str:
-        """The incarnation of another life than the one before. One look at a full machine may miss an answer."""
-        found = [before]
-
-        def look() -> bool:
-            found.append(self.incarnation(name))
-            return found[-1] not in ("", before)
-
-        wait(look, 300, f"another life of {name}, as the router knows it")
-        return found[-1]
+        """The incarnation of another life than the one before."""
+        return wait_life(self.folder, self.port, name, 300, before)
 
     def asked(self, name: str) -> list[Counter[str]]:
         """What the members of an instance were asked so far, the leader first."""

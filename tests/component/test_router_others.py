@@ -19,11 +19,11 @@ import msgspec
 import openai
 from cluster import Cluster
 from engines import MODEL_NAME, post
+from fleets import serving
 from processes import Group
 
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.contract.ids import State
 from xpyd_sidecar.router.endpoints.application import RENDERED_S
 
 GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "max_tokens": 24}
@@ -48,8 +48,7 @@ def _knows(cluster: Cluster, url: str, trust: ssl.SSLContext) -> bool:
             fleet = msgspec.json.decode(answer.read(), type=Fleet)
     except (urllib.error.HTTPError, OSError):
         return False
-    return {one.name for one in cluster.instances} == {
-        one.instance for one in fleet.instances if one.state is State.READY and not one.suspended}
+    return serving(fleet).keys() == {one.name for one in cluster.instances}
 
 
 def _workers(router: Group) -> list[int]:

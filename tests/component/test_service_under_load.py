@@ -11,8 +11,10 @@ from collections.abc import Iterator
 import pytest
 from corpus import mixed
 from engines import Engine
-from service import NAME, Service, wait
+from service import NAME, Service, wait, wait_life
 from traffic import References, Steady, plain_answers, send
+
+from xpyd_operator.local.paths import ServiceFolder
 
 CASES = mixed(60, seed=3)
 SWITCHES = ((2, 2), (1, 3), (2, 2), (3, 1), (2, 2))
@@ -28,18 +30,6 @@ SLOW_S = 240.0
 def _engines(service: Service) -> dict[str, int]:
     """Process ids of engines and agents by name."""
     return {name: pid for name, pid in service.processes().items() if name.endswith(("/engine", "/agent"))}
-
-
-def another_life(service: Service, instance: str, before: str = "") -> str:
-    """The incarnation of an instance that is not the one before, once its router would send it requests."""
-    found = [before]
-
-    def look() -> bool:
-        found.append(service.incarnation(instance))
-        return found[-1] not in {"", before}
-
-    wait(look, SLOW_S, f"another life of {instance}")
-    return found[-1]
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +77,14 @@ async def test_a_killed_process_costs_no_wrong_answer_and_comes_back_by_itself(
     instance = next((one["name"] for one in service.status()["instances"] if one["role"] == role), "")
     name = f"{instance}/{kind}" if instance else role
     old = processes[name]
-    life = await asyncio.to_thread(another_life, service, instance) if kind in {"engine", "core"} else ""
+    where = ServiceFolder(NAME, service.home), service.port, instance, SLOW_S
+    life = await asyncio.to_thread(wait_life, *where) if kind in {"engine", "core"} else ""
     async with Steady(service.url, CASES, references) as steady:
         await asyncio.sleep(2)
         os.kill(old, signal.SIGKILL)
         await asyncio.to_thread(wait, lambda: service.processes().get(name, old) != old, 240, "restarted")
         if life:  # before its agent has looked, it is said to serve as ever
-            await asyncio.to_thread(another_life, service, instance, life)
+            await asyncio.to_thread(wait_life, *where, life)
         await asyncio.to_thread(wait, lambda: service.ready() == "2P1D", SLOW_S, "2P1D again")
     print(f"{name}: {steady.report.total} requests, {len(steady.report.failed)} failed")
     assert not steady.report.wrong, steady.report.wrong[:3]

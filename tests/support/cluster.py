@@ -20,12 +20,13 @@ from typing import Any, Literal, Self
 
 import msgspec
 from engines import READY_DEADLINE_S, Engine, HttpError, get, held
+from fleets import serving
 from processes import Group, ProcessFailed, free_port
 
 from xpyd_sidecar.agent.ask import ask
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, State, split_host_port
+from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, split_host_port
 from xpyd_sidecar.contract.launch import AgentConfig, KvOptions, RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.timeline import HEADER, PATH, Traces
 
@@ -178,17 +179,11 @@ class Cluster:
         return msgspec.json.decode(answer, type=Traces)
 
     def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> Self:
-        """Wait until the router is ready, has heard every instance say so, and would send requests to each.
-
-        Who was suspended says that it is ready before the router's probe has found so.
-        """
+        """Wait until the router is ready, has heard every instance say so, and would send requests to each."""
         for instance in self.instances:
             instance.engine.wait_ready(deadline_s)
         names = {one.name for one in self.instances}
-        self.wait_fleet(lambda fleet: fleet.settled
-                        and names == {one.instance for one in fleet.instances
-                                      if one.state is State.READY and not one.suspended},
-                        120.0, "ready with all instances")
+        self.wait_fleet(lambda fleet: fleet.settled and names == serving(fleet).keys(), 120.0, "ready with all instances")
         return self
 
     def wait_fleet(self, condition: Callable[[Fleet], bool], deadline_s: float, what: str) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import Cluster, Instance
+from fleets import serving
 from kills import Report
 from recorded import Request, load
 from recorded_requests import PATHS
@@ -116,8 +117,7 @@ async def _wait_spurned(cluster: Cluster, victim: Instance) -> None:
     """Until nothing more is sent to the victim."""
     loop = asyncio.get_running_loop()
     end = loop.time() + BUSY_S
-    while any(one.instance == victim.name and one.state is State.READY and not one.suspended
-              for one in (await asyncio.to_thread(cluster.fleet)).instances):
+    while victim.name in serving(await asyncio.to_thread(cluster.fleet)):
         assert loop.time() < end, f"{victim.name} was killed, and is still asked"
         await asyncio.sleep(0.05)
 

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import yaml
 from engines import BASE_ARGS, BASE_ENV, MODEL_NAME, HttpError, held
+from fleets import serving
 from make_model import ensure_model
 from processes import free_port, home_begins, home_ends, shared_memory
 from releases import Release
@@ -29,7 +30,7 @@ from releases import Release
 from xpyd_operator.local import agents, procs, remains
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_sidecar.contract import keys
-from xpyd_sidecar.contract.ids import State
+from xpyd_sidecar.contract.ids import InstanceName
 
 NAME = "t"
 FORKS = Path(__file__).parent / "fork_on_cpu"
@@ -153,13 +154,6 @@ class Service:
     def _pids(self) -> list[int]:
         return remains.pids(ServiceFolder(NAME, self.home))
 
-    def incarnation(self, instance: str) -> str:
-        """Of an instance, as the router knows it; empty while it does not, or would send it nothing."""
-        fleet = asyncio.run(agents.fleet("127.0.0.1", self.port, keys.read(self.home / NAME / "key")))
-        known = fleet.instances if fleet is not None else ()
-        return next((str(one.incarnation) for one in known
-                     if one.instance == instance and one.state is State.READY and not one.suspended), "")
-
     def idle(self) -> dict[str, float]:
         """What engines still hold, by instance and series; empty when nothing runs, waits, moves or is in use.
 
@@ -181,6 +175,22 @@ def wait(condition: Callable[[], bool], deadline_s: float, what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"not {what} within {deadline_s:g} s"
         time.sleep(0.5)
+
+
+def wait_life(folder: ServiceFolder, port: int, instance: str, deadline_s: float, before: str = "") -> str:
+    """The incarnation of another life than the one before, once the router at this port would send it requests.
+
+    One look at a full machine may miss an answer.
+    """
+    found = [before]
+
+    def look() -> bool:
+        fleet = asyncio.run(agents.fleet("127.0.0.1", port, keys.read(folder.key)))
+        found.append(serving(fleet).get(InstanceName(instance), "") if fleet is not None else "")
+        return found[-1] not in {"", before}
+
+    wait(look, deadline_s, f"another life of {instance}, as the router knows it")
+    return found[-1]
 
 
 def _command(pid: int) -> str:
