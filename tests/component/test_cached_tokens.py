@@ -9,10 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from cluster import Cluster
-from engine_pair import LOAD_TIMEOUT_S, PEER_TIMEOUT_S, SOON_S
+from engine_pair import UNHURRIED
 from engines import HTTP_TIMEOUT_S, MODEL_NAME, Engine, post
-
-from xpyd_sidecar.contract.launch import KvOptions
 
 ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "96", "--enable-prompt-tokens-details")
 WORDS = ["token", "lease", "block", "router", "cache", "decode", "prefill", "request", "answer", "leg"]
@@ -79,8 +77,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def details(plain: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """1P1D whose engines show details."""
     assert plain
-    patient = KvOptions(claim_s=SOON_S, peer_timeout_s=PEER_TIMEOUT_S, load_timeout_s=LOAD_TIMEOUT_S)
-    with Cluster(tmp_path_factory.mktemp("details"), prefill=1, decode=1, engine_args=ARGS, options=patient) as cluster:
+    with Cluster(tmp_path_factory.mktemp("details"), prefill=1, decode=1, engine_args=ARGS, options=UNHURRIED) as cluster:
         cluster.wait_ready()
         yield cluster
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from dp_engines import ARGS, PLUGIN, read_steps
-from engine_pair import LOAD_TIMEOUT_S, PEER_TIMEOUT_S, SOON_S
+from engine_pair import UNHURRIED
 from engines import complete
 from make_model import ensure_moe
 
 from xpyd_sidecar.contract import assignment, launch
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.contract.launch import KvOptions
 
 PROMPTS = [[3 + i, 40, 50 + i, 7] * (3 + 9 * i) for i in range(6)]
 OTHERS = [[90 + i, 41, 60 + i, 8] * (3 + 9 * i) for i in range(6)]
@@ -31,8 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[Cluster]:
     (folder / "steps").mkdir()
-    patient = KvOptions(claim_s=SOON_S, peer_timeout_s=PEER_TIMEOUT_S, load_timeout_s=LOAD_TIMEOUT_S)
-    made = Cluster(folder, prefill=1, decode=0, engine_args=ARGS, model=ensure_moe(), options=patient)
+    made = Cluster(folder, prefill=1, decode=0, engine_args=ARGS, model=ensure_moe(), options=UNHURRIED)
     env = {"PYTHONPATH": str(PLUGIN), "XPYD_TEST_STEPS": str(folder / "steps"), "VLLM_HOST_IP": "127.0.0.1",
            launch.ENV_DP_SYNC: "auto"}
     made.add(Role.DECODE, data_parallel=2, args=("--data-parallel-size", "2", *ARGS), env=env)

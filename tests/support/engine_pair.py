@@ -42,6 +42,8 @@ from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
 PEER_TIMEOUT_S, LOAD_TIMEOUT_S = 20.0, 80.0
 SOON_S = 120.0
 """For what nothing is waited for, on a machine that is full."""
+UNHURRIED = KvOptions(claim_s=SOON_S, peer_timeout_s=PEER_TIMEOUT_S, load_timeout_s=LOAD_TIMEOUT_S)
+"""For engines of which it is counted what was handed over."""
 OUTPUT = 12
 
 
