@@ -77,4 +77,4 @@ async def test_an_autoscaler_moves_the_count_and_git_sees_no_difference(team: Te
         await team.wait_settled("1P1D", deadline_s=FOLLOWS_S)
         await untouched()
         await team.kubectl("delete", "hpa", "qwen-decode")
-    dog.end()
+    await dog.end()

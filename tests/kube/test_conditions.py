@@ -113,7 +113,7 @@ async def test_ready_turns_with_what_clients_get(team: Team) -> None:
     assert said["reason"]
     team.agent.script = lambda _: Script()
     await team.wait_settled("1P1D")
-    dog.end()
+    await dog.end()
 
 
 async def test_a_name_that_somebody_else_has(team: Team) -> None:

@@ -74,7 +74,7 @@ async def test_watches_are_cut_again_and_again(proxied: tuple[Team, FaultProxy])
             await asyncio.sleep(0.3)
             cuts += proxy.cut_watches() > 0
         await team.wait_settled(f"{prefill}P{decode}D", deadline_s=SLOW_S)
-    dog.end()
+    await dog.end()
 
 
 async def test_what_is_deleted_while_the_api_server_cannot_be_reached_is_missed(proxied: tuple[Team, FaultProxy]) -> None:
@@ -122,7 +122,7 @@ async def test_a_storm_of_errors(proxied: tuple[Team, FaultProxy], faults: list[
     await team.wait_settled("2P3D", deadline_s=SLOW_S)
     asked = sum(proxy.requests.values())
     assert asked < 800, f"{asked} requests: errors are answered with patience"
-    dog.end()
+    await dog.end()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -140,7 +140,7 @@ async def test_the_operator_is_killed_at_any_point_of_a_plan(team: Team, seed: i
             await team.operator.start()
     await team.wait_settled("2P3D", deadline_s=SLOW_S)
     assert {pod["spec"]["containers"][0]["image"] for pod in team.pods()} == {"engine:2"}
-    dog.end()
+    await dog.end()
 
 
 async def test_pods_that_people_delete_come_again(team: Team) -> None:
@@ -253,7 +253,7 @@ async def test_two_operators_and_one_of_them_dies(quiet_team: Team, operator_kub
         assert await both[1].stop() == 0
         await team.apply(team.document(decode=2))
         await team.wait_settled("1P2D")
-        dog.end()
+        await dog.end()
 
 
 async def test_the_crds_come_after_the_operator(quiet_team: Team) -> None:

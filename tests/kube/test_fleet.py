@@ -85,7 +85,7 @@ async def test_a_fleet_rolls_in_batches_of_both_roles_at_once(team: Team, same: 
         "seconds": round(took_s, 1), "most_s": round(most_s, 1), "share": round(took_s / most_s, 2),
         "faults": len(dog.faults)})
     assert took_s <= most_s or not RESULTS
-    dog.end()
+    await dog.end()
 
 
 async def test_budgets_follow_the_rollout_and_the_count(team: Team) -> None:

@@ -56,7 +56,7 @@ async def test_kubectl_diff_stays_empty_also_after_scaling_through_the_pool(team
     assert team.of("DisaggPool")["qwen-decode"]["spec"]["replicas"] == 9, "the autoscaler's own value is left alone"
     await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=1")
     await team.wait_settled("1P1D")
-    dog.end()
+    await dog.end()
 
 
 async def test_a_pool_whose_service_says_replicas_is_put_back(team: Team) -> None:

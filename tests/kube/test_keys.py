@@ -64,7 +64,7 @@ async def test_a_new_generation_rolls_services_one_after_the_other(team: Team) -
         assert not used(team, name) & first[name][0]
     assert together <= {0, 1}
     for dog in dogs:
-        dog.end()
+        await dog.end()
 
 
 async def test_a_lost_master_replaces_nothing_and_what_comes_back_goes_on(team: Team) -> None:
@@ -109,4 +109,4 @@ async def test_a_service_of_before_keeps_its_pods_until_its_next_rollout(team: T
     await team.wait(lambda: not uids(team) & before, "all pods are replaced", SLOW_S)
     await team.wait_settled("1P2D", deadline_s=SLOW_S)
     assert "qwen-key" not in used(team)
-    dog.end()
+    await dog.end()

@@ -48,7 +48,7 @@ async def test_a_service_comes_up_changes_its_shape_and_leaves_nothing(team: Tea
 
     await team.delete()
     await team.wait_nothing_left()
-    dog.end()
+    await dog.end()
 
 
 async def test_routers_in_pods_of_their_own(team: Team) -> None:
@@ -65,7 +65,7 @@ async def test_routers_in_pods_of_their_own(team: Team) -> None:
     assert set(team.routers()) == routers()
     await team.delete()
     await team.wait_nothing_left()
-    dog.end()
+    await dog.end()
 
 
 async def test_a_service_deleted_while_the_operator_is_away_leaves_nothing(team: Team) -> None:

@@ -61,4 +61,4 @@ async def test_a_step_of_the_load_is_answered_in_one_interval_with_a_reason_and_
     await team.wait(lambda: team.status()["wanted"].startswith(f"{wanted()}P"), "the loop follows")
     await team.wait(lambda: len(team.ready(role="prefill")) == wanted() > calm, "instances follow")
     await untouched()
-    dog.end()
+    await dog.end()

@@ -169,7 +169,7 @@ async def test_an_upgrade_and_its_rollback_restart_no_engine(installed: LightClu
             assert len(made) == 1, "by the one that ends or by the one that follows"
         await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=5")
         await team.wait_settled("1P5D")
-        dog.end()
+        await dog.end()
         newest = max(team.pods(role="decode"), key=lambda pod: int(pod["metadata"]["name"].rpartition("-e")[2]))
         containers = (*newest["spec"]["initContainers"], *newest["spec"]["containers"])
         assert first in {each["image"] for each in containers}, "what is made after the rollback is of the first version"

@@ -173,7 +173,7 @@ async def test_random_steps(quiet_team: Team, operator_kubeconfig: Path, tmp_pat
             assert all(is_ready(pod) for pod in team.pods())
             assert len(chaos.done) == 13, chaos.done
             invariants(team)
-            dog.end()
+            await dog.end()
             await team.delete()
             await team.wait_nothing_left()
         except aiohttp.ClientError as error:

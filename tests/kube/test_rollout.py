@@ -34,7 +34,7 @@ async def test_the_same_kv_rolls_pod_by_pod(team: Team) -> None:
     assert len(dog.made) == 4, dog.made
     assert not dog.pairless
     assert len(team.status()["revisions"]) == 1
-    dog.end()
+    await dog.end()
 
 
 async def test_another_kv_comes_up_beside_the_old_one_in_balance(team: Team) -> None:
@@ -53,7 +53,7 @@ async def test_another_kv_comes_up_beside_the_old_one_in_balance(team: Team) -> 
     assert len(team.status()["fingerprints"]) == 1
     assert team.status()["fingerprints"] != old
     assert not dog.pairless, "at each moment some prefill and decode of one KV serve"
-    dog.end()
+    await dog.end()
 
 
 async def test_a_change_to_one_role_leaves_the_other_alone(team: Team) -> None:
@@ -66,7 +66,7 @@ async def test_a_change_to_one_role_leaves_the_other_alone(team: Team) -> None:
     await team.wait_settled("2P2D")
     assert uids(team, "prefill") == prefill
     assert not uids(team, "decode") & decode
-    dog.end()
+    await dog.end()
 
 
 async def test_without_surge_no_more_devices_are_used(quiet_team: Team) -> None:
@@ -81,7 +81,7 @@ async def test_without_surge_no_more_devices_are_used(quiet_team: Team) -> None:
     await team.wait(lambda: dog.made, "a new pod is made")
     await team.wait_settled("2P2D")
     assert images(team) == {"engine:2"}
-    dog.end()
+    await dog.end()
 
 
 async def test_a_surge_that_no_node_takes_is_told_and_costs_nothing(quiet_team: Team) -> None:
@@ -98,7 +98,7 @@ async def test_a_surge_that_no_node_takes_is_told_and_costs_nothing(quiet_team: 
     team.agent.devices = 4
     await team.wait_settled("1P1D")
     assert images(team) == {"engine:2"}
-    dog.end()
+    await dog.end()
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -126,7 +126,7 @@ async def test_a_revert_in_mid_rollout_keeps_capacity(team: Team, same: bool) ->
     assert images(team) == {"engine:1"}
     assert len(before & uids(team)) >= 3, "what still ran of the old revision stays"
     assert not dog.pairless
-    dog.end()
+    await dog.end()
 
 
 async def test_a_revision_that_crashes_takes_nothing_down(team: Team) -> None:
@@ -146,7 +146,7 @@ async def test_a_revision_that_crashes_takes_nothing_down(team: Team) -> None:
     await team.apply(team.document(prefill=1, decode=2, engine=OLD))
     await team.wait_settled("1P2D")
     assert uids(team) == before
-    dog.end()
+    await dog.end()
 
 
 async def test_a_new_revision_and_a_new_shape_at_once(team: Team) -> None:
@@ -157,4 +157,4 @@ async def test_a_new_revision_and_a_new_shape_at_once(team: Team) -> None:
     await team.wait_settled("2P2D")
     assert images(team) == {"engine:2"}
     assert len({label(pod, REVISION) for pod in team.pods()}) <= 2
-    dog.end()
+    await dog.end()

@@ -112,7 +112,7 @@ async def test_from_the_release_before_to_this_one_and_back_with_the_planner_at_
     assert {*team.of("Secret")} == secrets, "the key is the same"
     assert len(team.events("Planned")) == decided, team.events("Planned")
     assert team.status()["wanted"] == shape
-    dog.end()
+    await dog.end()
 
 
 async def test_an_image_that_cannot_be_pulled_costs_nothing_and_is_made_good_by_the_operators_image(
@@ -135,7 +135,7 @@ async def test_an_image_that_cannot_be_pulled_costs_nothing_and_is_made_good_by_
     await become(team, None, NOW)
     await team.wait(lambda: {package_of(pod) for pod in team.pods()} == {NOW}, "all are made anew")
     await team.wait_settled("1P1D")
-    dog.end()
+    await dog.end()
 
 
 async def test_one_pod_that_is_made_anew_brings_the_others_along_where_the_releases_do_not_pair(quiet_team: Team) -> None:
@@ -155,4 +155,4 @@ async def test_one_pod_that_is_made_anew_brings_the_others_along_where_the_relea
     await team.wait_settled("1P1D")
     assert not uids(team) & first
     assert len(team.status()["fingerprints"]) == 1
-    dog.end()
+    await dog.end()

@@ -188,7 +188,7 @@ async def test_services_of_before_run_on_through_the_upgrade(of_before: LightClu
 
         await counts_change_by_both_versions(team, before)
         for dog in dogs:
-            dog.end()
+            await dog.end()
         for name in WORDS:
             await team.delete(name)
         await team.wait_nothing_left()

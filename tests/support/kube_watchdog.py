@@ -2,7 +2,7 @@
 
     dog = Watchdog(team, floors={"decode": 3}, most={"decode": 4})
     …
-    dog.check()
+    await dog.end()
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ class Watchdog:
         assert self.seen, "nothing was watched"
         assert not self.faults, "\n".join([*self.faults[:20], self._team.describe()])
 
-    def end(self) -> None:
-        """Check, and look no longer."""
+    async def end(self) -> None:
+        """Check, with what is still looked at, and look no longer."""
         self._team.mirrors["Pod"].listeners.remove(self._on_pod)
         self._team.mirrors["DisaggService"].listeners.remove(self._on_service)
+        await asyncio.gather(*self._looks)
         self.check()
 
     def _fault(self, words: str) -> None:
