@@ -148,17 +148,16 @@ def test_a_policy_lets_friends_in_and_nobody_else(full: FullCluster) -> None:
     policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "friends"},
               "spec": {"podSelector": {"matchLabels": {"app": "server"}}, "policyTypes": ["Ingress"],
                        "ingress": [{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]}}
-    inside = both(full.kubectl.get("service", "server")["spec"]["clusterIPs"])
-    urls = ["http://server/", *(f"http://{address}/" for address in inside)]
+    server = full.kubectl.get("service", "server")["spec"]
+    urls = ["http://server/", *(f"http://{address}/" for address in both(server["clusterIPs"]))]
     full.kubectl.apply(policy)
     try:
         wait_until(lambda: all(refused(full, "stranger", url) for url in urls), WAIT_S,
                    "the policy keeps strangers out, whatever the family")
         for url in urls:
             assert ask(full, "friend", url) == "server"
-        service = full.kubectl.get("service", "server")["spec"]["clusterIP"]
         with pytest.raises(OSError, match="timed out"):
-            urllib.request.urlopen(f"http://{service}/", timeout=1)
+            urllib.request.urlopen(f"http://{server['clusterIP']}/", timeout=1)
         assert full.kubectl.get("pod", "server")["status"]["containerStatuses"][0]["ready"], "the kubelet still asks"
     finally:
         full.kubectl("delete", "networkpolicy", "friends")
