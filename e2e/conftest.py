@@ -49,9 +49,17 @@ def operator(cluster: FullCluster, images: Images) -> FullCluster:
 
 
 @pytest.fixture(scope="session")
-def service(operator: FullCluster, images: Images) -> Iterator[ServiceInCluster]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the node that every pod's user may write, as an administrator makes one."""
+    folder = tmp_path_factory.mktemp("shared")
+    folder.chmod(0o1777)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def service(operator: FullCluster, images: Images, shared: Path) -> Iterator[ServiceInCluster]:
     """1P1D, decode scaled through its pool; ready."""
-    service = ServiceInCluster(operator, images)
+    service = ServiceInCluster(operator, images, shared)
     service.apply()
     try:
         service.wait_ready("1P1D")

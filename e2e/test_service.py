@@ -36,6 +36,7 @@ def test_an_answer_through_the_service_from_another_pod(service: ServiceInCluste
     # The client has its answer before prefill has heard that its KV came, and before either has counted it.
     wait_until(lambda: service.metric(prefill, "xpyd_kv_pushed_bytes_total") > 0, 120, "prefill pushed KV")
     wait_until(lambda: service.metric(decode, "vllm:request_success_total") > 0, 120, "decode counted the request")
+    wait_until(lambda: service.metric(decode, "xpyd_kv_link_bytes_total", 'link="shm"') > 0, 120, "KV came through memory")
 
 
 def test_both_families_lead_to_the_router(service: ServiceInCluster) -> None:

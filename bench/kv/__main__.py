@@ -24,7 +24,7 @@ from peer import BLOCKS
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 SIZE = 64 << 20
-OURS = ("ours_tcp", "ours_shm", "ours_process_vm", "ours_arena", "ours_nixl")
+OURS = ("ours_tcp", "ours_shm", "ours_nixl")
 THEIRS = ("memcpy", "raw_tcp", "gloo_blocks", "gloo_packed", "nixl_tcp", "nixl_read_tcp", "nixl_host", "mooncake_tcp")
 START_S = 60.0
 
@@ -165,7 +165,7 @@ def covers(name: str, *, busy: bool) -> tuple[int, ...]:
     """With which checksums a contender has its turns."""
     if name not in OURS:
         return (0,)
-    if name in ("ours_process_vm", "ours_arena", "ours_nixl"):
+    if name == "ours_nixl":
         return () if busy else (0, 1)
     return (1,) if busy else (0, 1, 2)
 
@@ -215,9 +215,6 @@ def main() -> None:
         "shm_vs_nixl": ratio(idle, "ours_shm+xxh3", "nixl_host"),
         "shm_bare_vs_nixl": ratio(idle, "ours_shm", "nixl_host"),
         "shm_late_vs_nixl": ratio(idle, "ours_shm+xxh3_late", "nixl_host"),
-        "process_vm_vs_memcpy": ratio(idle, "ours_process_vm", "memcpy"),
-        "process_vm_xxh3_vs_nixl": ratio(idle, "ours_process_vm+xxh3", "nixl_host"),
-        "arena_vs_memcpy": ratio(idle, "ours_arena", "memcpy"),
         "nixl_link_vs_nixl": ratio(idle, "ours_nixl", "nixl_tcp", "nixl_read_tcp"),
         "nixl_link_xxh3_vs_nixl": ratio(idle, "ours_nixl+xxh3", "nixl_tcp", "nixl_read_tcp"),
         "tcp_late_vs_raw": ratio(idle, "ours_tcp+xxh3_late", "raw_tcp"),

@@ -1,7 +1,7 @@
 """Our links: sender and receiver with their threads and machines, as in an engine; the main thread is the engine's.
 
-Names: ours_tcp; ours_shm, as shipped (decode maps prefill's copies); ours_process_vm and ours_arena, where it cannot. The
-cache has 16 arrays, as a model of so many layers would. ours_nixl: over UCX's TCP.
+Names: ours_tcp; ours_shm (decode maps prefill's copies); ours_nixl, over UCX's TCP. The cache has 16 arrays, as a model of
+so many layers would.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import secrets
 import threading
 import time
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -41,8 +40,7 @@ from xpyd_sidecar.transport.nixl import driver as nixl_driver
 from xpyd_sidecar.transport.nixl.prefill import PIECE_BYTES, NixlReading
 from xpyd_sidecar.transport.nixl.session import ReadLimits
 from xpyd_sidecar.transport.nixl.thread import NixlThread
-from xpyd_sidecar.transport.shm import mapped
-from xpyd_sidecar.transport.shm.process_vm import ProcessReader
+from xpyd_sidecar.transport.shm.prefill import SharedCopies
 
 WAIT_S: Final = 60.0
 PREFILL_STEP_S: Final = 0.002
@@ -68,11 +66,7 @@ def reading_of(name: str, memory: memoryview) -> NixlReading | None:
 def ways_of(name: str, reading: NixlReading | None = None) -> LinkOptions:
     if reading is not None:
         return LinkOptions("rdma", nixl=reading.ours())
-    if name == "ours_tcp":
-        return LinkOptions("tcp")
-    if name == "ours_arena":
-        ProcessReader.probe = lambda _: "not wanted here"  # type: ignore[method-assign]
-    return LinkOptions("shm", Path("/dev/shm"))  # noqa: S108  # what arenas are made in
+    return LinkOptions("tcp" if name == "ours_tcp" else "shm")
 
 
 def layout(size: int, block: int) -> tuple[int, int]:
@@ -108,11 +102,8 @@ class Prefill:
     """A new sender for each size and cover, since these belong to the machine."""
 
     def __init__(self, name: str, memory: Bytes) -> None:
-        self._memory = memoryview(memory)
-        if name == "ours_nixl":
-            self._memory = memoryview(mmap.mmap(-1, len(memory)))
-        elif name != "ours_process_vm":  # copies of an engine on CPU lie in such memory
-            self._memory = mapped.make(len(memory))
+        sharing = None if name == "ours_nixl" else SharedCopies(len(memory))  # an engine on CPU has its copies there
+        self._memory = memoryview(mmap.mmap(-1, len(memory))) if sharing is None else sharing.copies
         self._memory[:] = memory.data
         reading = reading_of(name, self._memory)
         self._ways = ways_of(name, reading)
@@ -126,7 +117,7 @@ class Prefill:
                 machine = Sending[Kept](keep_s=600, send_s=600, regions=arrays, block_bytes=arrays * block, cover=cover)
                 self._senders[block, cover] = Sender(
                     LocalRank(InstanceName("p"), self._life, 0, KEY, self._ways, 30, max(block, FRAME_BYTES),
-                              reading=reading), machine, host="127.0.0.1", port=0, store=self._store)
+                              reading=reading, sharing=sharing), machine, host="127.0.0.1", port=0, store=self._store)
 
     def hello(self) -> dict[str, Any]:
         at = {f"{block} {int(cover)}": sender.address for (block, cover), sender in self._senders.items()}
@@ -163,7 +154,7 @@ class Decode:
     def __init__(self, name: str, memory: Bytes) -> None:
         self._reading = reading_of(name, memoryview(mmap.mmap(-1, 4096)))
         self._ways = ways_of(name, self._reading)
-        self._way = "mapped" if name == "ours_shm" else name.removeprefix("ours_")
+        self._way = name.removeprefix("ours_")
         self._memory = memory
         self._made: dict[tuple[int, bool], tuple[Receiver, Receiving]] = {}
         self._count = 0

@@ -9,8 +9,7 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 360, 48, 150, 34, 40
 COLOURS = {"ours_tcp+xxh3": "#1f6feb", "ours_tcp": "#79b8ff", "ours_shm+xxh3": "#2da44e",
-           "ours_shm": "#85e89d", "ours_process_vm+xxh3": "#116329", "ours_arena+xxh3": "#6f42c1",
-           "ours_nixl": "#56d4dd", "ours_nixl+xxh3": "#1b7c83", "nixl_read_tcp": "#ff80bf",
+           "ours_shm": "#85e89d", "ours_nixl": "#56d4dd", "ours_nixl+xxh3": "#1b7c83", "nixl_read_tcp": "#ff80bf",
            "memcpy": "#24292f", "raw_tcp": "#57606a",
            "nixl_tcp": "#bf3989", "nixl_host": "#e36209", "gloo_packed": "#9a6700", "gloo_blocks": "#d4a72c",
            "mooncake_tcp": "#cf222e"}

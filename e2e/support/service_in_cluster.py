@@ -94,9 +94,11 @@ class ServiceInCluster:
     name = "tiny"
     namespace = "serving"
 
-    def __init__(self, cluster: FullCluster, images: Images) -> None:
+    def __init__(self, cluster: FullCluster, images: Images, shared: Path | None = None) -> None:
+        """``shared``: a folder of the node, for the sockets over which engines of it pass each other memory."""
         self.cluster = cluster
         self.images = images
+        self._shared = shared
 
     def document(self) -> dict[str, Any]:
         """1P1D; vLLM and the model come from folders of the host, as tests have no registry."""
@@ -118,6 +120,7 @@ class ServiceInCluster:
                 },
                 "prefill": {"replicas": 1, **role},
                 "decode": {"scaling": {"min": 1, "max": 3}, **role},
+                "kv": {"sharedMemory": {"hostPath": str(self._shared)}} if self._shared is not None else {},
                 "drain": {"timeout": "60s"},
             },
         }
@@ -188,11 +191,11 @@ class ServiceInCluster:
         found = [pod["metadata"] for pod in self.get("pods", "-l", selector)["items"]]
         return dict(sorted((pod["name"], pod["uid"]) for pod in found if "deletionTimestamp" not in pod))
 
-    def metric(self, pod: str, name: str) -> float:
-        """Sum over the series of a metric of the engine in a pod; 0 where there is none yet."""
+    def metric(self, pod: str, name: str, label: str = "") -> float:
+        """Sum over the series of a metric of the engine in a pod, of those with a label (``name="value"``); 0: none yet."""
         text = self.kubectl("exec", pod, "-c", "main", "--", "python3", "-c", METRICS)
         lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if label in line)
 
     def scale(self, role: str, count: int) -> None:
         """``kubectl scale dpool``."""

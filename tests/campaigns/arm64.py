@@ -50,8 +50,6 @@ TESTS = ("test_relay_fast.py", "test_relay_whole.py", "test_stream_answers.py", 
          "test_transport_moves.py")
 """Of tests/unit: those of what is written in C."""
 LEFT_OUT = {
-    "test_a_process_is_read_while_its_ticket_holds": "qemu 7.2 has no process_vm_readv",
-    "test_a_helper_that_comes_late_writes_nothing_and_ends": "qemu 7.2 has no process_vm_readv",
     "test_every_source_compiles_without_a_warning": "images hold no compiler",
 }
 NEEDED = ("pytest", "pytest-asyncio", "pytest-timeout", "pluggy", "iniconfig", "packaging", "sortedcontainers",

@@ -108,13 +108,13 @@ def test_blocks_are_read_in_pieces_of_one_session(stage: Stage, cover: bool, dir
 
 
 def test_what_lies_outside_of_the_pool_goes_over_tcp(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    p, d = stage.prefill(store=None), stage.decode()
+    p, d = stage.prefill(store=None, sharing=None), stage.decode()
     push(p)
     d.load("a", key(), p, first=0, count=4)
     assert d.wait_outcomes() == [Outcome.OK]
     assert whole(d)
     assert set(d.moved) == {"tcp"}
-    assert "not in the memory that NIXL knows" in caplog.text
+    assert "over tcp: they do not lie in the memory that nixl reaches" in caplog.text
 
 
 def test_prefills_agent_is_asked_for_news_only_while_somebody_reads(stage: Stage) -> None:
@@ -305,7 +305,7 @@ def test_within_a_host_who_does_not_insist_takes_memory(stage: Stage) -> None:
     push(p)
     d.load("a", key(), p, first=0, count=4)
     assert d.wait_outcomes() == [Outcome.OK]
-    assert set(d.moved) == {"process_vm"}
+    assert set(d.moved) == {"shm"}
     assert stage.world.alive == 0
 
 

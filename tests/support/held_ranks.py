@@ -12,15 +12,12 @@ from typing import Any
 import pytest
 from kv_ranks import TCP, DecodeRank, PrefillRank
 
-from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.session.sender import Kept
-from xpyd_sidecar.transport.link import Unreadable
-from xpyd_sidecar.transport.moves import Scatter
-from xpyd_sidecar.transport.shm.process_vm import ProcessReader
+from xpyd_sidecar.transport.shm.mailbox import Mailbox
 
 
 class HeldPrefill(PrefillRank):
@@ -70,20 +67,13 @@ class HeldDecode(DecodeRank):
 
 
 def drawn_ways(rnd: random.Random, folder: Path, patch: pytest.MonkeyPatch) -> LinkOptions:
-    """Over what blocks travel; pieces beside the connection may turn out to be out of reach."""
-    kind = rnd.choice(("tcp", "tcp", "tcp", "process_vm", "arena", "unread"))
+    """Over what blocks travel; where it is asked for, the descriptor of prefill's memory may not come."""
+    kind = rnd.choice(("tcp", "tcp", "shm", "lost"))
     if kind == "tcp":
         return TCP
-    if kind == "arena":
-        patch.setattr(ProcessReader, "probe", lambda _: "not wanted here")
-    if kind == "unread":
-        readable = rnd.randrange(3)
-        read, reads = ProcessReader.read, count()
-
-        def some(reader: ProcessReader, offer: bodies.Offer, into: Scatter) -> str:
-            if next(reads) >= readable:
-                raise Unreadable("out of reach")
-            return read(reader, offer, into)
-
-        patch.setattr(ProcessReader, "read", some)
-    return LinkOptions(rnd.choice(("auto", "shm")), folder)
+    if kind == "lost":
+        comes = rnd.randrange(3)
+        take, takes = Mailbox.take, count()
+        patch.setattr(Mailbox, "take", lambda box, name: take(box, name) if next(takes) < comes else None)
+        return LinkOptions("auto", folder)
+    return LinkOptions(rnd.choice(("auto", "shm")), rnd.choice((folder, None)))

@@ -34,7 +34,7 @@ from xpyd_sidecar.session.receiver_events import Arrived
 from xpyd_sidecar.session.sender import Kept, Sender, SendReport
 from xpyd_sidecar.transport.gates import CacheArray
 from xpyd_sidecar.transport.nixl.prefill import NixlReading
-from xpyd_sidecar.transport.shm import mapped
+from xpyd_sidecar.transport.shm.prefill import SharedCopies
 
 if TYPE_CHECKING:  # it needs torch
     from xpyd_sidecar.transport.nccl.decode import NcclGrouping
@@ -68,16 +68,6 @@ def _bytes(chunk: Chunk) -> memoryview:
     return chunk.view if len(chunk.view) else memoryview(chunk.tensor.numpy())
 
 
-def memory(size: int) -> memoryview:
-    """For copies; peers cannot map it."""
-    return memoryview(bytearray(size))
-
-
-def mapped_memory(size: int) -> memoryview:
-    """The same where they can."""
-    return mapped.make(size)
-
-
 def whole(regions: int, block_bytes: int) -> tuple[PlacedCut, ...]:
     """All of a source's arrays, as they are."""
     return (PlacedCut(Cut(0, regions, 0, 0, block_bytes), 0, 0),)
@@ -91,18 +81,21 @@ class PrefillRank:
                  block: int = BLOCK, ways: LinkOptions = TCP, timeout_s: float = PATIENCE_S,
                  grouping: NcclGrouping | None = None, marks: Callable[[], CopyMark] = lambda: NOW,
                  reading: NixlReading | None = None, store: CopyStore | None = None,
-                 kinds: Sequence[ArrayKind] = ()) -> None:
-        """``marks``: when a copy is complete; ``store``: where copies lie, if not in memory of this rank alone.
+                 sharing: SharedCopies | None = None, kinds: Sequence[ArrayKind] = ()) -> None:
+        """``marks``: when a copy is complete; ``store``: where copies lie, if not in memory that this rank makes.
 
         ``kinds``: of each array, where its blocks may be cut.
         """
         self.block = block
         self.marks = marks
-        self.store = store or CopyStore(lambda size: Chunk(None, memory(size)), keep_bytes, unit=1)
+        self.sharing = sharing or (SharedCopies(keep_bytes) if ways.host and store is None else None)
+        memory = self.sharing.copies if self.sharing is not None else memoryview(bytearray(keep_bytes))
+        self.store = store or CopyStore(lambda size: Chunk(None, memory[:size]), keep_bytes, unit=1)
         self.completions = Completions()
         machine = Sending[Kept](keep_s=keep_s, send_s=send_s, regions=REGIONS, block_bytes=REGIONS * block, cover=cover,
                                 kinds=kinds)
-        me = LocalRank(InstanceName("p"), P_LIFE, 0, data_key, ways, timeout_s, max(block, 1 << 20), grouping, reading)
+        me = LocalRank(InstanceName("p"), P_LIFE, 0, data_key, ways, timeout_s, max(block, 1 << 20), grouping, reading,
+                       self.sharing)
         self.sender = Sender(me, machine, host="127.0.0.1", port=0, store=self.store)
         self.address = self.sender.address
         self.incarnation = P_LIFE

@@ -2,7 +2,6 @@
 
     python link_peers.py prefill TRANSPORT FOLDER BLOCK COUNT          offers COUNT blocks of every region, says its address
     python link_peers.py decode LINK FOLDER BLOCK COUNT ADDRESS        asks for them, takes some, and says so
-TRANSPORT mapped: shm, with the copies in memory that decode may map.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import kv_ranks
 from kv_ranks import REGIONS, DecodeRank, PrefillRank, key
 
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.session.receiver_events import Arrived
-from xpyd_sidecar.transport.shm.process_vm import ProcessReader
 
 
 class PrefillProcess:
@@ -63,8 +60,6 @@ class DecodeProcess:
 
 
 def prefill(transport: str, folder: str, block: int, count: int) -> None:
-    if transport == "mapped":
-        transport, kv_ranks.memory = "shm", kv_ranks.mapped_memory
     ways = LinkOptions(transport, Path(folder) if folder else None)
     with PrefillRank(keep_bytes=1 << 30, keep_s=60, block=block, ways=ways) as p:
         for region in range(REGIONS):
@@ -74,9 +69,7 @@ def prefill(transport: str, folder: str, block: int, count: int) -> None:
 
 
 def decode(link: str, folder: str, block: int, count: int, address: HostPort) -> None:
-    if link == "arena":
-        ProcessReader.probe = lambda _: "not wanted here"  # type: ignore[method-assign]
-    ways = LinkOptions("tcp" if link == "tcp" else "shm", Path(folder))
+    ways = LinkOptions(link, Path(folder))
     with DecodeRank(block=block, chunks=2, ways=ways, timeout_s=30) as d:
         d.load("r", key(), address, first=0, count=count)
         while not d.receiver.inbox:  # two chunks hold the rest up

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import Any
 
 from kv_ranks import TIMEOUT_S, DecodeRank, PrefillRank
@@ -17,6 +16,7 @@ from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport.nixl.prefill import NixlReading
 from xpyd_sidecar.transport.nixl.session import ReadLimits
 from xpyd_sidecar.transport.nixl.thread import NixlThread
+from xpyd_sidecar.transport.shm.prefill import SharedCopies
 
 LIMITS = ReadLimits(sessions=4, open_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S, linger_s=1.0)
 """Of tests that wait for what does not come."""
@@ -31,13 +31,14 @@ class NixlProcess:
                  transport: str = "rdma") -> None:
         self.hub = NixlThread(driver, limits)
         self.reading = NixlReading(self.hub, piece, timeout_s=max(limits.open_s, limits.silence_s))
-        self.memory = memoryview(mmap.mmap(-1, keep))
+        self.sharing = SharedCopies(keep)
+        self.memory = self.sharing.copies
         self.reading.register(self.memory)
         self.store = CopyStore(lambda size: Chunk(None, self.memory[:size]), keep, unit=1)
         self.ways = LinkOptions(transport, nixl=self.reading.ours())
 
     def prefill(self, **more: Any) -> PrefillRank:
-        given = {"ways": self.ways, "reading": self.reading, "store": self.store}
+        given = {"ways": self.ways, "reading": self.reading, "store": self.store, "sharing": self.sharing}
         return PrefillRank(**given | more)
 
     def decode(self, **more: Any) -> DecodeRank:

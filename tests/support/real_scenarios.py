@@ -47,7 +47,7 @@ SERIES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cac
           metrics.RECEIVES_OPEN, metrics.KEPT_BYTES, metrics.BUFFER_USED, metrics.POOL_USED)
 BLOCKS = "vllm:kv_cache_usage_perc"
 OUTPUT = 16
-LINKS = ("tcp", "process_vm", "mapped", "arena", "nccl", "nixl")
+LINKS = ("tcp", "shm", "nccl", "nixl")
 """What may move KV, as engines count it."""
 
 

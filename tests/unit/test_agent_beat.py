@@ -474,12 +474,3 @@ def test_speculation_tells_engines_apart_only_where_states_are_laid_out_by_it() 
     with_states = [heard(msgspec.structs.replace(each, states=True)) for each in (two, three)]
     assert len(set(with_states)) == 2
     assert all(each.startswith(f"{digest(FIELDS)}-s") for each in with_states)
-
-
-def test_what_a_person_should_see_to_goes_with_every_beat() -> None:
-    machine = ready()
-    assert machine.heartbeat().trouble == ""
-    machine.trouble = "on ext4"
-    beat = machine.heartbeat()
-    assert (beat.trouble, beat.state) == ("on ext4", State.READY), "it serves all the same"
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(beat), type=Heartbeat) == beat

@@ -116,13 +116,21 @@ def test_a_mark_that_never_comes_ends_the_check(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_a_cpu_cannot_show_is_left_out() -> None:
-    for check in (gpu_graphs.capture_beside, gpu_graphs.capture_whole, gpu_host.registered_memory):
+    for check in (gpu_graphs.capture_beside, gpu_graphs.capture_whole):
         with pytest.raises(LeftOutError):
             check(CPU)
 
 
-def test_another_process_reads_host_memory() -> None:
-    assert gpu_host.pinned_memory(CPU) == {"plain_read": "right"}
+def test_another_process_sees_the_memory_of_copies_also_when_it_was_given_back_once() -> None:
+    right = {"read": "right", "left": 0}
+    assert gpu_host.shared_memory(CPU) == {f"{turn}_{name}": value for turn in ("first", "again")
+                                           for name, value in right.items()}
+
+
+def test_memory_that_another_process_sees_otherwise_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_host, "_read", lambda _: "wrong")
+    with pytest.raises(NotHeldError, match="first_read: wrong; again_read: wrong"):
+        gpu_host.shared_memory(CPU)
 
 
 def test_the_links_check_moves_kv_between_processes_and_survives_a_death() -> None:

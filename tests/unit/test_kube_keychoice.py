@@ -53,7 +53,6 @@ class Cluster:
         self.floor: dict[str, dict[Role, int]] = {}
         self.mixed: list[set[str]] = []
         """Which services had pods with several keys, round by round."""
-        self.trouble = ""
         """What every agent says."""
         self.restart()
 
@@ -158,7 +157,7 @@ class Routers:
             return Told()
         newest = self._cluster.backends[self._name]._keys.newest.pod.secret
         old = any(each.key != newest for each in asked)
-        known = tuple(_heard(each, self._cluster.trouble) for each in engines if old or each.key == newest)
+        known = tuple(_heard(each) for each in engines if old or each.key == newest)
         fleet = Fleet(ServiceName(self._name), "r", 1.0, settled=True, instances=known)
         return Told(fleet, frozenset(each.name for each in asked))
 
@@ -166,11 +165,11 @@ class Routers:
         """Nothing is open."""
 
 
-def _heard(fact: Facts, trouble: str) -> FleetInstance:
+def _heard(fact: Facts) -> FleetInstance:
     return FleetInstance(
         instance=InstanceName(fact.name), incarnation=Incarnation("a"), role=fact.role or Role.DECODE, epoch=1,
         state=State.READY, fingerprint=Fingerprint(f"f-{fact.key}"), http=(HostPort("h:1"),), control=(), model="m",
-        load=Load(), drained=False, in_flight=0, beat_age_s=1.0, trouble=trouble)
+        load=Load(), drained=False, in_flight=0, beat_age_s=1.0)
 
 
 @pytest.fixture
@@ -396,18 +395,6 @@ async def test_a_secret_of_that_name_that_is_somebody_elses_is_mounted_under_the
     body = cluster.api.objects["Pod", "team-a", "qwen-e0"]
     volume, = (each["secret"] for each in body["spec"]["volumes"] if each["name"] == "key")
     assert volume["items"][0]["path"] == file_name(key(1, "uid-of-qwen"))
-
-
-async def test_what_agents_warn_of_is_in_the_condition_and_replaces_nothing(cluster: Cluster) -> None:
-    store_master(cluster.api, 1)
-    await made(cluster)
-    before = cluster.uids()
-    cluster.trouble = "kv.sharedMemory.hostPath is on ext4"
-    await cluster.rounds(3)
-    found = cluster.condition("Degraded")
-    assert (found["status"], found["reason"]) == ("True", "AgentWarns")
-    assert "qwen-e0, qwen-e1, qwen-e2: kv.sharedMemory.hostPath is on ext4" in found["message"]
-    assert (cluster.uids(), cluster.condition("Ready")["status"]) == (before, "True")
 
 
 async def test_a_service_with_a_folder_that_is_refused_by_now_goes_on(cluster: Cluster) -> None:

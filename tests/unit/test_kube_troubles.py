@@ -21,8 +21,8 @@ def said(status: ServiceStatus | None) -> dict[str, tuple[str, str]]:
 
 
 def test_everything_that_is_wrong_is_named() -> None:
-    assert troubles([], GOOD, None, None) == ()
-    taken, *others = [(each.reason, each.message) for each in troubles(["Service qwen"], BAD, None, LOST)]
+    assert troubles([], GOOD, None) == ()
+    taken, *others = [(each.reason, each.message) for each in troubles(["Service qwen"], BAD, LOST)]
     assert taken == ("NameTaken", "Service qwen is somebody else's; rename or delete it, since this service needs the name")
     assert others == [("Invalid", "spec.x: wrong"), ("MasterLost", "it is gone")]
 

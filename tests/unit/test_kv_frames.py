@@ -27,7 +27,7 @@ def test_a_frame_comes_back_as_it_was() -> None:
 def test_the_layout_is_the_one_that_is_drawn() -> None:
     raw = frames.encode(FrameKind.READY, KEY, b"abc")
     assert len(raw) == HEADER_BYTES == 64
-    assert raw[:12] == b"xpyd" + bytes([4, 5]) + b"\x01\x00" + b"\x03\0\0\0"
+    assert raw[:12] == b"xpyd" + bytes([5, 5]) + b"\x01\x00" + b"\x03\0\0\0"
     assert raw[12:28].hex() == KEY.transfer
     assert raw[28:36] == b"\x02\0\0\0\x03\0\0\0"
 
@@ -99,7 +99,7 @@ def sealed(raw: bytes) -> bytes:
 
 @pytest.mark.parametrize(("change", "text"), [
     (lambda raw: b"HTTP" + raw[4:], "not an xpyd data link"),
-    (lambda raw: raw[:4] + b"\x09" + raw[5:], "wire version 9 is not 4"),
+    (lambda raw: raw[:4] + b"\x09" + raw[5:], "wire version 9 is not 5"),
     (lambda raw: raw[:5] + b"\x63" + raw[6:], "header with a wrong checksum"),
     (lambda raw: sealed(raw[:5] + b"\x63" + raw[6:]), "unknown frame kind 99"),
     (lambda raw: sealed(raw[:8] + (BODY_MAX + 1).to_bytes(4, "little") + raw[12:]), "over the bound"),

@@ -114,7 +114,11 @@ def test_a_lease_whose_memory_cannot_be_made_is_no_lease() -> None:
 
 
 def test_memory_that_nobody_has_a_use_for_goes_back_whenever_it_is_empty_and_is_there_for_who_has() -> None:
-    store = CopyStore(memory, 8192)
+    emptied: list[bool] = []
+    store = CopyStore(memory, 8192, emptied=lambda: emptied.append(store.made))
+    store.spare(spare=True)
+    assert emptied == [], "there is none yet"
+    store.spare(spare=False)
     held = store.lease(4096)
     assert held is not None
     store.spare(spare=True)
@@ -130,6 +134,7 @@ def test_memory_that_nobody_has_a_use_for_goes_back_whenever_it_is_empty_and_is_
     assert late is not None, "one came late"
     store.give(late)
     assert not store.made
+    assert emptied == [False, False], "once each time, when the memory is nobody's"
     store.spare(spare=False)
     again = store.lease(4096)
     assert again is not None

@@ -35,7 +35,6 @@ def test_both_backends_start_what_the_layout_says_and_add_where_it_listens() -> 
     assert (pod["metadata"]["name"], main["command"]) == (member.name, command)
     assert main["args"] == [*member.args, "--port", "8000"]
     assert {"name": "XPYD_DP_SYNC", "value": "auto"} in main["env"]
-    (member,) = layout(one, Role.DECODE, NAME, "Qwen/Qwen3-8B", "/dev/shm")
     process = engine_process(one, ProcessPlace("py", "/key", "/run", "::1"), EngineBinding(NAME, Role.DECODE))
     assert process.argv == ("py", "-m", member.module, *member.args, "--host", "::1")
     assert process.env["XPYD_DP_SYNC"] == "auto"

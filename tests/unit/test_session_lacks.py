@@ -81,7 +81,7 @@ def test_room_in_a_buffer_for_which_no_memory_is_to_be_had_is_not_promised_and_a
 
 
 def test_a_copy_that_could_not_be_cut_is_let_go_and_ends_the_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(_: object) -> memoryview:
+    def none(*_: object) -> memoryview:
         raise MemoryError
 
     with PrefillRank() as p, DecodeRank() as d:

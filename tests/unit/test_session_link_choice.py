@@ -8,12 +8,14 @@ import pytest
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.errors import Incompatible, ProtocolError
-from xpyd_sidecar.kv.bodies import Gpu, LinkChoice
+from xpyd_sidecar.kv.bodies import DataHello, Gpu, LinkChoice
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.prefill_link_choice import Arenas, PrefillLinkChoice
+from xpyd_sidecar.session.prefill_link_choice import PrefillLinkChoice
 from xpyd_sidecar.transport.link import Session
+from xpyd_sidecar.transport.shm.mailbox import Mailbox
+from xpyd_sidecar.transport.shm.prefill import SharedCopies
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
 OURS = Gpu("GPU-1", "2.29.7", 8 << 20)
@@ -59,22 +61,26 @@ class Decode(Session):
 
 def inviting(ways: LinkOptions, pieces: list[int]) -> PrefillLinkChoice:
     me = LocalRank(InstanceName("p"), Incarnation("1" * 32), 0, b"", ways, 5.0, 1 << 20,
-                   Grouping(pieces))  # type: ignore[arg-type]
-    return PrefillLinkChoice(me, Arenas(), Decode())
+                   Grouping(pieces), sharing=SharedCopies(4096))  # type: ignore[arg-type]
+    return PrefillLinkChoice(me, Decode())
+
+
+def hello(host: str, gpu: Gpu | None, mailbox: str = "") -> DataHello:
+    return DataHello(b"", InstanceName("d"), Incarnation("2" * 32), Incarnation("1" * 32), 0, b"", host, mailbox, gpu)
 
 
 def test_pieces_are_what_both_take_and_nothing_else_is_offered_beside_a_group() -> None:
     pieces: list[int] = []
     way = inviting(LinkOptions(gpu=OURS), pieces)
-    assert way.welcome("a host", THEIRS) == (None, "")
-    assert way.gpu == OURS
+    assert way.welcome(hello("a host", THEIRS)) == ""
+    assert (way.gpu, way.shared) == (OURS, None)
     way.decided(LinkChoice("nccl", ""))
     assert pieces == [4 << 20]
 
 
 def test_a_group_that_was_not_offered_cannot_be_chosen() -> None:
     way = inviting(LinkOptions(gpu=OURS), [])
-    way.welcome("elsewhere", OURS)
+    way.welcome(hello("elsewhere", OURS))
     assert way.gpu is None
     with pytest.raises(ProtocolError, match="chose nccl, which was not offered"):
         way.decided(LinkChoice("nccl", ""))
@@ -82,18 +88,34 @@ def test_a_group_that_was_not_offered_cannot_be_chosen() -> None:
 
 def test_every_reason_is_told() -> None:
     way = inviting(LinkOptions(gpu=OURS), [])
-    assert way.welcome("elsewhere", OURS) == (None, "nccl: both on one GPU; not on one host")
+    assert way.welcome(hello("elsewhere", OURS)) == "nccl: both on one GPU; not on one host"
     near_by = inviting(LinkOptions(gpu=OURS), [])
-    offered, reason = near_by.welcome(link_choice.host(), OURS)
-    assert offered is not None
-    assert reason == ""
+    assert near_by.welcome(hello(link_choice.host(), OURS)) == "nccl: both on one GPU; shm: decode names no mailbox"
+    assert near_by.shared is None
+    near_by = inviting(LinkOptions(gpu=OURS), [])
+    box = Mailbox(None)
+    assert near_by.welcome(hello(link_choice.host(), OURS, box.name)) == ""
+    assert near_by.shared is not None
+    box.close()
     near_by.close()
+
+
+def test_a_link_is_chosen_once() -> None:
+    way = inviting(LinkOptions(), [])
+    box = Mailbox(None)
+    way.welcome(hello(link_choice.host(), None, box.name))
+    box.close()
+    way.decided(LinkChoice("shm", ""))
+    with pytest.raises(ProtocolError, match="chose tcp after shm"):
+        way.decided(LinkChoice("tcp", "after all"))
+    assert way.link.name == "shm"
+    way.close()
 
 
 def test_who_insists_is_told_why_not(tmp_path: Path) -> None:
     with pytest.raises(Incompatible, match="transport nccl: nccl: decode has or wants none"):
-        inviting(LinkOptions("nccl", tmp_path, OURS), []).welcome(link_choice.host(), None)
+        inviting(LinkOptions("nccl", tmp_path, OURS), []).welcome(hello(link_choice.host(), None))
     way = inviting(LinkOptions("nccl", gpu=OURS), [])
-    way.welcome("", THEIRS)
+    way.welcome(hello("", THEIRS))
     with pytest.raises(Incompatible, match="transport nccl: decode's own"):
         way.decided(LinkChoice("tcp", "decode's own"))

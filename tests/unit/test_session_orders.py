@@ -14,15 +14,10 @@ from held_session import Held
 from kv_ranks import BLOCK, P_LIFE, REGIONS, content, key, whole
 from session_orders import Orders
 
-from xpyd_sidecar.errors import PeerGone
-from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.mapping import ArrayKind
 from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.kv.receiving import From, Order
-from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.transport.link import Unreadable
-from xpyd_sidecar.transport.shm.process_vm import ProcessReader
 
 SEEDS = int(os.environ.get("XPYD_SEEDS", "100"))
 FIRST = int(os.environ.get("XPYD_FIRST_SEED", "0"))
@@ -159,69 +154,3 @@ def test_a_rank_that_has_its_blocks_counts_once_where_prefill_does_not_know_yet_
         held.flow()
         assert len(held.wires) == 3
         assert [one.outcome for one in ranks["waits"].finished] == [Outcome.OK]
-
-
-def test_an_arena_that_is_gone_with_its_prefill_is_no_refusal_also_where_prefill_has_said_more(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ProcessReader, "probe", lambda _: "out of reach")
-    ways = LinkOptions("shm", tmp_path)
-    with Held(monkeypatch) as held:
-        p, d = held.prefill("p", ways=ways, timeout_s=60), held.decode(ways=ways, timeout_s=60)
-        d.load("r", key(), p, first=0, count=1)
-        held.loops["d"].run_all()
-        (wire,) = held.wires
-        while held.loops["p"].run_all() and not any(tmp_path.iterdir()):
-            for way in (wire.to_d, wire.to_p):
-                if way.can():
-                    way.move(1 << 30)
-                held.loops["d"].run_all()
-        (peer,) = p.sender._peers.values()
-        for _ in range(2):  # the header of the first comes with the frame before it
-            peer.link.say(FrameKind.PING)
-        peer.link.flush()
-        peer.link.close(PeerGone(peer.link.peer, "this engine stops"))
-        wire.to_d.move(1 << 30)
-        wire.to_d.end()
-        held.loops["d"].run_all()
-        assert [(whose, type(error)) for whose, error in held.closed] == [("p", PeerGone), ("d", PeerGone)]
-
-
-def test_blocks_that_were_pushed_ahead_come_over_tcp_also_while_an_arena_is_awaited(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def unreadable(*_: object) -> str:
-        raise Unreadable("out of reach")
-
-    monkeypatch.setattr(ProcessReader, "read", unreadable)
-    ways = LinkOptions("shm", tmp_path)
-    with Held(monkeypatch) as held:
-        p, d = held.prefill("p", ways=ways, timeout_s=60), held.decode(ways=ways, buffer_bytes=16 * PAGE, timeout_s=60)
-        loops = held.loops
-        d.expect(key("b"), p, blocks=1)
-        held.flow()
-        (wire,) = held.wires
-        for region in range(2):
-            p.copy(key("b"), region, 0, [content(region, 0)])
-            p.mark()
-        bound, p.store.bound = p.store.bound, 1
-        loops["p"].run_all()  # it asks for room …
-        p.store.bound = bound
-        d.load("ra", key("a"), p, first=0, count=1)
-        loops["d"].run_all()
-        loops["d"].run_all()
-        wire.to_p.move(1 << 30)
-        loops["p"].run_all()
-        p.copy(key("a"), 0, 0, [content(0, 0)])
-        p.mark()
-        loops["p"].run_all()  # … and has a piece for the load, which decode will not be able to read
-        loops["p"].run_all()
-        wire.to_d.move(wire.to_d.frame())
-        loops["d"].run_all()
-        wire.to_p.move(1 << 30)
-        loops["p"].run_all()
-        wire.to_d.move(1 << 30)
-        d.load("rb", key("b"), p, first=0, count=1)
-        held.flow()
-        p.copy(key("a"), 1, 0, [content(1, 0)])
-        held.flow()
-        assert held.closed == []
-        assert [one.outcome for one in d.finished] == [Outcome.OK] * 2

@@ -12,7 +12,7 @@ from kv_ranks import REGIONS, TCP, DecodeRank, PrefillRank, content, key, push
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport.gates import Gate
-from xpyd_sidecar.transport.shm.process_vm import ProcessReader
+from xpyd_sidecar.transport.shm.decode import ShmTaker
 
 
 def test_a_closed_gate_lets_nobody_in_and_says_when_the_last_has_left() -> None:
@@ -30,14 +30,14 @@ def test_a_closed_gate_lets_nobody_in_and_says_when_the_last_has_left() -> None:
 def test_a_load_is_reported_only_when_nobody_writes_into_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that takes its time: the load is abandoned meanwhile, its blocks are settled only when the read is over."""
     inside, go_on = threading.Event(), threading.Event()
-    real = ProcessReader.read
+    real = ShmTaker._bring
 
-    def slow(self: ProcessReader, *args: Any) -> bool:
+    def slow(self: ShmTaker, *args: Any) -> str:
         inside.set()
         go_on.wait(10)
         return real(self, *args)
 
-    monkeypatch.setattr(ProcessReader, "read", slow)
+    monkeypatch.setattr(ShmTaker, "_bring", slow)
     with PrefillRank(ways=LinkOptions("shm")) as p, DecodeRank(ways=LinkOptions("shm"), direct=True) as d:
         push(p)
         d.load("r", key(), p, first=0, count=4)
@@ -52,15 +52,15 @@ def test_a_load_is_reported_only_when_nobody_writes_into_its_blocks(monkeypatch:
 
 def test_a_newer_try_is_not_overwritten_by_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, go_on = threading.Event(), threading.Event()
-    real = ProcessReader.read
+    real = ShmTaker._bring
 
-    def slow(self: ProcessReader, *args: Any) -> bool:
+    def slow(self: ShmTaker, *args: Any) -> str:
         if not inside.is_set():
             inside.set()
             go_on.wait(10)
         return real(self, *args)
 
-    monkeypatch.setattr(ProcessReader, "read", slow)
+    monkeypatch.setattr(ShmTaker, "_bring", slow)
     shm = LinkOptions("shm")
     with PrefillRank(ways=shm) as p, PrefillRank(ways=TCP) as q, DecodeRank(ways=LinkOptions("auto"), direct=True) as d:
         push(p)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import os
 import random
 import socket
 import time
@@ -180,20 +179,20 @@ def _received(numbers: Numbers, expected: list[Frame], known: list[bytes], wire:
 
 
 def read(numbers: Numbers) -> Hashable:
-    """From this process's own memory, as from another's: by system calls or mapped, alone or with a helper."""
+    """From this process's own memory, as from memory that another has mapped, too: alone or with a helper."""
     frame = Frame(numbers, numbers.one(MOST))
-    threads, mapped = 1 + numbers.below(2), numbers.below(2)
+    threads = 1 + numbers.below(2)
     source = ctypes.create_string_buffer(frame.payload, len(frame.payload))
     ticket = ctypes.create_string_buffer(b"t" * TICKET, TICKET)
     right = numbers.below(4) > 0
     where = ctypes.addressof(source)
     expected = (b"t" if right else b"u") * TICKET
-    done = frame.scatter.read(os.getpid(), where, ctypes.addressof(ticket), expected, threads, where if mapped else 0)
+    done = frame.scatter.read(where, ctypes.addressof(ticket), expected, threads)
     assert done == right
     if right:
         frame.check()
     frame.close()
-    return "read", right, mapped, threads
+    return "read", right, threads
 
 
 def copy(numbers: Numbers) -> Hashable:

@@ -18,9 +18,9 @@ class SharedMemory(Part, frozen=True):
     """Shared memory between pods of one node."""
 
     host_path: HostPath
-    """Folder of the node that engine pods mount, e.g. `/dev/shm`. It must be there, in memory, and writable for their user;
-    it cannot be the root, nor one of the system's folders, nor in one. Such pods are not `restricted` in the sense of the
-    Pod Security Standards."""
+    """Folder of the node that engine pods mount, e.g. `/dev/shm/xpyd`, for the sockets through which they pass each other
+    memory; no KV lies there. It must be there, and writable for their user; it cannot be the root, nor one of the system's
+    folders, nor in one. Such pods are not `restricted` in the sense of the Pod Security Standards."""
 
 
 class Kv(Part, frozen=True):

@@ -43,7 +43,7 @@ def _shm_used(kv: Kv) -> list[Finding]:
 
 
 def _host_path(shared: SharedMemory) -> list[Finding]:
-    right = "write a folder of its own in memory, such as /dev/shm/xpyd"
+    right = "write a folder of its own, such as /dev/shm/xpyd"
     if _NODES_OWN.fullmatch(shared.host_path):
         return [("hostPath", f"{shared.host_path} belongs to the node's system, and engines write there; {right}")]
     return when(bool(_DOTS.search(shared.host_path)), "hostPath", f"must not go through . or ..; {right}")
@@ -97,7 +97,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec.kv.sharedMemory",),
         reads=("hostPath",),
-        says="hostPath must be a folder in memory that is not the system's, such as /dev/shm/xpyd",
+        says="hostPath must be a folder that is not the system's, such as /dev/shm/xpyd",
         cel=f"!self.hostPath.matches('^({_NODES_OWN.pattern})$') && !self.hostPath.matches('{_DOTS.pattern}')",
         wrong=_host_path,
     ),

@@ -146,7 +146,7 @@ class KubeBackend:
             front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away),
             fleet_known=self._told.fleet is not None,
             problems=(
-                *troubles(self._named, self._blueprint.valid, self._told.fleet, self._shared.master.trouble),
+                *troubles(self._named, self._blueprint.valid, self._shared.master.trouble),
                 *(gang_troubles(self._shared.gangs, ungrouped=self._pods.ungrouped) if spans(service) else ()),
                 *await self._shared.topology.problems(service, now),
                 *(away.problems if away is not None else ()),

@@ -13,20 +13,14 @@ from xpyd_operator.kube.master import KeyTrouble
 from xpyd_operator.kube.status import stalled
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.observed import Problem
-from xpyd_sidecar.contract.fleet import Fleet
-
-_NAMED = 3
 
 
-def troubles(
-    taken: Iterable[str], valid: Condition, fleet: Fleet | None, lacking: KeyTrouble | None
-) -> tuple[Problem, ...]:
+def troubles(taken: Iterable[str], valid: Condition, lacking: KeyTrouble | None) -> tuple[Problem, ...]:
     """Of no instance.
 
     Args:
         taken: objects of others whose names the service needs.
         valid: what is said of the newest document.
-        fleet: what a router tells: agents warn of what a person should see to, though they serve.
         lacking: why the master of all keys may be lost.
     """
     found = [
@@ -35,12 +29,6 @@ def troubles(
     ]
     if valid.status == "False":
         found.append(Problem(valid.reason, valid.message))
-    told: dict[str, list[str]] = {}
-    for each in fleet.instances if fleet is not None else ():
-        if each.trouble:
-            told.setdefault(each.trouble, []).append(each.instance)
-    for words, names in sorted(told.items()):
-        found.append(Problem("AgentWarns", f"{', '.join(sorted(names)[:_NAMED])}: {words}"))
     if lacking is not None:
         found.append(Problem(lacking.reason, str(lacking)))
     return tuple(found)

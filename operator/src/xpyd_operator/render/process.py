@@ -72,7 +72,6 @@ def model_of(service: DisaggService) -> str:
             raise Unsupported("spec.model.source", reason)
 
 
-SHARED: Final = "/dev/shm"  # noqa: S108  # memory of this host; what lies there has no name after a handshake
 
 
 def engine_process(service: DisaggService, place: ProcessPlace, binding: EngineBinding) -> Process:
@@ -82,7 +81,7 @@ def engine_process(service: DisaggService, place: ProcessPlace, binding: EngineB
     Raises:
         Unsupported: as ``model_of`` and ``executor_env``.
     """
-    member = layout(service, binding.role, binding.instance, model_of(service), SHARED)[binding.index]
+    member = layout(service, binding.role, binding.instance, model_of(service))[binding.index]
     argv = (place.python, "-m", member.module, *member.args, *(("--host", place.host) if member.serves else ()))
     if member.size > 1:
         grace = str(math.ceil(service.spec.drain.timeout_s))
@@ -136,7 +135,7 @@ def agent_config(
     engine, led = join_host_port(place.host, port), binding.index > 0
     agent = agent_section(service, binding.role, engine, (place.host, port), () if led else routers)
     if binding.meeting:
-        members = layout(service, binding.role, binding.instance, model_of(service), SHARED)
+        members = layout(service, binding.role, binding.instance, model_of(service))
         leader = binding.meeting if led else HostPort("")
         group = GroupConfig(binding.index, len(members), digest(members), leader, _loopback(place.host))
         agent = msgspec.structs.replace(agent, group=group, listen=None if led else binding.meeting)

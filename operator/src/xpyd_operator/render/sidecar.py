@@ -62,8 +62,6 @@ def sidecar_container(
     container |= {"command": _command(config), "restartPolicy": "Always"}
     if leads:
         container["volumeMounts"].append(at.mount("assignment", at.ASSIGNMENT_DIR, read_only=True))
-    if service.spec.kv.shared_memory is not None:
-        container["volumeMounts"].append(at.mount("kv", at.KV_SHARED, read_only=True))
     container["env"] = [_field(launch.ENV_HOST, "status.podIP"), {"name": launch.ENV_RUN_DIR, "value": at.RUN}]
     if own_router:
         container |= _router_probes(service)
@@ -143,7 +141,6 @@ def _sidecar_config(
         agent_section(service, role, engine, ("", at.ENGINE_PORT), routers),
         assignment_file=f"{at.ASSIGNMENT_DIR}/{at.ASSIGNMENT_FILE}" if index == 0 else None,
         listen=join_host_port(at.EVERYWHERE, at.AGENT_PORT),
-        shared_folder=at.KV_SHARED if service.spec.kv.shared_memory is not None else None,
         previous_key_file=key.before_path,
         key_mark=key.id if key.derived else "",
         group=group.group_config(service, members, index, settings) if len(members) > 1 else msgspec.UNSET,

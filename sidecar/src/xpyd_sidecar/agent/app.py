@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from xpyd_sidecar import resources
-from xpyd_sidecar.agent import folder
 from xpyd_sidecar.agent.beat import BeatNow, DrainAsked, DrainEnded, Event, Looked, Machine, RoleTold, UndrainAsked
 from xpyd_sidecar.agent.beats import Beats, Resolve, system_resolve
 from xpyd_sidecar.agent.control import Control, TooOld
@@ -64,10 +63,6 @@ class Agent:
         self._run_dir = Path(config.run_dir)
         self._draining = draining or Draining()
         self._machine = Machine(config, AgentId(f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"))
-        if config.agent.shared_folder is not None:
-            self._machine.trouble = folder.trouble(config.agent.shared_folder)
-            if self._machine.trouble:
-                logger.warning("%s", self._machine.trouble)
         self._loop = asyncio.get_running_loop()
         self._beats = Beats(config.agent.routers, key, heartbeat_s=config.agent.beat_s,
                             resolve_s=config.agent.resolve_s, resolve=resolve, before=_before(config.agent))

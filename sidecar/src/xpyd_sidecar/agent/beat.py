@@ -145,8 +145,6 @@ class Machine:
         self._max_model_len = 0
         self._also: tuple[str, ...] = ()
         self.problem = "the engine has not been looked at yet"
-        self.trouble = ""
-        """What routers are to say that a person should see to; whoever finds it writes it here."""
         """Why the instance is not ready; empty when it is."""
 
     @property
@@ -237,7 +235,6 @@ class Machine:
             leaving=self._leaving,
             also=self._also,
             sampling=first.sampling if first else None,
-            trouble=self.trouble,
         )
 
     def goodbye(self) -> Goodbye:

@@ -38,8 +38,6 @@ class FleetInstance(msgspec.Struct, frozen=True):
     that."""
     served_s: float = 0.0
     """Legs a second that ended well there, of this router."""
-    trouble: str = ""
-    """What its agent says that a person should see to."""
 
 
 class Quantiles(msgspec.Struct, frozen=True):

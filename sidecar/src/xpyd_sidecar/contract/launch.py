@@ -89,7 +89,8 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_port: int = 0
     """Of rank 0; the other ranks of an engine listen on the ports after it. 0: chosen by the kernel."""
     shared_folder: str = ""
-    """Folder that engines of one host share, where transport shm makes its arenas; empty: none."""
+    """Folder that engines of one host share, through which they pass each other memory; empty: none, and only those of one
+    network namespace do."""
     nccl_groups: int = 16
     """Peers' ranks with which this rank has an NCCL group at once, at most; each takes GPU memory (``kv.groups``)."""
     nccl_ctas: int = 4
@@ -142,7 +143,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_parallel: int = 1
     """How many DP ranks (engine records) the engine has."""
     shared_folder: str | None = None
-    """The folder in memory that engines of a node share (``kv.sharedMemory``); None: there is none."""
+    """Not looked at. Releases that looked at the folder of ``kv.sharedMemory`` have written it."""
     previous_key_file: str | None = None
     """The key that the service had before, for routers that still have it; an empty file or None: none."""
     key_mark: str = ""

@@ -24,7 +24,6 @@ MAX_ADDED = 64
 """Fields that an engine adds to requests."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Addresses = Annotated[tuple[HostPort, ...], msgspec.Meta(max_length=MAX_RANKS)]
-Trouble = Annotated[str, msgspec.Meta(max_length=1024)]
 ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=MAX_ALSO)]
 
@@ -110,8 +109,6 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """What the engine answers to besides ``model``, sorted: LoRA adapters and further served names."""
     sampling: Sampling | None = None
     """None: not told, by releases that did not say, or where it could not be found out."""
-    trouble: Trouble = ""
-    """What a person should see to, though the instance serves; empty: nothing, or a release that did not say."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):

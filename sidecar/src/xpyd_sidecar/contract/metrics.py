@@ -47,7 +47,7 @@ NCCL_GROUPS = "xpyd_kv_nccl_groups"
 NCCL_BYTES = "xpyd_kv_nccl_bytes"
 """Gauge: GPU memory of these groups and of the slots for their pieces, all ranks."""
 LINK_BYTES = "xpyd_kv_link_bytes"
-"""Counter (``_total``), label ``link`` (tcp|process_vm|mapped|arena|nccl|buffer): payload bytes that came in, also those of
+"""Counter (``_total``), label ``link`` (tcp|shm|nccl|nixl|buffer): payload bytes that came in, also those of
 loads that failed."""
 
 DP_LOCAL = "xpyd_dp_local_step"

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -35,9 +34,6 @@ from xpyd_sidecar.memory import device
 from xpyd_sidecar.memory.marks import NOW, CopyMark
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.transport.gates import CacheArray
-from xpyd_sidecar.transport.shm import mapped
-
-logger = logging.getLogger(__name__)
 
 
 class Move(NamedTuple):
@@ -230,16 +226,6 @@ def give_back_pinned() -> None:
     """Give the system back what no chunk has any more; torch would keep it for later ones."""
     if torch.cuda.is_available():
         torch.accelerator.empty_host_cache()
-
-
-def mapped_chunk(size: int) -> Chunk:
-    """Host memory of ``size`` bytes that peers on this host may map; where the system makes none, memory as any other."""
-    try:
-        view = mapped.make(size)
-    except OSError as error:
-        logger.warning("xpyd: peers cannot map the copies of this rank: %s", error)
-        return chunk(size, pinned=False)
-    return Chunk(torch.frombuffer(view, dtype=torch.uint8), view)
 
 
 def _arrays(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:

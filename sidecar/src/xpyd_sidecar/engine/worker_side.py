@@ -32,6 +32,7 @@ from xpyd_sidecar.engine.put_mode import PutMode
 from xpyd_sidecar.engine.reports import CopiedReport, Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.saving import Saving
 from xpyd_sidecar.engine.settings import ConnectorSettings
+from xpyd_sidecar.engine.shm_setup import StoreMemory
 from xpyd_sidecar.engine.worker_rpc import WorkerRpcServer
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.host_identity import place
@@ -106,15 +107,16 @@ class WorkerSide:
         if pinned:
             bound = pinned_bytes(bound)
             logger.info("%s", told(sizes._replace(keep=bound), rank))
-        ways, self._reading, copies = nixl_setup.prepare(options, ways, self._memory.largest_frame, bound,
-                                                   kv_cache.mapped_chunk if ways.host and not pinned else make)
-        self.store = CopyStore(copies, bound)
+        memory = StoreMemory(ways, bound, pinned=pinned)
+        ways, self._reading, copies = nixl_setup.prepare(options, ways, self._memory.largest_frame, bound, memory.make)
+        kept = self._reading is not None  # what peers read over NIXL stays where it is
+        self.store = CopyStore(copies, bound, emptied=(lambda: None) if kept else memory.emptied)
         """Copies of blocks, for decode to take."""
         if pinned:
             self.store.prepare()
         self._memory.prepare(max(sizes.slab, 2 * block_bytes))
         me = LocalRank(settings.instance, Incarnation(secrets.token_hex(16)), rank, keys.derive(settings.key, "data"), ways,
-                       options.peer_timeout_s, self._memory.largest_frame, self._groups, self._reading)
+                       options.peer_timeout_s, self._memory.largest_frame, self._groups, self._reading, memory.sharing)
         self._incarnation = me.incarnation
         self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
                               store=self.store)

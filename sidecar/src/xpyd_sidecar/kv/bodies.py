@@ -19,8 +19,7 @@ from xpyd_sidecar.kv.messages import MessageError
 from xpyd_sidecar.kv.reach import ArraySpan
 from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
 
-LinkName = Literal["tcp", "process_vm", "arena", "make_arena", "nccl", "nixl"]
-"""``make_arena``: answer ARENA, then decode says which it is."""
+LinkName = Literal["tcp", "shm", "nccl", "nixl"]
 
 
 class Challenge(msgspec.Struct, frozen=True):
@@ -79,17 +78,22 @@ class DataHello(msgspec.Struct, frozen=True):
     proof: bytes
     host: str = ""
     """The kernel that decode runs on (its boot id); empty where decode wants no way within one host."""
+    mailbox: str = ""
+    """Where decode takes the descriptor of prefill's memory from (``transport.shm.mailbox``); empty: it has none."""
     gpu: Gpu | None = None
     """None: decode has none for NCCL, or does not want it."""
     nixl: NixlReader | None = None
     """None: decode has no NIXL, or does not want it."""
 
 
-class Near(msgspec.Struct, frozen=True):
-    """What shows a peer on the same host whether it can read prefill's memory: a ticket, and where it lies."""
+class ShmMemory(msgspec.Struct, frozen=True):
+    """Prefill's memory for copies, whose descriptor decode has been sent, and this session's ticket in it."""
 
-    pid: int
-    address: int
+    name: bytes
+    """Drawn at random; its first bytes."""
+    size: int
+    """Of the whole."""
+    ticket_at: int
     ticket: bytes
 
 
@@ -97,10 +101,10 @@ class DataWelcome(msgspec.Struct, frozen=True):
     """Body of WELCOME: prefill's own proof."""
 
     proof: bytes
-    near: Near | None = None
+    shared: ShmMemory | None = None
     """None: no way within one host."""
     reason: str = ""
-    """Why there is no ``near``, and no ``gpu``."""
+    """Why there is no ``shared``, and no ``gpu``."""
     gpu: Gpu | None = None
     """Prefill's, if it can form a group with decode's."""
     nixl: NixlMemory | None = None
@@ -115,17 +119,6 @@ class LinkChoice(msgspec.Struct, frozen=True):
     """Why not a better one."""
 
 
-class Arena(msgspec.Struct, frozen=True):
-    """Body of ARENA: a file in the folder that both sides share."""
-
-    name: str
-    """Empty: none could be made."""
-    size: int
-    ticket: bytes
-    """Its first bytes."""
-    reason: str = ""
-
-
 class Group(msgspec.Struct, frozen=True):
     """Body of GROUP and UNGROUP. Prefill numbers the groups of a session, upwards."""
 
@@ -136,38 +129,20 @@ class Group(msgspec.Struct, frozen=True):
     """Of UNGROUP."""
 
 
-class Within(msgspec.Struct, frozen=True):
-    """Where an offer lies in memory of prefill's that a peer on its host may map."""
-
-    name: bytes
-    """Of the memory, drawn at random; its first bytes."""
-    fd: int
-    """Prefill's descriptor of it."""
-    size: int
-    """Of the whole, its name included."""
-    offset: int
-
-
-class Offer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Body of OFFER: packed blocks, in the sender's memory, or (an offset) in the arena, or (its number) in a group."""
+class Offer(msgspec.Struct, frozen=True):
+    """Body of OFFER: packed blocks, in the sender's memory, or (an offset) in shared memory, or (its number) in a group."""
 
     address: int
     size: int
     checksum: int | None
     """xxh3_64 of them; None: not covered. Of a group: None or not, since the sum travels with them."""
-    within: Within | None = None
-    """None: in memory that cannot be mapped."""
 
 
 class Taken(msgspec.Struct, frozen=True):
     """Body of TAKEN: the memory of the oldest offer is not looked at again."""
 
     read: bool
-    """False: it cannot be read, send it otherwise."""
-    why: str = ""
-    """It cannot be read."""
-    arena: bool = False
-    """Decode would map an arena instead."""
+    """False: it was offered in a group that is gone, offer it anew."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -206,8 +181,7 @@ class Reason(msgspec.Struct, frozen=True):
     retry: bool = False
 
 
-Body = (Challenge | DataHello | DataWelcome | LinkChoice | Arena | Group | Offer | Taken | Ready | Expect | Busy | Fetch
-        | Reason)
+Body = Challenge | DataHello | DataWelcome | LinkChoice | Group | Offer | Taken | Ready | Expect | Busy | Fetch | Reason
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 _DECODERS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {

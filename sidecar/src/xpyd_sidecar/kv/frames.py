@@ -27,6 +27,7 @@ Wire history
     2   a sum of the header alone; OFFER, TAKEN, LINK, ARENA; EXPECT, STORE, ROOM, BUSY, FETCH;
         GROUP, POSTED, UNGROUP
     4   ``spans`` of READY: arrays may want other blocks than the others
+    5   the link ``shm``: ``shared`` of WELCOME; ARENA (14) and the ways before it are gone
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ import xxhash
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.keys import Key
 
-WIRE_VERSION: Final = 4
+WIRE_VERSION: Final = 5
 MAGIC: Final = b"xpyd"
 BODY_MAX: Final = 64 << 10
 FRAME_BYTES: Final = 1 << 20
@@ -91,8 +92,6 @@ class FrameKind(IntEnum):
     """D → P: the oldest offer has been read, or could not be."""
     LINK = 13
     """D → P, before its first READY: how blocks are to travel."""
-    ARENA = 14
-    """P → D: the shared memory that LINK has asked for."""
     EXPECT = 16
     """D → P: a transfer is waited for, without blocks yet; room for it may be asked for."""
     STORE = 17

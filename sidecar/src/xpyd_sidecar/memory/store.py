@@ -73,8 +73,13 @@ class Allocation:
 class CopyStore:
     """The memory and what is free of it. Safe across threads."""
 
-    def __init__(self, make: Callable[[int], Chunk], size: int, *, unit: int = UNIT) -> None:
-        """``make``: memory of a size; ``unit``: what every lease is rounded up to, in bytes."""
+    def __init__(self, make: Callable[[int], Chunk], size: int, *, unit: int = UNIT,
+                 emptied: Callable[[], None] = lambda: None) -> None:
+        """``make``: memory of a size; ``unit``: what every lease is rounded up to, in bytes.
+
+        ``emptied``: called when the memory was given back; it may be made again.
+        """
+        self._emptied = emptied
         self._extents = Extents(size, unit)
         self._arena = Allocation(make, self._extents.size)
         self._lock = threading.Lock()
@@ -111,8 +116,9 @@ class CopyStore:
             self._drop_if_spare()
 
     def _drop_if_spare(self) -> None:
-        if self._spare and not self._extents.used:
+        if self._spare and self._arena.made and not self._extents.used:
             self._arena.drop()
+            self._emptied()
 
     def lease(self, size: int, holder: str = "") -> StoreLease | None:
         """``size`` bytes in one part, if they are free and within the holder's share; the holder "" has no share."""

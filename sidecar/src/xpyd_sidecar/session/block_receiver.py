@@ -10,13 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from xpyd_sidecar.errors import ChecksumError, Incompatible, ProtocolError
+from xpyd_sidecar.errors import ChecksumError, ProtocolError
 from xpyd_sidecar.kv import bodies, frames
 from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.frames import FrameKind, Header
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.memory.staging import Chunk
-from xpyd_sidecar.session.link_choice import OTHERWISE
 from xpyd_sidecar.session.lookup_buffer import Slot
 from xpyd_sidecar.session.receiver_events import AskedBlocks, ReceiverContext
 from xpyd_sidecar.transport.link import PieceTaker
@@ -34,8 +33,6 @@ class BlockReceiver:
         self.asked: dict[Key, AskedBlocks] = {}
         self.taker: PieceTaker | None = None
         """Where blocks come beside the connection."""
-        self.unread = ""
-        """Why prefill's memory cannot be read, although that was agreed on; another link is awaited."""
         self._shared = shared
         self._peer = peer
         self._chunk: Chunk | None = None
@@ -55,14 +52,10 @@ class BlockReceiver:
 
         Raises:
             ProtocolError: it is not what was asked for.
-            Incompatible: it comes over TCP where transport is shm.
         """
         asked = self.asked.get(header.key)
         if asked is None:
             return self._beforehand(header)
-        if self.unread and not asked.granted and self._shared.me.ways.transport == "shm":
-            reason = f"transport shm: prefill's memory cannot be read ({self.unread}), and it sends over tcp"
-            raise Incompatible(self._peer, f"{reason}; {OTHERWISE}")
         wanted = asked.wanted(header) if asked.granted else header
         if wanted is None:
             return NOWHERE

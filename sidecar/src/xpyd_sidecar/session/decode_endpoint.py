@@ -140,6 +140,7 @@ class DecodeEndpoint(Endpoint):
     def closed(self, error: PeerError) -> None:
         """The connection has ended: every try asked of it is broken."""
         self._intake.close()
+        self._handshake.close()
         for key in self.expected:
             self._shared.ahead.lost(key)
         self._ended(self)

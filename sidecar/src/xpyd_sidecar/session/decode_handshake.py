@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.errors import AuthError, Incompatible, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies, proofs
@@ -14,9 +15,9 @@ from xpyd_sidecar.kv.reads import unusable
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.block_receiver import BlockReceiver
 from xpyd_sidecar.session.endpoint import Endpoint, LocalRank
-from xpyd_sidecar.session.link_choice import OfferReader
 from xpyd_sidecar.transport.moves import COMPILED
-from xpyd_sidecar.transport.shm.taker import ReadingTaker
+from xpyd_sidecar.transport.shm.decode import Mapping, ShmTaker
+from xpyd_sidecar.transport.shm.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ class DecodeHandshake:
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
         self._terms: proofs.Terms | None = None
         self._welcome: bodies.DataWelcome | None = None
-        self._why = ""
-        """Why prefill's memory is not read."""
+        self._mailbox: Mailbox | None = None
+        """Until WELCOME has come."""
 
     def said(self, kind: FrameKind, payload: memoryview) -> None:
         """Prefill's next word: answer it.
@@ -53,15 +54,15 @@ class DecodeHandshake:
             self._greet(bodies.read_body(payload, bodies.Challenge))
         elif kind is FrameKind.WELCOME and self._terms is not None and self._welcome is None:
             self._welcomed(self._terms, bodies.read_body(payload, bodies.DataWelcome))
-        elif kind is FrameKind.ARENA and self._welcome is not None and (self._intake.unread or not self.settled):
-            shown = bodies.read_body(payload, bodies.Arena)
-            reader, reason = link_choice.try_arena(self._peer, self._me.ways.folder, shown)
-            if reader is None and self._end.link.left:
-                raise PeerGone(self._peer, "closed the connection, and its arena with it")
-            self._use(reader)
-            self._settle(self._why, reason)
+            self.close()
         else:
             raise ProtocolError(self._peer, f"sent {kind.name} out of turn")
+
+    def close(self) -> None:
+        """Nothing more comes beside the connection; again: nothing."""
+        if self._mailbox is not None:
+            self._mailbox.close()
+            self._mailbox = None
 
     @property
     def _peer(self) -> str:
@@ -69,17 +70,29 @@ class DecodeHandshake:
 
     def _greet(self, challenge: bodies.Challenge) -> None:
         me = self._me
+        if me.ways.host:
+            try:
+                self._mailbox = Mailbox(me.ways.folder)
+            except OSError as error:
+                self._refuse_lack(error)
+                logger.warning("xpyd: no mailbox for %s in %s: %s", self._peer, me.ways.folder or "this network namespace",
+                               error.strerror)
         self._terms = proofs.Terms(challenge.nonce, self._nonce, challenge.incarnation, me.incarnation)
         self._end.link.say(FrameKind.HELLO, bodies.DataHello(
             self._nonce, me.instance, me.incarnation, self._incarnation, me.rank,
-            proofs.prove(me.key, "decode", self._terms), me.ways.host, me.ways.group, me.ways.reads))
+            proofs.prove(me.key, "decode", self._terms), me.ways.host,
+            self._mailbox.name if self._mailbox is not None else "", me.ways.group, me.ways.reads))
+
+    def _refuse_lack(self, error: Exception) -> None:
+        if resources.ours(error) and self._me.ways.transport == "shm":
+            raise PeerGone(self._peer, f"cannot be asked now: {resources.words(error)}") from None
 
     def _welcomed(self, terms: proofs.Terms, welcome: bodies.DataWelcome) -> None:
         me, session = self._me, self._end.link
         if not proofs.holds(me.key, "prefill", terms, welcome.proof):
             raise AuthError(self._peer, "does not hold the service key")
         self._welcome = welcome
-        self._end.link.beside |= welcome.near is not None
+        self._end.link.beside |= welcome.shared is not None
         if welcome.gpu is not None and me.ways.group is not None and me.grouping is not None:
             self._intake.taker = me.grouping.taker(session, self._intake)
             self._settle()
@@ -90,44 +103,35 @@ class DecodeHandshake:
                 self.reaching = True
                 self._intake.taker = me.reading.taker(session, self._intake, welcome.nixl, self._reached)
         else:
-            reader, self._why = link_choice.try_process(self._peer, welcome)
-            self._use(reader)
-            if reader is None and welcome.near is not None and me.ways.folder is not None:
-                self._end.link.say(FrameKind.LINK, bodies.LinkChoice("make_arena", self._why))
-            else:
-                self._settle(self._why)
+            self._settle(self._map(welcome))
+
+    def _map(self, welcome: bodies.DataWelcome) -> str:
+        """Map the memory that prefill shows; or why not.
+
+        Raises:
+            PeerGone: transport is shm, and this process lacks what it takes now.
+        """
+        shown = welcome.shared
+        if shown is None or self._mailbox is None:
+            return welcome.reason or "prefill offers no other way"
+        try:
+            mapping = Mapping(self._mailbox.take(shown.name), shown)
+        except (OSError, ValueError) as error:
+            self._refuse_lack(error)
+            return f"shm: {error}"
+        self._intake.taker = ShmTaker(self._end.link, self._intake, mapping, shown)
+        return ""
 
     def _reached(self, reason: str, late: bool) -> None:
         """How the attempt to reach prefill's memory over NIXL has ended."""
         self.reaching = False
         if late and self._me.ways.transport == "rdma":
             raise PeerGone(self._peer, reason)
-        if reason:
-            self._use(None)
+        if reason and self._intake.taker is not None:
+            self._intake.taker.close()
+            self._intake.taker = None
         assert self._welcome is not None
         self._settle(self._welcome.reason, reason)
-
-    def _use(self, reader: OfferReader | None) -> None:
-        """Take blocks through a reader from now on, or in frames alone."""
-        if self._intake.taker is not None:
-            self._intake.taker.close()
-        self._intake.unread = ""
-        self._intake.taker = None
-        if reader is not None:
-            self._intake.taker = ReadingTaker(self._end.link, self._intake, reader, self._cannot_read)
-
-    def _cannot_read(self, why: str) -> bodies.Taken:
-        """Prefill's memory cannot be read, although its ticket could; what to answer.
-
-        Raises:
-            Incompatible: transport is shm, and there is no arena to try.
-        """
-        ways = self._me.ways
-        if ways.folder is None and ways.transport == "shm":
-            reason = f"transport shm: prefill's memory cannot be read ({why}), and there is no folder to share"
-            raise Incompatible(self._peer, f"{reason}; {link_choice.OTHERWISE}")
-        self._intake.unread = self._why = why
-        return bodies.Taken(read=False, why=why, arena=ways.folder is not None)
 
     def _settle(self, *reasons: str) -> None:
         """Say what blocks travel over; ``reasons``: why not over something better."""
@@ -137,8 +141,7 @@ class DecodeHandshake:
         self._end.link.say(FrameKind.LINK, bodies.LinkChoice(way, reason))
         if taker is None and transport in {"shm", "nccl", "rdma"}:
             self._end.link.flush()
-            raise Incompatible(self._peer, f"transport {transport}: {reason}"
-                                           + (f"; {link_choice.OTHERWISE}" if self.settled else ""))
+            raise Incompatible(self._peer, link_choice.refusal(transport, reason))
         logger.info("xpyd: blocks of %s come over %s%s%s", self._peer, way, f" ({reason})" if reason else "",
                     "" if COMPILED else ", without compiled loops")
         self.settled = True

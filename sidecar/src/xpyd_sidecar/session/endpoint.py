@@ -13,6 +13,7 @@ from xpyd_sidecar.kv.leases import Listened
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.nixl.prefill import NixlReading
+from xpyd_sidecar.transport.shm.prefill import SharedCopies
 from xpyd_sidecar.transport.tcp.connection import Connection
 from xpyd_sidecar.transport.tcp.frame_reader import FrameOwner
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
@@ -42,6 +43,8 @@ class LocalRank(NamedTuple):
     """Makes links over NCCL, where there is a GPU for it."""
     reading: NixlReading | None = None
     """Makes links over NIXL, where it is there."""
+    sharing: SharedCopies | None = None
+    """The memory of copies that decodes of this host may map, where there is some."""
 
 
 class Endpoint(FrameOwner):

@@ -1,21 +1,13 @@
-"""Which link a session gets: what both sides want, where they run, and what was tried.
+"""Which link a session gets: what both sides want, and where they run.
 
     decode                                                     prefill
-    HELLO (its host, empty where transport is tcp)  ────────▶
-                          ◀──────── WELCOME (near: a ticket in its memory; none on another host or where transport is tcp)
-    reads the ticket
-    LINK process_vm                                 ────────▶  done
-    or LINK make_arena                              ────────▶  makes a file in the folder that both share
-                          ◀──────── ARENA
-    maps it; LINK arena or LINK tcp                 ────────▶  removes the file's name
+    HELLO (its host, a mailbox; empty where transport is tcp) ──▶
+                          ◀──── the descriptor of its memory, into the mailbox
+                          ◀──────── WELCOME (shared: that memory; none on another host or where transport is tcp)
+    maps it
+    LINK shm, or LINK tcp                           ────────▶
 
-Decode asks for nothing before its last LINK, so prefill always knows the way before it puts anything.
-
-Where the ticket could be read and the copies cannot, the arena is tried then:
-
-    TAKEN (not read, and why)                       ────────▶  offers nothing more; makes a file
-                          ◀──────── ARENA
-    maps it; LINK arena or LINK tcp                 ────────▶  what was not read, and all that follows, goes that way
+Decode asks for nothing before its LINK, so prefill always knows the way before it puts anything.
 
 Where both have a GPU that can form an NCCL group with the other's, HELLO and WELCOME say so, and decode answers LINK nccl.
 Where both have NIXL and are on different hosts (or one of them insists on it), WELCOME shows prefill's memory, and decode
@@ -28,16 +20,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.transport.shm.arena import ArenaReader
-from xpyd_sidecar.transport.shm.process_vm import ProcessReader
 
 OTHERWISE: Final = "set kv.sharedMemory, so that both have a folder to share, or kv.transport: auto"
-"""What to do where transport is shm and copies cannot be read."""
+"""What to do where transport is shm and there is no way to share memory."""
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LinkOptions(NamedTuple):
-    """What this side is set to. ``folder``: where arenas are made, the same one on both sides; None: none are.
+    """What this side is set to. ``folder``: where mailboxes are, the same one on both sides; None: in no folder.
 
     ``gpu``: of this rank, if NCCL can be used here, else ``no_gpu`` says why not. ``one_gpu``: peers may be on it, too.
     ``nixl``: if NIXL can be used here, else ``no_nixl`` says why not; both empty: nobody has looked.
@@ -67,8 +57,9 @@ class LinkOptions(NamedTuple):
         return self.gpu if self.transport in {"auto", "nccl"} else None
 
 
-OfferReader = ProcessReader | ArenaReader
-"""Decode's side of a link beside TCP within a host."""
+def refusal(transport: str, reason: str) -> str:
+    """Why a session that would have to take TCP is none, where ``transport`` is something else."""
+    return f"transport {transport}: {reason}" + (f"; {OTHERWISE}" if transport == "shm" else "")
 
 
 def host() -> str:
@@ -109,22 +100,3 @@ def unread(ours: LinkOptions, theirs: bodies.NixlReader | None) -> str:
     if theirs is None:
         return "nixl: decode has or wants none"
     return "" if min(theirs.piece, theirs.pieces) > 0 else "nixl: decode takes no pieces"
-
-
-def try_process(peer: str, welcome: bodies.DataWelcome) -> tuple[OfferReader | None, str]:
-    """Read prefill's ticket: a reader, or why there is none."""
-    if welcome.near is None:
-        return None, welcome.reason or "prefill offers no other way"
-    reader = ProcessReader(peer, welcome.near)
-    reason = reader.probe()
-    return (None, reason) if reason else (reader, "")
-
-
-def try_arena(peer: str, folder: Path | None, shown: bodies.Arena) -> tuple[OfferReader | None, str]:
-    """Map prefill's arena: a reader, or why there is none."""
-    if not shown.name or folder is None:
-        return None, f"arena: {shown.reason or 'no folder to share'}"
-    try:
-        return ArenaReader(peer, folder, shown), ""
-    except (OSError, ValueError) as error:
-        return None, f"arena: {error}"

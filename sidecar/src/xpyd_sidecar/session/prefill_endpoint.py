@@ -18,7 +18,7 @@ from xpyd_sidecar.kv import bodies, proofs
 from xpyd_sidecar.kv.frames import FrameKind, Header
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.session.endpoint import IDLE_S, Endpoint, LocalRank
-from xpyd_sidecar.session.prefill_link_choice import Arenas, PrefillLinkChoice
+from xpyd_sidecar.session.prefill_link_choice import PrefillLinkChoice
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
 
@@ -30,7 +30,7 @@ class PrefillEndpoint(Endpoint):
 
     idle_s = 2 * IDLE_S
 
-    def __init__(self, me: LocalRank, arenas: Arenas, loop: Loop, sock: socket.socket, address: str, *,
+    def __init__(self, me: LocalRank, loop: Loop, sock: socket.socket, address: str, *,
                  asked: Callable[[PrefillEndpoint, Header, memoryview], None],
                  lost: Callable[[PrefillEndpoint, PeerError], None]) -> None:
         """``asked``: takes frames of a peer that was let in, and may raise what ``_heard`` may; ``lost``: it has ended."""
@@ -42,7 +42,7 @@ class PrefillEndpoint(Endpoint):
         self.life = Incarnation("")
         """Of the decode rank, once it has shown that it holds the key."""
         self._accepted = False
-        self.way = PrefillLinkChoice(me, arenas, self.link)
+        self.way = PrefillLinkChoice(me, self.link)
         self.link.say(FrameKind.CHALLENGE, bodies.Challenge(self._nonce, me.incarnation))
 
     def room(self, header: Header) -> PayloadPlace | None:
@@ -85,11 +85,11 @@ class PrefillEndpoint(Endpoint):
         if hello.expects != me.incarnation:
             reason = f"incarnation {hello.expects} is gone, {me.incarnation} is here"
             self._refuse(Outcome.INCARNATION, Incompatible(self.link.peer, reason))
-        near, reason = self.choose(partial(self.way.welcome, hello.host, hello.gpu, hello.nixl))
+        reason = self.choose(partial(self.way.welcome, hello))
         self._accepted, self.life = True, hello.incarnation
-        self.link.beside |= near is not None
-        proof = proofs.prove(me.key, "prefill", terms)
-        self.link.say(FrameKind.WELCOME, bodies.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
+        self.link.beside |= self.way.shared is not None
+        proof, way = proofs.prove(me.key, "prefill", terms), self.way
+        self.link.say(FrameKind.WELCOME, bodies.DataWelcome(proof, way.shared, reason, way.gpu, way.memory))
 
     def _refuse(self, outcome: Outcome, error: PeerError) -> NoReturn:
         """Tell decode why it is not served, as last words."""

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
 
-from xpyd_sidecar.errors import Incompatible, ProtocolError
+from xpyd_sidecar import resources
+from xpyd_sidecar.errors import Incompatible, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies
-from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.transport.link import BlockLink, Session
-from xpyd_sidecar.transport.shm.arena import ArenaLink
-from xpyd_sidecar.transport.shm.process_vm import ProcessLink
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
 logger = logging.getLogger(__name__)
-
-ARENAS_MAX: Final = 16
-"""Of one rank, 16 MiB each; sessions beyond them use TCP."""
-
-
-class Arenas:
-    """How many are open in this rank. Used on its I/O thread."""
-
-    open = 0
 
 
 class PrefillLinkChoice:
@@ -34,48 +22,67 @@ class PrefillLinkChoice:
     ProtocolError where decode may not say that now.
     """
 
-    def __init__(self, me: LocalRank, arenas: Arenas, session: Session) -> None:
-        self._tcp = TcpLink(session)
-        self.link: BlockLink = self._tcp
+    def __init__(self, me: LocalRank, session: Session) -> None:
+        self.link: BlockLink = TcpLink(session)
         self.gpu: bodies.Gpu | None = None
         """What decode is told, where a group is possible."""
         self.memory: bodies.NixlMemory | None = None
         """What decode is told, where it may read over NIXL."""
+        self.shared: bodies.ShmMemory | None = None
+        """What decode is told, where it may map memory of this host."""
         self._me = me
-        self._arenas = arenas
         self._session = session
         self._choosing = True
-        """Decode has still to choose; again where it cannot read after all, and has been shown an arena."""
-        self._may: dict[str, BlockLink] = {}
-        """What it may choose beside TCP."""
-        self._process: ProcessLink | None = None
-        self._arena: ArenaLink | None = None
+        self._may: dict[str, BlockLink] = {"tcp": self.link}
+        """What decode may choose."""
 
-    def welcome(self, host: str, gpu: bodies.Gpu | None = None,
-                nixl: bodies.NixlReader | None = None) -> tuple[bodies.Near | None, str]:
-        """What a decode on ``host`` with a GPU or NIXL may try, and why nothing better; or why it must use TCP."""
+    def welcome(self, hello: bodies.DataHello) -> str:
+        """What a decode may try is in ``gpu``, ``shared`` and ``memory`` then. Why there is nothing, or nothing better.
+
+        Raises:
+            PeerGone: transport is shm, and this process lacks what it takes now.
+        """
         ways, why = self._me.ways, list[str]()
-        if gpu is not None or ways.transport == "nccl":
-            ours, no = ways.group, link_choice.ungrouped(ways, gpu)
-            if not no and gpu is not None and ours is not None and self._me.grouping is not None:
-                self.gpu = ours
-                self._may["nccl"] = self._me.grouping.link(self._session, min(gpu.piece, ours.piece))
-                return None, ""
-            why.append(no)
-        if ways.transport != "nccl" and (host or not why):
-            no = link_choice.apart(ways, host)
+        if hello.gpu is not None or ways.transport == "nccl":
+            no = self._group(hello.gpu)
             if not no:
-                self._process = self._may["process_vm"] = ProcessLink(self._session)
-                return self._process.near(), ""
+                return ""
             why.append(no)
-        if nixl is not None or ways.reads is not None or ways.no_nixl:
-            no = self._show(nixl)
+        if ways.transport != "nccl" and (hello.host or not why):
+            no = link_choice.apart(ways, hello.host) or self._share(hello.mailbox)
             if not no:
-                return None, "; ".join(why) if ways.transport == "auto" and host else ""
+                return ""
+            why.append(no)
+        if hello.nixl is not None or ways.reads is not None or ways.no_nixl:
+            no = self._show(hello.nixl)
+            if not no:
+                return "; ".join(why) if ways.transport == "auto" and hello.host else ""
             why = [no] if ways.transport == "rdma" else [*why, no]
         reason = "; ".join(dict.fromkeys(why))
         self._refuse_tcp(reason)
-        return None, reason
+        return reason
+
+    def _group(self, theirs: bodies.Gpu | None) -> str:
+        """Offer decode a group; or why not."""
+        ours, grouping = self._me.ways.group, self._me.grouping
+        no = link_choice.ungrouped(self._me.ways, theirs)
+        if not no and theirs is not None and ours is not None and grouping is not None:
+            self.gpu = ours
+            self._may["nccl"] = grouping.link(self._session, min(theirs.piece, ours.piece))
+        return no
+
+    def _share(self, mailbox: str) -> str:
+        """Send decode the descriptor of this side's memory; or why not."""
+        if self._me.sharing is None:
+            return "shm: prefill has no memory to share"
+        try:
+            link = self._me.sharing.link(self._session, mailbox, self._me.ways.folder)
+        except (OSError, ValueError) as error:
+            if resources.ours(error) and self._me.ways.transport == "shm":
+                raise PeerGone(self._session.peer, f"cannot be served now: {resources.words(error)}") from None
+            return f"shm: decode's mailbox: {error.strerror}" if isinstance(error, OSError) else f"shm: {error}"
+        self._may["shm"], self.shared = link, link.shown()
+        return ""
 
     def _show(self, theirs: bodies.NixlReader | None) -> str:
         """Show decode this side's memory; or why not."""
@@ -89,97 +96,29 @@ class PrefillLinkChoice:
         return ""
 
     def decided(self, choice: bodies.LinkChoice) -> None:
-        """Decode says what it takes, or that it would see an arena."""
-        if choice.way == "make_arena" and "process_vm" in self._may and self._arena is None:
-            self._show_arena()
-            return
+        """Decode says what it takes."""
         if not self._choosing:
-            raise self._out_of_turn("a link twice")
-        link: BlockLink | None = self._tcp
+            raise ProtocolError(self._session.peer, f"chose {choice.way} after {self.link.name}")
         if choice.way == "tcp":
-            again = self.link is self._process
-            self._refuse_tcp(f"{choice.reason}; {link_choice.OTHERWISE}" if again else choice.reason)
-        else:
-            link = self._may.get(choice.way)
+            self._refuse_tcp(choice.reason)
+        link = self._may.get(choice.way)
         if link is None:
-            raise self._out_of_turn(f"{choice.way}, which was not offered")
-        self._take(link)
-        logger.info("xpyd: blocks for %s go over %s%s", self._session.peer, link.name,
-                    f" ({choice.reason})" if choice.reason else "")
-
-    def _out_of_turn(self, chosen: str) -> ProtocolError:
-        return ProtocolError(self._session.peer, f"chose {chosen}")
-
-    def _take(self, link: BlockLink) -> None:
-        """Use a link. Of those that decode might have chosen, ``_process`` may still owe something."""
+            raise ProtocolError(self._session.peer, f"chose {choice.way}, which was not offered")
         self._choosing = False
-        if self._arena is not None and link is self._arena:
-            self._arena.unname()
-        else:
-            self._drop_arena()
+        self.link = link
         for one in self._may.values():
-            if one is not link and one is not self._process:
+            if one is not link:
                 one.close()
         self._may = {}
-        before, self.link = self.link, link
-        if self._process is not None and before is self._process:
-            self._process.leave(link)
-
-    def taken(self, taken: bodies.Taken) -> None:
-        """Decode is done with the oldest offer, or cannot read it: then it is shown an arena, if it would map one."""
-        process = self._process
-        if process is None or not process.owed:
-            self.link.taken(read=taken.read)
-            return
-        process.taken(read=taken.read)
-        if taken.read or self._choosing:
-            return
-        if self.link is process:
-            if taken.arena:
-                self._choosing = True
-                self._show_arena()
-                return
-            why = taken.why or "it does not say why"
-            self._refuse_tcp(f"decode cannot read prefill's memory ({why}) and maps no arena; {link_choice.OTHERWISE}")
-            self.link = self._tcp
-            logger.warning("xpyd: blocks for %s go over tcp from now on (%s)", self._session.peer, taken.why)
-        process.leave(self.link)
-
-    def _show_arena(self) -> None:
-        """Show decode an arena, or say why there is none."""
-        folder = self._me.ways.folder
-        if folder is None:
-            why = "no folder to share is set"
-        elif self._arenas.open >= ARENAS_MAX:
-            why = f"{ARENAS_MAX} arenas are open"
-        else:
-            try:
-                self._arena = self._may["arena"] = ArenaLink(self._session, folder, self._me.largest_frame)
-            except OSError as error:
-                why = f"{folder}: {error.strerror}"
-            else:
-                self._arenas.open += 1
-                self._session.say(FrameKind.ARENA, self._arena.shown())
-                return
-        self._session.say(FrameKind.ARENA, bodies.Arena("", 0, b"", why))
+        logger.info("xpyd: blocks for %s go over %s%s", self._session.peer, link.name,
+                    f" ({choice.reason})" if choice.reason else "")
 
     def _refuse_tcp(self, reason: str) -> None:
         transport = self._me.ways.transport
         if transport in {"shm", "nccl", "rdma"}:
-            raise Incompatible(self._session.peer, f"transport {transport}: {reason}")
-
-    def _drop_arena(self) -> None:
-        if self._arena is not None:
-            self._may.pop("arena", None)
-            self._arena.close()
-            self._arena = None
-            self._arenas.open -= 1
+            raise Incompatible(self._session.peer, link_choice.refusal(transport, reason))
 
     def close(self) -> None:
         """The session has ended."""
-        self._choosing = False
-        self._drop_arena()
-        for link in (*self._may.values(), self.link):
+        for link in {*self._may.values(), self.link}:
             link.close()
-        if self._process is not None:
-            self._process.close()

@@ -27,7 +27,6 @@ from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.memory.store import CopyStore, StoreLease
 from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.prefill_endpoint import PrefillEndpoint
-from xpyd_sidecar.session.prefill_link_choice import Arenas
 from xpyd_sidecar.session.spilling import Spilling
 from xpyd_sidecar.session.transfer_trace import Noted, TransferTrace
 from xpyd_sidecar.threads.loop import Loop
@@ -86,7 +85,6 @@ class Sender:
         self._noting = TransferTrace()
         self.noted: deque[Noted] = deque(maxlen=REPORTS_MAX)
         """Transfers that have ended, for the engine's thread to take."""
-        self.arenas = Arenas()
         self._peers: dict[int, PrefillEndpoint] = {}
         self._strangers: dict[int, PrefillEndpoint] = {}
         """Those of them of whom nothing was heard after the handshake, the oldest first."""
@@ -205,7 +203,7 @@ class Sender:
             if len(self._strangers) >= STRANGERS_MAX:
                 first = next(iter(self._strangers.values()))
                 first.link.close(PeerGone(first.link.peer, "does not greet, and others wait"))
-            peer = PrefillEndpoint(self.me, self.arenas, self._loop, sock, join_host_port(address[0], address[1]),
+            peer = PrefillEndpoint(self.me, self._loop, sock, join_host_port(address[0], address[1]),
                                    asked=self._asked, lost=self._lost)
             self._peers[peer.link.number] = self._strangers[peer.link.number] = peer
 
@@ -224,7 +222,7 @@ class Sender:
             why = bodies.read_body(body, bodies.Reason)
             self._carry_out(self._machine.cancel(number, key, why.outcome, why.reason))
         elif header.kind is FrameKind.TAKEN:
-            peer.choose(partial(peer.way.taken, bodies.read_body(body, bodies.Taken)))
+            peer.way.link.taken(read=bodies.read_body(body, bodies.Taken).read)
         elif header.kind is FrameKind.POSTED or header.kind is FrameKind.UNGROUP:
             peer.way.link.told(header.kind, body)
         elif header.kind is FrameKind.LINK:
@@ -301,24 +299,27 @@ class Sender:
             peer.link.say(FrameKind.GONE, bodies.Reason(step.outcome, step.reason, step.retry), step.key)
 
     def _send(self, step: copies.Send[Kept]) -> None:
-        try:
-            data = _cut(step)
-        except MemoryError:
-            self._drop(step.copy.data, step.uses)
-            raise
-        size = len(data)
+        size = step.blocks * (step.cut.size if step.cut is not None else len(step.copy.data.view) // step.copy.blocks)
         peer = self._leaves(step, size, step.uses)
         if peer is None:
             return
+        lease = self.store.lease(size) if step.cut is not None and peer.way.link.from_store else None
+        try:
+            data = _cut(step, lease)
+        except MemoryError:
+            self._left(step, size, step.uses)
+            raise
         now = time.monotonic()
         self._began.setdefault(step.key, now)
-        free = partial(self._pushed, step, size, now, peer.way.link.name)
+        free = partial(self._pushed, step, lease, size, now, peer.way.link.name)
         sums = step.copy.data.sums if step.cut is None else None
         piece = Blocks(step.copy.region, step.first, step.blocks, data, sums, step.first - step.copy.first,
                        step.cover)
         peer.way.link.put(step.key, piece, free, most=frames.aim(step.frame))
 
-    def _pushed(self, step: copies.Send[Kept], size: int, began: float, link: str) -> None:
+    def _pushed(self, step: copies.Send[Kept], lease: StoreLease | None, size: int, began: float, link: str) -> None:
+        if lease is not None:
+            self.store.give(lease)
         self._machine.progressed(step.key)
         if step.key in self._began:  # else it has ended, and what is noted of it is told
             self._noting.piece(step.key, began, time.monotonic(), size, link)
@@ -381,12 +382,21 @@ class Sender:
             peer.link.close(PeerGone(peer.link.peer, "this engine stops"))
 
 
-def _cut(step: copies.Send[Kept]) -> memoryview:
-    """The bytes to send: of the blocks that are wanted, the heads that are; a copy only where blocks are cut."""
+def _cut(step: copies.Send[Kept], lease: StoreLease | None) -> memoryview:
+    """The bytes to send: of the blocks that are wanted, the heads that are; a copy only where blocks are cut.
+
+    ``lease``: where that copy goes; None: into memory of its own.
+    """
     view = step.copy.data.view
     each = len(view) // step.copy.blocks
     start = (step.first - step.copy.first) * each
     if step.cut is None:
         return view[start:start + step.blocks * each]
-    begin = start + step.cut.head * (step.cut.size // step.cut.heads)
-    return memoryview(b"".join(view[at:at + step.cut.size] for at in range(begin, begin + step.blocks * each, each)))
+    heads = step.cut.size
+    begin = start + step.cut.head * (heads // step.cut.heads)
+    if lease is None:
+        return memoryview(b"".join(view[at:at + heads] for at in range(begin, begin + step.blocks * each, each)))
+    into = lease.chunk.view
+    for nth, at in enumerate(range(begin, begin + step.blocks * each, each)):
+        into[nth * heads:(nth + 1) * heads] = view[at:at + heads]
+    return into

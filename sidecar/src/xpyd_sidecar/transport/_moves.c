@@ -1,12 +1,11 @@
-/* Bytes between a socket, or another process's memory, and scattered blocks, summed up on the way, without the interpreter.
+/* Bytes between a socket, or memory shared with another process, and scattered blocks, summed up on the way, without the interpreter.
  *
  *     Scatter(memory, size, count, ids, stride, offset, cover)    count blocks of size bytes; the nth lies at
  *                                                                 memory + ids[n] * stride + offset; ids None: n * size
  *     Scatter.receive(fd, tail, patience_ms, low, follow, watch, beside)
  *                                                                 from a socket; then what follows them, into tail
- *     Scatter.read(pid, address, ticket_at, ticket, threads, mapped)
- *                                                                 from a process's memory; mapped: where it lies here, or 0
- *     Scatter.copy(address)                                       from this process's
+ *     Scatter.read(address, ticket_at, ticket, threads)           from memory that another process has, too
+ *     Scatter.copy(address)                                       from this process's own
  *     Scatter.sums()                                              as of sums(), of what has come
  *     sums(data, size)                                            of packed blocks of size bytes, 8 bytes for each piece
  *     receive(fd, tail, patience_ms, low, follow, watch, beside)  the same from the header of the first of follow on
@@ -43,7 +42,7 @@
 #error "sums are made for little-endian machines"
 #endif
 
-#define REVISION 6 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 7 /* the same as in plain.py: one that was built for other files is not loaded */
 #define PIECE ((size_t)64 << 10)
 #define PADDED 256
 #define SUMMED ((size_t)256 << 10) /* of one call, where it is summed up while it is still in a core's own cache */
@@ -730,23 +729,22 @@ static PyObject *moves_receive(PyObject *module, PyObject *args)
     return receive(NULL, args);
 }
 
-/* One reading of another process's memory, by the thread that was asked to and perhaps a helper: each takes a batch of pieces
+/* One reading of memory that another process has, mapped here, by the thread that was asked to and perhaps a helper: each takes a batch of pieces
  * that nobody has taken. So it does not matter when the helper begins, and nobody waits for one that has not begun: it finds
  * nothing to take, and lets go of this. Guarded by `lock` from `next` on.
  */
 typedef struct {
     Scatter *self; /* used only with a batch that was taken: the call waits for who has one */
-    pid_t pid;
-    uint64_t address, ticket_at;
+    const unsigned char *from;
+    const char *ticket_at;
     char ticket[TICKET];
-    const unsigned char *mapped; /* where what lies at `address` lies here, or NULL */
     size_t pieces, batch;
     pthread_mutex_t lock;
     pthread_cond_t over;
     size_t next; /* the first piece that nobody has taken */
     int inside;  /* whether the helper has begun, and not ended */
     int owners;
-    int code; /* 0; an errno; -1: the ticket is another */
+    int wiped; /* the ticket is another */
 } Reading;
 
 static int helpers; /* that have not ended: no more than HELPERS */
@@ -774,57 +772,18 @@ static size_t take_batch(Reading *job, size_t *first)
     return many ? *first + many : 0;
 }
 
-/* By system calls, each of which reads the ticket after its bytes. 0, or what is wrong. */
-static int read_batch(const Reading *job, size_t piece, size_t last)
-{
-    Scatter *self = job->self;
-    size_t pos = piece ? piece_end(self, piece - 1) : 0, end = piece_end(self, last - 1), most = at_once(self);
-    while (pos < end) {
-        struct iovec to[IOV + 1], from[2];
-        char seen[TICKET];
-        size_t bytes, used = stretches(self, pos, end - pos < most ? end - pos : most, to, IOV, &bytes);
-        to[used++] = (struct iovec){seen, TICKET};
-        from[0] = (struct iovec){(void *)(uintptr_t)(job->address + pos), bytes};
-        from[1] = (struct iovec){(void *)(uintptr_t)job->ticket_at, TICKET};
-        ssize_t got = process_vm_readv(job->pid, to, used, from, 2, 0);
-        if (got != (ssize_t)(bytes + TICKET))
-            return got < 0 ? errno : EFAULT;
-        if (memcmp(seen, job->ticket, TICKET))
-            return -1;
-        pos += bytes;
-        for (; self->cover && piece < last && piece_end(self, piece) <= pos; piece++)
-            sum_piece(self, piece);
-    }
-    return 0;
-}
-
-static int ticket_holds(const Reading *job)
-{
-    char seen[TICKET];
-    struct iovec to = {seen, TICKET}, from = {(void *)(uintptr_t)job->ticket_at, TICKET};
-    ssize_t got = process_vm_readv(job->pid, &to, 1, &from, 1, 0);
-    return got < 0 ? errno : got != TICKET ? EFAULT : memcmp(seen, job->ticket, TICKET) ? -1 : 0;
-}
-
 /* All batches that are left, from one that this thread has taken on. */
 static void read_batches(Reading *job, size_t first, size_t end)
 {
-    int code = 0;
     do {
-        if (!job->mapped)
-            code = read_batch(job, first, end);
-        else
-            for (size_t piece = first; piece < end; piece++)
-                carry_piece(job->self, piece, job->mapped);
-    } while (!code && (end = take_batch(job, &first)));
+        for (size_t piece = first; piece < end; piece++)
+            carry_piece(job->self, piece, job->from);
+    } while ((end = take_batch(job, &first)));
     fence();
-    if (job->mapped)
-        code = ticket_holds(job);
-    if (!code)
+    if (!memcmp(job->ticket_at, job->ticket, TICKET)) /* looked at after the bytes */
         return;
     pthread_mutex_lock(&job->lock);
-    job->next = job->pieces;
-    job->code = job->code ? job->code : code;
+    job->wiped = 1;
     pthread_mutex_unlock(&job->lock);
 }
 
@@ -879,19 +838,19 @@ static void get_help(Reading *job)
 
 static PyObject *scatter_read(Scatter *self, PyObject *args)
 {
-    int pid, threads;
-    unsigned long long address, ticket_at, mapped;
+    int threads;
+    unsigned long long address, ticket_at;
     const char *ticket;
     Py_ssize_t ticket_size;
-    if (!PyArg_ParseTuple(args, "iKKy#iK", &pid, &address, &ticket_at, &ticket, &ticket_size, &threads, &mapped))
+    if (!PyArg_ParseTuple(args, "KKy#i", &address, &ticket_at, &ticket, &ticket_size, &threads))
         return NULL;
     if (ticket_size != TICKET)
         return PyErr_Format(PyExc_ValueError, "a ticket has %d bytes", TICKET);
     Reading *job = calloc(1, sizeof *job);
     if (!job)
         return PyErr_NoMemory();
-    *job = (Reading){.self = self, .pid = pid, .address = address, .ticket_at = ticket_at, .owners = 1,
-                     .mapped = (const unsigned char *)(uintptr_t)mapped, .pieces = self->count * self->per_block};
+    *job = (Reading){.self = self, .from = (const unsigned char *)(uintptr_t)address, .owners = 1,
+                     .ticket_at = (const char *)(uintptr_t)ticket_at, .pieces = self->count * self->per_block};
     memcpy(job->ticket, ticket, TICKET);
     job->batch = job->pieces; /* as many as come to BATCH bytes, where there is a helper */
     if (threads > 1 && self->total >= SPLIT && self->total / job->pieces)
@@ -909,16 +868,14 @@ static PyObject *scatter_read(Scatter *self, PyObject *args)
         pthread_cond_wait(&job->over, &job->lock);
     pthread_mutex_unlock(&job->lock);
     Py_END_ALLOW_THREADS
-    int code = job->code;
+    int wiped = job->wiped;
     size_t pieces = job->pieces;
     let_go(job);
-    if (code > 0)
-        return failure(code);
-    if (code == 0) {
+    if (!wiped) {
         self->done = self->total;
         self->summed = pieces;
     }
-    return PyBool_FromLong(code == 0);
+    return PyBool_FromLong(!wiped);
 }
 
 static PyObject *scatter_copy(Scatter *self, PyObject *args)

@@ -147,6 +147,9 @@ class BlockLink:
 
     name: str
 
+    from_store = False
+    """Whether it reaches the store of copies alone: what is made for one send is best made there."""
+
     def __init__(self, session: Session) -> None:
         self.session = session
 
@@ -207,10 +210,6 @@ class PieceOwner(Protocol):
         Raises:
             ChecksumError, ProtocolError: they are not what was sent, or have come before; what ``bring`` raises.
         """
-
-
-class Unreadable(Exception):
-    """What is offered cannot be read, although the link was agreed on; says why."""
 
 
 @dataclass

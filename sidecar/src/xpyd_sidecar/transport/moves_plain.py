@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
-import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,11 +11,10 @@ import numpy as np
 
 from xpyd_sidecar.kv import frames
 
-REVISION: Final = 6
+REVISION: Final = 7
 """Of ``_moves``, which is not loaded when it was built for other files."""
 RUNS_MAX: Final = 512
 """Pieces of one call; the kernel takes 1,024 at once."""
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Scatter:
@@ -71,26 +68,14 @@ class Scatter:
         self._came(min(got, self.missing))
         return got, b""
 
-    def read(self, pid: int, address: int, ticket_at: int, ticket: bytes, threads: int,  # noqa: PLR0917  # as above
-             mapped: int, /) -> bool:
-        """Read all from the memory of a process. False: its ticket, read after each part, is not this one.
+    def read(self, address: int, ticket_at: int, ticket: bytes, threads: int, /) -> bool:
+        """Copy all from memory that another process has, too. False: the ticket, looked at afterwards, is not this one.
 
-        ``mapped``: where what lies at ``address`` there is mapped here; 0: nowhere.
-
-        Raises:
-            OSError: as of process_vm_readv(2).
+        ``threads``: that copy (here: one).
         """
         del threads
-        if mapped:
-            self.copy(mapped)
-            return _read(pid, [], 0, 0, ticket_at, len(ticket)) == ticket
-        while self.missing:
-            views, many = self._stretch()
-            if _read(pid, views, address, many, ticket_at, len(ticket)) != ticket:
-                return False
-            address += many
-            self._came(many)
-        return True
+        self.copy(address)
+        return ctypes.string_at(ticket_at, len(ticket)) == ticket
 
     def copy(self, address: int, /) -> None:
         """Copy all from this process's memory."""
@@ -162,20 +147,6 @@ def send(fd: int, views: Sequence[Any], patience_ms: int, watch: int = -1, besid
 
 def come_home() -> None:
     """May run again wherever this thread could before a call with ``beside``."""
-
-
-def _read(pid: int, into: Sequence[memoryview], address: int, many: int,  # noqa: PLR0917  # as the system call has them
-          ticket_at: int, ticket: int) -> bytes:
-    """Read ``many`` bytes of a process into views, then its ticket, which is returned."""
-    seen = ctypes.create_string_buffer(ticket)
-    to = [number for view in into for number in (address_of(view), len(view))]
-    local = struct.pack(f"{len(to) + 2}Q", *to, ctypes.addressof(seen), ticket)
-    remote = struct.pack("4Q", address, many, ticket_at, ticket)
-    got = _libc.process_vm_readv(pid, local, ctypes.c_ulong(len(into) + 1), remote, ctypes.c_ulong(2), ctypes.c_ulong(0))
-    if got != many + ticket:
-        code = ctypes.get_errno() if got < 0 else errno.EFAULT
-        raise OSError(code, os.strerror(code))
-    return seen.raw
 
 
 def address_of(view: memoryview) -> int:

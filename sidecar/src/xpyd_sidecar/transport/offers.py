@@ -83,10 +83,10 @@ class OfferLink(BlockLink):
             self.offered.append(self.waiting.popleft())  # whatever happens now, ``close`` knows of it
             self.offered[-1] = self._offer(self.offered[-1])
 
-    def _tell(self, one: OfferedBlocks, address: int, checksum: int | None, within: bodies.Within | None = None) -> None:
+    def _tell(self, one: OfferedBlocks, address: int, checksum: int | None) -> None:
         """Tell decode where a piece lies."""
         piece = one.blocks
-        offer = bodies.Offer(address, len(piece.data), checksum, within)
+        offer = bodies.Offer(address, len(piece.data), checksum)
         self.session.say(FrameKind.OFFER, offer, one.key, region=piece.region, first=piece.first, blocks=piece.blocks)
 
     def _offer(self, one: OfferedBlocks) -> OfferedBlocks:

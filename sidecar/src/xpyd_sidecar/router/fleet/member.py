@@ -57,7 +57,6 @@ class FleetMember(msgspec.Struct, eq=False):
     beat_at: float = 0.0
     suspended: str = ""
     """Why it is not picked."""
-    trouble: str = ""
     doubted: bool = False
     """A probe is owed."""
     probing: bool = False
@@ -85,7 +84,7 @@ class FleetMember(msgspec.Struct, eq=False):
     def hear(self, now: float, beat: Heartbeat) -> None:
         """Take the part of a beat that changes from beat to beat."""
         self.seq = beat.seq
-        self.load, self.drained, self.trouble = beat.load, beat.drained, beat.trouble
+        self.load, self.drained = beat.load, beat.drained
         if beat.interval_s != self.interval_s:
             self.interval_s = min(max(beat.interval_s, INTERVAL_RANGE_S[0]), INTERVAL_RANGE_S[1])
         self.beat_at = now

@@ -161,8 +161,7 @@ class Roster:
         return tuple(FleetInstance(
             instance=m.name, role=m.role, epoch=m.epoch, state=m.state, incarnation=m.incarnation,
             fingerprint=m.fingerprint, http=m.http, control=m.control, model=m.model, load=m.load, drained=m.drained,
-            in_flight=m.in_flight, beat_age_s=round(max(0.0, now - m.beat_at), 3), suspended=m.suspended,
-            trouble=m.trouble)
+            in_flight=m.in_flight, beat_age_s=round(max(0.0, now - m.beat_at), 3), suspended=m.suspended)
             for m in self.members())
 
     def why_not(self, role: Role) -> str:

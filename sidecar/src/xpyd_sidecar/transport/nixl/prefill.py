@@ -7,35 +7,23 @@
     OFFER(address, size, checksum) ────────────────────▶  reads the piece into a slot, and the ticket after it
     the copy is freed               ◀──────── TAKEN       copies the slot to its place, inside the gate
 
-Everything but the bytes travels over the session: what is offered, that it was taken, that either side is there. A copy
-stays where it is until TAKEN or the end of the session, and before it is freed without TAKEN the session's ticket is wiped:
-so a decode that was stopped in the middle finds out that what it has read may be something else by now.
-
-What is not in the store goes over TCP: heads that are cut out of blocks, between unequal tensor sizes.
+Everything but the bytes travels over the session: what is offered, that it was taken, that either side is there. What may
+be believed of what was read is in ``transport.tickets``.
 """
 
 from __future__ import annotations
 
-import logging
-import secrets
-from collections import deque
-from collections.abc import Callable
 from typing import Final
 
-from xpyd_sidecar.kv import bodies, frames
-from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.reads import METADATA_MAX, TICKET_BYTES
-from xpyd_sidecar.transport.link import Blocks, PieceOwner, PieceTaker, Session
+from xpyd_sidecar.transport.link import PieceOwner, PieceTaker, Session
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.nixl.decode import NixlTaker, Told
 from xpyd_sidecar.transport.nixl.thread import NixlThread
-from xpyd_sidecar.transport.offers import OfferedBlocks, OfferLink
-from xpyd_sidecar.transport.tcp.link import TcpLink
+from xpyd_sidecar.transport.offers import OfferedBlocks
+from xpyd_sidecar.transport.tickets import SESSIONS, TicketLink, Tickets
 
-logger = logging.getLogger(__name__)
-
-SESSIONS: Final = 4096
-"""In which this process is read from."""
 PIECES: Final = 8
 """That a decode reads at once."""
 PIECE_BYTES: Final = 2 << 20
@@ -44,39 +32,28 @@ START_S: Final = 60.0
 """The first agent of a process, and registering memory that must be locked, page by page."""
 LAST_SERVED_S: Final = 30.0
 """For reads that were under way when their session ended: who was stopped meanwhile has all of them to answer."""
-NOTHING: Final = bytes(TICKET_BYTES)
 
 
-class NixlLink(OfferLink):
+class NixlLink(TicketLink):
     """Prefill's side of a session."""
 
     name = "nixl"
 
     def __init__(self, session: Session, side: NixlReading, cell: int, theirs: bodies.NixlReader) -> None:
         """``cell``: number of its ticket."""
-        super().__init__(session, min(theirs.pieces, PIECES), min(theirs.piece, side.piece))
+        super().__init__(session, side.tickets, cell, min(theirs.pieces, PIECES), min(theirs.piece, side.piece))
         self._side = side
-        self._cell = cell
-        self._tcp = TcpLink(session)
         self._served = False
-        self._outside = False
 
     def shown(self) -> bodies.NixlMemory:
         """What decode needs to read this process's copies in this session."""
         side = self._side
-        return bodies.NixlMemory(side.agent, side.metadata, side.hub.version, side.base, side.size,
-                                   *side.tickets.shown(self._cell))
+        at, ticket = side.tickets.shown(self.cell)
+        return bodies.NixlMemory(side.agent, side.metadata, side.hub.version, side.base, side.size, side.cells_at + at,
+                                 ticket)
 
-    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = frames.FRAME_BYTES) -> None:
-        """Offer blocks; over TCP where they are not in the store."""
-        if self._side.holds(address_of(blocks.data), len(blocks.data)):
-            super().put(key, blocks, sent, most=most)
-            return
-        if not self._outside:
-            self._outside = True
-            logger.warning("xpyd: some blocks for %s go over tcp, since they are not in the memory that NIXL knows (heads "
-                           "that are cut out, between unequal sizes)", self.session.peer)
-        self._tcp.put(key, blocks, sent, most=most)
+    def _holds(self, address: int, size: int) -> bool:
+        return self._side.holds(address, size)
 
     def _pump(self) -> None:
         super()._pump()
@@ -95,41 +72,10 @@ class NixlLink(OfferLink):
         """Wipe the ticket, then free what was offered."""
         if self._closed:
             return
-        self._side.tickets.give(self._cell)
         if self.offered:  # decode may be reading still: it waits for the end of that, and drops it
             self._side.hub.serve_reads(LAST_SERVED_S)
         self._serve(False)
         super().close()
-
-
-class Tickets:
-    """Of all sessions in which this process is read from. Used on its sender's I/O thread."""
-
-    def __init__(self) -> None:
-        self.memory = memoryview(bytearray(SESSIONS * TICKET_BYTES))
-        self.base = address_of(self.memory)
-        self._free = deque(range(SESSIONS))
-
-    def take(self) -> int | None:
-        """A new ticket; its number, if there is room for one."""
-        if not self._free:
-            return None
-        cell = self._free.popleft()
-        self._write(cell, secrets.token_bytes(TICKET_BYTES))
-        return cell
-
-    def give(self, cell: int) -> None:
-        """Wipe one. The next one in its place is another."""
-        self._write(cell, NOTHING)
-        self._free.append(cell)
-
-    def shown(self, cell: int) -> tuple[int, bytes]:
-        """Where it lies, and what it is."""
-        at = cell * TICKET_BYTES
-        return self.base + at, bytes(self.memory[at:at + TICKET_BYTES])
-
-    def _write(self, cell: int, ticket: bytes) -> None:
-        self.memory[cell * TICKET_BYTES:(cell + 1) * TICKET_BYTES] = ticket
 
 
 class NixlReading:
@@ -139,7 +85,9 @@ class NixlReading:
         """``piece``: bytes of the largest piece; a block is no larger."""
         self.hub = hub
         self.piece = piece
-        self.tickets = Tickets()
+        self._cells = memoryview(bytearray(SESSIONS * TICKET_BYTES))
+        self.cells_at = address_of(self._cells)
+        self.tickets = Tickets(self._cells)
         self.agent = ""
         self.metadata = b""
         self.base = self.size = 0
@@ -154,7 +102,7 @@ class NixlReading:
         """
         self._memory = memory
         self.base, self.size = address_of(memory), len(memory)
-        regions = [(self.base, self.size), (self.tickets.base, len(self.tickets.memory))]
+        regions = [(self.base, self.size), (self.cells_at, len(self._cells))]
         self.agent, self.metadata = self.hub.register(regions, START_S)
         if not 0 < len(self.metadata) <= METADATA_MAX:
             raise ValueError(f"NIXL describes this process in {len(self.metadata)} bytes, over {METADATA_MAX}")

@@ -1,6 +1,5 @@
-"""Blocks within a host, out of prefill's memory or through a file that both have mapped.
+"""Blocks within a host: decode maps the memory in which prefill's copies lie, and copies them out itself.
 
-    process_vm   decode reads the copies in prefill's memory, by the kernel or by a mapping of it (``mapped``)
-    arena        a file in a folder that both share, where decode may not read prefill's memory
-    taker        decode's side of both: when something is read, and what is answered
+    prefill   the memory, its descriptor sent to decode, offers        decode   maps it, reads what is offered
+    mailbox   the socket over which a descriptor comes from one process to another
 """

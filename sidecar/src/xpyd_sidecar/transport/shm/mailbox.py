@@ -1,0 +1,153 @@
+"""How the descriptor of prefill's memory comes to decode: as a datagram over a Unix socket, beside the session.
+
+    decode                                             prefill
+    binds a socket; HELLO(its name)    ─────────────▶  proves who decode is
+                                       ◀────(datagram)  the memory's name, with its descriptor
+                                       ◀─────────────  WELCOME(the memory's name, …)
+    takes the datagram of that name
+
+A datagram between sockets of one kernel is in the receiver's queue when it has been sent. So it is there when WELCOME
+comes, or never comes, and nobody waits for it.
+
+The socket has a name in a folder that both share, or, without one, in the network namespace that both are in (an abstract
+name, unix(7)). Others may send to it, too: what counts is the datagram with the name that the session has told, and the
+memory has to begin with that name. A socket lives for one handshake. One that was killed in between leaves a name in the
+folder, which whoever binds there a minute later removes.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+PREFIX: Final = "xpyd-kv-"
+ABSTRACT: Final = "@"
+"""Begins the name of a socket that is in no folder."""
+NAME_MAX: Final = 64
+LETTERS: Final = 32
+"""That are looked at: the kernel keeps some ten of them (net.unix.max_dgram_qlen)."""
+LETTER_BYTES: Final = 256
+YOUNG_S: Final = 60.0
+"""By the clock of files, which may jump: then a name that nobody owns stays for longer."""
+
+
+class Mailbox:
+    """Decode's socket. ``name``: as prefill is told."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Bind one. ``folder``: that prefill shares; None: it is in the same network namespace.
+
+        Raises:
+            OSError: the folder cannot be written, or files are lacking.
+        """
+        drawn = f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        self.name = drawn if folder is not None else ABSTRACT + drawn
+        self._path = folder / drawn if folder is not None else None
+        if folder is not None:
+            sweep(folder)
+        self._sock = _datagrams()
+        try:
+            with _address(self.name, folder) as address:
+                self._sock.bind(address)
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def take(self, name: bytes) -> int | None:
+        """The descriptor that came with a name, for the caller to close; None: there is none. What else came is dropped."""
+        found: int | None = None
+        for _ in range(LETTERS):
+            try:
+                letter, extra, _, _ = self._sock.recvmsg(LETTER_BYTES, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                break
+            for fd in _descriptors(extra):
+                if letter == name and found is None:
+                    found = fd
+                else:
+                    os.close(fd)
+        return found
+
+    def close(self) -> None:
+        """Remove it; again: nothing."""
+        if self._path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+            self._path = None
+        self._sock.close()
+
+
+def send(mailbox: str, folder: Path | None, name: bytes, fd: int) -> None:
+    """Send a descriptor to a mailbox. Never waits.
+
+    Raises:
+        OSError: nobody is there, it is full, or files are lacking.
+        ValueError: it is no mailbox's name, or no folder is shared.
+    """
+    plain = mailbox.removeprefix(ABSTRACT)
+    if not plain.startswith(PREFIX) or "/" in plain or "\0" in plain or len(plain) > NAME_MAX:
+        raise ValueError("decode names no mailbox")
+    if folder is None and plain == mailbox:
+        raise ValueError("prefill has no folder to share")
+    with _datagrams() as sock, _address(mailbox, folder) as address:
+        sock.sendmsg([name], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))], 0, address)
+
+
+def sweep(folder: Path) -> None:
+    """Remove names whose owners have died in the middle of a handshake.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # gone, or another user's: not ours to remove
+            if path.name.startswith(PREFIX) and time.time() - path.lstat().st_mtime >= YOUNG_S and not _lives(path):
+                path.unlink()
+
+
+def _lives(path: Path) -> bool:
+    """Whether a socket has an owner. A file of that name has none."""
+    with _datagrams() as sock, _address(path.name, path.parent) as address:
+        try:
+            sock.connect(address)
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True  # another kind of socket, or another user's
+    return True
+
+
+def _datagrams() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+
+@contextlib.contextmanager
+def _address(name: str, folder: Path | None) -> Iterator[str]:
+    """What a socket of that name is called, within the 107 bytes that the kernel takes, however deep the folder is."""
+    if name.startswith(ABSTRACT):
+        yield "\0" + name.removeprefix(ABSTRACT)
+        return
+    assert folder is not None
+    at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{at}/{name}"
+    finally:
+        os.close(at)
+
+
+def _descriptors(extra: list[tuple[int, int, bytes]]) -> list[int]:
+    """Those that came with a datagram."""
+    out: list[int] = []
+    for level, kind, data in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found = array.array("i")
+            found.frombytes(data[:len(data) - len(data) % found.itemsize])
+            out += found
+    return out
