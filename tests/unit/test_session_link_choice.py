@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
-from xpyd_sidecar.errors import Incompatible, ProtocolError
+from xpyd_sidecar.errors import Incompatible, PeerGone, ProtocolError
 from xpyd_sidecar.kv.bodies import DataHello, Gpu, LinkChoice
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.endpoint import LocalRank
@@ -98,6 +98,24 @@ def test_every_reason_is_told() -> None:
     assert near_by.shared is not None
     box.close()
     near_by.close()
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+def test_a_decode_that_has_left_before_it_was_sent_the_memory_is_lost_and_refused_nothing(
+        transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mailbox is gone, which says nothing of whether the two can share memory."""
+    way = inviting(LinkOptions(transport), [])
+    box = Mailbox(None)
+    box.close()
+    monkeypatch.setattr(Decode, "left", True)
+    with pytest.raises(PeerGone, match="closed the connection"):
+        way.welcome(hello(link_choice.host(), None, box.name))
+    monkeypatch.undo()
+    if transport == "auto":
+        assert way.welcome(hello(link_choice.host(), None, box.name)) == "shm: decode's mailbox: Connection refused"
+        return
+    with pytest.raises(Incompatible, match="transport shm: shm: decode's mailbox: Connection refused"):
+        way.welcome(hello(link_choice.host(), None, box.name))
 
 
 def test_a_link_is_chosen_once() -> None:

@@ -40,7 +40,7 @@ class PrefillLinkChoice:
         """What a decode may try is in ``gpu``, ``shared`` and ``memory`` then. Why there is nothing, or nothing better.
 
         Raises:
-            PeerGone: transport is shm, and this process lacks what it takes now.
+            PeerGone: decode has left; or transport is shm, and this process lacks what it takes now.
         """
         ways, why = self._me.ways, list[str]()
         if hello.gpu is not None or ways.transport == "nccl":
@@ -78,6 +78,8 @@ class PrefillLinkChoice:
         try:
             link = self._me.sharing.link(self._session, mailbox, self._me.ways.folder)
         except (OSError, ValueError) as error:
+            if self._session.left:
+                raise PeerGone(self._session.peer, "closed the connection, and its mailbox with it") from None
             if resources.ours(error) and self._me.ways.transport == "shm":
                 raise PeerGone(self._session.peer, f"cannot be served now: {resources.words(error)}") from None
             return f"shm: decode's mailbox: {error.strerror}" if isinstance(error, OSError) else f"shm: {error}"

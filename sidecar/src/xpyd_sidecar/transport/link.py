@@ -34,6 +34,10 @@ class Session:
 
     peer: str
     """Name and address, for messages."""
+    @property
+    def left(self) -> bool:
+        """Whether the peer has closed it, as far as is known."""
+        return False
 
     def post(self, call: Callable[[], None]) -> None:
         """Have a call made (``run``) on its I/O thread."""

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import os
+import select
 import selectors
 import socket
 import time
@@ -133,6 +134,13 @@ class Connection(Session):
     def open(self) -> bool:
         """Whether it has not ended."""
         return self._in.open
+
+    @property
+    def left(self) -> bool:
+        """Whether the peer has closed it, also where not all is read that it has said before."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def close(self, error: PeerError) -> None:
         """End the connection, once."""
