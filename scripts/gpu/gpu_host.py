@@ -14,7 +14,7 @@ from gpu_seen import Figures, held
 from xpyd_sidecar.engine.shm_setup import StoreMemory
 from xpyd_sidecar.memory.device import CudaMark
 from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.transport.shm import mailbox
+from xpyd_sidecar.transport.shm.mailbox import MailboxSender
 from xpyd_sidecar.transport.shm.prefill import HEAD_BYTES, SharedCopies
 
 SIZE = 8 << 20
@@ -24,7 +24,7 @@ from xpyd_sidecar.transport.shm.mailbox import Mailbox
 box = Mailbox(None)
 print(box.name, flush=True)
 name, size, at = bytes.fromhex(input()), int(input()), int(input())
-fd = box.take(name)
+_, fd = box.take(lambda letter: letter == name)
 box.close()
 memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
 print("right" if memory[at:] == b"\\x5a" * (size - at) else "wrong", flush=True)
@@ -71,6 +71,8 @@ def _read(sharing: SharedCopies) -> str:
     with subprocess.Popen([sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
         assert peer.stdout is not None
         box = peer.stdout.readline().strip()
-        mailbox.send(box, None, sharing.name, sharing.fd)
+        sender = MailboxSender(box, None)
+        sender.send(sharing.name, sharing.shown_fd)
+        sender.close()
         told, _ = peer.communicate(f"{sharing.name.hex()}\n{sharing.size}\n{HEAD_BYTES}\n", timeout=60)
     return told.strip() or f"exit code {peer.returncode}"

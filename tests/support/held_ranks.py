@@ -74,6 +74,6 @@ def drawn_ways(rnd: random.Random, folder: Path, patch: pytest.MonkeyPatch) -> L
     if kind == "lost":
         comes = rnd.randrange(3)
         take, takes = Mailbox.take, count()
-        patch.setattr(Mailbox, "take", lambda box, name: take(box, name) if next(takes) < comes else None)
+        patch.setattr(Mailbox, "take", lambda box, wanted: take(box, wanted) if next(takes) < comes else None)
         return LinkOptions("auto", folder)
     return LinkOptions(rnd.choice(("auto", "shm")), rnd.choice((folder, None)))

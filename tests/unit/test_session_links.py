@@ -27,7 +27,7 @@ from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport import gates, moves, moves_plain, tickets
 from xpyd_sidecar.transport.shm import decode, mailbox, prefill
 from xpyd_sidecar.transport.shm.decode import ShmTaker
-from xpyd_sidecar.transport.shm.mailbox import Mailbox
+from xpyd_sidecar.transport.shm.mailbox import Mailbox, MailboxSender
 from xpyd_sidecar.transport.shm.prefill import SharedMemoryLink
 from xpyd_sidecar.transport.tcp import connection, placement
 from xpyd_sidecar.transport.tcp.placement import PayloadPlace
@@ -213,7 +213,8 @@ def test_without_a_folder_processes_of_one_network_namespace_share_memory() -> N
 @pytest.mark.parametrize(("why", "text"), [
     ("no folder at prefill", "prefill has no folder to share"), ("two folders", "No such file"),
     ("no folder at decode", "decode's mailbox: Connection refused"), ("no mailbox", "decode names no mailbox"),
-    ("full", "decode's mailbox: Resource temporarily unavailable"), ("nothing comes", "has not come"),
+    ("no letter comes", "nothing of prefill's has come"), ("nothing comes", "has not come"),
+    ("nobody is there any more", "decode's mailbox: refused"),
     ("another comes", "another memory"), ("no memory", "prefill has no memory to share"),
     ("too many", "too many sessions")])
 def test_where_memory_cannot_be_shared(*, transports: str, why: str, text: str, folder: Path,
@@ -231,15 +232,16 @@ def test_where_memory_cannot_be_shared(*, transports: str, why: str, text: str, 
         monkeypatch.setattr(socket.socket, "bind", lambda sock, at: sock.family == socket.AF_UNIX or bind(sock, at))
     elif why == "no mailbox":
         monkeypatch.setattr(mailbox, "sweep", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    elif why == "full":
-        real = mailbox.send
-        monkeypatch.setattr(mailbox, "send", lambda *args: [real(*args) for _ in range(1000)])
+    elif why == "no letter comes":
+        monkeypatch.setattr(socket.socket, "send", lambda *_: 0)
     elif why == "nothing comes":
-        monkeypatch.setattr(mailbox, "send", lambda *_: None)
+        monkeypatch.setattr(MailboxSender, "send", lambda *_: None)
     elif why == "another comes":
         other = prefill.SharedCopies(1 << 20)
-        real = mailbox.send
-        monkeypatch.setattr(mailbox, "send", lambda box, folder, name, fd: real(box, folder, name, other.fd))
+        real = MailboxSender.send
+        monkeypatch.setattr(MailboxSender, "send", lambda box, name, _: real(box, name, other.shown_fd))
+    elif why == "nobody is there any more":
+        monkeypatch.setattr(MailboxSender, "send", lambda *_: (_ for _ in ()).throw(ConnectionRefusedError(111, "refused")))
     with PrefillRank(ways=ours) as p, DecodeRank(ways=theirs) as d:
         if why == "no memory":
             p.sender.me = p.sender.me._replace(sharing=None)
@@ -261,18 +263,20 @@ def test_where_memory_cannot_be_shared(*, transports: str, why: str, text: str, 
             assert d.moved == {}
 
 
-@pytest.mark.parametrize(("where", "name"), [(mailbox, "send"), (decode_handshake, "Mailbox"), (decode, "_mapped")],
-                         ids=["prefill", "decode", "mapping"])
+@pytest.mark.parametrize(("where", "name", "lack"), [
+    (prefill, "MailboxSender", errno.EMFILE), (MailboxSender, "send", errno.EAGAIN),
+    (decode_handshake, "Mailbox", errno.EMFILE), (decode, "_mapped", errno.ENOMEM)],
+    ids=["prefill", "full", "decode", "mapping"])
 @pytest.mark.parametrize("transport", ["auto", "shm"])
-def test_a_lack_of_files_or_memory_is_no_refusal(where: Any, name: str, transport: str, folder: Path,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_files_or_memory_or_a_full_mailbox_is_no_refusal(
+        *, where: Any, name: str, lack: int, transport: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be over in a moment. With shm the transfer can be tried again, and is not said to be impossible."""
-    lacks = iter([errno.ENOMEM if name == "_mapped" else errno.EMFILE])
+    lacks = iter([lack])
     real = getattr(where, name)
 
     def once(*args: object) -> object:
-        if (lack := next(lacks, 0)):
-            raise OSError(lack, os.strerror(lack))
+        if code := next(lacks, 0):
+            raise OSError(code, os.strerror(code))
         return real(*args)
 
     monkeypatch.setattr(where, name, once)

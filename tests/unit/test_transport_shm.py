@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
-import random
 import resource
 import socket
 import time
@@ -26,7 +26,7 @@ from xpyd_sidecar.transport.moves import Scatter
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.shm import mailbox, prefill
 from xpyd_sidecar.transport.shm.decode import OFFERS_MOST, Mapping, ShmTaker
-from xpyd_sidecar.transport.shm.mailbox import Mailbox
+from xpyd_sidecar.transport.shm.mailbox import Mailbox, MailboxSender
 from xpyd_sidecar.transport.shm.prefill import HEAD_BYTES, TICKETS_AT, SharedCopies, SharedMemoryLink
 from xpyd_sidecar.transport.tcp.placement import packed
 from xpyd_sidecar.transport.tickets import SESSIONS
@@ -106,11 +106,24 @@ def box_in(folder: Path | None) -> Iterator[Mailbox]:
         box.close()
 
 
+def secret_in(box: Mailbox, mark: bytes) -> bytes:
+    letter = box.take(lambda letter: mailbox.mark(letter) == mark)
+    assert letter is not None
+    assert letter[1] is None
+    return letter[0]
+
+
+def descriptor_in(box: Mailbox, name: bytes) -> int | None:
+    _, fd = box.take(lambda letter: letter == name) or (b"", None)
+    return fd
+
+
 def linked(shared: SharedCopies, session: Session) -> tuple[SharedMemoryLink, bodies.ShmMemory, Mapping]:
     with box_in(None) as box:
         link = shared.link(session, box.name, None)
         shown = link.shown()
-        return link, shown, Mapping(box.take(shown.name), shown)
+        link.hand_over(secret_in(box, shown.mark))
+        return link, shown, Mapping(descriptor_in(box, shown.name), shown)
 
 
 def offered(shared: SharedCopies, session: Said, freed: list[int],
@@ -127,15 +140,76 @@ def offered(shared: SharedCopies, session: Said, freed: list[int],
 
 def test_a_descriptor_comes_to_its_mailbox(folder: Path | None, shared: SharedCopies) -> None:
     with box_in(folder) as box:
-        mailbox.send(box.name, folder, shared.name, shared.fd)
-        fd = box.take(shared.name)
+        sender = MailboxSender(box.name, folder)
+        assert secret_in(box, mailbox.mark(sender.secret)) == sender.secret
+        sender.send(shared.name, shared.shown_fd)
+        fd = descriptor_in(box, shared.name)
         assert fd is not None
         assert os.fstat(fd).st_ino == os.fstat(shared.fd).st_ino
         assert not os.get_inheritable(fd)
         os.close(fd)
-        assert box.take(shared.name) is None
+        assert descriptor_in(box, shared.name) is None
+    with pytest.raises(ConnectionRefusedError):
+        sender.send(shared.name, shared.shown_fd)
+    sender.close()
     with pytest.raises(OSError, match=r"refused|No such file"):
-        mailbox.send(box.name, folder, shared.name, shared.fd)
+        MailboxSender(box.name, folder)
+
+
+@pytest.mark.parametrize("when", ["before the secret", "after it"])
+def test_who_puts_a_socket_in_a_mailboxs_place_gets_no_descriptor(when: str, folder: Path | None,
+                                                                  shared: SharedCopies) -> None:
+    """A process that may write into the folder, or that is in the network namespace when decode has ended."""
+    with box_in(folder) as box, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as thief:
+        def steal() -> None:
+            if folder is not None:
+                (folder / box.name).unlink()
+            else:
+                box.close()
+            with mailbox._address(box.name, folder) as at:
+                thief.bind(at)
+
+        if when == "before the secret":
+            steal()
+        link = shared.link(Said(), box.name, folder)
+        shown = link.shown()
+        if when == "before the secret":
+            assert mailbox.mark(thief.recv(100)) == shown.mark
+            if folder is not None:  # decode finds nothing, so it tells nothing
+                assert box.take(lambda letter: mailbox.mark(letter) == shown.mark) is None
+            link.close()
+        else:
+            secret = secret_in(box, shown.mark)
+            steal()
+            if folder is not None:
+                link.hand_over(secret)
+                fd = descriptor_in(box, shared.name)
+                assert fd is not None, "it comes to whom the secret came to"
+                os.close(fd)
+            else:
+                with pytest.raises(ConnectionRefusedError):
+                    link.hand_over(secret)
+        with pytest.raises(BlockingIOError):
+            thief.recvmsg(100, socket.CMSG_SPACE(4))
+
+
+def test_who_does_not_tell_the_secret_gets_no_descriptor(shared: SharedCopies) -> None:
+    with box_in(None) as box:
+        link = shared.link(Said(), box.name, None)
+        for wrong in (b"", bytes(32), link.shown().mark):
+            with pytest.raises(ProtocolError, match="does not know what was sent"):
+                link.hand_over(wrong)
+        secret = secret_in(box, link.shown().mark)
+        assert descriptor_in(box, shared.name) is None
+        link.hand_over(secret)
+        with pytest.raises(OSError, match="Bad file"):
+            link.hand_over(secret)  # once
+        fd = descriptor_in(box, shared.name)
+        assert fd is not None
+        for change in (partial(os.pwrite, fd, b"x", HEAD_BYTES), partial(mmap.mmap, fd, shared.size)):
+            with pytest.raises(OSError, match=r"Bad file|Permission denied"):
+                change()
+        os.close(fd)
 
 
 def test_what_strangers_send_is_closed_and_does_not_stand_in_for_it(shared: SharedCopies) -> None:
@@ -145,11 +219,14 @@ def test_what_strangers_send_is_closed_and_does_not_stand_in_for_it(shared: Shar
         at = "\0" + box.name[1:]
         many = array("i", [stranger] * 3)
         sock.sendmsg([b"x" * 5000], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, many)], 0, at)
-        sock.sendmsg([shared.name], [], 0, at)  # the name, and no descriptor
         sock.sendto(b"", at)
-        mailbox.send(box.name, None, shared.name, shared.fd)
-        mailbox.send(box.name, None, shared.name, stranger)  # later than the right one
-        fd = box.take(shared.name)
+        sender = MailboxSender(box.name, None)
+        assert secret_in(box, mailbox.mark(sender.secret)) == sender.secret
+        sock.sendmsg([b"x" * 5000], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, many)], 0, at)
+        sender.send(shared.name, shared.shown_fd)
+        sender.send(shared.name, stranger)  # later than the right one
+        sender.close()
+        fd = descriptor_in(box, shared.name)
         assert fd is not None
         assert os.fstat(fd).st_ino == os.fstat(shared.fd).st_ino
         os.close(fd)
@@ -161,11 +238,11 @@ def test_a_full_mailbox_is_told_at_once(shared: SharedCopies) -> None:
     with box_in(None) as box:
         def fill() -> None:
             for _ in range(10_000):
-                mailbox.send(box.name, None, NAME, shared.fd)
+                MailboxSender(box.name, None).close()
 
         with pytest.raises(BlockingIOError):
             fill()
-        assert box.take(shared.name) is None
+        assert box.take(lambda letter: letter == NAME) is None
         free = shared.tickets._free.copy()
         link = shared.link(Said(), box.name, None)
         link.close()
@@ -174,12 +251,12 @@ def test_a_full_mailbox_is_told_at_once(shared: SharedCopies) -> None:
 
 @pytest.mark.parametrize("name", ["", "@", "x", "@x", "/etc/passwd", f"{mailbox.PREFIX}../../etc",
                                   f"@{mailbox.PREFIX}\0", mailbox.PREFIX + "x" * 100])
-def test_no_other_socket_is_sent_to(name: str, shared: SharedCopies, tmp_path: Path) -> None:
+def test_no_other_socket_is_sent_to(name: str, tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         with pytest.raises(ValueError, match="names no mailbox"):
-            mailbox.send(name, folder, NAME, shared.fd)
+            MailboxSender(name, folder)
     with pytest.raises(ValueError, match="no folder to share"):
-        mailbox.send(mailbox.PREFIX + "1", None, NAME, shared.fd)
+        MailboxSender(mailbox.PREFIX + "1", None)
 
 
 def test_names_without_an_owner_are_swept_and_others_are_not(tmp_path: Path) -> None:
@@ -253,7 +330,7 @@ def test_what_is_mapped_is_what_was_made_and_cannot_be_written_or_shrunk(shared:
     ({"fd": "none"}, "has not come"), ({"fd": "null"}, "not"), ({"fd": "loose"}, "may shrink"), ({"fd": "folder"}, "not")])
 def test_what_is_not_meant_is_not_mapped(shared: SharedCopies, change: dict[str, Any], text: str) -> None:
     before = files()
-    fields = {"name": shared.name, "size": shared.size, "ticket_at": TICKETS_AT, "ticket": bytes(32)}
+    fields = {"name": shared.name, "size": shared.size, "ticket_at": TICKETS_AT, "ticket": bytes(32), "mark": b""}
     loose = os.memfd_create(prefill.LABEL)
     os.ftruncate(loose, shared.size)
     which = {"null": partial(os.open, "/dev/null", os.O_RDONLY), "loose": partial(os.dup, loose),
@@ -378,18 +455,22 @@ def test_a_ticket_that_is_wiped_while_blocks_are_copied_is_noticed(shared: Share
 
 def test_tickets_are_bound_and_never_come_twice(shared: SharedCopies) -> None:
     seen = set()
+    tickets = shared.tickets
+    for _ in range(SESSIONS + 5):  # the places come round
+        cell = tickets.take()
+        assert cell is not None
+        at, ticket = tickets.shown(cell)
+        assert ticket != bytes(32)
+        seen.add(ticket)
+        tickets.give(cell)
+        assert tickets.shown(cell) == (at, bytes(32))
+    assert len(seen) == SESSIONS + 5
+    cells = [tickets.take() for _ in range(SESSIONS)]
+    assert sorted(tickets.shown(cell)[0] for cell in cells if cell is not None) == list(range(0, SESSIONS * 32, 32))
     with box_in(None) as box:
-        for _ in range(SESSIONS + 5):  # the places come round
-            link = shared.link(Said(), box.name, None)
-            assert box.take(b"another") is None
-            seen.add(link.shown().ticket)
-            link.close()
-        assert len(seen) == SESSIONS + 5
-        links = [shared.link(Said(), box.name, None) for _ in range(SESSIONS) if box.take(b"") is None]
-        assert len({link.shown().ticket_at for link in links}) == SESSIONS
         with pytest.raises(ValueError, match="too many sessions"):
             shared.link(Said(), box.name, None)
-        links.pop(random.Random(1).randrange(SESSIONS)).close()
+        tickets.give(cells[7] or 0)
         shared.link(Said(), box.name, None).close()
 
 

@@ -19,7 +19,8 @@ from xpyd_sidecar.kv.messages import MessageError
 from xpyd_sidecar.kv.reach import ArraySpan
 from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
 
-LinkName = Literal["tcp", "shm", "nccl", "nixl"]
+LinkName = Literal["tcp", "shm", "map", "nccl", "nixl"]
+"""``map``: send the descriptor of shared memory, then decode says which it is."""
 
 
 class Challenge(msgspec.Struct, frozen=True):
@@ -95,6 +96,8 @@ class ShmMemory(msgspec.Struct, frozen=True):
     """Of the whole."""
     ticket_at: int
     ticket: bytes
+    mark: bytes
+    """SHA-256 of the secret that decode finds in its mailbox."""
 
 
 class DataWelcome(msgspec.Struct, frozen=True):
@@ -112,11 +115,13 @@ class DataWelcome(msgspec.Struct, frozen=True):
 
 
 class LinkChoice(msgspec.Struct, frozen=True):
-    """Body of LINK: how blocks are to travel."""
+    """Body of LINK: how blocks are to travel; and of SHARED: that ``shm`` may be chosen now, or why not (``reason``)."""
 
     way: LinkName
     reason: str
     """Why not a better one."""
+    secret: bytes = b""
+    """With ``map``: what has come into decode's mailbox."""
 
 
 class Group(msgspec.Struct, frozen=True):

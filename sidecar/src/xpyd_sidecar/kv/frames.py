@@ -27,7 +27,7 @@ Wire history
     2   a sum of the header alone; OFFER, TAKEN, LINK, ARENA; EXPECT, STORE, ROOM, BUSY, FETCH;
         GROUP, POSTED, UNGROUP
     4   ``spans`` of READY: arrays may want other blocks than the others
-    5   the link ``shm``: ``shared`` of WELCOME; ARENA (14) and the ways before it are gone
+    5   the link ``shm``: ``shared`` of WELCOME, SHARED; the ways within a host of before are gone
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ class FrameKind(IntEnum):
     """D → P: the oldest offer has been read, or could not be."""
     LINK = 13
     """D → P, before its first READY: how blocks are to travel."""
+    SHARED = 14
+    """P → D, to LINK map: the descriptor of its memory was sent, or could not be."""
     EXPECT = 16
     """D → P: a transfer is waited for, without blocks yet; room for it may be asked for."""
     STORE = 17

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ from xpyd_sidecar.session.block_receiver import BlockReceiver
 from xpyd_sidecar.session.endpoint import Endpoint, LocalRank
 from xpyd_sidecar.transport.moves import COMPILED
 from xpyd_sidecar.transport.shm.decode import Mapping, ShmTaker
-from xpyd_sidecar.transport.shm.mailbox import Mailbox
+from xpyd_sidecar.transport.shm.mailbox import Mailbox, mark
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,9 @@ class DecodeHandshake:
         self._terms: proofs.Terms | None = None
         self._welcome: bodies.DataWelcome | None = None
         self._mailbox: Mailbox | None = None
-        """Until WELCOME has come."""
+        """Until the link is agreed."""
+        self._shown: bodies.ShmMemory | None = None
+        """What prefill has been asked to let this side map."""
 
     def said(self, kind: FrameKind, payload: memoryview) -> None:
         """Prefill's next word: answer it.
@@ -54,7 +57,8 @@ class DecodeHandshake:
             self._greet(bodies.read_body(payload, bodies.Challenge))
         elif kind is FrameKind.WELCOME and self._terms is not None and self._welcome is None:
             self._welcomed(self._terms, bodies.read_body(payload, bodies.DataWelcome))
-            self.close()
+        elif kind is FrameKind.SHARED and self._shown is not None and self._mailbox is not None:
+            self._settle(self._map(self._shown, self._mailbox, bodies.read_body(payload, bodies.LinkChoice).reason))
         else:
             raise ProtocolError(self._peer, f"sent {kind.name} out of turn")
 
@@ -103,19 +107,33 @@ class DecodeHandshake:
                 self.reaching = True
                 self._intake.taker = me.reading.taker(session, self._intake, welcome.nixl, self._reached)
         else:
-            self._settle(self._map(welcome))
+            self._see(welcome)
 
-    def _map(self, welcome: bodies.DataWelcome) -> str:
-        """Map the memory that prefill shows; or why not.
+    def _see(self, welcome: bodies.DataWelcome) -> None:
+        """Ask for the memory that prefill shows, if it is known to be this side's mailbox that it has found."""
+        shown, mailbox = welcome.shared, self._mailbox
+        if shown is None or mailbox is None:
+            self._settle(welcome.reason or "prefill offers no other way")
+        elif (letter := mailbox.take(lambda letter: mark(letter) == shown.mark)) is None:
+            self._settle("shm: nothing of prefill's has come into the mailbox")
+        else:
+            secret, fd = letter
+            if fd is not None:
+                os.close(fd)
+            self._shown = shown
+            self._end.link.say(FrameKind.LINK, bodies.LinkChoice("map", "", secret))
+
+    def _map(self, shown: bodies.ShmMemory, mailbox: Mailbox, reason: str) -> str:
+        """Map the memory whose descriptor was sent; or why not.
 
         Raises:
             PeerGone: transport is shm, and this process lacks what it takes now.
         """
-        shown = welcome.shared
-        if shown is None or self._mailbox is None:
-            return welcome.reason or "prefill offers no other way"
+        if reason:
+            return reason
+        _, fd = mailbox.take(lambda letter: letter == shown.name) or (b"", None)
         try:
-            mapping = Mapping(self._mailbox.take(shown.name), shown)
+            mapping = Mapping(fd, shown)
         except (OSError, ValueError) as error:
             self._refuse_lack(error)
             return f"shm: {error}"
@@ -135,6 +153,7 @@ class DecodeHandshake:
 
     def _settle(self, *reasons: str) -> None:
         """Say what blocks travel over; ``reasons``: why not over something better."""
+        self.close()
         taker, transport = self._intake.taker, self._me.ways.transport
         reason = "; ".join(one for one in reasons if one)
         way: bodies.LinkName = "tcp" if taker is None else taker.name

@@ -2,12 +2,12 @@
 
     decode                                                     prefill
     HELLO (its host, a mailbox; empty where transport is tcp) ──▶
-                          ◀──── the descriptor of its memory, into the mailbox
-                          ◀──────── WELCOME (shared: that memory; none on another host or where transport is tcp)
-    maps it
-    LINK shm, or LINK tcp                           ────────▶
+                          ◀──────── WELCOME (shared: its memory; none on another host or where transport is tcp)
+    LINK map (a secret out of the mailbox)          ────────▶  sends the memory's descriptor into it
+                          ◀──────── SHARED
+    maps it; LINK shm, or LINK tcp                  ────────▶
 
-Decode asks for nothing before its LINK, so prefill always knows the way before it puts anything.
+Decode asks for nothing before its last LINK, so prefill always knows the way before it puts anything.
 
 Where both have a GPU that can form an NCCL group with the other's, HELLO and WELCOME say so, and decode answers LINK nccl.
 Where both have NIXL and are on different hosts (or one of them insists on it), WELCOME shows prefill's memory, and decode

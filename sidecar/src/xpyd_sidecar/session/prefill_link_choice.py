@@ -7,9 +7,11 @@ import logging
 from xpyd_sidecar import resources
 from xpyd_sidecar.errors import Incompatible, PeerGone, ProtocolError
 from xpyd_sidecar.kv import bodies
+from xpyd_sidecar.kv.frames import FrameKind
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.transport.link import BlockLink, Session
+from xpyd_sidecar.transport.shm.prefill import SharedMemoryLink
 from xpyd_sidecar.transport.tcp.link import TcpLink
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ class PrefillLinkChoice:
         """What a decode may try is in ``gpu``, ``shared`` and ``memory`` then. Why there is nothing, or nothing better.
 
         Raises:
-            PeerGone: decode has left; or transport is shm, and this process lacks what it takes now.
+            PeerGone: as ``_unsent``.
         """
         ways, why = self._me.ways, list[str]()
         if hello.gpu is not None or ways.transport == "nccl":
@@ -72,17 +74,15 @@ class PrefillLinkChoice:
         return no
 
     def _share(self, mailbox: str) -> str:
-        """Send decode the descriptor of this side's memory; or why not."""
+        """Show decode this side's memory; or why not."""
         if self._me.sharing is None:
             return "shm: prefill has no memory to share"
         try:
             link = self._me.sharing.link(self._session, mailbox, self._me.ways.folder)
-        except (OSError, ValueError) as error:
-            if self._session.left:
-                raise PeerGone(self._session.peer, "closed the connection, and its mailbox with it") from None
-            if resources.ours(error) and self._me.ways.transport == "shm":
-                raise PeerGone(self._session.peer, f"cannot be served now: {resources.words(error)}") from None
-            return f"shm: decode's mailbox: {error.strerror}" if isinstance(error, OSError) else f"shm: {error}"
+        except ValueError as error:
+            return f"shm: {error}"
+        except OSError as error:
+            return self._unsent(error)
         self._may["shm"], self.shared = link, link.shown()
         return ""
 
@@ -98,7 +98,10 @@ class PrefillLinkChoice:
         return ""
 
     def decided(self, choice: bodies.LinkChoice) -> None:
-        """Decode says what it takes."""
+        """Decode says what it takes, or that it would see the memory."""
+        if choice.way == "map":
+            self._hand_over(choice.secret)
+            return
         if not self._choosing:
             raise ProtocolError(self._session.peer, f"chose {choice.way} after {self.link.name}")
         if choice.way == "tcp":
@@ -114,6 +117,31 @@ class PrefillLinkChoice:
         self._may = {}
         logger.info("xpyd: blocks for %s go over %s%s", self._session.peer, link.name,
                     f" ({choice.reason})" if choice.reason else "")
+
+    def _hand_over(self, secret: bytes) -> None:
+        """Send decode the descriptor of this side's memory."""
+        link = self._may.get("shm")
+        if not isinstance(link, SharedMemoryLink):
+            raise ProtocolError(self._session.peer, "would map memory that was not shown")
+        try:
+            link.hand_over(secret)
+            reason = ""
+        except OSError as error:
+            reason = self._unsent(error)
+        self._session.say(FrameKind.SHARED, bodies.LinkChoice("shm", reason))
+
+    def _unsent(self, error: OSError) -> str:
+        """Why nothing could be sent to decode's mailbox.
+
+        Raises:
+            PeerGone: decode has left; or transport is shm, and it cannot be had now.
+        """
+        if self._session.left:
+            raise PeerGone(self._session.peer, "closed the connection, and its mailbox with it") from None
+        passing = resources.ours(error) or isinstance(error, BlockingIOError)  # strangers can fill it for a while
+        if passing and self._me.ways.transport == "shm":
+            raise PeerGone(self._session.peer, f"cannot be sent the memory now: {error}") from None
+        return f"shm: decode's mailbox: {error.strerror}"
 
     def _refuse_tcp(self, reason: str) -> None:
         transport = self._me.ways.transport

@@ -1,29 +1,36 @@
 """How the descriptor of prefill's memory comes to decode: as a datagram over a Unix socket, beside the session.
 
     decode                                             prefill
-    binds a socket; HELLO(its name)    ─────────────▶  proves who decode is
+    binds a socket; HELLO(its name)    ─────────────▶  proves who decode is, and connects to that socket
+                                       ◀────(datagram)  a secret
+                                       ◀─────────────  WELCOME(what the secret's sum is, the memory's name, …)
+    finds it; LINK map (the secret)    ─────────────▶  so the socket is decode's
                                        ◀────(datagram)  the memory's name, with its descriptor
-                                       ◀─────────────  WELCOME(the memory's name, …)
-    takes the datagram of that name
+                                       ◀─────────────  SHARED
+    takes it, and maps the memory
 
-A datagram between sockets of one kernel is in the receiver's queue when it has been sent. So it is there when WELCOME
-comes, or never comes, and nobody waits for it.
+A datagram between sockets of one kernel is in the receiver's queue when it has been sent. So each of the two is there when
+the session says so, or never comes, and nobody waits for it.
 
 The socket has a name in a folder that both share, or, without one, in the network namespace that both are in (an abstract
-name, unix(7)). Others may send to it, too: what counts is the datagram with the name that the session has told, and the
-memory has to begin with that name. A socket lives for one handshake. One that was killed in between leaves a name in the
-folder, which whoever binds there a minute later removes.
+name, unix(7)). Others may send to it, or put a socket of theirs in its place. So a descriptor goes only to the very socket
+that the secret went to, once the session has told the secret: a connected socket stays connected to that one, whoever has
+its name by then. And of what comes decode takes what the session has told of, and nothing else.
+
+A socket lives for one handshake. One that was killed in between leaves a name in the folder, which whoever binds there a
+minute later removes.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import hashlib
 import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +41,7 @@ NAME_MAX: Final = 64
 LETTERS: Final = 32
 """That are looked at: the kernel keeps some ten of them (net.unix.max_dgram_qlen)."""
 LETTER_BYTES: Final = 256
+SECRET_BYTES: Final = 32
 YOUNG_S: Final = 60.0
 """By the clock of files, which may jump: then a name that nobody owns stays for longer."""
 
@@ -60,19 +68,22 @@ class Mailbox:
             self._sock.close()
             raise
 
-    def take(self, name: bytes) -> int | None:
-        """The descriptor that came with a name, for the caller to close; None: there is none. What else came is dropped."""
-        found: int | None = None
+    def take(self, wanted: Callable[[bytes], bool]) -> tuple[bytes, int | None] | None:
+        """What came with the first wanted bytes: these, and a descriptor for the caller to close, if there is one.
+
+        None: nothing wanted has come. What else has come is dropped.
+        """
+        found: tuple[bytes, int | None] | None = None
         for _ in range(LETTERS):
             try:
                 letter, extra, _, _ = self._sock.recvmsg(LETTER_BYTES, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 break
-            for fd in _descriptors(extra):
-                if letter == name and found is None:
-                    found = fd
-                else:
-                    os.close(fd)
+            fd = next(iter(_descriptors(extra)), None)  # there is room for one, and the kernel closes others
+            if found is None and wanted(letter):
+                found = letter, fd
+            elif fd is not None:
+                os.close(fd)
         return found
 
     def close(self) -> None:
@@ -84,20 +95,47 @@ class Mailbox:
         self._sock.close()
 
 
-def send(mailbox: str, folder: Path | None, name: bytes, fd: int) -> None:
-    """Send a descriptor to a mailbox. Never waits.
+class MailboxSender:
+    """Prefill's side of one mailbox. ``secret``: what was sent there."""
 
-    Raises:
-        OSError: nobody is there, it is full, or files are lacking.
-        ValueError: it is no mailbox's name, or no folder is shared.
-    """
-    plain = mailbox.removeprefix(ABSTRACT)
-    if not plain.startswith(PREFIX) or "/" in plain or "\0" in plain or len(plain) > NAME_MAX:
-        raise ValueError("decode names no mailbox")
-    if folder is None and plain == mailbox:
-        raise ValueError("prefill has no folder to share")
-    with _datagrams() as sock, _address(mailbox, folder) as address:
-        sock.sendmsg([name], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))], 0, address)
+    def __init__(self, mailbox: str, folder: Path | None) -> None:
+        """Connect, and send a secret. Never waits, and nor does ``send``.
+
+        Raises:
+            OSError: nobody is there, it is full, or files are lacking.
+            ValueError: it is no mailbox's name, or no folder is shared.
+        """
+        plain = mailbox.removeprefix(ABSTRACT)
+        if not plain.startswith(PREFIX) or "/" in plain or "\0" in plain or len(plain) > NAME_MAX:
+            raise ValueError("decode names no mailbox")
+        if folder is None and plain == mailbox:
+            raise ValueError("prefill has no folder to share")
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self._sock = _datagrams()
+        try:
+            with _address(mailbox, folder) as address:
+                self._sock.connect(address)
+            self._sock.send(self.secret)
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def send(self, name: bytes, fd: int) -> None:
+        """Send a descriptor to whom the secret was sent.
+
+        Raises:
+            OSError: that one is gone, or full.
+        """
+        self._sock.sendmsg([name], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+
+    def close(self) -> None:
+        """Nothing more is sent; again: nothing."""
+        self._sock.close()
+
+
+def mark(secret: bytes) -> bytes:
+    """By which a secret is known to whom it was sent, and to nobody else."""
+    return hashlib.sha256(secret).digest()
 
 
 def sweep(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The link ``shm``, prefill's side: copies lie in memory that decode maps.
 
     prefill                                              decode
-    memfd: name | tickets | copies …   ──(mailbox)────▶  maps it to read, and sees the name in it
+    memfd: name | tickets | copies …   ──(mailbox)────▶  maps it, and sees the name in it
     OFFER(offset, size, checksum)      ───────────────▶  copies the piece out, then looks at the ticket
     the copy is freed                  ◀─────── TAKEN
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import hmac
 import mmap
 import os
 import secrets
@@ -21,12 +22,13 @@ import weakref
 from pathlib import Path
 from typing import Final
 
+from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import bodies
 from xpyd_sidecar.kv.reads import TICKET_BYTES
 from xpyd_sidecar.transport.link import Session
 from xpyd_sidecar.transport.moves_plain import address_of
 from xpyd_sidecar.transport.offers import OfferedBlocks
-from xpyd_sidecar.transport.shm import mailbox
+from xpyd_sidecar.transport.shm.mailbox import MailboxSender, mark
 from xpyd_sidecar.transport.tickets import SESSIONS, TicketLink, Tickets
 
 LABEL: Final = "xpyd-copies"
@@ -53,6 +55,9 @@ class SharedCopies:
         """
         self.fd = os.memfd_create(LABEL, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self.fd)
+        self.shown_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        """The one that decode gets, by which nothing is written."""
+        weakref.finalize(self, os.close, self.shown_fd)
         self.size = HEAD_BYTES + size
         os.ftruncate(self.fd, self.size)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
@@ -78,21 +83,21 @@ class SharedCopies:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
-    def link(self, session: Session, box: str, folder: Path | None) -> SharedMemoryLink:
-        """Prefill's side of a session, with the descriptor sent to decode's mailbox.
+    def link(self, session: Session, mailbox: str, folder: Path | None) -> SharedMemoryLink:
+        """Prefill's side of a session with a decode that has such a mailbox.
 
         Raises:
-            OSError, ValueError: it cannot be sent, or too many sessions are open.
+            OSError, ValueError: nothing can be sent there, or too many sessions are open.
         """
         cell = self.tickets.take()
         if cell is None:
             raise ValueError("too many sessions are open at prefill")
         try:
-            mailbox.send(box, folder, self.name, self.fd)
+            sender = MailboxSender(mailbox, folder)
         except BaseException:
             self.tickets.give(cell)
             raise
-        return SharedMemoryLink(session, self, cell)
+        return SharedMemoryLink(session, self, cell, sender)
 
 
 class SharedMemoryLink(TicketLink):
@@ -100,15 +105,33 @@ class SharedMemoryLink(TicketLink):
 
     name = "shm"
 
-    def __init__(self, session: Session, shared: SharedCopies, cell: int) -> None:
-        """``cell``: number of its ticket."""
+    def __init__(self, session: Session, shared: SharedCopies, cell: int, sender: MailboxSender) -> None:
+        """``cell``: number of its ticket; ``sender``: to decode's mailbox."""
         super().__init__(session, shared.tickets, cell, OFFERS_AHEAD)
         self._shared = shared
+        self._sender = sender
 
     def shown(self) -> bodies.ShmMemory:
         """What decode needs to read copies in this session."""
         at, ticket = self._shared.tickets.shown(self.cell)
-        return bodies.ShmMemory(self._shared.name, self._shared.size, TICKETS_AT + at, ticket)
+        return bodies.ShmMemory(self._shared.name, self._shared.size, TICKETS_AT + at, ticket, mark(self._sender.secret))
+
+    def hand_over(self, secret: bytes) -> None:
+        """Send the descriptor to decode, which has told what its mailbox holds.
+
+        Raises:
+            ProtocolError: it does not hold that.
+            OSError: it cannot be sent.
+        """
+        if not hmac.compare_digest(secret, self._sender.secret):
+            raise ProtocolError(self.session.peer, "does not know what was sent to its mailbox")
+        self._sender.send(self._shared.name, self._shared.shown_fd)
+        self._sender.close()
+
+    def close(self) -> None:
+        """Wipe the ticket, then free what was offered."""
+        self._sender.close()
+        super().close()
 
     def _holds(self, address: int, size: int) -> bool:
         return self._shared.offset(address, size) is not None
