@@ -250,7 +250,7 @@ def test_a_full_mailbox_is_told_at_once(shared: SharedCopies) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "@", "x", "@x", "/etc/passwd", f"{mailbox.PREFIX}../../etc",
-                                  f"@{mailbox.PREFIX}\0", mailbox.PREFIX + "x" * 100])
+                                  f"@{mailbox.PREFIX}\0", mailbox.PREFIX + "x" * 100, mailbox.PREFIX + "\u20ac" * 30])
 def test_no_other_socket_is_sent_to(name: str, tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         with pytest.raises(ValueError, match="names no mailbox"):
@@ -273,14 +273,35 @@ def test_names_without_an_owner_are_swept_and_others_are_not(tmp_path: Path) -> 
         stream.bind(at)
     stream.listen()
     (tmp_path / f"{mailbox.PREFIX}loose").symlink_to(tmp_path / "nowhere")
+    (tmp_path / f"{mailbox.PREFIX}folder").mkdir()
     for path in tmp_path.iterdir():
         if path != young:
             os.utime(path, (0, time.time() - 2 * mailbox.YOUNG_S), follow_symlinks=False)
     mailbox.sweep(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
-        young.name, alien.name, living.name, f"{mailbox.PREFIX}stream", f"{mailbox.PREFIX}loose"}
+        young.name, alien.name, living.name, f"{mailbox.PREFIX}stream", f"{mailbox.PREFIX}loose",
+        f"{mailbox.PREFIX}folder"}
     stream.close()
     living.close()
+
+
+def test_a_folder_full_of_others_files_costs_a_bounded_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(20):
+        (tmp_path / f"{mailbox.PREFIX}{n}").touch()
+        os.utime(tmp_path / f"{mailbox.PREFIX}{n}", (0, time.time() - 2 * mailbox.YOUNG_S))
+    monkeypatch.setattr(mailbox, "LOOKED_AT", 7)
+    mailbox.sweep(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 13
+
+
+def test_a_mailbox_in_whose_place_is_something_else_is_closed_all_the_same(tmp_path: Path) -> None:
+    before = files()
+    box = Mailbox(tmp_path)
+    (tmp_path / box.name).unlink()
+    (tmp_path / box.name).mkdir()
+    box.close()
+    box.close()
+    assert files() == before
 
 
 def test_a_mailbox_that_cannot_be_bound_leaves_no_file(tmp_path: Path) -> None:

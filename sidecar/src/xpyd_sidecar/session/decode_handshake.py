@@ -110,7 +110,7 @@ class DecodeHandshake:
             self._see(welcome)
 
     def _see(self, welcome: bodies.DataWelcome) -> None:
-        """Ask for the memory that prefill shows, if it is known to be this side's mailbox that it has found."""
+        """Ask for the memory that prefill shows, with the secret that it has sent to this side's mailbox."""
         shown, mailbox = welcome.shared, self._mailbox
         if shown is None or mailbox is None:
             self._settle(welcome.reason or "prefill offers no other way")

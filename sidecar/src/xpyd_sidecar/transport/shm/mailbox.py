@@ -26,6 +26,7 @@ from __future__ import annotations
 import array
 import contextlib
 import hashlib
+import itertools
 import os
 import secrets
 import socket
@@ -34,10 +35,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from xpyd_sidecar import resources
+
 PREFIX: Final = "xpyd-kv-"
 ABSTRACT: Final = "@"
 """Begins the name of a socket that is in no folder."""
 NAME_MAX: Final = 64
+"""Bytes."""
+LOOKED_AT: Final = 1000
+"""Files of a folder, for names that nobody owns: one may have any number of others."""
 LETTERS: Final = 32
 """That are looked at: the kernel keeps some ten of them (net.unix.max_dgram_qlen)."""
 LETTER_BYTES: Final = 256
@@ -89,7 +95,7 @@ class Mailbox:
     def close(self) -> None:
         """Remove it; again: nothing."""
         if self._path is not None:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # gone, or something of others is in its place
                 self._path.unlink()
             self._path = None
         self._sock.close()
@@ -106,7 +112,7 @@ class MailboxSender:
             ValueError: it is no mailbox's name, or no folder is shared.
         """
         plain = mailbox.removeprefix(ABSTRACT)
-        if not plain.startswith(PREFIX) or "/" in plain or "\0" in plain or len(plain) > NAME_MAX:
+        if not plain.startswith(PREFIX) or "/" in plain or "\0" in plain or len(plain.encode()) > NAME_MAX:
             raise ValueError("decode names no mailbox")
         if folder is None and plain == mailbox:
             raise ValueError("prefill has no folder to share")
@@ -139,26 +145,34 @@ def mark(secret: bytes) -> bytes:
 
 
 def sweep(folder: Path) -> None:
-    """Remove names whose owners have died in the middle of a handshake.
+    """Remove names whose owners have died in the middle of a handshake; of so many that are looked at.
 
     Raises:
-        OSError: the folder cannot be read.
+        OSError: the folder cannot be read, or files are lacking.
     """
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError, PermissionError):  # gone, or another user's: not ours to remove
-            if path.name.startswith(PREFIX) and time.time() - path.lstat().st_mtime >= YOUNG_S and not _lives(path):
+    with os.scandir(folder) as found:
+        old = [Path(one) for one in itertools.islice(found, LOOKED_AT) if one.name.startswith(PREFIX)]
+    for path in old:
+        try:
+            if time.time() - path.lstat().st_mtime >= YOUNG_S and not _lives(path):
                 path.unlink()
+        except OSError as error:
+            if resources.ours(error):
+                raise
+            continue  # gone, or not ours to remove: another user's, a folder
 
 
 def _lives(path: Path) -> bool:
-    """Whether a socket has an owner. A file of that name has none."""
+    """Whether a socket has an owner. A file of that name has none.
+
+    Raises:
+        OSError: it is another kind of socket, or another user's; or files are lacking.
+    """
     with _datagrams() as sock, _address(path.name, path.parent) as address:
         try:
             sock.connect(address)
         except ConnectionRefusedError:
             return False
-        except OSError:
-            return True  # another kind of socket, or another user's
     return True
 
 
