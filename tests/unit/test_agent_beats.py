@@ -121,7 +121,8 @@ async def test_lost_acks_are_warned_of_and_their_return_is_said(make: Make, mach
     for _ in range(6):
         beats.send(machine.heartbeat())
         await asyncio.sleep(0.1)
-    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    warnings = [one.getMessage() for one in caplog.records
+                if (one.name, one.levelname) == (beats_module.__name__, "WARNING")]
     assert len(warnings) == 1
     assert f"router {router.address} has not acknowledged" in warnings[0]
     assert beats.routers()[0].acked == -1

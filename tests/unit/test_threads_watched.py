@@ -71,7 +71,7 @@ def test_faults_are_borne_until_too_many_come_in_a_row(log: Path, caplog: pytest
         for _ in range(FAULTS_MAX - 1):
             assert faults.tried(fails) is None
         assert faults.tried(lambda: 7) == 7
-    assert len(caplog.records) == 3 * (FAULTS_MAX - 1)
+    assert len([one for one in caplog.records if one.name.startswith("xpyd_")]) == 3 * (FAULTS_MAX - 1)
     for _ in range(FAULTS_MAX - 1):
         faults.tried(fails)
     with pytest.raises(ValueError, match="x"):
