@@ -346,7 +346,7 @@ def test_decode_killed_in_the_middle_leaves_no_memory_descriptor_or_file_at_pref
             assert [one.outcome for one in p.wait_reports()] == [Outcome.PEER_LOST]
         assert p.sender.store.used == 0
         assert not p.sender._peers
-        assert open_files() <= before
+        until(lambda: open_files() <= before)
         assert p.sharing is None or len(p.sharing.tickets._free) == tickets.SESSIONS
 
 
