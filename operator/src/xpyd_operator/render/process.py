@@ -72,8 +72,6 @@ def model_of(service: DisaggService) -> str:
             raise Unsupported("spec.model.source", reason)
 
 
-
-
 def engine_process(service: DisaggService, place: ProcessPlace, binding: EngineBinding) -> Process:
     """The vLLM server of one member, without its port: that is chosen when it is started (``port_args``). Where there are
     several, the process is the member's launcher, which starts it.

@@ -24,6 +24,7 @@ from xpyd_sidecar.contract.launch import (
     STAGING_BYTES,
     pinned_bytes,
 )
+from xpyd_sidecar.engine.settings import FIELD
 from xpyd_sidecar.errors import ConfigError
 
 ROUNDS: Final = 2
@@ -68,7 +69,7 @@ def memory_sizes(stated: int | None, token_bytes: int, load: StepLoad, *, device
         ConfigError: the stated size cannot be, on a machine with so little memory.
     """
     if stated is not None and load.memory and stated * load.ranks > load.memory:
-        raise ConfigError(f'kv_connector_extra_config["xpyd"].keep_bytes (kv.keep): {_mib(stated)} for each of '
+        raise ConfigError(f"{FIELD}.keep_bytes (kv.keep): {_mib(stated)} for each of "
                           f"{load.ranks} ranks is more than the {_mib(load.memory)} of memory here; write less, or leave "
                           "it out")
     if not device:

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.engine.settings import FIELD
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.bodies import Gpu
 from xpyd_sidecar.kv.groups import group_bytes
@@ -43,7 +44,7 @@ def choose(options: KvOptions, device: torch.device, largest_frame: int,
                                    groups=options.nccl_groups, flight=FLIGHT)
     if driver is None:
         if options.transport == "nccl":
-            raise ConfigError(f'kv_connector_extra_config["xpyd"].transport: nccl cannot be used: {reason}')
+            raise ConfigError(f"{FIELD}.transport: nccl cannot be used: {reason}")
         if device.type == "cuda":
             logger.warning("xpyd: no link over NCCL: %s", reason)
         return LinkOptions(options.transport, folder, no_gpu=reason), None

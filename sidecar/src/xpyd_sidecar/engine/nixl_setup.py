@@ -10,9 +10,9 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
 
 from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.engine.settings import FIELD
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.session.link_choice import LinkOptions
@@ -24,7 +24,6 @@ from xpyd_sidecar.transport.nixl.thread import NixlThread
 
 logger = logging.getLogger(__name__)
 
-FIELD: Final = 'kv_connector_extra_config["xpyd"].transport'
 Make = Callable[[int], Chunk]
 
 
@@ -47,7 +46,8 @@ def prepare(options: KvOptions, ways: LinkOptions, largest_frame: int, keep: int
         reading, whole, reason = _start(options, piece, keep, copies, environ)
     if reading is None or whole is None:
         if insists:
-            raise ConfigError(f"{FIELD}: rdma cannot be used: {reason}; mend that, or write kv.transport: auto or tcp")
+            raise ConfigError(f"{FIELD}.transport: rdma cannot be used: {reason}; mend that, or write kv.transport: auto "
+                              "or tcp")
         logger.info("xpyd: no RDMA between hosts: %s", reason)
         return ways._replace(no_nixl=reason), None, copies
     logger.info("xpyd: %d MiB of copies can be read over NIXL %s", keep >> 20, reading.hub.version)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,9 @@ from xpyd_sidecar.contract.ids import InstanceName, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.errors import ConfigError
+
+FIELD: Final = 'kv_connector_extra_config["xpyd"]'
+"""What the settings are called in messages."""
 
 
 class ConnectorSettings(NamedTuple):
@@ -38,12 +41,11 @@ def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> C
     Raises:
         ConfigError: names the field or the variable, and what would be right.
     """
-    field = 'kv_connector_extra_config["xpyd"]'
     try:
         options = msgspec.convert(extra.get("xpyd", {}), KvOptions)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{field}: {error}") from None
-    _check(options, field)
+        raise ConfigError(f"{FIELD}: {error}") from None
+    _check(options)
     host = environ.get(launch.ENV_HOST, "")
     _address(host, launch.ENV_HOST)
     path = environ.get(launch.ENV_KEY_FILE)
@@ -63,32 +65,32 @@ def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> C
                              Path(run_dir) if run_dir else None, environ.get(ENV_LIFE, ""))
 
 
-def _check(options: KvOptions, field: str) -> None:
+def _check(options: KvOptions) -> None:
     for name, number, top in (("nccl_groups", options.nccl_groups, 1024), ("nccl_ctas", options.nccl_ctas, 32)):
         if not 1 <= number <= top:
-            raise ConfigError(f"{field}.{name}: {number} must be at least 1 and at most {top}")
+            raise ConfigError(f"{FIELD}.{name}: {number} must be at least 1 and at most {top}")
     if options.shared_folder and not Path(options.shared_folder).is_dir():
-        raise ConfigError(f"{field}.shared_folder: {options.shared_folder} is no folder")
+        raise ConfigError(f"{FIELD}.shared_folder: {options.shared_folder} is no folder")
     if options.buffer_bytes is not None and options.buffer_share is not None:
-        raise ConfigError(f"{field}.buffer_share: give it or buffer_bytes, not both")
+        raise ConfigError(f"{FIELD}.buffer_share: give it or buffer_bytes, not both")
     for name, value, most in (("buffer_bytes", options.buffer_bytes, math.inf), ("buffer_share", options.buffer_share, 1),
                               ("host_pool_bytes", options.host_pool_bytes, math.inf)):
         if value is not None and not 0 <= value <= most:
-            raise ConfigError(f"{field}.{name}: {value} must be at least 0 and at most {most}")
+            raise ConfigError(f"{FIELD}.{name}: {value} must be at least 0 and at most {most}")
     for name in ("keep_bytes", "claim_s", "keep_ttl_s", "load_timeout_s", "load_limit_s", "peer_timeout_s", "put_wait_s",
                  "window_bytes"):
         value = getattr(options, name)
         if value is not None and not value > 0:
-            raise ConfigError(f"{field}.{name}: {value} must be above 0")
+            raise ConfigError(f"{FIELD}.{name}: {value} must be above 0")
     for name in ("control_port", "data_port"):
         if not 0 <= getattr(options, name) < 65536:
-            raise ConfigError(f"{field}.{name}: {getattr(options, name)} is no port (0 lets the kernel choose)")
+            raise ConfigError(f"{FIELD}.{name}: {getattr(options, name)} is no port (0 lets the kernel choose)")
     if options.advertise_data is not None:
         try:
             host, _ = split_host_port(options.advertise_data)
         except ValueError as error:
-            raise ConfigError(f"{field}.advertise_data: {error}") from None
-        _address(host, f"{field}.advertise_data")
+            raise ConfigError(f"{FIELD}.advertise_data: {error}") from None
+        _address(host, f"{FIELD}.advertise_data")
 
 
 def _address(host: str, field: str) -> None:

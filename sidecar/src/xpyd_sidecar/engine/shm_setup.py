@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from xpyd_sidecar.engine import kv_cache
+from xpyd_sidecar.engine.settings import FIELD
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.session.link_choice import LinkOptions
@@ -17,7 +18,6 @@ from xpyd_sidecar.transport.shm.prefill import SharedCopies
 
 logger = logging.getLogger(__name__)
 
-FIELD: Final = 'kv_connector_extra_config["xpyd"].transport'
 
 
 class StoreMemory:
@@ -73,7 +73,7 @@ class StoreMemory:
 
     def _do_without(self, reason: str) -> None:
         if self._insists:
-            raise ConfigError(f"{FIELD}: shm cannot be used: {reason}; write kv.transport: auto")
+            raise ConfigError(f"{FIELD}.transport: shm cannot be used: {reason}; write kv.transport: auto")
         logger.warning("xpyd: decodes of this host cannot map the copies of this rank: %s", reason)
         self.sharing = None
 

@@ -307,6 +307,8 @@ class Sender:
         try:
             data = _cut(step, lease)
         except MemoryError:
+            if lease is not None:
+                self.store.give(lease)
             self._left(step, size, step.uses)
             raise
         now = time.monotonic()
@@ -394,9 +396,7 @@ def _cut(step: copies.Send[Kept], lease: StoreLease | None) -> memoryview:
         return view[start:start + step.blocks * each]
     heads = step.cut.size
     begin = start + step.cut.head * (heads // step.cut.heads)
-    if lease is None:
-        return memoryview(b"".join(view[at:at + heads] for at in range(begin, begin + step.blocks * each, each)))
-    into = lease.chunk.view
+    into = lease.chunk.view if lease is not None else memoryview(bytearray(step.blocks * heads))
     for nth, at in enumerate(range(begin, begin + step.blocks * each, each)):
         into[nth * heads:(nth + 1) * heads] = view[at:at + heads]
     return into

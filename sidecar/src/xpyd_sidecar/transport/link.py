@@ -34,6 +34,7 @@ class Session:
 
     peer: str
     """Name and address, for messages."""
+
     @property
     def left(self) -> bool:
         """Whether the peer has closed it, as far as is known."""
@@ -150,7 +151,6 @@ class BlockLink:
     """Puts blocks where a session's peer asked for them. Used on the sender's I/O thread."""
 
     name: str
-
     from_store = False
     """Whether it reaches the store of copies alone: what is made for one send is best made there."""
 

@@ -85,7 +85,7 @@ class Mailbox:
                 letter, extra, _, _ = self._sock.recvmsg(LETTER_BYTES, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 break
-            fd = next(iter(_descriptors(extra)), None)  # there is room for one, and the kernel closes others
+            fd = _descriptor(extra)
             if found is None and wanted(letter):
                 found = letter, fd
             elif fd is not None:
@@ -194,12 +194,7 @@ def _address(name: str, folder: Path | None) -> Iterator[str]:
         os.close(at)
 
 
-def _descriptors(extra: list[tuple[int, int, bytes]]) -> list[int]:
-    """Those that came with a datagram."""
-    out: list[int] = []
-    for level, kind, data in extra:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            found = array.array("i")
-            found.frombytes(data[:len(data) - len(data) % found.itemsize])
-            out += found
-    return out
+def _descriptor(extra: list[tuple[int, int, bytes]]) -> int | None:
+    """The one that came with a datagram; there is room for one, and the kernel closes others."""
+    return next((array.array("i", data)[0] for level, kind, data in extra
+                 if (level, kind, len(data)) == (socket.SOL_SOCKET, socket.SCM_RIGHTS, 4)), None)
