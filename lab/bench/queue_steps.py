@@ -40,7 +40,7 @@ from xpyd_sidecar.contract.group import ENV_LIFE
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine.executor_queue.settings import QueueSettings
 
-RESULTS = Path(__file__).parent / "results/queue_steps.json"
+RESULTS = Path(__file__).parents[2] / "bench/results/queue_steps.json"
 QUEUES = ("vllm", "xpyd")
 SIZES = ("--tensor-parallel-size", "2", "--num-gpu-blocks-override", "64", "--distributed-executor-backend", "mp")
 FOLLOWER = "xpyd_sidecar.engine.compat.follower"

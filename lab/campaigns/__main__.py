@@ -1,6 +1,6 @@
 """``make campaigns``: all campaigns one after the other, and a table of their figures against their goals.
 
-    python scripts/campaigns [--only NAMES] [--fresh] [--table]
+    python lab/campaigns [--only NAMES] [--fresh] [--table]
 
 It keeps on after a failure, and goes on where it was ended: what has ended on this code does not run again. Output and what
 is kept: .cache/campaigns. Exit code: 0 all has ended well and met its goals; 1 not so; 130 it was ended.

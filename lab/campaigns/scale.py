@@ -1,8 +1,8 @@
 """The campaign of scale steps and role switches, into a results file.
 
-    python tests/campaigns/scale.py --simulated     1,000 random scale steps of the planner's world (seconds)
-    python tests/campaigns/scale.py --real          60 steps and 100 switches of real engines under load (an hour or two)
-    python tests/campaigns/scale.py --groups        30 and 30 of instances of two members
+    python lab/campaigns/scale.py --simulated     1,000 random scale steps of the planner's world (seconds)
+    python lab/campaigns/scale.py --real          60 steps and 100 switches of real engines under load (an hour or two)
+    python lab/campaigns/scale.py --groups        30 and 30 of instances of two members
     … --real --steps 6 --switches 20                until so many are there
     … --real --fresh                                from the beginning
 
@@ -34,7 +34,7 @@ import msgspec
 from openai import OpenAIError
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "campaigns")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "lab" / "campaigns")]
 
 from corpus import Case, Reference, mixed  # noqa: E402 (tests/support is not on the path before)
 from engines import Engine, ProcessFailed  # noqa: E402

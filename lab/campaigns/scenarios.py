@@ -1,9 +1,9 @@
 """The scenario campaign: random hand-overs with faults, on real engines and without, into a results file.
 
-    python tests/campaigns/scenarios.py --scripted 1000             real connectors and sockets, no engines (5 minutes)
-    python tests/campaigns/scenarios.py --real 1000 --minutes 4     real engines, a part of it; again for the next part
-    python tests/campaigns/scenarios.py --real 300 --link shm       over that link, whatever is better; nixl: over UCX's TCP
-    python tests/campaigns/scenarios.py --real 500 --model tiny-granite     of a model of several KV cache groups
+    python lab/campaigns/scenarios.py --scripted 1000             real connectors and sockets, no engines (5 minutes)
+    python lab/campaigns/scenarios.py --real 1000 --minutes 4     real engines, a part of it; again for the next part
+    python lab/campaigns/scenarios.py --real 300 --link shm       over that link, whatever is better; nixl: over UCX's TCP
+    python lab/campaigns/scenarios.py --real 500 --model tiny-granite     of a model of several KV cache groups
     … --unequal                                                     each life has an engine of two tensor-parallel ranks
     … --lag stops                                                   and one of them stands still for 1 to 3 s now and then
     … --lag starves                                                 and both get as much of a processor as of a full one

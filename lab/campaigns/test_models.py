@@ -43,7 +43,7 @@ where ``(N - W + 1) % 128`` is 0."""
 GROWING: Final = (300, 700, 700, 701, 640, 641, 1000, 1024, 1025, 1281, 1500, 1500, 130, 129, 128)
 SEEDS: Final = itertools.count(100000)
 """Of prompts whose faults do not depend on what they say."""
-SLOW: Final = Path(__file__).parents[1] / "support/slow_steps"
+SLOW: Final = Path(__file__).parents[2] / "tests/support/slow_steps"
 NEAR: Final = 0.15
 """Of log probabilities: two steps of bfloat16 at these sizes."""
 

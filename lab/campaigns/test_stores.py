@@ -37,7 +37,8 @@ pytestmark = pytest.mark.timeout(900)
 RESULTS = Path(__file__).parents[2] / "bench/results/campaign_stores.json"
 SITE: Final = os.environ.get("XPYD_STORES_SITE", "")
 """Where the packages of stores are installed."""
-MOONCAKE_ON_CPU, LMCACHE_ON_CPU = (Path(__file__).parents[1] / f"support/{name}_on_cpu" for name in ("mooncake", "lmcache"))
+PLUGINS: Final = Path(__file__).parents[2] / "tests/support"
+MOONCAKE_ON_CPU, LMCACHE_ON_CPU = (PLUGINS / f"{name}_on_cpu" for name in ("mooncake", "lmcache"))
 """Plugins of vLLM, without which connectors do not run on CPUs."""
 BLOCK: Final = 128
 LENGTHS: Final = (1, 127, 128, 129, 256, 257, 326, 327, 328, 400, 455, 513, 700, 1025)

@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parents[2] / "bench/results/campaign_parallel.json"
 OUTPUT = 12
 LENGTHS = (1, 127, 129, 700, 1300)
 AT_ONCE = 6
-PLUGIN = Path(__file__).parents[1] / "support/pp_on_cpu"
+PLUGIN = Path(__file__).parents[2] / "tests/support/pp_on_cpu"
 
 
 class Kind(NamedTuple):

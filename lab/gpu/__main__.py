@@ -1,6 +1,6 @@
 """``make check-gpu``: what xpyd does on a GPU, on a machine with torch and CUDA but without vLLM and without a registry.
 
-    python scripts/gpu [--wheels FOLDER] [--only NAMES] [--write] [--device cpu]
+    python lab/gpu [--wheels FOLDER] [--only NAMES] [--write] [--device cpu]
 
 Each check is a process of its own with a deadline; after one that fails the next runs. ``--wheels`` names a folder made by
 ``make gpu-wheels``, ``--write`` records bench/results/gpu.json, ``--device cpu`` tries the checks themselves. Exit code:

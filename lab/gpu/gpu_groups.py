@@ -3,7 +3,7 @@
 It obeys lines on stdin and answers with lines. The two tell each other what a session tells (``kv.md``, links between
 GPUs): a group's id, that a piece is offered, that it is being received.
 
-    python scripts/gpu/gpu_groups.py NAME DEVICE FD         started by ``gpu_group_checks``; FD: a socket to the other one
+    python lab/gpu/gpu_groups.py NAME DEVICE FD         started by ``gpu_group_checks``; FD: a socket to the other one
 """
 
 from __future__ import annotations

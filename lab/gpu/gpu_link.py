@@ -1,7 +1,7 @@
 """Prefill and decode of the link's checks: two processes, each with a small KV cache, and the connector's own sender and
 receiver. They obey lines on stdin and answer with lines, so that one of them can be killed.
 
-    python scripts/gpu/gpu_link.py ROLE DEVICE BLOCK        started by ``gpu_link_checks``
+    python lab/gpu/gpu_link.py ROLE DEVICE BLOCK        started by ``gpu_link_checks``
 """
 
 from __future__ import annotations

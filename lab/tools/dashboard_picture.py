@@ -1,6 +1,6 @@
 """Make docs/pictures/dashboard.png: a router under load before scripted engines, seen in headless Chromium.
 
-    PYTHONPATH=tests/support python scripts/dashboard_picture.py [FILE] [--seconds 130] [--theme light|dark]
+    PYTHONPATH=tests/support python lab/tools/dashboard_picture.py [FILE] [--seconds 130] [--theme light|dark]
 
 Router and page are the real ones; engines are scripted, two prefill and three decode, of which one breaks a few streams.
 """
@@ -19,7 +19,7 @@ from scripted_engine import Play
 from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import Chrome
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SIZE = (1440, 1140)
 TRIES = 4
 

@@ -26,7 +26,7 @@ from dp_engines import DpEngine
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+RESULTS = Path(__file__).resolve().parents[3] / "bench/results"
 MODES = {"wave": "off", "rpc": "rpc", "shm": "shm"}
 KV_WAIT_S = 2.0
 START_S = 600.0

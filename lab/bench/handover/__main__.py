@@ -33,7 +33,7 @@ from engines import BASE_ARGS
 from harness import ARGS, LENGTHS, REFERENCE, Bench, Parts
 
 STAGES = ("one", "two", "three", "own", "windows")
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[3] / "bench/results"
 
 
 def dig(value: Any, *path: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a hand-over's bytes need on the link alone: sender and receiver of bench/kv in two idle processes."""
+"""What a hand-over's bytes need on the link alone: sender and receiver of lab/bench/kv in two idle processes."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from typing import Any
 from peer import BLOCKS
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "results"
+RESULTS = HERE.parents[2] / "bench/results"
 SIZE = 64 << 20
 OURS = ("ours_tcp", "ours_shm", "ours_nixl")
 THEIRS = ("memcpy", "raw_tcp", "gloo_blocks", "gloo_packed", "nixl_tcp", "nixl_read_tcp", "nixl_host", "mooncake_tcp")

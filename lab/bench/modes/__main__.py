@@ -16,7 +16,7 @@ from mode_engines import MODES, Trio, prompt_of
 
 from xpyd_sidecar.contract import metrics
 
-RESULTS = Path(__file__).parents[1] / "results" / "modes.json"
+RESULTS = Path(__file__).parents[3] / "bench/results/modes.json"
 LENGTHS = (256, 1024, 1900)
 
 

@@ -23,7 +23,7 @@ from xpyd_sidecar.router.observing.batch import of_records
 from xpyd_sidecar.router.observing.observer import RouterObserver
 from xpyd_sidecar.router.observing.record import Record
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "observer.json"
+RESULTS = Path(__file__).resolve().parents[3] / "bench/results" / "observer.json"
 ROUNDS = 7
 REQUESTS = 20_000
 PREFILLS, DECODES = 16, 16

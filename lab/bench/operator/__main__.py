@@ -1,7 +1,7 @@
 """How fast the operator makes, readies and removes pods, and what it costs: on fake nodes of a real API server.
 
     make bench-operator                     both scenarios, about five minutes; needs root
-    python bench/operator --pods 200 …      smaller, for a look
+    python lab/bench/operator --pods 200 …      smaller, for a look
     make bench-operator-groups              instances of several pods, see ``groups``
 
     one     one service of 1,000 engine pods, from one apply, until it says Ready; then nothing changes; then it is deleted
@@ -37,7 +37,7 @@ from testcluster import build
 from testcluster.control_plane import CONTROLLERS
 from testcluster.light import LightCluster
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+RESULTS = Path(__file__).resolve().parents[3] / "bench/results"
 NAMESPACE = "bench"
 NODES = 10
 DEADLINE_S = 240.0

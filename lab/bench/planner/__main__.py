@@ -1,7 +1,7 @@
 """The planner beside HPA, static choices and perfect foresight on three loads, and how far the simulation is from real
 engines.
 
-    python bench/planner [--traces FOLDER] [--write] [--parts sinusoid,azure,mooncake,calibration]
+    python lab/bench/planner [--traces FOLDER] [--write] [--parts sinusoid,azure,mooncake,calibration]
 
 FOLDER holds azure_conv_2023.csv.gz and mooncake_conversation.jsonl.gz. Results: bench/results/planner.json, into which each
 part is merged as soon as it is done; pictures: docs/pictures/planner-*.svg. Seeds are fixed; only the calibration depends
@@ -30,7 +30,7 @@ from xpyd_operator.simulation import study
 from xpyd_operator.simulation.engine import EngineModel, preset
 from xpyd_operator.simulation.trace import Trace, read, scaled, sinusoid
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "bench/results/planner.json"
 PICTURES = ROOT / "docs/pictures"
 TTFT_S, TPOT_S = 3.0, 0.06

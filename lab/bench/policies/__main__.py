@@ -1,6 +1,6 @@
 """What the policies are worth on real traffic: prefix hits, waiting and balance, and what one choice costs.
 
-    python bench/policies [TRACE.jsonl[.gz]]        results: bench/results/policies.json
+    python lab/bench/policies [TRACE.jsonl[.gz]]        results: bench/results/policies.json
 
 The trace is one of Mooncake's (a row: milliseconds, prompt length, ids of its 512-token blocks); without one, conversations
 of the same shape are made up. Instances are simulated: each computes the blocks that it does not hold, one prompt after the
@@ -36,7 +36,7 @@ TOKENS_PER_S = 8000.0
 """Of one prefill instance."""
 BLOCK = 512
 BEAT_S = 3.0
-RESULTS = Path(__file__).resolve().parent.parent / "results/policies.json"
+RESULTS = Path(__file__).resolve().parents[3] / "bench/results/policies.json"
 Row = tuple[float, list[int]]
 
 

@@ -1,7 +1,7 @@
 """What a request costs in our router and in others of the field: side by side in one run, in interleaved rounds.
 
     make bench-router                         everything, some minutes, into bench/results/router.json and .svg
-    python bench/router --rounds 3 …          shorter, for a look (results are printed alone)
+    python lab/bench/router --rounds 3 …          shorter, for a look (results are printed alone)
 
     clients (load.c) ──▶ router ──▶ engines (engine.c): 1 prefill and 2 decode instances, one token per stream and step
 
@@ -33,7 +33,7 @@ from measures import cpu_s, figures, peak_rss_mb
 from plot import Bar, bars
 from processes import Group, free_port
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+RESULTS = Path(__file__).resolve().parents[3] / "bench/results"
 STEP_US = 5000
 LIMIT_S = 60
 PROMPT = "What a router costs is seen best where engines cost nothing at all. " * 16

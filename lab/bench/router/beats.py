@@ -5,7 +5,7 @@ its threads, so ZMQ's and the encryption are in it, and what the router does any
 are CURVE DEALERs with an agent's socket options; each beats every 3 s, spread evenly, and reads its acknowledgements.
 Before the window everybody has joined, so what is counted is the steady state: beats that say nothing new but their load.
 
-    python bench/router/beats.py [AGENTS] [SECONDS]
+    python lab/bench/router/beats.py [AGENTS] [SECONDS]
 """
 
 from __future__ import annotations

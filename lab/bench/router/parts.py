@@ -1,6 +1,6 @@
 """What a request costs our router beside the kernel, by its steps: thread time within one process.
 
-    python bench/router/parts.py [--reads 1|2|3|0] [--error] [--rounds 40]
+    python lab/bench/router/parts.py [--reads 1|2|3|0] [--error] [--rounds 40]
 
 PYTHONPATH chooses the tree that is measured.
 
@@ -76,7 +76,7 @@ class Keys:
 
 
 def request() -> bytes:
-    """The one that ``bench/router`` asks."""
+    """The one that ``lab/bench/router`` asks."""
     body = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": CHUNKS,
                                 "temperature": 0, "stream": True})
     head = (f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"

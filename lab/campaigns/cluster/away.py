@@ -18,7 +18,7 @@ from service_in_cluster import ServiceInCluster, check
 
 AWAY_S = float(os.environ.get("XPYD_AWAY_S", "1800"))
 PAUSE_S = 12.0
-RESULT = Path(__file__).resolve().parent.parent / "bench/results/campaign_away.json"
+RESULT = Path(__file__).resolve().parents[3] / "bench/results/campaign_away.json"
 
 
 @pytest.mark.timeout(AWAY_S + 900)

@@ -2,7 +2,7 @@
 
 Prefill and decode are each one instance of two pods with a rank; real engines. A link of a pod is cut and an engine is
 killed: no member runs alone for more than 20 s, and the group is back within its start time and 30 s.
-Figures go to bench/results/campaign_group_ranks_cluster.json. Not part of ``make test``, as e2e/campaign_groups.py.
+Figures go to bench/results/campaign_group_ranks_cluster.json. Not part of ``make test``, as groups.py beside it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from testcluster.full import FullCluster
 from xpyd_sidecar.contract.ids import join_host_port
 
 pytestmark = pytest.mark.timeout(900)
-RESULT = Path(__file__).resolve().parent.parent / "bench/results/campaign_ipv6.json"
+RESULT = Path(__file__).resolve().parents[3] / "bench/results/campaign_ipv6.json"
 
 
 @pytest.fixture(scope="session")
