@@ -410,7 +410,8 @@ def test_without_a_gpu_there_is_no_driver() -> None:
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "shm", "rdma"])
-def test_other_transports_load_no_nccl(monkeypatch: pytest.MonkeyPatch, transport: Literal["auto", "tcp", "shm", "rdma"]) -> None:
+def test_other_transports_load_no_nccl(
+        monkeypatch: pytest.MonkeyPatch, transport: Literal["auto", "tcp", "shm", "rdma"]) -> None:
     """So that they take nothing of the GPU."""
     monkeypatch.setattr(nccl_setup, "load", None)
     assert choose(KvOptions(transport=transport), torch.device("cuda"), PIECE) == (LinkOptions(transport), None)
