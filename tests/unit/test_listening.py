@@ -78,7 +78,7 @@ async def test_the_workers_of_a_router_share_such_a_port(hosts: tuple[str, ...])
 
 async def test_heartbeats_come_by_both_families(hosts: tuple[str, ...]) -> None:
     context, heard = zmq.Context(), asyncio.Queue[str]()
-    listener = heartbeat_listener.Members("s", lambda _: 0, heard.put_nowait)
+    listener = heartbeat_listener.HeartbeatListener("s", lambda _: 0, heard.put_nowait)
     try:
         port = listener.listen("::", 0)
         for host in hosts:

@@ -20,7 +20,7 @@ from xpyd_sidecar.patience import GRACE_S, late, within
 from xpyd_sidecar.router.api.paths import STREAMED
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.endpoints.traces import Tracer
-from xpyd_sidecar.router.fleet.heartbeat_listener import PORT_AFTER_MEMBERS, GuestListener, Members
+from xpyd_sidecar.router.fleet.heartbeat_listener import HeartbeatListener
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.connection import ClientConnection
@@ -67,12 +67,10 @@ class RouterProcess:
         self.server.most = room.connections
         self.context.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
         take, count = self.context.watch.on_message, partial(self.context.observer.metrics.count, "membership_messages")
-        self.members = Members(config.instance, take, count)
-        self.guests = (GuestListener(config.service, take, count, self.context.roster.members)
-                       if self._config.compat == "p2p" else None)
+        self.members = HeartbeatListener(config.instance, take, count)
         cert, key_file = self._config.tls_cert_file, self._config.tls_key_file
         self._certificate = Certificate(cert, key_file) if cert is not None and key_file is not None else None
-        self.port = self.members_port = self.guests_port = 0
+        self.port = self.members_port = 0
         self.awake = -math.inf
         """When this process last came back from standing still."""
         self._sweeper: asyncio.Task[None] | None = None
@@ -114,9 +112,6 @@ class RouterProcess:
 
     def _join(self) -> None:
         self.members_port = self.members.listen(self._config.host, self._config.members_port, self._key)
-        if self.guests is not None:
-            port = self._config.members_port and self._config.members_port + PORT_AFTER_MEMBERS
-            self.guests_port = self.guests.listen(self._config.host, port)
 
     async def wait_failed(self) -> None:
         """Wait for what ends the router by itself; raises what is wrong. A router of one process has nothing like that."""
@@ -157,15 +152,11 @@ class RouterProcess:
         await self.tracer.close()
         await self.context.close()
         self.members.close()
-        if self.guests is not None:
-            self.guests.close()
 
     async def _sweep(self) -> None:
         loop, gap = asyncio.get_running_loop(), min(SWEEP_S, self._config.heartbeat_s / 2)
         turns: list[Callable[[], object]] = [lambda: self.context.sweep(self.awake), lambda: self.server.sweep(self.awake),
                                              self.members.look, self._client_keys.look, self._turn]
-        if self.guests is not None:
-            turns.append(self.guests.look)
         while True:
             due = loop.time() + gap
             await asyncio.sleep(gap)

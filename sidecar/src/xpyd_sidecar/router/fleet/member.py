@@ -10,7 +10,6 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling, Up
-from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.api.faults import FailureReason
 
 PROBE_S = 5.0
@@ -116,8 +115,7 @@ class FleetMember(msgspec.Struct, eq=False):
 
     def begin(self) -> None:
         """A new incarnation: what was said of the one before says nothing of it."""
-        # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
-        self.suspended = "its health was not checked yet" if is_p2p(self.fingerprint) else ""
+        self.suspended = ""
         self.probing, self.doubted, self.probe_at = False, False, -math.inf
 
 
@@ -181,8 +179,6 @@ class EngineTarget(msgspec.Struct, frozen=True):
     """Whose load its legs are."""
     dp_rank: int | None = None
     """Set where one HTTP server stands before several ranks: which of its own it is, told by a header."""
-    p2p: str = ""
-    """Set for an older engine: its address in request ids, by which it pairs."""
 
     def rank_headers(self) -> list[tuple[bytes, bytes]]:
         """What tells a server that stands before several ranks which of them is meant."""

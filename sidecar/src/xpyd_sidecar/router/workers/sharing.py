@@ -20,7 +20,7 @@ def share(router: RouterConfig, count: int) -> RouterConfig:
         return -(-value // count)
     return msgspec.structs.replace(
         router, workers=1, max_in_flight=part(router.max_in_flight), queue_size=part(router.queue_size),
-        max_per_instance=part(router.max_per_instance), body_budget_bytes=part(router.body_budget_bytes), compat="none")
+        max_per_instance=part(router.max_per_instance), body_budget_bytes=part(router.body_budget_bytes))
 
 
 def reserve(host: str, port: int) -> socket.socket:
