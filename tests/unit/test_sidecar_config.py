@@ -49,7 +49,6 @@ def test_a_right_document() -> None:
     ({"router__heartbeat_s": -1}, "above 0, not -1.0 - at `$.router.heartbeat_s`"),
     ({"router__listen_on_s": -1}, "not be negative, not -1.0 - at `$.router.listen_on_s`"),
     ({"router__body_budget_bytes": 0}, "above 0, not 0 - at `$.router.body_budget_bytes`"),
-    ({"router__workers": 0}, "above 0, not 0 - at `$.router.workers`"),
     ({"router__queue_size": -1}, "not be negative, not -1 - at `$.router.queue_size`"),
     ({"router__queue_timeout_s": 0}, "above 0, not 0.0 - at `$.router.queue_timeout_s`"),
     ({"router__max_per_instance": -1}, "not be negative, not -1 - at `$.router.max_per_instance`"),

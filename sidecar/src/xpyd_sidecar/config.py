@@ -136,7 +136,7 @@ def _router_faults(router: RouterConfig) -> Iterator[str]:
     if router.port == router.members_port:
         yield f"must differ from port, both are {router.port} - at `$.router.members_port`"
     for field in ("heartbeat_s", "resolve_s", "missed_beats", "max_body_bytes", "body_budget_bytes", "max_header_bytes",
-                  "max_in_flight", "queue_timeout_s", "workers", "request_timeout_s", "receive_timeout_s", "pair_timeout_s",
+                  "max_in_flight", "queue_timeout_s", "request_timeout_s", "receive_timeout_s", "pair_timeout_s",
                   "load_limit_s", "drain_timeout_s"):
         yield from _positive("router", field, getattr(router, field))
     for field in ("listen_on_s", "queue_size", "max_per_instance", "skip_prefill_below"):

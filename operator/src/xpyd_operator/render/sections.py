@@ -35,7 +35,6 @@ def router_section(service: DisaggService, listen: str) -> RouterConfig:
         affinity_header=spec.affinity.header or "",
         retry_budget=spec.retry_budget,
         first_token=spec.first_token,
-        workers=spec.workers,
         otlp_endpoint=spec.tracing.endpoint or "",
         dashboard=spec.dashboard,
         hosts=spec.hosts,
