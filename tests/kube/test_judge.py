@@ -7,7 +7,7 @@ import re
 import time
 
 import pytest
-from kube_client import KubeError
+from kube_client import KubeError, path_of
 from kube_team import Team
 from kube_watched import DEADLINE_S
 
@@ -77,7 +77,7 @@ async def test_a_rule_that_came_later_stops_no_service(quiet_team: Team) -> None
     while True:  # likewise, for others
         try:
             other = document | {"metadata": {"name": "other"}}
-            path = team.kube.path("DisaggService", team.namespace, body=other)
+            path = path_of("DisaggService", team.namespace)
             await team.kube.request("POST", path, other, dryRun="All")
         except KubeError as error:
             assert "the number of devices" in str(error)  # noqa: PT017 (it is refused now)
