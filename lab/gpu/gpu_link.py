@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from gpu_seen import NotHeldError
@@ -64,7 +65,8 @@ class Rank:
         self.device = device
         self.caches = {f"layer{n}": torch.zeros(shape, dtype=torch.int32, device=device) for n in range(LAYERS)}
         self.memory = KvCache(self.caches, BLOCKS)
-        ways, self.grouping = choose(OPTIONS, device, self.memory.largest_frame)
+        options = msgspec.structs.replace(OPTIONS, transport="nccl" if device.type == "cuda" else "auto")
+        ways, self.grouping = choose(options, device, self.memory.largest_frame)
         self.me = LocalRank(InstanceName("check"), Incarnation(secrets.token_hex(16)), 0, KEY, ways, TIMEOUT_S,
                             self.memory.largest_frame, self.grouping)
 

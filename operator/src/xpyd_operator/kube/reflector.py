@@ -1,4 +1,4 @@
-"""kopf's part: listing and watching. Wiring only; what is shown goes to ``kube/watch`` and from there to the cache.
+"""kopf's part: listing and watching. Wiring only; what is shown goes to ``watch`` and from there to the cache.
 
 kopf writes nothing here: no finalizers (there are only ``on.event`` handlers), no annotations, no Events. It runs in our
 own loop and is started once the Lease is held; whatever ends it, ``run`` starts it again, and nothing of ours is lost.
