@@ -1,4 +1,4 @@
-"""``make campaign-upgrade``: xpyd itself is upgraded under load on a whole cluster, with real engines in pods.
+"""``campaign-upgrade``: xpyd itself is upgraded under load on a whole cluster, with real engines in pods.
 
 From the release before to this one, on to an artificial next one whose KV wire and fingerprint differ, and back to the
 first: the operator first, then the pods by a rollout. Not part of ``make test``, which has the same with engines of `xpyd
