@@ -88,7 +88,7 @@ def test_files_are_as_editorconfig_says() -> None:
         if b"\0" in raw:
             continue
         found = raw.decode("utf-8")
-        blanks = re.search(r"[ \t]$", found, flags=re.MULTILINE) and not name.endswith(".patch")
+        blanks = re.search(r"[ \t]$", found, flags=re.MULTILINE)
         if "\r" in found or blanks:
             wrong.append(f"{name}: ends of lines")
         if found and not found.endswith("\n") and not name.startswith("examples/model/weights/"):
