@@ -3,7 +3,8 @@
     {"runs": [{"kind": "sample", "seed": 1, "commit": …, "wanted": 200, "judged": 40, "killed": 33, "load": [1.4, 2.0],
                "processors": 2, "places": [{"function": "xpyd_sidecar.kv.pairing:Pairing.on_ready", "before": …, …}]}]}
 
-A run is known by kind, seed, commit and the number of places that were wanted. Places stand in the order of the draw.
+A run is known by kind and seed, and goes on with the same commit and number of places; otherwise it begins anew in its
+place. Places stand in the order of the draw.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Figures:
         for run in self.runs:
             if key == {name: run[name] for name in key}:
                 return run
+        self.runs = [run for run in self.runs if (run["kind"], run["seed"]) != (kind, seed)]
         run = {**key, "judged": 0, "killed": 0, "alive": 0, "gone": 0, "load": [], "processors": os.cpu_count(),
                "places": [row_of(change) for change in changes]}
         self.runs.append(run)
