@@ -96,7 +96,7 @@ WRITE ?=
 GPU_PYTHONS ?= 3.12
 GPU_PLATFORMS := $(foreach kind,_2_28 _2_27 _2_26 _2_24 _2_17 2014,--platform manylinux$(kind)_x86_64)
 check-gpu: ## Copies, marks, graphs and NCCL on this machine's GPUs, without vLLM (PYTHON=… names another, WHEELS=.wheels what it lacks, ONLY=names, WRITE=1 records)
-	@$(if $(filter command line,$(origin PYTHON)),$(PYTHON),$(BIN)/python) scripts/gpu $(if $(WHEELS),--wheels '$(WHEELS)') \
+	@$(if $(filter command line,$(origin PYTHON)),$(PYTHON),$(BIN)/python) lab/gpu $(if $(WHEELS),--wheels '$(WHEELS)') \
 	  --only '$(ONLY)' $(if $(WRITE),--write)
 
 gpu-wheels: $(STAMP) ## What check-gpu needs beside torch, as wheels in .wheels (28 MiB for each of GPU_PYTHONS=3.12)
@@ -202,7 +202,7 @@ PROFILE ?= light
 DIR ?=
 KWOK ?=
 IPV6 ?=
-CLUSTER = PYTHONPATH=e2e/cluster $(BIN)/python -m testcluster
+CLUSTER = PYTHONPATH=lab/cluster $(BIN)/python -m testcluster
 CLUSTER_AT = --profile $(PROFILE) $(if $(DIR),--dir '$(DIR)')
 
 .PHONY: cluster-up cluster-down cluster-status cluster-build
@@ -220,76 +220,76 @@ cluster-build: $(STAMP) ## Build its programs alone (once, 8 minutes)
 # --- end of the test cluster ---
 
 # --- campaigns: outside CI, since they take longer or want more processors than it has ---
-# Each has a row in scripts/campaigns/campaign_rows.py and in docs/development/campaigns.md.
+# Each has a row in lab/campaigns/campaign_rows.py and in docs/development/campaigns.md.
 .PHONY: campaigns
 campaigns: $(STAMP) ## All of them, one after the other, with a table of figures against goals (6 hours; goes on where it ended, FRESH=1 begins anew, ONLY=names)
-	@$(BIN)/python scripts/campaigns --only '$(ONLY)' $(if $(FRESH),--fresh)
+	@$(BIN)/python lab/campaigns --only '$(ONLY)' $(if $(FRESH),--fresh)
 
 .PHONY: campaign-parallel campaign-unequal campaign-away campaign-ipv6 campaign-upgrade
 campaign-parallel: $(STAMP) ## Tensor-parallel engines, mp and Ray: eight processes at full speed (4 cores or patience)
-	@$(BIN)/pytest tests/campaigns/test_parallel.py --timeout 600
+	@$(BIN)/pytest lab/campaigns/test_parallel.py --timeout 600
 
 ONLY ?=
 campaign-unequal: $(STAMP) ## Engines of unequal sizes or with unusual KV, pair by pair, into bench/results (20 minutes; ONLY=pp2 for some)
-	@$(BIN)/pytest tests/campaigns/test_unequal.py $(if $(ONLY),-k '$(ONLY)') --timeout 600
+	@$(BIN)/pytest lab/campaigns/test_unequal.py $(if $(ONLY),-k '$(ONLY)') --timeout 600
 
 .PHONY: campaign-models
 campaign-models: $(STAMP) ## Models of several KV cache groups on real engines, 49 prompts in every order and with faults, into bench/results (45 minutes; ONLY=tiny-granite for some)
-	@$(BIN)/pytest tests/campaigns/test_models.py $(if $(ONLY),-k '$(ONLY)') --timeout 1800
+	@$(BIN)/pytest lab/campaigns/test_models.py $(if $(ONLY),-k '$(ONLY)') --timeout 1800
 
 campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server, into bench/results (root)
 	@$(CLUSTER) build --profile full
-	@$(BIN)/pytest -s e2e/campaign_away.py
+	@$(BIN)/pytest -s lab/campaigns/cluster/away.py
 
 campaign-upgrade: $(STAMP) ## xpyd itself is upgraded under load on a whole cluster, and back, into bench/results (root, 30 minutes)
 	@$(CLUSTER) build --profile full
-	@$(BIN)/pytest -s e2e/campaign_upgrade.py --timeout 3600
+	@$(BIN)/pytest -s lab/campaigns/cluster/upgrade.py --timeout 3600
 
 .PHONY: campaign-groups-cluster
 campaign-groups-cluster: $(STAMP) ## An instance of two pods on a whole cluster with real engines: a killed engine, an evicted pod, a drained node, a lost kubelet, strangers, into bench/results (root, 40 minutes)
 	@$(CLUSTER) build --profile full
-	@$(BIN)/pytest -s e2e/campaign_groups.py --timeout 3600
+	@$(BIN)/pytest -s lab/campaigns/cluster/groups.py --timeout 3600
 
 .PHONY: campaign-group-ranks-cluster
 campaign-group-ranks-cluster: $(STAMP) ## Data-parallel ranks over pods on a whole cluster with real engines, as prefill and as decode: a cut link, a killed engine, into bench/results (root, 20 minutes)
 	@$(CLUSTER) build --profile full
-	@$(BIN)/pytest -s e2e/campaign_group_ranks.py --timeout 3600
+	@$(BIN)/pytest -s lab/campaigns/cluster/group_ranks.py --timeout 3600
 
 .PHONY: campaign-gang
 campaign-gang: $(STAMP) ## Instances of two pods and a scheduler that places groups whole, on a fake node, into bench/results (root, 5 minutes, and 10 for the scheduler's first build)
-	@$(BIN)/pytest -s tests/campaigns/test_gang.py --timeout 3600
+	@$(BIN)/pytest -s lab/campaigns/test_gang.py --timeout 3600
 
 .PHONY: campaign-kueue
 campaign-kueue: $(STAMP) ## Services whose pods queue at a real Kueue, one by one and in groups, on a fake node, into bench/results (root, 5 minutes, and Kueue's first build)
-	@$(BIN)/pytest -s tests/campaigns/test_kueue.py --timeout 3600
+	@$(BIN)/pytest -s lab/campaigns/test_kueue.py --timeout 3600
 
 campaign-ipv6: $(STAMP) ## A whole cluster without IPv4, and a service on real engines in it, into bench/results (root, 10 minutes)
 	@$(CLUSTER) build --profile full
-	@$(BIN)/pytest -s e2e/campaign_ipv6.py --timeout 900
+	@$(BIN)/pytest -s lab/campaigns/cluster/ipv6.py --timeout 900
 
 .PHONY: campaign-arm64
 campaign-arm64: $(STAMP) ## Images of both platforms, built twice; those of arm64 run under emulation, into bench/results (root, 10 minutes)
-	@PYTHONPATH=tests/support $(BIN)/python tests/campaigns/arm64.py
+	@PYTHONPATH=tests/support $(BIN)/python lab/campaigns/arm64.py
 
 .PHONY: campaign-http
 campaign-http: $(STAMP) ## HTTP fuzz of the router: 20 seeds, 20,000 connections, into bench/results (5 minutes)
-	@$(BIN)/pytest tests/campaigns/test_http.py --timeout 1800 -s
+	@$(BIN)/pytest lab/campaigns/test_http.py --timeout 1800 -s
 
 .PHONY: campaign-router campaign-mixed campaign-sampled
 KILLS ?= 40
 ABORTS ?= 500
 campaign-router: $(STAMP) ## 1,000 kills and 10,000 leaving clients, into bench/results (40 minutes; KILLS=, ABORTS= of real engines)
-	@$(BIN)/python tests/campaigns/router.py --scripted
-	@$(BIN)/python tests/campaigns/router.py --real --kills $(KILLS) --aborts $(ABORTS)
+	@$(BIN)/python lab/campaigns/router.py --scripted
+	@$(BIN)/python lab/campaigns/router.py --real --kills $(KILLS) --aborts $(ABORTS)
 
 STREAMS ?= 2000
 campaign-sampled: $(STAMP) ## The distribution of sampled streams that go on, and four planted errors, into bench/results (4 minutes; STREAMS= of real engines)
-	@$(BIN)/python tests/campaigns/sampled.py --scripted
-	@$(BIN)/python tests/campaigns/sampled.py --real --streams $(STREAMS)
+	@$(BIN)/python lab/campaigns/sampled.py --scripted
+	@$(BIN)/python lab/campaigns/sampled.py --real --streams $(STREAMS)
 
 MINUTES ?= 30
 campaign-mixed: $(STAMP) ## A mixed load on the router at half of what is possible, into bench/results (MINUTES=30)
-	@$(BIN)/python tests/campaigns/mixed.py --minutes $(MINUTES)
+	@$(BIN)/python lab/campaigns/mixed.py --minutes $(MINUTES)
 
 .PHONY: mutants
 mutants: $(STAMP) ## Break the code on purpose, tests/mutants one by one, and say whether the tests notice (10 minutes; ONLY='kv-* tls-minimum')
@@ -310,7 +310,7 @@ $(SUFFIX)/.installed: $(STAMP) requirements/suffix.txt requirements/suffix-build
 
 .PHONY: campaign-speculation
 campaign-speculation: $(SUFFIX)/.installed ## Roles that draft alike, otherwise or alone, on real engines, into bench/results (20 minutes; ONLY=ngram for some)
-	@PYTHONPATH=$(CURDIR)/$(SUFFIX)/site$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/pytest -s tests/campaigns/test_speculation.py $(if $(ONLY),-k '$(ONLY)') --timeout 1200
+	@PYTHONPATH=$(CURDIR)/$(SUFFIX)/site$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/pytest -s lab/campaigns/test_speculation.py $(if $(ONLY),-k '$(ONLY)') --timeout 1200
 
 # Other stores of KV in a folder of their own; they run with this environment's torch.
 STORES := .cache/stores
@@ -323,30 +323,30 @@ $(STORES)/.installed: $(STAMP) requirements/stores.txt
 
 .PHONY: campaign-stores
 campaign-stores: $(STORES)/.installed ## vLLM's offloading, Mooncake and LMCache beside ours on real engines, into bench/results (10 minutes; ONLY=mooncake for some)
-	@XPYD_STORES_SITE=$(CURDIR)/$(STORES)/site $(BIN)/pytest -s tests/campaigns/test_stores.py $(if $(ONLY),-k '$(ONLY)') --timeout 900
+	@XPYD_STORES_SITE=$(CURDIR)/$(STORES)/site $(BIN)/pytest -s lab/campaigns/test_stores.py $(if $(ONLY),-k '$(ONLY)') --timeout 900
 
 .PHONY: campaign-queue
 campaign-queue: $(STAMP) ## A million messages through the broadcast queue, with stalls and kills, into bench/results
-	@$(BIN)/pytest -s tests/campaigns/test_queue.py --timeout 3600
+	@$(BIN)/pytest -s lab/campaigns/test_queue.py --timeout 3600
 
 .PHONY: campaign-buddy
 campaign-buddy: $(STAMP) ## A million random operations on the buddy allocator, into bench/results (a minute)
-	@$(BIN)/python tests/campaigns/buddy.py
+	@$(BIN)/python lab/campaigns/buddy.py
 
 .PHONY: campaign-modes
 campaign-modes: $(STAMP) ## The modes and decode's buffer with three real engines (4 minutes)
-	@$(BIN)/pytest -s tests/campaigns/test_modes.py --timeout 600
+	@$(BIN)/pytest -s lab/campaigns/test_modes.py --timeout 600
 
 .PHONY: campaign-pairs campaign-long
 campaign-long: $(STAMP) ## A prefill of five minutes on real engines is handed over, into bench/results (7 minutes)
-	@$(BIN)/pytest tests/campaigns/test_long_prefill.py --timeout 1500
+	@$(BIN)/pytest lab/campaigns/test_long_prefill.py --timeout 1500
 
 campaign-pairs: $(STAMP) ## Memory and file descriptors of an engine by peer that it has met, into bench/results (a minute)
-	@$(BIN)/python tests/campaigns/pairs.py
+	@$(BIN)/python lab/campaigns/pairs.py
 
 .PHONY: campaign-files
 campaign-files: $(STAMP) ## 700 streams at once on a service that may open 1,024 files, into bench/results (6 minutes)
-	@$(BIN)/pytest tests/campaigns/test_file_limits.py --timeout 1200
+	@$(BIN)/pytest lab/campaigns/test_file_limits.py --timeout 1200
 
 .PHONY: campaign-service campaign-fuzz
 campaign-service: $(STAMP) ## kill -9 of every process of a service of each role, 100 schemathesis requests of each operation (15 minutes)
@@ -357,34 +357,34 @@ campaign-fuzz: $(STAMP) sanitizers ## What is written in C, fuzzed for five minu
 
 .PHONY: campaign-failures campaign-scenarios campaign-scenarios-models
 campaign-failures: $(STAMP) ## Rows of the failure table with two real engines, stopped, killed and started again (5 minutes)
-	@$(BIN)/pytest tests/campaigns/test_failures.py --timeout 600
+	@$(BIN)/pytest lab/campaigns/test_failures.py --timeout 600
 
 REAL ?= 1000
 SCRIPTED ?= 1000
 SEED ?= 1
 SCENARIO_MINUTES ?= 60
 campaign-scenarios: $(STAMP) $(if $(filter nixl,$(LINK)),$(NIXL)/.installed) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=; LINK=tcp, shm or nixl; MODEL=tiny-gemma-3: with real engines of that; LAG=stops or starves: with two ranks to which that happens; goes on where it ended, FRESH=1 begins anew)
-	@XPYD_NIXL_SITE=$(CURDIR)/$(NIXL)/site $(BIN)/python tests/campaigns/scenarios.py $(if $(MODEL),--model $(MODEL),--scripted $(SCRIPTED)) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(LINK),--link $(LINK)) $(if $(LAG),--lag $(LAG)) $(if $(FRESH),--fresh)
+	@XPYD_NIXL_SITE=$(CURDIR)/$(NIXL)/site $(BIN)/python lab/campaigns/scenarios.py $(if $(MODEL),--model $(MODEL),--scripted $(SCRIPTED)) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(LINK),--link $(LINK)) $(if $(LAG),--lag $(LAG)) $(if $(FRESH),--fresh)
 
 MODELS ?= tiny-gemma-3 tiny-granite
 campaign-scenarios-models: $(STAMP) ## The same with models of windows and of states, 500 scenarios each, side by side, into bench/results (half an hour; MODELS=, SCENARIO_MINUTES= for each; goes on where it ended, FRESH=1 begins anew)
-	@for model in $(MODELS); do $(BIN)/python tests/campaigns/scenarios.py --model $$model --real 500 --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh) & all="$$all $$!"; done; worst=0; for one in $$all; do wait $$one || worst=1; done; exit $$worst
+	@for model in $(MODELS); do $(BIN)/python lab/campaigns/scenarios.py --model $$model --real 500 --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh) & all="$$all $$!"; done; worst=0; for one in $$all; do wait $$one || worst=1; done; exit $$worst
 
 .PHONY: campaign-dp
 REQUESTS ?= 10000
 DP_KILLS ?= 15
 campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 15 kills, into bench/results (an hour; REQUESTS=, DP_KILLS=)
-	@REQUESTS=$(REQUESTS) KILLS=$(DP_KILLS) $(BIN)/pytest -s tests/campaigns/test_dp.py --timeout 7200
+	@REQUESTS=$(REQUESTS) KILLS=$(DP_KILLS) $(BIN)/pytest -s lab/campaigns/test_dp.py --timeout 7200
 
 .PHONY: campaign-groups
 campaign-groups: $(STAMP) ## Members of a group: all sizes through vLLM's parser, larger models of their rounds, ranks of real engines over members, killed, stopped and cut off (an hour and a half; MINUTES= of random ways)
-	@$(BIN)/pytest -s tests/campaigns/test_groups.py tests/campaigns/test_group_ranks.py tests/campaigns/test_group_faults.py --timeout 3600
+	@$(BIN)/pytest -s lab/campaigns/test_groups.py lab/campaigns/test_group_ranks.py lab/campaigns/test_group_faults.py --timeout 3600
 
 .PHONY: campaign-scale
 STEPS ?= 60
 SWITCHES ?= 100
 campaign-scale: $(STAMP) ## 1,000 simulated scale steps; STEPS= real ones, SWITCHES= of roles, 30 of instances of two members, added to bench/results (100 minutes; goes on where it ended, FRESH=1 begins anew)
-	@$(BIN)/python tests/campaigns/scale.py --simulated --real --groups --steps $(STEPS) --switches $(SWITCHES) $(if $(FRESH),--fresh)
+	@$(BIN)/python lab/campaigns/scale.py --simulated --real --groups --steps $(STEPS) --switches $(SWITCHES) $(if $(FRESH),--fresh)
 
 .PHONY: campaign-fleet
 FLEET ?= 96P144D
@@ -398,41 +398,41 @@ campaign-fleet: $(STAMP) ## A rollout of 96P144D with scripted engines before a 
 .PHONY: dashboard-picture
 dashboard-picture: $(STAMP) ## Make docs/pictures/dashboard.png anew, from a router under load
 	@PYTHONPATH=tests/support $(BIN)/python scripts/browser.py
-	@PYTHONPATH=tests/support $(BIN)/python scripts/dashboard_picture.py
+	@PYTHONPATH=tests/support $(BIN)/python lab/tools/dashboard_picture.py
 
 # --- benchmarks: see bench/README.md ---
 .PHONY: bench-operator bench-operator-groups
 bench-operator: $(STAMP) ## The operator with 1,000 pods on fake nodes, into bench/results (root, 5 minutes)
-	@PYTHONPATH=e2e/cluster:tests/support $(BIN)/python bench/operator
+	@PYTHONPATH=lab/cluster:tests/support $(BIN)/python lab/bench/operator
 
 bench-operator-groups: $(STAMP) ## The operator with 240 instances of two pods on fake nodes, where all fit and where some do not, into bench/results (root, 3 minutes)
-	@PYTHONPATH=e2e/cluster:tests/support $(BIN)/python bench/operator --groups
+	@PYTHONPATH=lab/cluster:tests/support $(BIN)/python lab/bench/operator --groups
 
 .PHONY: bench-queue
 bench-queue: $(STAMP) ## The broadcast queue beside vLLM's, multiprocessing's and ZMQ (7 minutes)
-	@$(BIN)/python bench/queue
+	@$(BIN)/python lab/bench/queue
 
 .PHONY: bench-queue-steps
 bench-queue-steps: $(STAMP) ## The time between decode steps with the broadcast queue and with vLLM's, on one host and over two process sets, into bench/results (8 minutes)
-	@PYTHONPATH=tests/support $(BIN)/python bench/queue_steps.py --write
+	@PYTHONPATH=tests/support $(BIN)/python lab/bench/queue_steps.py --write
 
 .PHONY: bench-observer
 bench-observer: $(STAMP) ## What metrics, history and the dashboard cost the router, into bench/results (a minute)
-	@PYTHONPATH=tests/support $(BIN)/python bench/observer --write
+	@PYTHONPATH=tests/support $(BIN)/python lab/bench/observer --write
 
 .PHONY: bench-planner
 TRACES ?=
 PARTS ?= simulated,calibration
 bench-planner: $(STAMP) ## The planner beside HPA, static counts and foresight (TRACES=FOLDER), and the simulation beside real engines (15 minutes; PARTS=simulated|calibration|sinusoid|azure|mooncake)
-	@PYTHONPATH=tests/support $(BIN)/python bench/planner $(if $(TRACES),--traces '$(TRACES)') --parts '$(PARTS)' --write
+	@PYTHONPATH=tests/support $(BIN)/python lab/bench/planner $(if $(TRACES),--traces '$(TRACES)') --parts '$(PARTS)' --write
 
 .PHONY: bench-policies
 bench-policies: $(STAMP) ## The router's policies on a trace (TRACE=FILE), simulated, into bench/results (a minute)
-	@$(BIN)/python bench/policies $(if $(TRACE),'$(TRACE)')
+	@$(BIN)/python lab/bench/policies $(if $(TRACE),'$(TRACE)')
 
 .PHONY: bench-dp
 bench-dp: $(STAMP) ## Steps that data-parallel ranks run for nothing: vLLM's waves beside step sync, into bench/results (8 minutes)
-	@PYTHONPATH=tests/support $(BIN)/python bench/dp --write
+	@PYTHONPATH=tests/support $(BIN)/python lab/bench/dp --write
 
 # Other routers have an environment of their own: what they need must not decide what xpyd runs with.
 RIVALS := .cache/bench
@@ -445,13 +445,13 @@ $(RIVALS)/.installed: $(STAMP) requirements/bench.txt
 
 .PHONY: bench-router
 bench-router: $(RIVALS)/.installed ## The router beside nginx, vllm-router and sglang-router, into bench/results (8 minutes; BEFORE=… adds the xpyd of another Python)
-	@$(CC) -O2 -Wall -Wextra -Werror -o $(RIVALS)/engine bench/router/engine.c
-	@$(CC) -O2 -Wall -Wextra -Werror -o $(RIVALS)/load bench/router/load.c
-	@PYTHONPATH=tests/support $(BIN)/python bench/router --built $(RIVALS) --binaries $(RIVALS)/venv/bin $(if $(BEFORE),--before '$(BEFORE)') --rounds $(or $(ROUNDS),7) --write
+	@$(CC) -O2 -Wall -Wextra -Werror -o $(RIVALS)/engine lab/bench/router/engine.c
+	@$(CC) -O2 -Wall -Wextra -Werror -o $(RIVALS)/load lab/bench/router/load.c
+	@PYTHONPATH=tests/support $(BIN)/python lab/bench/router --built $(RIVALS) --binaries $(RIVALS)/venv/bin $(if $(BEFORE),--before '$(BEFORE)') --rounds $(or $(ROUNDS),7) --write
 
 .PHONY: bench-modes
 bench-modes: $(STAMP) ## put_async, put and get against each other with real engines, into bench/results (5 minutes)
-	@PYTHONPATH=tests/support $(BIN)/python bench/modes --write
+	@PYTHONPATH=tests/support $(BIN)/python lab/bench/modes --write
 
 # The same for what else moves KV: NIXL and Mooncake, which use this environment's torch.
 KV_PEERS := .cache/bench/kv
@@ -467,10 +467,10 @@ $(KV_PEERS)/.installed: $(STAMP) requirements/bench-kv.txt
 
 .PHONY: bench-kv
 bench-kv: $(KV_PEERS)/.installed ## The links beside memcpy, TCP in C, gloo, NIXL and Mooncake, into bench/results (root, 5 minutes)
-	@$(CC) -O2 -Wall -Wextra -Werror -o $(KV_PEERS)/raw bench/kv/raw.c -lpthread
+	@$(CC) -O2 -Wall -Wextra -Werror -o $(KV_PEERS)/raw lab/bench/kv/raw.c -lpthread
 	@unshare --net bash -c 'ip link set lo up && sysctl -qw net.ipv4.tcp_congestion_control=reno && exec "$$@"' _ \
-	  $(BIN)/python bench/kv --raw $(CURDIR)/$(KV_PEERS)/raw --rivals $(CURDIR)/$(KV_PEERS)/venv/bin/python --write
+	  $(BIN)/python lab/bench/kv --raw $(CURDIR)/$(KV_PEERS)/raw --rivals $(CURDIR)/$(KV_PEERS)/venv/bin/python --write
 .PHONY: bench-handover
 bench-handover: $(KV_PEERS)/.installed ## 1P1D and 1P3D beside one engine, two, and vLLM's NixlConnector, into bench/results (25 minutes)
-	@PYTHONPATH=tests/support $(BIN)/python bench/handover --nixl $$(echo $(CURDIR)/$(KV_PEERS)/venv/lib/python3.*/site-packages) --write
+	@PYTHONPATH=tests/support $(BIN)/python lab/bench/handover --nixl $$(echo $(CURDIR)/$(KV_PEERS)/venv/lib/python3.*/site-packages) --write
 # --- end of benchmarks ---

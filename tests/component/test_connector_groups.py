@@ -23,7 +23,7 @@ from xpyd_sidecar.engine.kv_cache import KvCache, Move
 from xpyd_sidecar.engine.stats import LINK
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.reach import LayerGroup
-from xpyd_sidecar.memory import device
+from xpyd_sidecar.memory import device_rows
 
 pytestmark = pytest.mark.timeout(300)
 EDGE = WINDOW + BLOCK - 1
@@ -322,5 +322,5 @@ def test_a_step_is_one_gather_and_one_scatter_and_a_launch_for_each_shape_of_blo
     assert [len(cache.of_group(group)) for group in range(3)] == [12, 12, 12]
     moves = [Move(cache.of_group(group).start, np.array([3, 9]), torch.empty(1 << 20, dtype=torch.uint8),
                   [at << 12 for at in range(12)]) for group in range(3)]
-    tables = device.tables([cache._packed(move).at(0) for move in moves])
+    tables = device_rows.tables([cache._packed(move).at(0) for move in moves])
     assert sorted(len(table.addresses) for table in tables) == [12 * 2, 2 * 12 * 2]

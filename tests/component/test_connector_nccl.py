@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from kv_ranks import PATIENCE_S, REGIONS, DecodeRank, PrefillRank, content, key,
 from nccl_fake import FakeNccl, HostDevice, World
 
 from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.engine import nccl_setup
 from xpyd_sidecar.engine.nccl_setup import choose, most_bytes
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.bodies import Gpu
@@ -56,7 +58,7 @@ class Process:
 
     @property
     def ways(self) -> LinkOptions:
-        return LinkOptions(self.transport, gpu=Gpu(self.name, "2.29.7", PIECE))
+        return LinkOptions(self.transport, gpu=Gpu(self.name, "2.29.7", PIECE) if self.transport == "nccl" else None)
 
 
 @dataclass
@@ -340,9 +342,10 @@ def test_slots_bound_what_is_under_way(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("ours", "theirs", "text"), [
-    ("nccl", "tcp", "transport nccl: nccl: decode has or wants none"),
-    ("tcp", "nccl", "transport nccl: prefill's transport is tcp"),
-    ("nccl", "shm", "transport nccl: nccl: decode has or wants none"),
+    ("nccl", "tcp", "transport nccl: decode's transport is not nccl"),
+    ("tcp", "nccl", "transport nccl: decode's transport is nccl, prefill's is tcp"),
+    ("nccl", "auto", "transport nccl: decode's transport is not nccl"),
+    ("auto", "nccl", "transport nccl: decode's transport is nccl, prefill's is auto"),
 ])
 def test_nccl_on_one_side_alone_is_refused(stage: Stage, ours: str, theirs: str, text: str) -> None:
     p, d = stage.prefill(stage.process("p", transport=ours)), stage.decode(stage.process("d", transport=theirs))
@@ -352,21 +355,13 @@ def test_nccl_on_one_side_alone_is_refused(stage: Stage, ours: str, theirs: str,
     assert text in d.finished[0].reason
 
 
-def test_two_ranks_on_one_gpu_form_no_group(stage: Stage) -> None:
-    p, d = stage.prefill(stage.process("p", transport="auto")), stage.decode(stage.process("p", transport="auto"))
+def test_two_ranks_on_one_gpu_are_refused(stage: Stage) -> None:
+    p, d = stage.prefill(stage.process("p")), stage.decode(stage.process("p"))
     push(p)
     d.load("a", key(), p, first=0, count=20)
-    assert d.wait_outcomes() == [Outcome.OK]
-    assert "nccl" not in d.moved
+    assert d.wait_outcomes() == [Outcome.INCOMPATIBLE]
+    assert "transport nccl: nccl: both on one GPU" in d.finished[0].reason
     assert stage.world.minted == 0
-
-
-def test_auto_takes_a_group_where_both_can(stage: Stage) -> None:
-    p, d = stage.prefill(stage.process("p", transport="auto")), stage.decode(stage.process("d", transport="auto"))
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    assert d.wait_outcomes() == [Outcome.OK]
-    assert set(d.moved) == {"nccl"}
 
 
 # --- the sum ---
@@ -414,9 +409,14 @@ def test_without_a_gpu_there_is_no_driver() -> None:
     assert reason == "the KV cache is on cpu, not on a CUDA device"
 
 
-def test_an_engine_without_a_gpu_offers_none_and_refuses_to_insist() -> None:
-    for transport in ("auto", "tcp", "shm"):
-        ways, grouping = choose(KvOptions(transport=transport), torch.device("cpu"), PIECE)  # type: ignore[arg-type]
-        assert (ways.group, grouping) == (None, None)
+@pytest.mark.parametrize("transport", ["auto", "tcp", "shm", "rdma"])
+def test_other_transports_load_no_nccl(
+        monkeypatch: pytest.MonkeyPatch, transport: Literal["auto", "tcp", "shm", "rdma"]) -> None:
+    """So that they take nothing of the GPU."""
+    monkeypatch.setattr(nccl_setup, "load", None)
+    assert choose(KvOptions(transport=transport), torch.device("cuda"), PIECE) == (LinkOptions(transport), None)
+
+
+def test_nccl_without_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"transport: nccl cannot be used: the KV cache is on cpu"):
         choose(KvOptions(transport="nccl"), torch.device("cpu"), PIECE)

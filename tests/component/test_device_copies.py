@@ -14,7 +14,8 @@ import torch
 
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.memory import device
-from xpyd_sidecar.memory.device import BlockRows, PackedRows, RowShape, spans, tables, view_of
+from xpyd_sidecar.memory.device import spans
+from xpyd_sidecar.memory.device_rows import BlockRows, PackedRows, RowShape, tables, view_of
 
 BLOCKS = 16
 CACHES = {
@@ -29,12 +30,12 @@ CACHES = {
 SCRIPT = """
 import json, sys
 import numpy as np, torch
-from xpyd_sidecar.memory import device, device_kernel
+from xpyd_sidecar.memory import device_kernel, device_rows
 cache = eval(sys.argv[1])
-view, ids = device.view_of(cache), np.array(json.loads(sys.argv[2]), np.int64)
+view, ids = device_rows.view_of(cache), np.array(json.loads(sys.argv[2]), np.int64)
 packed = torch.zeros(len(ids) * view.size + 8, dtype=torch.uint8)[int(sys.argv[3]):]
-rows = [([device.BlockRows(view, [cache.data_ptr()], [0], ids)], packed.data_ptr())]
-((shape, table, aligned),) = device.tables(rows)
+rows = [([device_rows.BlockRows(view, [cache.data_ptr()], [0], ids)], packed.data_ptr())]
+((shape, table, aligned),) = device_rows.tables(rows)
 def move(out):
     device_kernel.launch(torch.from_numpy(table), shape, out=out, programs=3, tile=256, aligned=aligned)
 before = cache.clone()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -61,12 +61,11 @@ def test_what_the_connector_takes_is_left(beside: tuple[Any, ...]) -> None:
     assert compat_room.left() == STEP // ROUNDS + TABLE_BYTES
 
 
-def test_nccl_is_counted_where_it_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_room.importlib.util, "find_spec", lambda name: object() if name == "nccl" else None)
-    for transport, nccl in (("auto", True), ("nccl", True), ("tcp", False), ("rdma", False)):
-        options = KvOptions(transport=transport)
-        left = FREE - wrapper(kv_transfer_config(options, "recompute")).determine_available_memory()
-        assert left == STEP // ROUNDS + TABLE_BYTES + (most_bytes(options) if nccl else 0)
+@pytest.mark.parametrize("transport", ["auto", "tcp", "shm", "rdma", "nccl"])
+def test_nccl_is_counted_where_it_is_the_link(transport: Literal["auto", "tcp", "shm", "rdma", "nccl"]) -> None:
+    options = KvOptions(transport=transport)
+    left = FREE - wrapper(kv_transfer_config(options, "recompute")).determine_available_memory()
+    assert left == STEP // ROUNDS + TABLE_BYTES + (most_bytes(options) if transport == "nccl" else 0)
 
 
 @pytest.mark.parametrize("given", [

@@ -1,4 +1,4 @@
-"""Versions of vLLM that exchange KV write it alike: by the digests of their sources (``scripts/kv_sources.py``)."""
+"""Versions of vLLM that exchange KV write it alike: by the digests of their sources (``lab/tools/kv_sources.py``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.compat import common
 
 ROOT = Path(__file__).resolve().parents[2]
-tool = load(ROOT / "scripts/kv_sources.py")
+tool = load(ROOT / "lab/tools/kv_sources.py")
 RECORD = json.loads((ROOT / "tests/data/kv_sources.json").read_text())
 RECORDED, REASONS = RECORD["versions"], RECORD["reasons"]
 SAME = dict.fromkeys(tool.GROUPS, "1" * 16)

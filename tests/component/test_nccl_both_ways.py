@@ -1,6 +1,6 @@
 """Engines that are prefill and decode to each other, over a scripted NCCL that takes memory as a GPU's would.
 
-The ends and what they do are those of the checks for a GPU (``scripts/gpu``).
+The ends and what they do are those of the checks for a GPU (``lab/gpu``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xpyd_sidecar.transport.nccl.decode import NcclGrouping
 from xpyd_sidecar.transport.nccl.driver import Driver
 from xpyd_sidecar.transport.nccl.thread import FLIGHT, NcclLimits, NcclThread
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/gpu"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab/gpu"))
 import gpu_group_checks
 import gpu_groups
 from gpu_groups import End

@@ -1,6 +1,6 @@
 """Two tensor-parallel ranks in one instance: workers of vLLM's own (mp), with either queue, and actors of Ray.
 
-One engine at a time, since its workers poll at full speed; transfers between two of them: tests/campaigns/test_parallel.py.
+One engine at a time, since its workers poll at full speed; transfers between two of them: lab/campaigns/test_parallel.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fifty random hand-overs with faults: some on the shared engines, the others over real sockets without engines.
 
-``tests/campaigns/scenarios.py`` runs thousands, with relays between the engines and with signals.
+``lab/campaigns/scenarios.py`` runs thousands, with relays between the engines and with signals.
 """
 
 from __future__ import annotations

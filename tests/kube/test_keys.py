@@ -1,4 +1,4 @@
-"""Keys of services on a real API server: made without being read, rotated, lost, and taken over from before."""
+"""Keys of services on a real API server: made without being read, rotated and lost."""
 
 from __future__ import annotations
 
@@ -7,20 +7,9 @@ import base64
 import secrets
 
 import pytest
-from kube_client import Object
 from kube_routers import key_secret_of
 from kube_team import Team
 from kube_watchdog import Watchdog
-from kube_watched import is_ready
-
-from xpyd_operator.api.decode import decode_service
-from xpyd_operator.api.rule import Target
-from xpyd_operator.render.keys import made_before
-from xpyd_operator.render.objects import key_secret
-from xpyd_operator.render.pod import engine_pod, pod_revision
-from xpyd_operator.render.settings import KubeSettings
-from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.contract.keys import ServiceKey
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
 MASTER = "xpyd-master"
@@ -83,30 +72,3 @@ async def test_a_lost_master_replaces_nothing_and_what_comes_back_goes_on(team: 
     await team.kube.create("Secret", body, team.namespace)
     await team.wait_settled("1P2D", deadline_s=SLOW_S)
     assert uids(team) == before
-
-
-async def test_a_service_of_before_keeps_its_pods_until_its_next_rollout(team: Team) -> None:
-    await team.operator.kill()
-    stored = await team.apply(team.document(decode=2))
-    made = decode_service({part: stored[part] for part in ("apiVersion", "kind", "metadata", "spec")}, strict=False,
-                          target=Target.KUBERNETES).service
-    key = ServiceKey(secrets.token_bytes(32))
-    await team.kube.create("Secret", key_secret(made, key.hex()), team.namespace)
-    for ordinal, role in enumerate((Role.PREFILL, Role.DECODE, Role.DECODE)):
-        revision = pod_revision(made, role, made_before("qwen", key).id)
-        name = InstanceName(f"qwen-e{ordinal}")
-        pod = engine_pod(made, role, name, revision, KubeSettings(sidecar_image=team.operator.image))
-        await team.kube.create("Pod", pod, team.namespace)
-    await team.wait(lambda: len(team.pods()) == 3 and all(is_ready(pod) for pod in team.pods()), "its pods run")
-    before = uids(team)
-    await team.operator.start()
-    await team.wait_settled("1P2D", deadline_s=SLOW_S)
-    assert (uids(team), used(team)) == (before, {"qwen-key"})
-    dog = Watchdog(team, floors={"prefill": 1, "decode": 2}, most={"prefill": 2, "decode": 3})
-    changed: Object = team.document(decode=2)
-    changed["spec"]["engine"]["args"] = ["--max-model-len=128"]
-    await team.apply(changed)
-    await team.wait(lambda: not uids(team) & before, "all pods are replaced", SLOW_S)
-    await team.wait_settled("1P2D", deadline_s=SLOW_S)
-    assert "qwen-key" not in used(team)
-    await dog.end()

@@ -384,7 +384,6 @@ MALFORMED: dict[str, Bad] = {
     ),
     "share above one": bad("spec.router.skipPrefill.cachedShare", "from 0", router={"skipPrefill": {"cachedShare": 1.5}}),
     "budget above one": bad("spec.router.retryBudget", "from 0", router={"retryBudget": 2}),
-    "no workers": bad("spec.router.workers", "from 1 to 64, not 0", router={"workers": 0}),
     "header with a space": bad("spec.router.affinity.header", "name of a header", router={"affinity": {"header": "a b"}}),
     "host with a port": bad("spec.router.hosts[0]", "without a port", router={"hosts": ["a:80"]}),
     "origin with a path": bad("spec.router.cors.origins[0]", "no path", router={"cors": {"origins": ["https://a/"]}}),

@@ -14,7 +14,7 @@ import torch
 from xpyd_sidecar.engine.kv_cache import KvCache, Move
 from xpyd_sidecar.engine.memory_sizes import MemorySizes, StepLoad, memory_sizes
 from xpyd_sidecar.kv.reach import LayerGroup, Reach
-from xpyd_sidecar.memory import device
+from xpyd_sidecar.memory import device, device_rows
 from xpyd_sidecar.memory.staging import Chunk
 
 LAYERS, BLOCK, TOKENS = 36, 64 << 10, 16
@@ -100,7 +100,7 @@ class StepDevice(KvCache):
     def _enqueue(self, moves: Sequence[Move]) -> StepMark:
         packed = [self._packed(move) for move in moves]
         rounds = [*device.rounds(packed, self.slab)]
-        tables = [table for some in rounds for table in device.tables([move.at(move.address) for move in some])]
+        tables = [table for some in rounds for table in device_rows.tables([move.at(move.address) for move in some])]
         tabled = sum(2 * math.ceil(len(table.addresses) / device.ROWS) for table in tables)
         self.enqueued.append(tabled + sum(len(device.spans(some)) for some in rounds))
         self.rounds.append(len(rounds))

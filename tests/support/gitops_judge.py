@@ -1,4 +1,4 @@
-"""What Argo CD and Flux think of objects, by their own code (e2e/cluster/go/gitops).
+"""What Argo CD and Flux think of objects, by their own code (lab/cluster/go/gitops).
 
     judge = Judge.found()                                   None where the program was not built
     said = judge.of(live, target=document)

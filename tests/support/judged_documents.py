@@ -16,8 +16,8 @@ HOW_MANY = 220
 
 EVERYWHERE: dict[str, dict[str, Any]] = {
     "executor": {"prefill": {"parallelism": {"tensor": 2, "executor": "uni"}}},
-    "port of p2p": {"router": {
-        "placement": "deployment", "replicas": 1, "compat": "p2p", "ports": {"http": 30003, "members": 30002}}},
+    "gone": {"router": {"compat": "none", "workers": 2}},
+    "words that are gone": {"planner": {"mode": "Off"}, "router": {"placement": "Sidecar"}},
     "owned": {"engine": {"args": ["--port", "1", "--tensor-parallel-size=2"]}},
     "owned variables": {"engine": {"env": [{"name": "VLLM_API_KEY", "value": "x"}, {"name": "XPYD_A", "value": "y"}]}},
     "no decode": {"decode": {"replicas": 0}},

@@ -18,7 +18,6 @@ from xpyd_sidecar.contract.keys import ServiceKey
 
 SYSTEM, NAME = "xpyd-system", "xpyd-master"
 MASTERS = {number: bytes([number]) * 32 for number in (1, 2, 3)}
-OLD = ServiceKey(b"o" * 32)
 
 
 def key(generation: int = 1, uid: str = UID) -> ServiceKey:
@@ -27,8 +26,8 @@ def key(generation: int = 1, uid: str = UID) -> ServiceKey:
 
 
 def secret_name(generation: int = 1, uid: str = UID, service: str = "qwen") -> str:
-    """The Secret that pods have it from; generation 0: the one of before."""
-    return f"{service}-key" if not generation else render.derived(service, key(generation, uid)).secret
+    """The Secret that pods have it from."""
+    return render.derived(service, key(generation, uid)).secret
 
 
 def encoded(data: dict[str, str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from scripts import load
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "sidecar" / "src"
 EDGES = ROOT / "tests" / "support" / "fuzz" / "edges.c"
-PATHS = ("operator/src", "tests/support", "e2e/cluster", "e2e/support")
+PATHS = ("operator/src", "tests/support", "lab/cluster", "e2e/support")
 """What pytest imports from beside the package, as in pyproject.toml."""
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
 UNIT = ROOT / "tests" / "unit"

@@ -72,7 +72,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @contextlib.asynccontextmanager
 async def site(*says: OSError, most: int = 1000) -> AsyncIterator[Site]:
-    [bound] = await bind("127.0.0.1", 0, shared=False)
+    [bound] = await bind("127.0.0.1", 0)
     listening = Scripted(fileno=bound.detach())
     listening.setblocking(False)
     listening.says = list(says)
@@ -188,13 +188,10 @@ async def test_after_its_end_nobody_is_accepted() -> None:
 
 
 async def test_a_port_that_is_taken_is_told_and_nothing_stays_open() -> None:
-    [first] = await bind("127.0.0.1", 0, shared=False)
+    [first] = await bind("127.0.0.1", 0)
     with pytest.raises(OSError, match="in use"):
-        await bind("127.0.0.1", first.getsockname()[1], shared=False)
-    shared = await bind("127.0.0.1", 0, shared=True)
-    again = await bind("127.0.0.1", shared[0].getsockname()[1], shared=True)
-    for one in (first, *shared, *again):
-        one.close()
+        await bind("127.0.0.1", first.getsockname()[1])
+    first.close()
 
 
 @pytest.mark.parametrize(("peer", "own", "here"), [

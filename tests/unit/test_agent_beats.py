@@ -18,7 +18,7 @@ from xpyd_sidecar.agent.beat import Machine
 from xpyd_sidecar.agent.beats import Beats, system_resolve
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.router.fleet.heartbeat_listener import Members
+from xpyd_sidecar.router.fleet.heartbeat_listener import HeartbeatListener
 
 Make = Callable[..., Awaitable[Beats]]
 NewRouter = Callable[..., FakeRouter]
@@ -320,7 +320,7 @@ async def test_the_routers_own_socket_tells_of_its_open_legs(make: Make, machine
         taken.append(message)
         return 2
 
-    members = Members("real", take, lambda _: None)
+    members = HeartbeatListener("real", take, lambda _: None)
     try:
         beats = await make(f"127.0.0.1:{members.listen('127.0.0.1', 0, KEY)}")
         beat = machine.heartbeat()

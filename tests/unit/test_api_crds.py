@@ -42,7 +42,7 @@ def test_names() -> None:
         spec = crd["spec"]
         assert crd["metadata"]["name"] == f"{spec['names']['plural']}.{spec['group']}" == f"{Path(name).stem}.xpyd.dev"
         assert [(version["name"], version["served"], version["storage"]) for version in spec["versions"]] == [
-            ("v1beta1", True, True), ("v1alpha1", True, False)
+            ("v1beta1", True, True)
         ]
         assert spec["conversion"] == {"strategy": "None"}
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from render_service import service
 
-from xpyd_operator.api.devices import devices, limits, notes, unstated, without
+from xpyd_operator.api.devices import devices, limits, notes, unstated
 from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.rule import Target
-from xpyd_sidecar.contract.ids import Role
 
 GPU = "nvidia.com/gpu"
 CLAIMS = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
@@ -78,15 +77,12 @@ def test_a_template_that_has_no_form_names_nothing() -> None:
         assert limits(role(template=template)) == {GPU: 1}
 
 
-def test_a_device_is_unstated_where_it_comes_beside_resources_that_once_meant_none() -> None:
+def test_a_device_is_unstated_where_it_comes_beside_resources_that_name_none() -> None:
     meant = {"limits": {"memory": "8Gi"}}
     assert unstated(role(resources=meant))
     for spec in ({}, {"resources": {}}, {"resources": meant, "parallelism": {"device": "none"}},
                  {"resources": meant, "parallelism": {"device": GPU}}, {"resources": {"limits": {GPU: 1}}}):
         assert not unstated(role(**spec))
-    one = service(Target.KUBERNETES, decode={"resources": meant})
-    assert limits(without(one, Role.DECODE).spec.decode) == {"memory": "8Gi"}
-    assert without(one, Role.DECODE).spec.prefill == one.spec.prefill
 
 
 def test_a_device_that_is_added_and_an_image_for_others_are_worth_a_note() -> None:

@@ -12,9 +12,6 @@ import yaml
 
 CRDS = Path(__file__).parents[2] / "crds"
 WORD = re.compile(r"[a-z][a-z0-9_]*")
-OLDER = {("router.placement", "Sidecar"), ("router.placement", "Deployment"), ("planner.mode", "Off"),
-       ("planner.mode", "Observe"), ("planner.mode", "Auto"), ("engine.dpStepSync", "off")}
-"""Written before the rules: accepted for good."""
 OTHERS = {("engine.imagePullPolicy", word) for word in ("Always", "IfNotPresent", "Never")}
 """Kubernetes' own."""
 
@@ -34,7 +31,7 @@ def words(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
 
 
 def specs() -> Iterator[tuple[str, str]]:
-    """Of all kinds and versions."""
+    """Of all kinds."""
     for file in ("disaggservices", "disaggpools"):
         for version in yaml.safe_load((CRDS / f"{file}.yaml").read_text())["spec"]["versions"]:
             yield from words(version["schema"]["openAPIV3Schema"]["properties"]["spec"])
@@ -52,7 +49,7 @@ def test_words_are_written_by_the_rules() -> None:
     found = set(specs())
     assert ("kv.mode", "put_async") in found
     broken = {(path, word) for path, word in found if not (WORD.fullmatch(word) and plain(word))}
-    assert broken == OLDER | OTHERS
+    assert broken == OTHERS
 
 
 @pytest.mark.parametrize("word", ["off", "On", "YES", "no", "y", "N", "true", "null", "~", "12", "1e3", "0x1f"])

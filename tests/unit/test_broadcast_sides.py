@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from xpyd_sidecar.broadcast import wire
-from xpyd_sidecar.broadcast.sides import LANES, Sides
+from xpyd_sidecar.broadcast.shared import LANES, Sides
 from xpyd_sidecar.errors import PeerGone
 
 

@@ -94,7 +94,6 @@ OVERLAYS: dict[str, Document] = {
     "images": {"image": {"repository": "registry.example/team/xpyd-operator", "tag": "0.1.0"},
                "sidecar": {"image": {"repository": "registry.example/team/xpyd-sidecar", "tag": "0.1.0"}}},
     "namespaced": {"namespaces": ["default"]},
-    "migrate": {"rbac": {"migrate": True}},
     "openshift": {"podSecurityContext": {"runAsUser": None, "runAsGroup": None}, "operator": {"podUser": "assigned"}},
     "dev": {"replicas": 1, "podDisruptionBudget": {"enabled": False}, "image": {"pullPolicy": "Never"},
             "sidecar": {"image": {"pullPolicy": "Never"}}, "operator": {"logLevel": "debug", "logFormat": "text"}},

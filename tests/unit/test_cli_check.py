@@ -177,17 +177,7 @@ def test_a_warning_is_shown_with_its_line_and_counts_if_strict(write, capsys: py
     assert main(["check", "-f", write(GOOD), "--strict"]) == 0
 
 
-@pytest.mark.parametrize("version", ["v1alpha1", "v1beta1"])
-@pytest.mark.parametrize("target", ["kubernetes", "local"])
-def test_each_version_takes_words_of_both(write, capsys: pytest.CaptureFixture[str], version: str, target: str) -> None:
-    for placement, mode in (("Sidecar", "Off"), ("sidecar", "disabled"), ("Sidecar", "disabled")):
-        changes = {"apiVersion": f"xpyd.dev/{version}"}
-        path = write(yaml.safe_dump(document(changes, router={"placement": placement}, planner={"mode": mode})))
-        assert main(["check", "-f", path, "--for", target]) == 0
-        assert capsys.readouterr().out.startswith(f"{path}:1: DisaggService qwen: ok, 1P3D\n")
-
-
-def test_words_of_neither_version_are_named_by_line(write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_there_are_not_are_named_by_line(write, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(GOOD + "  router: {placement: SIDECAR}\n  planner:\n    mode: off\n")
     assert main(["check", "-f", path]) == 1
     told = capsys.readouterr().out

@@ -111,19 +111,3 @@ def test_examples_for_kubernetes_render_or_say_what_is_not_built(path: Path, cap
     assert ("# Not built yet: " in path.read_text()) == refused
     assert (captured.err.count("not built yet") > 0) == refused
     assert (captured.out == "") == refused
-
-
-def test_both_versions_and_spellings_are_rendered_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = "  router: {placement: PLACED}\n  engine: {dpStepSync: \"SYNC\"}\n  planner: {mode: MODE, slo: {ttftP95: 2s}}\n"
-    words = [("Deployment", "off", "Observe"), ("deployment", "disabled", "observe"), ("deployment", "off", "Observe")]
-    rendered = []
-    for version in ("v1alpha1", "v1beta1"):
-        for placed, sync, mode in words:
-            text = (DOCUMENT + more).replace("PLACED", placed).replace("SYNC", sync).replace("MODE", mode)
-            (tmp_path / "qwen.yaml").write_text(text.replace("v1beta1", version))
-            assert main(["render", "pods", "-f", str(tmp_path / "qwen.yaml")]) == 0
-            rendered.append(capsys.readouterr().out)
-    assert len(rendered) == 6
-    assert set(rendered) == {rendered[0]}
-    assert "xpyd.dev/v1beta1" in rendered[0]
-    assert "v1alpha1" not in rendered[0]

@@ -30,7 +30,7 @@ DIGEST_BEFORE = "4729d8d59b2f7eac86c79e2c82eccd47"
 
 
 def test_engines_of_before_are_read_and_are_a_group_of_their_own() -> None:
-    """They hand over other tokens, and their wire is another too (``kv.versions``)."""
+    """They hand over other tokens, and their wire is another too (``kv.peers.SPOKEN``)."""
     assert msgspec.msgpack.decode(SAID_BEFORE, type=FingerprintFields) == CPU
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(CPU), type=Before) == Before(*msgspec.structs.astuple(CPU)[:-1])
     assert digest(CPU) != DIGEST_BEFORE

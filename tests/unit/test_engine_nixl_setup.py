@@ -14,7 +14,6 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport.nixl import driver as nixl_driver
-from xpyd_sidecar.transport.nixl import host as rdma_host
 
 KEEP = 4 << 20
 
@@ -32,7 +31,7 @@ def prepare(transport: str, folder: Path,
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "uverbs0").touch()
-    monkeypatch.setattr(rdma_host, "unlocked", lambda _: "")
+    monkeypatch.setattr(nixl_setup, "unlocked", lambda _: "")
     return tmp_path
 
 
@@ -83,7 +82,7 @@ def test_what_nixl_refuses_is_told_and_leaves_no_thread(device: Path, world: Wor
 
 
 def test_too_little_memory_to_lock_is_told_before_anything_is_loaded(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma_host, "unlocked", lambda needed: f"{needed >> 20} MiB")
+    monkeypatch.setattr(nixl_setup, "unlocked", lambda needed: f"{needed >> 20} MiB")
     with pytest.raises(ConfigError, match="rdma cannot be used: 516 MiB;"):
         prepare("rdma", device)
 
@@ -108,3 +107,28 @@ def test_tcp_is_out_unless_ucx_was_told_what_to_take(
     assert reason == ""
     assert driver is not None
     assert driver._parameters == {"engine_config": settings}
+
+
+def test_devices_are_what_verbs_are_spoken_to(tmp_path: Path) -> None:
+    assert nixl_setup.no_device(tmp_path / "none") == f"no RDMA device is here (no {tmp_path / 'none'}/uverbs*)"
+    (tmp_path / "rdma_cm").touch()
+    assert nixl_setup.no_device(tmp_path) == f"no RDMA device is here (no {tmp_path}/uverbs*)"
+    (tmp_path / "uverbs0").touch()
+    assert nixl_setup.no_device(tmp_path) == ""
+
+
+@pytest.mark.parametrize(("limit", "capabilities", "fits"), [
+    (8 << 20, "0", False), (1 << 30, "0", True), (-1, "0", True), (8 << 20, "4000", True), (8 << 20, "3fff", False)])
+def test_memory_that_must_be_locked_fits_the_limit_or_the_capability(
+        tmp_path: Path, limit: int, capabilities: str, fits: bool) -> None:
+    status = tmp_path / "status"
+    status.write_text(f"Name:\tx\nCapEff:\t{capabilities}\n")
+    reason = nixl_setup.unlocked(512 << 20, status, limit)
+    assert (reason == "") is fits
+    if not fits:
+        assert reason == ("512 MiB must be locked, and the limit (memlock) is 8 MiB: raise it for the container runtime, "
+                          "or add the capability IPC_LOCK")
+
+
+def test_who_cannot_read_its_capabilities_has_none(tmp_path: Path) -> None:
+    assert nixl_setup.unlocked(1, tmp_path / "none", 0) != ""

@@ -16,7 +16,7 @@ from xpyd_sidecar.contract.ids import ServiceName
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.fleet import heartbeat_listener as me
-from xpyd_sidecar.router.fleet.heartbeat_listener import Members
+from xpyd_sidecar.router.fleet.heartbeat_listener import HeartbeatListener
 from xpyd_sidecar.router.fleet.member import BeatRefused
 from xpyd_sidecar.router.fleet.roster import Roster
 
@@ -39,9 +39,9 @@ class Taken:
 
 
 @contextlib.asynccontextmanager
-async def listening() -> AsyncIterator[tuple[Members, int, Taken]]:
+async def listening() -> AsyncIterator[tuple[HeartbeatListener, int, Taken]]:
     taken = Taken()
-    members = Members("r0", taken.take, taken.count)
+    members = HeartbeatListener("r0", taken.take, taken.count)
     try:
         yield members, members.listen("127.0.0.1", 0, KEY), taken
     finally:
@@ -257,7 +257,7 @@ async def test_an_oversized_message_is_dropped_and_the_socket_lives() -> None:
 
 async def test_a_port_that_is_taken_is_named() -> None:
     async with listening() as (_, port, _taken):
-        other = Members("r1", lambda _: None, lambda _: None)
+        other = HeartbeatListener("r1", lambda _: None, lambda _: None)
         with pytest.raises(ConfigError, match=rf"router\.members_port: cannot bind 127\.0\.0\.1:{port}"):
             other.listen("127.0.0.1", port, KEY)
         other.close()

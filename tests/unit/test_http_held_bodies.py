@@ -10,10 +10,8 @@ import pytest
 from http_site import Later, Site, site
 from router_fleet import Answer, read_answer, request_bytes
 
-from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.server import RequestBounds, Server
-from xpyd_sidecar.router.workers.sharing import share
 
 LOOPS = ("router",)
 LARGEST = 400_000
@@ -220,7 +218,3 @@ async def test_two_of_the_largest_bodies_always_fit() -> None:
     assert limit(400, body_budget=100) == 800
     assert limit(400, body_budget=1000) == 1000
     assert limit(400) == 512 << 20
-
-
-def test_each_worker_has_its_part() -> None:
-    assert share(RouterConfig(body_budget_bytes=1001), 2).body_budget_bytes == 501

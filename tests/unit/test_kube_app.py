@@ -11,20 +11,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from processes import free_port
 
-from xpyd_operator.handlers import Kopf
-from xpyd_operator.handlers import settings as kopf_settings
 from xpyd_operator.kube import app, logs
 from xpyd_operator.kube.__main__ import parse
 from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.login import Login, LoginError
 from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.reflector import Kopf
+from xpyd_operator.kube.reflector import settings as kopf_settings
 from xpyd_operator.kube.watch import Watch
 
 IMAGE = ("--sidecar-image", "registry.example/xpyd-sidecar:0.1.0")
@@ -194,38 +192,19 @@ async def test_the_watches_begin_for_a_user_whom_nobody_knows(monkeypatch: pytes
     assert watches.starts == 1
 
 
-@pytest.mark.parametrize(("settings", "looks"), [({}, True), ({"namespaces": ("a",)}, False), ({"dry_run": True}, False)])
-def test_only_who_sees_all_objects_says_what_the_store_holds(settings: dict[str, Any], looks: bool) -> None:
-    found = app.stored_versions(None, OperatorSettings(sidecar_image="s:1", **settings))  # type: ignore[arg-type]
-    assert (found is not None) == looks
-
-
-async def test_what_is_done_beside_the_rounds_begins_after_the_lists_and_ends_with_them() -> None:
+async def test_rounds_begin_after_the_lists() -> None:
     said: list[str] = []
-    end = asyncio.Event()
-
-    class Stored:
-        async def run(self) -> None:
-            said.append("begun")
-            try:
-                await asyncio.Event().wait()
-            finally:
-                said.append("ended")
 
     class Services:
         async def run(self) -> None:
-            await end.wait()
+            said.append("begun")
 
     class Watch:
         filled = asyncio.Event()
 
-    served = asyncio.create_task(app._serve(Services(), Watch(), Stored()))  # type: ignore[arg-type]
+    served = asyncio.create_task(app._serve(Services(), Watch()))  # type: ignore[arg-type]
     await asyncio.sleep(0.02)
     assert said == []
     Watch.filled.set()
-    async with asyncio.timeout(5):
-        while said != ["begun"]:  # noqa: ASYNC110 (what was said is under test)
-            await asyncio.sleep(0.005)
-    end.set()
     await asyncio.wait_for(served, 5)
-    assert said == ["begun", "ended"]
+    assert said == ["begun"]

@@ -344,47 +344,12 @@ def gpus(world: MemoryWorld) -> dict[str, Any]:
 
 
 def upgraded(world: MemoryWorld, **spec: Any) -> None:
-    """The service as an operator made it for which resources without a device meant none, under a new operator."""
-    entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
-    assert entry is not None
+    """The service, written anew, under another operator."""
     world.write(**spec)
     entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
     assert entry is not None
     world.backend = KubeBackend(world.shared, entry)
     world.api.asked.clear()
-
-
-async def test_a_service_that_runs_without_devices_keeps_doing_so_when_the_operator_is_upgraded(world: MemoryWorld) -> None:
-    """Its pods were made when resources without a device meant none: their revision is that of ``device: none``."""
-    made = {"resources": CORES, "parallelism": {"device": "none"}}
-    world.write(prefill={"replicas": 1, "resources": {}}, decode={"replicas": 2, **made})
-    await settle(world)
-    upgraded(world, prefill={"replicas": 1, "resources": {}}, decode={"replicas": 2, "resources": CORES})
-    done = await world.round()
-    assert (done.plan.actions, gpus(world)) == ((), {"qwen-e0": None, "qwen-e1": None, "qwen-e2": None})
-    valid = world.condition("Valid")
-    assert (valid["status"], valid["reason"]) == ("True", "DeviceNotStated")
-    assert "spec.decode.resources: names no device" in valid["message"]
-    assert "spec.decode.parallelism.device: none" in valid["message"]
-    assert "spec.prefill" not in valid["message"]
-    world.write(prefill={"replicas": 1, "resources": {}}, decode={"replicas": 3, "resources": CORES})
-    await settle(world)
-    assert gpus(world) == {f"qwen-e{ordinal}": None for ordinal in range(4)}  # another count is no other engine
-    world.write(prefill={"replicas": 1, "resources": {}}, decode={"replicas": 3, **made})
-    done = await world.round()
-    assert (done.plan.actions, world.condition("Valid")["reason"]) == ((), "Valid")  # said, and nothing is replaced
-
-
-async def test_it_keeps_them_off_while_none_of_its_pods_is_there(world: MemoryWorld) -> None:
-    made = {"resources": CORES, "parallelism": {"device": "none"}}
-    world.write(decode={"replicas": 1, **made})
-    await settle(world)
-    upgraded(world, decode={"replicas": 1, "resources": CORES})
-    await world.round()
-    for kind, namespace, name in [at for at in world.api.objects if at[0] == "Pod"]:
-        world.cache.gone(kind, world.api.objects.pop((kind, namespace, name)))
-    await settle(world)
-    assert set(gpus(world).values()) == {None}
 
 
 async def test_a_service_with_devices_is_upgraded_without_a_restart(world: MemoryWorld) -> None:

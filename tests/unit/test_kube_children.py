@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from kube_documents import UID, service
+from kube_documents import service
 from memory_api import MemoryApi
 
 from xpyd_operator.errors import XpydError
@@ -96,28 +96,6 @@ async def test_a_pool_of_a_role_that_scales_is_left_to_whoever_scales_it() -> No
     await world.tend(decode=scaling)
     world.edit("DisaggPool", "qwen-decode", spec={"replicas": 6})
     assert await world.tend(decode=scaling) == []
-
-
-async def test_what_was_made_under_the_version_before_is_named_by_its_owner_anew_and_nothing_else() -> None:
-    world = World()
-    await world.tend()
-    ours = [at for at, body in world.api.objects.items() if body["metadata"].get("ownerReferences")]
-    stranger = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "u-x"}
-    for kind, namespace, name in ours:
-        before = world.api.objects[kind, namespace, name]["metadata"]
-        owner = before["ownerReferences"][0] | {"apiVersion": "xpyd.dev/v1alpha1"}
-        owners = [stranger, owner] if kind == "DisaggPool" else [owner]
-        world.edit(kind, name, metadata=before | {"ownerReferences": owners})
-    generations = {at: world.api.objects[at]["metadata"]["generation"] for at in ours}
-    asked = await world.tend()
-    assert sorted(asked) == sorted(("patch" if kind == "DisaggPool" else "apply", kind, name) for kind, _, name in ours)
-    for at in ours:
-        metadata = world.api.objects[at]["metadata"]
-        owners = {each["uid"]: each["apiVersion"] for each in metadata["ownerReferences"]}
-        assert owners == {UID: "xpyd.dev/v1beta1"} | ({"u-x": "v1"} if at[0] == "DisaggPool" else {})
-        assert metadata["generation"] == generations[at], at
-    assert await world.tend() == []
-    assert await world.told() == []
 
 
 async def test_a_name_that_is_taken_is_looked_up_now_and_then() -> None:

@@ -22,7 +22,7 @@ from xpyd_operator.kube.observe import Told
 from xpyd_sidecar.contract import signing
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
-from xpyd_sidecar.contract.keys import ServiceKey, admin_token, derive
+from xpyd_sidecar.contract.keys import ServiceKey, derive
 from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.contract.signing import CallVerifier
 
@@ -225,15 +225,9 @@ async def test_pods_that_speak_the_other_scheme_still_are_asked(routers: Routers
     assert routers.asked == [11]
 
 
-async def test_calls_are_signed_and_only_pods_with_a_key_of_before_are_sent_the_token(
-    routers: Routers, fleets: Fleets
-) -> None:
-    first = msgspec.structs.replace(await routers.start(11), key="qwen-key-1a2b3c4d")
-    assert (await ask(fleets, routers, [first], [], 100.0)).fleet is not None
+async def test_calls_are_signed_and_carry_no_token(routers: Routers, fleets: Fleets) -> None:
+    assert (await ask(fleets, routers, [await routers.start(11)], [], 100.0)).fleet is not None
     assert routers.tokens == [""]
-    old = msgspec.structs.replace(await routers.start(12), key="qwen-key")
-    assert (await ask(fleets, routers, [old], [], 200.0)).fleet is not None
-    assert routers.tokens[1:] == [f"Bearer {admin_token(KEY)}"]
 
 
 async def test_a_pod_whose_key_is_not_known_is_not_asked(routers: Routers, fleets: Fleets) -> None:

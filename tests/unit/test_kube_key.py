@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kube_documents import UID, document, service
-from kube_keys import OLD, encoded, key, secret_name, service_keys, store_master
+from kube_keys import encoded, key, secret_name, service_keys, store_master
 from memory_api import MemoryApi
 
 from xpyd_operator.api.decode import decode_service
@@ -12,15 +12,6 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.key import CHECK_S, SOON_S
 from xpyd_operator.kube.master import KeyTrouble
-from xpyd_operator.render.objects import key_secret
-
-
-def old_secret(api: MemoryApi, text: str = OLD.hex(), *, owned: bool = True) -> None:
-    body = key_secret(service(), "")
-    body["data"] = encoded({"key": text})
-    if not owned:
-        del body["metadata"]["ownerReferences"]
-    api.put("Secret", body)
 
 
 async def test_its_secret_is_made_once_and_never_read() -> None:
@@ -116,45 +107,9 @@ async def test_pods_with_a_key_of_no_generation_are_trouble() -> None:
     assert error.value.reason == "KeyUnknown"
 
 
-async def test_a_key_of_before_is_read_where_pods_have_it_and_nowhere_else() -> None:
-    api = MemoryApi()
-    store_master(api, 1)
-    old_secret(api)
-    mine = service_keys(api)
-    await mine.look(service(), (), 0.0)
-    assert ("get", "Secret", "qwen-key") not in api.asked
-    await mine.look(service(), ("qwen-key",), 1.0)
-    await mine.look(service(), ("qwen-key",), 2.0)
-    assert api.asked.count(("get", "Secret", "qwen-key")) == 1
-    assert mine.of("qwen-key") == OLD
-    found = mine.known("qwen-key")
-    assert found is not None
-    assert (found.generation, found.pod.secret, found.pod.derived) == (0, "qwen-key", False)
-
-
-@pytest.mark.parametrize(("fault", "owned", "text", "reason", "words"), [
-    (ApiError(403, "Forbidden", "no"), True, "", "KeyNotReadable", "apply the overlay migrate"),
-    (ApiError(404, "NotFound", "no"), True, "", "KeyUnknown", "is not there any more"),
-    (None, False, OLD.hex(), "KeyUnknown", "is not of this service"),
-    (None, True, "zz" * 32, "KeyUnknown", "holds no key"),
-    (None, True, "", "KeyUnknown", "holds no key"),
-])
-async def test_a_key_of_before_that_cannot_be_had_is_trouble(
-    fault: ApiError | None, owned: bool, text: str, reason: str, words: str
-) -> None:
-    api = MemoryApi()
-    store_master(api, 1)
-    old_secret(api, text, owned=owned)
-    api.fault = lambda verb, kind, name: fault if name == "qwen-key" else None
-    with pytest.raises(KeyTrouble, match=words) as error:
-        await service_keys(api).look(service(), ("qwen-key",), 0.0)
-    assert error.value.reason == reason
-
-
 async def test_which_key_is_wanted() -> None:
     api = MemoryApi()
     store_master(api, 1)
-    old_secret(api)
     mine = service_keys(api)
 
     async def wanted(*used: int, stays: bool = True, may_roll: bool = False) -> int:
@@ -164,14 +119,9 @@ async def test_which_key_is_wanted() -> None:
 
     assert await wanted() == 1, "no pods"
     assert await wanted(1) == 1
-    assert await wanted(0) == 0, "made before, and stays"
-    assert await wanted(0, may_roll=True) == 0, "and is not rolled for the first generation"
-    assert await wanted(0, stays=False) == 1, "its next rollout takes it over"
-    assert await wanted(0, 1) == 1, "what was begun ends"
     store_master(api, 1, 3)
     mine = service_keys(api)
     assert await wanted(1) == 1, "it is not its turn"
     assert await wanted(1, may_roll=True) == 3
-    assert await wanted(0, may_roll=True) == 3
     assert await wanted(1, stays=False) == 3
-    assert await wanted(1, 3) == 3
+    assert await wanted(1, 3) == 3, "what was begun ends"

@@ -1,4 +1,4 @@
-"""Keys of services while clusters live: upgraded, rotated, restored, lost; several services, real planning, scripted pods.
+"""Keys of services while clusters live: rotated, restored, lost; several services, real planning, scripted pods.
 
 Routers tell what they would: one with an older key hears of everybody, one with the newest of those with its own.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from kube_documents import document, pod
-from kube_keys import MASTERS, OLD, encoded, key, master, secret_name, store_master, turns
+from kube_keys import MASTERS, encoded, key, master, secret_name, store_master, turns
 from memory_api import MemoryApi
 
 from xpyd_operator.kube.api import ApiError
@@ -32,9 +32,6 @@ from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
-from xpyd_operator.render.keys import made_before
-from xpyd_operator.render.objects import key_secret
-from xpyd_operator.render.pod import engine_pod, pod_revision
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.keys import file_name
@@ -122,23 +119,6 @@ class Cluster:
         status = self.api.objects[OWNER_KIND, "team-a", name].get("status") or {}
         return next((each for each in status.get("conditions", ()) if each["type"] == kind), {})
 
-    async def running_of_before(self, name: str = "qwen", **spec: Any) -> None:
-        """A service as it was made before keys were derived."""
-        self.write(name, **spec)
-        entry = self.cache.get(OWNER_KIND, "team-a", name)
-        assert entry is not None
-        made = self.backends[name]._blueprint._judge(entry).service
-        assert made is not None
-        body = key_secret(made, "")
-        body["data"] = encoded({"key": OLD.hex()})
-        self.api.put("Secret", body)
-        roles = [role for role in Role for _ in range(made.spec.replicas(role))]
-        for ordinal, role in enumerate(roles):
-            revision = pod_revision(made, role, made_before(name, OLD).id)
-            body = engine_pod(made, role, InstanceName(f"{name}-e{ordinal}"), revision, SETTINGS)
-            self.cache.seen("Pod", self.api.put("Pod", body | {"status": pod(0)["status"]}))
-        self.floor[name] = {role: made.spec.replicas(role) for role in Role}
-
 
 class Routers:
     """In place of ``Fleets``: the router with the oldest key tells."""
@@ -186,55 +166,6 @@ async def made(cluster: Cluster, *names: str, **spec: Any) -> None:
         cluster.floor[name] = {Role.PREFILL: 1, Role.DECODE: 2}
 
 
-async def test_services_of_before_keep_key_and_pods_until_their_next_rollout(cluster: Cluster) -> None:
-    store_master(cluster.api, 1)
-    await cluster.running_of_before()
-    before = cluster.uids()
-    await cluster.rounds(5)
-    assert (cluster.uids(), set(cluster.secrets())) == (before, {"qwen-key"})
-    assert ("create", "Secret", secret_name(1, "uid-of-qwen")) not in cluster.api.asked
-    cluster.write(decode={"replicas": 3, "resources": {}})  # another count replaces nothing
-    await cluster.rounds(4)
-    assert (before < cluster.uids(), cluster.secrets()) == (True, Counter({"qwen-key": 4}))
-    cluster.write(decode={"replicas": 2, "resources": {}}, engine={"args": ["--max-model-len=128"]})
-    await cluster.rounds(40)
-    assert not before & cluster.uids()
-    assert cluster.secrets() == Counter({secret_name(1, "uid-of-qwen"): 3})
-    bridge = cluster.api.objects["Secret", "team-a", secret_name(1, "uid-of-qwen")]["data"]
-    assert bridge == encoded({"key": key(1, "uid-of-qwen").hex(), "before": OLD.hex()}), "new agents tell old routers too"
-
-
-async def test_a_rollout_of_before_that_was_begun_and_taken_back_replaces_nothing(cluster: Cluster) -> None:
-    store_master(cluster.api, 1)
-    await cluster.running_of_before()
-    before = cluster.uids()
-    await cluster.rounds(2)
-    cluster.write(engine={"args": ["--max-model-len=128"]})
-    await cluster.backends["qwen"].desired()
-    cluster.write()
-    await cluster.rounds(5)
-    assert cluster.uids() == before
-
-
-async def test_without_the_right_to_read_it_what_runs_goes_on_and_the_condition_says_why(cluster: Cluster) -> None:
-    store_master(cluster.api, 1)
-    await cluster.running_of_before()
-    before = cluster.uids()
-    cluster.api.fault = lambda verb, kind, name: NOBODY if (verb, name) == ("get", "qwen-key") else None
-    writes = len([each for each in cluster.api.asked if each[1] == "Pod"])
-    for _ in range(3):
-        with pytest.raises(KeyTrouble, match="may not read Secret qwen-key"):
-            await cluster.rounds()
-        await cluster.backends["qwen"].close()
-    assert cluster.uids() == before
-    assert len([each for each in cluster.api.asked if each[1] == "Pod"]) == writes
-    for kind in ("Degraded", "Stalled"):
-        assert (cluster.condition(kind)["status"], cluster.condition(kind)["reason"]) == ("True", "KeyNotReadable")
-    cluster.api.fault = lambda verb, kind, name: None  # the overlay is applied
-    await cluster.rounds(3)
-    assert (cluster.uids(), cluster.condition("Degraded")["status"], cluster.condition("Stalled")) == (before, "False", {})
-
-
 async def test_a_new_generation_rolls_services_one_after_the_other(cluster: Cluster) -> None:
     store_master(cluster.api, 1)
     names = ("one", "two", "three")
@@ -251,13 +182,6 @@ async def test_a_new_generation_rolls_services_one_after_the_other(cluster: Clus
     again = {name: cluster.uids(name) for name in names}
     await cluster.rounds(10)
     assert {name: cluster.uids(name) for name in names} == again
-
-
-async def test_one_of_before_is_rolled_for_a_second_generation(cluster: Cluster) -> None:
-    store_master(cluster.api, 1, 2)
-    await cluster.running_of_before()
-    await cluster.rounds(40)
-    assert cluster.secrets() == Counter({secret_name(2, "uid-of-qwen"): 3})
 
 
 async def test_an_operator_that_begins_in_the_middle_goes_on(cluster: Cluster) -> None:
@@ -395,21 +319,3 @@ async def test_a_secret_of_that_name_that_is_somebody_elses_is_mounted_under_the
     body = cluster.api.objects["Pod", "team-a", "qwen-e0"]
     volume, = (each["secret"] for each in body["spec"]["volumes"] if each["name"] == "key")
     assert volume["items"][0]["path"] == file_name(key(1, "uid-of-qwen"))
-
-
-async def test_a_service_with_a_folder_that_is_refused_by_now_goes_on(cluster: Cluster) -> None:
-    """It was accepted by the version before; a person sees what is against it, and its pods stay."""
-    store_master(cluster.api, 1)
-    kv: dict[str, Any] = {"kv": {"transport": "shm", "sharedMemory": {"hostPath": "/var/kv"}}}
-    await cluster.running_of_before(**kv)
-    before = cluster.uids()
-    body = cluster.api.objects[OWNER_KIND, "team-a", "qwen"]
-    accepted = {"type": "Valid", "status": "True", "reason": "Valid", "message": "", "observedGeneration": 1,
-                "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    cluster.cache.seen(OWNER_KIND, cluster.api.put(OWNER_KIND, body | {"status": {"conditions": [accepted]}}))
-    cluster.restart()
-    await cluster.rounds(3)
-    assert cluster.uids() == before
-    valid = cluster.condition("Valid")
-    assert (valid["status"], valid["reason"]) == ("True", "AcceptedBefore")
-    assert "spec.kv.sharedMemory.hostPath: /var/kv belongs to the node's system" in valid["message"]

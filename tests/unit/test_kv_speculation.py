@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from xpyd_sidecar.contract.speculation import ALIKE, Speculation, difference, mark
-from xpyd_sidecar.kv.speculation import ALL, DraftRule, judge
+from xpyd_sidecar.kv.peers import ALL, DraftRule, draft_rule
 
 DRAFT = ("model.layers.4.self_attn.attn",)
 NONE = Speculation()
@@ -42,7 +42,7 @@ def test_the_table_names_every_combination_once() -> None:
 @pytest.mark.parametrize(("decode", "prefill"), EVERY)
 def test_without_states_nothing_is_refused_and_a_draft_of_another_kind_stays(decode: str, prefill: str) -> None:
     d, p = KINDS[decode], KINDS[prefill]
-    found = judge(d, p)
+    found = draft_rule(d, p)
     assert found.refused == ""
     if (decode, prefill) in ALL_TAKEN:
         assert found == DraftRule()
@@ -57,7 +57,7 @@ def test_without_states_nothing_is_refused_and_a_draft_of_another_kind_stays(dec
 @pytest.mark.parametrize(("decode", "prefill"), EVERY)
 def test_with_states_both_must_be_the_same_and_the_field_is_named(decode: str, prefill: str) -> None:
     d, p = with_states(KINDS[decode]), with_states(KINDS[prefill])
-    found = judge(d, p)
+    found = draft_rule(d, p)
     if decode == prefill:
         assert found == DraftRule()
         return
@@ -67,14 +67,14 @@ def test_with_states_both_must_be_the_same_and_the_field_is_named(decode: str, p
 
 
 def test_another_number_of_drafts_is_refused_with_states_alone() -> None:
-    assert judge(EAGLE, LONGER) == DraftRule()
-    assert judge(with_states(EAGLE), with_states(LONGER)).refused.startswith(
+    assert draft_rule(EAGLE, LONGER) == DraftRule()
+    assert draft_rule(with_states(EAGLE), with_states(LONGER)).refused.startswith(
         "speculation.num_speculative_tokens: 3 here, 5 there")
 
 
 def test_one_side_that_says_it_has_states_is_enough() -> None:
-    assert judge(with_states(NGRAM), NONE).refused
-    assert judge(NONE, with_states(NGRAM)).refused
+    assert draft_rule(with_states(NGRAM), NONE).refused
+    assert draft_rule(NONE, with_states(NGRAM)).refused
 
 
 @pytest.mark.parametrize(("field", "other"), [("method", "eagle3"), ("model", "z"), ("kv_cache_dtype", "fp8"),
@@ -82,13 +82,14 @@ def test_one_side_that_says_it_has_states_is_enough() -> None:
 def test_all_that_a_drafts_kv_depends_on_counts(field: str, other: object) -> None:
     assert field in ALIKE
     there = msgspec.structs.replace(EAGLE, **{field: other})
-    assert judge(EAGLE, there).warning.startswith(f"speculation.{field}: {getattr(EAGLE, field)!r} here, {other!r} there; ")
+    said = f"speculation.{field}: {getattr(EAGLE, field)!r} here, {other!r} there; "
+    assert draft_rule(EAGLE, there).warning.startswith(said)
 
 
 def test_names_of_layers_do_not_make_drafts_different() -> None:
     there = msgspec.structs.replace(EAGLE, layers=("model.layers.9.self_attn.attn",))
     assert difference(EAGLE, there) == ""
-    assert judge(EAGLE, there) == DraftRule(), "the map of arrays says what differs"
+    assert draft_rule(EAGLE, there) == DraftRule(), "the map of arrays says what differs"
 
 
 def test_routers_hear_of_it_where_states_make_it_a_matter_of_pairing() -> None:

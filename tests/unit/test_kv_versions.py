@@ -8,11 +8,11 @@ import msgspec
 from agent_fakes import record_of
 
 from xpyd_sidecar.contract import record
-from xpyd_sidecar.kv import frames, mapping, messages, versions
+from xpyd_sidecar.kv import frames, mapping, messages, peers
 
 
 def test_the_word_has_every_version_that_a_peer_refuses() -> None:
-    spoken = versions.SPOKEN.split(".")
+    spoken = peers.SPOKEN.split(".")
     assert spoken == [str(each) for each in (messages.WIRE_VERSION, frames.WIRE_VERSION, mapping.VERSION)]
 
 

@@ -17,7 +17,6 @@ from xpyd_sidecar import listening
 from xpyd_sidecar.accepting import bind
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.router.fleet import heartbeat_listener
-from xpyd_sidecar.router.workers.sharing import reserve
 
 real = socket.socket
 
@@ -46,9 +45,8 @@ def reached(host: str, port: int) -> bool:
         return client.connect_ex((host, port)) == 0
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_everywhere_is_one_socket_for_both_families(hosts: tuple[str, ...], shared: bool) -> None:
-    (made,) = await bind("::", 0, shared=shared)
+async def test_everywhere_is_one_socket_for_both_families(hosts: tuple[str, ...]) -> None:
+    (made,) = await bind("::", 0)
     try:
         assert all(reached(host, made.getsockname()[1]) for host in hosts)
     finally:
@@ -64,21 +62,9 @@ async def test_any_other_address_is_that_one_alone() -> None:
         made.close()
 
 
-async def test_the_workers_of_a_router_share_such_a_port(hosts: tuple[str, ...]) -> None:
-    reserved = reserve("::", 0)
-    port = reserved.getsockname()[1]
-    (made,) = await bind("::", port, shared=True)
-    try:
-        assert made.family == reserved.family
-        assert all(reached(host, port) for host in hosts)
-    finally:
-        made.close()
-        reserved.close()
-
-
 async def test_heartbeats_come_by_both_families(hosts: tuple[str, ...]) -> None:
     context, heard = zmq.Context(), asyncio.Queue[str]()
-    listener = heartbeat_listener.Members("s", lambda _: 0, heard.put_nowait)
+    listener = heartbeat_listener.HeartbeatListener("s", lambda _: 0, heard.put_nowait)
     try:
         port = listener.listen("::", 0)
         for host in hosts:

@@ -27,16 +27,6 @@ def test_a_document_comes_back_as_it_was_handed_over(folder: ServiceFolder) -> N
     assert store.load_desired(folder) == given
 
 
-def test_a_supervisor_of_before_an_upgrade_finds_words_that_it_knows(folder: ServiceFolder) -> None:
-    words = {"planner": {"mode": "observe", "slo": {"ttftP95": "2s"}}, "engine": {"dpStepSync": "disabled"}}
-    given = service(**words)
-    store.save_desired(folder, given)
-    written = yaml.safe_load(folder.desired.read_text())
-    assert written["apiVersion"] == "xpyd.dev/v1alpha1"
-    assert (written["spec"]["planner"]["mode"], written["spec"]["engine"]["dpStepSync"]) == ("Observe", "off")
-    assert store.load_desired(folder) == given
-
-
 def test_an_edited_document_is_checked(folder: ServiceFolder) -> None:
     store.save_desired(folder, service())
     folder.desired.write_text(folder.desired.read_text().replace("source:", "sorce:"))

@@ -43,7 +43,7 @@ def told(metrics: RouterMetrics, history: History, counting: Counting) -> dict[s
     history.turn(1e10, 0, 0)
     second = msgspec.to_builtins(msgspec.structs.replace(history.seconds[0], flows={}))
     flows = {pair: (flow.count, round(flow.seconds, 6)) for pair, flow in history.seconds[0].flows.items()}
-    lines = sorted(line for line in text.splitlines() if "python_" not in line and "_created" not in line)
+    lines = sorted(line for line in text.splitlines() if not re.search("python_|process_|_created", line))
     return {"metrics": lines, "second": second, "flows": flows, "totals": msgspec.to_builtins(counting.told()),
             "total": (metrics.requests_total, metrics.requests_failed)}
 

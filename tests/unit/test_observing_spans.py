@@ -164,7 +164,7 @@ async def test_without_an_endpoint_the_clients_context_is_passed_as_it_is() -> N
 
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
-    code = "import sys, xpyd_sidecar.router.run; print(any(name.startswith('opentelemetry') for name in sys.modules))"
+    code = "import sys, xpyd_sidecar.router.app; print(any(name.startswith('opentelemetry') for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
 

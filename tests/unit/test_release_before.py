@@ -58,7 +58,7 @@ READ = ["s-e0", "ready", 7, "f" * 32, "s-e0", "ready", 3, "f" * 32, "prefill", 3
 SPEAKS = """
 import json
 from xpyd_sidecar.contract.fingerprint import FingerprintFields, digest
-from xpyd_sidecar.kv.versions import SPOKEN
+from xpyd_sidecar.kv.peers import SPOKEN
 print(json.dumps([SPOKEN, digest(FingerprintFields("m", "float32", "float32", 128, "HND", "avx2", "0.32.0"))]))
 """
 

@@ -46,7 +46,7 @@ def test_another_way_is_another_revision_but_only_of_roles_with_several_ranks() 
 
 
 @pytest.mark.parametrize(("spec", "said"), [
-    ({}, None), (RANKS, "auto"), ({**RANKS, "engine": {"dpStepSync": "off"}}, "disabled")])
+    ({}, None), (RANKS, "auto"), ({**RANKS, "engine": {"dpStepSync": "disabled"}}, "disabled")])
 def test_the_way_is_known_where_a_role_has_several_ranks(spec: dict[str, Any], said: str | None) -> None:
     assert step_sync(service(None, **spec)) == said
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from api_documents import MALFORMED, document
 
@@ -10,8 +12,12 @@ from xpyd_operator.errors import SpecError
 from xpyd_operator.render.judge import judge
 
 RAY = {"parallelism": {"executor": "ray", "device": "none"}}
-OLDER = {"placement": "deployment", "replicas": 1, "compat": "p2p", "ports": {"http": 30003, "members": 30002}}
-"""Supported by no target."""
+SHM = {"dpStepSync": "shm"}
+"""Supported by no target for instances that are spread."""
+
+
+def spread() -> dict[str, Any]:
+    return {"replicas": 1, "parallelism": {"data": 4, "pods": 2}}
 
 
 def paths(found: object) -> list[str]:
@@ -20,8 +26,8 @@ def paths(found: object) -> list[str]:
 
 def test_rules_and_what_is_unsupported_are_said_at_once() -> None:
     stuck = {"maxSurge": 0, "maxUnavailable": 0}
-    found = judge(document(rollout=stuck, router=OLDER), Target.KUBERNETES)
-    assert paths(found.unsupported) == ["spec.router.ports.members"]
+    found = judge(document(rollout=stuck, engine=SHM, decode=spread()), Target.KUBERNETES)
+    assert paths(found.unsupported) == ["spec.engine.dpStepSync"]
     assert paths(found.faults) == ["spec.rollout.maxUnavailable"]
     assert found.refusals == (*found.faults, *found.unsupported)
     with pytest.raises(SpecError) as caught:
@@ -30,15 +36,15 @@ def test_rules_and_what_is_unsupported_are_said_at_once() -> None:
 
 
 def test_without_its_form_nothing_else_is_looked_for() -> None:
-    found = judge(document({"spec.decode.replicas": "three"}, router=OLDER), Target.KUBERNETES)
+    found = judge(document({"spec.decode.replicas": "three"}, engine=SHM, decode=spread()), Target.KUBERNETES)
     assert (found.service, paths(found.refusals)) == (None, ["spec.decode.replicas"])
 
 
 def test_an_unknown_field_hides_nothing_and_is_no_fault_where_a_newer_version_may_have_it() -> None:
-    given = document({"spec.decode.replica": 3}, router=OLDER)
+    given = document({"spec.decode.replica": 3}, engine=SHM, decode=spread())
     strict, lenient = judge(given, Target.KUBERNETES), judge(given, Target.KUBERNETES, strict=False)
-    assert paths(strict.refusals) == ["spec.decode.replica", "spec.router.ports.members"]
-    assert (paths(lenient.ignored), paths(lenient.refusals)) == (["spec.decode.replica"], ["spec.router.ports.members"])
+    assert paths(strict.refusals) == ["spec.decode.replica", "spec.engine.dpStepSync"]
+    assert (paths(lenient.ignored), paths(lenient.refusals)) == (["spec.decode.replica"], ["spec.engine.dpStepSync"])
 
 
 def test_what_a_rule_found_is_not_said_twice() -> None:
@@ -53,7 +59,7 @@ def test_without_a_target_what_one_of_them_refuses_is_a_note() -> None:
     (note,) = found.notes
     assert (note.path, note.message.startswith("not for kubernetes: 8000 is the engine's own port")) == (
         "spec.router.ports.http", True)
-    assert paths(judge(document(router=OLDER), None).refusals) == ["spec.router.ports.members"]
+    assert paths(judge(document(engine=SHM, decode=spread()), None).refusals) == ["spec.engine.dpStepSync"]
 
 
 def test_what_only_hosts_without_gpus_refuse() -> None:
@@ -69,8 +75,8 @@ def test_what_only_hosts_without_gpus_refuse() -> None:
 def test_warnings_are_there_with_refusals_and_without() -> None:
     args = {"args": ["--tokens-only"]}
     assert paths(judge(document(engine=args), None).warnings) == ["spec.engine.args[0]"]
-    both = judge(document(engine=args, router=OLDER), Target.KUBERNETES)
-    assert (paths(both.warnings), paths(both.refusals)) == (["spec.engine.args[0]"], ["spec.router.ports.members"])
+    both = judge(document(engine=args | SHM, decode=spread()), Target.KUBERNETES)
+    assert (paths(both.warnings), paths(both.refusals)) == (["spec.engine.args[0]"], ["spec.engine.dpStepSync"])
     assert judge(document(engine=args), None).accepted().spec.engine.args == ("--tokens-only",)
 
 

@@ -38,15 +38,13 @@ def test_a_derived_key_names_its_secret_and_its_file() -> None:
     assert (config.agent.previous_key_file, config.agent.key_mark) == ("/etc/xpyd/key/before", ID)
 
 
-def test_a_key_of_before_is_mounted_as_it_always_was() -> None:
-    volume, config, environment = pod(keys.made_before("qwen", KEY))
+def test_a_key_that_is_not_known_has_the_plain_names() -> None:
+    """Of a document that is rendered without a cluster."""
+    volume, config, environment = pod(keys.unknown("qwen"))
     assert (volume["secretName"], volume["items"]) == ("qwen-key", [{"key": "key", "path": "key"}])
     assert config.key_file == environment["XPYD_KEY_FILE"] == "/etc/xpyd/key/key"
     assert config.agent is not None
     assert (config.agent.previous_key_file, config.agent.key_mark) == (None, "")
-    assert config.plain_bearer, "the operator may be one that knows no signed calls"
-    assert not pod(keys.derived("qwen", KEY))[1].plain_bearer
-    assert not pod(keys.unknown("qwen"))[1].plain_bearer
 
 
 def test_routers_in_pods_of_their_own_get_the_key_that_they_are_given() -> None:

@@ -29,7 +29,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"offload": {"memory": "1Gi"}}, "decode": {"resources": {}}}, "spec.kv.offload.memory"),
     ({"kv": {"offload": {"disk": "1Gi"}}, "prefill": {"parallelism": {"device": "none"}}}, "spec.kv.offload.disk"),
     ({"kv": {"offload": {"disk": "1Gi"}}, "decode": {"parallelism": {"data": 2}}}, "spec.kv.offload.disk"),
-    ({"router": {"compat": "p2p"}}, "spec.router.compat"),
     ({"router": {"ports": {"http": 8000}}}, "spec.router.ports.http"),
     ({"router": {"ports": {"members": 8000}}}, "spec.router.ports.members"),
 ]
@@ -53,7 +52,6 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {"decode": {"parallelism": {"device": "none"}, "resources": {"limits": {"memory": "320Mi"}}}},
         {"router": {"placement": "deployment", "ports": {"http": 8000}}},
         {"router": {"policy": "prefix_aware", "policyOptions": {"bound": 1.5}, "queue": {"perInstance": 64}}},
-        {"router": {"placement": "deployment", "replicas": 1, "compat": "p2p"}},
         {"decode": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}},
         {"kv": {"offload": {"memory": "1Gi", "disk": "9Gi"}}, "decode": limit("2049Mi")},
         {"kv": {"offload": {"memory": "1Gi"}}, "decode": {"parallelism": {"data": 2}}},
@@ -65,12 +63,6 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
 )
 def test_accepted(spec: dict[str, Any]) -> None:
     assert list(kube_refusals(service(**spec, target=None))) == []
-
-
-@pytest.mark.parametrize("router", [{}, {"placement": "deployment"}, {"placement": "deployment", "replicas": 2}])
-def test_older_engines_need_one_router(router: dict[str, Any]) -> None:
-    ((path, reason),) = kube_refusals(service(None, router={**router, "compat": "p2p"}))
-    assert (path, "beat to one router" in reason) == ("spec.router.compat", True)
 
 
 def test_memory_is_counted_per_rank_and_the_figures_are_given() -> None:

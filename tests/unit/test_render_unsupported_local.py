@@ -19,7 +19,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"offload": {"memory": "1Gi"}}}, "spec.kv.offload.memory"),
     ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),
     ({"router": {"tls": {"secret": "cert"}}}, "spec.router.tls.secret"),
-    ({"router": {"compat": "p2p", "ports": {"members": 65535}}}, "spec.router.ports.members"),
 ]
 
 
@@ -81,12 +80,6 @@ def test_every_refusal_is_found_not_only_the_first() -> None:
 def test_every_mode_and_every_buffer_is_possible() -> None:
     for mode in ("put_async", "put", "get"):
         assert list(local_refusals(service(kv={"mode": mode, "hostPool": "1Gi", "bufferSize": "20%"}), 0)) == []
-
-
-def test_older_engines_need_the_port_after_that_of_membership() -> None:
-    assert list(local_refusals(service(router={"compat": "p2p"}), 0)) == []
-    ((path, reason),) = local_refusals(service(router={"compat": "p2p", "ports": {"members": 10000}}), 0)
-    assert (path, "older engines come to 10001" in reason) == ("spec.router.ports.members", True)
 
 
 def test_what_an_instance_of_several_members_cannot_do_is_refused_by_name() -> None:

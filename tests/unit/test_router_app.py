@@ -17,8 +17,7 @@ from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError, OurFault
-from xpyd_sidecar.router.app import RouterProcess
-from xpyd_sidecar.router.run import run_router
+from xpyd_sidecar.router.app import RouterProcess, run_router
 
 LOOPS = ("router",)
 ADMIN = {"Authorization": f"Bearer {keys.admin_token(KEY)}"}

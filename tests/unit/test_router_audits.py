@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from router_fleet import RouterFleet, fleet
 from scripted_engine import Play, ScriptedEngine, Seen
-from worker_fleet import several
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Load
@@ -316,13 +315,3 @@ async def test_what_still_waits_when_the_router_ends_is_counted() -> None:
         await f.wait(lambda: len(asked(f.d[0])) == 2 and len(f.context.audits) == 3, "one that hangs, and two that wait")
         f.context.abort("the router stopped")
         await audited(f, busy=3)
-
-
-async def test_audits_of_several_processes_are_counted_by_the_one_that_is_asked() -> None:
-    async with several(decodes=1, workers=2, audit=1.0) as f:
-        with_odds(f, -2.5, -0.5)
-        for _ in range(4):
-            await f.ok(stream=True)
-            await f.wait(lambda: len(asked(f.d[0])) % 2 == 0, "an audit that has ended")
-        await audited(f, differs=4)
-        assert pair(f, "differs") == 4

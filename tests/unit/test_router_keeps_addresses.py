@@ -93,7 +93,7 @@ async def test_nor_where_nobody_listens(path: str, body: dict[str, Any], caplog:
         assert {answer.status for answer in answers} <= {502, 503}
         assert not [answer for answer in answers if PORT in told(answer)]
         await f.wait(lambda: not f.context.roster.pickable(D), "both are suspended")
-        f.context.roster.begin(f.context.started - 99.0, 0.0, beside_engine=False)  # every agent had its time
+        f.context.roster._started -= 99.0  # every agent had its time
         told_of = await ready(f)
         assert "d0 suspended" in told_of
         assert PORT not in told_of

@@ -120,7 +120,7 @@ async def test_a_probe_that_cannot_be_made_is_no_probe(monkeypatch: pytest.Monke
         lacking = Lacking(f, monkeypatch)
         [member] = [one for one in f.context.roster.members() if one.name == "d0"]
         now = asyncio.get_running_loop().time()
-        f.context.watch.take(member.name, f.context.roster.on_doubt(now, member.name, member.incarnation))
+        f.context.watch.take(f.context.roster.on_doubt(now, member.name, member.incarnation))
         await f.wait(lambda: lacking.tries >= 3, "several tries")
         assert not member.suspended
         assert member.unanswered == 0

@@ -1,7 +1,7 @@
 """A stranger without a key costs the others of a real router little memory and little time, whatever it sends.
 
 How long /health takes is compared with a router beside it that nobody attacks: on a machine that is busy both are slow. The
-exact figures are those of ``tests/campaigns/strangers.py``.
+exact figures are those of ``lab/campaigns/strangers.py``.
 """
 
 from __future__ import annotations

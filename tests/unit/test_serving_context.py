@@ -93,7 +93,7 @@ class Delegate:
 async def test_a_probe_that_the_roster_asks_for_is_made_and_told() -> None:
     async with fleet() as f:
         f.d[0].health = 503
-        f.context.watch.take(None, [ProbeInstance(InstanceName("d0"), Incarnation("i-d0"), f.d[0].address)])
+        f.context.watch.take([ProbeInstance(InstanceName("d0"), Incarnation("i-d0"), f.d[0].address)])
         await f.wait(lambda: f.context.roster.pickable(Role.DECODE) == (), "d0's suspension")
         assert f.context.roster.members()[0].suspended == "GET /health answered 503"
         assert f.context.roster.why_not(Role.DECODE) == "no decode instance is ready (d0 suspended)"
@@ -107,7 +107,7 @@ async def test_a_probe_takes_as_long_as_the_roster_says() -> None:
         address, told = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"), list[Probed]()
         f.context.watch._note_probe = told.append
         began = time.monotonic()  # does not go on while nothing of this process runs (``fair_clock``)
-        f.context.watch.take(None, [ProbeInstance(InstanceName("d0"), Incarnation("i-d0"), address, (), 0.2)])
+        f.context.watch.take([ProbeInstance(InstanceName("d0"), Incarnation("i-d0"), address, (), 0.2)])
         await f.wait(lambda: told == [Probed.SILENT], "the end of the probe")
         assert 0.2 <= time.monotonic() - began < 4.0
         server.close()
@@ -120,11 +120,11 @@ async def test_what_is_lost_ends_only_the_legs_of_that_incarnation() -> None:
             engine.plays.append(Play(hold=held))
         tasks = [asyncio.create_task(f.complete(stream=True)) for _ in range(2)]
         await f.wait(lambda: len(f.d[0].seen) == len(f.d[1].seen) == 1, "a leg on each")
-        f.context.watch.take(None, [InstanceLost(InstanceName("d0"), Incarnation("another"), FailureReason("x")),
+        f.context.watch.take([InstanceLost(InstanceName("d0"), Incarnation("another"), FailureReason("x")),
                                      Changed(InstanceName("d0"), "y")])
         await asyncio.sleep(0.02)
         assert (f.d[0].aborts, f.d[1].aborts) == (0, 0)
-        f.context.watch.take(None, [InstanceLost(InstanceName("d0"), Incarnation("i-d0"), FailureReason("x"))])
+        f.context.watch.take([InstanceLost(InstanceName("d0"), Incarnation("i-d0"), FailureReason("x"))])
         await f.wait(lambda: len(f.d[1].seen) == 2, "the retry elsewhere")
         assert (f.d[0].aborts, f.d[1].aborts) == (1, 0)
         held.set()

@@ -60,7 +60,7 @@ def test_who_was_alone_at_two_deaths_is_convicted() -> None:
     assert conviction.words.startswith("2 engines have died of this request")
     assert ledger.asked(1.0, A) == conviction
     assert [ledger.asked(1.0, one) for one in (B, C)] == [Word.GO] * 2
-    assert not ledger.cases(), "what it explains accuses nobody else"
+    assert not ledger._cases, "what it explains accuses nobody else"
 
 
 @pytest.mark.parametrize("first", [(A, B, C), (A,)])
@@ -75,7 +75,7 @@ def test_who_was_beside_others_at_one_of_two_deaths_has_a_third_try_alone(first:
     conviction = death(ledger, 3.0, 3, A, B)
     assert conviction is not None
     assert (conviction.request, conviction.engines) == (A, ("d1", "d2", "d3"))
-    assert not ledger.cases(), "what it explains accuses nobody else"
+    assert not ledger._cases, "what it explains accuses nobody else"
 
 
 def test_a_first_death_convicts_nobody_even_who_was_alone() -> None:
@@ -211,38 +211,8 @@ def test_a_death_while_it_is_refused_is_explained_by_it() -> None:
     death(ledger, 0.0, 2, A)
     assert isinstance(ledger.asked(0.0, A), Conviction)
     assert ledger.died(1.0, engine(4)) is None
-    assert not ledger.cases()
+    assert not ledger._cases
     assert ledger.asked(1.0, B) is Word.GO
-
-
-def test_a_replica_that_is_told_convictions_knows_what_the_one_that_judges_knows() -> None:
-    for number in range(200):
-        draw, judge, replica = random.Random(number), Ledger(), Ledger(judges=False)
-        for step in range(60):
-            where, one, now = engine(draw.randrange(4)), request(str(draw.randrange(4))), step * draw.choice([0.1, 3.0])
-            match draw.choice(["broke", "broke", "broke", "died", "died", "lives", "lost", "ended", "tick", "load"]):
-                case "broke":
-                    said = judge.broke(now, where, one)
-                    assert replica.broke(now, where, one) is None
-                case "died":
-                    said = judge.died(now, where)
-                    assert replica.died(now, where) is None
-                case "load":
-                    said, replica = None, Ledger(judges=False)
-                    copies = {key: po.Case(case.at, set(case.present), case.dead, case.shared)
-                              for key, case in judge.cases().items()}
-                    replica.load(copies, judge.convictions())
-                case what:
-                    said = None
-                    for ledger in (judge, replica):
-                        {"lives": partial(ledger.lives, where), "lost": partial(ledger.lost, where),
-                         "ended": partial(ledger.ended, now, one), "tick": partial(ledger.tick, now)}[what]()
-            if said is not None:
-                replica.convict(said)
-            assert (replica.cases(), replica.convictions()) == (judge.cases(), judge.convictions())
-            requests = [request(str(which)) for which in range(4)]
-            assert [replica.asked(now, each) for each in requests] == [judge.asked(now, each) for each in requests]
-            check(replica, now, requests)
 
 
 # ---- bounds
@@ -264,10 +234,10 @@ def test_no_more_than_so_many_cases_are_kept_and_open_ones_go_before_deaths(monk
     death(ledger, 0.0, 0, A)
     for number in range(1, 5):
         ledger.broke(float(number), engine(number), B)
-    assert list(ledger.cases()) == [engine(0), engine(3), engine(4)]
+    assert list(ledger._cases) == [engine(0), engine(3), engine(4)]
     for number in range(5, 8):
         death(ledger, float(number), number, request(f"x{number}"), request(f"y{number}"))
-    assert list(ledger.cases()) == [engine(5), engine(6), engine(7)]
+    assert list(ledger._cases) == [engine(5), engine(6), engine(7)]
 
 
 def test_no_more_than_so_many_requests_are_noted_of_one_engine_but_those_that_were_at_others(
@@ -276,15 +246,15 @@ def test_no_more_than_so_many_requests_are_noted_of_one_engine_but_those_that_we
     ledger, others = Ledger(), [request(f"h{number}") for number in range(8)]
     for one in others:
         ledger.broke(0.0, engine(1), one)
-    assert ledger.cases()[engine(1)].present == set(others[:3])
+    assert ledger._cases[engine(1)].present == set(others[:3])
     for one in (A, B, C, *others):
         ledger.broke(0.0, engine(2), one)
-    assert ledger.cases()[engine(2)].present == {A, B, C, *others[:3]}
+    assert ledger._cases[engine(2)].present == {A, B, C, *others[:3]}
     for one in others[5:]:
         ledger.broke(0.0, engine(3), one)
     for one in (A, B, C, *others):
         ledger.broke(0.0, engine(4), one)
-    assert ledger.cases()[engine(4)].present == {A, B, C, *others[:3]}, "nine were at others"
+    assert ledger._cases[engine(4)].present == {A, B, C, *others[:3]}, "nine were at others"
 
 
 # ---- laws, whatever happens
@@ -302,7 +272,7 @@ def test_its_tables_agree_and_its_words_follow_from_them(events: list[tuple[str,
     for what, number, who, passes in events:
         now += passes
         one, where = requests[who], engine(number)
-        deaths_of = {each: sum(1 for case in ledger.cases().values() if case.dead and each in case.present)
+        deaths_of = {each: sum(1 for case in ledger._cases.values() if case.dead and each in case.present)
                      for each in requests}
         known = {each for each in requests if each in ledger._convicted}
         said = None
@@ -321,12 +291,12 @@ def test_its_tables_agree_and_its_words_follow_from_them(events: list[tuple[str,
                 ledger.tick(now)
         if said is not None:  # law 2
             assert deaths_of[said.request] >= 1 or said.request in known, "one death convicts nobody who is not known"
-            assert all(said.request not in case.present or not case.dead for case in ledger.cases().values()), "law 3"
+            assert all(said.request not in case.present or not case.dead for case in ledger._cases.values()), "law 3"
         check(ledger, now, requests)
 
 
 def check(ledger: Ledger, now: float, requests: list[RequestHash]) -> None:
-    cases = ledger.cases().values()
+    cases = ledger._cases.values()
     for one in requests:
         there = [case for case in cases if one in case.present]
         assert (one in ledger._several) == (len(there) > 1)
@@ -341,7 +311,7 @@ def check(ledger: Ledger, now: float, requests: list[RequestHash]) -> None:
         else:
             assert said is Word.ALONE
         assert ledger.alert or said is Word.GO, "nobody is asked where there is nobody to be stopped"
-    assert ledger.quiet == (not ledger.cases() and not ledger._convicted)
+    assert ledger.quiet == (not ledger._cases and not ledger._convicted)
 
 
 # ---- a fleet

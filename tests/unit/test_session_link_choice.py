@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.errors import Incompatible, PeerGone, ProtocolError
-from xpyd_sidecar.kv.bodies import DataHello, Gpu, LinkChoice
+from xpyd_sidecar.kv.bodies import DataHello, Gpu, LinkChoice, NixlMemory, NixlReader
 from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.endpoint import LocalRank
 from xpyd_sidecar.session.link_choice import LinkOptions
@@ -20,28 +18,29 @@ from xpyd_sidecar.transport.tcp.link import TcpLink
 
 OURS = Gpu("GPU-1", "2.29.7", 8 << 20)
 THEIRS = Gpu("GPU-2", "2.29.7", 4 << 20)
+NCCL = LinkOptions("nccl", gpu=OURS)
+READER = NixlReader("1.5.1", 2 << 20, 8)
+MEMORY = NixlMemory("agent", b"metadata", "1.5.1", 0, 4096, 0, b"ticket")
 
 
 @pytest.mark.parametrize(("ways", "theirs", "reason"), [
-    (LinkOptions(gpu=OURS), THEIRS, ""),
-    (LinkOptions("nccl", gpu=OURS), THEIRS, ""),
-    (LinkOptions("tcp", gpu=OURS), THEIRS, "prefill's transport is tcp"),
-    (LinkOptions("shm", gpu=OURS), THEIRS, "prefill's transport is shm"),
-    (LinkOptions(no_gpu="nccl4py: No module named 'nccl'"), THEIRS, "nccl: nccl4py: No module named 'nccl' at prefill"),
-    (LinkOptions(gpu=OURS), None, "nccl: decode has or wants none"),
-    (LinkOptions(gpu=OURS), Gpu("GPU-2", "2.30.4", 1), "nccl: version 2.29.7 at prefill, 2.30.4 at decode"),
-    (LinkOptions(gpu=OURS), OURS, "nccl: both on one GPU"),
-    (LinkOptions(gpu=OURS, one_gpu=True), OURS, ""),
+    (NCCL, THEIRS, ""),
+    (LinkOptions("auto"), THEIRS, "decode's transport is nccl, prefill's is auto"),
+    (LinkOptions("shm"), THEIRS, "decode's transport is nccl, prefill's is shm"),
+    (NCCL, None, "decode's transport is not nccl"),
+    (NCCL, Gpu("GPU-2", "2.30.4", 1), "nccl: version 2.29.7 at prefill, 2.30.4 at decode"),
+    (NCCL, OURS, "nccl: both on one GPU"),
+    (NCCL._replace(one_gpu=True), OURS, ""),
 ])
 def test_why_there_is_no_group(ways: LinkOptions, theirs: Gpu | None, reason: str) -> None:
     assert link_choice.ungrouped(ways, theirs) == reason
 
 
-@pytest.mark.parametrize(("transport", "group", "host"), [
-    ("auto", OURS, True), ("nccl", OURS, False), ("shm", None, True), ("tcp", None, False)])
-def test_what_a_side_says_of_itself(transport: str, group: Gpu | None, host: bool) -> None:
-    ways = LinkOptions(transport, gpu=OURS)
-    assert (ways.group, bool(ways.host)) == (group, host)
+@pytest.mark.parametrize(("transport", "host", "reads"), [
+    ("auto", True, READER), ("rdma", False, READER), ("shm", True, None), ("tcp", False, None), ("nccl", False, None)])
+def test_what_a_side_says_of_itself(transport: str, host: bool, reads: NixlReader | None) -> None:
+    ways = LinkOptions(transport, nixl=READER)
+    assert (bool(ways.host), ways.reads) == (host, reads)
 
 
 class Grouping:
@@ -55,49 +54,80 @@ class Grouping:
         return TcpLink(session)
 
 
+class Reading:
+    """Shows memory to everybody."""
+
+    def link(self, session: Session, theirs: NixlReader) -> ShownLink:
+        return ShownLink(session)
+
+
+class ShownLink(TcpLink):
+    name = "nixl"
+
+    def shown(self) -> NixlMemory:
+        return MEMORY
+
+
 class Decode(Session):
     peer = "decode"
 
 
-def inviting(ways: LinkOptions, pieces: list[int]) -> PrefillLinkChoice:
+def inviting(ways: LinkOptions, pieces: list[int], reading: Reading | None = None) -> PrefillLinkChoice:
     me = LocalRank(InstanceName("p"), Incarnation("1" * 32), 0, b"", ways, 5.0, 1 << 20,
-                   Grouping(pieces), sharing=SharedCopies(4096))  # type: ignore[arg-type]
+                   Grouping(pieces), reading, sharing=SharedCopies(4096))  # type: ignore[arg-type]
     return PrefillLinkChoice(me, Decode())
 
 
-def hello(host: str, gpu: Gpu | None, mailbox: str = "") -> DataHello:
-    return DataHello(b"", InstanceName("d"), Incarnation("2" * 32), Incarnation("1" * 32), 0, b"", host, mailbox, gpu)
+def hello(host: str, gpu: Gpu | None, mailbox: str = "", reads: NixlReader | None = None) -> DataHello:
+    return DataHello(b"", InstanceName("d"), Incarnation("2" * 32), Incarnation("1" * 32), 0, b"", host, mailbox, gpu,
+                     reads)
 
 
 def test_pieces_are_what_both_take_and_nothing_else_is_offered_beside_a_group() -> None:
     pieces: list[int] = []
-    way = inviting(LinkOptions(gpu=OURS), pieces)
-    assert way.welcome(hello("a host", THEIRS)) == ""
+    way = inviting(NCCL, pieces)
+    assert way.welcome(hello("", THEIRS)) == ""
     assert (way.gpu, way.shared) == (OURS, None)
     way.decided(LinkChoice("nccl", ""))
     assert pieces == [4 << 20]
 
 
 def test_a_group_that_was_not_offered_cannot_be_chosen() -> None:
-    way = inviting(LinkOptions(gpu=OURS), [])
-    way.welcome(hello("elsewhere", OURS))
+    way = inviting(LinkOptions(), [])
+    assert way.welcome(hello("", THEIRS)) == "decode's transport is nccl, prefill's is auto"
     assert way.gpu is None
     with pytest.raises(ProtocolError, match="chose nccl, which was not offered"):
         way.decided(LinkChoice("nccl", ""))
 
 
-def test_every_reason_is_told() -> None:
-    way = inviting(LinkOptions(gpu=OURS), [])
-    assert way.welcome(hello("elsewhere", OURS)) == "nccl: both on one GPU; not on one host"
-    near_by = inviting(LinkOptions(gpu=OURS), [])
-    assert near_by.welcome(hello(link_choice.host(), OURS)) == "nccl: both on one GPU; shm: decode names no mailbox"
-    assert near_by.shared is None
-    near_by = inviting(LinkOptions(gpu=OURS), [])
+@pytest.mark.parametrize(("near", "ours", "theirs", "takes", "reason"), [
+    (True, READER, READER, "shm", ""),
+    (True, None, None, "shm", ""),
+    (False, READER, READER, "nixl", "not on one host"),
+    (False, READER, None, "tcp", "not on one host; nixl: decode has or wants none"),
+    (False, None, READER, "tcp", "not on one host; nixl: no RDMA device is here at prefill"),
+    (False, None, None, "tcp", "not on one host; nixl: no RDMA device is here at prefill"),
+], ids=["a host with rdma", "a host", "two hosts with rdma", "rdma at prefill alone", "rdma at decode alone", "two hosts"])
+def test_auto_takes_memory_on_a_host_then_nixl_then_tcp(
+        near: bool, ours: NixlReader | None, theirs: NixlReader | None, takes: str, reason: str) -> None:
+    """And no NCCL, whatever both have."""
+    way = inviting(LinkOptions(nixl=ours, no_nixl="" if ours else "no RDMA device is here"), [], Reading())
     box = Mailbox(None)
-    assert near_by.welcome(hello(link_choice.host(), OURS, box.name)) == ""
-    assert near_by.shared is not None
+    said = hello(link_choice.host() if near else "elsewhere", None, box.name, theirs)
+    assert way.welcome(said) == reason
     box.close()
-    near_by.close()
+    shown = {"shm": way.shared, "nixl": way.memory, "nccl": way.gpu}
+    assert {name for name, what in shown.items() if what is not None} == {takes} - {"tcp"}
+    way.decided(LinkChoice(takes, ""))  # type: ignore[arg-type]
+    assert way.link.name == takes
+    way.close()
+
+
+def test_every_reason_is_told() -> None:
+    way = inviting(LinkOptions(no_nixl="no RDMA device is here"), [])
+    assert way.welcome(hello(link_choice.host(), None)) == ("shm: decode names no mailbox; "
+                                                            "nixl: no RDMA device is here at prefill")
+    assert (way.shared, way.memory) == (None, None)
 
 
 @pytest.mark.parametrize("transport", ["auto", "shm"])
@@ -130,10 +160,12 @@ def test_a_link_is_chosen_once() -> None:
     way.close()
 
 
-def test_who_insists_is_told_why_not(tmp_path: Path) -> None:
-    with pytest.raises(Incompatible, match="transport nccl: nccl: decode has or wants none"):
-        inviting(LinkOptions("nccl", tmp_path, OURS), []).welcome(hello(link_choice.host(), None))
-    way = inviting(LinkOptions("nccl", gpu=OURS), [])
+def test_who_insists_is_told_why_not() -> None:
+    with pytest.raises(Incompatible, match="transport nccl: decode's transport is not nccl"):
+        inviting(NCCL, []).welcome(hello(link_choice.host(), None))
+    with pytest.raises(Incompatible, match="transport shm: decode's transport is nccl, prefill's is shm"):
+        inviting(LinkOptions("shm"), []).welcome(hello("", THEIRS))
+    way = inviting(NCCL, [])
     way.welcome(hello("", THEIRS))
     with pytest.raises(Incompatible, match="transport nccl: decode's own"):
         way.decided(LinkChoice("tcp", "decode's own"))

@@ -5,12 +5,22 @@ from __future__ import annotations
 import time
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.contract.timeline import KEPT, First, Span, TransferSide
 from xpyd_sidecar.engine.recent_transfers import RANKS_MOST, RecentTransfers
 from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.session.transfer_trace import OPEN_MOST, Forwards, TransferTrace, packed, packed_first
+from xpyd_sidecar.session.transfer_trace import (
+    MOST,
+    OPEN_MOST,
+    Forwards,
+    Pieces,
+    TransferTrace,
+    packed,
+    packed_first,
+)
 
 
 def key(n: int = 0, attempt: int = 1) -> Key:
@@ -114,3 +124,32 @@ def test_what_nobody_has_marked_is_not_kept_for_a_note_that_comes_late() -> None
     ring = RecentTransfers()
     ring.side(key(1), b"rank 0", sends=False)
     assert len(ring._entries) == 0
+
+
+def test_few_spans_stay_as_they_are() -> None:
+    pieces = Pieces()
+    for n in range(3):
+        pieces.add(n, n + 0.5, 10, "tcp")
+    assert pieces.take() == [Span(n, n + 0.5, 10, 1, "tcp") for n in range(3)]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 10), st.integers(0, 1 << 30), st.sampled_from(["tcp", "arena"])),
+                min_size=1, max_size=700))
+def test_whatever_comes_is_kept_within_the_bound_and_nothing_is_forgotten(
+        came: list[tuple[float, float, int, str]]) -> None:
+    pieces = Pieces()
+    for at, took, size, link in came:
+        pieces.add(at, at + took, size, link)
+        assert len(pieces) <= MOST
+    kept = pieces.take()
+    assert sum(span.size for span in kept) == sum(size for _, _, size, _ in came)
+    assert sum(span.count for span in kept) == len(came)
+    assert min(span.at for span in kept) == min(at for at, *_ in came)
+    assert max(span.until for span in kept) == max(at + took for at, took, *_ in came)
+
+
+def test_spans_of_two_links_in_one_say_so() -> None:
+    pieces = Pieces()
+    for n in range(MOST + 1):
+        pieces.add(n, n, 1, "tcp" if n % 2 else "arena")
+    assert {span.link for span in pieces.take()[:-1]} == {"several"}

@@ -9,7 +9,7 @@ from scripts import load
 
 from xpyd_sidecar.contract.timeline import Event
 
-figures = load(Path(__file__).parents[2] / "bench" / "handover" / "figures.py")
+figures = load(Path(__file__).parents[2] / "lab" / "bench" / "handover" / "figures.py")
 STEPS = [Event("p", "prefill forward", 0.0, 0.4), Event("p", "prefill forward", 0.4, 0.6),
          Event("d", "first decode forward", 1.05, 0.01)]
 

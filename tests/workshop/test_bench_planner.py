@@ -15,7 +15,7 @@ from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.world import World
 from xpyd_operator.traffic.measures import RequestOutcome
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "bench/planner"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "lab/bench/planner"))
 import calibrate
 
 bench = load(Path(calibrate.__file__).with_name("__main__.py"))

@@ -1,4 +1,4 @@
-"""The arithmetic of bench/router: what is told about routers must not be wrong by a formula."""
+"""The arithmetic of lab/bench/router: what is told about routers must not be wrong by a formula."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from scripts import load
 
-BENCH = Path(__file__).parents[2] / "bench" / "router"
+BENCH = Path(__file__).parents[2] / "lab" / "bench" / "router"
 
 
 measures, plot = (load(BENCH / f"{name}.py") for name in ("measures", "plot"))

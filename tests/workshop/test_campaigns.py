@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/campaigns"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab/campaigns"))
 import campaign_plan as plan
 from campaign_rows import ROWS, Goal, Row
 from campaign_runs import Runner, code_of
@@ -221,7 +221,7 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_ends_the_campaign_keeps_the_state_and_the_next_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text(MAKEFILE)
-    command = [sys.executable, "-c", DRIVER.format(scripts=str(ROOT / "scripts/campaigns"))]
+    command = [sys.executable, "-c", DRIVER.format(scripts=str(ROOT / "lab/campaigns"))]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             end = time.monotonic() + 30

@@ -17,7 +17,7 @@ import pytest
 import torch
 from scripts import load
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/gpu"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab/gpu"))
 import gpu_cache
 import gpu_copies
 import gpu_costs
@@ -30,7 +30,7 @@ from gpu_runner import Check, Outcome, Row
 from gpu_seen import LeftOutError, NotHeldError
 
 ROOT = Path(__file__).resolve().parents[2]
-GPU = ROOT / "scripts/gpu"
+GPU = ROOT / "lab/gpu"
 command = load(GPU / "__main__.py")
 CPU = torch.device("cpu")
 ABSENT = ("vllm", "aiohttp", "httptools", "uvloop", "prometheus_client", "yaml", "xpyd_operator")

@@ -26,7 +26,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(package: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """The unit tests' settings, and one test file that is done at once."""
-    paths = f"operator/src {package} tests/support e2e/cluster e2e/support"
+    paths = f"operator/src {package} tests/support lab/cluster e2e/support"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", f"pythonpath={paths}",
                "tests/unit/test_http_ids.py"]
     left = {name: value for name, value in os.environ.items() if name not in {"CI", "XPYD_PLAIN"}}

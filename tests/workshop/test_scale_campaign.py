@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scripts import load
 
-scale = load(Path(__file__).resolve().parents[2] / "tests/campaigns/scale.py")
+scale = load(Path(__file__).resolve().parents[2] / "lab/campaigns/scale.py")
 real = scale.sys.modules["scale_real"]
 
 

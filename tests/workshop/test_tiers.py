@@ -14,7 +14,7 @@ from scripts import load
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 report = load(SCRIPTS / "tier_report.py")
-times = load(SCRIPTS / "compare_times.py")
+times = load(SCRIPTS.parent / "lab/tools/compare_times.py")
 
 ORPHAN = """
 import os, sys, time

@@ -29,7 +29,7 @@ from xpyd_sidecar.errors import ConfigError, SidecarError
 
 logger = logging.getLogger("xpyd_sidecar")
 
-HALVES = {"router": ("xpyd_sidecar.router.run", "run_router"), "agent": ("xpyd_sidecar.agent.app", "run_agent")}
+HALVES = {"router": ("xpyd_sidecar.router.app", "run_router"), "agent": ("xpyd_sidecar.agent.app", "run_agent")}
 """Where each half is; imported only where it runs, so that an agent alone stays small."""
 
 Half = Callable[[SidecarConfig, keys.ServiceKey, asyncio.Event, Draining], Awaitable[None]]

@@ -129,8 +129,8 @@ class Acceptor:
             logger.debug("a connection ended before its first request: %s", error)
 
 
-async def bind(host: str, port: int, *, shared: bool = False, backlog: int = BACKLOG) -> list[socket.socket]:
-    """Sockets that listen on all addresses of ``host``. ``shared``: with other processes (SO_REUSEPORT).
+async def bind(host: str, port: int, *, backlog: int = BACKLOG) -> list[socket.socket]:
+    """Sockets that listen on all addresses of ``host``.
 
     Raises:
         OSError: an address cannot be listened on.
@@ -144,8 +144,6 @@ async def bind(host: str, port: int, *, shared: bool = False, backlog: int = BAC
             sockets.append(listening)
             listening.setblocking(False)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if shared:
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             both_families(listening, host)
             listening.bind(address)
             listening.listen(backlog)

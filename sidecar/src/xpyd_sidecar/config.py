@@ -136,7 +136,7 @@ def _router_faults(router: RouterConfig) -> Iterator[str]:
     if router.port == router.members_port:
         yield f"must differ from port, both are {router.port} - at `$.router.members_port`"
     for field in ("heartbeat_s", "resolve_s", "missed_beats", "max_body_bytes", "body_budget_bytes", "max_header_bytes",
-                  "max_in_flight", "queue_timeout_s", "workers", "request_timeout_s", "receive_timeout_s", "pair_timeout_s",
+                  "max_in_flight", "queue_timeout_s", "request_timeout_s", "receive_timeout_s", "pair_timeout_s",
                   "load_limit_s", "drain_timeout_s"):
         yield from _positive("router", field, getattr(router, field))
     for field in ("listen_on_s", "queue_size", "max_per_instance", "skip_prefill_below"):
@@ -146,8 +146,6 @@ def _router_faults(router: RouterConfig) -> Iterator[str]:
         if not 0 <= getattr(router, field) <= 1:
             yield f"must be a share from 0 to 1, not {getattr(router, field)} - at `$.router.{field}`"
     yield from _text_faults(router)
-    if router.compat == "p2p":
-        yield from _p2p_faults(router)
 
 
 def _text_faults(router: RouterConfig) -> Iterator[str]:
@@ -171,16 +169,6 @@ def _text_faults(router: RouterConfig) -> Iterator[str]:
         if url.scheme not in ("http", "https") or not url.hostname:
             right = "write http://host:port"
             yield f"{router.otlp_endpoint!r} is not an address of HTTP; {right} - at `$.router.otlp_endpoint`"
-
-
-def _p2p_faults(router: RouterConfig) -> Iterator[str]:
-    plain = router.members_port + 1
-    if plain == router.port or plain > 65535:
-        yield f"leaves no port for older engines, who come to {plain} (compat: p2p) - at `$.router.members_port`"
-    for field in ("skip_prefill_below", "skip_prefill_cached"):
-        if getattr(router, field):
-            why = "older engines serve nothing without a prefill instance"
-            yield f"must be 0 with compat p2p: {why} - at `$.router.{field}`"
 
 
 def _positive(part: str, field: str, value: float) -> Iterator[str]:

@@ -3,7 +3,7 @@
     service, pool, status     the two kinds; model, roles, kv, router, operation: the sections of a service's spec
     base                      the root struct and the kinds of text that fields hold
     quantity, durations, source   what such text means
-    words                     words that were written otherwise before
+    gone                      settings and words that are no more, each with what to write instead
     walk, decode, load        from untyped data or YAML text to structs, with every fault and its path
     checks, owned             rules across fields, each beside its CEL twin
     schema, crds, reference   what is generated from the structs

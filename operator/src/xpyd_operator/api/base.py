@@ -10,7 +10,6 @@ constraints become OpenAPI, and ``extra`` says
     max_items, max_properties   bounds of lists and maps, which keep the cost of CEL rules bounded
     why_not     of a choice: values that people may look for and that are left out, each with the reason
     merge_key   the field by which server-side apply merges a list's items
-    older       of a choice: words that were written otherwise before (``words``)
 """
 
 from __future__ import annotations
@@ -22,11 +21,8 @@ from msgspec import Meta
 
 GROUP: Final = "xpyd.dev"
 VERSION: Final = "v1beta1"
-"""The version that is stored, and that the operator watches and writes."""
-FIRST_VERSION: Final = "v1alpha1"
-"""Served as well. Both versions are one schema but for defaults that have older words."""
+"""The one version of the API."""
 API_VERSION: Final = f"{GROUP}/{VERSION}"
-FIRST_API_VERSION: Final = f"{GROUP}/{FIRST_VERSION}"
 
 DURATION_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(h|m|s|ms))+$"
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]{1,2})?$"

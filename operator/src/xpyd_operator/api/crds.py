@@ -1,8 +1,4 @@
-"""The two CustomResourceDefinitions, made from the structs.
-
-Each is served in two versions, stored as the newer one, and converted by nobody: the versions are one schema but for the
-defaults that have older words (``words``). In the files the schema of the second refers to that of the first.
-"""
+"""The two CustomResourceDefinitions, made from the structs. Each has one version."""
 
 from __future__ import annotations
 
@@ -10,12 +6,11 @@ from typing import Any
 
 import yaml
 
-from xpyd_operator.api.base import FIRST_VERSION, GROUP, VERSION
+from xpyd_operator.api.base import GROUP, VERSION
 from xpyd_operator.api.pool import DisaggPool
 from xpyd_operator.api.schema import Schema, schema_of, with_rules
 from xpyd_operator.api.service import DisaggService
 
-VERSIONS = (VERSION, FIRST_VERSION)
 _READY = '.status.conditions[?(@.type=="Ready")].status'
 _REASON = '.status.conditions[?(@.type=="Ready")].reason'
 _HEAD = "# Made by `xpyd render crds` from operator/src/xpyd_operator/api; do not edit.\n"
@@ -37,7 +32,7 @@ def service_crd() -> Schema:
         plural="disaggservices",
         kind="DisaggService",
         short="dsvc",
-        schemas={version: with_rules(schema_of(DisaggService, version)) for version in VERSIONS},
+        schema=with_rules(schema_of(DisaggService)),
         subresources={"status": {}},
         columns=[
             ("Model", "string", ".status.model", "Name that clients ask for"),
@@ -57,7 +52,7 @@ def pool_crd() -> Schema:
         plural="disaggpools",
         kind="DisaggPool",
         short="dpool",
-        schemas={version: _pool_schema(version) for version in VERSIONS},
+        schema=_pool_schema(),
         subresources={
             "status": {},
             "scale": {
@@ -77,8 +72,8 @@ def pool_crd() -> Schema:
     )
 
 
-def _pool_schema(version: str) -> Schema:
-    schema = schema_of(DisaggPool, version)
+def _pool_schema() -> Schema:
+    schema = schema_of(DisaggPool)
     schema["x-kubernetes-validations"] = [
         {
             "rule": "self.metadata.name == self.spec.service + '-' + self.spec.role",
@@ -92,21 +87,12 @@ def _pool_schema(version: str) -> Schema:
     return schema
 
 
-def shared(schema: Any, like: Any) -> Any:
-    """The schema with what is equal in ``like``, at the same place, as the same object: YAML then refers to it."""
-    if schema == like:
-        return like
-    if isinstance(schema, dict) and isinstance(like, dict):
-        return {key: shared(part, like.get(key)) for key, part in schema.items()}
-    return schema
-
-
 def _crd(
     *,
     plural: str,
     kind: str,
     short: str,
-    schemas: dict[str, Schema],
+    schema: Schema,
     subresources: dict[str, Any],
     columns: list[tuple[str, str, str, str]],
 ) -> Schema:
@@ -129,14 +115,13 @@ def _crd(
             "conversion": {"strategy": "None"},
             "versions": [
                 {
-                    "name": version,
+                    "name": VERSION,
                     "served": True,
-                    "storage": version == VERSION,
-                    "schema": {"openAPIV3Schema": shared(schema, schemas[VERSION])},
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
                     "subresources": subresources,
                     "additionalPrinterColumns": printed,
                 }
-                for version, schema in schemas.items()
             ],
         },
     }

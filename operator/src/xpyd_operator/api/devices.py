@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
 
 from xpyd_operator.api.model import Engine
 from xpyd_operator.api.roles import GPU, NO_DEVICE, Resources, RoleSpec
@@ -104,15 +103,8 @@ def contradicted(role: RoleSpec) -> Iterator[Named]:
 
 
 def unstated(role: RoleSpec) -> bool:
-    """Whether a device is added beside resources that name none. Once, such a role had none."""
+    """Whether a device is added beside resources that name none."""
     return role.parallelism.device is None and role.resources is not None and bool(devices(role).added)
-
-
-def without(service: DisaggService, role: Role) -> DisaggService:
-    """The service with ``parallelism.device: none`` in a role."""
-    spec = service.spec.role(role)
-    changed = replace(spec, parallelism=replace(spec.parallelism, device=NO_DEVICE))
-    return replace(service, spec=replace(service.spec, **{role.value: changed}))
 
 
 def notes(service: DisaggService) -> list[Fault]:

@@ -27,9 +27,10 @@ class Kv(Part, frozen=True):
     """How KV goes from prefill to decode."""
 
     transport: Literal["auto", "tcp", "shm", "nccl", "rdma"] = "auto"
-    """Link for KV data: `tcp` works everywhere, `shm` on one host, `nccl` between GPUs (run within one GPU so far; needs
-    nccl4py in `engine.image`), `rdma` by NIXL where pods have an RDMA device (not yet run on one; needs nixl in
-    `engine.image`). `auto` takes `nccl` where both sides can, else `shm`, else `rdma`, else `tcp`."""
+    """Link for KV data: `tcp` works everywhere, `shm` on one host, `rdma` by NIXL where pods have an RDMA device (not yet
+    run on one; needs nixl in `engine.image`), `nccl` between GPUs (run within one GPU so far; needs nccl4py in
+    `engine.image`). `auto` takes `shm` where a pair shares memory, else `rdma` where both sides have it, else `tcp`; never
+    `nccl`."""
     mode: Literal["put_async", "put", "get"] = "put_async"
     """Prefill pushes beside its next steps (`put_async`), pushes before its step ends (`put`: the step waits, a quarter of
     a second at most), or decode pulls (`get`)."""

@@ -9,7 +9,6 @@ from msgspec import Meta
 from xpyd_operator.api.base import Arguments, Duration, ObjectName, Part, Preserved, SecretKeyRef, Size, Text
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.source import SOURCE_PATTERN, Source, parse
-from xpyd_operator.api.words import older
 
 DEFAULT_IMAGE = "vllm/vllm-openai:v0.32.0"
 
@@ -68,7 +67,7 @@ class Engine(Part, frozen=True):
     """Environment of the vLLM server."""
     startup_timeout: Duration = "30m"
     """How long an engine may take from its start until it is ready, download of weights included."""
-    dp_step_sync: Annotated[Literal["auto", "rpc", "shm", "disabled"], older(off="disabled")] = "auto"
+    dp_step_sync: Literal["auto", "rpc", "shm", "disabled"] = "auto"
     """How data-parallel ranks agree on the next step: by RPC, through shared memory, or as vLLM does it
     (`disabled`)."""
     queue: Literal["auto", "vllm", "xpyd"] = "auto"

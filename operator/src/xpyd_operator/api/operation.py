@@ -8,7 +8,6 @@ from msgspec import Meta
 
 from xpyd_operator.api.base import CountOrPart, CountOrShare, Duration, Latency, Part, Positive, Preserved, Window
 from xpyd_operator.api.durations import seconds
-from xpyd_operator.api.words import older
 
 
 class DrainOptions(Part, frozen=True):
@@ -94,9 +93,7 @@ class Slo(Part, frozen=True):
 class Planner(Part, frozen=True):
     """Sets the counts of roles that have `scaling`."""
 
-    mode: Annotated[
-        Literal["disabled", "observe", "auto"], older(Off="disabled", Observe="observe", Auto="auto")
-    ] = "disabled"
+    mode: Literal["disabled", "observe", "auto"] = "disabled"
     """`observe` writes what it would do into the status; `auto` does it."""
     slo: Slo = Slo()
     """Service level that the planner works for."""

@@ -9,7 +9,6 @@ from msgspec import Meta
 from xpyd_operator.api.base import Count, Part
 from xpyd_operator.api.service import SERVICE_NAME_PATTERN, Metadata, ServiceLabel
 from xpyd_operator.api.status import PoolStatus
-from xpyd_operator.api.words import OLDER_VERSION
 from xpyd_sidecar.contract.ids import NAME_MAX
 
 
@@ -36,7 +35,7 @@ class PoolSpec(Part, frozen=True):
 class DisaggPool(Part, frozen=True):
     """The instances of one role of a DisaggService. Made and owned by the service; scale it, do not write it."""
 
-    api_version: Annotated[Literal["xpyd.dev/v1beta1"], OLDER_VERSION]
+    api_version: Literal["xpyd.dev/v1beta1"]
     """Version of the API."""
     kind: Literal["DisaggPool"]
     """Kind of the object."""

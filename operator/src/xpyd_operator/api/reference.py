@@ -18,9 +18,7 @@ Everything that has a default may be left out. `xpyd check -f FILE` says what is
 
 Durations are numbers with units, such as `500ms`, `30s` or `1h30m`. Sizes are bytes, such as `500M` or `2Gi`.
 
-`apiVersion` is `xpyd.dev/v1beta1` or `xpyd.dev/v1alpha1`: both have the same fields and take the same words. Words of
-before, such as `Sidecar`, are those of v1alpha1; they mean what the word in parentheses means
-([upgrade](operations.md#from-v1alpha1-to-v1beta1)).
+`apiVersion` is `xpyd.dev/v1beta1`.
 """
 
 

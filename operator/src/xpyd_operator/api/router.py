@@ -24,7 +24,6 @@ from xpyd_operator.api.base import (
 )
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.quantity import size
-from xpyd_operator.api.words import older
 
 
 class Ports(Part, frozen=True):
@@ -110,24 +109,24 @@ class RouterResources(Part, frozen=True):
     """Resources of one router, as in Kubernetes. What is not named has its default."""
 
     limits: Quantities = msgspec.field(default_factory=dict)
-    """Most that one router may use. Default: memory, 448 MiB, 64 MiB for each of `workers`, and what bodies may take."""
+    """Most that one router may use. Default: memory, 512 MiB and what bodies may take."""
     requests: Quantities = msgspec.field(default_factory=dict)
-    """What the scheduler reserves for one router. Default: the limits that are written; without them 250m of cpu and 64 MiB
-    of memory for each of `workers`, and 192 MiB of memory."""
+    """What the scheduler reserves for one router. Default: the limits that are written; without them 250m of cpu and
+    256 MiB of memory."""
 
 
 class Router(Part, frozen=True):
     """How requests come in and how instances are chosen."""
 
-    placement: Annotated[Literal["sidecar", "deployment"], older(Sidecar="sidecar", Deployment="deployment")] = "sidecar"
+    placement: Literal["sidecar", "deployment"] = "sidecar"
     """Routers run beside decode engines, or in pods of their own. Only the latter can answer when no decode is left."""
     max_sidecars: Annotated[int, Meta(ge=1, le=64)] = 8
     """Most decode pods that route (placement sidecar); the number of heartbeats grows with it."""
     replicas: Annotated[int, Meta(ge=1, le=64)] | None = None
     """Routers with placement deployment; 2 by default."""
     resources: RouterResources | None = None
-    """Resources of one router: of the container `router`, or with placement sidecar of `sidecar`. Their defaults follow
-    `workers` and the budget of bodies; `{}`: no resources at all. Not used by `xpyd up`."""
+    """Resources of one router: of the container `router`, or with placement sidecar of `sidecar`. The default
+    of memory follows the budget of bodies; `{}`: no resources at all. Not used by `xpyd up`."""
     template: Preserved | None = None
     """Pod template laid over the pods of routers (placement deployment), as that of a role over its pods; their container
     is named `router`: `imagePullSecrets`, `tolerations`, `securityContext` and so on. Not used by `xpyd up`."""
@@ -155,8 +154,6 @@ class Router(Part, frozen=True):
     """Most retries, as a share of recent requests, beyond a small floor."""
     first_token: Literal["decode", "prefill"] = "decode"  # noqa: S105  # a token of an answer
     """Who gives the first token of a stream: `prefill` is sooner, where it is the same answer."""
-    workers: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Processes of each router that share its port."""
     tls: Tls = Tls()
     """HTTPS for clients."""
     tracing: Tracing = Tracing()
@@ -180,9 +177,6 @@ class Router(Part, frozen=True):
     body_budget: Size = "512Mi"
     """Bytes of all request bodies that one router holds. Beyond it the slowest are ended with 408 and large ones refused
     with 503; an eighth is a reserve for small ones. At least twice `maxBodySize`, also where this is less."""
-    compat: Literal["none", "p2p"] = "none"
-    """`p2p`: also serve engines that send the older heartbeat `{type, http_address, zmq_address}`, on port `members` + 1,
-    without any authentication."""
 
     @property
     def heartbeat_s(self) -> float:
@@ -216,8 +210,8 @@ class Router(Part, frozen=True):
 
     @property
     def held_bodies_bytes(self) -> int:
-        """Bytes of bodies that all processes of one router may hold: each has its part of the budget, and room for two."""
-        return self.workers * max(-(-self.body_budget_bytes // self.workers), 2 * self.max_body_bytes)
+        """Bytes of bodies that one router may hold: its budget, and room for two in any case."""
+        return max(self.body_budget_bytes, 2 * self.max_body_bytes)
 
     @property
     def replicas_or_default(self) -> int:

@@ -10,27 +10,21 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import msgspec
 from msgspec import inspect as mi
 
-from xpyd_operator.api.base import FIRST_VERSION, VERSION
 from xpyd_operator.api.checks import RULES
 from xpyd_operator.api.rule import Rule, Target
-from xpyd_operator.api.words import OLDER, first, renamed
 
 Schema = dict[str, Any]
 _BOUNDS = {"ge": "minimum", "le": "maximum", "min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
 
 
-def schema_of(kind: type[msgspec.Struct], version: str = VERSION) -> Schema:
-    """The schema of an object of the API: its spec and status, rules included.
-
-    ``version``: whose words the defaults are in; everything else is the same in all.
-    """
+def schema_of(kind: type[msgspec.Struct]) -> Schema:
+    """The schema of an object of the API: its spec and status, rules included."""
     root = mi.type_info(kind)
     assert isinstance(root, mi.StructType)
     fields = {field.name: field for field in root.fields}
@@ -42,8 +36,6 @@ def schema_of(kind: type[msgspec.Struct], version: str = VERSION) -> Schema:
     }
     for section in ("spec", "status"):
         properties[section] = _type(fields[section].type) | {"description": docs[section]}
-        if version == FIRST_VERSION:
-            _first_words(fields[section].type, properties[section])
     return {
         "type": "object",
         "description": text_of(kind),
@@ -130,7 +122,7 @@ def _type(kind: mi.Type, extra: dict[str, Any] | None = None) -> Schema:
         case mi.DictType():
             return _dict(kind, extra)
         case mi.LiteralType():
-            return {"type": "string", "enum": [*kind.values, *extra.get(OLDER, {})]}
+            return {"type": "string", "enum": [*kind.values]}
         case mi.BoolType():
             return {"type": "boolean"}
         case mi.IntType():
@@ -192,8 +184,7 @@ def _struct(kind: mi.StructType) -> Schema:
     docs = docs_of(kind.cls)
     properties = {}
     for field in kind.fields:
-        words = renamed(kind.cls).get(field.encode_name, {})
-        schema = _type(field.type) | {"description": docs[field.name] + _renamed(words)}
+        schema = _type(field.type) | {"description": docs[field.name]}
         default = default_of(field)
         if default is not None:
             schema["default"] = filled(schema) if default == {} else default
@@ -202,25 +193,6 @@ def _struct(kind: mi.StructType) -> Schema:
     if required := [field.encode_name for field in kind.fields if field.required]:
         result["required"] = required
     return result
-
-
-def _renamed(words: Mapping[str, str]) -> str:
-    listed = ", ".join(f"`{before}` ({now})" for before, now in words.items())
-    return f" Words of before, accepted for good: {listed}." if listed else ""
-
-
-def _first_words(kind: mi.Type, schema: Schema) -> None:
-    """Defaults as the first version has them, in place: who reads and writes that one alone meets no word that is new."""
-    if not isinstance(kind, mi.StructType):
-        return
-    older = renamed(kind.cls)
-    for field in kind.fields:
-        inside = schema["properties"][field.encode_name]
-        _first_words(field.type, inside)
-        if default_of(field) == {}:
-            inside["default"] = filled(inside)
-        elif "default" in inside:
-            inside["default"] = first(inside["default"], older.get(field.encode_name, {}))
 
 
 def filled(schema: Schema) -> Schema:

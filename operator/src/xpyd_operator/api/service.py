@@ -15,7 +15,6 @@ from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.router import Router
 from xpyd_operator.api.source import Hub
 from xpyd_operator.api.status import ServiceStatus
-from xpyd_operator.api.words import OLDER_VERSION
 from xpyd_sidecar.contract.ids import NAME_MAX, Role
 
 SERVICE_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -96,7 +95,7 @@ class ServiceSpec(Part, frozen=True):
 class DisaggService(Part, frozen=True):
     """One model, served by prefill and decode instances."""
 
-    api_version: Annotated[Literal["xpyd.dev/v1beta1"], OLDER_VERSION]
+    api_version: Literal["xpyd.dev/v1beta1"]
     """Version of the API."""
     kind: Literal["DisaggService"]
     """Kind of the object."""

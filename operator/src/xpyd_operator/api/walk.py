@@ -16,9 +16,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect as mi
 
-from xpyd_operator.api import durations
+from xpyd_operator.api import durations, gone
 from xpyd_operator.api.kinds import RIGHT
-from xpyd_operator.api.words import OLDER
 from xpyd_operator.errors import Fault
 
 _UNUSABLE: Any = object()
@@ -100,13 +99,17 @@ class Walk:
         return result
 
     def _unknown(self, path: str, name: str, known: dict[str, mi.Field]) -> None:
-        lower = {other.lower(): other for other in known}
-        close = difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), lower, 1, 0.7)
-        hint = f"did you mean {lower[close[0]]}?" if close else f"known here: {', '.join(known)}"
-        if self.strict:
-            self.faults.append(Fault(path, f"unknown field; {hint}"))
+        what, hint = "unknown field", gone.SETTINGS.get(path, "")
+        if hint:
+            what = "this setting is gone"
         else:
-            self.warnings.append(Fault(path, f"unknown field, ignored; {hint}"))
+            lower = {other.lower(): other for other in known}
+            close = difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), lower, 1, 0.7)
+            hint = f"did you mean {lower[close[0]]}?" if close else f"known here: {', '.join(known)}"
+        if self.strict:
+            self.faults.append(Fault(path, f"{what}; {hint}"))
+        else:
+            self.warnings.append(Fault(path, f"{what}, ignored; {hint}"))
 
     def _missing(self, field: mi.Field, path: str) -> None:
         inner = field.type.type if isinstance(field.type, mi.Metadata) else field.type
@@ -156,10 +159,10 @@ class Walk:
         return result
 
     def _literal(self, kind: mi.LiteralType, data: Any, path: str, extra: dict[str, Any]) -> Any:
-        if isinstance(data, str):
-            data = extra.get(OLDER, {}).get(data, data)
-            if data in kind.values:
-                return data
+        if isinstance(data, str) and data in kind.values:
+            return data
+        if line := gone.replacement(path, data):
+            return self._fault(path, f"{data} is gone; write {line}")
         allowed = ", ".join(map(str, kind.values))
         if data is False and (word := next((word for word in ("disabled", "none") if word in kind.values), None)):
             return self._fault(path, f"is read as false by YAML; write {word}")

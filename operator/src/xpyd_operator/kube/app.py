@@ -15,7 +15,6 @@ import time
 
 from xpyd_operator import __version__
 from xpyd_operator.errors import XpydError
-from xpyd_operator.handlers import Kopf
 from xpyd_operator.kube.api import Api
 from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.health import Health
@@ -23,9 +22,9 @@ from xpyd_operator.kube.leader import Election, Times
 from xpyd_operator.kube.lease import Candidate, StillWorking
 from xpyd_operator.kube.login import Login
 from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.reflector import Kopf
 from xpyd_operator.kube.services import Services
 from xpyd_operator.kube.settings import OperatorSettings
-from xpyd_operator.kube.stored import StoredVersions
 from xpyd_operator.kube.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -102,7 +101,7 @@ class Operator:
         self._watch = watch = Watch(cache, self.metrics, self._settings.namespaces, services.wake)
         self._kopf = kopf = Kopf(self._login, watch, self._settings.namespaces, self._claim_signals)
         watching = asyncio.ensure_future(kopf.run())
-        working = asyncio.ensure_future(_serve(services, watch, stored_versions(api, self._settings)))
+        working = asyncio.ensure_future(_serve(services, watch))
         asked = asyncio.ensure_future(ending.wait())
         tasks = (watching, working, asked)
         try:
@@ -151,21 +150,10 @@ class Operator:
         self._stop.set()
 
 
-def stored_versions(api: Api, settings: OperatorSettings) -> StoredVersions | None:
-    """Where all objects are seen, and something may be written."""
-    return None if settings.namespaces or settings.dry_run else StoredVersions(api)
-
-
-async def _serve(services: Services, watch: Watch, stored: StoredVersions | None) -> None:
-    """Rounds, once everything there is was seen; beside them ``stored``, where all namespaces are looked after."""
+async def _serve(services: Services, watch: Watch) -> None:
+    """Rounds, once everything there is was seen."""
     await watch.filled.wait()
-    beside = [asyncio.ensure_future(stored.run())] if stored is not None else []
-    try:
-        await services.run()
-    finally:
-        for task in beside:
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+    await services.run()
 
 
 def _give_up() -> None:

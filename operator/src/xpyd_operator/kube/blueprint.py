@@ -16,9 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from xpyd_operator.api import devices
 from xpyd_operator.api.durations import seconds
-from xpyd_operator.api.roles import GPU
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.status import Condition, ServiceStatus
@@ -85,10 +83,6 @@ class KubeBlueprint:
         self._dry_run = dry_run
         self._judged: tuple[tuple[str, object], Judgement] | None = None
         self._service: DisaggService | None = None
-        self._rewritten: DisaggService | None = None
-        """The document as it is followed; the same object while nothing changes."""
-        self._without_devices: dict[Role, Revision] = {}
-        """Revisions of roles that were seen with pods without devices, where the document does not say so."""
         self.valid = Condition(type="Valid", status="Unknown", reason="NotSeen")
         self.warnings: tuple[str, ...] = ()
         """What engines would not do of the document in force."""
@@ -173,9 +167,8 @@ class KubeBlueprint:
         if judged.service is None or (refused and not accepted_before(entry)):
             self._refuse("Invalid" if judged.faults else "Unsupported", refused)
             return
-        document = judged.service
-        key = await self._keys.choose(document, lambda of, role: pod_revision(self._kept(document, of)[0], role, of), now)
-        service, kept = self._kept(document, key.pod.id)
+        service = judged.service
+        key = await self._keys.choose(service, lambda of, role: pod_revision(service, role, of), now)
         revisions = {role: pod_revision(service, role, key.pod.id) for role in Role}
         for role in Role:
             if service is self._service and self.revisions == revisions:
@@ -191,41 +184,10 @@ class KubeBlueprint:
         self._service, self.revisions = service, revisions
         self.warnings = tuple(str(each) for each in judged.warnings[:FAULTS_MAX])
         before = f"followed until it changes, as it was accepted before; new ones like it are refused: {refused}"
-        said = {"AcceptedBefore": before if refused else "", "UnknownFields": _listed(judged.ignored),
-                "DeviceNotStated": _listed(kept)}
+        said = {"AcceptedBefore": before if refused else "", "UnknownFields": _listed(judged.ignored)}
         reason = next((name for name, words in said.items() if words), "Valid")
         message = "; ".join(words for words in said.values() if words) or "the document is followed"
         self.valid = Condition(type="Valid", status="True", reason=reason, message=message)
-
-    def _kept(self, service: DisaggService, key_id: str) -> tuple[DisaggService, list[str]]:
-        """The document with roles kept without devices that were made so, and what is to be said of them.
-
-        Resources that name no device once meant that there is none. Pods that were made then have the revision of such a
-        role, and while there are some, or were since this operator began, the document means what it meant.
-        """
-        words = []
-        for role in Role:
-            if not devices.unstated(service.spec.role(role)):
-                continue
-            before = devices.without(service, role)
-            revision = pod_revision(before, role, key_id)
-            if self._without_devices.get(role) == revision or self._has_pods(service, revision):
-                self._without_devices[role] = revision
-                service = before
-                words.append(
-                    f"spec.{role}.resources: names no device, which meant none when this service was made, and its pods "
-                    f"stay without one; write spec.{role}.parallelism.device: none to keep that, or {GPU}"
-                )
-        if not words:
-            return service, words
-        if self._rewritten is None or self._rewritten != service:
-            self._rewritten = service
-        return self._rewritten, words
-
-    def _has_pods(self, service: DisaggService, revision: Revision) -> bool:
-        pods = self._cache.of_service("Pod", service.metadata.namespace or "", service.name)
-        found = (pod.derived(facts) for pod in pods)
-        return any(fact.owner == service.metadata.uid and fact.revision == revision for fact in found)
 
     def _judge(self, entry: Entry) -> Judgement:
         at = (entry.uid, entry.body["metadata"].get("generation"))

@@ -21,7 +21,7 @@ from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import controller
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.keys import PodKey
-from xpyd_operator.render.labels import owner_reference, role_name
+from xpyd_operator.render.labels import role_name
 from xpyd_operator.render.objects import children, pool, unwanted
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
@@ -121,8 +121,6 @@ class Children:
             return self._first(service, "DisaggPool", name, now, partial(self._create, pool(service, role, count)))
         if entry.deleting or self._foreign(entry, service, now):
             return None
-        if what := differs({"metadata": {"ownerReferences": [owner_reference(service)]}}, entry.body):
-            return self._own(entry, service, what)
         if service.spec.role(role).scaling is None:
             wanted = service.spec.replicas(role)
             there = (entry.body.get("spec") or {}).get("replicas")
@@ -188,17 +186,6 @@ class Children:
         except ApiError as error:
             if not error.conflict:  # made by a leader before us; the watch brings it
                 raise
-
-    async def _own(self, entry: Entry, service: DisaggService, what: str) -> None:
-        """The owner as it is named now: a pool is never applied, and outlives versions of the API."""
-        logger.info("patch DisaggPool %s/%s: %s differs", entry.namespace, entry.name, what)
-        mine = owner_reference(service)
-        others = [each for each in entry.body["metadata"]["ownerReferences"] if each["uid"] != mine["uid"]]
-        patch = {"metadata": {"uid": entry.uid, "ownerReferences": [mine, *others]}}
-        try:
-            self._cache.wrote(entry.kind, await self._api.patch(entry.kind, entry.namespace, entry.name, patch))
-        except ApiError as error:
-            self._excuse(entry, error)
 
     async def _mirror(self, entry: Entry, service: str, there: Any, wanted: int) -> None:
         patch = {"metadata": {"uid": entry.uid}, "spec": {"replicas": wanted}}

@@ -1,8 +1,7 @@
 """The keys of one service: which ones its pods have, which one is wanted, and the Secret that brings it to pods.
 
 Nothing is remembered: a pod's volume says which Secret it has, and from the master follow the keys and the names of all
-Secrets that the operator can have made (decision 0032). Those that were made before keys were derived are read, where the
-overlay ``migrate`` gives the right to.
+Secrets that the operator can have made (decision 0032).
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ import msgspec
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.kube.facts import controller
-from xpyd_operator.kube.master import KeyTrouble, Master, text_key
+from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.render import keys as render
-from xpyd_operator.render import labels
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.objects import key_secret
 from xpyd_sidecar.contract import keys
@@ -30,8 +27,6 @@ Secrets, and 409 says that it is there)."""
 SOON_S = 10.0
 """So often at most before pods are made, which cannot start without it."""
 _ANEW = "or delete these pods, and they are made anew with another key"
-FIRST = 1
-"""The generation that services of before are not rolled for."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -40,7 +35,7 @@ class Known(msgspec.Struct, frozen=True):
     key: ServiceKey
     pod: PodKey
     generation: int
-    """Of the master; 0: made before there was one."""
+    """Of the master."""
 
 
 class ServiceKeys:
@@ -50,7 +45,6 @@ class ServiceKeys:
         self._api = api
         self._master = master
         self._dry_run = dry_run
-        self._old: Known | None = None
         self._known: dict[str, Known] = {}
         self._made: dict[str, float] = {}
         """Name of a Secret → when it was last made, or found to be there."""
@@ -67,10 +61,6 @@ class ServiceKeys:
         for number, master in generations.items():
             key = keys.of_service(master, number, uid)
             found.append(Known(key, render.derived(service.name, key), number))
-        if self._old is None and labels.key_name(service.name) in used:
-            self._old = await self._read_old(service)
-        if self._old is not None:
-            found.append(self._old)
         self._known = {each.pod.secret: each for each in found}
         if lost := sorted(set(used) - self._known.keys()):
             words = f"pods have their key from Secret {', '.join(lost)}, which is of no generation of the master"
@@ -97,8 +87,7 @@ class ServiceKeys:
         before = self.before(used, newest)
         if before is None or newest.pod.secret in used or not stays(before):
             return newest
-        rolls = newest.generation > max(before.generation, FIRST)
-        return newest if rolls and may_roll() else before
+        return newest if may_roll() else before
 
     @property
     def newest(self) -> Known:
@@ -131,23 +120,3 @@ class ServiceKeys:
             if not error.exists:
                 raise
         self._made = {wanted.pod.secret: now}
-
-    async def _read_old(self, service: DisaggService) -> Known:
-        namespace, name = service.metadata.namespace or "", labels.key_name(service.name)
-        try:
-            secret = await self._api.get("Secret", namespace, name)
-        except ApiError as error:
-            if error.missing:
-                words = f"Secret {name}, which pods have their key from, is not there any more; put it back"
-                raise KeyTrouble("KeyUnknown", f"{words}, {_ANEW}") from None
-            if error.status == 403:
-                words = f"the operator may not read Secret {name}, where this service has its key from since before"
-                words += "; apply the overlay migrate (docs/operations.md#keys)"
-                raise KeyTrouble("KeyNotReadable", words) from None
-            raise
-        key = text_key((secret.get("data") or {}).get(labels.KEY, ""))
-        if controller(secret["metadata"]) != service.metadata.uid:
-            raise KeyTrouble("KeyUnknown", f"Secret {name}, which pods have their key from, is not of this service")
-        if key is None:
-            raise KeyTrouble("KeyUnknown", f"Secret {name} holds no key (64 hex digits in {labels.KEY!r})")
-        return Known(ServiceKey(key), render.made_before(service.name, ServiceKey(key)), 0)

@@ -8,17 +8,14 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from xpyd_operator.api.words import first, renamed
-
 
 def without_defaults(part: Any) -> Any:
-    """Structs as dictionaries by their names on the wire. A default that is written out is the same as one that is not, and
-    a word that was renamed stands as it was first written: neither version nor spelling shows in a hash of this.
+    """Structs as dictionaries by their names on the wire. A default that is written out is the same as one that is
+    not.
     """
     if isinstance(part, msgspec.Struct):
-        older = renamed(type(part))
         return {
-            field.encode_name: first(without_defaults(value), older.get(field.encode_name, {}))
+            field.encode_name: without_defaults(value)
             for field in _fields(type(part))
             if (value := getattr(part, field.name)) != _default(field)
         }

@@ -11,9 +11,7 @@ import os
 
 import msgspec
 
-from xpyd_operator.api.model import Engine
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.api.words import first, renamed
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render import offload
@@ -22,7 +20,6 @@ from xpyd_sidecar.contract.launch import (
     ENV_DP_SYNC,
     ENV_OPEN_PODS,
     ENV_QUEUE,
-    KEEP_BYTES,
     KvOptions,
     kv_transfer_config,
 )
@@ -135,15 +132,9 @@ def engine_revision(service: DisaggService, role: Role, model: str) -> Revision:
 
     The role itself is left out: engines run as ``kv_both``, so equal roles can switch.
     """
-    older = renamed(Engine)["dpStepSync"]
-    more: dict[str, int] = {"keep": KEEP_BYTES} if service.spec.kv.keep_bytes == KEEP_BYTES else {}
-    if service.spec.kv.keep is None:  # an xpyd before this one wrote this size for it
-        kv = msgspec.structs.replace(service.spec.kv, keep=KEEP_BYTES)
-        service = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, kv=kv))
-    steps = {name: first(word, older) for name, word in dp_env(service, role).items()}
-    env = engine_env(service) | steps | queue_env(service, role)
+    env = engine_env(service) | dp_env(service, role) | queue_env(service, role)
     pods = service.spec.role(role).parallelism.pods
-    more |= {"pods": pods} if pods > 1 else {}
+    more = {"pods": pods} if pods > 1 else {}
     return revision_of({"args": engine_args(service, role, model), "env": env} | more)
 
 

@@ -23,16 +23,9 @@ class PodKey(msgspec.Struct, frozen=True):
 
     secret: str
     id: str
-    """Stands for the key: the beginning of its digest."""
+    """Stands for the key: the beginning of its digest; empty where the key is not known (``unknown``)."""
     file: str
-    """Name of the file, which is made for this key alone where it is derived."""
-    derived: bool = True
-    """Else it was made at random, before keys were derived. Pods that have such a one may have an older sidecar."""
-
-    @property
-    def older(self) -> bool:
-        """A key of before: the operator may be one that knows no signed calls."""
-        return bool(self.id) and not self.derived
+    """Name of the file, which is made for this key alone where it is known."""
 
     @property
     def path(self) -> str:
@@ -42,11 +35,11 @@ class PodKey(msgspec.Struct, frozen=True):
     @property
     def before_path(self) -> str | None:
         """Path of the file with the key of before; None where there is none."""
-        return f"{at.KEY_DIR}/{BEFORE}" if self.derived else None
+        return f"{at.KEY_DIR}/{BEFORE}" if self.id else None
 
     def volume(self) -> dict[str, Any]:
         """The volume of a pod, which mounts it at ``paths.KEY_DIR``."""
-        files = {labels.KEY: self.file} | ({BEFORE: BEFORE} if self.derived else {})
+        files = {labels.KEY: self.file} | ({BEFORE: BEFORE} if self.id else {})
         return at.secret_files("key", self.secret, files)
 
 
@@ -56,19 +49,9 @@ def derived(service: str, key: ServiceKey) -> PodKey:
     return PodKey(f"{labels.key_name(service)}-{key_id}", key_id, keys.file_name(key))
 
 
-def made_before(service: str, key: ServiceKey) -> PodKey:
-    """Of a key that was made at random, in the one Secret that a service had for it."""
-    return PodKey(labels.key_name(service), keys.digest(key)[:ID_CHARS], labels.KEY, derived=False)
-
-
 def unknown(service: str) -> PodKey:
     """Where a document is rendered without a cluster, so that there is no key."""
-    return PodKey(labels.key_name(service), "", labels.KEY, derived=False)
-
-
-def may_be_older(secret: str) -> bool:
-    """Whether pods with this Secret may have a sidecar that knows no signed calls."""
-    return _DERIVED.search(secret) is None
+    return PodKey(labels.key_name(service), "", labels.KEY)
 
 
 def is_derived(service: str, secret: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from xpyd_operator.api.base import API_VERSION, FIRST_API_VERSION
+from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import revision_of
 from xpyd_operator.plan.names import instance_name
@@ -112,7 +112,7 @@ def key_secret(
         "metadata": metadata(service, key.secret, labels.common(service)),
         "type": "Opaque",
         "immutable": True,
-        "stringData": {labels.KEY: key_hex} | ({keys.BEFORE: before_hex} if key.derived else {}),
+        "stringData": {labels.KEY: key_hex} | ({keys.BEFORE: before_hex} if key.id else {}),
     }
 
 
@@ -186,11 +186,8 @@ def _service(service: DisaggService, name: str, spec: dict[str, Any]) -> dict[st
 
 
 def _marked(made: dict[str, Any]) -> dict[str, Any]:
-    """With the hash. By which version the owner is named does not show in it: it stays the first."""
-    metadata = made["metadata"]
-    owners = [owner | {"apiVersion": FIRST_API_VERSION} for owner in metadata.get("ownerReferences", ())]
-    hashed = made | {"metadata": metadata | ({"ownerReferences": owners} if owners else {})}
-    return made | {"metadata": metadata | {"annotations": {labels.APPLIED: revision_of(hashed)}}}
+    """With the hash of what it is made of."""
+    return made | {"metadata": made["metadata"] | {"annotations": {labels.APPLIED: revision_of(made)}}}
 
 
 def router_deployment(service: DisaggService, settings: KubeSettings, key: PodKey) -> dict[str, Any]:

@@ -35,8 +35,6 @@ def router_section(service: DisaggService, listen: str) -> RouterConfig:
         affinity_header=spec.affinity.header or "",
         retry_budget=spec.retry_budget,
         first_token=spec.first_token,
-        compat=spec.compat,
-        workers=spec.workers,
         otlp_endpoint=spec.tracing.endpoint or "",
         dashboard=spec.dashboard,
         hosts=spec.hosts,

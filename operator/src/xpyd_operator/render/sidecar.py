@@ -23,15 +23,11 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 
 COMMAND: Final = ["python3", "-m", "xpyd_sidecar"]
 _INSTANCE_VAR: Final = f"$({launch.ENV_INSTANCE})"
-_LATER: Final = {"load_limit_s": RouterConfig().load_limit_s, "audit": RouterConfig().audit}
-"""Settings of routers that came later, with their defaults."""
 _WHERE_GIVEN: Final = frozenset({"previous_key_file", "key_mark", "shared_folder"})
 """Left out where they say nothing."""
 _AGENT_RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
-_ROUTER_MIB: Final = 448
-_RESERVED_MIB: Final = 192
-_WORKER_MIB: Final = 64
-_WORKER_MILLICORES: Final = 250
+_ROUTER_MIB: Final = 512
+_ROUTER_REQUESTS: Final = {"cpu": "250m", "memory": "256Mi"}
 _INSTALL_RESOURCES: Final = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
 
 
@@ -81,7 +77,6 @@ def router_container(service: DisaggService, settings: KubeSettings, key: PodKey
         key_file=key.path,
         run_dir=at.RUN,
         router=_router(service, beside_engine=False),
-        plain_bearer=key.older,
     )
     container["command"] = _command(config, instance=_INSTANCE_VAR)
     container["env"] = [_field(launch.ENV_INSTANCE, "metadata.name")]
@@ -91,15 +86,14 @@ def router_container(service: DisaggService, settings: KubeSettings, key: PodKey
 def router_resources(router: Router) -> dict[str, Any]:
     """Resources of a router, beside an engine with its agent: what is written, and defaults for what is not.
 
-    Memory: 64 MiB for each process that serves clients, all bodies that they may hold, and 448 MiB for streams, the roster,
-    metrics and their history. What is written as a limit is also reserved.
+    Memory: all bodies that it may hold, and 512 MiB for streams, the roster, metrics and their history. What is written as
+    a limit is also reserved.
     """
     given = router.resources
     if given == RouterResources():
         return {}
-    limits: dict[str, int | str] = {"memory": _size(_ROUTER_MIB + router.workers * _WORKER_MIB, router.held_bodies_bytes)}
-    requests: dict[str, int | str] = {"cpu": f"{router.workers * _WORKER_MILLICORES}m",
-                                      "memory": _size(_RESERVED_MIB + router.workers * _WORKER_MIB)}
+    limits: dict[str, int | str] = {"memory": _size(_ROUTER_MIB, router.held_bodies_bytes)}
+    requests: dict[str, int | str] = dict(_ROUTER_REQUESTS)
     if given is not None:
         requests |= {**given.limits, **given.requests}
         if value(requests["memory"]) > value(limits["memory"]):
@@ -108,7 +102,7 @@ def router_resources(router: Router) -> dict[str, Any]:
     return {"requests": requests, "limits": limits}
 
 
-def _size(mib: int, more_bytes: int = 0) -> str:
+def _size(mib: int, more_bytes: int) -> str:
     """A quantity of memory, in whole GiB where it is."""
     mib += -(-more_bytes // (1 << 20))
     return f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"
@@ -142,7 +136,7 @@ def _sidecar_config(
         assignment_file=f"{at.ASSIGNMENT_DIR}/{at.ASSIGNMENT_FILE}" if index == 0 else None,
         listen=join_host_port(at.EVERYWHERE, at.AGENT_PORT),
         previous_key_file=key.before_path,
-        key_mark=key.id if key.derived else "",
+        key_mark=key.id,
         group=group.group_config(service, members, index, settings) if len(members) > 1 else msgspec.UNSET,
     )
     return SidecarConfig(
@@ -151,7 +145,6 @@ def _sidecar_config(
         key_file=key.path,
         run_dir=at.RUN,
         agent=agent,
-        plain_bearer=key.older,
         router=_router(service, beside_engine=True) if service.spec.router.placement == "sidecar" and index == 0 else None,
     )
 
@@ -173,11 +166,7 @@ def _router(service: DisaggService, *, beside_engine: bool) -> RouterConfig:
 def _command(config: SidecarConfig, instance: str = "") -> list[str]:
     """The command, every text in it as it is but for the pod's own address and name, which Kubernetes fills in."""
     plain = literals(msgspec.to_builtins(config))
-    if not config.plain_bearer:
-        del plain["plain_bearer"]
-    for name, default in _LATER.items() if plain["router"] is not None else ():
-        if plain["router"][name] == default:
-            del plain["router"][name]  # pods stay as they are, and routers of an earlier release take it
+    del plain["plain_bearer"]
     if instance:
         plain["instance"] = instance
     if plain["agent"] is not None:
@@ -195,8 +184,6 @@ def _container(service: DisaggService, name: str, settings: KubeSettings, *, cli
             {"name": "http", "containerPort": given.http, "protocol": "TCP"},
             {"name": "members", "containerPort": given.members, "protocol": "TCP"},
         ]
-        if service.spec.router.compat == "p2p":
-            ports.append({"name": "older", "containerPort": given.members + 1, "protocol": "TCP"})
         if service.spec.router.api_key_secret is not None:
             mounts.append(at.mount("clients", at.CLIENTS_DIR, read_only=True))
         if service.spec.router.tls.secret is not None:

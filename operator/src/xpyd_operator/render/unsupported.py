@@ -34,13 +34,9 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
         if template is not None:
             yield from overlay.faults(template, f"spec.{role}.template")
     yield from offload.refusals(service, tuple(role for role in Role if not devices(service.spec.role(role))))
-    yield from _router(service)
     if service.spec.router.template is not None:
         yield from overlay.faults(service.spec.router.template, "spec.router.template", overlay.ROUTER_POD)
     yield from _ports(service)
-    router = service.spec.router
-    if router.compat == "p2p" and (router.placement != "deployment" or router.replicas_or_default != 1):
-        yield "spec.router.compat", "older engines beat to one router; write placement deployment and replicas 1 with p2p"
 
 
 def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
@@ -112,7 +108,6 @@ def _local_router(service: DisaggService) -> Iterator[tuple[str, str]]:
         yield "spec.router.apiKeySecret", "there are no Secrets on a single host; leave it out"
     if router.tls.secret is not None:
         yield "spec.router.tls.secret", "there are no Secrets on a single host; leave it out"
-    yield from _router(service)
 
 
 def _role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
@@ -150,10 +145,3 @@ def _executor(service: DisaggService, which: Role, *, devices: bool) -> Iterator
     for index, variable in enumerate(service.spec.engine.env):
         if variable.name in RAY_OWNED:
             yield f"spec.engine.env[{index}].name", f"{variable.name} is set by xpyd if the executor is ray; leave it out"
-
-
-def _router(service: DisaggService) -> Iterator[tuple[str, str]]:
-    """The router."""
-    given = service.spec.router
-    if given.compat == "p2p" and given.ports.members + 1 in (given.ports.http, 65536):
-        yield "spec.router.ports.members", f"older engines come to {given.ports.members + 1}; leave that port free for them"

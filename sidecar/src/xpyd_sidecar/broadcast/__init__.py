@@ -12,8 +12,7 @@ caller's business. Does not belong here: vLLM, torch, and anything that knows wh
     wire      what is said at joining, and handles
     local     readers of this host: joining, liveness, side segments
     remote    readers elsewhere: ZMQ
-    sides     side segments, for messages larger than a chunk
-    shared    the writer's half of the ring, put together
+    shared    the writer's half of the ring, and side segments for messages larger than a chunk
     queue     the writer's end
     reader    the readers' end
     calls     what calls and answers look like

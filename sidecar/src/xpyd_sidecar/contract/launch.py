@@ -215,10 +215,6 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Retries allowed, as a share of recent requests (beyond a small floor); 0: the floor alone."""
     first_token: Literal["decode", "prefill"] = "decode"  # noqa: S105  # a token of an answer
     """Who gives the first token of a stream."""
-    compat: Literal["none", "p2p"] = "none"
-    """p2p: engines with the older heartbeat and pairing by request id are served too."""
-    workers: int = 1
-    """Processes that share the client port; one of them owns membership."""
     tls_cert_file: str | None = None
     """Certificate chain for the client port, PEM; None: plain HTTP."""
     tls_key_file: str | None = None

@@ -37,7 +37,7 @@ class EngineRecord(msgspec.Struct, frozen=True):
     sampling: Sampling | None = None
     """None: not told."""
     kv: str = FIRST_KV
-    """Versions of the KV plane that it speaks (``kv.versions``)."""
+    """Versions of the KV plane that it speaks (``kv.peers.SPOKEN``)."""
     speculation: Speculation = Speculation()
 
 

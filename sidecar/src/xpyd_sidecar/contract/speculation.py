@@ -4,7 +4,7 @@ A model that drafts has KV of its own, in layers beside those of the model that 
 where it drafts alike. A wrong or missing KV of a draft never makes a wrong answer, as every draft is verified: it makes
 drafts that are not accepted. A model with states (Mamba, gated delta nets …) lays these out by the number of drafts.
 
-``kv.speculation`` judges two engines by this; routers hear of it only where such a model makes it a matter of pairing
+``kv.peers`` judges two engines by this; routers hear of it only where such a model makes it a matter of pairing
 (``mark``). Names are those of vLLM's ``--speculative-config``, where it has them.
 """
 

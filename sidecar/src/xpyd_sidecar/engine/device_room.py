@@ -1,8 +1,7 @@
-"""How much device memory vLLM leaves to the connector: for what copies pass through, and for NCCL where it may be used."""
+"""How much device memory vLLM leaves to the connector: for what copies pass through, and for NCCL where it is the link."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +14,8 @@ from xpyd_sidecar.memory.device import TABLE_BYTES
 
 
 def beside_slab(options: KvOptions) -> int:
-    """What is not the slab: the table of rows, and what NCCL takes at most where it may be a link."""
-    grouped = options.transport in {"auto", "nccl"} and importlib.util.find_spec("nccl") is not None
-    return TABLE_BYTES + (most_bytes(options) if grouped else 0)
+    """What is not the slab: the table of rows, and what NCCL takes at most where it is the link."""
+    return TABLE_BYTES + (most_bytes(options) if options.transport == "nccl" else 0)
 
 
 def room(extra: Mapping[str, Any], step: int) -> int:

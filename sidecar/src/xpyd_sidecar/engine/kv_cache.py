@@ -30,7 +30,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 from xpyd_sidecar.kv.mapping import UNKNOWN, Array, ArrayKind
 from xpyd_sidecar.kv.reach import LayerGroup
-from xpyd_sidecar.memory import device
+from xpyd_sidecar.memory import device, device_rows
 from xpyd_sidecar.memory.marks import NOW, CopyMark
 from xpyd_sidecar.memory.staging import Chunk
 from xpyd_sidecar.transport.gates import CacheArray
@@ -194,20 +194,20 @@ class KvCache:
     def _part(self, region: int, head: int, heads: int) -> torch.Tensor:
         return self.regions[region].narrow(1, head, heads) if heads else self.regions[region]
 
-    def _view(self, region: int, head: int, heads: int) -> tuple[device.RowView, int]:
+    def _view(self, region: int, head: int, heads: int) -> tuple[device_rows.RowView, int]:
         """How an array, or so many heads of it, lies in device memory, and where."""
         part = self._part(region, head, heads)
-        return device.view_of(part), part.data_ptr()
+        return device_rows.view_of(part), part.data_ptr()
 
-    def _packed(self, move: Move) -> device.PackedRows:
-        rows = [device.BlockRows(view, arrays, [move.starts[at] for at in places], move.ids) for view, arrays, places
+    def _packed(self, move: Move) -> device_rows.PackedRows:
+        rows = [device_rows.BlockRows(view, arrays, [move.starts[at] for at in places], move.ids) for view, arrays, places
                 in self._alike(move.region, len(move.starts), move.head, move.heads)]
-        return device.PackedRows(rows, move.packed, move.packed.data_ptr(), len(move.packed))
+        return device_rows.PackedRows(rows, move.packed, move.packed.data_ptr(), len(move.packed))
 
     def _alike_of(self, region: int, count: int, head: int, heads: int,
-                  ) -> list[tuple[device.RowView, list[int], list[int]]]:
+                  ) -> list[tuple[device_rows.RowView, list[int], list[int]]]:
         """Of so many arrays from one on: those that look alike, where they are, and which they are."""
-        groups: dict[device.RowView, tuple[list[int], list[int]]] = {}
+        groups: dict[device_rows.RowView, tuple[list[int], list[int]]] = {}
         for at in range(count):
             view, array = self._view(region + at, head, heads)
             arrays, places = groups.setdefault(view, ([], []))

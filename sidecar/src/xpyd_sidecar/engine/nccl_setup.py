@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +19,6 @@ from xpyd_sidecar.transport.nccl.decode import NcclGrouping
 from xpyd_sidecar.transport.nccl.driver import TRAILER, fixed_bytes, load, padded
 from xpyd_sidecar.transport.nccl.thread import FLIGHT, NcclLimits, NcclThread
 
-logger = logging.getLogger(__name__)
-
 PIECE_BYTES: Final = 8 << 20
 RECEIVES: Final = 8
 """Slots to receive into: twice what is received at once, since a slot is held until its blocks are in their places."""
@@ -38,16 +35,12 @@ def choose(options: KvOptions, device: torch.device, largest_frame: int,
         ConfigError: transport is nccl, and NCCL cannot be used here.
     """
     folder = Path(options.shared_folder) if options.shared_folder else None
-    if options.transport in {"tcp", "shm", "rdma"}:
+    if options.transport != "nccl":
         return LinkOptions(options.transport, folder), None
     driver, version, reason = load(device, ctas=options.nccl_ctas, piece=max(PIECE_BYTES, largest_frame),
                                    groups=options.nccl_groups, flight=FLIGHT)
     if driver is None:
-        if options.transport == "nccl":
-            raise ConfigError(f"{FIELD}.transport: nccl cannot be used: {reason}")
-        if device.type == "cuda":
-            logger.warning("xpyd: no link over NCCL: %s", reason)
-        return LinkOptions(options.transport, folder, no_gpu=reason), None
+        raise ConfigError(f"{FIELD}.transport: nccl cannot be used: {reason}")
     limits = NcclLimits(options.nccl_groups, 2 * options.peer_timeout_s, options.peer_timeout_s, IDLE_S)
     gpu = Gpu(driver.device.name, version, driver.piece)
     ways = LinkOptions(options.transport, folder, gpu, one_gpu=bool(environ.get(HOST_ID)))

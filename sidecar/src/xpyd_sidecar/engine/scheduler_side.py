@@ -22,7 +22,7 @@ from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.contract.legs import Leg
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
-from xpyd_sidecar.engine import compat, fingerprint
+from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.control_handler import ControlHandler
 from xpyd_sidecar.engine.handed_blocks import HandedBlocks, prompt_identity
 from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, StepReport
@@ -32,7 +32,7 @@ from xpyd_sidecar.engine.siblings import Siblings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.kv import mapping, offers, pairing, peers, versions
+from xpyd_sidecar.kv import mapping, offers, pairing, peers
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.load_room import LoadRoom
@@ -117,7 +117,7 @@ class SchedulerSide:
         """
         ranks = sorted(addresses, key=lambda one: one.rank)
         assert [one.rank for one in ranks] == list(range(self._ranks)), f"ranks {[one.rank for one in ranks]}"
-        fields = fingerprint.collect(self._config, self._states)
+        fields = compat.fingerprint(self._config, self._states)
         self._carrying.data = tuple(one.data for one in ranks)
         try:
             geometry = mapping.geometry(self._parallel.tensor, [one.arrays for one in ranks])
@@ -133,7 +133,7 @@ class SchedulerSide:
             record.write(self._settings.run_dir, record.EngineRecord(
                 record.VERSION, compat.dp_rank(self._config), self._incarnation, self._control.address, fields,
                 self._parallel, compat.max_model_len(self._config), os.getpid(), time.time(),
-                compat.sampling(self._config), versions.SPOKEN, self._speculation))
+                compat.sampling(self._config), peers.SPOKEN, self._speculation))
         logger.info("xpyd: control %s, data %s, incarnation %s, fingerprint %s", self._control.address,
                     ", ".join(one.address for one in self._carrying.data), self._incarnation, fingerprints.digest(fields))
 

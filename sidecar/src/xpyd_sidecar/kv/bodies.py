@@ -82,7 +82,7 @@ class DataHello(msgspec.Struct, frozen=True):
     mailbox: str = ""
     """Where decode takes the descriptor of prefill's memory from (``transport.shm.mailbox``); empty: it has none."""
     gpu: Gpu | None = None
-    """None: decode has none for NCCL, or does not want it."""
+    """None: decode's transport is not nccl."""
     nixl: NixlReader | None = None
     """None: decode has no NIXL, or does not want it."""
 

@@ -249,8 +249,6 @@ class Groups(Generic[P]):
         if group is None:
             return [Over(number, (piece,))]
         group.queued.append(piece)
-        if group.state is GroupState.OPEN and number not in self._turns:
-            self._turns.append(number)
         return self._launch(now)
 
     def launched(self, number: int, now: float) -> list[Step[P]]:

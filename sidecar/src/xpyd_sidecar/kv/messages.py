@@ -78,7 +78,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", tag_field="t"):
     geometry: Geometry
     """The arrays of its ranks, by which decode maps them to its own."""
     speculation: Speculation = Speculation()
-    """What it drafts with (``kv.speculation``)."""
+    """What it drafts with (``kv.peers.draft_rule``)."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):

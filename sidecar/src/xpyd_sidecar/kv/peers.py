@@ -1,19 +1,42 @@
-"""Whether two engines may exchange KV at all: checked once per connection, before anything else a peer says is used."""
+"""Whether two engines may exchange KV at all: checked once per connection, before anything else a peer says is used.
+
+Where they speculate otherwise, some arrays stay behind or nothing is taken:
+
+    decode          prefill         model without states                            model with states
+    ─               ─               all                                             all
+    any             the same        all, the draft's too                            all, the draft's too
+    drafts itself   otherwise, ─    all but drafts'; warned: few are accepted       refused, with the field
+    by tokens, ─    by a model      all but drafts'; warned: they are for nothing   refused, with the field
+    by tokens       ─, by tokens    all                                             refused, with the field
+
+"Drafts itself" means with KV of its own (EAGLE, MTP, draft models), "by tokens" without (n-gram, suffix). The number of
+drafts counts only for states, whose pages hold a column for each.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from xpyd_sidecar.contract.fingerprint import FingerprintFields, difference
+from xpyd_sidecar.contract import fingerprint
+from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Parallel
-from xpyd_sidecar.contract.speculation import Speculation
-from xpyd_sidecar.kv import speculation
+from xpyd_sidecar.contract.speculation import ALIKE, Speculation, difference
+from xpyd_sidecar.kv import frames, mapping, messages
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.mapping import Geometry, Plan, Unmappable, plan
 from xpyd_sidecar.kv.messages import Hello
+
+SPOKEN: Final = f"{messages.WIRE_VERSION}.{frames.WIRE_VERSION}.{mapping.VERSION}"
+"""Which versions of the KV plane an engine speaks, as one word: ``control.data.geometry``, such as ``1.3.1``.
+
+Engines whose words differ cannot exchange KV, whatever their fingerprints: each would refuse what the other says. So the
+word goes into the engine's record, and from there into what its agent tells routers (``agent.beat``).
+"""
+ALL: Final = (*ALIKE, "num_speculative_tokens")
+"""What engines compare of their speculation where states are handed over, whose pages hold a column for each draft."""
 
 
 class Self(msgspec.Struct, frozen=True):
@@ -50,7 +73,7 @@ def meet(ours: Self, theirs: Hello) -> Met:
     """Whether KV of ``theirs`` is right for ``ours``, and how it is laid out."""
     refused = _refusal(ours, theirs)
     if refused is None:
-        drafts = speculation.judge(ours.speculation, theirs.speculation)
+        drafts = draft_rule(ours.speculation, theirs.speculation)
         # Whatever a peer calls a draft's: what is a layer of the model here is taken.
         layers = {name.partition("#")[0] for stage in ours.geometry.stages for name, _ in stage}
         mine = layers - set(ours.speculation.layers)
@@ -67,8 +90,35 @@ def meet(ours: Self, theirs: Hello) -> Met:
 def _refusal(ours: Self, theirs: Hello) -> tuple[Outcome, str] | None:
     if theirs.expects != ours.incarnation:
         return Outcome.INCARNATION, f"incarnation {theirs.expects} is gone, {ours.incarnation} is here"
-    if drafts := speculation.judge(ours.speculation, theirs.speculation).refused:
+    if drafts := draft_rule(ours.speculation, theirs.speculation).refused:
         return Outcome.INCOMPATIBLE, drafts
-    if text := difference(ours.fingerprint, theirs.fingerprint):
+    if text := fingerprint.difference(ours.fingerprint, theirs.fingerprint):
         return Outcome.INCOMPATIBLE, f"fingerprint: {text}"
     return None
+
+
+class DraftRule(NamedTuple):
+    """What becomes of drafts between two engines."""
+
+    refused: str = ""
+    """Why no KV is taken at all, with the field."""
+    warning: str = ""
+    """What is lost although KV is taken."""
+    left_out: frozenset[str] = frozenset()
+    """Layers whose arrays are not handed over."""
+
+
+def draft_rule(decode: Speculation, prefill: Speculation) -> DraftRule:
+    """What holds for KV of ``prefill`` at ``decode``."""
+    differs = difference(decode, prefill, ALL)
+    if differs and (decode.states or prefill.states):
+        words = "the states of this model are laid out by it, so both roles must speculate alike"
+        return DraftRule(refused=f"{differs}; {words}")
+    if not (decode.layers or prefill.layers) or not (differs := difference(decode, prefill)):
+        return DraftRule()
+    left_out = frozenset(decode.layers) | frozenset(prefill.layers)
+    if decode.layers:
+        words = f"{differs}; prefill computes no KV for decode's draft ({decode.method}), so few drafts will be accepted"
+    else:
+        words = f"{differs}; decode has no use for the KV of prefill's draft ({prefill.method}), which costs prefill time"
+    return DraftRule(warning=words, left_out=left_out)

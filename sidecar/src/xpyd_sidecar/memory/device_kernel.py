@@ -1,4 +1,4 @@
-"""The kernel of ``memory.device``. Needs Triton; its interpreter runs it on a CPU (``TRITON_INTERPRET=1``)."""
+"""The kernel that moves rows. Needs Triton; its interpreter runs it on a CPU (``TRITON_INTERPRET=1``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from xpyd_sidecar.memory.device import RowShape
+    from xpyd_sidecar.memory.device_rows import RowShape
 
 WARPS = 8
 _TYPES = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}

@@ -1,8 +1,8 @@
 """The router: clients' requests in, attempts on engines out, one answer back.
 
-    run ─▶ workers ─▶ app ─▶ endpoints ─▶ serving ─▶ observing, balance, upstream, fleet, stream, http ─▶ relay, api
+    app ─▶ endpoints ─▶ serving ─▶ observing, balance, upstream, fleet, stream, http ─▶ relay, api
 
 Each room knows those behind it in this order, and none before it; ``make lint`` holds that (docs/decisions/0028).
 
-Belongs here: what puts a router together (``app``) and runs it (``run``). Everything else has a room.
+Belongs here: what puts a router together and runs it (``app``). Everything else has a room.
 """

@@ -1,4 +1,4 @@
-"""All parts of a router of one process: made, started, drained and ended together."""
+"""All parts of a router: made, started, run until it is told to stop, drained and ended together."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 
 from xpyd_sidecar import resources
+from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
@@ -20,7 +21,7 @@ from xpyd_sidecar.patience import GRACE_S, late, within
 from xpyd_sidecar.router.api.paths import STREAMED
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.endpoints.traces import Tracer
-from xpyd_sidecar.router.fleet.heartbeat_listener import PORT_AFTER_MEMBERS, GuestListener, Members
+from xpyd_sidecar.router.fleet.heartbeat_listener import HeartbeatListener
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.connection import ClientConnection
@@ -58,8 +59,8 @@ class RouterProcess:
         self._config = config.router
         self._key = key
         self._client_keys = ClientKeys(self._config.api_key_file)
-        self.context = self._make_context(config)
-        self.paths = self._make_paths(self._client_keys, Admin(key, config.instance, plain=config.plain_bearer))
+        self.context = RequestContext(config)
+        self.paths = Paths(self.context, self._client_keys, Admin(key, config.instance, plain=config.plain_bearer))
         self.tracer = self.paths.tracer = Tracer(self.context, key)
         bounds = RequestBounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED, connect=ClientConnection,
@@ -67,17 +68,15 @@ class RouterProcess:
         self.server.most = room.connections
         self.context.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
         take, count = self.context.watch.on_message, partial(self.context.observer.metrics.count, "membership_messages")
-        self.members = Members(config.instance, take, count)
-        self.guests = (GuestListener(config.service, take, count, self.context.roster.members)
-                       if self._config.compat == "p2p" else None)
+        self.members = HeartbeatListener(config.instance, take, count)
         cert, key_file = self._config.tls_cert_file, self._config.tls_key_file
         self._certificate = Certificate(cert, key_file) if cert is not None and key_file is not None else None
-        self.port = self.members_port = self.guests_port = 0
+        self.port = self.members_port = 0
         self.awake = -math.inf
         """When this process last came back from standing still."""
         self._sweeper: asyncio.Task[None] | None = None
         self._vitals = Vitals()
-        self.context.observer.metrics.vitals = self.processes
+        self.context.observer.metrics.vitals = self.vitals
 
     def vitals(self) -> Vitals:
         """What this process knows of itself, now."""
@@ -86,20 +85,11 @@ class RouterProcess:
         vitals.body_bytes, vitals.accept_errors = self.server.bodies.held, self.server.accept_errors
         return vitals
 
-    def processes(self) -> dict[str, Vitals]:
-        """All processes of the router, by the number of the worker."""
-        return {"0": self.vitals()}
-
-    def _make_context(self, config: SidecarConfig) -> RequestContext:
-        return RequestContext(config)
-
-    def _make_paths(self, client_keys: ClientKeys, admin: Admin) -> Paths:
-        return Paths(self.context, client_keys, admin)
-
     async def start(self) -> None:
         """Listen on all ports. Raises ConfigError: names the port that is taken, or the setting that is wrong."""
         try:
-            await self._open()
+            self.members_port = self.members.listen(self._config.host, self._config.members_port, self._key)
+            self.port = await self.server.listen(self._config.host, self._config.port, self._certificate)
         except BaseException:
             await self.end()
             raise
@@ -107,20 +97,6 @@ class RouterProcess:
         logger.info("router listens", extra={"port": self.port, "members_port": self.members_port,
                     "policy": self._config.policy, "files": self.files, "connections": self.server.most,
                     "in_flight": self._config.max_in_flight, "compiled": fast.COMPILED and loop.COMPILED})
-
-    async def _open(self) -> None:
-        self._join()
-        self.port = await self.server.listen(self._config.host, self._config.port, self._certificate)
-
-    def _join(self) -> None:
-        self.members_port = self.members.listen(self._config.host, self._config.members_port, self._key)
-        if self.guests is not None:
-            port = self._config.members_port and self._config.members_port + PORT_AFTER_MEMBERS
-            self.guests_port = self.guests.listen(self._config.host, port)
-
-    async def wait_failed(self) -> None:
-        """Wait for what ends the router by itself; raises what is wrong. A router of one process has nothing like that."""
-        await asyncio.get_running_loop().create_future()
 
     def turn_away(self, away: bool) -> None:
         """Send clients elsewhere (not ready, ``Connection: close``) while serving all who come, or take that back.
@@ -157,15 +133,11 @@ class RouterProcess:
         await self.tracer.close()
         await self.context.close()
         self.members.close()
-        if self.guests is not None:
-            self.guests.close()
 
     async def _sweep(self) -> None:
         loop, gap = asyncio.get_running_loop(), min(SWEEP_S, self._config.heartbeat_s / 2)
         turns: list[Callable[[], object]] = [lambda: self.context.sweep(self.awake), lambda: self.server.sweep(self.awake),
-                                             self.members.look, self._client_keys.look, self._turn]
-        if self.guests is not None:
-            turns.append(self.guests.look)
+                                             self.members.look, self._client_keys.look]
         while True:
             due = loop.time() + gap
             await asyncio.sleep(gap)
@@ -182,5 +154,17 @@ class RouterProcess:
                 except Exception:
                     logger.exception("a turn of the clock failed")
 
-    def _turn(self) -> None:
-        """What else there is to do every second."""
+
+async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event, draining: Draining | None = None) -> None:
+    """Run a router until ``stop`` is set, then drain it; ``draining``: of the agent beside. Raises ConfigError."""
+    router = RouterProcess(config, key)
+    await router.start()
+    if draining is not None:
+        draining.listen(router.turn_away)
+    leave_garbage()
+    try:
+        await stop.wait()
+    except BaseException:
+        await router.end()
+        raise
+    await router.stop()

@@ -85,7 +85,7 @@ class DecodeHandshake:
         self._end.link.say(FrameKind.HELLO, bodies.DataHello(
             self._nonce, me.instance, me.incarnation, self._incarnation, me.rank,
             proofs.prove(me.key, "decode", self._terms), me.ways.host,
-            self._mailbox.name if self._mailbox is not None else "", me.ways.group, me.ways.reads))
+            self._mailbox.name if self._mailbox is not None else "", me.ways.gpu, me.ways.reads))
 
     def _refuse_lack(self, error: Exception) -> None:
         if resources.ours(error) and self._me.ways.transport == "shm":
@@ -97,7 +97,7 @@ class DecodeHandshake:
             raise AuthError(self._peer, "does not hold the service key")
         self._welcome = welcome
         self._end.link.beside |= welcome.shared is not None
-        if welcome.gpu is not None and me.ways.group is not None and me.grouping is not None:
+        if welcome.gpu is not None and me.grouping is not None:
             self._intake.taker = me.grouping.taker(session, self._intake)
             self._settle()
         elif welcome.nixl is not None and me.ways.reads is not None and me.reading is not None:

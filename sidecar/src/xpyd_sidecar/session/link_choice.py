@@ -9,7 +9,7 @@
 
 Decode asks for nothing before its last LINK, so prefill always knows the way before it puts anything.
 
-Where both have a GPU that can form an NCCL group with the other's, HELLO and WELCOME say so, and decode answers LINK nccl.
+Where both are set to nccl, HELLO and WELCOME name GPUs that can form a group, and decode answers LINK nccl.
 Where both have NIXL and are on different hosts (or one of them insists on it), WELCOME shows prefill's memory, and decode
 answers LINK nixl when it has reached it.
 """
@@ -29,14 +29,13 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 class LinkOptions(NamedTuple):
     """What this side is set to. ``folder``: where mailboxes are, the same one on both sides; None: in no folder.
 
-    ``gpu``: of this rank, if NCCL can be used here, else ``no_gpu`` says why not. ``one_gpu``: peers may be on it, too.
+    ``gpu``: of this rank, where transport is nccl. ``one_gpu``: peers may be on it, too.
     ``nixl``: if NIXL can be used here, else ``no_nixl`` says why not; both empty: nobody has looked.
     """
 
     transport: str = "auto"
     folder: Path | None = None
     gpu: bodies.Gpu | None = None
-    no_gpu: str = "no GPU"
     one_gpu: bool = False
     nixl: bodies.NixlReader | None = None
     no_nixl: str = ""
@@ -50,11 +49,6 @@ class LinkOptions(NamedTuple):
     def reads(self) -> bodies.NixlReader | None:
         """What this side says of itself where memory is to be read over NIXL."""
         return self.nixl if self.transport in {"auto", "rdma"} else None
-
-    @property
-    def group(self) -> bodies.Gpu | None:
-        """The GPU, where a group is wanted."""
-        return self.gpu if self.transport in {"auto", "nccl"} else None
 
 
 def refusal(transport: str, reason: str) -> str:
@@ -81,13 +75,13 @@ def apart(ours: LinkOptions, theirs: str) -> str:
 
 def ungrouped(ours: LinkOptions, theirs: bodies.Gpu | None) -> str:
     """Why prefill sees no NCCL group with a decode whose GPU is ``theirs``; empty: there may be one."""
-    if ours.group is None:
-        return f"prefill's transport is {ours.transport}" if ours.gpu is not None else f"nccl: {ours.no_gpu} at prefill"
+    if ours.gpu is None:
+        return f"decode's transport is nccl, prefill's is {ours.transport}"
     if theirs is None:
-        return "nccl: decode has or wants none"
-    if theirs.nccl != ours.group.nccl:
-        return f"nccl: version {ours.group.nccl} at prefill, {theirs.nccl} at decode"
-    if theirs.name == ours.group.name and not ours.one_gpu:
+        return "decode's transport is not nccl"
+    if theirs.nccl != ours.gpu.nccl:
+        return f"nccl: version {ours.gpu.nccl} at prefill, {theirs.nccl} at decode"
+    if theirs.name == ours.gpu.name and not ours.one_gpu:
         return "nccl: both on one GPU"
     return ""
 

@@ -44,17 +44,16 @@ class PrefillLinkChoice:
         Raises:
             PeerGone: as ``_unsent``.
         """
-        ways, why = self._me.ways, list[str]()
+        ways = self._me.ways
         if hello.gpu is not None or ways.transport == "nccl":
             no = self._group(hello.gpu)
-            if not no:
-                return ""
-            why.append(no)
-        if ways.transport != "nccl" and (hello.host or not why):
-            no = link_choice.apart(ways, hello.host) or self._share(hello.mailbox)
-            if not no:
-                return ""
-            why.append(no)
+            if no:
+                self._refuse_tcp(no)
+            return no
+        no = link_choice.apart(ways, hello.host) or self._share(hello.mailbox)
+        if not no:
+            return ""
+        why = [no]
         if hello.nixl is not None or ways.reads is not None or ways.no_nixl:
             no = self._show(hello.nixl)
             if not no:
@@ -66,7 +65,7 @@ class PrefillLinkChoice:
 
     def _group(self, theirs: bodies.Gpu | None) -> str:
         """Offer decode a group; or why not."""
-        ours, grouping = self._me.ways.group, self._me.grouping
+        ours, grouping = self._me.ways.gpu, self._me.grouping
         no = link_choice.ungrouped(self._me.ways, theirs)
         if not no and theirs is not None and ours is not None and grouping is not None:
             self.gpu = ours

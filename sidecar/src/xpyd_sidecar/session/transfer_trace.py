@@ -1,7 +1,7 @@
 """What a rank notes of its transfers for ``xpyd trace``: a few marks and spans each, packed when the transfer has ended.
 
 ``TransferTrace`` belongs to one thread. Nothing grows: open transfers are at most ``OPEN_MOST`` (the oldest are
-forgotten), spans of one are merged (``kv.pieces``).
+forgotten), and of one there are at most ``MOST`` spans, of which neighbours are merged where one more would come.
 """
 
 from __future__ import annotations
@@ -15,9 +15,37 @@ import msgspec
 
 from xpyd_sidecar.contract.timeline import First, Span, TransferSide
 from xpyd_sidecar.kv.keys import Key, Recent
-from xpyd_sidecar.kv.pieces import MOST, Pieces
 
 OPEN_MOST: Final = 1024
+MOST: Final = 64
+
+
+class Pieces:
+    """Spans in the order in which they ended. Sizes and counts add up to what was added, the earliest beginning and the
+    latest end stay.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def add(self, at: float, until: float, size: int, link: str = "") -> None:
+        """One more piece."""
+        if len(self._spans) == MOST:
+            spans = self._spans
+            self._spans = [_joined(one, other) for one, other in zip(spans[::2], spans[1::2], strict=True)]
+        self._spans.append(Span(at, until, size, 1, link))
+
+    def take(self) -> list[Span]:
+        """All of them."""
+        return self._spans
+
+
+def _joined(one: Span, other: Span) -> Span:
+    link = one.link if other.link in {one.link, ""} else other.link if not one.link else "several"
+    return Span(min(one.at, other.at), max(one.until, other.until), one.size + other.size, one.count + other.count, link)
 
 
 class Noted(NamedTuple):

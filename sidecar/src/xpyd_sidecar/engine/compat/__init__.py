@@ -1,8 +1,7 @@
 """Everything of vLLM that xpyd uses, in one place: these are internals, and another version may move them.
 
     common       what every version known here has alike
-    cache_specs  what is said of each layer's blocks, of every version known here
-    drafting     speculative decoding, likewise
+    drafting     speculative decoding, of every version known here
     device_room  device memory that workers leave to the connector, likewise
     v032         0.32: its classes, and what hangs on its internals
     v033         0.33: what is not as in 0.32
@@ -13,6 +12,9 @@ module knows is refused by name, and never met by an import that fails. Modules 
 
 from __future__ import annotations
 
+from typing import Any
+
+from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.engine.compat import common
 from xpyd_sidecar.engine.compat.common import (
     NO_SLEEP,
@@ -42,6 +44,7 @@ from xpyd_sidecar.engine.compat.common import (
     step_tokens,
     version,
 )
+from xpyd_sidecar.engine.weights import model_hash
 
 if common.module() == "v032":
     from xpyd_sidecar.engine.compat.v032 import (
@@ -111,6 +114,7 @@ __all__ = [
     "create_metric_per_engine",
     "cut_prompt",
     "dp_rank",
+    "fingerprint",
     "instruction_set",
     "kv_abi",
     "kv_dtype",
@@ -141,3 +145,17 @@ __all__ = [
 def kv_abi() -> str:
     """How the vLLM that runs writes KV: what its module says of this exact version, else the version itself."""
     return KV_ABI.get(version(), version())
+
+
+def fingerprint(config: Any, states: str = "") -> FingerprintFields:
+    """What KV bytes of this engine depend on, equal on all its ranks. ``states``: what its states keep."""
+    return FingerprintFields(
+        model=model_hash(*model_files(config), model_text(config)),
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        kv_dtype=kv_dtype(config),
+        block_size=int(config.cache_config.block_size),
+        layout=kv_layout(config),
+        isa=instruction_set(config),
+        kv_abi=kv_abi(),
+        states=states,
+    )

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import logging
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Any, Final
 
@@ -287,3 +288,15 @@ def model_files(config: Any) -> tuple[str, str]:
     """The model's folder or hub id, and the commit that was resolved for it (empty for folders)."""
     model = config.model_config
     return str(model.model), str(getattr(model.hf_config, "_commit_hash", None) or model.revision or "")
+
+
+def layer_specs(groups: Iterable[Any]) -> dict[str, Any]:
+    """What vLLM says of each layer's blocks: of its groups of layers, each has one spec together, or one for each layer."""
+    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs  # noqa: PLC0415 (of a version)
+
+    found: dict[str, Any] = {}
+    for group in groups:
+        spec = group.kv_cache_spec
+        found |= {name: spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+                  for name in group.layer_names}
+    return found

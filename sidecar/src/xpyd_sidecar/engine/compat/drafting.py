@@ -8,7 +8,7 @@ from typing import Any, Final
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from xpyd_sidecar.contract.speculation import Speculation
-from xpyd_sidecar.engine.compat.cache_specs import layer_specs
+from xpyd_sidecar.engine.compat.common import layer_specs
 from xpyd_sidecar.engine.weights import model_hash
 from xpyd_sidecar.errors import ConfigError
 

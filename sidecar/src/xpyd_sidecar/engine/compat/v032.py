@@ -28,7 +28,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.metrics.utils import create_metric_per_engine
 
 from xpyd_sidecar.engine.compat import common, drafting
-from xpyd_sidecar.engine.compat.cache_specs import layer_specs
+from xpyd_sidecar.engine.compat.common import layer_specs
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.reach import CacheGroup, LayerGroup, Reach
 

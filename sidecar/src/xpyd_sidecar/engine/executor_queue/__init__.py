@@ -8,7 +8,7 @@ that did not come from a holder of the service's key, a reader that is lost ends
 
     register   called with the other plugins; nothing of this unless ``XPYD_QUEUE`` asks for it
     settings   the environment, checked once
-    pins       the sources of vLLM that it was written for, by version; ``compat`` what is used of them
+    compat     what is used of vLLM, and the sources that it was written for, by version
     pickles    objects as buffers and back
     queue      the ends of a queue, with the methods of vLLM's
     watch      a thread that looks after an executor's workers

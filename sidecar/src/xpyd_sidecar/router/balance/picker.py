@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role
-from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance.candidates import Holdings, Mean, score
 from xpyd_sidecar.router.balance.limits import ConcurrencyLimits
@@ -33,8 +32,6 @@ class _Known(msgspec.Struct, frozen=True):
     """How many they are."""
     paired: tuple[FleetMember, ...]
     """Decode instances that have a possible partner."""
-    able: tuple[FleetMember, ...]
-    """Decode instances that can also prefill; older engines cannot."""
     targets: dict[tuple[InstanceName, int], EngineTarget]
     """What was made of them, by rank."""
     only: dict[InstanceName, EngineTarget]
@@ -51,22 +48,16 @@ class Picker:
         self._policy = policy
         self._room = room or ConcurrencyLimits()
         self._cached_share = cached_share
-        self._known = _Known((), (), {}, 0, (), (), {}, {})
+        self._known = _Known((), (), {}, 0, (), {}, {})
         self._picks: dict[Role, tuple[FleetMember, ...]] | None = None
         """What ``_known`` was made of."""
         self._mean = Mean()
         self.holdings = Holdings() if policy.holds or cached_share else None
         self._ranks = RankChoice()
 
-    def asked(self, prompt: bytes, session: int = 0, *, own_id: bool = False) -> Selection:
-        """The picks of one request. ``session``: key of what it belongs to, 0: nothing. ``own_id``: its id is its client's,
-        so no pair of older engines can serve it.
-        """
-        return Selection(PromptPrefix(prompt), self.holdings, session, picker=self, own_id=own_id)
-
-    def some_prefill_themselves(self) -> bool:
-        """Whether a decode instance is there that can do without prefill."""
-        return bool(self._look().able)
+    def asked(self, prompt: bytes, session: int = 0) -> Selection:
+        """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
+        return Selection(PromptPrefix(prompt), self.holdings, session, picker=self)
 
     def room(self, *, alone: bool) -> bool:
         """Whether a request could be served now, as far as limits of instances go."""
@@ -74,7 +65,7 @@ class Picker:
         if room.unlimited:
             return True
         known = self._look()
-        return room.room(known.able if alone else known.decodes) and (alone or room.room(known.prefills))
+        return room.room(known.decodes) and (alone or room.room(known.prefills))
 
     def _look(self) -> _Known:
         picks = self._roster.picks
@@ -86,8 +77,7 @@ class Picker:
             able = tuple(m for m in prefills if m.control)
             partners = {kind: tuple(m for m in able if m.fingerprint == kind) for kind in {m.fingerprint for m in able}}
             paired = tuple(m for m in decodes if m.control and m.fingerprint in partners)
-            alone = tuple(m for m in decodes if not is_p2p(m.fingerprint))
-            known = self._known = _Known(decodes, prefills, partners, len(able), paired, alone, {}, {})
+            known = self._known = _Known(decodes, prefills, partners, len(able), paired, {}, {})
         self._picks = self._roster.picks
         return known
 
@@ -121,7 +111,7 @@ class Picker:
         made = self._known.targets[member.name, rank] = EngineTarget(
             member.name, member.incarnation, member.fingerprint, http=member.http[rank % len(member.http)],
             control=member.control[rank % len(member.control)] if member.control else HostPort(""), member=member,
-            dp_rank=_behind_door(member, rank), p2p=member.control[0] if is_p2p(member.fingerprint) else "")
+            dp_rank=_behind_door(member, rank))
         if max(len(member.http), len(member.control)) <= 1:
             self._known.only[member.name] = made
         return made
@@ -131,14 +121,12 @@ class Selection(Query, kw_only=True, eq=False):
     """The picks of one request."""
 
     picker: Picker
-    own_id: bool = False
-    """Its id is its client's."""
     _stays: bool = False
 
     def cached(self) -> bool:
         """Whether decode probably holds so much of the prompt that it can go there alone. If so, it will be sent there."""
         picker = self.picker
-        self._stays = bool(picker._holders(self, picker._look().able))
+        self._stays = bool(picker._holders(self, picker._look().decodes))
         return self._stays
 
     def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
@@ -161,10 +149,9 @@ class Selection(Query, kw_only=True, eq=False):
                 decode = picker._choose(self, paired, sending)
                 prefill = picker._choose(self, partners[decode.fingerprint], len(paired))
                 known_target = known.only.get
-                pair = Pair(known_target(decode.name) or picker._target(decode, self),
+                return Pair(known_target(decode.name) or picker._target(decode, self),
                             known_target(prefill.name) or picker._target(prefill, self))
-                return Pair(pair.decode, None) if self.own_id and pair.decode.p2p else pair
-        decodes: Sequence[FleetMember] = _but(known.able, not_decode)
+        decodes: Sequence[FleetMember] = _but(known.decodes, not_decode)
         if not decodes:
             return None
         if self._stays:
@@ -181,7 +168,7 @@ class Selection(Query, kw_only=True, eq=False):
         """Why nobody of a role can be picked."""
         roster = self.picker._roster
         if role is Role.DECODE and roster.pickable(role):
-            return "the decode instances that are ready pair by request id and serve nothing without a prefill instance"
+            return "no decode instance that is ready may take this request now"
         return roster.why_not(role)
 
 

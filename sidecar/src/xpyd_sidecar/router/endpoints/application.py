@@ -172,10 +172,6 @@ class Paths:
             if route is not None:
                 self._context.observer.unserved(route, request.request_id, fault.outcome, fault.status, fault.message)
             raise
-        return self.own(request, reply)
-
-    def own(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
-        """Answer a request, which was judged, that is the router's own. Raises HttpFault."""
         return self._get.get(request.path, self._model)(request, reply)
 
     def _check_client(self, headers: dict[bytes, bytes]) -> None:

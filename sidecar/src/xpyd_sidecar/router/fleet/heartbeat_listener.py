@@ -16,21 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import zmq
 
 from xpyd_sidecar import curve, listening, sockets
-from xpyd_sidecar.contract import p2p
-from xpyd_sidecar.contract.ids import ServiceName, join_host_port
+from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, Heartbeat, Up
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.fleet.member import BeatRefused, FleetMember, Undecodable
-from xpyd_sidecar.router.fleet.p2p import Guests
+from xpyd_sidecar.router.fleet.member import BeatRefused, Undecodable
 
 logger = logging.getLogger(__name__)
 
@@ -40,26 +36,22 @@ PACE_S = 0.1
 FIND_DEAD_S = 15.0
 LOG_AGAIN_S = 60.0
 LOG_PEERS = 1024
-PORT_AFTER_MEMBERS = 1
-"""The port for older engines is that of membership and this: 30002 by default."""
 
 _decode = msgspec.msgpack.Decoder(Up).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class BeatListener(ABC):
-    """A ROUTER socket that is read in batches: what listening for agents and for older engines has in common.
+class HeartbeatListener:
+    """Listens for agents: a ROUTER socket that is read in batches.
 
     What was refused is logged once a minute per peer and reason, and of a bounded number of them.
     """
 
-    what: str
-    """What comes here, in words for the log."""
-    setting = "router.members_port"
-    max_message = MAX_MESSAGE
-
-    def __init__(self, take: Callable[[Any], int | None], count: Callable[[str], None]) -> None:
-        """``take`` returns how many legs are open on the instance that a message speaks for (None: not counted)."""
+    def __init__(self, name: str, take: Callable[[Up], int | None], count: Callable[[str], None]) -> None:
+        """``name``: the router's, told in acknowledgements. ``take`` returns how many legs are open on the instance that a
+        message speaks for (None: not counted).
+        """
+        self._name = name
         self._take = take
         self._count = count
         self._loop = asyncio.get_running_loop()
@@ -70,29 +62,22 @@ class BeatListener(ABC):
         self._paused: asyncio.TimerHandle | None = None
         self._said: dict[str, float] = {}
 
-    @abstractmethod
-    def _read(self, frames: list[zmq.Frame]) -> Up:
-        """The message. Raises BeatRefused."""
-
-    def _answer(self, message: Up | None, in_flight: int, refused: str) -> bytes | None:  # noqa: ARG002
-        """What is said to who sent it, if anything. ``message``: None where it could not be read."""
-        return None
-
-    def _on_message(self, frames: list[zmq.Frame]) -> bytes | None:
+    def _on_message(self, frames: list[zmq.Frame]) -> bytes:
         message, in_flight, result, refused = None, 0, "taken", ""
         try:
-            message = self._read(frames)
+            message = _read(frames)
             in_flight = self._take(message) or 0
         except BeatRefused as error:
             result, refused = error.result, str(error)
         except Exception:
             # A bug here must cost one message, not the listener.
-            logger.exception("a %s failed inside the router", self.what)
+            logger.exception("a membership message failed inside the router")
             result, refused = "failed", "the router failed; its log says why"
         self._count(result)
         if refused:
             self._say(frames[-1], refused)
-        return self._answer(message, in_flight, refused)
+        seq = message.seq if isinstance(message, Heartbeat) else -1
+        return _encode(Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight))
 
     def _say(self, frame: zmq.Frame, reason: str) -> None:
         try:
@@ -105,7 +90,7 @@ class BeatListener(ABC):
         if len(self._said) >= LOG_PEERS:
             self._said.clear()
         self._said[key] = now
-        logger.warning("%s refused: %s", self.what, reason[:500], extra={"peer": peer})
+        logger.warning("membership message refused: %s", reason[:500], extra={"peer": peer})
 
     def listen(self, host: str, port: int, key: ServiceKey | None = None) -> int:
         """Bind, and begin; the port (chosen by the kernel where ``port`` is 0). ``key``: messages are encrypted with it.
@@ -116,7 +101,7 @@ class BeatListener(ABC):
             curve.serve(socket, key, "membership")
         host = listening.bound(host)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, self.max_message)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
         socket.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that comes back with the same identity replaces its old self
         socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
@@ -125,7 +110,7 @@ class BeatListener(ABC):
             socket.bind(f"tcp://{join_host_port(host, port or '*')}")
         except zmq.ZMQError as error:
             socket.close()
-            raise ConfigError(f"{self.setting}: cannot bind {join_host_port(host, port)}: {error}") from None
+            raise ConfigError(f"router.members_port: cannot bind {join_host_port(host, port)}: {error}") from None
         self._socket, self._fd = socket, int(socket.getsockopt(zmq.FD))
         self.look()
         return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
@@ -148,9 +133,7 @@ class BeatListener(ABC):
                 logger.error("membership socket: %s", error)  # noqa: TRY400 (a traceback would say nothing more)
                 break
             taken += 1
-            answer = self._on_message(frames)
-            if answer is not None:
-                answers.append((sender, answer))
+            answers.append((sender, self._on_message(frames)))
         if answers and not self._socket.closed:
             self._send(self._socket, answers)
         if taken:
@@ -191,55 +174,12 @@ class BeatListener(ABC):
         self._context.term()
 
 
-class Members(BeatListener):
-    """Listens for agents."""
-
-    what = "membership message"
-
-    def __init__(self, name: str, take: Callable[[Up], int | None], count: Callable[[str], None]) -> None:
-        super().__init__(take, count)
-        self._name = name
-
-    def _read(self, frames: list[zmq.Frame]) -> Up:
-        if len(frames) != 1:
-            raise BeatRefused(f"a message is one frame, not {len(frames)}")
-        try:
-            message: Up = _decode(frames[0].bytes)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Undecodable(f"not a message known here: {error}") from None
-        return message
-
-    def _answer(self, message: Up | None, in_flight: int, refused: str) -> bytes:
-        seq = message.seq if isinstance(message, Heartbeat) else -1
-        return _encode(Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight))
-
-
-class GuestListener(BeatListener):
-    """Listens for older engines (``compat: p2p``).
-
-    They cannot prove who they are, and one socket cannot speak CURVE and plain: so this is a port of its own, next to that
-    of membership, and open only where it is asked for. Nothing is answered, since they never read.
-    """
-
-    what = "heartbeat of an older engine"
-    setting = "router.compat: members_port + 1"
-    max_message = p2p.MAX_MESSAGE
-
-    def __init__(self, service: ServiceName, take: Callable[[Heartbeat], int | None], count: Callable[[str], None],
-                 members: Callable[[], Iterable[FleetMember]]) -> None:
-        """``members``: who is in the roster now."""
-        super().__init__(take, count)
-        self._guests = Guests(service, members)
-
-    def listen(self, host: str, port: int, key: ServiceKey | None = None) -> int:
-        """As of agents, and a warning."""
-        bound = super().listen(host, port, key)
-        logger.warning("engines that nobody can identify may join on port %d (compat: p2p)", bound, extra={"port": bound})
-        return bound
-
-    def _read(self, frames: list[zmq.Frame]) -> Heartbeat:
-        try:
-            beat = p2p.decode(frames[-1].buffer)
-        except ValueError as error:
-            raise Undecodable(str(error)) from None
-        return self._guests.heartbeat(beat)
+def _read(frames: list[zmq.Frame]) -> Up:
+    """The message. Raises BeatRefused."""
+    if len(frames) != 1:
+        raise BeatRefused(f"a message is one frame, not {len(frames)}")
+    try:
+        message: Up = _decode(frames[0].bytes)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Undecodable(f"not a message known here: {error}") from None
+    return message

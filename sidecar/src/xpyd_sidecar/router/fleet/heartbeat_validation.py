@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from xpyd_sidecar.contract.ids import ServiceName, split_host_port
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
-from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.fleet.member import BeatRefused, FleetMember
 
 VERSIONS = frozenset({1})
@@ -54,7 +53,7 @@ def check(beat: Heartbeat) -> None:
     if not 0 < len(beat.instance) <= MAX_NAME or not beat.instance.isprintable():
         words = f"not a name of at most {MAX_NAME} printable characters: {beat.instance[:64]!r} - at `$.instance`"
         raise BeatRefused(words)
-    for field, addresses in (("http", beat.http), ("control", () if is_p2p(beat.fingerprint) else beat.control)):
+    for field, addresses in (("http", beat.http), ("control", beat.control)):
         for index, address in enumerate(addresses):
             try:
                 split_host_port(address)

@@ -10,7 +10,6 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling, Up
-from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.api.faults import FailureReason
 
 PROBE_S = 5.0
@@ -69,15 +68,13 @@ class FleetMember(msgspec.Struct, eq=False):
     in_flight_at_beat: int = 0
     ended: int = 0
     """Legs of this router that ended since it was last looked at (``ConcurrencyLimits.look``)."""
-    suspected: bool = False
-    """Of a replica: this process suspends it, and who is followed has not said so yet."""
 
     @property
     def pickable(self) -> bool:
         """Whether new legs may go there."""
         return self.state is State.READY and not self.suspended and bool(self.http) and bool(self.incarnation)
 
-    def same(self, beat: Heartbeat | FleetMember) -> bool:
+    def same(self, beat: Heartbeat) -> bool:
         """Whether a beat says nothing new but load and time: most do, and must cost next to nothing."""
         return _told(beat) == _told(self)
 
@@ -98,26 +95,9 @@ class FleetMember(msgspec.Struct, eq=False):
         for name in TOLD:
             setattr(self, name, getattr(beat, name))
 
-    def follow(self, told: FleetMember) -> bool:
-        """Become as another process knows it, but for what each counts itself. Whether that is more than load and time.
-
-        What this process suspends stays suspended until the other one has heard of it.
-        """
-        if self.suspected and not told.suspended and told.incarnation == self.incarnation:
-            told.suspended = self.suspended
-        else:
-            self.suspected = False
-        new = not told.same(self) or told.suspended != self.suspended
-        if told.beat_at != self.beat_at:
-            self.in_flight_at_beat = self.in_flight
-        for name in _FOLLOWED:
-            setattr(self, name, getattr(told, name))
-        return new
-
     def begin(self) -> None:
         """A new incarnation: what was said of the one before says nothing of it."""
-        # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
-        self.suspended = "its health was not checked yet" if is_p2p(self.fingerprint) else ""
+        self.suspended = ""
         self.probing, self.doubted, self.probe_at = False, False, -math.inf
 
 
@@ -164,10 +144,6 @@ def by_message(member: FleetMember | None, message: Up) -> tuple[Incarnation, De
     return member.incarnation, DeathVerdict.LIVES if member.state is State.DRAINING else DeathVerdict.DIED
 
 
-_FOLLOWED = [name for name in FleetMember.__struct_fields__
-             if name not in {"name", "in_flight", "in_flight_at_beat", "ended", "suspected"}]
-
-
 class EngineTarget(msgspec.Struct, frozen=True):
     """Where a leg goes."""
 
@@ -181,8 +157,6 @@ class EngineTarget(msgspec.Struct, frozen=True):
     """Whose load its legs are."""
     dp_rank: int | None = None
     """Set where one HTTP server stands before several ranks: which of its own it is, told by a header."""
-    p2p: str = ""
-    """Set for an older engine: its address in request ids, by which it pairs."""
 
     def rank_headers(self) -> list[tuple[bytes, bytes]]:
         """What tells a server that stands before several ranks which of them is meant."""
@@ -208,7 +182,7 @@ class ProbeInstance(msgspec.Struct, frozen=True):
     """Without an answer for so long it is over."""
 
 
-class InstanceLost(msgspec.Struct, frozen=True, tag=True):
+class InstanceLost(msgspec.Struct, frozen=True):
     """Instruction: legs on this incarnation will never answer."""
 
     instance: InstanceName
@@ -216,7 +190,7 @@ class InstanceLost(msgspec.Struct, frozen=True, tag=True):
     reason: FailureReason
 
 
-class InstanceLeaves(msgspec.Struct, frozen=True, tag=True):
+class InstanceLeaves(msgspec.Struct, frozen=True):
     """Instruction: this incarnation ends soon; streams on it that can go on elsewhere should, while it still runs."""
 
     instance: InstanceName

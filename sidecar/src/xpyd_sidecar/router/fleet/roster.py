@@ -23,7 +23,7 @@ Laws
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
@@ -63,9 +63,15 @@ class Roster:
 
     def __init__(self, service: ServiceName, *, started: float, settle_s: float, missed_beats: int,
                  beside_engine: bool = False) -> None:
-        """``beside_engine``: agents are told of this router at some time, not before its start."""
+        """``settle_s``: look-up and beat interval. ``beside_engine``: agents are told of this router at some time, not
+        before its start.
+        """
         self.service = service
-        self.begin(started, settle_s, beside_engine=beside_engine)
+        self._started, self._settle_s, self._beside_engine = started, settle_s, beside_engine
+        self._since: float | None = None
+        """Since when beats come."""
+        self._heard = started
+        """When the latest beat was taken."""
         self._members: dict[InstanceName, FleetMember] = {}
         self._missed = missed_beats
         self._ticked = math.inf
@@ -79,14 +85,6 @@ class Roster:
         self._named: list[FleetMember] | None = None
         self.on_change: Callable[[], None] = lambda: None
         """What others read here may be something else from now on."""
-
-    def begin(self, started: float, settle_s: float, *, beside_engine: bool) -> None:
-        """It begins, or is a replica of one that began at that time. ``settle_s``: look-up and beat interval."""
-        self._started, self._settle_s, self._beside_engine = started, settle_s, beside_engine
-        self._since: float | None = None
-        """Since when beats come."""
-        self._heard = started
-        """When the latest beat was taken."""
 
     # ---- what others read
 
@@ -323,24 +321,6 @@ class Roster:
             room -= len(probes)
             out += probes
         return out
-
-    def follow(self, members: Iterable[FleetMember], gone: Iterable[InstanceName] | None) -> None:
-        """Become as the roster that this one is a replica of, in all but what each process counts itself (open legs).
-
-        ``members``: those that changed there, as they are, in the order of their beats. ``gone``: those that left; None:
-        all others did.
-        """
-        given = list(members)
-        names = self._members.keys() - {told.name for told in given} if gone is None else self._members.keys() & set(gone)
-        for name in names:
-            self._forget(self._members[name])
-        for told in given:
-            member = self._members.get(told.name) or FleetMember(told.name)
-            if told.beat_at != member.beat_at:
-                self._hear(told.beat_at)
-            if member.follow(told) or told.name not in self._members:
-                self._members[told.name] = member
-                self._changed()
 
     def _suspend(self, member: FleetMember, reason: str) -> list[Instruction]:
         if member.suspended:

@@ -1,8 +1,5 @@
 """Who watches the instances: the roster, and what it instructs.
 
-A router of one process has one ``FleetWatch``. With several, the owner of the membership socket has it, ``told`` whenever
-its roster heard of an instance, and each worker has a replica of the roster.
-
 A probe is ``GET /health`` of an engine on a fresh connection: an engine that is ending refuses new ones at once,
 while old ones may stay open and silent.
 """
@@ -52,8 +49,6 @@ class FleetWatch:
         self.on_verdict: Callable[[InstanceName, Incarnation, DeathVerdict], None] = lambda *_: None
         """It has died by itself, or it has not; what is lost with it was told before."""
         self._note_change, self._note_probe = changed, probed
-        self.told: Callable[[InstanceName | None], None] = lambda _: None
-        """The roster has heard of an instance; None: time went on."""
         self._lacks = resources.Complaint("no probe of an engine")
         self._probes: set[asyncio.Task[None]] = set()
 
@@ -61,10 +56,9 @@ class FleetWatch:
         """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``BeatRefused``."""
         now = self._loop.time()
         if isinstance(message, Heartbeat) and (same := self.roster.heard(now, message)) is not None:
-            self.told(message.instance)
             return same.in_flight
         found = by_message(self.roster.known(message.instance), message)
-        self.take(message.instance, self.roster.on_message(now, message))
+        self.take(self.roster.on_message(now, message))
         if found is not None:
             self.on_verdict(message.instance, *found)
         member = self.roster.find(message.instance, message.incarnation)
@@ -73,19 +67,18 @@ class FleetWatch:
     def suspect(self, target: EngineTarget, reason: str) -> None:
         """A connection was refused."""
         instance, incarnation = target.instance, target.incarnation
-        self.take(instance, self.roster.on_refused(self._loop.time(), instance, incarnation, reason))
+        self.take(self.roster.on_refused(self._loop.time(), instance, incarnation, reason))
 
     def doubt(self, target: EngineTarget) -> None:
         """An engine failed a request, broke a connection, or is silent."""
-        self.take(target.instance, self.roster.on_doubt(self._loop.time(), target.instance, target.incarnation))
+        self.take(self.roster.on_doubt(self._loop.time(), target.instance, target.incarnation))
 
     def tick(self) -> None:
         """Called every second."""
-        self.take(None, self.roster.on_tick(self._loop.time()))
+        self.take(self.roster.on_tick(self._loop.time()))
 
-    def take(self, of: InstanceName | None, instructions: Iterable[Instruction]) -> None:
-        """The roster has heard of an instance (None: time went on), and this follows from it."""
-        self.told(of)
+    def take(self, instructions: Iterable[Instruction]) -> None:
+        """Carry out what follows from what the roster has heard."""
         for instruction in instructions:
             match instruction:
                 case Changed(instance=instance, what=what):
@@ -115,7 +108,7 @@ class FleetWatch:
         now, member = self._loop.time(), self.roster.find(wanted.instance, wanted.incarnation)
         silent = member is not None and self.roster.silent(now, member)
         verdict = by_probe(member, result, silent=silent)
-        self.take(wanted.instance, self.roster.on_probe(now, wanted.instance, wanted.incarnation, result, detail))
+        self.take(self.roster.on_probe(now, wanted.instance, wanted.incarnation, result, detail))
         if verdict is not None:
             self.on_verdict(wanted.instance, wanted.incarnation, verdict)
 

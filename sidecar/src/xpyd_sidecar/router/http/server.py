@@ -167,12 +167,12 @@ class Server:
         self.refusals[code] = self.refusals.get(code, 0) + 1
         logger.info("refused: %s", fault.message, extra={"status": fault.status})
 
-    async def listen(self, host: str, port: int, certificate: Certificate | None = None, *, shared: bool = False) -> int:
-        """Listen; the port (chosen by the kernel where ``port`` is 0). ``shared``: with other processes (SO_REUSEPORT).
-        Raises ConfigError: the address cannot be listened on.
+    async def listen(self, host: str, port: int, certificate: Certificate | None = None) -> int:
+        """Listen; the port (chosen by the kernel where ``port`` is 0). Raises ConfigError: the address cannot be listened
+        on.
         """
         try:
-            sockets = await bind(host, port, shared=shared)
+            sockets = await bind(host, port)
         except OSError as error:
             where = join_host_port(host, port)
             raise ConfigError(f"router.port: cannot listen on {where}: {error.strerror or error}") from None

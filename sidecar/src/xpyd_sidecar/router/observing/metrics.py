@@ -1,8 +1,7 @@
 """What the router counts: Prometheus metrics ``xpyd_router_*`` (docs/observability.md).
 
 Label values come from small fixed sets, never from clients, so that the number of series is bounded; only ``instance``
-grows with the fleet, ``worker`` with the router's processes, and pairs are bounded by ``MAX_PAIRS``. What belongs to
-requests is counted when they are over.
+grows with the fleet, and pairs are bounded by ``MAX_PAIRS``. What belongs to requests is counted when they are over.
 
 Counters and histograms are of one thread, and shown through the Prometheus library when somebody scrapes. Its own lock and
 look children up for every request, which costs three times as much as all of this. A router counts on one thread, so plain
@@ -12,7 +11,6 @@ numbers in dictionaries do.
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -91,15 +89,9 @@ def buckets_of(bounds: tuple[float, ...], cell: Sequence[float]) -> list[tuple[s
     return list(zip((*map(str, bounds), "+Inf"), accumulate(cell[:-1]), strict=True))
 
 
-class Vitals(msgspec.Struct, tag=True):
-    """What one process of a router knows of itself. Counts are since its start.
+class Vitals(msgspec.Struct):
+    """What the router's process knows of itself. Counts are since its start."""
 
-    A router of one process has one, as ``worker="0"``. With several, each worker says its own once a second, and the owner
-    of the membership socket, which is ``0`` then, shows all of them: what lags or is full is one process, so nothing is
-    summed.
-    """
-
-    pid: int = msgspec.field(default_factory=os.getpid)
     connections: int = 0
     """Open ones of clients."""
     refused: dict[str, int] = msgspec.field(default_factory=dict)
@@ -153,6 +145,7 @@ class RouterMetrics(Collector):
     def __init__(self, members: Callable[[], Iterable[FleetMember]], settle: Callable[[], None] = lambda: None) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(self)
+        ProcessCollector(registry=self.registry)
         self._members = members
         self.in_flight = 0
         """Generation requests that are being served; the observer counts them."""
@@ -168,12 +161,10 @@ class RouterMetrics(Collector):
         """Whom to ask how many requests wait."""
         self.retries_left: Callable[[], float] = int
         """Whom to ask how many retries may be made."""
-        self.vitals: Callable[[], Mapping[str, Vitals]] = dict
-        """Whom to ask what each process knows of itself, by the number of the worker."""
+        self.vitals: Callable[[], Vitals] = Vitals
+        """Whom to ask what the process knows of itself."""
         self.poison: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
         """Whom to ask of requests that end engines: deaths so far, suspects, refused requests, held ones."""
-        self._systems: dict[int, ProcessCollector] = {}
-        """What the system knows of each process, by its id."""
         self._pairs: dict[Pair, Flow] = {}
         self._audited: dict[Pair, dict[str, int]] = {}
 
@@ -226,7 +217,7 @@ class RouterMetrics(Collector):
         yield Gauges("xpyd_router_queued", "Generation requests that wait for a place", self.queued())
         yield Gauges("xpyd_router_retry_budget", "Retries that may be made now", self.retries_left())
         yield filled(Gauges, "xpyd_router_build_info", "The version", ("version",), {(__version__,): 1})
-        for ask in (self._ask_processes, self._ask_poison, self._ask_pairs, self._ask_instances):
+        for ask in (self._ask_vitals, self._ask_poison, self._ask_pairs, self._ask_instances):
             yield from ask()
 
     def _ask_pairs(self) -> Iterator[Metric]:
@@ -244,29 +235,16 @@ class RouterMetrics(Collector):
                      (*names, "result"),
                      {(*pair, result): count for pair, found in audited.items() for result, count in found.items()})
 
-    def _ask_processes(self) -> Iterator[Metric]:
-        """Every process of the router: what it knows of itself, and what the system knows of it (``process_*``)."""
-        vitals, names = self.vitals(), ("worker",)
-        yield filled(Gauges, "xpyd_router_connections", "Open connections of clients", names,
-                     {(worker,): one.connections for worker, one in vitals.items()})
+    def _ask_vitals(self) -> Iterator[Metric]:
+        vitals = self.vitals()
+        yield Gauges("xpyd_router_connections", "Open connections of clients", vitals.connections)
         yield filled(Counters, "xpyd_router_connections_refused", "Connections that ended without a whole request",
-                     ("worker", "code"),
-                     {(worker, code): count for worker, one in vitals.items() for code, count in one.refused.items()})
-        yield filled(Gauges, "xpyd_router_body_bytes", "Bytes of requests' bodies that are held", names,
-                     {(worker,): one.body_bytes for worker, one in vitals.items()})
-        yield filled(Counters, "xpyd_router_accept_errors", "Times that no file or memory was left for a client", names,
-                     {(worker,): one.accept_errors for worker, one in vitals.items()})
-        lag = HistogramMetricFamily("xpyd_router_loop_lag_seconds", "How late a timer of the event loop was", labels=names)
-        self._systems = {one.pid: self._systems.get(one.pid) or ProcessCollector(pid=partial(int, one.pid), registry=None)
-                         for one in vitals.values()}
-        shown: dict[str, Metric] = {}
-        for worker, one in vitals.items():
-            lag.add_metric([worker], buckets_of(LAGS, one.lags), one.lags[-1])
-            for family in self._systems[one.pid].collect():
-                into = shown.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                for sample in family.samples:
-                    into.add_sample(sample.name, {"worker": worker}, sample.value)
-        yield from (lag, *shown.values())
+                     ("code",), {(code,): count for code, count in vitals.refused.items()})
+        yield Gauges("xpyd_router_body_bytes", "Bytes of requests' bodies that are held", vitals.body_bytes)
+        yield Counters("xpyd_router_accept_errors", "Times that no file or memory was left for a client",
+                       vitals.accept_errors)
+        yield HistogramMetricFamily("xpyd_router_loop_lag_seconds", "How late a timer of the event loop was",
+                                    buckets_of(LAGS, vitals.lags), vitals.lags[-1])
 
     def _ask_poison(self) -> Iterator[Metric]:
         deaths, suspects, refused, held = self.poison()

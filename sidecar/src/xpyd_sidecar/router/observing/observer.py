@@ -123,9 +123,6 @@ class RouterObserver:
         self._access_log = access_log
         self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
         """How many prefixes an instance is taken to hold."""
-        self.told: Callable[..., None] | None = None
-        """Who else hears of what is counted: the name of the method that was called (``closed`` for all that ended), and
-        its arguments."""
         self._over: list[Straight] = []
         """Requests of the straight course that have ended, of which nobody was told yet."""
         self._telling = False
@@ -146,8 +143,6 @@ class RouterObserver:
         """A request is being served, whose prompt has about so many tokens."""
         self.metrics.in_flight += 1
         self._opened.append(tokens)
-        if self.told is not None:
-            self.told("opened", tokens)
 
     def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request ended before it was served: count it, and log it."""
@@ -201,22 +196,16 @@ class RouterObserver:
     def passed(self, path: str, outcome: str) -> None:
         """A request whose answer passes through ended so."""
         self.metrics.count("passed_requests", path, outcome)
-        if self.told is not None:
-            self.told("passed", path, outcome)
 
     def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
         """An audit of a pair ended so, or was left out. ``difference``: of log probabilities; NaN: none was found."""
         self.metrics.audited(prefill, decode, result, difference)
-        if self.told is not None:
-            self.told("audited", prefill, decode, result, difference)
 
     def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request that would have generated was not served."""
         self.settle()
         self.metrics.counted(api, outcome)
         self.history.refused(time(), request_id, outcome, status, detail)
-        if self.told is not None:
-            self.told("refused", api, request_id, outcome, status, detail)
 
     def closed(self, *records: Record) -> None:
         """Requests are over."""
@@ -225,8 +214,6 @@ class RouterObserver:
 
     def _ended(self, records: Sequence[Record], those: list[Record]) -> None:
         # Many are counted at a time, which is cheaper: between requests the caches are cold.
-        if self.told is not None:
-            self.told("closed", *records)
         those += records
         self._recent += records
         if len(those) >= MAX_UNSETTLED:

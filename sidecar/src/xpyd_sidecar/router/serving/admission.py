@@ -56,7 +56,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
         return context.line.enter(_queued(context, route, request, reply, asks))
     if len(context.servings) >= context.config.max_in_flight:
         raise unavailable(f"{context.config.max_in_flight} requests are being served, which is the limit")
-    return serve(context, request, reply, asks, picks=context.picker.asked(b"", own_id=True))
+    return serve(context, request, reply, asks, picks=context.picker.asked(b""))
 
 
 def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Selection,
@@ -95,12 +95,12 @@ def _passed(route: Route, request: HttpRequest) -> Passthrough:
 def _queued(context: RequestContext, route: Route, request: HttpRequest, reply: Reply, asks: Asks) -> QueuedRequest:
     """A request that generates, while it is not served yet. Raises HttpFault: 400, the priority is no whole number."""
     below, affinity = context.config.skip_prefill_below, context.affinity_header
-    if not asks.skips and below and prompt.tokens(asks.prompt) < below and context.picker.some_prefill_themselves():
+    if not asks.skips and below and prompt.tokens(asks.prompt) < below:
         asks.skips = SHORT
 
     def begin(queued_s: float) -> RequestHandler:
         session = request.headers.get(affinity, b"") if affinity else b""
-        picks = context.picker.asked(asks.prompt, prompt.key_of(session) if session else 0, own_id=bool(asks.path))
+        picks = context.picker.asked(asks.prompt, prompt.key_of(session) if session else 0)
         if not asks.skips and context.config.skip_prefill_cached and picks.cached():
             asks.skips = CACHED
         return serve(context, request, reply, asks, picks=picks, queued_s=queued_s)
@@ -197,7 +197,7 @@ class Entrance:
         pair = picks.pair(alone=False)
         target = None if pair is None else pair.prefill
         pool = context.pool
-        prefill = None if pair is None or target is None or target.p2p or pair.decode.p2p else pool.idle(target.http)
+        prefill = None if pair is None or target is None else pool.idle(target.http)
         decode = None if prefill is None or pair is None else pool.idle(pair.decode.http)
         if pair is None or target is None or prefill is None or decode is None:
             if prefill is not None:

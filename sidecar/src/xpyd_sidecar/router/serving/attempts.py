@@ -33,8 +33,6 @@ TRACE_HEADERS = (b"traceparent", b"tracestate")
 Headers = list[tuple[bytes, bytes]]
 Asked = tuple[bytes, bytes]
 """The request id and the body of a leg."""
-Later = Callable[[bytes], Asked]
-"""The same of a leg that is asked when prefill has answered: of its answer."""
 
 
 class GoesOn(mv.Course, Protocol):
@@ -113,8 +111,8 @@ class Asks(ABC):
         return self._hash
 
     @abstractmethod
-    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked | Later:
-        """The request id and the body of a leg; or what makes them of prefill's answer, where they need it.
+    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked:
+        """The request id and the body of a leg.
 
         ``speaks``: prefill's token goes to the client.
         """
@@ -211,5 +209,5 @@ class OpenAttempts(dict[int, OpenAttempt]):
         prefill may have been asked again meanwhile.
         """
         send = leg.send
-        if send.role is Role.DECODE and send.params is not None and not send.target.p2p:
+        if send.role is Role.DECODE and send.params is not None:
             self._context.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=Attempt(attempt)))

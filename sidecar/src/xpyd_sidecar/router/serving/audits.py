@@ -84,7 +84,7 @@ class Audits:
         if handed is None:
             return
         request, pair = handed
-        if reason := "unfit" if pair.decode.p2p else audited.unfit(request):
+        if reason := audited.unfit(request):
             self._tell(pair, reason)
         elif len(self._waiting) >= MAX_WAITING:
             self._tell(pair, "full")

@@ -274,7 +274,7 @@ class Exchange:
         # Who answers the request judges it: a tool parser, say, may be decode's alone. Another prefill refuses it, too.
         self._prefill.open = None
         decode = self._decode.open
-        if decode is None or decode.target.p2p or self._limits.on_no_prefill == "reject":
+        if decode is None or self._limits.on_no_prefill == "reject":
             return self._answer("client_error", mv.Pass(leg.leg))
         self.refused = True
         return self._decode_alone(decode.target, FailureReason(f"prefill {_answered(leg, status)}"), now)
@@ -294,7 +294,7 @@ class Exchange:
 
     def _decode_alone(self, decode: EngineTarget, why: FailureReason, now: float) -> list[mv.Instruction]:
         self._whole_at = math.inf
-        if self._limits.on_no_prefill == "reject" or decode.p2p:
+        if self._limits.on_no_prefill == "reject":
             return self._fail("failed", unavailable(why.said), why.full)
         self._alone = True
         return self._anew(Pair(decode, None), now)
@@ -317,8 +317,7 @@ class Exchange:
                 return self._fail("unavailable", unavailable(reason))
             return [self._send_leg(Role.DECODE, pair.decode, None)]
         self._pair_at = now + self._limits.pair_s
-        # An engine of the older protocol waits for its prefill without a deadline of its own.
-        self._whole_at = self._pair_at if pair.decode.p2p else now + self._limits.prefill_s
+        self._whole_at = now + self._limits.prefill_s
         first = self._send_prefill(pair.prefill, pair.decode, now)
         return [first, self._send_leg(Role.DECODE, pair.decode, self._params(Role.DECODE, now, None))]
 
@@ -348,8 +347,8 @@ class Exchange:
             self._whole_at = math.inf
             prefill, decode = self._prefill.open, self._decode.open
             if prefill is not None and decode is not None:
-                bound = self._limits.pair_s if decode.target.p2p else self._limits.prefill_s
-                why = FailureReason(f"prefill instance {prefill.target.instance} did not finish within {bound:g} s")
+                bound = f"{self._limits.prefill_s:g} s"
+                why = FailureReason(f"prefill instance {prefill.target.instance} did not finish within {bound}")
                 return self._decode_alone(decode.target, why, now)
         return []
 

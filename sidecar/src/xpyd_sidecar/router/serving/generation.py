@@ -5,15 +5,13 @@
     Passthrough   a dialect that generates: prefill makes the prompt's KV, decode gets what the client sent and where the
                   KV is; any other path: one decode instance does all of it, the client's body, or its form while it comes
 
-    Serving ──leg──▶ (request id, body), or what makes them of prefill's answer
+    Serving ──leg──▶ (request id, body)
             ──reader──▶ what reads the answer
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
-from uuid import uuid4
 
 from msgspec import Raw
 
@@ -25,12 +23,11 @@ from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.paths import PATHS, BodyKind, Route
 from xpyd_sidecar.router.fleet.member import EngineTarget
-from xpyd_sidecar.router.fleet.p2p import PairedById
 from xpyd_sidecar.router.http.body_budget import Upload
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.wire import before_length, lines_of, request_bytes
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.attempts import Asked, Asks, GoesOn, Headers, Later
+from xpyd_sidecar.router.serving.attempts import Asked, Asks, GoesOn, Headers
 from xpyd_sidecar.router.serving.shapes import Shaped, shape_of
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.answers import AnswerReader, OpaqueAnswer
@@ -59,7 +56,6 @@ class Generation(Asks):
         self._begun = terms() if shape is None else shape.terms
         self._asked: bodies.GenerationRequest | None = None
         self._going: continuation.Going | None = None
-        self._paired = PairedById()
         self._begins = shape.begins if shape is not None else (
             continuation.position_of(request, goes_on=config.failover != "error", terms=self._begun))
         self.position: Position | None = None if self._begins is None else self._begins.anew()
@@ -93,26 +89,14 @@ class Generation(Asks):
             self._asked = continuation.first_request(self._request, self.position)
         return self._asked
 
-    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked | Later:
+    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked:
         """See ``Asks``."""
-        params, target, request = send.params, send.target, self._request
-        if target.p2p:
-            if send.role is Role.DECODE:
-                return partial(self._behind_prefill, target)
-            assert params is not None
-            assert params.peer is not None
-            body = self._paired.prefill(self._now, target, params.peer.control, uuid4().hex)
-            return self._paired.request_id, body
+        params, request = send.params, self._request
         if params is not None and speaks:
             return request_id, bodies.first_token_body(self._now, params)
         if params is not None and isinstance(request, Shaped) and request.shape is not None and self._going is None:
             return request_id, request.shape.body(params, request.slots)
         return request_id, bodies.body_of(self._now, send.role, params)
-
-    def _behind_prefill(self, target: EngineTarget, answer: bytes) -> Asked:
-        """Of the leg to an older decode engine, when an older prefill engine has answered."""
-        self._paired.answered(answer)
-        return self._paired.request_id, self._paired.decode(self._now, target)
 
     def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
         """The whole HTTP request of a leg."""
@@ -144,8 +128,6 @@ class Generation(Asks):
         """The stream goes on elsewhere: in which way, and how many tokens the client has."""
         position = self.position
         assert position is not None, "a stream goes on that cannot"
-        if self._paired.request_id:
-            position.forgets = True  # an older engine knows nothing of ids in place of a prompt
         self._going = continuation.go_on(self._request, position, self._terms().told)
         self._asked = self._going.request
         return ("continue" if self._going.keep else "replay"), position.tokens

@@ -91,9 +91,7 @@ class Case(msgspec.Struct):
 class Ledger:
     """The evidence of one router."""
 
-    def __init__(self, *, judges: bool = True) -> None:
-        """``judges``: it convicts by itself; otherwise it is told (``convict``)."""
-        self._judges = judges
+    def __init__(self) -> None:
         self._cases: dict[Engine, Case] = {}
         self._several: set[RequestHash] = set()
         """Those that are in two cases or more."""
@@ -124,18 +122,6 @@ class Ledger:
         """Those that hold now."""
         return [one for one in self._convicted.values() if one.holds(now)]
 
-    def cases(self) -> dict[Engine, Case]:
-        """All that are kept; not to be changed."""
-        return self._cases
-
-    def convictions(self) -> list[Conviction]:
-        """All that are kept, in their order."""
-        return list(self._convicted.values())
-
-    def knows(self, request: RequestHash) -> bool:
-        """Whether there is anything that its good end would change."""
-        return self._cases_of(request) > 0 or request in self._convicted
-
     def asked(self, now: float, request: RequestHash) -> Word | Conviction:
         """What a request may do now."""
         conviction = self._convicted.get(request)
@@ -157,7 +143,8 @@ class Ledger:
             case = self._cases[engine] = Case(now, set())
         if request in case.present:
             return None
-        if len(case.present) >= (2 * PRESENT if self.knows(request) else PRESENT):
+        known = self._cases_of(request) > 0 or request in self._convicted
+        if len(case.present) >= (2 * PRESENT if known else PRESENT):
             return None
         case.shared = case.shared or bool(case.present)
         case.present.add(request)
@@ -194,16 +181,6 @@ class Ledger:
         if conviction is not None and not conviction.holds(now):
             del self._convicted[request]
 
-    def convict(self, conviction: Conviction) -> None:
-        """It is convicted; the deaths at which it was are explained."""
-        request = conviction.request
-        self._convicted.pop(request, None)
-        while len(self._convicted) >= CONVICTED:
-            del self._convicted[next(iter(self._convicted))]
-        self._convicted[request] = conviction
-        for engine in self._deaths_of(request):
-            self._drop(engine)
-
     def tick(self, now: float) -> None:
         """Called every second: forget what is old."""
         for engine, case in list(self._cases.items()):
@@ -213,18 +190,11 @@ class Ledger:
             if now - conviction.at > KNOWN_S:
                 del self._convicted[request]
 
-    def load(self, cases: dict[Engine, Case], convictions: list[Conviction]) -> None:
-        """Know this instead of what was known."""
-        self._cases, self._convicted = cases, {one.request: one for one in convictions}
-        self._several = {one for case in cases.values() for one in case.present if self._cases_of(one) > 1}
-
     # ---- judging
 
     def _judge(self, now: float, last: Engine, case: Case) -> Conviction | None:
         if any(one in self._convicted and self._convicted[one].holds(now) for one in case.present):
             self._drop(last)  # it was in flight there while it was convicted elsewhere
-            return None
-        if not self._judges:
             return None
         several = case.present & self._several
         guilty = [one for one in case.present if one in self._convicted]
@@ -236,8 +206,18 @@ class Ledger:
         [request] = guilty
         earlier = [engine[0] for engine in self._deaths_of(request) if engine != last]
         conviction = Conviction(request, now, (*earlier, last[0]))
-        self.convict(conviction)
+        self._convict(conviction)
         return conviction
+
+    def _convict(self, conviction: Conviction) -> None:
+        """The deaths at which it was are explained."""
+        request = conviction.request
+        self._convicted.pop(request, None)
+        while len(self._convicted) >= CONVICTED:
+            del self._convicted[next(iter(self._convicted))]
+        self._convicted[request] = conviction
+        for engine in self._deaths_of(request):
+            self._drop(engine)
 
     def _deaths_of(self, request: RequestHash, *, alone: bool = False) -> list[Engine]:
         return [engine for engine, case in self._cases.items()

@@ -56,12 +56,12 @@ class Suspect(Protocol):
 
 
 class Poison:
-    """Of one process that serves clients."""
+    """Of one router."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, roster: Roster, ledger: Ledger | None = None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, roster: Roster) -> None:
         self._loop = loop
         self._roster = roster
-        self.ledger = ledger or Ledger()
+        self.ledger = Ledger()
         self._held: dict[Suspect, RequestHash] = {}
         """In the order in which they came."""
         self._running: dict[Suspect, RequestHash] = {}
@@ -69,8 +69,6 @@ class Poison:
         self._due = False
         self.alert = False
         """Not every request may simply go."""
-        self.held_elsewhere: Callable[[], int] = lambda: 0
-        """How many other processes hold, whenever it is asked."""
         self.watching = False
         """There is evidence, so it is of interest which requests end well."""
 
@@ -81,7 +79,7 @@ class Poison:
     def counts(self) -> tuple[int, int, int, int]:
         """Deaths so far, suspects, hashes that are refused, and requests that are held."""
         ledger = self.ledger
-        return ledger.deaths, ledger.suspects, len(ledger.refused(self._loop.time())), len(self) + self.held_elsewhere()
+        return ledger.deaths, ledger.suspects, len(ledger.refused(self._loop.time())), len(self)
 
     # ---- requests
 

@@ -26,7 +26,7 @@ from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.observing.record import REFUSED, Record
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving import waiting
-from xpyd_sidecar.router.serving.attempts import Asks, Headers, Later, OpenAttempt, OpenAttempts
+from xpyd_sidecar.router.serving.attempts import Asks, Headers, OpenAttempt, OpenAttempts
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.exchange import Exchange
 from xpyd_sidecar.router.stream import answers
@@ -48,7 +48,7 @@ STREAM_STALL_S = 3.0
 class Serving(Sink):
     """One request, from what is asked to its last byte."""
 
-    __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_paused", "_reminder", "_reply",
+    __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_paused", "_reminder", "_reply",
                  "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash", "sent")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
@@ -61,8 +61,6 @@ class Serving(Sink):
         self.record = Record(reply.request_id, transfer, asks.api, asks.stream, path=asks.path, skips=asks.skips,
                              arrived=perf_counter(), arrived_unix=time())
         self.legs = OpenAttempts(context, self.record, asks, passed)
-        self._held: tuple[OpenAttempt, Later] | None = None
-        """Decode's leg to an older engine while prefill's is open, and what makes its request."""
         limits = msgspec.structs.replace(context.limits, decode_legs=1) if asks.once else context.limits
         self.exchange = Exchange(transfer, picks, limits, alone=asks.alone, now=began, course=asks.course,
                                  budget=context.budget, avoid=partial(context.poison.avoid, self))
@@ -155,7 +153,7 @@ class Serving(Sink):
                     "detail": body[:_SHOWN].decode("utf-8", "replace")})
             if status >= 400:
                 self.legs.farewell(leg, self.exchange.attempt)
-        self._unless_withheld(partial(self._answered, call, body, leg, aborted=aborted), bad=status >= 400 or aborted)
+        self._unless_withheld(partial(self._answered, call, body, aborted=aborted), bad=status >= 400 or aborted)
 
     def _shut_answered(self, call: UpstreamCall, status: int, *, failed: bool) -> OpenAttempt | None:
         leg = self._shut(call.tag, FailureKind.ABORTED.value if failed else f"{status // 100}xx")
@@ -164,16 +162,11 @@ class Serving(Sink):
             self._context.watch.doubt(leg.send.target)
         return leg
 
-    def _answered(self, call: UpstreamCall, body: bytes, leg: OpenAttempt | None, *, aborted: bool) -> None:
+    def _answered(self, call: UpstreamCall, body: bytes, *, aborted: bool) -> None:
         assert call.head is not None
-        status = call.head.status
         self._answer = (call, body)
-        self._on(mv.Answered(call.tag, status, aborted))
+        self._on(mv.Answered(call.tag, call.head.status, aborted))
         self._answer = None
-        if self._held is not None and leg is not None and leg.send.role is Role.PREFILL and status < 300 and not aborted:
-            (held, made), self._held = self._held, None
-            if held.send.leg in self.legs:  # not cancelled meanwhile
-                self.legs.ask(held, *made(body))
 
     def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
         """A leg failed."""
@@ -281,17 +274,12 @@ class Serving(Sink):
             self._closed(mv.RequestOver("failed", fault.message))
 
     def _send(self, send: mv.SendAttempt) -> None:
-        decode = send.role is Role.DECODE
         asks, framed = self._asks, self._reply.framed
-        speaks = asks.speaks and not decode and not send.target.p2p and not self._reply.started
+        speaks = asks.speaks and send.role is Role.PREFILL and not self._reply.started
         leg = self.legs.hold(send, self, asks.reader(send.role, framed=framed, speaks=speaks))
         leg.call.patient, self.sent[send.role] = self._reply.started, send.target
         leg.call.body = asks.body(self.condemn)
-        asked = asks.leg(send, self._reply.request_id.encode(), speaks=speaks)
-        if isinstance(asked, tuple):
-            self.legs.ask(leg, *asked)
-        else:
-            self._held = leg, asked
+        self.legs.ask(leg, *asks.leg(send, self._reply.request_id.encode(), speaks=speaks))
 
     def _take_back(self, instruction: mv.CancelAttempt) -> None:
         leg = self._shut(instruction.leg, "cancelled")

@@ -2,6 +2,5 @@
 
     prefill, decode   the two sides of the link ─▶ thread   owns all agents ─▶ session ─▶ driver   NIXL
 
-NIXL itself is loaded by ``driver`` alone, when it is wanted; ``host`` looks whether there is RDMA here; ``kv.reads``
-decides.
+NIXL itself is loaded by ``driver`` alone, when it is wanted; ``kv.reads`` decides.
 """
