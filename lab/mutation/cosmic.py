@@ -1,8 +1,8 @@
-"""Places drawn from cosmic-ray's operators: comparisons, arithmetic, numbers, booleans, loops, exceptions, decorators.
+"""Places drawn from cosmic-ray's operators: comparisons, arithmetic, numbers, booleans, loops, decorators.
 
 A line of code is drawn first, then one of the changes that the operators know for it: a line of many operators counts once.
-Left out are annotations, docstrings and what stands outside of functions. cosmic-ray itself lies in ``.cache/mutation``,
-where it is installed from ``requirements/mutation.txt`` when it is first asked for.
+Left out are annotations, docstrings and what stands outside of functions. cosmic-ray is an extra of the lab
+(``lab/extras``), installed when it is first asked for.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab import extras
 from lab.mutation.functions import PACKAGES, Change, change_of_lines, definitions, module_of
 from lab.mutation.tree import TreeError
 
 _HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
+
+LEFT_OUT = {"ExceptionReplacer"}
+"""It fails at names with a dot, and elsewhere puts a name that the module does not have."""
 
 
 class Spot(NamedTuple):
@@ -36,14 +40,15 @@ class Spot(NamedTuple):
 class Operators:
     """cosmic-ray's operators, those without arguments of their own."""
 
-    def __init__(self, root: Path) -> None:
-        sys.path.append(str(installed(root)))
+    def __init__(self) -> None:
+        sys.path.append(str(extras.install("mutation") / "site"))
         from cosmic_ray import ast as trees  # noqa: PLC0415 (it is installed a line above)
         from cosmic_ray.mutating import mutate_code  # noqa: PLC0415
         from cosmic_ray.operators.provider import OperatorProvider  # noqa: PLC0415
 
         provider = OperatorProvider()
-        self._all: dict[str, Any] = {name: provider[name]() for name in provider if not provider[name].arguments()}
+        self._all: dict[str, Any] = {name: provider[name]() for name in provider
+                                     if name not in LEFT_OUT and not provider[name].arguments()}
         self._trees, self._mutate = trees, mutate_code
 
     @lru_cache(maxsize=512)  # noqa: B019 (one object for a run)
@@ -75,24 +80,6 @@ class Operators:
         return change_of_lines(source, changed, module) if changed.splitlines() != source.splitlines() else None
 
 
-def installed(root: Path) -> Path:
-    """Where cosmic-ray lies; it is installed there where it is missing, or its pins have changed.
-
-    Raises:
-        TreeError: it cannot be installed.
-    """
-    pins, folder = root / "requirements" / "mutation.txt", root / ".cache" / "mutation"
-    stamp = folder / ".installed"
-    if not stamp.exists() or stamp.read_text("utf-8") != pins.read_text("utf-8"):
-        uv = [str(Path(sys.executable).parent / "uv"), "pip", "install", "-q", "--no-deps", "--require-hashes",
-              "-r", str(pins), "--python", sys.executable, "--target", str(folder / "site")]
-        done = subprocess.run(uv, capture_output=True, text=True, check=False, timeout=300)
-        if done.returncode:
-            raise TreeError(f"cosmic-ray cannot be installed: {done.stderr.strip()}")
-        stamp.write_text(pins.read_text("utf-8"), "utf-8")
-    return folder / "site"
-
-
 def annotation_spans(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """Where annotations stand: nothing evaluates them, so a change of one means nothing."""
     for node in ast.walk(ast.parse(source)):
@@ -114,7 +101,7 @@ def code_lines(source: str) -> set[int]:
 
 def drawn(root: Path, lines: Iterable[tuple[Path, int]], places: int | None, seed: int) -> list[Change]:
     """So many places on these lines, the same for the same lines and seed."""
-    operators, dice, found = Operators(root), random.Random(seed), list[Change]()
+    operators, dice, found = Operators(), random.Random(seed), list[Change]()
     left = sorted(lines)
     dice.shuffle(left)
     for path, line in left:

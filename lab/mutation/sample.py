@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from itertools import repeat, zip_longest
 from pathlib import Path
 
+from lab import extras
 from lab.mutation import cosmic, operators
 from lab.mutation.choose import suite_of
 from lab.mutation.figures import Figures, Row, change_of, summary
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 row["broad"] = options.broad
                 figures.judged(run, row, verdict)
                 say(f"{number}/{len(rows)} {verdict.verdict} {row['function']}  {verdict.seconds} s  {verdict.why}")
-    except TreeError as error:
+    except (TreeError, extras.ExtraError) as error:
         say(f"mutation: {error}")
         return 2
     for run, _ in runs:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from lab import extras
 from lab.mutation import cosmic, sample
 from lab.mutation.choose import Suite, imported, suite_of
 from lab.mutation.functions import Change, apply
@@ -114,10 +115,10 @@ def test_annotations_are_no_places() -> None:
 
 
 @pytest.mark.skipif(not (REPOSITORY / ".cache/mutation/site").exists(),
-                    reason="`python -m lab mutation` installs cosmic-ray")
+                    reason="`python -m lab extras mutation` installs cosmic-ray")
 def test_cosmic_rays_operators_break_lines_of_code_and_the_draw_is_the_same_for_the_same_seed(
         root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cosmic, "installed", lambda _root: REPOSITORY / ".cache/mutation/site")
+    monkeypatch.setattr(extras, "install", lambda _name: REPOSITORY / ".cache/mutation")
     draws = [cosmic.draw(root, 5, seed) for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
     assert len(set(draws[0])) == 5
