@@ -273,7 +273,7 @@ async def test_pod_security_speaks_before_a_pod_is_made(place: Place) -> None:
 
 
 async def test_what_cannot_be_done_is_refused_and_the_last_document_goes_on(place: Place) -> None:
-    wrong = {"compat": "p2p", "ports": {"http": 30002}}  # where older engines come to
+    wrong = {"ports": {"members": 8000}}  # where engines listen
     await place.apply(router=wrong)
     await place.wait(lambda: place.condition("Valid").get("reason") == "Unsupported", "the fault is said")
     assert "spec.router.ports.members" in place.condition("Valid")["message"]
