@@ -140,8 +140,12 @@ CAMPAIGNS: Final = (
     campaign("upgrade", 30, "xpyd itself is upgraded under load on a whole cluster: from the release before, to an artificial "
              "next one that is not compatible, and back", file="cluster/upgrade.py", timeout=3600, root=True, profile="full",
              short="the same with engines of `xpyd up`, and with scripted pods", result="campaign_upgrade.json"),
-    Command("mutants", 10, "breaks the code on purpose, patch by patch, and says whether the tests notice",
-            ("scripts/mutants.py",), env={}, short="that every patch applies"),
+    Command("mutants", 7, "breaks laws on purpose, one by one, and says whether the tests notice", ("-m", "lab.mutation.laws"),
+            env={}, short="that every row fits"),
+    Command("mutation", 150, "breaks lines that are drawn, 200 for each of three seeds, and says where no test notices; "
+            "`--changed` those of a branch", ("-m", "lab.mutation.sample"),
+            (("--sample", "200", "--seed", "101", "--seed", "102", "--seed", "103"),), env={}, result="mutation.json",
+            extras=("mutation",)),
     campaign("fuzz", 15, "what is written in C, [fuzzed under the sanitizers](sanitizers.md); `--seconds 3600 --seed 7` for "
              "each of six entry points", ("scripts/sanitize.py", "fuzz"), usual=(("--seconds", "300"),), extras=("compiler",),
              short="half a minute for each of six entry points"),

@@ -116,6 +116,7 @@ EXTRAS: Final = {
                    (("nginx", "nginx-light"), C), programs=("lab/bench/router/engine.c", "lab/bench/router/load.c")),
     "bench-kv": Extra("NIXL and Mooncake, in an environment of their own", partial(_venv, based=True), ("bench-kv",),
                       (C,), (*RDMA, "iproute2"), programs=("lab/bench/kv/raw.c",)),
+    "mutation": Extra("cosmic-ray's operators", _site, ("mutation",)),
     "browser": Extra("Chromium and its driver", lambda _folder: _script("scripts/browser.py"), always=True),
     "compiler": Extra("gcc", lambda _folder: None, commands=(C,), always=True),
     "gpu-wheels": Extra("what check-gpu needs beside torch, as wheels (28 MiB for each of GPU_PYTHONS=3.12)", _wheels,

@@ -1,7 +1,7 @@
 """What a GPU shows and a CPU does not: copies that are complete later, hosts that run ahead, steps that last.
 
 Every test says what is right. Those that fail today have the row of docs/development/late-copies.md that says why, and
-``tests/unit/test_late_list.py`` counts them.
+``tests/workshop/test_late_list.py`` counts them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     @fails("A3", "a copy that is complete later is looked at again at the next tick")
     def test_…
 
-The rows are those of docs/development/late-copies.md, which lists every such test; ``tests/unit/test_late_list.py``
+The rows are those of docs/development/late-copies.md, which lists every such test; ``tests/workshop/test_late_list.py``
 compares the two. A test that passes all the same is an error: then its row is mended, and the mark goes.
 """
 

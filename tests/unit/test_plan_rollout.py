@@ -106,6 +106,14 @@ def test_a_drain_is_taken_back_when_the_instance_is_wanted_again() -> None:
     assert world.run(desired(1, 2)) == ["undrain qwen-e2: asked for again", "remove qwen-e3: drained"]
 
 
+def test_an_instance_whose_drain_is_taken_back_is_not_made_a_second_time() -> None:
+    world = World(drain_s=100)
+    world.run(desired(1, 2))
+    for _ in range(3):
+        world.tick(desired(1, 1))
+    assert world.run(desired(1, 2)) == ["undrain qwen-e2: asked for again"]
+
+
 def test_leaving_instances_of_an_old_revision_count_against_the_surge() -> None:
     world = World(drain_s=100)
     world.run(desired(1, 3))

@@ -147,7 +147,7 @@ def test_routers_in_pods_of_their_own_roll_with_the_operator(
         operator: FullCluster, images: Images, built: dict[str, tuple[Release, dict[str, Any]]], tmp_path: Path) -> None:
     """New routers before engines and agents of the release before; no engine is replaced."""
     install(operator, *built["before"], crds=False)
-    service = Upgraded(operator, images, placement="Deployment")
+    service = Upgraded(operator, images, placement="deployment")
     service.apply()
 
     def routers() -> set[str]:
