@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-SUPPORT: Final = MappingProxyType({"PYTHONPATH": f"{ROOT}/tests/support:{ROOT}/lab/cluster"})
+SUPPORT: Final = MappingProxyType({"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support:{ROOT}/lab/cluster"})
+CHECKOUT: Final = MappingProxyType({"PYTHONPATH": f"{ROOT}"})
 RENO: Final = 'ip link set lo up && sysctl -qw net.ipv4.tcp_congestion_control=reno && exec "$@"'
 WRITE: Final = (("--write",),)
 
@@ -62,14 +63,14 @@ BENCHES: Final = (
             ("lab/bench/router", "--built", "{bench}", "--binaries", "{bench}/venv/bin"), WRITE, extras=("bench",),
             result="router.json"),
     Command("bench-kv", 5, "the KV links beside memcpy, TCP in C, gloo, NIXL and Mooncake",
-            ("lab/bench/kv", "--raw", "{bench-kv}/raw", "--rivals", "{bench-kv}/venv/bin/python"), WRITE, env={}, root=True,
+            ("lab/bench/kv", "--raw", "{bench-kv}/raw", "--rivals", "{bench-kv}/venv/bin/python"), WRITE, env=CHECKOUT, root=True,
             extras=("bench-kv",), prefix=("unshare", "--net", "bash", "-c", RENO, "_"), result="kv.json"),
     Command("bench-handover", 25, "1P1D and 1P3D beside one engine, two plain ones and vLLM's NixlConnector, with real engines",
             ("lab/bench/handover", "--nixl", "{bench-kv}/site"), WRITE, extras=("bench-kv",), result="handover.json"),
     Command("bench-modes", 5, "the modes put_async, put and get with three real engines, TTFT and prefill's leg by prompt length",
             ("lab/bench/modes",), WRITE, result="modes.json"),
     Command("bench-queue", 7, "the broadcast queue beside vLLM's MessageQueue, multiprocessing.Queue and ZMQ",
-            ("lab/bench/queue",), env={}, result="queue.json"),
+            ("lab/bench/queue",), env=CHECKOUT, result="queue.json"),
     Command("bench-queue-steps", 13, "the same queue under the executor of real engines (TP2): the time between two decode "
             "steps beside vLLM's queue, on one host and over two process sets; and under the executor alone",
             ("lab/bench/queue_steps.py",), WRITE, result="queue_steps.json"),
