@@ -364,7 +364,7 @@ def test_environment_of_the_connector_and_of_the_user() -> None:
     env = env_of(main)
     assert main["env"][0] == {"name": "XPYD_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     assert env["VLLM_HOST_IP"] == "$(XPYD_HOST)"
-    assert (env["XPYD_INSTANCE"], env["XPYD_SERVICE"], env["PYTHONPATH"]) == ("qwen-e0", "qwen", "/xpyd")
+    assert (env["XPYD_INSTANCE"], env["PYTHONPATH"]) == ("qwen-e0", "/xpyd")
     assert env["XPYD_KEY_FILE"] == "/etc/xpyd/key/key"
     assert (env["A"], env["B"], env["TMPDIR"]) == ("x", "", "/elsewhere")
     assert env["C"] == {"secretKeyRef": SECRET}

@@ -53,8 +53,6 @@ class Facts(msgspec.Struct, frozen=True):
     """Its agent sees what it is told."""
     key: str = ""
     """The Secret that it has its service's key from."""
-    ipv4_alone: bool = False
-    """Its router, if it has one, was told to listen on IPv4 alone, as xpyd did before."""
     instance: InstanceName = InstanceName("")
     """What it is, or is a member of."""
     member: int | None = None
@@ -134,7 +132,6 @@ def facts(pod: Body) -> Facts:
         switching=told is not None and told.role is not role,
         can_switch=_volume(pod, "assignment") is not None,
         key=secret_of(pod),
-        ipv4_alone=_ipv4_alone(pod.get("spec") or {}),
         instance=instance,
         member=member,
         layout=str((metadata.get("annotations") or {}).get(labels.LAYOUT, "")),
@@ -162,12 +159,6 @@ def _since(status: Body, scheduled: str) -> float:
     placing = condition(status, "PodScheduled") or {}
     said = placing.get("status") == scheduled and placing.get("reason") != "SchedulingGated"
     return unix(placing.get("lastTransitionTime")) if said else 0.0
-
-
-def _ipv4_alone(spec: Body) -> bool:
-    containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
-    ours = (each for each in containers if each.get("name") in (labels.SIDECAR, labels.ROUTERS))
-    return any('"host":"0.0.0.0"' in word for each in ours for word in each.get("command") or ())
 
 
 def secret_of(pod: Body) -> str:

@@ -250,7 +250,6 @@ def engine_variables(service: DisaggService, role: Role, member: Member, key: Po
     fixed = {
         launch.ENV_RUN_DIR: at.RUN,
         launch.ENV_KEY_FILE: key.path,
-        launch.ENV_SERVICE: service.name,
         launch.ENV_INSTANCE: member.instance,
         "PYTHONPATH": at.PACKAGE,
         "VLLM_HOST_IP": at.HOST_VAR,

@@ -133,7 +133,7 @@ class SchedulerSide:
             record.write(self._settings.run_dir, record.EngineRecord(
                 record.VERSION, compat.dp_rank(self._config), self._incarnation, self._control.address, fields,
                 self._parallel, compat.max_model_len(self._config), os.getpid(), time.time(),
-                compat.sampling(self._config), peers.SPOKEN, self._speculation))
+                peers.SPOKEN, compat.sampling(self._config), self._speculation))
         logger.info("xpyd: control %s, data %s, incarnation %s, fingerprint %s", self._control.address,
                     ", ".join(one.address for one in self._carrying.data), self._incarnation, fingerprints.digest(fields))
 
