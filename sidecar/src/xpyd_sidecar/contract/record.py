@@ -31,7 +31,6 @@ class EngineRecord(msgspec.Struct, frozen=True):
     max_model_len: int
     """Tokens."""
     pid: int
-    started_unix: float
     kv: str
     """Versions of the KV plane that it speaks (``kv.peers.SPOKEN``)."""
     sampling: Sampling | None = None
