@@ -1,7 +1,7 @@
 """The container images: what is in them, that they run unprivileged on a read-only root, and the way to a registry.
 
 Everything here starts from the exported archives: what a cluster imports is what is tested. Images for another processor
-than this machine's are built and run by `make campaign-arm64`.
+than this machine's are built and run by `python -m lab campaign-arm64`.
 """
 
 from __future__ import annotations

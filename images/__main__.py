@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             os.nice(10)
             cache, registry = args.cache.absolute(), check(args.registry) if args.command == "push" else ""
-            built = build(cache, args.base or None, args.only, parse(args.platforms))
+            platforms = args.platforms or (",".join(NAMES) if registry else "")
+            built = build(cache, args.base or None, args.only, parse(platforms))
             result = push(cache, built, registry, args.tag or inputs.version(), args.insecure) if registry else built
     except ImageError as error:
         say(str(error))
@@ -44,7 +45,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     making = argparse.ArgumentParser(add_help=False)
     making.add_argument("--base", help="base of operator and sidecar, with python3 ≥ 3.11 (default: our own Debian)")
     making.add_argument("--platforms", default="", metavar="NAMES",
-                        help=f"of {', '.join(NAMES)}; several, with commas, make one index (default: this machine's)")
+                        help=f"of {', '.join(NAMES)}; several make one index (default: this machine's; to push: all)")
     making.add_argument("--cache", type=Path, default=default_cache(), help="folder of archives and layers (%(default)s)")
     make = commands.add_parser("build", parents=[making], help="build what is not there yet")
     names = [kind.name for kind in inputs.KINDS]

@@ -32,7 +32,7 @@ def codename() -> str:
     lines = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     name = lines.get("VERSION_CODENAME", "").strip('"')
     if lines.get("ID", "").strip('"') != "debian" or not name:
-        raise ImageError("the default base needs a Debian machine; name another base: BASE=…")
+        raise ImageError("the default base needs a Debian machine; name another one with --base")
     return name
 
 

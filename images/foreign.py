@@ -1,4 +1,4 @@
-"""A base of somebody else (BASE=…): what a build must know of it is read from its files, without running anything of it."""
+"""A base of somebody else (--base): what a build must know of it is read from its files, without running anything of it."""
 
 from __future__ import annotations
 

@@ -189,3 +189,7 @@ def main(names: list[str]) -> int:
             print(f"{name}: {error}", file=sys.stderr)
             return 1
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

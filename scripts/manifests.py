@@ -16,9 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "manifests/install.yaml"
 OBSERVABILITY = ROOT / "manifests/observability"
-HEAD = "# Made by `make manifests` from manifests/base; do not edit. Apply with: kubectl apply --server-side -f\n"
+HEAD = "# Made by `make generate` from manifests/base; do not edit. Apply with: kubectl apply --server-side -f\n"
 RULE = """\
-# Made by `make manifests` from alerts.yaml; do not edit.
+# Made by `make generate` from alerts.yaml; do not edit.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
@@ -49,7 +49,7 @@ def rule(*, check: bool) -> bool:
         target.write_text(text)
     elif not target.exists() or target.read_text() != text:
         sys.stderr.write("manifests: manifests/observability/prometheusrule.yaml is not what alerts.yaml says: "
-                         "run `make manifests`\n")
+                         "run `make generate`\n")
         return False
     return True
 
@@ -62,7 +62,8 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write("left out: manifests/install.yaml against manifests/base (no kubectl yet; test-kube builds one)\n")
         return 0 if wrapped else 1
     if program is None:
-        sys.stderr.write("manifests: there is no kubectl: install it, name it in KUBECTL, or run `make cluster-up`\n")
+        sys.stderr.write("manifests: there is no kubectl: install it, name it in KUBECTL, or build one "
+                         "(python -m lab cluster-build)\n")
         return 2
     done = subprocess.run([program, "kustomize", str(ROOT / "manifests/base")], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> int:
         TARGET.write_text(text)
         return 0
     if not TARGET.exists() or TARGET.read_text() != text:
-        sys.stderr.write("manifests: manifests/install.yaml is not what manifests/base says: run `make manifests`\n")
+        sys.stderr.write("manifests: manifests/install.yaml is not what manifests/base says: run `make generate`\n")
         return 1
     return 0 if wrapped else 1
 

@@ -108,7 +108,7 @@ class ServiceInCluster:
         template = {"spec": {"volumes": volumes, "containers": [{"name": "main", "volumeMounts": mounts}]}}
         role = {"resources": {}, "template": template}
         return {
-            "apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService",
+            "apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService",
             "metadata": {"name": self.name, "namespace": self.namespace},
             "spec": {
                 "model": {"source": str(MODEL), "servedName": "tiny"},

@@ -53,7 +53,7 @@ class Upgraded(ServiceInCluster):
 
     name = "upgraded"
 
-    def __init__(self, cluster: FullCluster, images: Images, *, placement: str = "Sidecar") -> None:
+    def __init__(self, cluster: FullCluster, images: Images, *, placement: str = "sidecar") -> None:
         super().__init__(cluster, images)
         self.round = 1
         self._placement = placement

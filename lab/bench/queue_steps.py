@@ -1,8 +1,8 @@
 """The time between two decode steps with the broadcast queue under vLLM's executor, beside vLLM's own queue.
 
-    make bench-queue-steps                                        all parts, into results/queue_steps.json
-    python bench/queue_steps.py --part bare --write               one of them, added to what is there
-    python bench/queue_steps.py --part one_host --rounds 5        for a look; writes nothing
+    python -m lab bench-queue-steps                                        all parts, into results/queue_steps.json
+    python -m lab bench-queue-steps --part bare --write               one of them, added to what is there
+    python -m lab bench-queue-steps --part one_host --rounds 5        for a look; writes nothing
 
 Two engines of two tensor-parallel workers each, which differ in the queue alone, on one host or with their workers in two
 process sets as an instance with ``pods: 2`` has them. In a round each gives one answer, one after the other, in an order

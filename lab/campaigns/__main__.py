@@ -1,6 +1,6 @@
-"""``make campaigns``: all campaigns one after the other, and a table of their figures against their goals.
+"""``python -m lab campaigns``: all campaigns one after the other, and a table of their figures against their goals.
 
-    python lab/campaigns [--only NAMES] [--fresh] [--table]
+    python -m lab campaigns [--only NAMES] [--fresh] [--table]
 
 It keeps on after a failure, and goes on where it was ended: what has ended on this code does not run again. Output and what
 is kept: .cache/campaigns. Exit code: 0 all has ended well and met its goals; 1 not so; 130 it was ended.
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from campaign_plan import chosen, good, table
-from campaign_rows import ROWS
-from campaign_runs import Runner, code_of
+from lab.campaigns.campaign_plan import chosen, good, table
+from lab.campaigns.campaign_rows import ROWS
+from lab.campaigns.campaign_runs import Runner, code_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runner.run(rows, fresh=given.fresh)
     except KeyboardInterrupt:
         ended = True
-        _say("ended; `make campaigns` goes on from here")
+        _say("ended; `python -m lab campaigns` goes on from here")
     _say("\n" + table(rows, runner.state, root=is_root))
     if ended:
         return 130

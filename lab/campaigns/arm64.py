@@ -1,4 +1,4 @@
-"""``make campaign-arm64``: images of both platforms, built twice, and what those of arm64 do under emulation.
+"""``campaign-arm64``: images of both platforms, built twice, and what those of arm64 do under emulation.
 
 Into bench/results/campaign_arm64.json. Exit code 1: something of it was not right; the output says what. Needs root for
 the cross compiler and the emulator, which are installed from the distribution where they are missing.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypedDict
 
-from campaign_rows import Goal, Row
+from lab.campaigns.campaign_rows import Goal, Row
 
 NOT_TO_END = "not run to its end"
 NOT_WRITTEN = "not written"

@@ -1,11 +1,13 @@
 """The campaigns: a row each, with the command, the file of figures, and the goals of docs/development/campaigns.md.
 
-A new one is a row of ``ROWS``. A unit test holds that every ``campaign-…`` of the Makefile has one.
+What a campaign is and what runs stands in ``lab.catalog``; a new one has its goals here.
 """
 
 from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
+
+from lab.catalog import CAMPAIGNS
 
 Compare = Literal["=", "<=", ">=", "shown"]
 EACH: Final = ("scenarios", "wrong", "stray", "leaked", "hangs", "deaths")
@@ -20,7 +22,7 @@ class Goal(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A campaign: ``make target``. ``minutes``: what it takes; ``deadline``: minutes after which it is ended."""
+    """A campaign: ``python -m lab target``. ``minutes``: what it takes; ``deadline``: minutes after which it is ended."""
 
     target: str
     minutes: int
@@ -28,8 +30,6 @@ class Row(NamedTuple):
     result: str = ""
     goals: tuple[Goal, ...] = ()
     root: bool = False
-    so_far: str = ""
-    """A file in which it keeps what is done; a campaign that begins anew begins without it."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,6 @@ def zero(*paths: str) -> tuple[Goal, ...]:
     return tuple(Goal(path, "=", 0) for path in paths)
 
 
-AT = "bench/results/"
 ROUTER = (*zero("wrong", "lost_tokens", "duplicated", "aborts_left_behind"), Goal("finished_share", ">=", 0.99),
           Goal("kills_scripted", ">=", 960), Goal("kills_real", ">=", 40), Goal("aborts_scripted", ">=", 9500),
           Goal("aborts_real", ">=", 500))
@@ -98,38 +97,12 @@ DP = (*zero("soak_*/wrong"), Goal("soak_*/requests", ">=", 10_000), Goal("model:
       Goal("deaths_in_the_model/ok", "=", 1000), Goal("kills/*/seconds", "<=", 45.0))
 FLEET = (*zero("rolls/*/faults"), Goal("rolls/*/share", "<=", 1.0), Goal("fleet", "=", "96P144D"))
 
-ROWS: Final = (
-    Row("campaign-buddy", 1, 10, AT + "buddy.json", BUDDY),
-    Row("campaign-pairs", 1, 10, AT + "campaign_pairs.json", PAIRS),
-    Row("campaign-http", 5, 30, AT + "campaign_http.json", HTTP),
-    Row("campaign-queue", 5, 60, AT + "campaign_queue.json", QUEUE, so_far=".cache/campaign_queue.json"),
-    Row("campaign-modes", 4, 20),
-    Row("campaign-failures", 5, 20),
-    Row("campaign-arm64", 10, 40, AT + "campaign_arm64.json", ARM64, root=True),
-    Row("campaign-files", 6, 20, AT + "campaign_files.json", FILES),
-    Row("campaign-long", 7, 25, AT + "campaign_long.json", LONG),
-    Row("campaign-gang", 15, 60, AT + "campaign_gang.json", GANG, root=True),
-    Row("campaign-kueue", 20, 75, AT + "campaign_kueue.json", KUEUE, root=True),
-    Row("campaign-groups-cluster", 40, 120, AT + "campaign_groups_cluster.json", GROUPS_CLUSTER, root=True),
-    Row("campaign-group-ranks-cluster", 20, 90, AT + "campaign_group_ranks_cluster.json", RANKS_CLUSTER, root=True),
-    Row("campaign-ipv6", 10, 40, AT + "campaign_ipv6.json", IPV6, root=True),
-    Row("campaign-service", 15, 60),
-    Row("campaign-upgrade", 30, 90, AT + "campaign_upgrade.json", UPGRADE, root=True),
-    Row("mutants", 10, 60),
-    Row("campaign-fuzz", 15, 40),
-    Row("campaign-fleet", 10, 40, AT + "campaign_fleet.json", FLEET, root=True),
-    Row("campaign-stores", 10, 45, AT + "campaign_stores.json", STORES),
-    Row("campaign-speculation", 20, 75, AT + "campaign_speculation.json", DRAFTS),
-    Row("campaign-sampled", 4, 20, AT + "campaign_sampled.json", SAMPLED),
-    Row("campaign-parallel", 10, 40),
-    Row("campaign-unequal", 20, 75, AT + "campaign_parallel.json", UNEQUAL),
-    Row("campaign-models", 45, 150, AT + "campaign_models.json", MODELS),
-    Row("campaign-scenarios", 30, 120, AT + "campaign_scenarios.json", SCENARIOS),
-    Row("campaign-scenarios-models", 30, 200, AT + "campaign_scenarios_models.json", OF_MODELS),
-    Row("campaign-mixed", 31, 60, AT + "campaign_mixed.json", MIXED),
-    Row("campaign-router", 40, 120, AT + "campaign_router.json", ROUTER),
-    Row("campaign-groups", 85, 200, AT + "campaign_group_faults.json", GROUP_FAULTS),
-    Row("campaign-dp", 60, 180, AT + "campaign_dp.json", DP, so_far=".cache/campaign_dp.json"),
-    Row("campaign-scale", 100, 240, AT + "campaign_scale.json", SCALE),
-    Row("campaign-away", 45, 90, AT + "campaign_away.json", AWAY, root=True),
-)
+GOALS: Final = {
+    "buddy": BUDDY, "pairs": PAIRS, "http": HTTP, "queue": QUEUE, "arm64": ARM64, "files": FILES, "long": LONG,
+    "gang": GANG, "kueue": KUEUE, "groups-cluster": GROUPS_CLUSTER, "group-ranks-cluster": RANKS_CLUSTER, "ipv6": IPV6,
+    "upgrade": UPGRADE, "fleet": FLEET, "stores": STORES, "speculation": DRAFTS, "sampled": SAMPLED, "unequal": UNEQUAL,
+    "models": MODELS, "scenarios": SCENARIOS, "scenarios-models": OF_MODELS, "mixed": MIXED, "router": ROUTER,
+    "groups": GROUP_FAULTS, "dp": DP, "scale": SCALE, "away": AWAY,
+}
+ROWS: Final = tuple(Row(each.name, each.minutes, 4 * each.minutes + 10, each.result and f"bench/results/{each.result}",
+                        GOALS.get(each.name.removeprefix("campaign-"), ()), each.root) for each in CAMPAIGNS)

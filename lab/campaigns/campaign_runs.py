@@ -8,14 +8,15 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from campaign_plan import Figure, Run, State, clock, forget, judge, of_code, outcome, to_run, unwritten
-from campaign_rows import Row
+from lab.campaigns.campaign_plan import Figure, Run, State, clock, forget, judge, of_code, outcome, to_run, unwritten
+from lab.campaigns.campaign_rows import Row
 
 PATIENCE_S = (90.0, 10.0, 5.0)
 """What a campaign has to end after SIGINT, SIGTERM and SIGKILL: it has engines to end, too."""
@@ -43,16 +44,16 @@ def code_of(root: Path) -> str:
 
 
 class Runner:
-    """Campaigns of a checkout. ``make``: the command of make, ``say``: takes a line of progress."""
+    """Campaigns of a checkout. ``lab``: the lab's command, ``say``: takes a line of progress."""
 
-    def __init__(self, root: Path, folder: Path, code: str, *, make: Sequence[str] = ("make",), is_root: bool = True,
-                 say: Callable[[str], None] = print, patience_s: Sequence[float] = PATIENCE_S,
+    def __init__(self, root: Path, folder: Path, code: str, *, lab: Sequence[str] = (sys.executable, "-m", "lab"),
+                 is_root: bool = True, say: Callable[[str], None] = print, patience_s: Sequence[float] = PATIENCE_S,
                  minute_s: float = 60.0) -> None:
         self.state: State = {}
         self._root = root
         self._folder = folder
         self._code = code
-        self._make = tuple(make)
+        self._lab = tuple(lab)
         self._is_root = is_root
         self._say = say
         self._patience_s = patience_s
@@ -86,13 +87,11 @@ class Runner:
         result = self._root / row.result if row.result else None
         if not goes_on:
             self.state[row.name] = Run(code=self._code, before=_written(result), seconds=0.0, done=False)
-            if row.so_far:
-                (self._root / row.so_far).unlink(missing_ok=True)
         run = self.state[row.name]
         self._save()
         log = self._folder / f"{row.name}.log"
         self._say(f"{row.name}: {'goes on' if goes_on else 'begins'}, about {row.minutes} min, output in {log}")
-        command = [*self._make, row.target, "ONLY=", "FRESH=" if goes_on else "FRESH=1"]
+        command = [*self._lab, *([] if goes_on else ["--fresh"]), row.target]
         began = time.monotonic()
         try:
             with log.open("a" if goes_on else "w") as out:

@@ -1,4 +1,4 @@
-"""A mixed load on the router for long: ``python lab/campaigns/mixed.py --minutes 30``, into a results file.
+"""A mixed load on the router for long: ``python -m lab campaign-mixed --minutes 30``, into a results file.
 
 Exit code 1: a request failed, or the router's memory grew.
 """

@@ -1,6 +1,6 @@
 """What a peer costs: memory and file descriptors of one engine that has met hundreds of others, into a results file.
 
-    python lab/campaigns/pairs.py            four parts, a minute in all: data and control, as prefill and as decode
+    python -m lab campaign-pairs            four parts, a minute in all: data and control, as prefill and as decode
 
 This process is the one that is measured; its peers live in a process of their own. Each has been greeted, and for data one
 block of each of two arrays has been moved. Blocks are small, so staging and copies are not what is measured.

@@ -1,7 +1,7 @@
 """The router's fault campaign: kills at random points of streams and clients that leave, into a results file.
 
-    python lab/campaigns/router.py --scripted          960 kills and 9,500 aborts before engines that replay (2 minutes)
-    python lab/campaigns/router.py --real              40 kill -9 of real engines and 500 aborts on real ones (30 minutes)
+    python -m lab campaign-router --scripted          960 kills and 9,500 aborts before engines that replay (2 minutes)
+    python -m lab campaign-router --real              40 kill -9 of real engines and 500 aborts on real ones (30 minutes)
     … --real --kills 10 --aborts 125 --add               a part of it; figures are added to those in the file
 
 The part that is asked for replaces its figures in the file, with ``--add`` they are summed. Exit code 1: a goal is missed.

@@ -1,7 +1,7 @@
 """Whether sampled streams that go on have the distribution of whole ones: a campaign, into a results file.
 
-    python lab/campaigns/sampled.py --scripted               2,000 streams of a toy model, four planted errors (a minute)
-    python lab/campaigns/sampled.py --real --streams 2000    2,000 streams of two real engines with different --seed
+    python -m lab campaign-sampled --scripted               2,000 streams of a toy model, four planted errors (a minute)
+    python -m lab campaign-sampled --real --streams 2000    2,000 streams of two real engines with different --seed
 
 Every second stream is cut at a random byte between router and engine; no engine is killed. Real engines have a tokenizer of
 bytes and may give six letters and the two bytes of é. Exit code 1: a goal is missed.

@@ -1,8 +1,8 @@
 """The campaign of scale steps and role switches, into a results file.
 
-    python lab/campaigns/scale.py --simulated     1,000 random scale steps of the planner's world (seconds)
-    python lab/campaigns/scale.py --real          60 steps and 100 switches of real engines under load (an hour or two)
-    python lab/campaigns/scale.py --groups        30 and 30 of instances of two members
+    python -m lab campaign-scale --simulated     1,000 random scale steps of the planner's world (seconds)
+    python -m lab campaign-scale --real          60 steps and 100 switches of real engines under load (an hour or two)
+    python -m lab campaign-scale --groups        30 and 30 of instances of two members
     … --real --steps 6 --switches 20                until so many are there
     … --real --fresh                                from the beginning
 

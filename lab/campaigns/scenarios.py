@@ -1,9 +1,9 @@
 """The scenario campaign: random hand-overs with faults, on real engines and without, into a results file.
 
-    python lab/campaigns/scenarios.py --scripted 1000             real connectors and sockets, no engines (5 minutes)
-    python lab/campaigns/scenarios.py --real 1000 --minutes 4     real engines, a part of it; again for the next part
-    python lab/campaigns/scenarios.py --real 300 --link shm       over that link, whatever is better; nixl: over UCX's TCP
-    python lab/campaigns/scenarios.py --real 500 --model tiny-granite     of a model of several KV cache groups
+    python -m lab campaign-scenarios --scripted 1000             real connectors and sockets, no engines (5 minutes)
+    python -m lab campaign-scenarios --real 1000 --minutes 4     real engines, a part of it; again for the next part
+    python -m lab campaign-scenarios --real 300 --link shm       over that link, whatever is better; nixl: over UCX's TCP
+    python -m lab campaign-scenarios --real 500 --model tiny-granite     of a model of several KV cache groups
     … --unequal                                                     each life has an engine of two tensor-parallel ranks
     … --lag stops                                                   and one of them stands still for 1 to 3 s now and then
     … --lag starves                                                 and both get as much of a processor as of a full one
@@ -35,11 +35,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from cluster import HEARTBEAT_S, Cluster, Instance  # noqa: E402 (tests/support is not on the path before)
 from corpus import Case, Reference, tokens_of  # noqa: E402
 from engines import Engine  # noqa: E402
+from lab.extras import install  # noqa: E402
 from lagging_ranks import lagging, starving  # noqa: E402
 from make_model import NAME  # noqa: E402
 from model_pairs import FACTS  # noqa: E402
@@ -58,8 +59,6 @@ OF_MODELS = RESULTS.with_name("campaign_scenarios_models.json")
 """The same for each model of several groups, by name."""
 REFERENCES = ROOT / ".cache" / "scenarios"
 LOGS = REFERENCES / "lives"
-NIXL_SITE = "XPYD_NIXL_SITE"
-"""Names the site-packages with NIXL (``make .cache/nixl/.installed``)."""
 AT_ONCE = 25
 """Scenarios of one life without engines."""
 Mode = Literal["put_async", "put", "get"]
@@ -112,7 +111,7 @@ def environment(link: str) -> dict[str, str]:
     """What engines need for a link besides its name: NIXL, and what UCX shall take for want of RDMA."""
     if link != "nixl":
         return {}
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), os.environ[NIXL_SITE])))
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(install("nixl") / "site"))))
     return {"PYTHONPATH": path, "UCX_TLS": "tcp,sysv,posix"}
 
 

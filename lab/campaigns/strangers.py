@@ -1,6 +1,6 @@
 """What strangers without a key cost a router: memory, and the time that others wait. Prints one line of JSON per attack.
 
-    python lab/campaigns/strangers.py            half a minute; exit code 1: a goal is missed
+    python -m lab strangers            half a minute; exit code 1: a goal is missed
 
 The goals are those for a machine that does nothing else: memory grows by at most 64 MiB (bodies: the process stays below
 700 MiB), /health answers within half a second throughout, and every request that is read is answered.

@@ -1,6 +1,6 @@
 """Step sync at length, outside CI: larger bounds of the model, a thousand deaths in it, 10,000 requests, 15 real kills.
 
-Figures go into bench/results/campaign_dp.json. ``REQUESTS=`` and ``DP_KILLS=`` of ``make campaign-dp`` change the sizes.
+Figures go into bench/results/campaign_dp.json. ``REQUESTS`` and ``KILLS`` in the environment change the sizes.
 What is done so far is kept in .cache: a campaign that was ended goes on from there (remove the file to begin anew).
 """
 

@@ -1,4 +1,4 @@
-"""``make campaign-gang``: instances of two pods and a scheduler that places groups whole (coscheduling), on a fake node.
+"""``campaign-gang``: instances of two pods and a scheduler that places groups whole (coscheduling), on a fake node.
 
 Two services want an instance each where three pods have a place. kube-scheduler alone lets one hold half of its places;
 with the plugin in it, and an operator that is told so, nobody holds less than all. Figures go to

@@ -1,4 +1,4 @@
-"""``make campaign-groups``, with real engines: a member of a group is killed, stopped or cut off, idle and in mid-answer;
+"""``campaign-groups``, with real engines: a member of a group is killed, stopped or cut off, idle and in mid-answer;
 of a member with ranks also its server alone is stopped.
 
 Two decode groups of two members each, in networks of their own (root), beside one prefill engine: two tensor ranks, or two

@@ -1,4 +1,4 @@
-"""``make campaign-groups``, with real engines: data-parallel ranks with shared experts, over two process sets of `xpyd up`.
+"""``campaign-groups``, with real engines: data-parallel ranks with shared experts, over two process sets of `xpyd up`.
 
 Decode and prefill in turn are such a group of two ranks; answers are those of one engine, decode computes no prompt, and a
 member that is killed ends the group, which comes back by itself. Half an hour on two processors.

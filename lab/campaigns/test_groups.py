@@ -1,4 +1,4 @@
-"""``make campaign-groups``: all sizes of groups through vLLM's parser, and more states of their rounds than CI explores."""
+"""``campaign-groups``: all sizes of groups through vLLM's parser, and more states of their rounds than CI explores."""
 
 from __future__ import annotations
 

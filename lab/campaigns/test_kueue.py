@@ -1,4 +1,4 @@
-"""``make campaign-kueue``: services whose pods queue at a real Kueue, on a fake node.
+"""``campaign-kueue``: services whose pods queue at a real Kueue, on a fake node.
 
 Figures go to bench/results/campaign_kueue.json.
 """

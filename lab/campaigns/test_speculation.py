@@ -1,6 +1,6 @@
 """Speculation between real engines, case by case: accepted drafts by output token beside one engine's, and texts compared.
 
-    make campaign-speculation          into bench/results/campaign_speculation.json
+    python -m lab campaign-speculation          into bench/results/campaign_speculation.json
 
 Cases: how prefill drafts, how decode drafts. Models are those of ``draft_models``: drafts are good only with right KV. What
 a decode engine does alone is the measure; each text is compared with that of an engine that does not speculate. Suffix
@@ -108,7 +108,7 @@ def alone() -> dict[str, float]:
                          ids=[case.name for case in CASES])
 def test_case(case: Case, drafting: Drafting, alone: dict[str, float]) -> None:
     if case.decode == SUFFIX and importlib.util.find_spec("arctic_inference") is None:
-        pytest.skip("suffix decoding needs arctic-inference (make campaign-speculation builds it)")
+        pytest.skip("suffix decoding needs arctic-inference (python -m lab campaign-speculation builds it)")
     name, twice = case.name, case.decode == SUFFIX
     p, d, plain = drafting.ready(case.prefill, case.decode, "none")
     lengths = LENGTHS[::5] if case.decode.startswith("ngram") else LENGTHS  # vLLM takes long to look for n-grams on CPUs

@@ -1,6 +1,6 @@
 """Other stores of KV beside ours in vLLM's MultiConnector, on real engines of both roles.
 
-    make campaign-stores          into bench/results/campaign_stores.json; ONLY=mooncake for some
+    python -m lab campaign-stores          into bench/results/campaign_stores.json; -k mooncake for some
 
     offloading              vLLM's own, of one group of layers; its copies are ours (``offload_on_cpu``)
     offloading, windows     the same for a model of several groups
@@ -71,7 +71,7 @@ def _offloading(folder: Path, stack: ExitStack) -> Beside:
 def _installed(package: str, module: str) -> str:
     """Its version; a test is left out where it is not there."""
     if not (Path(SITE) / module).is_dir() or not SITE:
-        pytest.skip(f"{package} is not installed (make campaign-stores does it)")
+        pytest.skip(f"{package} is not installed (python -m lab campaign-stores does it)")
     [found] = importlib.metadata.distributions(path=[SITE], name=package)
     return found.version
 

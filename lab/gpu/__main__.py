@@ -1,11 +1,11 @@
-"""``make check-gpu``: what xpyd does on a GPU, on a machine with torch and CUDA but without vLLM and without a registry.
+"""``check-gpu``: what xpyd does on a GPU, on a machine with torch and CUDA but without vLLM and without a registry.
 
-    python lab/gpu [--wheels FOLDER] [--only NAMES] [--write] [--device cpu]
+    python -m lab check-gpu [--wheels FOLDER] [--only NAMES] [--write] [--device cpu]
 
-Each check is a process of its own with a deadline; after one that fails the next runs. ``--wheels`` names a folder made by
-``make gpu-wheels``, ``--write`` records bench/results/gpu.json, ``--device cpu`` tries the checks themselves. Exit code:
-0 all held, but for faults that are known; 1 something did not, or there is no GPU. docs/development/gpu.md says what each
-check shows.
+Each check is a process of its own with a deadline; after one that fails the next runs. ``--wheels`` names a folder that
+``python -m lab extras gpu-wheels`` has filled, ``--write`` records bench/results/gpu.json, ``--device cpu`` tries the
+checks themselves. Exit code: 0 all held, but for faults that are known; 1 something did not, or there is no GPU.
+docs/development/gpu.md says what each check shows.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def check_all(checks: Sequence[Check], device: str, target: Path | None, *, writ
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheels", type=Path, help="a folder of make gpu-wheels")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels, which the extra gpu-wheels downloads")
     parser.add_argument("--only", default="", help="names of checks, with commas or blanks between")
     parser.add_argument("--write", action="store_true", help="record bench/results/gpu.json")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])

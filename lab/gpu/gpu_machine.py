@@ -22,7 +22,7 @@ def machine(kind: str) -> Figures:
     missing = [name for name in NEEDED if not _there(name)]
     if missing:
         raise NotHeldError(f"Python {platform.python_version()} here has no {', '.join(missing)} (torch and numpy are the "
-                           "machine's, the rest travels: make gpu-wheels there, WHEELS=.wheels here)", {})
+                           "machine's, the rest travels: python -m lab extras gpu-wheels there, --wheels here)", {})
     torch: Any = importlib.import_module("torch")
     facts: Figures = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
     if kind == "cpu":

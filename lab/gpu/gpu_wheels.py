@@ -19,7 +19,7 @@ CUDA = "import torch; print(torch.version.cuda or '')"
 def install(wheels: Path, target: Path, *, python: str = sys.executable, cuda: str | None = None) -> str:
     """Install into ``target``; what went wrong, or nothing. ``cuda``: of torch, which is asked where it is not given."""
     if not list(wheels.glob("*.whl")):
-        return f"{wheels}: there are no wheels (make gpu-wheels downloads them, where there is a registry)"
+        return f"{wheels}: there are no wheels (python -m lab extras gpu-wheels downloads them, where there is a registry)"
     version = cuda if cuda is not None else _cuda(python)
     lists = ["gpu.txt", *([f"gpu-cu{version.partition('.')[0]}.txt"] if version else [])]
     if absent := [name for name in lists if not (ROOT / "requirements" / name).exists()]:
@@ -35,7 +35,7 @@ def install(wheels: Path, target: Path, *, python: str = sys.executable, cuda: s
         return f"pip has not ended after {LIMIT_S} s"
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()[-4:]
-        return "\n".join([*said, f"{wheels} has wheels for {', '.join(_pythons(wheels))} (make gpu-wheels GPU_PYTHONS=…)"])
+        return "\n".join([*said, f"{wheels} has wheels for {', '.join(_pythons(wheels))} (of GPU_PYTHONS)"])
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What ``make test`` costs beside another commit: ``python lab/tools/compare_times.py --before FILE… --now FILE…``
+"""What ``make test`` costs beside another commit: ``python -m lab compare-times --before FILE… --now FILE…``
 
 The files are those that CI_TIMES named, some runs of each commit on the same machine. Medians are compared: seconds of wall
 and processor time of each tier and of the whole, without builds and without tiers that only one side has (they are listed).

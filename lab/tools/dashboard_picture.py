@@ -1,6 +1,6 @@
 """Make docs/pictures/dashboard.png: a router under load before scripted engines, seen in headless Chromium.
 
-    PYTHONPATH=tests/support python lab/tools/dashboard_picture.py [FILE] [--seconds 130] [--theme light|dark]
+    python -m lab dashboard-picture [FILE] [--seconds 130] [--theme light|dark]
 
 Router and page are the real ones; engines are scripted, two prefill and three decode, of which one breaks a few streams.
 """

@@ -1,6 +1,6 @@
 """Whether versions of vLLM write KV alike: digests of their sources that do.
 
-    python lab/tools/kv_sources.py [VLLM …]
+    python -m lab kv-sources [VLLM …]
 
 ``VLLM``: a wheel, or the folder that has ``vllm`` in it; without any, the one that is installed. Prints for each its
 version and the digest of each group of sources, as ``tests/data/kv_sources.json`` records them, and which files differ from

@@ -1,7 +1,7 @@
 """Models of several KV cache groups on real engines: a hand-over says what one engine says.
 
 Prompts end around blocks, windows and chunks, above all where ``(N - W + 1) % b`` is 0. All 49 lengths, preemptions, kills
-and more models are a campaign (``make campaign-models``).
+and more models are a campaign (``campaign-models``).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import argparse
 
 from vllm_places import MODULE
 
-from xpyd_operator.api import judging, owned
+from xpyd_operator.api import notes, owned
 
 ELSEWHERE = {"v032": {"--disable-ssl-refresh"}, "v033": {"--no-enable-ssl-refresh"}}[MODULE]
 """What other versions call an option."""
@@ -67,4 +67,4 @@ def test_the_key_in_the_environment_is_still_called_so() -> None:
 
 
 def test_arguments_that_judge_requests_are_still_called_so(parser: argparse.ArgumentParser) -> None:
-    assert set(names(parser)) >= judging.JUDGING
+    assert set(names(parser)) >= notes.JUDGING

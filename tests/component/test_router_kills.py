@@ -16,7 +16,7 @@ from xpyd_sidecar.contract.ids import Role
 KILLS = 5
 GONE_S = PATIENT.claim_s / 2
 """Below what would let go of what nobody is told of. How much below, only a quiet machine can show: see
-``make campaign-router``."""
+``campaign-router``."""
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A rollout of a fleet: batches of both roles at once, as fast as the surge allows, and budgets that fit.
 
     XPYD_FLEET=96P144D XPYD_FLEET_START_S=60 …      another size, and another time that an engine takes to start
-    XPYD_FLEET_RESULTS=FILE …                       what it took, into a file (`make campaign-fleet`)
+    XPYD_FLEET_RESULTS=FILE …                       what it took, into a file (`python -m lab campaign-fleet`)
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def document(team: Team, round_: str) -> Object:
     template = {"metadata": {"annotations": {"example.com/round": round_}}}
     prefill, decode = ({"scaling": {"min": 1, "max": most}, "template": template} for most in (3, 1))
     goals = {"ttftP95": "3s", "tpotP95": "60ms"}
-    return team.document(prefill=prefill, decode=decode, planner={"mode": "Auto", "slo": goals, "interval": "2s"})
+    return team.document(prefill=prefill, decode=decode, planner={"mode": "auto", "slo": goals, "interval": "2s"})
 
 
 def uids(team: Team) -> set[str]:

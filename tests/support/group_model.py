@@ -21,7 +21,7 @@ from state_space import Found, all_states
 from xpyd_sidecar.agent.group import Lead, Seat
 from xpyd_sidecar.contract.group import GroupRound, MemberAnswer, MemberHello, MemberState
 from xpyd_sidecar.contract.ids import InstanceName
-from xpyd_sidecar.member.wanted import wanted
+from xpyd_sidecar.member.__main__ import next_step
 
 OLD_S = 20.0
 Broken = Literal["", "no promise", "no turn", "begun twice", "seat waits for ever", "ready without all"]
@@ -176,11 +176,11 @@ def _launcher(bounds: Bounds, s: State, i: int) -> Iterator[tuple[str, State]]:
         return
     if site.read is None:
         told = site.seat.round
-        if wanted(state, told) or state.turn != told.turn:
+        if next_step(state, told) or state.turn != told.turn:
             yield f"launcher {i} reads {told.life[-4:] or 'nothing'}", _at(s, i, site._replace(read=told))
         return
     told, site = site.read, site._replace(read=None)
-    match wanted(state, told):
+    match next_step(state, told):
         case "begin":
             bad = "an engine begins beside one of another life" if any(
                 other.engine not in ("", told.life) for other in s.sites) else s.bad

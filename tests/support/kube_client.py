@@ -68,13 +68,11 @@ class KubeError(Exception):
         self.reason = reason
 
 
-def path_of(
-    kind: str, namespace: str = "", name: str = "", subresource: str = "", *, version: str = VERSION
-) -> str:
-    """URL path of a collection or an object; ``version`` is that of our own kinds."""
+def path_of(kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """URL path of a collection or an object."""
     prefix, plural, namespaced = _KINDS[kind]
     if prefix.endswith(OURS):
-        prefix += f"/{version}"
+        prefix += f"/{VERSION}"
     assert not (namespaced and name and not namespace), f"{kind} {name}: in which namespace?"
     inside = f"/namespaces/{namespace}" if namespaced and namespace else ""
     return f"{prefix}{inside}/{plural}" + (f"/{name}" if name else "") + (f"/{subresource}" if subresource else "")
@@ -86,10 +84,9 @@ def version_of(item: Object) -> int:
 
 
 class Kube:
-    """Requests as the user of a kubeconfig. ``version``: of our own kinds, where no body says it."""
+    """Requests as the user of a kubeconfig."""
 
-    def __init__(self, kubeconfig: Path, version: str = VERSION) -> None:
-        self.version = version
+    def __init__(self, kubeconfig: Path) -> None:
         document = yaml.safe_load(kubeconfig.read_text())
         cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
         self.server: str = cluster["server"]
@@ -112,11 +109,6 @@ class Kube:
                         trace: TracebackType | None) -> None:
         assert self._session is not None
         await self._session.close()
-
-    def path(self, kind: str, namespace: str = "", name: str = "", body: Object | None = None) -> str:
-        """URL path, by the version that ``body`` names, or that of this client."""
-        group, _, version = (body or {}).get("apiVersion", "").partition("/")
-        return path_of(kind, namespace, name, version=version if group == OURS else self.version)
 
     async def request(self, method: str, path: str, body: Any = None, *, content: str = "application/json",
                       accept: str = "*/*", **query: str) -> Any:
@@ -143,7 +135,7 @@ class Kube:
             return found
 
     async def get(self, kind: str, namespace: str, name: str) -> Object:
-        return await self.request("GET", self.path(kind, namespace, name))  # type: ignore[no-any-return]
+        return await self.request("GET", path_of(kind, namespace, name))  # type: ignore[no-any-return]
 
     async def find(self, kind: str, namespace: str, name: str) -> Object | None:
         """The object, or None where it does not exist."""
@@ -155,26 +147,25 @@ class Kube:
             raise
 
     async def items(self, kind: str, namespace: str = "", **query: str) -> list[Object]:
-        return (await self.request("GET", self.path(kind, namespace), **query))["items"]  # type: ignore[no-any-return]
+        return (await self.request("GET", path_of(kind, namespace), **query))["items"]  # type: ignore[no-any-return]
 
     async def versions(self, kind: str, namespace: str) -> tuple[int, dict[str, int]]:
         """The resourceVersion of now, and those of all objects by name."""
-        listed = await self.request("GET", self.path(kind, namespace), accept=NAMES)
+        listed = await self.request("GET", path_of(kind, namespace), accept=NAMES)
         there = {item["metadata"]["name"]: version_of(item) for item in listed["items"] or ()}  # null: none
         return version_of(listed), there
 
     async def create(self, kind: str, body: Object, namespace: str = "") -> Object:
-        return await self.request("POST", self.path(kind, namespace, body=body), body)  # type: ignore[no-any-return]
+        return await self.request("POST", path_of(kind, namespace), body)  # type: ignore[no-any-return]
 
-    async def merge(self, kind: str, namespace: str, name: str, patch: Object, subresource: str = "", *,
-                    version: str = "") -> Object:
+    async def merge(self, kind: str, namespace: str, name: str, patch: Object, subresource: str = "") -> Object:
         """JSON merge patch."""
-        path = path_of(kind, namespace, name, subresource, version=version or self.version)
+        path = path_of(kind, namespace, name, subresource)
         return await self.request("PATCH", path, patch, content="application/merge-patch+json")  # type: ignore[no-any-return]
 
     async def apply(self, kind: str, namespace: str, body: Object, manager: str = "person") -> Object:
         """Server-side apply, as a person's ``kubectl apply --server-side`` does it."""
-        path = self.path(kind, namespace, body["metadata"]["name"], body)
+        path = path_of(kind, namespace, body["metadata"]["name"])
         return await self.request("PATCH", path, body, content="application/apply-patch+yaml", fieldManager=manager,  # type: ignore[no-any-return]
                                   force="true")
 
@@ -186,7 +177,7 @@ class Kube:
         if uid:
             options["preconditions"] = {"uid": uid}
         try:
-            await self.request("DELETE", self.path(kind, namespace, name), options)
+            await self.request("DELETE", path_of(kind, namespace, name), options)
         except KubeError as error:
             if error.status not in (404, 409):
                 raise
@@ -200,7 +191,7 @@ class Kube:
         async with asyncio.timeout(REFUSED_S):
             while True:
                 try:
-                    await self.request("POST", self.path("Pod", namespace), pod, dryRun="All")
+                    await self.request("POST", path_of("Pod", namespace), pod, dryRun="All")
                 except KubeError as error:
                     if words in str(error):
                         return
@@ -211,7 +202,7 @@ class Kube:
         assert self._session is not None
         query = {"watch": "true", "resourceVersion": since, "allowWatchBookmarks": "true"}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        async with self._session.get(self.path(kind, namespace), params=query, timeout=timeout) as answer:
+        async with self._session.get(path_of(kind, namespace), params=query, timeout=timeout) as answer:
             if answer.status >= 400:
                 raise KubeError(answer.status, await answer.text())
             rest = b""
@@ -271,7 +262,7 @@ class Mirror(Background):
                 await asyncio.sleep(AGAIN_S)  # the API server is away: tests do that on purpose
 
     async def _follow(self) -> None:
-        listed = await self._kube.request("GET", self._kube.path(self.kind, self.namespace))
+        listed = await self._kube.request("GET", path_of(self.kind, self.namespace))
         found = {item["metadata"]["name"]: item for item in listed["items"]}
         names = [*(name for name in self.objects if name not in found), *found]  # what is gone first
         changes = [change for name in names if (change := self._put(name, found.get(name)))]

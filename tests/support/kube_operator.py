@@ -24,8 +24,6 @@ IMAGE = "registry.example/xpyd-sidecar:test"
 class OperatorProcess:
     """``python -m patient_operator``. Not started yet; ``start`` returns once it works."""
 
-    module = "patient_operator"
-
     def __init__(self, kubeconfig: Path, log: Path, *flags: str, namespace: str = "") -> None:
         self.log = log
         self.port = 0
@@ -41,7 +39,7 @@ class OperatorProcess:
         """Start the process and do not wait."""
         assert self._group is None
         self.port = free_port()
-        module = self.module if self.release is None else "xpyd_operator.kube"
+        module = "patient_operator" if self.release is None else "xpyd_operator.kube"
         command = [sys.executable, "-m", module, f"--kubeconfig={self._kubeconfig}",
                    f"--http-port={self.port}", f"--sidecar-image={self.image}", "--log-format=text", *self._flags]
         path = sys.path if self.release is None else [self.release.path_for_python, *sys.path]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kube_client import VERSION, Kube, Mirror, Object
+from kube_client import Kube, Mirror, Object
 from kube_cluster import Request, requests
 from kube_operator import OperatorProcess
 from kube_watched import DEADLINE_S, POLL_S, Watched, is_ready, label, wait_account
@@ -52,7 +52,7 @@ class Team(Watched):
         base: Object = {"model": {"source": "org/tiny"}, "engine": {"image": "engine:1"}, "drain": {"timeout": "10s"}}
         # Pods come and go by what a test asks for; switches of roles are for those that mean them.
         spec["rollout"] = {"switchWindow": "0s"} | spec.get("rollout", {})
-        return {"apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "metadata": {"name": name},
+        return {"apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "metadata": {"name": name},
                 "spec": base | sections | spec}
 
     async def apply(self, document: Object) -> Object:
@@ -163,9 +163,9 @@ class Team(Watched):
 
 @contextlib.asynccontextmanager
 async def make_team(cluster: LightCluster, namespace: str, operator: OperatorProcess, *,
-                    devices: int | None = None, version: str = VERSION) -> AsyncIterator[Team]:
+                    devices: int | None = None) -> AsyncIterator[Team]:
     """A team in a new namespace; everything of it is gone afterwards, or on its way out."""
-    async with Kube(cluster.kubeconfig, version) as kube, contextlib.AsyncExitStack() as stack:
+    async with Kube(cluster.kubeconfig) as kube, contextlib.AsyncExitStack() as stack:
         await kube.create("Namespace", {"metadata": {"name": namespace}})
         try:
             await wait_account(kube, namespace)

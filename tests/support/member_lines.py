@@ -17,7 +17,7 @@ from render_service import service
 from xpyd_operator.render.layout import Member, layout
 from xpyd_sidecar.contract.group import GroupRound
 from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.member.wanted import filled
+from xpyd_sidecar.member.__main__ import fill_marks
 
 LIFE = "ab" * 16
 
@@ -34,7 +34,7 @@ def lines(model: str, *, tensor: int, pipeline: int, data: int, pods: int) -> li
     one = service(None, decode={"parallelism": {"tensor": tensor, "pipeline": pipeline, "data": data, "pods": pods}})
     told = GroupRound(1, LIFE, "127.0.0.1", 31007)
     members = layout(one, Role.DECODE, InstanceName("s-e0"), model)
-    return [(member, filled(member.args, told)) for member in members]
+    return [(member, fill_marks(member.args, told)) for member in members]
 
 
 def check(parser: argparse.ArgumentParser, model: str, *, tensor: int, pipeline: int, data: int, pods: int) -> None:

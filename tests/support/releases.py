@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-BEFORE = "2e122d7089f92b60b177141349790b9b11709234"
-"""The release before: the newest commit that somebody may run. Whoever makes a release moves it there."""
+BEFORE = "039c1757894488f053642994c3bf07a51e8df754"
+"""The release before: the oldest state from which upgrades are promised. Whoever makes a release moves it there."""
 TREE = ("sidecar", "operator", "images", "requirements", "manifests", "crds", "LICENSE", "README.md")
 """What of this tree a next release is made of."""
 KEPT = 4

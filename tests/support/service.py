@@ -76,7 +76,7 @@ class Service:
         """The document with these counts."""
         env = {**BASE_ENV, **self.engine_env}
         self.file.write_text(yaml.safe_dump({
-            "apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "metadata": {"name": NAME},
+            "apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "metadata": {"name": NAME},
             "spec": {
                 "model": {"source": str(ensure_model()), "servedName": MODEL_NAME},
                 "engine": {"args": list(BASE_ARGS), "env": [{"name": k, "value": v} for k, v in env.items()]},

@@ -105,7 +105,8 @@ def test_what_is_gone_is_in_no_schema() -> None:
     assert not {path.rpartition(".")[2] for path in gone.SETTINGS} & router["properties"].keys()
 
 
-@pytest.mark.parametrize("version", ["xpyd.dev/v1", "xpyd.dev/v1beta2", "xpyd.dev/V1beta1", "v1beta1", "xpyd.dev/v1alpha1 "])
+@pytest.mark.parametrize("version", ["xpyd.dev/v1", "xpyd.dev/v1beta2", "xpyd.dev/V1beta1", "v1beta1",
+                                     "xpyd.dev/v1alpha1 "])
 def test_a_version_that_there_never_was_is_refused_as_any_other_word(version: str) -> None:
     with pytest.raises(SpecError, match=r"apiVersion: must be xpyd.dev/v1beta1, not"):
         decode_service(document({"apiVersion": version}))

@@ -10,11 +10,10 @@ from xpyd_operator.api.recognize import DocumentKind, recognize
 @pytest.mark.parametrize(
     ("version", "kind", "expected"),
     [
-        ("xpyd.dev/v1alpha1", "DisaggService", DocumentKind.SERVICE),
         ("xpyd.dev/v1beta1", "DisaggService", DocumentKind.SERVICE),
         ("xpyd.dev/v1beta1", "DisaggPool", DocumentKind.POOL),
         ("xpyd.dev/v1", "DisagService", DocumentKind.SERVICE),
-        ("xpyd/v1alpha1", "Service", DocumentKind.SERVICE),
+        ("xpyd/v1", "Service", DocumentKind.SERVICE),
         ("v1", "DisaggPol", DocumentKind.POOL),
         (None, "DisaggPool", DocumentKind.POOL),
         (None, "Deployment", DocumentKind.SERVICE),

@@ -7,8 +7,8 @@ from random import Random
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName
 from xpyd_sidecar.router.api.prompt import PromptPrefix, key_of
-from xpyd_sidecar.router.balance import rank_choice
-from xpyd_sidecar.router.balance.rank_choice import RankChoice
+from xpyd_sidecar.router.balance import picker
+from xpyd_sidecar.router.balance.picker import RankChoice
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 
@@ -50,7 +50,7 @@ def test_a_beginning_that_all_share_does_not_bring_all_to_one_rank() -> None:
     choice, one, shared = RankChoice(), member(4), "system prompt " * 100
     found = Counter(choice.choose(one, prompt(f"{shared}{number}" * 2)) for number in range(400))
     assert set(found) == {0, 1, 2, 3}
-    assert max(found.values()) <= rank_choice.OVERLOADED * 100 + rank_choice.ALWAYS + rank_choice.LATELY
+    assert max(found.values()) <= picker.RANK_OVERLOADED * 100 + picker.RANK_ALWAYS + picker.RANK_LATELY
 
 
 def test_a_session_has_a_rank_and_many_sessions_have_all_of_them() -> None:
@@ -82,6 +82,6 @@ def test_what_is_remembered_is_bounded_and_what_is_used_lately_stays() -> None:
 
 def test_instances_that_are_counted_are_bounded() -> None:
     choice = RankChoice()
-    for number in range(rank_choice.MOST_INSTANCES + 10):
+    for number in range(picker.MOST_INSTANCES + 10):
         choice.choose(member(2, name=f"p{number}"), None)
-    assert len(choice._given) <= rank_choice.MOST_INSTANCES
+    assert len(choice._given) <= picker.MOST_INSTANCES

@@ -1,4 +1,4 @@
-"""Ten seconds of the campaign (`make campaign-queue`): stalls, kills and messages larger than a chunk."""
+"""Ten seconds of the campaign (`python -m lab campaign-queue`): stalls, kills and messages larger than a chunk."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab.catalog import COMMANDS
 
 from xpyd_operator.api.load import documents
 from xpyd_operator.api.recognize import DocumentKind, recognize
@@ -107,6 +108,13 @@ def test_targets_of_make_exist() -> None:
     named = {(short(page), name) for page in PAGES for name in form.findall(page.read_text())}
     assert len(named) > 10
     assert sorted(each for each in named if each[1] not in targets) == []
+
+
+def test_commands_of_the_lab_exist() -> None:
+    form = re.compile(r"python3? -m lab (?:--fresh )?([a-z][a-z0-9-]*)")
+    named = {(short(page), name) for page in PAGES for name in form.findall(page.read_text())}
+    assert len(named) > 30
+    assert sorted(each for each in named if each[1] not in COMMANDS) == []
 
 
 def test_tests_that_are_named_exist() -> None:

@@ -1,4 +1,4 @@
-"""Every state of the step rules within small bounds; larger ones are explored by ``make campaign-dp``."""
+"""Every state of the step rules within small bounds; larger ones are explored by ``campaign-dp``."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Every state of a group's rounds within small bounds; larger ones are explored by ``make campaign-groups``."""
+"""Every state of a group's rounds within small bounds; larger ones are explored by ``campaign-groups``."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A short run of the HTTP fuzz; the long one is ``make campaign-http``."""
+"""A short run of the HTTP fuzz; the long one is ``campaign-http``."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import pytest
 from image_parts import ROOT
 from images import inputs
 from images.platforms import PLATFORMS, Platform
+from scripts import load
 
 PIN = re.compile(r"^([a-z0-9.-]+)==([^ \\]+) ?(.*)\\$", re.MULTILINE)
 IMAGES = ("operator", "sidecar", "engine")
@@ -45,10 +46,9 @@ def test_a_lock_is_for_its_platform_by_hashes_and_names_no_registry(name: str, p
     assert not re.search(r"^--(index|extra)", text, re.MULTILINE)
 
 
-def test_the_makefile_makes_a_lock_for_each_platform() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for platform in PLATFORMS:
-        assert f"{platform.name}:{platform.machine}-manylinux_2_28" in makefile
+def test_pins_are_made_for_each_platform() -> None:
+    wanted = {platform.name: f"{platform.machine}-manylinux_2_28" for platform in PLATFORMS}
+    assert wanted == load(ROOT / "scripts/pins.py").PLATFORMS
 
 
 def test_ci_builds_for_its_own_machine_alone() -> None:

@@ -119,7 +119,7 @@ def test_what_is_not_compiled_for_the_platform_is_missing(tmp_path: Path, machin
 
 @pytest.mark.unsanitized
 def test_our_package_is_compiled_across_beside_nothing_of_the_sources(tmp_path: Path) -> None:
-    """Where the compiler is installed and Python's headers were taken: `make campaign-arm64` does both, CI does neither."""
+    """Where the compiler is installed and Python's headers were taken: `campaign-arm64` does both, CI does neither."""
     platform = next(each for each in PLATFORMS if each != native())
     if shutil.which(platform.compiler) is None or not list((default_cache() / "headers").glob(f"*-{platform.name}")):
         pytest.skip(f"{platform.compiler} or Python's headers are not here")

@@ -1,14 +1,22 @@
-"""``Stalled`` is there while a document cannot take effect by itself, with the words of what holds it up."""
+"""What is said of a service as a whole, and of one for which nothing can be planned; ``Stalled`` is there while a document
+cannot take effect by itself, with the words of what holds it up.
+"""
 
 from __future__ import annotations
 
-from xpyd_operator.api.status import Condition
-from xpyd_operator.kube.status import stalled
+import pytest
+
+from xpyd_operator.api.status import Condition, ServiceStatus
+from xpyd_operator.errors import XpydError
+from xpyd_operator.kube.master import KeyTrouble
+from xpyd_operator.kube.status import keyless, refused, stalled, troubles
 
 VALID = Condition(type="Valid", status="True", reason="Valid", message="the document is followed")
 READY = Condition(type="Ready", status="True", reason="AllReady", message="1P1D ready")
 MOVES = Condition(type="Progressing", status="True", reason="Changing", message="changing: qwen-e1")
 STUCK = Condition(type="Progressing", status="False", reason="Stuck", message="in trouble: qwen-e1")
+WRONG = Condition(type="Valid", status="False", reason="Invalid", message="spec.x: wrong")
+LOST = KeyTrouble("MasterLost", "it is gone")
 REFUSED = Condition(type="Valid", status="False", reason="Invalid", message="spec.decode: …")
 
 
@@ -25,3 +33,34 @@ def test_a_refused_document_stalls_although_the_last_one_serves() -> None:
 def test_what_waits_for_a_person_stalls() -> None:
     said, = stalled((READY, STUCK), VALID)
     assert (said.status, said.reason, said.message) == ("True", "Stuck", "in trouble: qwen-e1")
+
+
+def said(status: ServiceStatus | None) -> dict[str, tuple[str, str]]:
+    assert status is not None
+    return {each.type: (each.status, each.reason) for each in status.conditions}
+
+
+def test_everything_that_is_wrong_is_named() -> None:
+    assert troubles([], VALID, None) == ()
+    taken, *others = [(each.reason, each.message) for each in troubles(["Service qwen"], WRONG, LOST)]
+    assert taken == ("NameTaken", "Service qwen is somebody else's; rename or delete it, since this service needs the name")
+    assert others == [("Invalid", "spec.x: wrong"), ("MasterLost", "it is gone")]
+
+
+def test_a_service_without_a_key_stays_as_ready_as_it_was() -> None:
+    before = ServiceStatus(conditions=(READY, VALID, Condition(type="Degraded", status="False", reason="Healthy")))
+    assert said(keyless(before, LOST)) == {"Ready": ("True", "AllReady"), "Valid": ("True", "Valid"),
+                                           "Degraded": ("True", "MasterLost"), "Stalled": ("True", "MasterLost")}
+    assert said(keyless(ServiceStatus(), LOST))["Ready"] == ("False", "MasterLost")
+
+
+@pytest.mark.parametrize(("before", "ready"), [((), ("False", "Invalid")), ((READY,), ("True", "AllReady"))])
+def test_a_refused_document_takes_nothing_from_what_runs(before: tuple[Condition, ...], ready: tuple[str, str]) -> None:
+    found = said(refused(ServiceStatus(conditions=before), WRONG, XpydError("x")))
+    assert found == {"Ready": ready, "Valid": ("False", "Invalid"), "Stalled": ("True", "Invalid")}
+
+
+def test_what_cannot_be_told_at_present_is_said_only_where_nothing_was() -> None:
+    unknown = Condition(type="Valid", status="Unknown", reason="NotSeen")
+    assert refused(ServiceStatus(conditions=(VALID,)), unknown, XpydError("away")) is None
+    assert said(refused(ServiceStatus(), unknown, XpydError("away")))["Valid"] == ("Unknown", "NotReached")

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import zmq
 
-from xpyd_sidecar import listening
+from xpyd_sidecar import curve, listening
 from xpyd_sidecar.accepting import bind
 from xpyd_sidecar.contract.ids import join_host_port
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.router.fleet import heartbeat_listener
 
+KEY = ServiceKey(bytes(32))
 real = socket.socket
 
 
@@ -66,11 +68,12 @@ async def test_heartbeats_come_by_both_families(hosts: tuple[str, ...]) -> None:
     context, heard = zmq.Context(), asyncio.Queue[str]()
     listener = heartbeat_listener.HeartbeatListener("s", lambda _: 0, heard.put_nowait)
     try:
-        port = listener.listen("::", 0)
+        port = listener.listen("::", 0, KEY)
         for host in hosts:
             sends = context.socket(zmq.DEALER)
             sends.ipv6 = True
             sends.linger = 0
+            curve.connect(sends, KEY, "membership")
             sends.connect(f"tcp://{join_host_port(host, port)}")
             sends.send(b"no heartbeat")
             try:

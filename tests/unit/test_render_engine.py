@@ -107,7 +107,7 @@ def test_the_bound_of_a_load_is_left_out_where_it_is_the_default() -> None:
         assert config["kv_connector_extra_config"]["xpyd"].get("load_limit_s") == written
 
 
-def test_a_size_of_copies_that_nobody_has_chosen_is_left_out_and_changes_no_revision() -> None:
+def test_a_size_of_copies_that_nobody_has_chosen_is_left_out() -> None:
     for kv, written in (({}, None), ({"keep": "1Gi"}, 1 << 30), ({"keep": "256Mi"}, 256 << 20)):
         config = json.loads(value(engine_args(service(kv=kv), Role.DECODE, "m"), "--kv-transfer-config"))
         assert config["kv_connector_extra_config"]["xpyd"].get("keep_bytes") == written

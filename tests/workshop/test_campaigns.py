@@ -1,4 +1,4 @@
-"""``make campaigns``: what is next, what the figures say, and a little run with a Makefile of its own."""
+"""``python -m lab campaigns``: what is next, what the figures say, and a little run with a command of its own."""
 
 from __future__ import annotations
 
@@ -13,45 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab/campaigns"))
-import campaign_plan as plan
-from campaign_rows import ROWS, Goal, Row
-from campaign_runs import Runner, code_of
+from lab.campaigns import campaign_plan as plan
+from lab.campaigns import campaign_rows
+from lab.campaigns.campaign_rows import ROWS, Goal, Row
+from lab.campaigns.campaign_runs import Runner, code_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GOALS = (Goal("wrong", "=", 0), Goal("share", ">=", 0.99))
-TEXT = (ROOT / "docs/development/campaigns.md").read_text()
-MAKEFILE = """\
-good:
-\t@echo '{"wrong": 0, "share": 1.0}' > good.json
-\t@echo "good ONLY=$(ONLY) FRESH=$(FRESH) MINUTES=$(MINUTES)" >> order
-bad:
-\t@echo bad >> order; echo what went wrong; exit 3
-short:
-\t@echo '{"wrong": 0, "share": 0.5}' > short.json; echo short >> order
-silent:
-\t@echo silent >> order
-slow:
-\t@echo "slow FRESH=$(FRESH)" >> order
-\t@test -e through || { sleep 300 & echo $$! > slow.pid; wait; }
-away:
-\t@echo away >> order
+LAB = """\
+FRESH=; if [ "$1" = --fresh ]; then FRESH=1; shift; fi
+case "$1" in
+good) echo '{"wrong": 0, "share": 1.0}' > good.json; echo "good FRESH=$FRESH MINUTES=$MINUTES" >> order;;
+bad) echo bad >> order; echo what went wrong; exit 3;;
+short) echo '{"wrong": 0, "share": 0.5}' > short.json; echo short >> order;;
+slow) echo "slow FRESH=$FRESH" >> order; test -e through || { sleep 300 & echo $! > slow.pid; wait; };;
+*) echo "$1" >> order;;
+esac
 """
 
 
 def rows(*names: str) -> tuple[Row, ...]:
     return tuple(Row(name, 1, 1, f"{name}.json" if name in {"good", "short", "silent"} else "",
                      GOALS if name in {"good", "short", "silent"} else (), root=name == "away") for name in names)
-
-
-def test_every_campaign_of_the_makefile_has_a_row_and_stands_in_the_docs() -> None:
-    targets = set(re.findall(r"^(campaign-[a-z0-9-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    assert targets == {row.target for row in ROWS if row.target.startswith("campaign-")}
-    lines = {row.target: re.search(rf"^\| `make {row.target}` \|.*$", TEXT, flags=re.MULTILINE) for row in ROWS}
-    for target, line in lines.items():
-        assert line is not None, f"{target} is not in the table of docs/development/campaigns.md"
-        assert re.search(r"\d+ minute|an hour|a minute|minutes", line[0]), f"{target}: how long it takes is not said"
 
 
 def test_goals_name_figures_that_the_recorded_files_have() -> None:
@@ -64,6 +47,7 @@ def test_goals_name_figures_that_the_recorded_files_have() -> None:
 def test_rows_are_unlike_and_have_deadlines_beyond_their_time() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert all(row.deadline > row.minutes and bool(row.goals) == bool(row.result) for row in ROWS)
+    assert set(campaign_rows.GOALS) <= {row.name for row in ROWS}
 
 
 def test_what_has_ended_does_not_run_again_and_what_was_begun_comes_first() -> None:
@@ -135,9 +119,10 @@ def test_all_is_good_only_if_all_that_may_run_is() -> None:
 
 
 def runner(folder: Path, code: str = "c1", said: list[str] | None = None, **more: Any) -> Runner:
-    (folder / "Makefile").write_text(MAKEFILE)
+    (folder / "lab.sh").write_text(LAB)
     lines = said if said is not None else []
-    return Runner(folder, folder / "kept", code, say=lines.append, patience_s=(0.5, 10.0, 10.0), **more)
+    return Runner(folder, folder / "kept", code, lab=("bash", "lab.sh"), say=lines.append, patience_s=(0.5, 10.0, 10.0),
+                  **more)
 
 
 def order(folder: Path) -> list[str]:
@@ -146,8 +131,7 @@ def order(folder: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "ONLY", "FRESH"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("MINUTES", raising=False)
 
 
 def test_a_run_keeps_on_after_a_failure_and_does_nothing_twice(tmp_path: Path) -> None:
@@ -155,9 +139,9 @@ def test_a_run_keeps_on_after_a_failure_and_does_nothing_twice(tmp_path: Path) -
     some, said = rows("good", "bad", "short", "silent", "away"), list[str]()
     first = runner(tmp_path, said=said, is_root=False)
     first.run(some)
-    assert order(tmp_path) == ["good ONLY= FRESH=1 MINUTES=", "bad", "short", "silent"]
+    assert order(tmp_path) == ["good FRESH=1 MINUTES=", "bad", "short", "silent"]
     outcomes = [plan.outcome(row, first.state.get(row.name), root=False) for row in some]
-    assert outcomes == ["ok", "failed (exit code 2)", "1 goal missed", "2 goals missed", "left out (root only)"]
+    assert outcomes == ["ok", "failed (exit code 3)", "1 goal missed", "2 goals missed", "left out (root only)"]
     assert {each.found for each in plan.figures(first.state["silent"])} == {plan.NOT_WRITTEN}
     assert "what went wrong" in (tmp_path / "kept/bad.log").read_text()
     assert any("what went wrong" in line for line in said)
@@ -165,26 +149,18 @@ def test_a_run_keeps_on_after_a_failure_and_does_nothing_twice(tmp_path: Path) -
     again.run(some)
     assert (len(order(tmp_path)), again.state) == (4, first.state)
     runner(tmp_path, is_root=False).run(some[:2], fresh=True)
-    assert order(tmp_path)[4:] == ["good ONLY= FRESH=1 MINUTES=", "bad"]
+    assert order(tmp_path)[4:] == ["good FRESH=1 MINUTES=", "bad"]
     runner(tmp_path, code="c2", is_root=True).run(some[-1:])
     assert order(tmp_path)[6:] == ["away"]
 
 
-def test_settings_of_make_reach_the_campaigns_but_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MAKEFLAGS", " -- MINUTES=5 ONLY=good FRESH=1")
-    monkeypatch.setenv("MAKELEVEL", "1")
+def test_settings_of_the_environment_reach_a_campaign_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINUTES", "5")
     one = runner(tmp_path)
     one.state["good"] = {"code": "c1", "before": 0, "seconds": 1.0, "done": False}
     one._save()
     one.run(rows("good"))
-    assert order(tmp_path) == ["good ONLY= FRESH= MINUTES=5"]
-
-
-def test_what_a_campaign_has_done_so_far_is_forgotten_when_it_begins_anew(tmp_path: Path) -> None:
-    row = rows("silent")[0]._replace(so_far="so_far.json")
-    (tmp_path / "so_far.json").write_text("{}")
-    runner(tmp_path).run([row])
-    assert not (tmp_path / "so_far.json").exists()
+    assert order(tmp_path) == ["good FRESH= MINUTES=5"]
 
 
 def test_a_campaign_is_ended_at_its_deadline_with_all_that_it_started(tmp_path: Path) -> None:
@@ -208,10 +184,11 @@ DRIVER = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell runs in the background
 from pathlib import Path
-sys.path[:0] = [{scripts!r}]
-from campaign_rows import Row
-from campaign_runs import Runner
-one = Runner(Path("."), Path("kept"), "c1", say=lambda line: print(line, flush=True), patience_s=(0.5, 10.0, 10.0))
+sys.path[:0] = {paths!r}
+from lab.campaigns.campaign_rows import Row
+from lab.campaigns.campaign_runs import Runner
+one = Runner(Path("."), Path("kept"), "c1", lab=("bash", "lab.sh"), say=lambda line: print(line, flush=True),
+             patience_s=(0.5, 10.0, 10.0))
 try:
     one.run([Row("slow", 1, 1), Row("bad", 1, 1)])
 except KeyboardInterrupt:
@@ -220,8 +197,8 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_ends_the_campaign_keeps_the_state_and_the_next_run_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "Makefile").write_text(MAKEFILE)
-    command = [sys.executable, "-c", DRIVER.format(scripts=str(ROOT / "lab/campaigns"))]
+    (tmp_path / "lab.sh").write_text(LAB)
+    command = [sys.executable, "-c", DRIVER.format(paths=[str(ROOT)])]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             end = time.monotonic() + 30

@@ -271,7 +271,7 @@ def test_wheels_are_installed_for_the_cuda_of_torch_without_a_registry(root: Pat
 
 def test_what_is_wrong_with_wheels_is_said(root: Path) -> None:
     target = root / "target"
-    assert "there are no wheels (make gpu-wheels" in gpu_wheels.install(root / "nothing", target, cuda="13.0")
+    assert "there are no wheels (python -m lab extras" in gpu_wheels.install(root / "nothing", target, cuda="13.0")
     assert gpu_wheels.install(root / "wheels", target, cuda="11.8") == "CUDA 11.8: there is no requirements/gpu-cu11.txt"
     wheel(root / "wheels", "one", "1.0", value=99)
     assert "HASHES" in gpu_wheels.install(root / "wheels", target, cuda="").upper()

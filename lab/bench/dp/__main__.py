@@ -1,4 +1,4 @@
-"""Steps in which no rank had tokens: vLLM's waves beside step sync over ZMQ and through shared memory. ``make bench-dp``.
+"""Steps in which no rank had tokens: vLLM's waves beside step sync over ZMQ and through shared memory. ``bench-dp``.
 
 One engine after the other, each of two data-parallel ranks of a tiny mixture of experts on CPU with the connector, gets
 the same workloads. A step is wasted if every rank ran a dummy in it; what each rank ran is written down at its executor,

@@ -1,4 +1,4 @@
-"""What the hand-over from prefill to decode costs: ``make bench-handover``, into ``results/handover.json``.
+"""What the hand-over from prefill to decode costs: ``bench-handover``, into ``results/handover.json``.
 
 Real engines on this host's processors, one thread each, a random model whose prefill takes about a second per 1,024 tokens.
 In each round every contender is asked once per prompt length, in an order that changes. Five stages, of at most four

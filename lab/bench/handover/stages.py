@@ -230,7 +230,7 @@ def confine(engine: Engine, processor: int) -> None:
 async def stage_three(bench: Bench, parts: Parts, *, site: Path) -> None:
     """The pair of vLLM's NixlConnector; says why where it does not run."""
     if not (site / "nixl").is_dir():
-        parts.out["absent"] = f"nixl is not installed in {site} (make bench-kv installs it)"
+        parts.out["absent"] = f"nixl is not installed in {site} (python -m lab bench-kv installs it)"
         return
     single = bench.plain("s2")
     config = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"})

@@ -65,7 +65,7 @@ def _warmed(engine: Engine) -> None:
 
 def _nixl(folder: Path, site: Path) -> dict[str, Any]:
     if not (site / "nixl").is_dir():
-        return {"absent": f"nixl is not installed in {site} (make bench-kv installs it)"}
+        return {"absent": f"nixl is not installed in {site} (python -m lab bench-kv installs it)"}
     config = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"})
     p, d = (Engine(name, folder, connector=False, model=ensure(MODEL), args=(*ARGS, "--kv-transfer-config", config),
                    env={"PYTHONPATH": str(site), "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",

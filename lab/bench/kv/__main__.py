@@ -1,4 +1,4 @@
-"""Our links beside what the machine can do and what others have: ``make bench-kv``.
+"""Our links beside what the machine can do and what others have: ``bench-kv``.
 
 All contenders move the same 64 MiB, in blocks of 16 KiB to 4 MiB, from packed copies in one process to scattered places in
 another. They run in one network namespace with the same congestion control, in rounds: each round gives every contender one

@@ -1,4 +1,4 @@
-"""The modes against each other with real engines: ``make bench-modes``, into ``results/modes.json``."""
+"""The modes against each other with real engines: ``bench-modes``, into ``results/modes.json``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How fast the operator makes, readies and removes pods, and what it costs: on fake nodes of a real API server.
 
-    make bench-operator                     both scenarios, about five minutes; needs root
-    python lab/bench/operator --pods 200 …      smaller, for a look
-    make bench-operator-groups              instances of several pods, see ``groups``
+    python -m lab bench-operator                     both scenarios, about five minutes; needs root
+    python -m lab bench-operator --pods 200 …      smaller, for a look
+    python -m lab bench-operator-groups              instances of several pods, see ``groups``
 
     one     one service of 1,000 engine pods, from one apply, until it says Ready; then nothing changes; then it is deleted
     many    100 services of 10 pods, the same way

@@ -1,7 +1,7 @@
 """The planner beside HPA, static choices and perfect foresight on three loads, and how far the simulation is from real
 engines.
 
-    python lab/bench/planner [--traces FOLDER] [--write] [--parts sinusoid,azure,mooncake,calibration]
+    python -m lab bench-planner [--traces FOLDER] [--write] [--parts sinusoid,azure,mooncake,calibration]
 
 FOLDER holds azure_conv_2023.csv.gz and mooncake_conversation.jsonl.gz. Results: bench/results/planner.json, into which each
 part is merged as soon as it is done; pictures: docs/pictures/planner-*.svg. Seeds are fixed; only the calibration depends

@@ -1,6 +1,6 @@
 """What the policies are worth on real traffic: prefix hits, waiting and balance, and what one choice costs.
 
-    python lab/bench/policies [TRACE.jsonl[.gz]]        results: bench/results/policies.json
+    python -m lab bench-policies [TRACE.jsonl[.gz]]        results: bench/results/policies.json
 
 The trace is one of Mooncake's (a row: milliseconds, prompt length, ids of its 512-token blocks); without one, conversations
 of the same shape are made up. Instances are simulated: each computes the blocks that it does not hold, one prompt after the

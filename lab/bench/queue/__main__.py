@@ -1,7 +1,7 @@
 """xpyd's broadcast queue beside vLLM's MessageQueue, multiprocessing.Queue and ZMQ.
 
-    make bench-queue                  5 rounds, or what fits into seven minutes; at least 3, else nothing is written
-    python lab/bench/queue --rounds 1     for a look; writes nothing
+    python -m lab bench-queue             5 rounds, or what fits into seven minutes; at least 3, else nothing is written
+    python -m lab bench-queue --rounds 1  for a look; writes nothing
 
 In a round each contender runs once with 1 reader and once with 4, one after the other, so that whatever else the machine
 does meets them all alike (``run`` says what is measured). Figures are medians over the rounds; speed-ups are ratios within

@@ -1,7 +1,7 @@
 """What a request costs in our router and in others of the field: side by side in one run, in interleaved rounds.
 
-    make bench-router                         everything, some minutes, into bench/results/router.json and .svg
-    python lab/bench/router --rounds 3 …          shorter, for a look (results are printed alone)
+    python -m lab bench-router                         everything, some minutes, into bench/results/router.json and .svg
+    python -m lab bench-router --rounds 3 …          shorter, for a look (results are printed alone)
 
     clients (load.c) ──▶ router ──▶ engines (engine.c): 1 prefill and 2 decode instances, one token per stream and step
 

@@ -1,4 +1,4 @@
-"""``make campaign-away``: half an hour of traffic without the operator and without the API server, both away at once.
+"""``campaign-away``: half an hour of traffic without the operator and without the API server, both away at once.
 
 Not part of ``make test``, where each is away for a minute. Figures go to bench/results/campaign_away.json.
 """

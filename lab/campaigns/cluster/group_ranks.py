@@ -1,4 +1,4 @@
-"""``make campaign-group-ranks-cluster``: data-parallel ranks with shared experts over two pods, on a whole cluster.
+"""``campaign-group-ranks-cluster``: data-parallel ranks with shared experts over two pods, on a whole cluster.
 
 Prefill and decode are each one instance of two pods with a rank; real engines. A link of a pod is cut and an engine is
 killed: no member runs alone for more than 20 s, and the group is back within its start time and 30 s.

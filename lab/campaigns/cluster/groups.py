@@ -1,4 +1,4 @@
-"""``make campaign-groups-cluster``: an instance of two pods on a whole cluster with real engines.
+"""``campaign-groups-cluster``: an instance of two pods on a whole cluster with real engines.
 
 TP2 over two pods prefills for TP1; strangers try its ports; an engine is killed, a pod is evicted, a node with two groups
 is drained, and a kubelet is away, under traffic. Figures go to bench/results/campaign_groups_cluster.json.

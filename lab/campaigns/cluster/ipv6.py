@@ -1,4 +1,4 @@
-"""``make campaign-ipv6``: a whole cluster without IPv4, from its API server to the engines, and a service in it.
+"""``campaign-ipv6``: a whole cluster without IPv4, from its API server to the engines, and a service in it.
 
 Not part of ``make test``, whose cluster has both families and IPv4 as the primary one. Figures go to
 bench/results/campaign_ipv6.json.

@@ -1,4 +1,4 @@
-"""``make campaign-upgrade``: xpyd itself is upgraded under load on a whole cluster, with real engines in pods.
+"""``campaign-upgrade``: xpyd itself is upgraded under load on a whole cluster, with real engines in pods.
 
 From the release before to this one, on to an artificial next one whose KV wire and fingerprint differ, and back to the
 first: the operator first, then the pods by a rollout. Not part of ``make test``, which has the same with engines of `xpyd
@@ -147,7 +147,7 @@ def test_routers_in_pods_of_their_own_roll_with_the_operator(
         operator: FullCluster, images: Images, built: dict[str, tuple[Release, dict[str, Any]]], tmp_path: Path) -> None:
     """New routers before engines and agents of the release before; no engine is replaced."""
     install(operator, *built["before"], crds=False)
-    service = Upgraded(operator, images, placement="Deployment")
+    service = Upgraded(operator, images, placement="deployment")
     service.apply()
 
     def routers() -> set[str]:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import inspect as mi
 
 from xpyd_operator.api import durations, gone
-from xpyd_operator.api.kinds import RIGHT
+from xpyd_operator.api.base import RIGHT
 from xpyd_operator.errors import Fault
 
 _UNUSABLE: Any = object()

@@ -28,14 +28,12 @@ from xpyd_operator.kube.observe import Told, front, instances, picture
 from xpyd_operator.kube.outdated import outdated
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.podgroups import PodGroups
-from xpyd_operator.kube.pods import Pods
+from xpyd_operator.kube.pods import Pods, in_groups, make_whole, pods_of_wanted
 from xpyd_operator.kube.routers import RouterTroubles, router_troubles
 from xpyd_operator.kube.shared import Shared
-from xpyd_operator.kube.status import pool_status, service_status
+from xpyd_operator.kube.status import gang_troubles, keyless, pool_status, refused, service_status, troubles
 from xpyd_operator.kube.status_writer import StatusWriter, read
 from xpyd_operator.kube.switches import Switches
-from xpyd_operator.kube.troubles import gang_troubles, keyless, refused, troubles
-from xpyd_operator.kube.whole import in_groups, make_whole, pods_of_wanted
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired

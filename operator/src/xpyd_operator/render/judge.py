@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from xpyd_operator.api import devices, fabric, judging, speculation, vllm
+from xpyd_operator.api import devices, notes, speculation, vllm
 from xpyd_operator.api.decode import examine
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
@@ -70,15 +70,15 @@ def judge(value: Any, target: Target | None, *, strict: bool = True, gpus: int =
     already = {fault.path for fault in seen.faults}
     refused, elsewhere = _unsupported(service, target, gpus)
     elsewhere = (*((str(only), fault) for only, fault in seen.notes), *elsewhere)
-    notes = dict.fromkeys(Fault(fault.path, f"not for {only}: {fault.message}") for only, fault in elsewhere)
-    in_clusters = fabric.notes(service) if target is not Target.LOCAL else ()
+    others = dict.fromkeys(Fault(fault.path, f"not for {only}: {fault.message}") for only, fault in elsewhere)
+    in_clusters = notes.rdma(service) if target is not Target.LOCAL else ()
     return Judgement(
         service=service,
         faults=seen.faults,
         unsupported=tuple(one for one in refused if one.path not in already),
         warnings=tuple(vllm.warnings(service)),
         ignored=seen.warnings,
-        notes=(*notes, *judging.notes(service), *speculation.notes(service), *devices.notes(service), *in_clusters),
+        notes=(*others, *notes.judging(service), *speculation.notes(service), *devices.notes(service), *in_clusters),
     )
 
 

@@ -127,14 +127,13 @@ def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
 
 
 def _device(role: RoleSpec) -> dict[str, str]:
-    """The device, where it is not what ``resources`` alone once meant: one GPU each without them, and none beside them.
-
-    So a field that only says what was meant before replaces no pod.
+    """The device that is added, where it is not the default, or that there is none; devices that are named elsewhere stand
+    with what names them.
     """
-    before, found = (GPU if role.resources is None else ""), devices(role)
-    if found.added and found.added != before:
-        return {"device": found.added}
-    return {"device": NO_DEVICE} if before and not found else {}
+    found = devices(role)
+    if not found:
+        return {"device": NO_DEVICE}
+    return {"device": found.added} if found.added not in ("", GPU) else {}
 
 
 def _without(parts: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

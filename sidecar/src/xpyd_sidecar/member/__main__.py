@@ -24,18 +24,28 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from xpyd_sidecar.contract import run_folder
-from xpyd_sidecar.contract.group import MOST_WORDS, ROUND, STATE, GroupRound, MemberState
+from xpyd_sidecar.contract.group import (
+    LEADER_HERE,
+    LIFE_HERE,
+    MOST_WORDS,
+    PORT_HERE,
+    ROUND,
+    STATE,
+    GroupRound,
+    MemberState,
+)
 from xpyd_sidecar.contract.launch import ENV_RUN_DIR
 from xpyd_sidecar.member import remains
-from xpyd_sidecar.member.wanted import FAILURES_MAX, filled, given_up, wanted
 
 logger = logging.getLogger("xpyd_sidecar.member")
 
+FAILURES_MAX: Final = 3
+WITHIN_S: Final = 600.0
 LOOK_S: Final = 0.2
 SAY_S: Final = 1.0
 END_S: Final = 1.0
@@ -50,6 +60,34 @@ _SUBREAPER: Final = 36
 """PR_SET_CHILD_SUBREAPER, prctl(2): what the engine leaves behind becomes a child of this process."""
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG: what a process is sent when its parent ends."""
+
+
+def next_step(state: MemberState, told: GroupRound | None) -> Literal["", "begin", "end"]:
+    """What is to be done about the engine: nothing, begin it, or end it. A life that has ended here is never begun again.
+    ``told``: the round as the agent says it.
+    """
+    life = told.life if told is not None else ""
+    if state.running:
+        return "end" if life != state.life else ""
+    return "begin" if life and life != state.life else ""
+
+
+def gives_up(failures: Sequence[float], now: float) -> bool:
+    """Whether engines have ended by themselves so often, and so lately, that somebody else is to count from here on.
+    ``failures``: when they did.
+    """
+    return sum(now - at <= WITHIN_S for at in failures) >= FAILURES_MAX
+
+
+def fill_marks(args: Sequence[str], told: GroupRound) -> list[str]:
+    """The engine's arguments, with the life, the leader and its port in place of their marks."""
+    found = {LIFE_HERE: told.life, LEADER_HERE: told.leader, PORT_HERE: str(told.port)}
+    out = []
+    for argument in args:
+        for mark, text in found.items():
+            argument = argument.replace(mark, text)  # noqa: PLW2901  # an argument may have several
+        out.append(argument)
+    return out
 
 
 class Launcher:
@@ -85,7 +123,7 @@ class Launcher:
             if code is not None and not self._ended(code):
                 return code if code > 0 else 1
             told = self._told()
-            match wanted(self._state, told):
+            match next_step(self._state, told):
                 case "begin":
                     assert told is not None
                     if not self._begin(told):
@@ -149,7 +187,7 @@ class Launcher:
             return True
         logger.info("life %s: the engine begins, its leader is %s", told.life, told.leader)
         try:
-            self._child = subprocess.Popen(filled(self._command, told), env=self._environment(told.life),
+            self._child = subprocess.Popen(fill_marks(self._command, told), env=self._environment(told.life),
                                            stdin=subprocess.DEVNULL, process_group=0,
                                            preexec_fn=functools.partial(_ends_with, os.getpid()))  # noqa: PLW1509 (one thread)
         except OSError as error:
@@ -180,7 +218,7 @@ class Launcher:
         """After a failure, whether this process does."""
         now = time.monotonic()
         self._failures = [*self._failures[1 - FAILURES_MAX:], now]
-        if given_up(self._failures, now):
+        if gives_up(self._failures, now):
             logger.error("that was the third time in 10 minutes: the launcher ends")
             return False
         return True

@@ -92,13 +92,12 @@ class HeartbeatListener:
         self._said[key] = now
         logger.warning("membership message refused: %s", reason[:500], extra={"peer": peer})
 
-    def listen(self, host: str, port: int, key: ServiceKey | None = None) -> int:
+    def listen(self, host: str, port: int, key: ServiceKey) -> int:
         """Bind, and begin; the port (chosen by the kernel where ``port`` is 0). ``key``: messages are encrypted with it.
         Raises ConfigError: the address cannot be bound; it names the setting.
         """
         socket = self._context.socket(zmq.ROUTER)
-        if key is not None:
-            curve.serve(socket, key, "membership")
+        curve.serve(socket, key, "membership")
         host = listening.bound(host)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)

@@ -1,0 +1,88 @@
+"""What is worth saying of a document that is followed all the same: notes of ``xpyd check``, not faults.
+
+    judging    arguments by which an engine judges requests, and that differ by role. Decode answers a request, so it has
+               the last word; what prefill alone refuses is served by decode without prefill. That is right, but slower,
+               and mostly not what was meant
+    rdma       engines that move KV by RDMA need a device for it. How a pod gets one differs from cluster to cluster: a key
+               of a device plugin, a claim, a network that a template names. An engine without one says so when it starts,
+               and ends (``xpyd_sidecar.engine.nixl_setup``)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from xpyd_operator.api import arguments
+from xpyd_operator.api.devices import NETWORKS
+from xpyd_operator.api.roles import RoleSpec
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.errors import Fault
+from xpyd_sidecar.contract.ids import Role
+
+JUDGING: Final = frozenset({
+    "--chat-template", "--chat-template-content-format", "--enable-auto-tool-choice", "--enable-lora",
+    "--enable-prompt-embeds", "--limit-mm-per-prompt", "--lora-modules", "--max-logprobs", "--max-lora-rank",
+    "--max-model-len", "--reasoning-parser", "--tokenizer", "--tokenizer-mode", "--tool-call-parser",
+    "--tool-parser-plugin", "--trust-request-chat-template",
+})
+"""By full name; a test holds them against vLLM's parser."""
+_WORDS = "decode has the last word, so what prefill alone refuses goes without prefill; write it in spec.engine.args"
+CHOICE: Final = "UCX_TLS"
+"""UCX's own variable: what it may take. Whoever sets it needs no RDMA device."""
+
+
+def judging(service: DisaggService) -> list[Fault]:
+    """Where the roles differ in such an argument; the path is that of one that is set."""
+    spec = service.spec
+    if not spec.prefill.most:
+        return []
+    common = dict(_given(spec.engine.args))
+    own = {"prefill": dict(_given(spec.prefill.args)), "decode": dict(_given(spec.decode.args))}
+    found = []
+    for name in sorted(JUDGING):
+        of = {role: given.get(name, common.get(name)) for role, given in own.items()}
+        values = [None if one is None else one[1] for one in of.values()]
+        if values[0] == values[1]:
+            continue
+        role = next(role for role, given in own.items() if name in given)
+        if None in values:
+            words = f"{name} is set for {role} alone: {_WORDS}"
+        else:
+            words = f"{name} differs from the other role's: {_WORDS}"
+        found.append(Fault(f"spec.{role}.args[{own[role][name][0]}]", words))
+    return found
+
+
+def rdma(service: DisaggService) -> Iterator[Fault]:
+    """What seems to be lacking in a document for Kubernetes."""
+    if service.spec.kv.transport != "rdma":
+        return
+    chosen = [index for index, one in enumerate(service.spec.engine.env) if one.name == CHOICE]
+    for index in chosen:
+        words = "blocks go over what this allows; over tcp and shared memory UCX checks nobody: for trusted networks alone"
+        yield Fault(f"spec.engine.env[{index}]", words)
+    for which in Role if not chosen else ():
+        if not _connected(service.spec.role(which)):
+            words = (
+                "transport rdma needs an RDMA device, and nothing here seems to bring one: add e.g. limits rdma/ib: 1, "
+                "a claim, or a network in template"
+            )
+            yield Fault(f"spec.{which}.resources", words)
+
+
+def _given(args: Sequence[str]) -> Iterator[tuple[str, tuple[int, tuple[str, ...]]]]:
+    """``(name, (index, values))`` of the arguments that are in the table; of one that is repeated the last one counts."""
+    for one in arguments.given(args):
+        if one.name in JUDGING:
+            yield one.name, (one.index, one.values)
+
+
+def _connected(role: RoleSpec) -> bool:
+    """Whether something may bring an RDMA device. What a template or a claim brings is not known here."""
+    if role.template is not None:
+        return True
+    given = role.resources
+    if given is None:
+        return False
+    return bool(given.claims) or any(key.startswith(NETWORKS) for key in (*given.limits, *given.requests))

@@ -1,0 +1,180 @@
+"""``python -m lab``: every row of the catalog can run, what is missing is said, and extras are installed once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import __main__ as command
+from lab import extras, tables
+from lab.catalog import CAMPAIGNS, COMMANDS, ROOT, Command
+
+
+def test_names_are_unlike_and_what_runs_exists() -> None:
+    rows = (*COMMANDS.values(),)
+    assert len(rows) > 50
+    for row in rows:
+        program = row.argv[0]
+        paths = [part for part in row.argv if part.endswith(".py")] + [program] * (program != "-m")
+        assert paths or row.argv[1] in {"testcluster", "lab.campaigns", "lab.extras", "lab.mutation.laws", "lab.mutation.sample"}, row.name
+        assert [path for path in paths if not (ROOT / path).exists()] == [], row.name
+        assert set(row.extras) <= extras.EXTRAS.keys(), row.name
+
+
+def test_every_file_of_campaigns_for_pytest_is_run_by_one() -> None:
+    run = {part for row in CAMPAIGNS for part in row.argv}
+    there = [path for path in (*ROOT.glob("lab/campaigns/test_*.py"), *ROOT.glob("lab/campaigns/cluster/*.py"))
+             if path.name != "conftest.py"]
+    assert len(there) > 20
+    assert [str(path.relative_to(ROOT)) for path in there if str(path.relative_to(ROOT)) not in run] == []
+
+
+def test_the_list_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(COMMANDS)
+    assert max(map(len, lines)) <= command.WIDTH
+    assert "](" not in "".join(lines)
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (["bench-ruoter"], "no such command: bench-ruoter; did you mean bench-router"),
+    (["gang"], "no such command: gang; did you mean campaign-gang?"),
+    (["--fresh"], "usage: python -m lab NAME"), ([], "usage: python -m lab NAME"),
+])
+def test_no_name_or_a_wrong_one_prints_the_list_and_close_matches(given: list[str], said: str,
+                                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(given) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "bench-observer" in error
+
+
+def test_arguments_that_are_given_count_alone_and_fresh_goes_behind_them() -> None:
+    row = Command("x", 1, "", ("a.py", "--built", "{bench}/built"), (("--scripted",), ("--real",)), anew="--fresh")
+    begin = [sys.executable, "a.py", "--built", "/b/built"]
+    assert command.runs(row, [], {"bench": "/b"}, fresh=False) == [[*begin, "--scripted"], [*begin, "--real"]]
+    assert command.runs(row, ["-k", "1"], {"bench": "/b"}, fresh=True) == [[*begin, "-k", "1", "--fresh"]]
+    alone = row._replace(prefix=("unshare", "--net"), anew="so_far.json")
+    [prefixed] = command.runs(alone, ["1"], {"bench": "/b"}, fresh=True)
+    assert prefixed == ["unshare", "--net", *begin, "1"]
+
+
+def test_what_is_set_stays_and_the_path_of_a_command_goes_before_what_it_is() -> None:
+    row = Command("x", 1, "", ("a.py",), env={"KILLS": "15", "SITE": "{nixl}/site", "PYTHONPATH": "/support"})
+    found = command.settings(row, {"nixl": "/n"}, {"KILLS": "4", "PYTHONPATH": "/mine"})
+    assert found == {"KILLS": "4", "SITE": "/n/site", "PYTHONPATH": "/support:/mine"}
+    assert command.settings(row._replace(env={}), {}, {"A": "1"}) == {"A": "1"}
+
+
+def row_that(code: str, **more: Any) -> Command:
+    return Command("x", 1, "", ("-c", code), **{"env": {}} | more)
+
+
+def test_the_first_run_that_fails_ends_them_and_runs_together_are_all_waited_for(tmp_path: Path) -> None:
+    code = f"import sys; open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[1]); sys.exit(int(sys.argv[1]))"
+    usual = (("0",), ("3",), ("1",))
+    assert command.run(row_that(code, usual=usual), []) == 3
+    assert (tmp_path / "order").read_text() == "03"
+    assert command.run(row_that(code, usual=usual, together=True), []) == 3
+    assert sorted((tmp_path / "order").read_text()[2:]) == ["0", "1", "3"]
+
+
+def test_what_was_done_so_far_is_forgotten_when_it_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    (tmp_path / "so_far.json").write_text("{}")
+    assert command.run(row_that("pass", anew="so_far.json"), []) == 0
+    assert (tmp_path / "so_far.json").exists()
+    assert command.run(row_that("pass", anew="so_far.json"), [], fresh=True) == 0
+    assert not (tmp_path / "so_far.json").exists()
+
+
+def test_without_root_or_an_extra_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def absent(name: str) -> Path:
+        raise extras.ExtraError(f"missing on this machine: apt-get install {name}")
+
+    monkeypatch.setattr(extras, "install", absent)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert command.run(row_that("pass", root=True), []) == 1
+    assert command.run(row_that("pass", extras=("bench",)), []) == 1
+    assert capsys.readouterr().err.splitlines() == ["x needs root", "x: missing on this machine: apt-get install bench"]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/one.txt").write_text("one==1\n")
+    monkeypatch.setattr(extras, "ROOT", tmp_path)
+    monkeypatch.setattr(extras, "CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def test_an_extra_is_filled_once_and_anew_when_its_pins_change(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(folder: Path, pins: str) -> None:
+        filled.append(pins)
+        if len(filled) == 1:
+            (folder / "half").touch()
+            raise extras.ExtraError("no network")
+        (folder / f"{len(filled)}").touch()
+
+    filled: list[str] = []
+    monkeypatch.setattr(extras, "EXTRAS", {"x": extras.Extra("", fill, ("one",))})
+    with pytest.raises(extras.ExtraError, match="no network"):
+        extras.install("x")
+    assert extras.install("x") == extras.install("x") == cache / "x"
+    assert {path.name for path in (cache / "x").iterdir()} == {"2", "filled"}
+    (cache.parent / "requirements/one.txt").write_text("one==2\n")
+    extras.install("x")
+    assert {path.name for path in (cache / "x").iterdir()} == {"3", "filled"}
+    assert filled == ["one"] * 3
+
+
+def test_what_the_distribution_has_is_named_where_it_is_not_installed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = extras.Extra("", lambda _folder: None, commands=(("no-such-program", "b-pack", "a-pack"), ("sh", "dash")))
+    monkeypatch.setattr(extras, "EXTRAS", {"x": lacking})
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(extras.ExtraError, match=r"missing on this machine: apt-get install a-pack b-pack$"):
+        extras.install("x")
+    assert not cache.exists()
+
+
+def test_pins_of_extras_exist() -> None:
+    for name, extra in extras.EXTRAS.items():
+        assert [pins for pins in extra.pins if not (ROOT / f"requirements/{pins}.txt").exists()] == [], name
+        assert [source for source in extra.programs if not (ROOT / source).exists()] == [], name
+
+
+def test_a_page_that_is_not_current_is_named_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for page, name in zip(tables.PAGES, ("campaigns", "benches"), strict=True):
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / page).write_text(f"before\n<!-- {name}: python -m lab --docs -->\nold\n<!-- end -->\nafter\n")
+    assert tables.main(check=True, root=tmp_path) == 1
+    assert "bench/README.md is not what lab/catalog.py says" in capsys.readouterr().err
+    assert tables.main(check=False, root=tmp_path) == 0
+    assert tables.main(check=True, root=tmp_path) == 0
+    text = (tmp_path / tables.PAGES[0]).read_text()
+    assert text.startswith("before\n<!--")
+    assert text.endswith("<!-- end -->\nafter\n")
+    assert "\nold\n" not in text
+    assert text.count("`python -m lab campaign-") == sum(row.name.startswith("campaign-") for row in CAMPAIGNS)
+
+
+@pytest.mark.parametrize(("left", "given", "code"), [("dsvc/a", (), 1), ("dsvc/a", ("--all",), 0), ("", (), 0)])
+def test_the_operator_is_not_removed_while_there_are_services(tmp_path: Path, left: str, given: tuple[str, ...],
+                                                              code: int) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\nif [ "$1" = get ]; then echo "{left}"; else echo "$@" > {tmp_path}/deleted; fi\n')
+    kubectl.chmod(0o755)
+    env = os.environ | {"KUBECTL": str(kubectl), "OVERLAY": "o"}
+    done = subprocess.run([ROOT / "scripts/uninstall.sh", *given], env=env, capture_output=True, text=True, check=False,
+                          timeout=60)
+    assert done.returncode == code
+    assert (tmp_path / "deleted").exists() == (code == 0)
+    if code:
+        assert left in done.stderr
+    else:
+        assert (tmp_path / "deleted").read_text() == "delete --ignore-not-found -k o\n"
