@@ -13,6 +13,8 @@ from lab import __main__ as command
 from lab import extras, tables
 from lab.catalog import CAMPAIGNS, COMMANDS, ROOT, Command
 
+MODULES = {"testcluster", "lab.campaigns", "lab.extras", "lab.mutation.laws", "lab.mutation.sample"}
+
 
 def test_names_are_unlike_and_what_runs_exists() -> None:
     rows = (*COMMANDS.values(),)
@@ -20,7 +22,7 @@ def test_names_are_unlike_and_what_runs_exists() -> None:
     for row in rows:
         program = row.argv[0]
         paths = [part for part in row.argv if part.endswith(".py")] + [program] * (program != "-m")
-        assert paths or row.argv[1] in {"testcluster", "lab.campaigns", "lab.extras", "lab.mutation.laws", "lab.mutation.sample"}, row.name
+        assert paths or row.argv[1] in MODULES, row.name
         assert [path for path in paths if not (ROOT / path).exists()] == [], row.name
         assert set(row.extras) <= extras.EXTRAS.keys(), row.name
 
