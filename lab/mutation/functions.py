@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -132,6 +132,23 @@ def apply(source: str, change: Change) -> str:
     except SyntaxError as error:
         raise UnfitError(f"{change.name}: what comes out is no Python: {error}") from error
     return changed
+
+
+def moved(root: Path, change: Change) -> Change:
+    """The change where its function is now: in its module, or in the one other that has such a function with that text."""
+    def fits(path: Path) -> bool:
+        try:
+            apply(path.read_text("utf-8"), change)
+        except UnfitError:
+            return False
+        return True
+
+    paths = [path for folder in PACKAGES.values() for path in sorted((root / folder).rglob("*.py"))]
+    modules = {module_of(path.relative_to(root)): path for path in paths}
+    if change.module in modules and fits(modules[change.module]):
+        return change
+    found = [module for module, path in modules.items() if change.function and fits(path)]
+    return replace(change, module=found[0]) if len(found) == 1 else change
 
 
 def change_of_lines(source: str, changed: str, module: str) -> Change:

@@ -28,6 +28,7 @@ from lab import extras
 from lab.mutation import cosmic, operators
 from lab.mutation.choose import suite_of
 from lab.mutation.figures import Figures, Row, change_of, summary
+from lab.mutation.functions import moved
 from lab.mutation.judge import ALIVE, GONE, Judge
 from lab.mutation.tree import TreeError, copied
 
@@ -70,11 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     root = options.tree.resolve()
     figures = Figures(options.write or root / RESULTS)
-    runs = drawn(options, root, figures)
-    deals = zip_longest(*(list(zip(repeat(run), run["places"], hints))[:options.places] for run, hints in runs))
-    rows = [one for deal in deals for one in deal if one and open_(one[1], options)]
-    until = time.monotonic() + 60 * options.minutes
     try:
+        runs = drawn(options, root, figures)
+        deals = zip_longest(*(list(zip(repeat(run), run["places"], hints))[:options.places] for run, hints in runs))
+        rows = [one for deal in deals for one in deal if one and open_(one[1], options)]
+        until = time.monotonic() + 60 * options.minutes
         with copied(root) as tree:
             judge = Judge(tree, suite_of(tree), options.broad, options.all)
             for number, (run, row, hint) in enumerate(rows, 1):
@@ -104,7 +105,7 @@ def drawn(options: argparse.Namespace, root: Path, figures: Figures) -> list[tup
     commit = commit_of(root)
     if options.again:
         before = json.loads(options.again.read_text("utf-8"))["runs"]
-        return [again(figures, run, commit) for run in before]
+        return [again(figures, run, root, commit) for run in before]
     if options.changed:
         changes = cosmic.changed(root, options.base, 0)
         run = figures.run("changed", None, commit, changes)
@@ -121,10 +122,10 @@ def drawn(options: argparse.Namespace, root: Path, figures: Figures) -> list[tup
     return runs
 
 
-def again(figures: Figures, before: Row, commit: str) -> tuple[Row, list[str]]:
+def again(figures: Figures, before: Row, root: Path, commit: str) -> tuple[Row, list[str]]:
     """The places of a run elsewhere, which were judged there; first the test file is asked that noticed there."""
     rows = [row for row in before["places"] if row.get("verdict", GONE) != GONE]
-    kind, changes = f"{before['kind']} of {before['commit'][:8]}", [change_of(row) for row in rows]
+    kind, changes = f"{before['kind']} of {before['commit'][:8]}", [moved(root, change_of(row)) for row in rows]
     run = figures.run(kind, before["seed"], commit, changes)
     return run, [Path(row["test"].partition("::")[0]).name for row in rows]
 

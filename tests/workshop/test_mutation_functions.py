@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lab.mutation import operators
-from lab.mutation.functions import Change, UnfitError, apply, change_of_lines, function_at, module_of, path_of
+from lab.mutation.functions import Change, UnfitError, apply, change_of_lines, function_at, module_of, moved, path_of
 from mutated import CODE, MODULE, tree
 
 
@@ -53,6 +54,16 @@ def test_modules_and_files_belong_together(tmp_path: Path) -> None:
     for module in ("xpyd_sidecar.kv.gone", "json"):
         with pytest.raises(UnfitError, match=module):
             path_of(tmp_path, module)
+
+
+def test_a_function_that_has_moved_to_another_module_is_found_where_it_is_now(tmp_path: Path) -> None:
+    module = tree(tmp_path) / "sidecar/src/xpyd_sidecar/kv/toy.py"
+    change = Change(MODULE, "double", "number * 2", "0", 0)
+    assert moved(tmp_path, change) == change
+    module.rename(module.with_name("other.py"))
+    assert moved(tmp_path, change) == replace(change, module="xpyd_sidecar.kv.other")
+    module.with_name("third.py").write_text(CODE)
+    assert moved(tmp_path, change) == change, "which of two it is nobody knows"
 
 
 def test_the_innermost_function_is_meant() -> None:
