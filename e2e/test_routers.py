@@ -89,12 +89,12 @@ def test_a_template_brings_what_a_router_needs(apart: FullCluster) -> None:
     """Any uid of the range that the namespace has, as where random ones are given; and it answers, also with 503."""
     template = {"spec": {"securityContext": {"runAsUser": 1234567, "runAsGroup": 0, "fsGroup": 1234567},
                          "imagePullSecrets": [{"name": "not-there"}], "tolerations": [{"operator": "Exists"}]}}
-    apart.kubectl.apply(document(workers=2, resources={"requests": {"cpu": "10m", "memory": "64Mi"}}, template=template))
+    apart.kubectl.apply(document(resources={"requests": {"cpu": "10m", "memory": "64Mi"}}, template=template))
     # What could not start before stays beside it: without decode the new one is not ready, and the Deployment waits.
     wait_until(lambda: running(apart) != [], 120, "a router runs")
     (pod,) = running(apart)
     (container,) = pod["spec"]["containers"]
-    assert container["resources"] == {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "1088Mi"}}
+    assert container["resources"] == {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "1Gi"}}
     name = pod["metadata"]["name"]
     program = ("import urllib.request, urllib.error, os\n"
                "print(os.getuid(), urllib.request.urlopen('http://127.0.0.1:10001/health').status)\n"

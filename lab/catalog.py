@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-SUPPORT: Final = MappingProxyType({"PYTHONPATH": f"{ROOT}/tests/support:{ROOT}/lab/cluster"})
+SUPPORT: Final = MappingProxyType({"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support:{ROOT}/lab/cluster"})
+CHECKOUT: Final = MappingProxyType({"PYTHONPATH": f"{ROOT}"})
 RENO: Final = 'ip link set lo up && sysctl -qw net.ipv4.tcp_congestion_control=reno && exec "$@"'
 WRITE: Final = (("--write",),)
 
@@ -62,14 +63,14 @@ BENCHES: Final = (
             ("lab/bench/router", "--built", "{bench}", "--binaries", "{bench}/venv/bin"), WRITE, extras=("bench",),
             result="router.json"),
     Command("bench-kv", 5, "the KV links beside memcpy, TCP in C, gloo, NIXL and Mooncake",
-            ("lab/bench/kv", "--raw", "{bench-kv}/raw", "--rivals", "{bench-kv}/venv/bin/python"), WRITE, env={}, root=True,
+            ("lab/bench/kv", "--raw", "{bench-kv}/raw", "--rivals", "{bench-kv}/venv/bin/python"), WRITE, env=CHECKOUT, root=True,
             extras=("bench-kv",), prefix=("unshare", "--net", "bash", "-c", RENO, "_"), result="kv.json"),
     Command("bench-handover", 25, "1P1D and 1P3D beside one engine, two plain ones and vLLM's NixlConnector, with real engines",
             ("lab/bench/handover", "--nixl", "{bench-kv}/site"), WRITE, extras=("bench-kv",), result="handover.json"),
     Command("bench-modes", 5, "the modes put_async, put and get with three real engines, TTFT and prefill's leg by prompt length",
             ("lab/bench/modes",), WRITE, result="modes.json"),
     Command("bench-queue", 7, "the broadcast queue beside vLLM's MessageQueue, multiprocessing.Queue and ZMQ",
-            ("lab/bench/queue",), env={}, result="queue.json"),
+            ("lab/bench/queue",), env=CHECKOUT, result="queue.json"),
     Command("bench-queue-steps", 13, "the same queue under the executor of real engines (TP2): the time between two decode "
             "steps beside vLLM's queue, on one host and over two process sets; and under the executor alone",
             ("lab/bench/queue_steps.py",), WRITE, result="queue_steps.json"),
@@ -139,8 +140,12 @@ CAMPAIGNS: Final = (
     campaign("upgrade", 30, "xpyd itself is upgraded under load on a whole cluster: from the release before, to an artificial "
              "next one that is not compatible, and back", file="cluster/upgrade.py", timeout=3600, root=True, profile="full",
              short="the same with engines of `xpyd up`, and with scripted pods", result="campaign_upgrade.json"),
-    Command("mutants", 7, "breaks the laws of the product one by one, and says whether the tests notice",
-            ("-m", "lab.mutation.laws"), env={}, short="that every row of the table fits"),
+    Command("mutants", 7, "breaks laws on purpose, one by one, and says whether the tests notice", ("-m", "lab.mutation.laws"),
+            env={}, short="that every row fits"),
+    Command("mutation", 150, "breaks lines that are drawn, 200 for each of three seeds, and says where no test notices; "
+            "`--changed` those of a branch", ("-m", "lab.mutation.sample"),
+            (("--sample", "200", "--seed", "101", "--seed", "102", "--seed", "103"),), env={}, result="mutation.json",
+            extras=("mutation",)),
     campaign("fuzz", 15, "what is written in C, [fuzzed under the sanitizers](sanitizers.md); `--seconds 3600 --seed 7` for "
              "each of six entry points", ("scripts/sanitize.py", "fuzz"), usual=(("--seconds", "300"),), extras=("compiler",),
              short="half a minute for each of six entry points"),
@@ -205,9 +210,6 @@ OTHERS: Final = (
         ("up", "start a Kubernetes for hand work (`--profile light|full`, `--kwok`, `--dir`, `--ipv6`)"),
         ("down", "remove it, whatever is left of it"), ("status", "say what of it runs"),
         ("build", "build its programs alone: ten minutes, once"))),
-    Command("mutation", 60, "breaks lines of the functions that a branch changes; `--sample 200 --seed 7` of the whole product",
-            ("-m", "lab.mutation.sample"), usual=(("--changed",),), env={}, extras=("mutation",),
-            result="mutation.json"),
     Command("dashboard-picture", 3, "docs/pictures/dashboard.png anew, from a router under load",
             ("lab/tools/dashboard_picture.py",), extras=("browser",)),
     Command("kv-sources", 1, "digests of how versions of vLLM write KV, for tests/data/kv_sources.json",

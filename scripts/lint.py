@@ -1,6 +1,6 @@
 """``make lint``: style, types, import contracts, generated files; two steps at a time, each with its seconds.
 
-    python scripts/lint.py [STEP...]       all of them, or some: ruff, imports, crds, reference, manifests, laws, lab, mypy
+    python scripts/lint.py [STEP...]       all of them, or some: ruff, imports, crds, reference, manifests, lab, laws, mypy
 
 Tools are those beside the Python that runs this. All steps run, whatever one says; what one that
 fails has said is printed whole. Exit code: the greatest of theirs. The hooks of .pre-commit-config.yaml run the same steps.
@@ -28,8 +28,8 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "crds": (f"{BIN}/xpyd", "render", "crds", "--check"),
     "reference": (f"{BIN}/xpyd", "render", "reference", "--check"),
     "manifests": (f"{BIN}/python", "scripts/manifests.py", "--check"),
-    "laws": (f"{BIN}/python", "-m", "lab.mutation.laws", "--check"),
     "lab": (f"{BIN}/python", "-m", "lab", "--docs", "--check"),
+    "laws": (f"{BIN}/python", "-m", "lab.mutation.laws", "--check"),
 }
 
 

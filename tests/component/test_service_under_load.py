@@ -41,7 +41,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
 
 @pytest.fixture(scope="module")
 def service(references: References, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("service"), {"workers": 2}) as one:
+    with Service(tmp_path_factory.mktemp("service")) as one:
         one.up(1, 1)
         yield one
 

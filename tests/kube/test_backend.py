@@ -273,10 +273,10 @@ async def test_pod_security_speaks_before_a_pod_is_made(place: Place) -> None:
 
 
 async def test_what_cannot_be_done_is_refused_and_the_last_document_goes_on(place: Place) -> None:
-    wrong = {"compat": "p2p", "ports": {"http": 30002}}  # where older engines come to
+    wrong = {"ports": {"http": 8000}}  # the engine has it
     await place.apply(router=wrong)
     await place.wait(lambda: place.condition("Valid").get("reason") == "Unsupported", "the fault is said")
-    assert "spec.router.ports.members" in place.condition("Valid")["message"]
+    assert "spec.router.ports.http" in place.condition("Valid")["message"]
     assert place.condition("Ready")["status"] == "False"
     assert place.of("Pod") == {}
     await place.apply()

@@ -55,7 +55,7 @@ CORNERS: dict[str, dict[str, Any]] = {
     },
     "routers": {
         "router": {
-            "placement": "deployment", "workers": 3, "resources": {"limits": {"cpu": 2}},
+            "placement": "deployment", "resources": {"limits": {"cpu": 2}},
             "template": {
                 "metadata": {"annotations": {"team": "a"}},
                 "spec": {

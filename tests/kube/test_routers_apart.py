@@ -74,24 +74,24 @@ async def test_what_a_quota_keeps_from_being_made_is_named(team: Team) -> None:
 async def test_a_template_reaches_the_pods_and_one_that_is_refused_changes_nothing(team: Team) -> None:
     spec = {"imagePullSecrets": [{"name": "registry"}], "tolerations": [{"operator": "Exists"}],
             "securityContext": {"runAsUser": 1000, "fsGroup": None}}
-    await team.apply(team.document(router=apart(workers=2, template={"spec": spec})))
+    await team.apply(team.document(router=apart(template={"spec": spec})))
     await team.wait_settled("1P1D")
     (router,) = routers(team)
     assert router["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert router["spec"]["securityContext"]["runAsUser"] == 1000
     assert "fsGroup" not in router["spec"]["securityContext"]
-    assert router["spec"]["containers"][0]["resources"]["limits"] == {"memory": "1088Mi"}
+    assert router["spec"]["containers"][0]["resources"]["limits"] == {"memory": "1Gi"}
     engines = {pod["metadata"]["uid"] for pod in team.pods()}
     version = team.of("Deployment")["qwen-router"]["metadata"]["generation"]
 
     wrong = {"spec": spec | {"tolerations": [{"key": "a", "operator": "Never"}]}}
-    await team.apply(team.document(router=apart(workers=2, template=wrong)))
+    await team.apply(team.document(router=apart(template=wrong)))
     said = await team.wait_condition("Valid", "False", words=("TemplateRejected", "a pod of a router"))
     assert "operator" in said["message"], "the API server's own words"
     assert team.of("Deployment")["qwen-router"]["metadata"]["generation"] == version, "nothing was written again and again"
     assert team.condition("Ready")["status"] == "True"
 
-    await team.apply(team.document(router=apart(workers=2, template={"spec": spec | {"priorityClassName": ""}})))
+    await team.apply(team.document(router=apart(template={"spec": spec | {"priorityClassName": ""}})))
     await team.wait_settled("1P1D")
     assert {pod["metadata"]["uid"] for pod in team.pods()} == engines, "pods of engines do not know of it"
 

@@ -93,9 +93,8 @@ class MemoryApi:
         self._note("get", "discovery", version)
         return self.resources.get(version, frozenset())
 
-    async def items(self, kind: str, namespace: str = "", *, fields: str = "", labels: str = "", limit: int = 0,
-                    more: str = "") -> Body:
-        self._note("list", kind, fields or labels)
+    async def items(self, kind: str, namespace: str = "", *, labels: str = "", limit: int = 0) -> Body:
+        self._note("list", kind, labels)
         key, _, value = labels.partition("=")
 
         def marked(body: Body) -> bool:
@@ -103,19 +102,15 @@ class MemoryApi:
             return not key or (key in has and value in ("", has[key]))
 
         found = [body for at, body in sorted(self.objects.items()) if at[0] == kind and namespace in ("", at[1])
-                 and (not fields or fields == f"metadata.name={at[2]}") and marked(body)]
-        begin, end = int(more or 0), int(more or 0) + (limit or len(found))
-        return {"items": found[begin:end], "metadata": {"continue": str(end)} if end < len(found) else {}}
+                 and marked(body)]
+        return {"items": found[: limit or len(found)]}
 
-    async def patch(self, kind: str, namespace: str, name: str, body: Body, *, sub: str = "",
-                    dry_run: bool = False) -> Body:
-        self._note("try" if dry_run else "patch", f"{kind}/{sub}" if sub else kind, name)
+    async def patch(self, kind: str, namespace: str, name: str, body: Body) -> Body:
+        self._note("patch", kind, name)
         there = self._there(kind, namespace, name)
         version = body.get("metadata", {}).get("resourceVersion", there["metadata"]["resourceVersion"])
         if version != there["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
-        if dry_run:
-            return merged(there, body)
         if body.get("metadata", {}).get("uid", there["metadata"]["uid"]) != there["metadata"]["uid"]:
             raise ApiError(422, "Invalid", "metadata.uid: Invalid value: field is immutable")
         grown = {"generation": there["metadata"]["generation"] + ("spec" in body)}

@@ -40,10 +40,9 @@ XPYD = Path(sys.executable).with_name("xpyd")
 class Service:
     """One service; ``with`` takes it down at the end, whatever happened."""
 
-    def __init__(self, folder: Path, router: dict[str, Any] | None = None, plugins: Sequence[Path] = ()) -> None:
-        """``router``: further fields of ``spec.router``. ``plugins``: folders that have plugins of vLLM."""
+    def __init__(self, folder: Path, plugins: Sequence[Path] = ()) -> None:
+        """``plugins``: folders that have plugins of vLLM."""
         self.folder = folder
-        self._router = router or {}
         self.home = folder / "home"
         self.file = folder / "service.yaml"
         self.port, self.members = free_port(), free_port()
@@ -81,8 +80,7 @@ class Service:
                 "model": {"source": str(ensure_model()), "servedName": MODEL_NAME},
                 "engine": {"args": list(BASE_ARGS), "env": [{"name": k, "value": v} for k, v in env.items()]},
                 "prefill": {"replicas": prefill}, "decode": {"replicas": decode},
-                "router": {"ports": {"http": self.port, "members": self.members}, "policy": "least_loaded",
-                           **self._router},
+                "router": {"ports": {"http": self.port, "members": self.members}, "policy": "least_loaded"},
                 **self.spec,
             },
         }))

@@ -15,7 +15,7 @@ from scripts import load
 BENCH = Path(__file__).parents[2] / "lab" / "bench" / "router"
 
 
-measures, plot = (load(BENCH / f"{name}.py") for name in ("measures", "plot"))
+measures, plot = load(BENCH / "measures.py"), load(BENCH.parent / "charts.py")
 
 
 def test_a_ratio_is_taken_within_a_round():

@@ -5,25 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab import __main__ as command
 from lab import extras, tables
+from lab.bench.charts import log_lines
 from lab.catalog import CAMPAIGNS, COMMANDS, ROOT, Command
-
-MODULES = {"testcluster", "lab.campaigns", "lab.extras", "lab.mutation.laws", "lab.mutation.sample"}
 
 
 def test_names_are_unlike_and_what_runs_exists() -> None:
     rows = (*COMMANDS.values(),)
     assert len(rows) > 50
     for row in rows:
-        program = row.argv[0]
-        paths = [part for part in row.argv if part.endswith(".py")] + [program] * (program != "-m")
-        assert paths or row.argv[1] in MODULES, row.name
-        assert [path for path in paths if not (ROOT / path).exists()] == [], row.name
+        program = row.argv[0] if row.argv[0] != "-m" else f"{row.argv[1].replace('.', '/')}"
+        files = [part for part in row.argv if part.endswith(".py")] or [
+            program, f"{program}.py", f"lab/cluster/{program}/__main__.py"]
+        assert any((ROOT / file).exists() for file in files[-3:]), row.name
+        assert [file for file in row.argv if file.endswith(".py") and not (ROOT / file).exists()] == [], row.name
         assert set(row.extras) <= extras.EXTRAS.keys(), row.name
 
 
@@ -180,3 +181,16 @@ def test_the_operator_is_not_removed_while_there_are_services(tmp_path: Path, le
         assert left in done.stderr
     else:
         assert (tmp_path / "deleted").read_text() == "delete --ignore-not-found -k o\n"
+
+
+def test_a_line_over_logarithmic_axes_is_straight_for_a_power_and_has_one_colour_in_all_charts() -> None:
+    line = [(1.0, 1.0), (10.0, 100.0), (100.0, 10_000.0)]
+    other = [(1.0, 0.0), (100.0, 5.0)]
+    text = log_lines([("MB/s & one", {"b": line}), ("two", {"a": other, "b": line})], {1.0: "1", 100.0: "c"})
+    root = ET.fromstring(text)
+    drawn = [(each.get("points", ""), each.get("stroke")) for each in root.iter("{http://www.w3.org/2000/svg}polyline")]
+    points = [[float(part) for part in point.split(",")] for point in drawn[0][0].split()]
+    between = [(a + b) / 2 for a, b in zip(points[0], points[2], strict=True)]
+    assert points[1] == pytest.approx(between, abs=0.1)
+    assert drawn[0][1] == drawn[1][1] != drawn[2][1]
+    assert "MB/s &amp; one" in text

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dp_engines import DpEngine
+from lab.bench.charts import Bar, bars
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
@@ -157,26 +158,10 @@ def measure(name: str, workload: Callable[[DpEngine], Answers], mode: str, engin
 
 
 def plot(figures: dict[str, Any]) -> str:
-    """Bars as SVG."""
-    width, height, left, base = 860, 300, 50, 250
-    most = max(figures[f"wasted_{name}_{mode}"] for name in WORKLOADS for mode in MODES) or 1
-    colours = dict(zip(MODES, ("#57606a", "#1f6feb", "#2da44e"), strict=True))
-    size = f'width="{width}" height="{height}"'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
-             f'<rect {size} fill="white"/>',
-             f'<text x="{left}" y="20" font-size="14">Steps in which no rank had tokens</text>']
-    for group, name in enumerate(WORKLOADS):
-        for index, mode in enumerate(MODES):
-            value = figures[f"wasted_{name}_{mode}"]
-            tall = 200 * value / most
-            x = left + group * 115 + index * 30
-            parts.append(f'<rect x="{x}" y="{base - tall:.1f}" width="26" height="{tall:.1f}" fill="{colours[mode]}"/>'
-                         f'<text x="{x + 13}" y="{base - tall - 4:.1f}" text-anchor="middle">{value}</text>')
-        parts.append(f'<text x="{left + group * 115 + 43}" y="{base + 18}" text-anchor="middle">{name}</text>')
-    for index, mode in enumerate(MODES):
-        parts.append(f'<rect x="{left + index * 90}" y="{base + 30}" width="12" height="12" fill="{colours[mode]}"/>'
-                     f'<text x="{left + index * 90 + 18}" y="{base + 41}">{mode}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    """Bars for each workload."""
+    return bars("Steps in which no rank had tokens", [(name, [Bar(mode, value, value, value) for mode in MODES
+                                                              for value in [figures[f"wasted_{name}_{mode}"]]])
+                                                      for name in WORKLOADS])
 
 
 def below(figures: dict[str, Any]) -> bool:

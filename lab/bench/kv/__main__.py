@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lab.bench.charts import log_lines
 from peer import BLOCKS
 
 HERE = Path(__file__).parent
@@ -246,9 +247,11 @@ def main() -> None:
     print(json.dumps({name: value for name, value in result.items() if isinstance(value, float)}, indent=1))
     if args.write:
         (RESULTS / "kv.json").write_text(json.dumps(result, indent=1) + "\n")
-        from plot import draw
-
-        draw(result, RESULTS / "kv.svg")
+        (RESULTS / "kv.svg").write_text(log_lines([(f"GB/s, {title}", {
+            name: [(block, value["gb_per_s"]) for block, value in zip(BLOCKS, line.values(), strict=True)]
+            for name, line in table(found).items()}) for title, found in (
+                ("idle", idle), ("beside a thread that computes in each process", busy))],
+            {block: f"{block >> 10} KiB" for block in BLOCKS}))
 
 
 def across(one: dict[str, dict[int, list[tuple[float, float]]]], other: dict[str, dict[int, list[tuple[float, float]]]],

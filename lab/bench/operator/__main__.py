@@ -31,14 +31,17 @@ import msgspec
 from kube_cluster import Request, apply_crds, requests
 from kube_team import USER
 from measures import Timeline, cpu_s, machine_load, peak_rss_mib, quantile_ms, rounds
-from plot import line_chart
 from surroundings import Surroundings, surroundings
 from testcluster import build
 from testcluster.control_plane import CONTROLLERS
 from testcluster.light import LightCluster
 
+from xpyd_operator.cli.plot import panels
+
 RESULTS = Path(__file__).resolve().parents[3] / "bench/results"
 NAMESPACE = "bench"
+USUAL = (1000, 100, 10)
+"""Pods of the one service, services, pods of each: sizes of which figures are recorded."""
 NODES = 10
 DEADLINE_S = 240.0
 QUIET_S = 60.0
@@ -122,9 +125,10 @@ async def bench(cluster: LightCluster, folder: Path, pods: int, services: int, p
         print("many:", {key: round(value, 3) for key, value in many.items()}, flush=True)
     RESULTS.mkdir(exist_ok=True)
     title = f"{pods} engine pods of one service / {services} services of {per_service}"
-    chart = line_chart(title, {f"one: {name}": line for name, line in one_line.lines().items()}
-                       | {f"many: {name}": line for name, line in many_line.lines().items()})
-    (RESULTS / "operator.svg").write_text(chart)
+    lines = {f"{kind}: {name}": line for kind, found in (("one", one_line), ("many", many_line))
+             for name, line in found.lines().items()}
+    if (pods, services, per_service) == USUAL:
+        (RESULTS / "operator.svg").write_text(panels(title, [("pods", lines)], x="seconds since apply"))
     figures = {f"{name}_{pods}_s": one[f"{name}_s"] for name in ("created", "ready", "serving", "deleted")}
     figures |= {"api_calls_per_pod": one["api_calls_per_pod"],
                 "rss_mib": max(one["rss_mib"], many["rss_mib"]), "rss_idle_mib": idle,
@@ -144,9 +148,9 @@ def about() -> dict[str, Any]:
 def main() -> None:
     """Run it, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pods", type=int, default=1000, help="of the one service")
-    parser.add_argument("--services", type=int, default=100)
-    parser.add_argument("--per-service", type=int, default=10)
+    parser.add_argument("--pods", type=int, default=USUAL[0], help="of the one service")
+    parser.add_argument("--services", type=int, default=USUAL[1])
+    parser.add_argument("--per-service", type=int, default=USUAL[2])
     parser.add_argument("--folder", type=Path, help="for cluster and logs; default: a temporary one")
     parser.add_argument("--groups", action="store_true", help="instances of several pods instead")
     args = parser.parse_args()
@@ -161,7 +165,7 @@ def main() -> None:
         else:
             cluster.add_nodes(NODES, {"cpu": "1000", "memory": "4Ti", "pods": "300", "nvidia.com/gpu": "300"})
             results = asyncio.run(bench(cluster, folder, args.pods, args.services, args.per_service))
-            file = "operator.json" if (args.pods, args.services, args.per_service) == (1000, 100, 10) else ""
+            file = "operator.json" if (args.pods, args.services, args.per_service) == USUAL else ""
     figures = {key: round(value, 2) if isinstance(value, float) else value for key, value in results.items()} | about()
     text = msgspec.json.format(msgspec.json.encode(figures), indent=2).decode() + "\n"
     if file:

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 from contenders import CONTENDERS
-from plot import panels
+from lab.bench.charts import log_lines
 from run import SIZES, run
 
 RESULTS = Path(__file__).resolve().parents[3] / "bench/results"
@@ -77,13 +77,13 @@ def chart(values: dict[str, float]) -> str:
     charts = []
     for readers in READERS:
         label = "1 reader" if readers == 1 else f"{readers} readers"
-        charts.append((f"latency p50, {label}", "µs", {
+        charts.append((f"latency p50, {label}, µs", {
             name: [(size, values[f"{name}_{readers}r_{text}_p50_us"]) for size, text in SIZES.items()]
             for name in CONTENDERS}))
-        charts.append((f"throughput, {label}", "MB/s", {
+        charts.append((f"throughput, {label}, MB/s", {
             name: [(size, values[f"{name}_{readers}r_{text}_msg_s"] * size / 1e6) for size, text in SIZES.items()]
             for name in CONTENDERS}))
-    return panels(charts, SIZES)
+    return log_lines(charts, SIZES)
 
 
 def main() -> None:

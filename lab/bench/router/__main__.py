@@ -29,8 +29,8 @@ import contenders
 import msgspec
 from contenders import Contender, Engines
 from heart import Heart
+from lab.bench.charts import Bar, bars
 from measures import cpu_s, figures, peak_rss_mb
-from plot import Bar, bars
 from processes import Group, free_port
 
 RESULTS = Path(__file__).resolve().parents[3] / "bench/results"
@@ -219,6 +219,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=(), help="of the other routers; vllm_router is always needed")
     parser.add_argument("--write", action="store_true", help="write bench/results/router.json and .svg")
     args = parser.parse_args()
+    if args.rounds < 3:
+        parser.error("--rounds: there are no quartiles of fewer than 3")
     began = time.monotonic()
     load = round(os.getloadavg()[0], 2)
     with tempfile.TemporaryDirectory(prefix="xpyd-bench-") as folder:

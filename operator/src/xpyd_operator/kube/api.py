@@ -63,7 +63,6 @@ RESOURCES: Mapping[str, Resource] = {
     "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
     "Deployment": Resource("apps/v1", "deployments"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
-    "CustomResourceDefinition": Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", cluster=True),
     "Node": Resource("v1", "nodes", cluster=True),
     **{gang.resource_of(each): Resource(each, gang.PLURAL) for versions in gang.VERSIONS.values() for each in versions},
 }
@@ -170,20 +169,16 @@ class Api:
         name = body["metadata"]["name"]
         return await self._ask("apply", kind, namespace, name, body=body, query={"force": "true"})
 
-    async def items(
-        self, kind: str, namespace: str = "", *, fields: str = "", labels: str = "", limit: int = 0, more: str = ""
-    ) -> Body:
-        """A list: its ``items``, and in ``metadata.continue`` what ``more`` takes for the next part.
+    async def items(self, kind: str, namespace: str = "", *, labels: str = "", limit: int = 0) -> Body:
+        """A list: its ``items``.
 
         Args:
             kind: of the objects.
             namespace: empty: all of them.
-            fields: a field selector.
             labels: a label selector.
-            limit: most objects in one part; 0: all at once.
-            more: of the part before.
+            limit: most objects that are told; 0: all.
         """
-        query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": more}
+        query = {"labelSelector": labels, "limit": str(limit or "")}
         return await self._ask("list", kind, namespace, query={name: value for name, value in query.items() if value})
 
     async def served(self, version: str) -> frozenset[str]:
@@ -198,11 +193,9 @@ class Api:
                 raise
         return frozenset(str(each["name"]) for each in found.get("resources") or ())
 
-    async def patch(
-        self, kind: str, namespace: str, name: str, body: Body, *, sub: str = "", dry_run: bool = False
-    ) -> Body:
+    async def patch(self, kind: str, namespace: str, name: str, body: Body) -> Body:
         """Merge patch. A ``metadata.uid`` or ``resourceVersion`` in it is a precondition (409)."""
-        return await self._ask("patch", kind, namespace, name, sub=sub, body=body, dry_run=dry_run)
+        return await self._ask("patch", kind, namespace, name, body=body)
 
     async def patch_status(self, kind: str, namespace: str, name: str, status: Body, uid: str = "") -> Body:
         """Merge patch of the status alone; ``uid``: only of this very object (409)."""
