@@ -25,7 +25,7 @@ AWAY_S = 60.0
 AUTOSCALING = Path(__file__).resolve().parent.parent / "examples/kubernetes/autoscaling.yaml"
 
 
-
+@pytest.mark.smoke
 def test_an_answer_through_the_service_from_another_pod(service: ServiceInCluster) -> None:
     url = service.get(f"dsvc/{service.name}")["status"]["url"]
     (answer,) = asked(service, f"{url}/v1")
@@ -51,6 +51,19 @@ def test_both_families_lead_to_the_router(service: ServiceInCluster) -> None:
 
 def test_a_stranger_reaches_the_router_and_nothing_else(service: ServiceInCluster) -> None:
     strangers_reach_the_router_alone(service)
+
+
+@pytest.mark.smoke
+def test_prefill_scales_up_under_load(service: ServiceInCluster) -> None:
+    document = service.document()
+    document["spec"]["prefill"]["replicas"] = 2
+    with service.traffic(least=20) as ended:
+        service.cluster.kubectl.apply(document)
+        service.wait_ready("2P1D")
+        time.sleep(5)
+    check(ended, 20)
+    service.apply()
+    service.wait_ready("1P1D")
 
 
 def autoscaler(service: ServiceInCluster) -> dict[str, Any]:
@@ -121,6 +134,7 @@ def test_the_operator_is_upgraded_and_rolled_back_under_load(service: ServiceInC
     assert engines() == before, "no engine pod was replaced, no container of one restarted"
 
 
+@pytest.mark.smoke
 def test_engine_pods_deleted_under_load(service: ServiceInCluster) -> None:
     """A decode pod, whose peer takes over, and the only prefill pod, which decode stands in for."""
     service.scale("decode", 2)

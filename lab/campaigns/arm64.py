@@ -46,9 +46,9 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig  # noqa: E4
 _, ARM64 = PLATFORMS
 RESULT = ROOT / "bench" / "results" / "campaign_arm64.json"
 PUBLISHED = ("operator", "sidecar")
-TESTS = ("test_relay_fast.py", "test_relay_whole.py", "test_stream_answers.py", "test_relay_loop.py",
-         "test_transport_moves.py")
-"""Of tests/unit: those of what is written in C."""
+TESTS = ("sockets/test_relay_fast.py", "unit/test_relay_whole.py", "unit/test_stream_answers.py", "unit/test_relay_loop.py",
+         "sockets/test_transport_moves.py")
+"""Tests of what is written in C."""
 LEFT_OUT = {
     "test_every_source_compiles_without_a_warning": "images hold no compiler",
 }
@@ -155,7 +155,7 @@ def tested(sidecar: Emulated) -> dict[str, int]:
     done = sidecar.run(
         "python", "-m", "pytest", "-p", "no:cacheprovider", "-k", f"not ({' or '.join(LEFT_OUT)})",
         "--timeout", "600", "--rootdir", "/tree", "-c", "/tree/pyproject.toml",
-        *(f"/tree/tests/unit/{name}" for name in TESTS), timeout_s=TEST_S, CI="true", PYTHONPATH="/packages",
+        *(f"/tree/tests/{name}" for name in TESTS), timeout_s=TEST_S, CI="true", PYTHONPATH="/packages",
         HYPOTHESIS_STORAGE_DIRECTORY="/tmp/hypothesis")
     say(done.stdout[-6000:] + done.stderr[-3000:])
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)", done.stdout)}
@@ -250,7 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             count for found in told["compiled"].values() for kind, count in found.items() if kind != "183")
         env = {each: dict(word.split("=", 1) for word in settings[each]["Env"]) for each in images}
         tree = folder / "tree"
-        for part in ("tests/unit", "tests/support", "tests/data", "sidecar/hatch_build.py", "pyproject.toml"):
+        for part in ("tests/unit", "tests/sockets", "tests/support", "tests/data", "sidecar/hatch_build.py",
+                     "pyproject.toml"):
             place = tree / part
             place.parent.mkdir(parents=True, exist_ok=True)
             if (ROOT / part).is_dir():

@@ -4,7 +4,7 @@
                "processors": 2, "places": [{"function": "xpyd_sidecar.kv.pairing:Pairing.on_ready", "before": …, …}]}]}
 
 A run is known by kind and seed, and goes on with the same commit and number of places; otherwise it begins anew in its
-place. Places stand in the order of the draw.
+place. Places stand in the order of the draw, a line each; those that were not judged yet are drawn again, and not written.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Figures:
         key = {"kind": kind, "seed": seed, "commit": commit, "wanted": len(changes)}
         for run in self.runs:
             if key == {name: run[name] for name in key}:
+                known = {change_of(row): row for row in run["places"]}
+                run["places"] = [known.get(change, row_of(change)) for change in changes]
                 return run
         self.runs = [run for run in self.runs if (run["kind"], run["seed"]) != (kind, seed)]
         run = {**key, "judged": 0, "killed": 0, "alive": 0, "gone": 0, "load": [], "processors": os.cpu_count(),
@@ -62,7 +64,17 @@ class Figures:
         load = round(os.getloadavg()[0], 1)
         run["load"] = [min([load, *run["load"][:1]]), max([load, *run["load"][1:]])]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps({"runs": self.runs}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        self.path.write_text(text_of(self.runs), "utf-8")
+
+
+def text_of(runs: Sequence[Row]) -> str:
+    """The file: a line for each run's head and for each place that was judged."""
+    blocks = []
+    for run in runs:
+        head = json.dumps({name: value for name, value in run.items() if name != "places"})
+        rows = (json.dumps(row, ensure_ascii=False) for row in run["places"] if "verdict" in row)
+        blocks.append(f"{head[:-1]}, \"places\": [\n" + ",\n".join(rows) + "\n]}")
+    return '{"runs": [\n' + ",\n".join(blocks) + "\n]}\n"
 
 
 def summary(run: Row) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lab.mutation.choose import USERS, Suite
 from lab.mutation.functions import Change, UnfitError, apply, path_of
-from lab.mutation.tree import broken, run_tests
+from lab.mutation.tree import Ran, broken, run_tests
 
 KILLED, ALIVE, GONE = "killed", "alive", "gone"
 """GONE: the function is not there, or not with this text."""
@@ -31,6 +31,7 @@ class Verdict:
     test: str = ""
     """The test that killed it."""
     why: str = ""
+    """The same with what it is: no end of the tests in time counts, too. Of one that lives: what was not asked."""
     seconds: float = 0.0
     asked: int = 0
     """Test files that were run."""
@@ -57,7 +58,7 @@ class Judge:
             hint: name of a test file that is asked first, wherever it lies.
             again: its own tests and those that import it have not noticed before, and are not asked again.
         """
-        began, asked = time.monotonic(), list[Path]()
+        began, asked, late = time.monotonic(), list[Path](), ""
         try:
             apply(path_of(self.tree, change.module).read_text("utf-8"), change)
         except UnfitError as error:
@@ -67,11 +68,12 @@ class Judge:
             asked += new
             if not new or (again and step in {"own", "users"}):
                 continue
-            test, why = self._killer(change, new, deadline_s, late_is_killed=step in {"hint", "own"})
-            if why:
-                return Verdict(KILLED, step, test, why, round(time.monotonic() - began, 1), len(asked))
+            ran = self._killer(change, new, deadline_s, late_is_killed=step in {"hint", "own"})
+            late = late or ran.why if ran.late else late
+            if ran.killed:
+                return Verdict(KILLED, step, ran.test, ran.why, round(time.monotonic() - began, 1), len(asked))
         return Verdict(ALIVE, seconds=round(time.monotonic() - began, 1), asked=len(asked),
-                       why="" if asked else "no test file imports the module")
+                       why=late if asked else "no test file imports the module")
 
     def steps(self, module: str, hint: str) -> Sequence[tuple[str, list[Path], float]]:
         """What is asked, one after the other: name, test files, deadline."""
@@ -84,15 +86,17 @@ class Judge:
             steps.append(("all", list(self.tests.imports), 3600.0))
         return steps
 
-    def _killer(self, change: Change, files: Sequence[Path], deadline_s: float, *, late_is_killed: bool) -> tuple[str, str]:
-        """The test that kills it, and in what words; both empty where none does."""
+    def _killer(self, change: Change, files: Sequence[Path], deadline_s: float, *, late_is_killed: bool) -> Ran:
+        """What these files say, but for tests that fail also without the change."""
+        names = [str(path) for path in files]
         while True:
             with broken(self.tree, change):
-                ran = run_tests(self.tree, [str(path) for path in files], deadline_s, late_is_killed=late_is_killed,
-                             without=sorted(self.flaky))
-            if not ran.killed:
-                return "", ""
-            if not ran.test or ran.test in self.trusted or not run_tests(self.tree, [ran.test], deadline_s).killed:
+                ran = run_tests(self.tree, names, deadline_s, late_is_killed=late_is_killed, without=sorted(self.flaky))
+            if not ran.killed or ran.test in self.trusted:
+                return ran
+            if not run_tests(self.tree, [ran.test] if ran.test else names, deadline_s).killed:
                 self.trusted |= {ran.test} - {""}
-                return ran.test, ran.why
+                return ran
+            if not ran.test:  # they do not end without the change either
+                return replace(ran, killed=False)
             self.flaky.add(ran.test)

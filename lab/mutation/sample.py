@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
                       help="modules that --operators leaves out")
     made.add_argument("--tree", type=Path, default=ROOT, help="the checkout that is broken (this one)")
     made.add_argument("--write", type=Path, metavar="FILE", help=f"({RESULTS})")
-    made.add_argument("--minutes", type=float, default=60.0, help="no place is begun after that (60)")
+    made.add_argument("--minutes", type=float, default=240.0, help="no place is begun after that (240)")
     made.add_argument("--broad", type=float, default=0.0, metavar="S",
                       help="seconds for all test files that reach the package")
     made.add_argument("--all", action="store_true", help="every unit test file, for what is left alive")

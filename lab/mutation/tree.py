@@ -40,6 +40,8 @@ class Ran:
     test: str = ""
     """The first that failed."""
     why: str = ""
+    late: bool = False
+    """They did not end in time."""
 
 
 def files_of(root: Path) -> Iterator[Path]:
@@ -140,7 +142,7 @@ def run_tests(tree: Path, tests: Sequence[str], deadline_s: float, *, late_is_ki
     failed = next(iter(_FAILED.findall(words)), "")
     match code:
         case None:
-            return Ran(late_is_killed, "", f"no end within {deadline_s:g} s")
+            return Ran(late_is_killed, "", f"no end within {deadline_s:g} s", late=True)
         case 0 | 5:  # 5: all of them are left out
             return Ran(False, "", last)
         case 1:

@@ -9,6 +9,9 @@
     copies    what engines stepped by hand are given: a test that makes some runs with copies that are complete at once, as
               on a CPU, and with late ones, as on a GPU.
 
+Tests with real engines are marked ``engines``, so that the others can run without them; those that are marked ``smoke``
+besides, one for each class of faults, run with every change. In a test without the mark no engine starts.
+
 Tests that bring engines of their own run first, so that they do not share the machine with the cluster: those without the
 cluster, then those that compare it with ``plain``, then the rest.
 """
@@ -23,6 +26,7 @@ from typing import Any, NoReturn
 
 import pytest
 from cluster import PATIENT, Cluster
+from engines import Engine
 from fair_session import fair  # noqa: F401 (a fixture)
 
 HERE = Path(__file__).parent
@@ -39,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
     names = {item: set(getattr(item, "fixturenames", ())) if item in ours else set() for item in items}
     items.sort(key=lambda item: ("shared_cluster" in names[item], "plain" not in names[item]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Engines start for those tests alone that say so."""
+    marked = HERE not in item.path.parents or item.get_closest_marker("engines") is not None
+    Engine.refused = "" if marked else f"{item.name} starts engines, so mark it with pytest.mark.engines"
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from traffic import Steady, plain_answers
 from xpyd_sidecar.agent.ask import ask
 from xpyd_sidecar.contract.ids import State
 
+pytestmark = pytest.mark.engines
 PROMPT = random.Random("agent").choices(range(3, 500), k=300)
 LONG = 1600
 """Tokens that take decode some seconds."""
@@ -49,6 +50,7 @@ def asked_until_refused(url: str) -> list[tuple[float, list[int]]]:
         found.append((time.monotonic(), answer["token_ids"]))
 
 
+@pytest.mark.smoke
 def test_a_drain_of_decode_waits_for_what_runs_and_refuses_what_is_new(cluster: Cluster) -> None:
     [decode] = cluster.decode
     plain = complete(cluster.plain_url, PROMPT, LONG)["token_ids"]
@@ -134,6 +136,7 @@ def test_an_agent_that_is_stopped_says_goodbye(cluster: Cluster) -> None:
     cluster.wait_fleet(lambda fleet: [one.instance for one in fleet.instances] == names, 60.0, "told of the goodbye")
 
 
+@pytest.mark.smoke
 async def test_a_drained_engine_is_killed_under_load_and_nobody_notices(cluster: Cluster) -> None:
     """Drain, kill -9, start again: no request fails, and the new incarnation is used."""
     [prefill] = cluster.prefill

@@ -18,6 +18,7 @@ from traffic import References, client, plain_answers, send
 
 from xpyd_sidecar.contract import metrics
 
+pytestmark = pytest.mark.engines
 PROMPTS = lengths() + prefixes()
 TRAFFIC = mixed(200)
 CHATS = tuple(
@@ -110,6 +111,7 @@ def check_decode_computed_nothing(cluster: Cluster, before: dict[str, float], ca
     assert change["unused"] <= sum(len(case.prompt) % BLOCK == 1 for case in cases), change
 
 
+@pytest.mark.smoke
 def test_every_prompt_equals_one_plain_engine_and_decode_computes_none_of_it(
         plain: Plain, cluster: Cluster) -> None:
     before = computed(cluster)

@@ -23,6 +23,7 @@ from engines import MODEL_NAME, complete
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.kv.keys import Outcome
 
+pytestmark = pytest.mark.engines
 LONG = list(tokens_of("too long", 2100))
 GOOD: dict[str, Any] = {"model": MODEL_NAME, "prompt": [5, 6, 7], "max_tokens": 4}
 TRANSFER = {"xpyd": 1, "role": "decode", "transfer": "0" * 32, "attempt": 1, "remaining_s": 60}

@@ -12,6 +12,7 @@ from cluster import Cluster
 from engine_pair import UNHURRIED
 from engines import HTTP_TIMEOUT_S, MODEL_NAME, Engine, post
 
+pytestmark = pytest.mark.engines
 ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "96", "--enable-prompt-tokens-details")
 WORDS = ["token", "lease", "block", "router", "cache", "decode", "prefill", "request", "answer", "leg"]
 LONG = " ".join(f"{WORDS[number % 10]} {number}" for number in range(40))

@@ -34,7 +34,7 @@ from xpyd_sidecar.contract import legs, metrics
 from xpyd_sidecar.contract.ids import Attempt, Incarnation, Role, TransferId
 from xpyd_sidecar.router.api import audited, bodies
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 LONG_S = 10 * SOON_S
 """What decode would wait for, and must not."""
 CLAIM_S = 60.0

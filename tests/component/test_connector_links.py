@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from xpyd_sidecar.contract import metrics
 
+pytestmark = pytest.mark.engines
 SIDES = {metrics.TRANSFERS, metrics.LINK_BYTES}
 """They have labels of their own, so an engine has them only on the side that it has been on."""
 

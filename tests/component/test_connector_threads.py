@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from engines import Engine
 
+pytestmark = pytest.mark.engines
 PLUGIN = str(Path(__file__).parents[1] / "support/dying_threads")
 
 

@@ -16,6 +16,7 @@ from engines import Engine
 
 from xpyd_sidecar.contract import metrics
 
+pytestmark = pytest.mark.engines
 BLOCK = 128
 LENGTHS = (1, 127, 128, 129, 256, 257, 400, 1025)
 SALTS = count()

@@ -16,6 +16,7 @@ from xpyd_sidecar.contract import assignment, launch
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import Role
 
+pytestmark = pytest.mark.engines
 PROMPTS = [[3 + i, 40, 50 + i, 7] * (3 + 9 * i) for i in range(6)]
 OTHERS = [[90 + i, 41, 60 + i, 8] * (3 + 9 * i) for i in range(6)]
 """That nobody has cached."""
@@ -39,6 +40,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.smoke
 def test_answers_are_those_of_one_engine_and_kv_reaches_both_ranks(cluster: Cluster, folder: Path) -> None:
     plain, decode = cluster.prefill[0].engine, cluster.decode[0].engine
     expected = [plain.complete(prompt, TOKENS)["token_ids"] for prompt in PROMPTS]

@@ -12,6 +12,7 @@ import pytest
 from dp_engines import DpEngine
 from engines import HttpError, post
 
+pytestmark = pytest.mark.engines
 TIMEOUT_S = 15.0
 PROMPTS = [[3 + i, 40, 50 + i, 7] * (1 + i % 5) for i in range(8)]
 REQUESTS = 250

@@ -1,6 +1,6 @@
 """The connector under vLLM's own scheduler and configuration, with the sources of each version that is known; no engine.
 
-``make test-versions`` runs this with the newer version's sources, ``make test-component`` with the installed one.
+``scripts/tiers.py versions`` runs this with the newer version's sources, ``component`` with the installed one.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from processes import ProcessFailed
 EXTRA = ("--num-gpu-blocks-override", "34")
 
 
+@pytest.mark.engines
 def test_a_fork_has_its_own_command_environment_session_and_log(tmp_path: Path) -> None:
     with Engine("e0", tmp_path, args=EXTRA, env={"XPYD_TEST_OWN": "1"}) as engine:
         engine.wait_ready()
@@ -46,6 +47,7 @@ def test_what_vllm_changes_in_this_process_does_not_reach_engines(tmp_path: Path
     assert ForkServer.shared().can(engine.command, engine.env)
 
 
+@pytest.mark.engines
 def test_a_fork_that_cannot_start_ends_as_its_command_does_with_its_words(tmp_path: Path) -> None:
     engine = Engine("e0", tmp_path, connector=False, args=("--no-such-option",))
     with engine, pytest.raises(ProcessFailed) as failed:
@@ -54,6 +56,7 @@ def test_a_fork_that_cannot_start_ends_as_its_command_does_with_its_words(tmp_pa
     assert "unrecognized arguments: --no-such-option" in str(failed.value)
 
 
+@pytest.mark.engines
 def test_a_killed_fork_says_by_which_signal(tmp_path: Path) -> None:
     with Engine("e0", tmp_path, connector=False) as engine:
         assert engine.alive()
@@ -62,6 +65,7 @@ def test_a_killed_fork_says_by_which_signal(tmp_path: Path) -> None:
         assert not engine.alive()
 
 
+@pytest.mark.engines
 def test_a_port_is_closed_once_its_server_is_killed_though_the_core_lives(tmp_path: Path) -> None:
     with Engine("e0", tmp_path, args=EXTRA) as engine:
         engine.wait_ready()
@@ -75,6 +79,7 @@ def test_a_port_is_closed_once_its_server_is_killed_though_the_core_lives(tmp_pa
         assert core in engine.group.pids()
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize(("command", "env"), [
     ((sys.executable, "-c", "pass"), {}),
     ((sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"), {}),

@@ -6,10 +6,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from engines import complete, metric
 from group_service import GroupService, groups
 from service import wait
 
+pytestmark = pytest.mark.engines
 PROMPT = list(range(5, 400))
 USED = "calls to 2 workers go through the broadcast queue, 1 of them on this host"
 

@@ -9,6 +9,7 @@ import pytest
 from engine_pair import Pair, started
 from slow_prefill import TOKENS, check, hand_over, slow_pair
 
+pytestmark = pytest.mark.engines
 LOAD_S = 10.0
 """Of silence: more than a step takes on a full machine."""
 STEP_S = 3.0

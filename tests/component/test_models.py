@@ -14,12 +14,13 @@ from model_pairs import BLOCK, FACTS, PATIENCE_S, ModelPair, prompt_of
 
 from xpyd_sidecar.contract import metrics
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 LAYER_BLOCK = 2 * BLOCK * 2 * 32 * 4
 """Bytes of a block of a layer of the models with windows: heads, tokens, K and V, values."""
 
 
-@pytest.fixture(scope="module", params=["tiny-gpt-oss", "tiny-granite", "tiny-qwen-next"])
+@pytest.fixture(scope="module", params=[
+    pytest.param("tiny-gpt-oss", marks=pytest.mark.smoke), "tiny-granite", "tiny-qwen-next"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelPair]:
     patient = {"claim_s": PATIENCE_S, "peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": PATIENCE_S}
     yield from started(ModelPair(tmp_path_factory.mktemp(request.param), request.param, **patient))

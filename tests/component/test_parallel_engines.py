@@ -10,8 +10,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from parallel_engines import ask, of_session, parallel_engine
 
+pytestmark = pytest.mark.engines
 LENGTHS = (1, 129, 700)
 OUTPUT = 12
 

@@ -24,6 +24,7 @@ from make_model import ensure_model
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.router.api import paths
 
+pytestmark = pytest.mark.engines
 GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "max_tokens": 16}
 MESSAGES: list[Any] = [{"role": "user", "content": "What is a lease? ☃"}]
 TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {

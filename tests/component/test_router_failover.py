@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cluster import Cluster
 from engines import MODEL_NAME, get
 from make_model import ensure_adapter
@@ -23,6 +24,7 @@ from recorded import Seen, seen_of
 
 from xpyd_sidecar.contract.ids import Role
 
+pytestmark = [pytest.mark.engines, pytest.mark.smoke]
 LINES = 25
 """Events that every stream has had before the kill."""
 SLOW = {"SLOW_STEP_S": "0.05", "PYTHONPATH": os.pathsep.join(

@@ -13,6 +13,7 @@ from real_kills import kill_real
 
 from xpyd_sidecar.contract.ids import Role
 
+pytestmark = pytest.mark.engines
 KILLS = 5
 GONE_S = PATIENT.claim_s / 2
 """Below what would let go of what nobody is told of. How much below, only a quiet machine can show: see

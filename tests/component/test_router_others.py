@@ -15,6 +15,7 @@ import certificates
 import httpx
 import msgspec
 import openai
+import pytest
 from cluster import Cluster
 from engines import MODEL_NAME, post
 from fleets import serving
@@ -24,6 +25,7 @@ from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.router.endpoints.application import RENDERED_S
 
+pytestmark = pytest.mark.engines
 GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "max_tokens": 24}
 PROMPT = "Two routers, one fleet: "
 STREAMS = 12

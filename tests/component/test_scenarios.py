@@ -51,6 +51,7 @@ def test_the_judge_sees_what_nothing_checks(tmp_path: Path) -> None:
     assert report.wrong > 0
 
 
+@pytest.mark.engines
 @pytest.mark.timeout(900)
 def test_faults_between_engines_change_no_answer_and_leave_nothing_behind(cluster: Cluster) -> None:
     source, report = random.Random(4), Report()

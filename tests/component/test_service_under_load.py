@@ -16,6 +16,7 @@ from traffic import References, Steady, plain_answers, send
 
 from xpyd_operator.local.paths import ServiceFolder
 
+pytestmark = pytest.mark.engines
 CASES = mixed(60, seed=3)
 SWITCHES = ((2, 2), (1, 3), (2, 2), (3, 1), (2, 2))
 """Each from the one before, beginning at 1P3D."""
@@ -46,6 +47,7 @@ def service(references: References, tmp_path_factory: pytest.TempPathFactory) ->
         yield one
 
 
+@pytest.mark.smoke
 async def test_counts_change_under_load_without_a_failed_request(service: Service, references: References) -> None:
     """Up, five switches of roles, down and up again; every answer equals the plain engine's.
 

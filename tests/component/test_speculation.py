@@ -12,6 +12,7 @@ import pytest
 from drafting_engines import Drafting
 from engine_pair import tokens
 
+pytestmark = pytest.mark.engines
 LENGTHS = (2, 5, 64, 127, 128, 129, 200, 255, 256, 257, 383, 385, 511, 512, 513, 700, 1024, 1500)
 """Edges of blocks (128) and of chunks (512) among them."""
 OUTPUT = 32
@@ -30,6 +31,7 @@ def prompts(seed: str) -> list[list[int]]:
     return [tokens(length, f"{seed} {length}") for length in LENGTHS]
 
 
+@pytest.mark.smoke
 def test_the_same_draft_on_both_is_accepted_as_in_one_engine(drafting: Drafting) -> None:
     ours = prompts("both")
     both = drafting.run(drafting.e, drafting.f, ours, OUTPUT)

@@ -25,6 +25,7 @@ from upgrades import Lasting, Watch
 from xpyd_operator.local import agents
 from xpyd_sidecar.contract import keys
 
+pytestmark = pytest.mark.engines
 THIS = Release("this", ROOT)
 CASES = mixed(40, seed=11)
 LONG = Case("long", tokens_of("lasts", 60), 1900)

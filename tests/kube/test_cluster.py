@@ -22,7 +22,7 @@ from testcluster.state import Folder
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples/kubernetes").glob("*.yaml"))
-pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
+pytestmark = [pytest.mark.test_all, pytest.mark.timeout(1200)]  # the first run on a machine builds Kubernetes
 
 
 @pytest.fixture(scope="module")

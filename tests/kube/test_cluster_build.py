@@ -15,7 +15,7 @@ from testcluster.build import Program
 from testcluster.errors import BuildFailed, Missing
 
 GOOD = 'package main\n\nvar word = "unset"\n\nfunc main() { println(word) }\n'
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.test_all, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

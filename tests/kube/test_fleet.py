@@ -47,7 +47,7 @@ def note(name: str, figures: dict[str, float]) -> None:
     file.write_text(json.dumps({**same, "rolls": {**rolls, name: figures}}, indent=2) + "\n")
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["same KV", "other KV"])
+@pytest.mark.parametrize("same", [True, pytest.param(False, marks=pytest.mark.test_all)], ids=["same KV", "other KV"])
 async def test_a_fleet_rolls_in_batches_of_both_roles_at_once(team: Team, same: bool) -> None:
     """Within (instances / surge) x (start + canary + drain) x 1.2 in a campaign; a canary takes the time of a start."""
     if not same:

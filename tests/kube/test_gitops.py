@@ -111,10 +111,10 @@ async def test_a_restart_of_the_operator_writes_nothing(team: Team) -> None:
 
 
 async def test_argo_cd_and_flux_say_how_a_service_is(quiet_team: Team) -> None:
-    """By Argo CD's comparison and Lua interpreter and Flux's kstatus: `make test-gitops` builds them."""
+    """By Argo CD's comparison and Lua interpreter and Flux's kstatus: `python scripts/tiers.py gitops` builds them."""
     judge = Judge.found()
     if judge is None:
-        pytest.skip("the program that holds Argo CD's and Flux's judgement is not built: make test-gitops")
+        pytest.skip("the program that holds Argo CD's and Flux's judgement is not built: python scripts/tiers.py gitops")
     team = quiet_team
 
     async def apply(**spec: object) -> dict[str, object]:

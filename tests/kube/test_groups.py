@@ -231,6 +231,7 @@ async def test_a_rollout_of_groups_goes_by_instances(team: Team) -> None:
     watch.check()
 
 
+@pytest.mark.test_all
 async def test_a_fleet_of_groups_is_made_at_once_where_all_fit(team: Team) -> None:
     """No group waits for another to serve: none does before all of them are made."""
     watch = GroupWatch(team)

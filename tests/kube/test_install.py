@@ -25,7 +25,7 @@ def test_the_chart_installs_upgrades_and_leaves_the_crds(cluster: LightCluster) 
     """Over CRDs that kubectl made. The operator's own user of this cluster stays: its rights are left out."""
     program = next(iter(sorted(build.cache().glob("gitops-*/bin/helm"), reverse=True)), None)
     if program is None:
-        pytest.skip("Helm is not built: make test-gitops")
+        pytest.skip("Helm is not built: python scripts/tiers.py gitops")
     release = ("xpyd", str(ROOT / "charts/xpyd"), "--namespace=chart", "--set=rbac.create=false")
 
     def helm(*arguments: str) -> str:

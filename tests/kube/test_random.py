@@ -18,7 +18,7 @@ from kube_watchdog import Bounds, Watchdog
 from kube_watched import is_ready, label
 from node_agent import SERVICE, Script, by_image, same_for_all
 
-pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
+pytestmark = [pytest.mark.test_all, pytest.mark.timeout(1200)]  # the first run on a machine builds Kubernetes
 STEPS = int(os.environ.get("XPYD_RANDOM_STEPS", "500"))
 SEED = int(os.environ.get("XPYD_RANDOM_SEED", "7"))
 STEP_S = 0.1

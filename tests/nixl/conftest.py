@@ -1,4 +1,4 @@
-"""What these tests need besides the environment of the others: NIXL, in a folder of its own (``make test-nixl``).
+"""What these tests need besides the environment of the others: NIXL, in a folder of its own (``scripts/tiers.py nixl``).
 
     site    its site-packages, from XPYD_NIXL_SITE; the tests fail where it is not set
     tls     what UCX takes between the two processes: TCP, shared memory, or reads of the kernel's
@@ -19,7 +19,7 @@ ENV = "XPYD_NIXL_SITE"
 @pytest.fixture(scope="session")
 def site() -> str:
     folder = os.environ.get(ENV, "")
-    assert (Path(folder) / "nixl").is_dir(), f"{ENV} must name the site-packages that NIXL is installed in (make test-nixl)"
+    assert (Path(folder) / "nixl").is_dir(), f"{ENV} must name the site-packages that NIXL is installed in"
     if folder not in sys.path:
         sys.path.append(folder)
     return folder

@@ -54,9 +54,9 @@ class Pair:
     """A prefill and a decode engine, and the wire from prefill's data port to decode."""
 
     def __init__(self, folder: Path, *, policy: Literal["recompute", "fail"], prefill_args: Sequence[str] = (),
-                 prefill_env: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None,
-                 beside: Sequence[Mapping[str, Any]] = (), model: Path | None = None, blocks: int = 34,
-                 **options: Any) -> None:
+                 decode_args: Sequence[str] = (), prefill_env: Mapping[str, str] | None = None,
+                 env: Mapping[str, str] | None = None, beside: Sequence[Mapping[str, Any]] = (), model: Path | None = None,
+                 blocks: int = 34, **options: Any) -> None:
         """``env``: of both engines, ``prefill_env``: of prefill besides. ``beside``: connectors after ours, of both.
         ``blocks``: of each cache."""
         port = self.data_port = free_port()
@@ -69,8 +69,8 @@ class Pair:
         p_env = {**(env or {}), **(prefill_env or {})} or None
         self.p = Engine("p", folder, args=(*small, *prefill_args), env=p_env, beside=beside, model=model, options=KvOptions(
             data_port=port, advertise_data=join_host_port("127.0.0.1", self.wire.port), **common))
-        self.d = Engine("d", folder, args=small, env=env, on_load_failure=policy, beside=beside, model=model,
-                        options=KvOptions(**common))
+        self.d = Engine("d", folder, args=(*small, *decode_args), env=env, on_load_failure=policy, beside=beside,
+                        model=model, options=KvOptions(**common))
 
     def peer(self, **changes: Any) -> legs.Peer:
         """Decode, as a prefill leg names it."""

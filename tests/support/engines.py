@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from fork_server import ForkServer
 from make_model import cache_root, ensure_model
@@ -118,6 +118,9 @@ def complete(base_url: str, prompt: Sequence[int] | str, max_tokens: int = 16, m
 class Engine:
     """One vLLM server with all its processes."""
 
+    refused: ClassVar[str] = ""
+    """Why none may start now: in component tests, those that are not marked ``engines``."""
+
     def __init__(self, name: str, folder: Path, *, connector: bool = True, model: Path | None = None,
                  key_file: Path | None = None, options: KvOptions | None = None,
                  on_load_failure: Literal["recompute", "fail"] = "recompute", args: Sequence[str] = (),
@@ -151,6 +154,7 @@ class Engine:
 
     def start(self) -> Self:
         """Start the process; does not wait."""
+        assert not self.refused, self.refused
         assert self._group is None or self._group.returncode() is not None, f"{self.name} runs already"
         forks = ForkServer.shared()
         self._group = Group(self.command, log=self.log, env=self.env, name=f"engine {self.name}",

@@ -1,7 +1,7 @@
 """``python -m patient_operator``: the operator of this tree, which waits longer for what routers answer.
 
 Scripted routers answer from the process of the tests, which a full machine may keep waiting for seconds. What an operator
-says of a router that does not answer in time is tested without a cluster (``tests/unit/test_kube_fleet.py``).
+says of a router that does not answer in time is tested without a cluster (``tests/sockets/test_kube_fleet.py``).
 """
 
 from __future__ import annotations

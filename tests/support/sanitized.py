@@ -2,7 +2,7 @@
 
     tree = sanitized.build(folder)            sidecar/src, copied, with sanitized extensions in it
     subprocess.run(…, env=sanitized.environment(tree))
-    sanitized.tests_of_c()                    the unit tests that run any of it
+    sanitized.tests_of_c()                    tests without engines that run any of it
 
 What a release has beside its source stays as it is. Fortified functions are left out, since they hide faults from the
 sanitizers; every fault ends the process. Each extension counts which ways its calls take (``fuzz/edges.c``).
@@ -28,7 +28,7 @@ EDGES = ROOT / "tests" / "support" / "fuzz" / "edges.c"
 PATHS = ("operator/src", "tests/support", "lab/cluster", "e2e/support")
 """What pytest imports from beside the package, as in pyproject.toml."""
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
-UNIT = ROOT / "tests" / "unit"
+FOLDERS = tuple(ROOT / "tests" / name for name in ("unit", "sockets", "workshop"))
 LIMIT_S = 600
 
 hook = load(ROOT / "sidecar" / "hatch_build.py")
@@ -92,9 +92,10 @@ def library(name: str) -> str:
     return str(Path(found).resolve())
 
 
-def tests_of_c(folder: Path = UNIT) -> list[Path]:  # noqa: PT028 (no test)
+def tests_of_c(*folders: Path) -> list[Path]:
     """Test files whose imports reach an extension, over however many modules."""
-    return [path for path in sorted(folder.glob("test_*.py")) if any(reached.suffix == ".c" for reached in _reached(path))]
+    files = (path for folder in folders or FOLDERS for path in sorted(folder.glob("test_*.py")))
+    return [path for path in files if any(reached.suffix == ".c" for reached in _reached(path))]
 
 
 def _reached(path: Path) -> Iterator[Path]:

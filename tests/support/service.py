@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
-from engines import BASE_ARGS, BASE_ENV, MODEL_NAME, HttpError, held
+from engines import BASE_ARGS, BASE_ENV, MODEL_NAME, Engine, HttpError, held
 from fleets import serving
 from make_model import ensure_model
 from processes import free_port, home_begins, home_ends, shared_memory
@@ -60,6 +60,7 @@ class Service:
         home_begins(self.home)
 
     def __enter__(self) -> Self:
+        assert not Engine.refused, Engine.refused
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -1,6 +1,6 @@
 """What tests use of vLLM and its versions have in different places, and which version runs.
 
-The tests of ``make test-versions`` run with the Python sources of each version that ``engine.compat`` knows.
+The tests of ``python scripts/tiers.py versions`` run with the Python sources of each version that ``engine.compat`` knows.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def test_tests_that_are_named_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"((?:tests|e2e)/[\w/]+\.py)(?:::(\w+))?", text)
     assert {name.split("/")[1] if name.startswith("tests") else "e2e" for name, _ in named} == {
-        "unit", "component", "browser", "kube", "e2e"}
+        "unit", "sockets", "component", "browser", "kube", "e2e"}
     for name, test in named:
         assert re.search(rf"^(?:async )?def {test or 'test_'}", (ROOT / name).read_text(), flags=re.MULTILINE), (name, test)
 

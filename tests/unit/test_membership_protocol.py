@@ -20,7 +20,7 @@ def rules() -> list[str]:
 
 def known() -> set[str]:
     found = (re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), flags=re.MULTILINE)
-             for path in ROOT.glob("tests/unit/test_*.py"))
+             for path in ROOT.glob("tests/[us]*/test_*.py"))
     return {name for names in found for name in names}
 
 

@@ -28,7 +28,7 @@ def run(package: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """The unit tests' settings, and one test file that is done at once."""
     paths = f"operator/src {package} tests/support lab/cluster e2e/support"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", f"pythonpath={paths}",
-               "tests/unit/test_http_ids.py"]
+               "tests/sockets/test_http_ids.py"]
     left = {name: value for name, value in os.environ.items() if name not in {"CI", "XPYD_PLAIN"}}
     return subprocess.run(command, cwd=ROOT, env=left | {"PYTHONPATH": str(package)} | env, capture_output=True, text=True,
                           check=False, timeout=60)

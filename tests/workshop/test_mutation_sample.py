@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from lab import extras
 from lab.mutation import cosmic, sample
+from lab.mutation import judge as judging
 from lab.mutation.choose import Suite, imported, suite_of
 from lab.mutation.functions import Change, apply
 from lab.mutation.judge import Judge
@@ -62,6 +63,16 @@ def test_a_test_that_fails_anyway_kills_nothing(root: Path) -> None:
     assert judge.judge(BOUND).verdict == "alive"
     assert judge.judge(DOUBLE).test == "tests/unit/test_kv_toy.py::test_it_doubles"
     assert judge.flaky == {"tests/unit/test_kv_toy.py::test_a_wrong"}
+
+
+def test_tests_that_do_not_end_have_noticed_unless_they_never_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "STEP_S", 6.0)
+    endless = Change(MODULE, "double", "return number * 2", "while True: pass")
+    verdict = Judge(root, suite_of(root)).judge(endless)
+    assert (verdict.verdict, verdict.why) == ("killed", "no end within 6 s")
+    (root / "tests/unit/test_kv_toy.py").write_text("import time\n\n\ndef test_a():\n    time.sleep(50)\n")
+    verdict = Judge(root, suite_of(root)).judge(BOUND)
+    assert (verdict.verdict, verdict.why) == ("alive", "no end within 6 s")
 
 
 def test_where_no_test_imports_the_module_that_is_said(root: Path) -> None:

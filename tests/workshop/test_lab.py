@@ -20,10 +20,11 @@ def test_names_are_unlike_and_what_runs_exists() -> None:
     rows = (*COMMANDS.values(),)
     assert len(rows) > 50
     for row in rows:
-        program = row.argv[0]
-        paths = [part for part in row.argv if part.endswith(".py")] + [program] * (program != "-m")
-        assert paths or row.argv[1] in {"testcluster", "lab.campaigns", "lab.extras"}, row.name
-        assert [path for path in paths if not (ROOT / path).exists()] == [], row.name
+        program = row.argv[0] if row.argv[0] != "-m" else f"{row.argv[1].replace('.', '/')}"
+        files = [part for part in row.argv if part.endswith(".py")] or [
+            program, f"{program}.py", f"lab/cluster/{program}/__main__.py"]
+        assert any((ROOT / file).exists() for file in files[-3:]), row.name
+        assert [file for file in row.argv if file.endswith(".py") and not (ROOT / file).exists()] == [], row.name
         assert set(row.extras) <= extras.EXTRAS.keys(), row.name
 
 

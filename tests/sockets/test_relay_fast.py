@@ -217,7 +217,7 @@ def test_every_source_compiles_without_a_warning(tmp_path: Path) -> None:
 @pytest.mark.unsanitized
 def test_streams_are_served_and_go_on_elsewhere_without_shortcuts_too() -> None:
     """The tests of relaying, over Python's classes alone."""
-    files = [f"tests/unit/test_{part}.py" for part in ("router_failover", "upstream_pool")]
+    files = [f"tests/sockets/test_{part}.py" for part in ("router_failover", "upstream_pool")]
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files], cwd=ROOT, check=False,
                           capture_output=True, text=True, env=os.environ | {"XPYD_PLAIN": "1"}, timeout=110)
     assert done.returncode == 0, done.stdout[-3000:]

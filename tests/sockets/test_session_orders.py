@@ -1,6 +1,6 @@
 """Orders in which messages, calls of engines' threads, time and lost connections meet.
 
-    XPYD_SEEDS=2000 XPYD_FIRST_SEED=10000 pytest tests/unit/test_session_orders.py      others, and more of them
+    XPYD_SEEDS=2000 XPYD_FIRST_SEED=10000 pytest tests/sockets/test_session_orders.py      others, and more of them
 """
 
 from __future__ import annotations

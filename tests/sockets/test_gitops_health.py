@@ -11,7 +11,7 @@ from gitops_judge import SETTINGS, Judge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/gitops.md"
 JUDGE = Judge.found()
-needs_judge = pytest.mark.skipif(JUDGE is None, reason="not built: make test-gitops")
+needs_judge = pytest.mark.skipif(JUDGE is None, reason="not built: python scripts/tiers.py gitops")
 Conditions = dict[str, tuple[str, str, str]]
 FINE: Conditions = {
     "Ready": ("True", "AllReady", "1P2D ready"), "Progressing": ("False", "Settled", "everything is as asked for"),
