@@ -130,7 +130,7 @@ def test_files_that_are_named_exist() -> None:
     tops = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0].isalpha()))
     kinds = "py|pyi|c|h|js|go|sh|json|ya?ml|txt|in|md|toml|svg|png"
     whole = re.compile(rf"(?<![\w/.…*-])((?:{tops})/[\w./-]*\w\.(?:{kinds}))\b")
-    part = re.compile(r"`((?:[a-z_]+/)+[a-z0-9_]+\.(?:py|c|h|js))(?:::\w+)?`")
+    part = re.compile(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.(?:py|c|h|js))(?:::\w+)?`")
     below = [ROOT / each for each in (".", "tests", "lab/cluster", "operator/src/xpyd_operator",
                                       "sidecar/src/xpyd_sidecar", "sidecar/src/xpyd_sidecar/engine")]
     named = {(page, name) for page in PAGES if page.parent.name != "decisions"
