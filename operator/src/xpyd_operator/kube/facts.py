@@ -49,8 +49,6 @@ class Facts(msgspec.Struct, frozen=True):
     """The role that it was told since it was made."""
     switching: bool = False
     """Its label does not say that role yet."""
-    can_switch: bool = False
-    """Its agent sees what it is told."""
     key: str = ""
     """The Secret that it has its service's key from."""
     instance: InstanceName = InstanceName("")
@@ -130,7 +128,6 @@ def facts(pod: Body) -> Facts:
         was_ready=phase is Phase.STARTING and bool(main.get("started")),
         told=told,
         switching=told is not None and told.role is not role,
-        can_switch=_volume(pod, "assignment") is not None,
         key=secret_of(pod),
         instance=instance,
         member=member,
