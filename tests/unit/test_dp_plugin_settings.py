@@ -6,7 +6,7 @@ from xpyd_sidecar.errors import ConfigError
 
 
 @pytest.mark.parametrize("environ", [
-    {}, {"XPYD_DP_SYNC": "disabled"}, {"XPYD_DP_SYNC": "off"}, {"XPYD_DP_SYNC": "off", "XPYD_DP_TIMEOUT_S": "x"}])
+    {}, {"XPYD_DP_SYNC": "disabled"}, {"XPYD_DP_SYNC": "disabled", "XPYD_DP_TIMEOUT_S": "x"}])
 def test_nothing_happens_unless_it_is_asked_for(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(environ) is None
     monkeypatch.delenv("XPYD_DP_SYNC", raising=False)
@@ -21,8 +21,8 @@ def test_everything_that_can_be_set() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("XPYD_DP_SYNC", "zmq"), ("XPYD_DP_SYNC", ""), ("XPYD_DP_LOOKAHEAD", "-1"), ("XPYD_DP_LOOKAHEAD", "2000"),
-    ("XPYD_DP_LOOKAHEAD", "many"), ("XPYD_DP_TIMEOUT_S", "0"), ("XPYD_DP_TIMEOUT_S", "soon"), ("XPYD_DP_TIMEOUT_S", "nan"),
+    ("XPYD_DP_SYNC", "zmq"), ("XPYD_DP_SYNC", "off"), ("XPYD_DP_SYNC", ""), ("XPYD_DP_LOOKAHEAD", "-1"),
+    ("XPYD_DP_LOOKAHEAD", "2000"), ("XPYD_DP_LOOKAHEAD", "many"), ("XPYD_DP_TIMEOUT_S", "0"), ("XPYD_DP_TIMEOUT_S", "soon"), ("XPYD_DP_TIMEOUT_S", "nan"),
     ("XPYD_DP_TIMEOUT_S", "inf")])
 def test_a_bad_value_is_refused_with_the_variables_name(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):

@@ -28,7 +28,7 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 
 RESULTS = Path(__file__).resolve().parents[3] / "bench/results"
-MODES = {"wave": "off", "rpc": "rpc", "shm": "shm"}
+MODES = {"wave": "disabled", "rpc": "rpc", "shm": "shm"}
 KV_WAIT_S = 2.0
 START_S = 600.0
 ANSWER_S = 200.0
