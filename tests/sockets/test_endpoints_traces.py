@@ -44,7 +44,7 @@ class Control_:
         self._thread.start()
 
     def answer(self, asked: Asked) -> Control:
-        if self.kind == "older":
+        if self.kind == "refuses":
             return Reject(Outcome.PROTOCOL, "control message: Invalid value 'trace'")
         now = time.monotonic() + AHEAD_S
         notes = tuple(Notes(one, self.name == "p0", Attempt(1), 30, "ok", {"arrived": now - 0.001})
@@ -109,9 +109,9 @@ async def test_a_request_is_told_with_what_its_engines_have_noted() -> None:
                 assert other.transfer == line.transfer
 
 
-async def test_silent_and_older_engines_are_named_and_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_engines_and_those_that_refuse_are_named_and_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xpyd_sidecar.router.endpoints.traces.ANSWER_S", 2.0)
-    with engines(p0="silent", d0="older") as controls:
+    with engines(p0="silent", d0="refuses") as controls:
         async with fleet(1, 1) as f:
             known(f, controls)
             await f.complete(stream=True)
@@ -120,7 +120,7 @@ async def test_silent_and_older_engines_are_named_and_the_rest_is_told(monkeypat
             assert sorted((one.status, two.status)) == [200, 503], "one question at a time"
             found = msgspec.json.decode((one if one.status == 200 else two).body, type=Traces)
             assert found.silent["p0"].startswith("no answer within")
-            assert "older" in found.silent["d0"]
+            assert found.silent["d0"].startswith("it answers with Reject")
             assert {event.row for event in found.found[0].events} == {"router"}
 
 

@@ -22,8 +22,8 @@ def test_everything_that_can_be_set() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [
     ("XPYD_DP_SYNC", "zmq"), ("XPYD_DP_SYNC", "off"), ("XPYD_DP_SYNC", ""), ("XPYD_DP_LOOKAHEAD", "-1"),
-    ("XPYD_DP_LOOKAHEAD", "2000"), ("XPYD_DP_LOOKAHEAD", "many"), ("XPYD_DP_TIMEOUT_S", "0"), ("XPYD_DP_TIMEOUT_S", "soon"), ("XPYD_DP_TIMEOUT_S", "nan"),
-    ("XPYD_DP_TIMEOUT_S", "inf")])
+    ("XPYD_DP_LOOKAHEAD", "2000"), ("XPYD_DP_LOOKAHEAD", "many"), ("XPYD_DP_TIMEOUT_S", "0"),
+    ("XPYD_DP_TIMEOUT_S", "soon"), ("XPYD_DP_TIMEOUT_S", "nan"), ("XPYD_DP_TIMEOUT_S", "inf")])
 def test_a_bad_value_is_refused_with_the_variables_name(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         read({"XPYD_DP_SYNC": "rpc", name: value})
