@@ -212,6 +212,7 @@ OTHERS: Final = (
         ("build", "build its programs alone: ten minutes, once"))),
     Command("dashboard-picture", 3, "docs/pictures/dashboard.png anew, from a router under load",
             ("lab/tools/dashboard_picture.py",), extras=("browser",)),
+    Command("sizes", 1, "lines of code by area, at another commit and now (`--base REV`)", ("lab/tools/sizes.py",), env={}),
     Command("kv-sources", 1, "digests of how versions of vLLM write KV, for tests/data/kv_sources.json",
             ("lab/tools/kv_sources.py",)),
     Command("extras", 10, "install what some commands need besides; without a name, say which there are",

@@ -113,7 +113,7 @@ def test_a_prefill_that_computes_is_waited_for_although_no_block_is_whole(
 def test_one_block_per_silence_that_is_almost_too_long_is_enough_where_prefill_says_nothing(
         make: Callable[..., Engine], skip: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
     p, d = make("p", load_timeout_s=60.0), make("d")
-    monkeypatch.setattr(p.scheduler._offers, "grown", list)  # one of an earlier xpyd
+    monkeypatch.setattr(p.scheduler._offers, "grown", list)  # it says nothing of its work
     one = LongPrompt(p, d, 8 * BLOCK)
     one.begin()
     for _ in range(8):

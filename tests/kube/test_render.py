@@ -22,7 +22,7 @@ from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.labels import FIELD_MANAGER
 from xpyd_operator.render.objects import children, key_secret, manifests
-from xpyd_operator.render.pod import engine_pod
+from xpyd_operator.render.pod import engine_pods
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.unsupported import kube_refusals
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -198,7 +198,7 @@ EDITS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_secret_is_made_once_and_a_pod_can_be_created(cluster: LightCluster) -> None:
     document = corner("cache") | {"metadata": {"name": "real"}}
     service = from_server(cluster, document)
-    pod = engine_pod(service, Role.DECODE, InstanceName("real-e0"), Revision("abc"), SETTINGS)
+    pod = engine_pods(service, Role.DECODE, InstanceName("real-e0"), Revision("abc"), SETTINGS)[0]
     for one in (key_secret(service, "ab" * 32), pod):
         cluster.kubectl("create", "--validate=strict", "-f", "-", stdin=msgspec.json.encode(one).decode())
     assert differs(pod, cluster.kubectl.get("pod", "real-e0", "-n", NAMESPACE)) == ""
@@ -208,7 +208,7 @@ def test_a_secret_is_made_once_and_a_pod_can_be_created(cluster: LightCluster) -
 
 def test_the_namespace_really_enforces(cluster: LightCluster) -> None:
     service = decode_service(corner("template"), target=Target.KUBERNETES).service
-    pod = engine_pod(service, Role.DECODE, InstanceName("template-e0"), Revision("abc"), SETTINGS)
+    pod = engine_pods(service, Role.DECODE, InstanceName("template-e0"), Revision("abc"), SETTINGS)[0]
     pod["spec"] = pod["spec"] | {"hostPID": True}
     with pytest.raises(CommandFailed, match="violates PodSecurity"):
         try_out(cluster, [pod])

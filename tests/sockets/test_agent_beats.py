@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 import zmq
 from agent_fakes import KEY, FakeRouter, config_of
+from beats import AGENT
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.agent import beats as beats_module
@@ -26,7 +27,7 @@ NewRouter = Callable[..., FakeRouter]
 
 @pytest.fixture
 def machine() -> Machine:
-    return Machine(config_of())
+    return Machine(config_of(), AGENT)
 
 
 @pytest.fixture
@@ -346,7 +347,7 @@ async def test_a_router_that_there_is_no_file_for_is_told_as_soon_as_there_is_on
     else:
         monkeypatch.setattr(zmq.Socket, "get_monitor_socket", fails)
     beats = await make(router.address)
-    beats.send(Machine(config_of()).heartbeat())
+    beats.send(Machine(config_of(), AGENT).heartbeat())
     await beats.resolve_once()
     assert beats.routers() == ()
     why = resources.WORDS[errno.EMFILE]

@@ -13,13 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 from agent_fakes import KEY, FakeEngine, FakeRouter, config_of
-from processes import free_port
 
 from xpyd_sidecar.agent import app as app_module
 from xpyd_sidecar.agent import ask as ask_module
 from xpyd_sidecar.agent import control
 from xpyd_sidecar.agent.app import Agent
-from xpyd_sidecar.agent.remote import Remote
 from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import assignment, duty, keys, signing
 from xpyd_sidecar.contract.assignment import Assignment
@@ -369,8 +367,7 @@ def signed(body: bytes, method: str = "POST", path: str = "/role", *, instance: 
     return {signing.HEADER: signing.sign(keys.derive(key, "agent call"), call), "Content-Type": "application/json"}
 
 
-async def test_over_the_network_a_role_needs_a_signed_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.agent.remote.of_this_host", lambda transport: False)  # as from another host
+async def test_over_the_network_a_role_needs_a_signed_call(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = HostPort(f"127.0.0.1:{probe.getsockname()[1]}")
@@ -381,7 +378,7 @@ async def test_over_the_network_a_role_needs_a_signed_call(tmp_path: Path, monke
         try:
             await router.wait_beat(lambda beat: beat.state is State.READY)
             url, body = f"http://{address}/role", b'{"role": "prefill", "epoch": 2}'
-            for token in ("", f"Bearer {keys.admin_token(KEY)}", f"Bearer {keys.agent_token(KEY)}", "Bearer \u00e9"):
+            for token in ("", f"Bearer {keys.admin_token(KEY)}", "Bearer \u00e9"):
                 async with session.post(url, data=body, headers={"Authorization": token}) as answer:
                     assert answer.status == 401
                     assert (await answer.json())["error"] == "a signed call of the operator is needed"
@@ -406,23 +403,6 @@ async def test_over_the_network_a_role_needs_a_signed_call(tmp_path: Path, monke
         async with aiohttp.ClientSession() as other:
             with pytest.raises(aiohttp.ClientConnectorError):
                 await other.post(url, data=body)
-
-
-@pytest.mark.parametrize(("plain", "here", "status"), [(False, False, 401), (True, False, 200), (False, True, 200)])
-async def test_the_agents_token_is_for_this_host_and_for_operators_of_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, plain: bool, here: bool, status: int
-) -> None:
-    monkeypatch.setattr("xpyd_sidecar.agent.remote.of_this_host", lambda transport: here)
-    server = Remote(HostPort(f"127.0.0.1:{free_port()}"), KEY, Speaks(), "test-e0", plain=plain)
-    await server.start()
-    try:
-        async with aiohttp.ClientSession() as session:
-            headers = {"Authorization": f"Bearer {keys.agent_token(KEY)}"}
-            url = f"http://{server._listen}/role"
-            async with session.post(url, data=b'{"role": "prefill", "epoch": 2}', headers=headers) as answer:
-                assert answer.status == status
-    finally:
-        await server.close()
 
 
 async def test_an_address_that_is_taken_ends_the_agent_with_its_field(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 from processes import free_port
 
@@ -42,14 +41,6 @@ def test_only_the_image_is_needed() -> None:
 def test_a_restarted_process_is_another_candidate() -> None:
     names = {parse(IMAGE, {"POD_NAME": "p"})[0].identity for _ in range(3)}
     assert len(names) == 3
-
-
-def test_a_flag_of_before_is_taken_and_changes_nothing() -> None:
-    """Manifests of before ask for instances of several pods by it."""
-    name = {"POD_NAME": "p"}
-    before = [parse((*IMAGE, "--multi-pod"), name)[0], parse(IMAGE, name | {"XPYD_MULTI_POD": "true"})[0]]
-    assert {msgspec.structs.replace(each, identity="") for each in before} == {
-        msgspec.structs.replace(parse(IMAGE, name)[0], identity="")}
 
 
 def test_flags_win_over_the_environment() -> None:

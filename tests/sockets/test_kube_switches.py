@@ -147,7 +147,7 @@ async def test_what_has_changed_meanwhile_is_no_error_and_tells_nobody(world: Wo
 def test_an_annotation_that_a_person_broke_counts_for_nothing() -> None:
     body = pod(2, annotations={labels.ASSIGNMENT: "prefill please"})
     fact = facts(body)
-    assert (fact.role, fact.told, fact.switching, fact.can_switch) == (Role.DECODE, None, False, False)
+    assert (fact.role, fact.told, fact.switching) == (Role.DECODE, None, False)
 
 
 async def test_of_several_pods_the_leader_is_told_and_the_labels_of_all_follow_its(world: World) -> None:

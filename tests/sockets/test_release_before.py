@@ -29,8 +29,8 @@ SENDS = """
 import base64, json, msgspec
 from xpyd_sidecar.contract import assignment, fleet, membership
 beat = {"v": membership.WIRE_VERSION, "service": "s", "instance": "s-e0", "seq": 7, "role": "decode", "epoch": 2,
-        "state": "ready", "incarnation": "a" * 32, "http": ["10.0.0.7:8000"], "control": ["10.0.0.7:4000"], "model": "m",
-        "fingerprint": "f" * 32}
+        "state": "ready", "agent": "a", "incarnation": "a" * 32, "http": ["10.0.0.7:8000"],
+        "control": ["10.0.0.7:4000"], "model": "m", "fingerprint": "f" * 32}
 seen = {"instance": "s-e0", "role": "decode", "epoch": 2, "state": "ready", "incarnation": "a" * 32, "drained": False,
         "fingerprint": "f" * 32, "http": [], "control": [], "model": "m", "load": {}, "in_flight": 3, "beat_age_s": 0.5}
 told = {"service": "s", "router": "r", "uptime_s": 9.0, "settled": True, "instances": [seen]}

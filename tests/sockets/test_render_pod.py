@@ -25,7 +25,7 @@ from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.engine import CPU_ENV, RAY_ENV
 from xpyd_operator.render.objects import children
 from xpyd_operator.render.paths import ENGINE_PORT, OFFLOAD
-from xpyd_operator.render.pod import engine_pod, pod_revision
+from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings, PodUser
 from xpyd_sidecar.config import faults
 from xpyd_sidecar.contract.ids import InstanceName, Role, split_host_port
@@ -42,7 +42,7 @@ def make(**spec: Any) -> DisaggService:
 
 
 def pod_of(one: DisaggService, role: Role = Role.DECODE, settings: KubeSettings = SETTINGS) -> dict[str, Any]:
-    pod = engine_pod(one, role, InstanceName("qwen-e0"), Revision("abc"), settings)
+    pod = engine_pods(one, role, InstanceName("qwen-e0"), Revision("abc"), settings)[0]
     plain: dict[str, Any] = json.loads(msgspec.json.encode(pod))
     assert plain == pod  # plain data throughout
     return plain
@@ -364,7 +364,7 @@ def test_environment_of_the_connector_and_of_the_user() -> None:
     env = env_of(main)
     assert main["env"][0] == {"name": "XPYD_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     assert env["VLLM_HOST_IP"] == "$(XPYD_HOST)"
-    assert (env["XPYD_INSTANCE"], env["XPYD_SERVICE"], env["PYTHONPATH"]) == ("qwen-e0", "qwen", "/xpyd")
+    assert (env["XPYD_INSTANCE"], env["PYTHONPATH"]) == ("qwen-e0", "/xpyd")
     assert env["XPYD_KEY_FILE"] == "/etc/xpyd/key/key"
     assert (env["A"], env["B"], env["TMPDIR"]) == ("x", "", "/elsewhere")
     assert env["C"] == {"secretKeyRef": SECRET}

@@ -172,12 +172,12 @@ async def test_a_new_instance_takes_what_waits() -> None:
 
 
 def _gone(f: RouterFleet, index: int) -> Any:
-    from beats import SERVICE
+    from beats import AGENT, SERVICE
 
     from xpyd_sidecar.contract.ids import InstanceName
     from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye
 
-    return Goodbye(WIRE_VERSION, SERVICE, InstanceName(f.d[index].name))
+    return Goodbye(WIRE_VERSION, SERVICE, InstanceName(f.d[index].name), AGENT)
 
 
 async def test_when_the_last_instance_goes_those_who_wait_hear_of_it() -> None:

@@ -33,7 +33,7 @@ FIELDS = FingerprintFields(model="m1", dtype="float32", kv_dtype="float32", bloc
 def record_of(incarnation: str = "a" * 32, dp_rank: int = 0, fields: FingerprintFields = FIELDS) -> record.EngineRecord:
     return record.EngineRecord(v=record.VERSION, dp_rank=dp_rank, incarnation=Incarnation(incarnation),
                                control=HostPort(f"127.0.0.1:{4000 + dp_rank}"), fingerprint=fields, parallel=Parallel(),
-                               max_model_len=2048, pid=os.getpid(), started_unix=0.0)
+                               max_model_len=2048, pid=os.getpid(), kv="2.5.1")
 
 
 def config_of(run_dir: Path | str = "/nowhere", engine: str = "127.0.0.1:1", routers: tuple[str, ...] = ("127.0.0.1:2",),

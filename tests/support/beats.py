@@ -10,11 +10,12 @@ import zmq
 import zmq.asyncio
 
 from xpyd_sidecar import curve
-from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import Ack, Goodbye, Heartbeat, Up
 
 SERVICE = ServiceName("test")
+AGENT = AgentId("0" * 20)
 FINGERPRINT = Fingerprint("f" * 32)
 
 
@@ -22,7 +23,7 @@ def beat(name: str, role: Role = Role.DECODE, http: str | tuple[HostPort, ...] =
     """A beat of a ready instance."""
     made: dict[str, Any] = {
         "v": 1, "service": SERVICE, "instance": InstanceName(name), "seq": 1, "role": role, "epoch": 1,
-        "state": State.READY,
+        "state": State.READY, "agent": AGENT,
         "incarnation": Incarnation(f"i-{name}"), "http": (HostPort(http),) if isinstance(http, str) else http,
         "control": (HostPort("127.0.0.1:9"),),
         "model": "tiny", "max_model_len": 2048, "fingerprint": FINGERPRINT,
@@ -32,7 +33,7 @@ def beat(name: str, role: Role = Role.DECODE, http: str | tuple[HostPort, ...] =
 
 def bye(name: str, **fields: Any) -> Goodbye:
     """A goodbye."""
-    made: dict[str, Any] = {"v": 1, "service": SERVICE, "instance": InstanceName(name),
+    made: dict[str, Any] = {"v": 1, "service": SERVICE, "instance": InstanceName(name), "agent": AGENT,
                             "incarnation": Incarnation(f"i-{name}")}
     return Goodbye(**(made | fields))
 

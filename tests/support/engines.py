@@ -121,7 +121,7 @@ class Engine:
     refused: ClassVar[str] = ""
     """Why none may start now: in component tests, those that are not marked ``engines``."""
 
-    def __init__(self, name: str, folder: Path, *, connector: bool = True, model: Path | None = None, service: str = "test",
+    def __init__(self, name: str, folder: Path, *, connector: bool = True, model: Path | None = None,
                  key_file: Path | None = None, options: KvOptions | None = None,
                  on_load_failure: Literal["recompute", "fail"] = "recompute", args: Sequence[str] = (),
                  env: Mapping[str, str] | None = None, port: int | None = None, forked: bool = True,
@@ -147,7 +147,7 @@ class Engine:
             config = launch.kv_transfer_config(options or KvOptions(), on_load_failure, beside)
             self.command += ["--kv-transfer-config", json.dumps(config)]
         self.command += args
-        self.env = {**FOUND, **BASE_ENV, launch.ENV_RUN_DIR: str(self.run_dir), launch.ENV_SERVICE: service,
+        self.env = {**FOUND, **BASE_ENV, launch.ENV_RUN_DIR: str(self.run_dir),
                      launch.ENV_KEY_FILE: str(self.key_file), launch.ENV_INSTANCE: name, launch.ENV_HOST: "127.0.0.1",
                      **(env or {})}
         self._group: Group | None = None

@@ -43,11 +43,6 @@ class Keys(NamedTuple):
     mark: str
     """What its agent puts behind the fingerprint."""
 
-    @property
-    def token(self) -> str:
-        """The admin token."""
-        return contract.admin_token(self.key)
-
 
 def key_secret_of(pod: Object) -> str:
     """The Secret that a pod has its key from."""
@@ -73,13 +68,11 @@ async def read_keys(kube: Kube, namespace: str, pod: Object) -> Keys | None:
 
 def opens(request: web.Request, keys: Keys, calls: signing.CallVerifier) -> bool:
     """Whether a router with these keys would answer."""
-    if not keys.mark and request.headers.get("Authorization") == f"Bearer {keys.token}":
-        return True
     return not calls.refusal(request.headers.get(signing.HEADER, ""), request.method, request.path)
 
 
 class ScriptedRouter:
-    """One router. The operator's signed calls open it, or the token where ``keys`` are of before; ``fleet()`` says what it
+    """One router. The operator's signed calls open it; ``fleet()`` says what it
     knows, ``why_not()`` why it is not ready (empty: it is)."""
 
     def __init__(self, address: str, port: int, keys: Keys, *, name: str, fleet: Callable[[], Fleet],
@@ -109,7 +102,7 @@ class ScriptedRouter:
     async def _on_fleet(self, request: web.Request) -> web.Response:
         if not opens(request, self._keys, self._calls):
             self.refused += 1
-            return web.Response(status=401, text="the admin token is needed")
+            return web.Response(status=401, text="a signed call is needed")
         self.asked += 1
         return web.Response(body=msgspec.json.encode(self._fleet()), content_type="application/json")
 

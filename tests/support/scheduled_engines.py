@@ -94,7 +94,7 @@ class Scheduled:
         kv_cache.cache_hit_alignment_tokens = BLOCK
         self.caches = {one: torch.zeros(BLOCKS, HEADS, BLOCK, 2 * SIZE) for one in names}
         environ = {launch.ENV_RUN_DIR: str(self.folder), launch.ENV_KEY_FILE: str(self.folder / "key"),
-                   launch.ENV_HOST: "127.0.0.1", launch.ENV_SERVICE: "s", launch.ENV_INSTANCE: name}
+                   launch.ENV_HOST: "127.0.0.1", launch.ENV_INSTANCE: name}
         init_none_hash(hash_of)
         self._hasher = get_request_block_hasher(BLOCK, hash_of)
         with mock.patch.dict(os.environ, environ), mock.patch.object(compat, "rest_while"):

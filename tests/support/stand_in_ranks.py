@@ -62,7 +62,7 @@ def write_records(given: Given) -> None:
     for rank in range(given.first, given.first + given.count):
         control = join_host_port(given.address[0], 40000 + 100 * (given.address[1] % 100) + rank)
         record.write(given.run_dir, record.EngineRecord(
-            record.VERSION, rank, incarnation, control, fields, Parallel(data=given.size), 2048, os.getpid(), time.time()))
+            record.VERSION, rank, incarnation, control, fields, Parallel(data=given.size), 2048, os.getpid(), "2.5.1"))
 
 
 def wait_for_the_others(given: Given) -> None:

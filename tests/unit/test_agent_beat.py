@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from agent_fakes import FIELDS, config_of, record_of
+from beats import AGENT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +54,7 @@ def with_routers(event: Looked, *routers: KnownRouter) -> Looked:
 
 
 def ready() -> Machine:
-    machine = Machine(config_of())
+    machine = Machine(config_of(), AGENT)
     machine.handle(up(), 0.0)
     machine.handle(up(), 0.5)
     assert machine.state is State.READY
@@ -61,13 +62,13 @@ def ready() -> Machine:
 
 
 def test_begins_as_starting_and_says_so() -> None:
-    beat = Machine(config_of()).heartbeat()
+    beat = Machine(config_of(), AGENT).heartbeat()
     assert (beat.state, beat.seq, beat.incarnation, beat.drained) == (State.STARTING, 1, "", False)
     assert (beat.service, beat.instance, beat.role, beat.http) == ("test", "test-e0", Role.DECODE, ("10.0.0.7:8000",))
 
 
 def test_ready_from_the_second_look_that_shows_the_incarnation() -> None:
-    machine = Machine(config_of())
+    machine = Machine(config_of(), AGENT)
     assert machine.handle(up(), 0.0) == (BeatNow("a new incarnation of the engine: to be confirmed by a second look"),)
     assert machine.state is State.STARTING
     assert machine.handle(up(), 0.5) == (BeatNow("ready"),)
@@ -78,7 +79,7 @@ def test_a_ready_beat_carries_the_record() -> None:
     beat = ready().heartbeat()
     assert beat.incarnation == "a" * 32
     assert beat.control == ("127.0.0.1:4000",)
-    assert beat.fingerprint == digest(FIELDS)
+    assert beat.fingerprint == f"{digest(FIELDS)}-kv2.5.1"
     assert (beat.model, beat.max_model_len, beat.interval_s) == ("tiny", 2048, 3.0)
 
 
@@ -86,7 +87,7 @@ def test_a_ready_beat_carries_the_record() -> None:
 def test_the_leader_of_a_group_beats_as_often_as_its_members_say_hello(wanted: float, found: float) -> None:
     config = config_of(heartbeat_s=wanted, group=GroupConfig(0, 2, "x"))
     assert config.agent is not None
-    assert Machine(config).heartbeat().interval_s == config.agent.beat_s == found
+    assert Machine(config, AGENT).heartbeat().interval_s == config.agent.beat_s == found
 
 
 def test_a_beat_tells_what_the_engine_adds_to_requests() -> None:
@@ -94,13 +95,13 @@ def test_a_beat_tells_what_the_engine_adds_to_requests() -> None:
     for sampling in (told, None):
         look = msgspec.structs.replace(up(), look=msgspec.structs.replace(
             up().look, records=(msgspec.structs.replace(record_of(), sampling=sampling),)))
-        machine = Machine(config_of())
+        machine = Machine(config_of(), AGENT)
         machine.handle(look, 0.0)
         machine.handle(look, 0.5)
         beat = machine.heartbeat()
         assert beat.sampling == sampling
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(beat), type=Heartbeat).sampling == sampling
-    assert Machine(config_of()).heartbeat().sampling is None
+    assert Machine(config_of(), AGENT).heartbeat().sampling is None
 
 
 def test_seq_grows_by_one() -> None:
@@ -141,7 +142,7 @@ def test_a_new_incarnation_passes_through_starting() -> None:
 
 
 def test_a_healthy_engine_without_a_record_is_not_ready() -> None:
-    machine = Machine(config_of())
+    machine = Machine(config_of(), AGENT)
     for now in range(3):
         machine.handle(Looked(Look("up"), ()), float(now))
     assert machine.state is State.STARTING
@@ -158,7 +159,7 @@ def test_a_problem_of_a_healthy_engine_keeps_it_starting() -> None:
 def test_ranks_that_disagree_are_named() -> None:
     other = record_of("b" * 32, 1, msgspec.structs.replace(FIELDS, dtype="bfloat16"))
     assert disagreement((record_of(), other)) == "DP ranks 0 and 1 differ: dtype: 'float32' here, 'bfloat16' there"
-    machine = Machine(config_of())
+    machine = Machine(config_of(), AGENT)
     for now in range(3):
         machine.handle(Looked(Look("up", records=(record_of(), other), load=IDLE), ()), float(now))
     assert machine.state is State.STARTING
@@ -166,14 +167,14 @@ def test_ranks_that_disagree_are_named() -> None:
 
 
 def test_every_rank_has_its_control_address_in_the_beat() -> None:
-    machine = Machine(config_of())
+    machine = Machine(config_of(), AGENT)
     for now in range(2):
         machine.handle(Looked(Look("up", records=(record_of(), record_of("b" * 32, 1)), load=IDLE), ()), float(now))
     assert machine.heartbeat().control == ("127.0.0.1:4000", "127.0.0.1:4001")
 
 
 def test_servers_of_several_members_are_in_the_beat_rank_by_rank() -> None:
-    machine = Machine(config_of(), None)
+    machine = Machine(config_of(), AGENT)
     doors = (HostPort("10.0.0.7:8000"), HostPort("10.0.0.8:8000"))
     look = msgspec.structs.replace(up().look, records=(record_of(), record_of(dp_rank=1)), doors=doors)
     for now in (1.0, 2.0):
@@ -313,7 +314,6 @@ def test_undrain_goes_back_to_what_the_engine_is() -> None:
 def test_beats_and_the_goodbye_say_which_process_speaks() -> None:
     machine = Machine(config_of(), AgentId("a" * 20))
     assert (machine.heartbeat().agent, machine.goodbye().agent) == ("a" * 20, "a" * 20)
-    assert Machine(config_of()).heartbeat().agent == ""
 
 
 def test_goodbye_names_the_incarnation() -> None:
@@ -328,7 +328,7 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=30))
 def test_the_laws_hold_after_any_events(events: list[Event]) -> None:
-    machine = Machine(config_of())
+    machine = Machine(config_of(), AGENT)
     asked, incarnation, idle = False, "", 0
     for now, event in enumerate(events):
         was_drained, was_ready = machine.drained, machine.state is State.READY
@@ -384,7 +384,7 @@ def test_streams_are_asked_to_move_before_the_time_of_the_drain_is_over() -> Non
 
 
 def test_of_a_short_drain_half_is_left_for_moving() -> None:
-    machine = Machine(config_of(drain_timeout_s=4.0))
+    machine = Machine(config_of(drain_timeout_s=4.0), AGENT)
     machine.handle(up(), 0.0)
     machine.handle(DrainAsked(), 1.0)
     machine.handle(up(load=BUSY), 2.9)
@@ -439,30 +439,31 @@ def test_the_fingerprint_says_under_which_key_it_is() -> None:
     """So that a router that hears of engines under two keys pairs within one."""
     config = config_of()
     assert config.agent is not None
-    marked = Machine(msgspec.structs.replace(config, agent=msgspec.structs.replace(config.agent, key_mark="1a2b3c4d")))
+    agent = msgspec.structs.replace(config.agent, key_mark="1a2b3c4d")
+    marked = Machine(msgspec.structs.replace(config, agent=agent), AGENT)
     assert marked.heartbeat().fingerprint == ""
     for now in (0.0, 0.5):
         marked.handle(up(), now)
-    assert marked.heartbeat().fingerprint == f"{digest(FIELDS)}-1a2b3c4d"
-    assert ready().heartbeat().fingerprint == digest(FIELDS)
+    assert marked.heartbeat().fingerprint == f"{digest(FIELDS)}-kv2.5.1-1a2b3c4d"
+    assert ready().heartbeat().fingerprint == f"{digest(FIELDS)}-kv2.5.1"
 
 
 def test_the_fingerprint_says_which_versions_of_the_kv_plane_are_spoken() -> None:
-    """So that a router never pairs engines of which one would refuse what the other says; the first ones go unsaid."""
+    """So that a router never pairs engines of which one would refuse what the other says."""
     spoken = {}
     for versions in ("1.3.1", "1.4.1"):
-        machine = Machine(config_of())
+        machine = Machine(config_of(), AGENT)
         look = msgspec.structs.replace(up(), look=msgspec.structs.replace(
             up().look, records=(msgspec.structs.replace(record_of(), kv=versions),)))
         for now in (0.0, 0.5):
             machine.handle(look, now)
         spoken[versions] = machine.heartbeat().fingerprint
-    assert spoken == {"1.3.1": digest(FIELDS), "1.4.1": f"{digest(FIELDS)}-kv1.4.1"}
+    assert spoken == {"1.3.1": f"{digest(FIELDS)}-kv1.3.1", "1.4.1": f"{digest(FIELDS)}-kv1.4.1"}
 
 
 def test_speculation_tells_engines_apart_only_where_states_are_laid_out_by_it() -> None:
     def heard(speculation: Speculation) -> str:
-        machine = Machine(config_of())
+        machine = Machine(config_of(), AGENT)
         record = msgspec.structs.replace(record_of(), speculation=speculation)
         look = msgspec.structs.replace(up(), look=msgspec.structs.replace(up().look, records=(record,)))
         for now in (0.0, 0.5):
@@ -470,7 +471,8 @@ def test_speculation_tells_engines_apart_only_where_states_are_laid_out_by_it() 
         return machine.heartbeat().fingerprint
 
     two, three = (Speculation("mtp", "h", num_speculative_tokens=n) for n in (2, 3))
-    assert heard(two) == heard(three) == heard(Speculation()) == heard(Speculation(states=True)) == digest(FIELDS)
+    plain = f"{digest(FIELDS)}-kv2.5.1"
+    assert heard(two) == heard(three) == heard(Speculation()) == heard(Speculation(states=True)) == plain
     with_states = [heard(msgspec.structs.replace(each, states=True)) for each in (two, three)]
     assert len(set(with_states)) == 2
-    assert all(each.startswith(f"{digest(FIELDS)}-s") for each in with_states)
+    assert all(each.startswith(f"{plain}-s") for each in with_states)

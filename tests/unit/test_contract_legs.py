@@ -1,4 +1,4 @@
-"""What the router tells the connectors, field by field; older routers and older engines."""
+"""What the router tells the connectors, field by field."""
 
 from __future__ import annotations
 
@@ -22,21 +22,9 @@ def test_a_leg_comes_back_as_it_was(role: Role, limit_s: float | None) -> None:
     assert legs.decode(legs.encode(leg(role, limit_s))) == leg(role, limit_s)
 
 
-def test_a_router_that_does_not_say_how_long_the_attempt_may_take_is_understood() -> None:
+def test_a_leg_may_leave_it_to_the_engine_how_long_the_attempt_takes() -> None:
     assert "limit_s" not in legs.encode(leg())
     assert legs.decode(legs.encode(leg())).limit_s is None
-
-
-def test_an_engine_that_does_not_know_the_limit_reads_the_rest() -> None:
-    class Older(msgspec.Struct, frozen=True):
-        xpyd: int
-        role: Role
-        transfer: TransferId
-        attempt: Attempt
-        remaining_s: float
-        peer: Peer | None = None
-
-    assert msgspec.convert(legs.encode(leg(limit_s=9.0)), Older).remaining_s == 60.0
 
 
 @pytest.mark.parametrize(("change", "words"), [

@@ -41,6 +41,14 @@ NOT_REASONS = frozenset({
 })
 """Words of the code in the form of a reason that are none. A new word must be put here or be explained on the page."""
 
+NOT_HERE = {
+    ("CONTRIBUTING.md", "docs/decisions/NNNN-title.md"),
+    *(("docs/development/vllm-versions.md", name) for name in (
+        "distributed/kv_transfer/kv_connector/v1/base.py", "v1/worker/kv_connector_model_runner_mixin.py",
+        "v1/worker/gpu/kv_connector.py", "v1/core/sched/scheduler.py")),
+}
+"""A name to be filled in, and files of vLLM."""
+
 
 def short(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -115,6 +123,22 @@ def test_commands_of_the_lab_exist() -> None:
     named = {(short(page), name) for page in PAGES for name in form.findall(page.read_text())}
     assert len(named) > 30
     assert sorted(each for each in named if each[1] not in COMMANDS) == []
+
+
+def test_files_that_are_named_exist() -> None:
+    """By their path from the top, or in quotes by that from a package or from the tests."""
+    tops = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0].isalpha()))
+    kinds = "py|pyi|c|h|js|go|sh|json|ya?ml|txt|in|md|toml|svg|png"
+    whole = re.compile(rf"(?<![\w/.…*-])((?:{tops})/[\w./-]*\w\.(?:{kinds}))\b")
+    part = re.compile(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.(?:py|c|h|js))(?:::\w+)?`")
+    below = [ROOT / each for each in (".", "tests", "lab/cluster", "operator/src/xpyd_operator",
+                                      "sidecar/src/xpyd_sidecar", "sidecar/src/xpyd_sidecar/engine")]
+    named = {(page, name) for page in PAGES if page.parent.name != "decisions"
+             for form in (whole, part) for name in form.findall(page.read_text())}
+    assert len(named) > 200
+    lost = {(short(page), name) for page, name in named
+            if not any((root / name).exists() for root in (*below, page.parent))}
+    assert lost == NOT_HERE
 
 
 def test_tests_that_are_named_exist() -> None:

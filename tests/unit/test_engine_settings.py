@@ -16,7 +16,7 @@ from xpyd_sidecar.errors import ConfigError
 def environ(tmp_path: Path) -> dict[str, str]:
     keys.write(tmp_path / "key", keys.mint())
     return {"XPYD_HOST": "127.0.0.1", "XPYD_KEY_FILE": str(tmp_path / "key"), "XPYD_RUN_DIR": str(tmp_path),
-            "XPYD_SERVICE": "s", "XPYD_INSTANCE": "s-e0"}
+            "XPYD_INSTANCE": "s-e0"}
 
 
 def test_everything_has_a_default_but_host_and_key(environ: dict[str, str]) -> None:

@@ -269,13 +269,6 @@ def test_a_beat_that_was_overtaken_changes_nothing() -> None:
     assert names(roster) == []
 
 
-def test_agents_that_do_not_say_who_they_are_replace_each_other_as_before() -> None:
-    roster = make()
-    roster.on_message(0.0, beat("d0", agent=NEW))
-    assert losts(roster.on_message(1.0, beat("d0", incarnation=Incarnation("n-1"), seq=0))) == [I0]
-    assert names(roster) == ["d0"]
-
-
 @pytest.mark.parametrize(("fields", "words"), [
     ({"http": ("10.0.0.1",)}, r"'10.0.0.1' is not host:port - at `\$.http\[0\]`"),
     ({"http": ("10.0.0.1:1", "10.0.0.1:0")}, r"`\$.http\[1\]`"),

@@ -192,32 +192,6 @@ async def test_a_routers_template_is_tried_once_and_not_at_all_where_routers_hav
     assert [name for verb, _, name in world.api.asked if verb == "dry-run"] == []
 
 
-async def test_services_have_both_families_once_every_router_listens_on_both(world: MemoryWorld) -> None:
-    """An upgrade of xpyd replaces no pod, and a router of before listens on IPv4 alone."""
-    def policies() -> list[str | None]:
-        services = [world.api.objects["Service", "team-a", name] for name in ("qwen", "qwen-members")]
-        return [each["spec"].get("ipFamilyPolicy") for each in services]
-
-    world.write()
-    await settle(world)
-    assert policies() == ["PreferDualStack"] * 2
-    for name in ("qwen", "qwen-members"):  # as they were before the upgrade
-        body = world.api.objects["Service", "team-a", name]
-        body["spec"].pop("ipFamilyPolicy")
-    old = world.api.objects["Pod", "team-a", "qwen-e1"]
-    for container in old["spec"]["initContainers"]:
-        container["command"] = [word.replace('"host":"::"', '"host":"0.0.0.0"') for word in container["command"]]
-    for kind, name in (("Service", "qwen"), ("Service", "qwen-members"), ("Pod", "qwen-e1")):
-        world.cache.seen(kind, world.api.put(kind, world.api.objects[kind, "team-a", name]))
-    world.restart()
-    await settle(world)
-    assert policies() == [None, None]
-    ending = old | {"metadata": old["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
-    world.cache.seen("Pod", world.api.put("Pod", ending))
-    await settle(world)
-    assert policies() == ["PreferDualStack"] * 2
-
-
 async def test_routers_whose_image_cannot_be_pulled_are_in_the_conditions(world: MemoryWorld) -> None:
     world.write(router=APART)
     await settle(world)

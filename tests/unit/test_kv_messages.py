@@ -49,10 +49,9 @@ def test_messages_come_back_as_they_were(message: messages.Control) -> None:
 
 
 def test_a_hello_that_says_nothing_of_speculation_is_one_of_an_engine_that_does_not_speculate() -> None:
-    """Releases that do not know the field refuse to speculate."""
     hello = Hello(InstanceName("p"), INC, INC, FIELDS, Parallel(), SHAPE, EAGLE)
-    older = {name: value for name, value in msgspec.to_builtins(hello).items() if name != "speculation"}
-    read = messages.unpack(msgspec.msgpack.encode(older))
+    bare = {name: value for name, value in msgspec.to_builtins(hello).items() if name != "speculation"}
+    read = messages.unpack(msgspec.msgpack.encode(bare))
     assert isinstance(read, Hello)
     assert read.speculation == Speculation()
 

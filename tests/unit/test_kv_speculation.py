@@ -95,7 +95,7 @@ def test_names_of_layers_do_not_make_drafts_different() -> None:
 def test_routers_hear_of_it_where_states_make_it_a_matter_of_pairing() -> None:
     assert [mark(one) for one in KINDS.values()] == [""] * len(KINDS)
     marks = {name: mark(with_states(one)) for name, one in KINDS.items()}
-    assert marks.pop("none") == "", "as releases that did not speculate"
+    assert marks.pop("none") == ""
     assert len(set(marks.values())) == len(marks)
     assert all(len(one) == 8 for one in marks.values())
     assert mark(with_states(EAGLE)) == mark(with_states(msgspec.structs.replace(EAGLE, layers=())))

@@ -101,15 +101,15 @@ def test_equal_roles_have_equal_revisions() -> None:
     assert engine_revision(service(), Role.DECODE, "m") == engine_revision(service(), Role.PREFILL, "m")
 
 
-def test_the_bound_of_a_load_is_left_out_where_it_is_the_default() -> None:
-    for kv, written in (({}, None), ({"loadLimit": "600s"}, None), ({"loadLimit": "20m"}, 1200.0)):
+def test_the_bound_of_a_load_is_what_is_written_or_ten_minutes() -> None:
+    for kv, written in (({}, 600.0), ({"loadLimit": "20m"}, 1200.0)):
         config = json.loads(value(engine_args(service(kv=kv), Role.DECODE, "m"), "--kv-transfer-config"))
-        assert config["kv_connector_extra_config"]["xpyd"].get("load_limit_s") == written
+        assert config["kv_connector_extra_config"]["xpyd"]["load_limit_s"] == written
 
 
-def test_a_size_of_copies_that_nobody_has_chosen_is_left_out() -> None:
+def test_a_size_of_copies_that_nobody_has_chosen_is_the_engines_to_find() -> None:
     for kv, written in (({}, None), ({"keep": "1Gi"}, 1 << 30), ({"keep": "256Mi"}, 256 << 20)):
         config = json.loads(value(engine_args(service(kv=kv), Role.DECODE, "m"), "--kv-transfer-config"))
-        assert config["kv_connector_extra_config"]["xpyd"].get("keep_bytes") == written
+        assert config["kv_connector_extra_config"]["xpyd"]["keep_bytes"] == written
     revisions = {engine_revision(service(kv=kv), Role.DECODE, "m") for kv in ({}, {"keep": "256Mi"}, {"keep": "1Gi"})}
     assert len(revisions) == 3, "on devices each means something else"

@@ -76,7 +76,7 @@ def test_an_instance_of_one_pod_has_nothing_of_it() -> None:
     assert pod["metadata"]["annotations"].keys() == {"kubectl.kubernetes.io/default-container"}
     assert not pod["metadata"]["labels"].keys() & {"xpyd.dev/instance", "xpyd.dev/member"}
     assert not pod["spec"].keys() & {"hostname", "subdomain"}
-    assert isinstance(config_of(pod).agent.group, msgspec.UnsetType)  # type: ignore[union-attr]
+    assert config_of(pod).agent.group is None  # type: ignore[union-attr]
 
 
 def test_agents_of_members_meet_at_the_leaders_by_its_name_and_only_it_speaks_to_routers() -> None:

@@ -10,7 +10,7 @@ from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render import keys
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.objects import children, key_secret
-from xpyd_operator.render.pod import engine_pod
+from xpyd_operator.render.pod import engine_pods
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.keys import ServiceKey, digest, file_name
@@ -23,7 +23,7 @@ ID = digest(KEY)[:8]
 
 def pod(key: PodKey) -> tuple[dict[str, object], SidecarConfig, dict[str, str]]:
     """The key's volume, what the sidecar is told, and the engine's environment."""
-    made = engine_pod(service(), Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS, key=key)["spec"]
+    made = engine_pods(service(), Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS, key=key)[0]["spec"]
     volume, = (each["secret"] for each in made["volumes"] if each["name"] == "key")
     config = msgspec.json.decode(made["initContainers"][1]["command"][-1], type=SidecarConfig)
     return volume, config, {each["name"]: each.get("value", "") for each in made["containers"][0]["env"]}
@@ -77,7 +77,7 @@ def test_names_fit() -> None:
 
 def test_no_pod_of_a_service_has_a_token_of_kubernetes() -> None:
     apart = service(router={"placement": "deployment"})
-    engine = engine_pod(apart, Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)["spec"]
+    engine = engine_pods(apart, Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)[0]["spec"]
     made = children(apart, dict.fromkeys(Role, 1), SETTINGS, keys.derived("qwen", KEY))
     routers = next(each for each in made if each["kind"] == "Deployment")["spec"]["template"]["spec"]
     assert [spec["automountServiceAccountToken"] for spec in (engine, routers)] == [False, False]

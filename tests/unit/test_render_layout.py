@@ -9,7 +9,7 @@ from render_service import service
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.engine import MODULE, engine_args, shutdown_args
 from xpyd_operator.render.layout import FOLLOWING, Member, layout
-from xpyd_operator.render.pod import engine_pod
+from xpyd_operator.render.pod import engine_pods
 from xpyd_operator.render.process import EngineBinding, ProcessPlace, engine_process
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -28,7 +28,7 @@ def test_an_instance_has_one_member_of_its_own_name(role: Role) -> None:
 
 def test_both_backends_start_what_the_layout_says_and_add_where_it_listens() -> None:
     one = service(None, **WIDE)
-    pod = engine_pod(one, Role.DECODE, NAME, Revision("r"), KubeSettings(sidecar_image="x"))
+    pod = engine_pods(one, Role.DECODE, NAME, Revision("r"), KubeSettings(sidecar_image="x"))[0]
     (member,) = layout(one, Role.DECODE, NAME, "Qwen/Qwen3-8B")
     (main,) = pod["spec"]["containers"]
     command = ["python3", "-m", "xpyd_sidecar.listening", member.module]

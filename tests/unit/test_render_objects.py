@@ -17,7 +17,7 @@ from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.labels import owner_reference
 from xpyd_operator.render.objects import children, key_secret, pool, router_pod, unwanted
-from xpyd_operator.render.pod import engine_pod
+from xpyd_operator.render.pod import engine_pods
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.config import faults
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -129,11 +129,11 @@ def test_a_routers_resources_follow_its_settings(case: str) -> None:
     written, resources = RESOURCES[case]
     (container,) = router(**written)["spec"]["containers"]
     assert container["resources"] == resources
-    beside = engine_pod(make(router=written), Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)
+    beside = engine_pods(make(router=written), Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)[0]
     sidecar = next(one for one in beside["spec"]["initContainers"] if one["name"] == "sidecar")
     assert sidecar["resources"] == resources
     apart = make(router=APART["router"] | written)
-    alone = engine_pod(apart, Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)
+    alone = engine_pods(apart, Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)[0]
     agent = next(one for one in alone["spec"]["initContainers"] if one["name"] == "sidecar")
     assert agent["resources"] == RESOURCES["nothing"][1], "an agent alone needs what it always needed"
 
@@ -148,7 +148,7 @@ def test_selectors_find_the_pods_that_they_mean(spec: dict[str, Any]) -> None:
     one = make(**spec)
     found = made(**spec)
     prefill, decode = (
-        engine_pod(one, role, InstanceName("qwen-e0"), Revision("r"), SETTINGS)["metadata"]["labels"] for role in Role
+        engine_pods(one, role, InstanceName("qwen-e0"), Revision("r"), SETTINGS)[0]["metadata"]["labels"] for role in Role
     )
     routes = {"xpyd.dev/router": "true", "xpyd.dev/roster": "true"}
     for name in ("qwen", "qwen-members"):

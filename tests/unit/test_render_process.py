@@ -36,7 +36,6 @@ def test_an_engine_listens_where_it_is_told_and_reads_the_connectors_environment
     assert processes.port_args(process, 8000) == ("--port", "8000")
     assert process.env[launch.ENV_RUN_DIR] == process.env["TMPDIR"] == process.env["VLLM_RPC_BASE_PATH"] == "/tmp/run/e0"
     assert process.env[launch.ENV_KEY_FILE] == "/state/key"
-    assert process.env[launch.ENV_SERVICE] == "qwen"
     assert process.env[launch.ENV_INSTANCE] == "qwen-e0"
     assert process.env[launch.ENV_HOST] == "127.0.0.1"
     assert process.env[launch.ENV_API_KEY] == "", "a key of whoever calls xpyd is no key of the engine"

@@ -9,7 +9,7 @@ from kube_documents import service
 
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render import labels, switch
-from xpyd_operator.render.pod import engine_pod, pod_revision
+from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, local_difference, pods_difference
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -51,7 +51,7 @@ def test_no_window_no_switch() -> None:
 def test_the_pods_have_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is rendered otherwise for a role, though the document says the same of both."""
     def other(service: Any, role: Role, *rest: Any) -> tuple[dict[str, Any], ...]:
-        pod = engine_pod(service, role, *rest)
+        pod = engine_pods(service, role, *rest)[0]
         pod["spec"]["containers"][0]["args"] += ["--of", role.value]
         return (pod,)
 
@@ -61,7 +61,7 @@ def test_the_pods_have_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pod_shows_its_agent_what_it_is_told() -> None:
-    pod = engine_pod(service(), Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)
+    pod = engine_pods(service(), Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)[0]
     [volume] = [one for one in pod["spec"]["volumes"] if one["name"] == "assignment"]
     item = {"path": "role", "fieldRef": {"fieldPath": f"metadata.annotations['{labels.ASSIGNMENT}']"}}
     assert volume["downwardAPI"] == {"items": [item]}

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
@@ -140,9 +140,9 @@ class World:
         address = HostPort(f"127.0.0.1:{ord(name[0]) + int(name[1])}")
         self.context.watch.on_message(Heartbeat(
             v=1, service=ServiceName("s"), instance=InstanceName(name), seq=1,
-            role=Role.PREFILL if name[0] == "p" else Role.DECODE, epoch=1, state=State.READY, incarnation=Incarnation("i"),
-            http=(address,), control=(address,), model="tiny", max_model_len=4096, fingerprint=Fingerprint("f" * 32),
-            interval_s=3.0))
+            role=Role.PREFILL if name[0] == "p" else Role.DECODE, epoch=1, state=State.READY, agent=AgentId("a"),
+            incarnation=Incarnation("i"), http=(address,), control=(address,), model="tiny", max_model_len=4096,
+            fingerprint=Fingerprint("f" * 32), interval_s=3.0))
         for _ in range(8):
             made, paper = engine_connection.EngineConnection(self.context.pool, address), Paper()
             made.connection_made(paper)  # type: ignore[arg-type]

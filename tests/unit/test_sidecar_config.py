@@ -66,12 +66,11 @@ def test_a_right_document() -> None:
     ({"agent__role": "both"}, "`$.agent.role`"),
     ({"agent__engine": "8000"}, "'8000' is not host:port - at `$.agent.engine`"),
     ({"agent__engine": "::1:8000"}, "write an IPv6 host in brackets, [host]:port - at `$.agent.engine`"),
-    ({"agent__advertise_host": None}, "a host is required - at `$.agent.advertise_host`"),
+    ({"agent__advertise_host": None}, "missing required field `advertise_host`"),
+    ({"agent__advertise_host": ""}, "'' is not a host; write a name or an address, without brackets and port"),
     ({"agent__advertise_host": "[fd00::5]"}, "an address, without brackets and port - at `$.agent.advertise_host`"),
     ({"agent__advertise_host": "10.0.0.7:80"}, "'10.0.0.7:80' is not a host; write a name"),
-    ({"agent__advertise_port": None}, "a port from 1 to 65535, not 0 - at `$.agent.advertise_port`"),
-    ({"agent__advertise_host": None, "agent__advertise_http": "::1:80"},
-     "write an IPv6 host in brackets, [host]:port - at `$.agent.advertise_http`"),
+    ({"agent__advertise_port": 0}, "a port from 1 to 65535, not 0 - at `$.agent.advertise_port`"),
     ({"agent__routers": []}, "at least one router address is required - at `$.agent.routers`"),
     ({"agent__routers": ["a:1", "b"]}, "'b' is not host:port - at `$.agent.routers[1]`"),
     ({"agent__group": {"index": 0, "size": 1, "layout": "x"}}, "from 2 to 16, not 1 - at `$.agent.group.size`"),
@@ -104,13 +103,6 @@ def test_an_engine_is_advertised_by_host_and_port_whatever_the_family(host: str,
     agent = config.decode(json.dumps(document(agent__advertise_host=host))).agent
     assert agent is not None
     assert agent.advertised == address
-
-
-def test_a_file_of_an_earlier_xpyd_has_both_in_one() -> None:
-    earlier = document(agent__advertise_host=None, agent__advertise_port=None, agent__advertise_http="10.0.0.7:9000")
-    agent = config.decode(json.dumps(earlier)).agent
-    assert agent is not None
-    assert agent.advertised == "10.0.0.7:9000"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", b"\xff\xfe"])

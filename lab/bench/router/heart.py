@@ -12,7 +12,7 @@ import zmq
 from contenders import MODEL, SERVICE, Engines
 
 from xpyd_sidecar import curve
-from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import Heartbeat
 
@@ -32,7 +32,8 @@ class Heart:
             for port in ports:
                 self._beats.append(Heartbeat(
                     v=1, service=ServiceName(SERVICE), instance=InstanceName(f"{role}-{port}"), seq=1, role=role, epoch=1,
-                    state=State.READY, incarnation=Incarnation(f"i-{port}"), http=(HostPort(f"127.0.0.1:{port}"),),
+                    state=State.READY, agent=AgentId("a"),
+                    incarnation=Incarnation(f"i-{port}"), http=(HostPort(f"127.0.0.1:{port}"),),
                     control=(HostPort(f"127.0.0.1:{port}"),), model=MODEL, max_model_len=32768,
                     fingerprint=Fingerprint("f" * 32), interval_s=INTERVAL_S))
                 socket = self._context.socket(zmq.DEALER)

@@ -25,7 +25,7 @@ import uvloop
 
 import xpyd_sidecar
 from xpyd_sidecar import logs
-from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
@@ -131,7 +131,8 @@ class Router:
     def _join(self, address: HostPort, role: Role) -> None:
         self.context.watch.on_message(Heartbeat(
             v=1, service=ServiceName("bench"), instance=InstanceName(f"{role}-{address[-1]}"), seq=1, role=role, epoch=1,
-            state=State.READY, incarnation=Incarnation(f"i{address[-1]}"), http=(address,), control=(address,), model=MODEL,
+            state=State.READY, agent=AgentId("a"),
+            incarnation=Incarnation(f"i{address[-1]}"), http=(address,), control=(address,), model=MODEL,
             max_model_len=32768, fingerprint=Fingerprint("f" * 32), interval_s=3.0))
         for _ in range(STREAMS + 4):
             made, paper = engine_connection.EngineConnection(self.context.pool, address), Paper()

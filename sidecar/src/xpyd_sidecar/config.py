@@ -82,12 +82,7 @@ def _group(agent: AgentConfig, group: GroupConfig) -> Iterator[str]:
 
 def _agent_faults(agent: AgentConfig) -> Iterator[str]:
     addresses = [("engine", agent.engine)]
-    if agent.advertise_host:
-        yield from _advertised(agent.advertise_host, agent.advertise_port)
-    elif agent.advertise_http:
-        addresses.append(("advertise_http", agent.advertise_http))
-    else:
-        yield "a host is required - at `$.agent.advertise_host`"
+    yield from _advertised(agent.advertise_host, agent.advertise_port)
     addresses += [(f"routers[{index}]", router) for index, router in enumerate(agent.routers)]
     if agent.listen is not None:
         addresses.append(("listen", agent.listen))
@@ -97,7 +92,7 @@ def _agent_faults(agent: AgentConfig) -> Iterator[str]:
         except ValueError as error:
             yield f"{error} - at `$.agent.{field}`"
     led = False
-    if isinstance(agent.group, GroupConfig):
+    if agent.group is not None:
         yield from _group(agent, agent.group)
         led = agent.group.index > 0
     if not agent.routers and not led:

@@ -1,6 +1,6 @@
 """What each role speculates with, as its arguments say, and what comes of it between the two.
 
-The rule is the engines' (``xpyd_sidecar.kv.speculation``): without the same draft on prefill, decode accepts few drafts,
+The rule is the engines' (``xpyd_sidecar.kv.peers``): without the same draft on prefill, decode accepts few drafts,
 and KV of a model with states is not handed over at all. Documents do not say whether a model has states, so nothing is
 refused here: what surely costs something is a warning, what matters for such models alone is a note. Values that cannot be
 read (a variable) are left to the engines.

@@ -98,7 +98,6 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Operator
     flag("log-level", _one_of("debug", "info", "warning", "error"), "info", "least level that is logged")
     flag("kubeconfig", str, "", "outside of a cluster: the file to log in with")
     flag("context", str, "", "context of that file (default: its current one)")
-    switch("multi-pod", "changes nothing: instances of several pods are taken without it")
     flag("gang", _one_of("auto", "none", *gang.VERSIONS), "auto", "who places the pods of an instance of several together")
     switch("no-leader-election", "work at once; never with more than one replica")
     switch("dry-run", "plan and log, write nothing")

@@ -73,7 +73,6 @@ class KubeBackend:
         self._pods = Pods(shared.api, shared.cache, entry, self.holds, self._groups)
         self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=self._settings.fleet_timeout_s)
         self._switching = False
-        self._both_families = True
         self._several = False  # there are instances of several pods
         self._place_after = 0.0  # when such instances are made again (``Remove.pause_s``)
         self._waits_until = 0.0
@@ -116,8 +115,6 @@ class KubeBackend:
         on_their_own = service.spec.router.placement == "deployment"
         away = self._away(pods, now) if on_their_own else None
         routers = [e for e in seen if e.component == labels.ROUTERS] if on_their_own else [e for e in mine if e.router]
-        # A Service that led to a router by IPv6 before it listens there would lose requests, after an upgrade of xpyd.
-        self._both_families = not any(e.ipv4_alone and not e.ends_by for e in (routers if on_their_own else mine))
         learners = [] if on_their_own else [each for each in mine if each.roster and not each.router]
         prefill = self._blueprint.counts is None or self._blueprint.counts.prefill > 0
         self._told = await self._fleets.ask(
@@ -197,8 +194,8 @@ class KubeBackend:
                 await self._groups.tend(gangs.served, alive, self._blueprint.pod_group, now)
             await self._switches.tend(self._told.fleet, self._key_of)
             key = self._choice.of_routers(service)
-            await self._children.tend(service, wanted, now, key, both_families=self._both_families,
-                                      several=self._several, pods=pods_of_wanted(service, round_))
+            await self._children.tend(service, wanted, now, key, several=self._several,
+                                      pods=pods_of_wanted(service, round_))
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             await self._planner.tend(self._entry(), service, planned, self._key_of, now=now)
         except ApiError as error:

@@ -59,7 +59,6 @@ class Children:
         now: float,
         key: PodKey | None = None,
         *,
-        both_families: bool = True,
         several: bool = False,
         pods: Mapping[Role, int] | None = None,
     ) -> None:
@@ -77,7 +76,7 @@ class Children:
             if entry is not None and not entry.deleting and controller(entry.body["metadata"]) == uid:
                 work.append(self._delete(entry))
             self._taken.pop((kind, name), None)
-        rendered = self._children(service, counts, key, both_families=both_families, several=several, pods=pods)
+        rendered = self._children(service, counts, key, several=several, pods=pods)
         work += [self._child(service, wanted, now) for wanted in rendered]
         work += [self._pool(service, role, counts[role], now) for role in Role]
         await all_of(each for each in work if each is not None)
@@ -94,13 +93,12 @@ class Children:
         counts: Mapping[Role, int],
         key: PodKey | None,
         *,
-        both_families: bool,
         several: bool,
         pods: Mapping[Role, int] | None,
     ) -> tuple[Body, ...]:
-        made_of = (service, tuple(sorted(counts.items())), key, both_families, several, tuple(sorted((pods or {}).items())))
+        made_of = (service, tuple(sorted(counts.items())), key, several, tuple(sorted((pods or {}).items())))
         if self._rendered[0] != made_of:
-            made = children(service, counts, self._settings, key, both_families=both_families, several=several, pods=pods)
+            made = children(service, counts, self._settings, key, several=several, pods=pods)
             self._rendered = (made_of, made)
         return self._rendered[1]
 

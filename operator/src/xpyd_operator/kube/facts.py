@@ -49,12 +49,8 @@ class Facts(msgspec.Struct, frozen=True):
     """The role that it was told since it was made."""
     switching: bool = False
     """Its label does not say that role yet."""
-    can_switch: bool = False
-    """Its agent sees what it is told."""
     key: str = ""
     """The Secret that it has its service's key from."""
-    ipv4_alone: bool = False
-    """Its router, if it has one, was told to listen on IPv4 alone, as xpyd did before."""
     instance: InstanceName = InstanceName("")
     """What it is, or is a member of."""
     member: int | None = None
@@ -132,9 +128,7 @@ def facts(pod: Body) -> Facts:
         was_ready=phase is Phase.STARTING and bool(main.get("started")),
         told=told,
         switching=told is not None and told.role is not role,
-        can_switch=_volume(pod, "assignment") is not None,
         key=secret_of(pod),
-        ipv4_alone=_ipv4_alone(pod.get("spec") or {}),
         instance=instance,
         member=member,
         layout=str((metadata.get("annotations") or {}).get(labels.LAYOUT, "")),
@@ -162,12 +156,6 @@ def _since(status: Body, scheduled: str) -> float:
     placing = condition(status, "PodScheduled") or {}
     said = placing.get("status") == scheduled and placing.get("reason") != "SchedulingGated"
     return unix(placing.get("lastTransitionTime")) if said else 0.0
-
-
-def _ipv4_alone(spec: Body) -> bool:
-    containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
-    ours = (each for each in containers if each.get("name") in (labels.SIDECAR, labels.ROUTERS))
-    return any('"host":"0.0.0.0"' in word for each in ours for word in each.get("command") or ())
 
 
 def secret_of(pod: Body) -> str:

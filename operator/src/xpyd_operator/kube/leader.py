@@ -41,10 +41,9 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """Send this object: POST where it has no resourceVersion, else PUT. ``taking``: to become leader."""
+    """Send this object: POST where it has no resourceVersion, else PUT."""
 
     body: dict[str, Any]
-    taking: bool
 
 
 class LeaseWait(msgspec.Struct, frozen=True):
@@ -133,7 +132,7 @@ class Election:
         ours = {"holderIdentity": self.identity, "leaseDurationSeconds": self.times.lease_s, "renewTime": _micro(wall)}
         if spec.get("holderIdentity") != self.identity:
             ours |= {"acquireTime": _micro(wall), "leaseTransitions": int(spec.get("leaseTransitions") or 0) + bool(lease)}
-        return Write({**base, "spec": spec | ours}, taking=not self.leading)
+        return Write({**base, "spec": spec | ours})
 
 
 def _spec(lease: dict[str, Any] | None) -> dict[str, Any]:

@@ -153,7 +153,6 @@ def _instance(
         settled=settled,
         cached=heard.cached if heard is not None else 0,
         epoch=fact.told.epoch if fact.told is not None else FIRST_EPOCH,
-        can_switch=fact.can_switch,
         switching=fact.switching,
         assigned=fact.told.at if fact.told is not None else 0.0,
     )

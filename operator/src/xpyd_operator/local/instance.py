@@ -149,7 +149,7 @@ class LocalInstance:
         config = configs[member.index]
         assert config.agent is not None
         agent = msgspec.structs.replace(config.agent, engine=join_host_port(host, port), advertise_host=host,
-                                        advertise_port=port, advertise_http=None)
+                                        advertise_port=port)
         configs[member.index] = msgspec.structs.replace(config, agent=agent)
         moved = record.moved(member.index, port)
         self.write(moved, configs)

@@ -112,10 +112,7 @@ def settings_for(folder: ServiceFolder, host: str, python: str | None = None) ->
 
 
 def save_desired(folder: ServiceFolder, service: DisaggService) -> None:
-    """Hand a document to the supervisor (which looks at the time of the file).
-
-    In the first version's words: a supervisor that was started before an upgrade knows no others.
-    """
+    """Hand a document to the supervisor (which looks at the time of the file)."""
     text = yaml.safe_dump(without_defaults(service), sort_keys=False, allow_unicode=True)
     _replace(folder.desired, text.encode())
 

@@ -20,13 +20,11 @@ least; of two roles with one each prefill, since decode can do the prefill itsel
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from xpyd_operator.plan.canary import RoleView, prints
 from xpyd_operator.plan.observed import Instance
 from xpyd_sidecar.contract.ids import Fingerprint, Role
-
-Groups = Mapping[Fingerprint, int]
 
 
 def group(instances: Iterable[Instance]) -> Counter[Fingerprint]:

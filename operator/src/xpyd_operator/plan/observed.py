@@ -103,8 +103,6 @@ class Instance(msgspec.Struct, frozen=True):
     """Prompts that a router would rather send here, since their beginning is probably in its prefix cache."""
     epoch: int = 1
     """Of its role; grows by one with each change."""
-    can_switch: bool = True
-    """It takes another role while it runs."""
     switching: bool = False
     """Its role was changed, and not everybody who must know does yet."""
     assigned: float = 0.0

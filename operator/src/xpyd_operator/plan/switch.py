@@ -41,7 +41,7 @@ def switches(
     if not alike or not observed.fleet_known or any(view.stale for view in views):
         return [], ""
     for index, (mine, other) in enumerate((views, views[::-1])):
-        able = [one for one in victims(mine.fresh) if one.ready and one.can_switch and not one.switching]
+        able = [one for one in victims(mine.fresh) if one.ready and not one.switching]
         count = min(mine.ready - mine.wanted, _deficit(desired, other, now), _room(other))
         chosen = able[: max(0, count)]
         if not chosen:

@@ -52,20 +52,17 @@ def children(
     settings: KubeSettings,
     key: PodKey | None = None,
     *,
-    both_families: bool = True,
     several: bool = False,
     pods: Mapping[Role, int] | None = None,
 ) -> tuple[dict[str, Any], ...]:
     """Everything that is server-side applied. ``counts``: wanted instances of each role; ``key``: of routers in pods of
-    their own; ``both_families``: every router there is listens on IPv6, too, so that Services may lead to it by both;
-    ``several``: there are instances of several pods, whatever the document asks for; ``pods``: how many pods of each role
-    the wanted instances have, where there are some of other sizes than the document asks for.
+    their own; ``several``: there are instances of several pods, whatever the document asks for; ``pods``: how many pods of
+    each role the wanted instances have, where there are some of other sizes than the document asks for.
 
     Each object carries a hash of what it was rendered to: without it, a field that is no longer rendered would look like
     one that others added (``differs``), and stay.
     """
-    families = {"ipFamilyPolicy": "PreferDualStack"} if both_families else {}
-    found = [_clients_service(service, families), _members_service(service, families)]
+    found = [_clients_service(service), _members_service(service)]
     if several or spans(service):
         found.append(_engines_service(service))
     if service.spec.network_policy.enabled:
@@ -127,7 +124,7 @@ def pool(service: DisaggService, role: Role, replicas: int) -> dict[str, Any]:
     }
 
 
-def _clients_service(service: DisaggService, families: dict[str, str]) -> dict[str, Any]:
+def _clients_service(service: DisaggService) -> dict[str, Any]:
     protocol = "http" if service.spec.router.tls.secret is None else "https"
     port = {"name": "http", "port": service.spec.router.ports.http, "protocol": "TCP", "appProtocol": protocol}
     return _service(
@@ -135,7 +132,7 @@ def _clients_service(service: DisaggService, families: dict[str, str]) -> dict[s
         service.name,
         {
             "type": "ClusterIP",
-            **families,
+            "ipFamilyPolicy": "PreferDualStack",
             "selector": labels.selector(service, router=labels.YES),
             "sessionAffinity": "None",
             "ports": [port | {"targetPort": port["port"]}],
@@ -143,7 +140,7 @@ def _clients_service(service: DisaggService, families: dict[str, str]) -> dict[s
     )
 
 
-def _members_service(service: DisaggService, families: dict[str, str]) -> dict[str, Any]:
+def _members_service(service: DisaggService) -> dict[str, Any]:
     """Resolves to every router, ready or not: else agents and routers would wait for each other."""
     port = {"name": "members", "port": service.spec.router.ports.members, "protocol": "TCP"}
     return _service(
@@ -152,7 +149,7 @@ def _members_service(service: DisaggService, families: dict[str, str]) -> dict[s
         {
             "type": "ClusterIP",
             "clusterIP": "None",
-            **families,
+            "ipFamilyPolicy": "PreferDualStack",
             "publishNotReadyAddresses": True,
             "selector": labels.selector(service, roster=labels.YES),
             "ports": [port | {"targetPort": port["port"]}],
@@ -161,9 +158,9 @@ def _members_service(service: DisaggService, families: dict[str, str]) -> dict[s
 
 
 def _engines_service(service: DisaggService) -> dict[str, Any]:
-    """Gives every member of an instance a name, ready or not: they must meet before any of them can be ready. Agents
-    listen on all families from the first release with members on. Only by the label without which the operator does not
-    see a pod: one more that somebody takes away would take the name away for ever.
+    """Gives every member of an instance a name, ready or not: they must meet before any of them can be ready. Only
+    by the label without which the operator does not see a pod: one more that somebody takes away would take the name away
+    for ever.
     """
     port = {"name": "agent", "port": AGENT_PORT, "protocol": "TCP"}
     return _service(

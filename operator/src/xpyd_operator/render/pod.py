@@ -52,18 +52,6 @@ def engine_pods(
                  for index in range(len(members)))
 
 
-def engine_pod(
-    service: DisaggService, role: Role, name: InstanceName, revision: Revision, settings: KubeSettings,
-    *, key: PodKey | None = None,
-) -> dict[str, Any]:
-    """The first of them.
-
-    Raises:
-        Unsupported: as ``engine_pods``.
-    """
-    return _pod(service, role, _members(service, role, name), 0, revision=revision, settings=settings, key=key)
-
-
 def _members(service: DisaggService, role: Role, name: InstanceName) -> tuple[Member, ...]:
     shared = at.KV_SHARED if service.spec.kv.shared_memory is not None else ""
     return layout(service, role, name, model_path(service), shared)
@@ -250,7 +238,6 @@ def engine_variables(service: DisaggService, role: Role, member: Member, key: Po
     fixed = {
         launch.ENV_RUN_DIR: at.RUN,
         launch.ENV_KEY_FILE: key.path,
-        launch.ENV_SERVICE: service.name,
         launch.ENV_INSTANCE: member.instance,
         "PYTHONPATH": at.PACKAGE,
         "VLLM_HOST_IP": at.HOST_VAR,

@@ -92,7 +92,7 @@ def engine_process(service: DisaggService, place: ProcessPlace, binding: EngineB
     else:
         env |= CPU_ENV
     env |= engine_env(service)
-    env |= connector_env(service.name, place, binding.instance)
+    env |= connector_env(place, binding.instance)
     env |= executor_env(service, binding.role, place.run_dir)
     env |= member.env
     if member.size > 1:
@@ -110,12 +110,11 @@ def port_args(process: Process, port: int) -> tuple[str, ...]:
     return ("--port", str(port)) if "--host" in process.argv else ()
 
 
-def connector_env(service: str, place: ProcessPlace, instance: InstanceName) -> dict[str, str]:
+def connector_env(place: ProcessPlace, instance: InstanceName) -> dict[str, str]:
     """What the connector reads, and a folder of its own for every temporary file and socket of the engine."""
     return {
         launch.ENV_RUN_DIR: place.run_dir,
         launch.ENV_KEY_FILE: place.key_file,
-        launch.ENV_SERVICE: service,
         launch.ENV_INSTANCE: instance,
         launch.ENV_HOST: place.host,
         "TMPDIR": place.run_dir,

@@ -23,8 +23,6 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 
 COMMAND: Final = ["python3", "-m", "xpyd_sidecar"]
 _INSTANCE_VAR: Final = f"$({launch.ENV_INSTANCE})"
-_WHERE_GIVEN: Final = frozenset({"previous_key_file", "key_mark", "shared_folder"})
-"""Left out where they say nothing."""
 _AGENT_RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 _ROUTER_MIB: Final = 512
 _ROUTER_REQUESTS: Final = {"cpu": "250m", "memory": "256Mi"}
@@ -137,7 +135,7 @@ def _sidecar_config(
         listen=join_host_port(at.EVERYWHERE, at.AGENT_PORT),
         previous_key_file=key.before_path,
         key_mark=key.id,
-        group=group.group_config(service, members, index, settings) if len(members) > 1 else msgspec.UNSET,
+        group=group.group_config(service, members, index, settings) if len(members) > 1 else None,
     )
     return SidecarConfig(
         service=ServiceName(service.name),
@@ -166,11 +164,9 @@ def _router(service: DisaggService, *, beside_engine: bool) -> RouterConfig:
 def _command(config: SidecarConfig, instance: str = "") -> list[str]:
     """The command, every text in it as it is but for the pod's own address and name, which Kubernetes fills in."""
     plain = literals(msgspec.to_builtins(config))
-    del plain["plain_bearer"]
     if instance:
         plain["instance"] = instance
     if plain["agent"] is not None:
-        plain["agent"] = {name: value for name, value in plain["agent"].items() if value or name not in _WHERE_GIVEN}
         plain["agent"]["advertise_host"] = HOST_VAR
     return [*COMMAND, "--config-json", msgspec.json.encode(plain, order="sorted").decode()]
 

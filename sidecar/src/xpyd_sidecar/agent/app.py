@@ -33,7 +33,7 @@ from xpyd_sidecar.contract.duty import Duty
 from xpyd_sidecar.contract.group import MemberAnswer
 from xpyd_sidecar.contract.ids import AgentId, State
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.launch import AgentConfig, GroupConfig, SidecarConfig
+from xpyd_sidecar.contract.launch import AgentConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -70,10 +70,10 @@ class Agent:
         self._control = Control(self._run_dir, self)
         self._remote: Remote | None = None
         if config.agent.listen is not None:
-            self._remote = Remote(config.agent.listen, key, self, config.instance, plain=config.plain_bearer,
-                                  members=isinstance(config.agent.group, GroupConfig))
+            self._remote = Remote(config.agent.listen, key, self, config.instance,
+                                  members=config.agent.group is not None)
         self._rounds: Rounds | None = None
-        if isinstance(config.agent.group, GroupConfig):
+        if config.agent.group is not None:
             self._rounds = Rounds(config, config.agent.group, key, self._standing, self._led,
                                   drains=self._members_ask)
             if self._remote is not None:

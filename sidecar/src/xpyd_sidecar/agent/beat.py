@@ -32,7 +32,7 @@ from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
-from xpyd_sidecar.contract.record import FIRST_KV, EngineRecord
+from xpyd_sidecar.contract.record import EngineRecord
 
 SLOW_LOOKS = 3
 IDLE_LOOKS = 2
@@ -121,10 +121,10 @@ Instruction = BeatNow | DrainEnded
 class Machine:
     """State of one agent. ``handle`` is the one method that changes it, but for the count of beats in ``heartbeat``."""
 
-    def __init__(self, config: SidecarConfig, agent: AgentId | None = None) -> None:
+    def __init__(self, config: SidecarConfig, agent: AgentId) -> None:
         """``agent``: what tells this process from others that speak under the same name."""
         assert config.agent is not None
-        self._id = agent or AgentId("")
+        self._id = agent
         self._service = config.service
         self._instance = config.instance
         self._agent = config.agent
@@ -221,6 +221,7 @@ class Machine:
             role=self._role,
             epoch=self._epoch,
             state=self.state,
+            agent=self._id,
             incarnation=self.incarnation,
             http=self._doors or (self._agent.advertised,),
             control=tuple(record.control for record in self._records),
@@ -231,7 +232,6 @@ class Machine:
             load=self._load,
             interval_s=self._agent.beat_s,
             drained=self._drained,
-            agent=self._id,
             leaving=self._leaving,
             also=self._also,
             sampling=first.sampling if first else None,
@@ -239,7 +239,7 @@ class Machine:
 
     def goodbye(self) -> Goodbye:
         """The last message."""
-        return Goodbye(WIRE_VERSION, self._service, self._instance, self.incarnation, self._id)
+        return Goodbye(WIRE_VERSION, self._service, self._instance, self._id, self.incarnation)
 
     def waits_for(self, routers: Sequence[KnownRouter], now: float) -> str:
         """Why a drain has not ended, in words; empty when there is none."""
@@ -254,16 +254,13 @@ class Machine:
     def _fingerprint(self) -> Fingerprint:
         """Engines under different keys, or of different versions of the KV plane, cannot exchange KV, whatever it is like.
         Neither can those of a model with states that speculate otherwise.
-
-        The first version that was told is left out, so that releases from before and after it was told are equal here.
         """
         if not self._records:
             return Fingerprint("")
         first, mark = self._records[0], self._agent.key_mark
-        version = f"-kv{first.kv}" if first.kv != FIRST_KV else ""
         drafts = speculation.mark(first.speculation)
         drafts = f"-s{drafts}" if drafts else ""
-        return Fingerprint(f"{fingerprint.digest(first.fingerprint)}{version}{drafts}{f'-{mark}' if mark else ''}")
+        return Fingerprint(f"{fingerprint.digest(first.fingerprint)}-kv{first.kv}{drafts}{f'-{mark}' if mark else ''}")
 
     @property
     def _moves_after_s(self) -> float:

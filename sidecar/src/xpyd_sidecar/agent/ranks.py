@@ -14,18 +14,18 @@ from xpyd_sidecar.agent.beat import disagreement
 from xpyd_sidecar.contract import record
 from xpyd_sidecar.contract.group import MemberRanks
 from xpyd_sidecar.contract.ids import HostPort
-from xpyd_sidecar.contract.launch import AgentConfig, GroupConfig
+from xpyd_sidecar.contract.launch import AgentConfig
 from xpyd_sidecar.contract.record import EngineRecord
 
 
 def own(config: AgentConfig) -> range:
     """Ranks whose records lie in the run folder of this agent."""
-    return of_member(config, config.group.index if isinstance(config.group, GroupConfig) else 0)
+    return of_member(config, config.group.index if config.group is not None else 0)
 
 
 def of_member(config: AgentConfig, index: int) -> range:
     """Ranks of a member of this agent's instance."""
-    if not isinstance(config.group, GroupConfig):
+    if config.group is None:
         return range(config.data_parallel)
     if config.data_parallel == 1:
         return range(1 if index == 0 else 0)

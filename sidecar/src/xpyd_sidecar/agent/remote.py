@@ -3,22 +3,20 @@ the engine is one of several members (``rounds``). Those also answer the probes 
 ``GET /group/ready`` and ``GET /group/live``, 200 or 503 and why not; and whoever reads ``GET /metrics`` of a member.
 
 So a role changes at once where the operator is on another host; what it says also reaches the agent by the pod's volume,
-later. The agents' token (``contract.keys``) opens it from this host alone, or where the operator may be one that knows no
-signed calls. Errors are ``{"error": …}``: 401 without a right signature, 400 for what is no assignment, 409 for one that is
-too old.
+later. Errors are ``{"error": …}``: 401 without a right signature, 400 for what is no assignment, 409 for one that is too
+old.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Callable, Sequence
 
 import msgspec
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from xpyd_sidecar.accepting import Acceptor, bind, of_this_host
+from xpyd_sidecar.accepting import Acceptor, bind
 from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_role
 from xpyd_sidecar.agent.member_metrics import CONTENT_TYPE, MemberFigures, exposition
 from xpyd_sidecar.agent.rounds import HelloRefused, Question, Rounds
@@ -39,16 +37,12 @@ OPEN_PATHS = (group.READY_PATH, group.LIVE_PATH, METRICS_PATH)
 class Remote:
     """The server. ``start`` it, ``close`` it."""
 
-    def __init__(self, listen: HostPort, key: ServiceKey, speaker: Speaker, instance: str, *, plain: bool = False,
+    def __init__(self, listen: HostPort, key: ServiceKey, speaker: Speaker, instance: str, *,
                  members: bool = False) -> None:
-        """``instance``: who this is; ``plain``: see ``SidecarConfig.plain_bearer``; ``members``:
-        others of a group come here.
-        """
+        """``instance``: who this is; ``members``: others of a group come here."""
         self._listen = listen
-        self._wanted = f"Bearer {keys.agent_token(key)}".encode()
         self._key = keys.derive(key, "agent call")
         self._calls = signing.CallVerifier(self._key, instance)
-        self._plain = plain
         self._speaker = speaker
         self.rounds: Rounds | None = None
         """Who hears the hellos of other members; None: nobody, there are none."""
@@ -94,10 +88,9 @@ class Remote:
         if request.method in ("GET", "HEAD") and request.path in OPEN_PATHS:
             return await handler(request)
         signature = request.headers.get(signing.HEADER)
-        refusal = "a signed call of the operator is needed"
-        if signature is not None:
-            refusal = self._calls.refusal(signature, request.method, request.path, await request.read())
-        if (signature is None or refusal) and not self._has_token(request):
+        if signature is None:
+            raise web.HTTPUnauthorized(text="a signed call of the operator is needed")
+        if refusal := self._calls.refusal(signature, request.method, request.path, await request.read()):
             raise web.HTTPUnauthorized(text=refusal)
         if request.protocol not in self._known:
             self._known = {request.protocol, *(each for each in self._known if each.transport is not None)}
@@ -110,12 +103,6 @@ class Remote:
         for each, since in self._strangers.items():
             if now - since >= STRANGER_S:
                 each.force_close()
-
-    def _has_token(self, request: web.Request) -> bool:
-        said = request.headers.get("Authorization", "").encode(errors="replace")
-        right = hmac.compare_digest(said, self._wanted)
-        transport = request.transport
-        return right and transport is not None and (self._plain or of_this_host(transport))
 
     async def _role(self, request: web.Request) -> web.Response:
         return await take_role(request, self._speaker)

@@ -2,10 +2,6 @@
 
 Two engines may exchange KV exactly when every field below is equal. Parallel sizes are left out on purpose: whole blocks
 are sliced on heads only, so prefill and decode may differ in them.
-
-The digest, and HELLO of the KV protocol, call ``kv_abi`` by the name that the field had first, ``vllm``, when it was the
-exact version. A version that is listed keeps its name, so engines of before and of after that say the same of everything
-pair, rightly; those that do not are told apart by the digest, and by the field in the REJECT of either side.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ class FingerprintFields(msgspec.Struct, frozen=True):
     in their logical order."""
     isa: str
     """Instruction set where the layout inside a block depends on it (CPU), else empty."""
-    kv_abi: str = msgspec.field(name="vllm")
+    kv_abi: str
     """How this vLLM writes KV: the first version that wrote it so, else the exact version (``engine.compat``)."""
     states: str = ""
     """What layers that keep a state instead of KV have in it: kind, types, layout, columns for speculation."""

@@ -9,7 +9,6 @@ HMAC-SHA256 over a fixed label, so that a leaked admin token opens no KV port:
     data         HMAC challenge of the KV data links
     broadcast    CURVE key pair of broadcast queues that cross hosts; of those under vLLM's executor, from a key of the life
     admin        bearer token of the router's admin paths (/fleet), for people
-    agent        bearer token of who tells agents their role, for what is older than signed calls
     admin call   calls of the operator to routers, and
     agent call   to agents, signed (``contract.signing``)
 
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Literal, NewType
 
 ServiceKey = NewType("ServiceKey", bytes)
-Purpose = Literal["membership", "control", "data", "broadcast", "admin", "agent", "admin call", "agent call"]
+Purpose = Literal["membership", "control", "data", "broadcast", "admin", "admin call", "agent call"]
 _NAMED = re.compile(r"([0-9a-f]{32})\.key")
 
 
@@ -69,11 +68,6 @@ def derive(key: ServiceKey, purpose: Purpose) -> bytes:
 def admin_token(key: ServiceKey) -> str:
     """Bearer token of the router's admin paths."""
     return derive(key, "admin").hex()
-
-
-def agent_token(key: ServiceKey) -> str:
-    """Bearer token of who tells agents their role; who may look at the fleet need not be able to change it."""
-    return derive(key, "agent").hex()
 
 
 def read(path: Path) -> ServiceKey:

@@ -16,7 +16,6 @@ from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName,
 ENV_RUN_DIR = "XPYD_RUN_DIR"
 """Folder shared by engine and agent of one instance (engine records, agent socket)."""
 ENV_KEY_FILE = "XPYD_KEY_FILE"
-ENV_SERVICE = "XPYD_SERVICE"
 ENV_INSTANCE = "XPYD_INSTANCE"
 ENV_HOST = "XPYD_HOST"
 """Address at which peers reach this instance (a pod's IP; 127.0.0.1 locally)."""
@@ -127,12 +126,10 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the engine's HTTP server listens, as seen from the agent."""
     routers: tuple[HostPort, ...]
     """Membership addresses; a DNS name stands for every address it resolves to, looked up again and again."""
-    advertise_host: str = ""
+    advertise_host: str
     """The host on which routers reach the engine, without brackets, since in a pod Kubernetes fills it in."""
-    advertise_port: int = 0
+    advertise_port: int
     """The port of it."""
-    advertise_http: HostPort | None = None
-    """Both in one, as an xpyd before this one wrote it into files; the two fields come first."""
     model: str = ""
     """Served model name."""
     epoch: int = 1
@@ -142,14 +139,12 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the agent takes a new role over the network, from who has the agents' token; None: by its unix socket alone."""
     data_parallel: int = 1
     """How many DP ranks (engine records) the engine has."""
-    shared_folder: str | None = None
-    """Not looked at. Releases that looked at the folder of ``kv.sharedMemory`` have written it."""
     previous_key_file: str | None = None
     """The key that the service had before, for routers that still have it; an empty file or None: none."""
     key_mark: str = ""
     """Stands for the service's key in the fingerprint that routers hear, so that they pair within one key."""
-    group: GroupConfig | msgspec.UnsetType = msgspec.UNSET
-    """Left out: the engine is all of the instance."""
+    group: GroupConfig | None = None
+    """None: the engine is all of the instance."""
     heartbeat_s: float = 3.0
     resolve_s: float = 5.0
     drain_timeout_s: float = 600.0
@@ -158,14 +153,12 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def beat_s(self) -> float:
         """Between two beats. One agent speaks for all members of a group, so its silence tells sooner."""
-        return self.heartbeat_s if self.group is msgspec.UNSET else min(self.heartbeat_s, GROUP_BEAT_S)
+        return self.heartbeat_s if self.group is None else min(self.heartbeat_s, GROUP_BEAT_S)
 
     @property
     def advertised(self) -> HostPort:
         """The engine's address, as seen from the routers."""
-        if self.advertise_host:
-            return join_host_port(self.advertise_host, self.advertise_port)
-        return self.advertise_http or HostPort("")
+        return join_host_port(self.advertise_host, self.advertise_port)
 
 
 class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -254,14 +247,8 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_dir: str
     agent: AgentConfig | None = None
     router: RouterConfig | None = None
-    plain_bearer: bool = False
-    """Bearer tokens are taken over plain HTTP from everywhere, as by releases that knew no signed calls: the operator may
-    be one of those."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
-
-
-LATER_OPTIONS: Final[dict[str, float | None]] = {"load_limit_s": KvOptions().load_limit_s, "keep_bytes": None}
 
 
 def kv_transfer_config(options: KvOptions, on_load_failure: Literal["recompute", "fail"],
@@ -269,21 +256,14 @@ def kv_transfer_config(options: KvOptions, on_load_failure: Literal["recompute",
     """The value of vLLM's ``--kv-transfer-config`` (as an object; the caller encodes it).
 
     ``beside``: configurations of connectors that come after ours; vLLM's MultiConnector holds them together.
-
-    Options that came later, or whose default came later, are left out where they have it: an engine image with the
-    connector of an earlier release takes what is written.
     """
-    given = msgspec.to_builtins(options)
-    for name, default in LATER_OPTIONS.items():
-        if given[name] == default:
-            del given[name]
     policy = {"kv_load_failure_policy": on_load_failure}
     ours = {
         "kv_connector": CONNECTOR_CLASS,
         "kv_connector_module_path": CONNECTOR_MODULE,
         "kv_role": "kv_both",
         **policy,
-        "kv_connector_extra_config": {"xpyd": given},
+        "kv_connector_extra_config": {"xpyd": msgspec.to_builtins(options)},
     }
     if not beside:
         return ours

@@ -48,8 +48,8 @@ class Leg(msgspec.Struct, frozen=True):
     peer: Peer | None = None
     """Set on the prefill leg, absent on the decode leg."""
     limit_s: float | None = None
-    """What the router has left for the whole of this attempt, a load that makes progress included; None (a router that does
-    not say): as long as the engine allows. Engines that do not know the field allow what they allow."""
+    """What the router has left for the whole of this attempt, a load that makes progress included; None: as long as the
+    engine allows."""
 
 
 def decode(params: dict[str, Any]) -> Leg:

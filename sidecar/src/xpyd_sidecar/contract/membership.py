@@ -4,7 +4,6 @@ Transport: ZMQ, DEALER (agent) to ROUTER (port 30001), CURVE; one msgpack messag
 
 Wire history
     1   first version
-        later in it, ignored by who does not know it: ``agent``, ``leaving``, ``also``, ``sampling``, ``drafts`` of ``load``
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ MAX_ADDED = 64
 """Fields that an engine adds to requests."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Addresses = Annotated[tuple[HostPort, ...], msgspec.Meta(max_length=MAX_RANKS)]
+Speaker = Annotated[AgentId, msgspec.Meta(min_length=1)]
 ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=MAX_ALSO)]
 
@@ -50,7 +50,7 @@ class Load(msgspec.Struct, frozen=True):
     transfers: Count = 0
     """KV transfers open on either side: pushed and not yet taken, or awaited."""
     drafts: Drafts | None = None
-    """None: it does not speculate, or is of a release that did not say."""
+    """None: it does not speculate."""
 
 
 class Parallel(msgspec.Struct, frozen=True):
@@ -84,6 +84,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     epoch: Count
     """Grows with each role change; a router ignores beats with a lower one."""
     state: State
+    agent: Speaker
+    """The process that beats."""
     incarnation: Incarnation = Incarnation("")
     """Empty until the engine's connector has started."""
     http: Addresses = ()
@@ -101,14 +103,12 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """When the next beat is due, seconds."""
     drained: bool = False
     """State is draining, and nothing runs, waits or moves any more."""
-    agent: AgentId = AgentId("")
-    """The process that beats; empty from releases that did not say."""
     leaving: bool = False
     """State is draining, and the time for it is nearly over: streams that can go on elsewhere must do so now."""
     also: Names = ()
     """What the engine answers to besides ``model``, sorted: LoRA adapters and further served names."""
     sampling: Sampling | None = None
-    """None: not told, by releases that did not say, or where it could not be found out."""
+    """None: it could not be found out."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
@@ -117,8 +117,8 @@ class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
     v: int
     service: ServiceName
     instance: InstanceName
+    agent: Speaker
     incarnation: Incarnation = Incarnation("")
-    agent: AgentId = AgentId("")
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):

@@ -17,8 +17,6 @@ from xpyd_sidecar.contract.membership import Parallel, Sampling
 from xpyd_sidecar.contract.speculation import Speculation
 
 VERSION = 1
-FIRST_KV = "1.3.1"
-"""What engines of releases speak that did not say it (``EngineRecord.kv``)."""
 
 
 class EngineRecord(msgspec.Struct, frozen=True):
@@ -33,11 +31,10 @@ class EngineRecord(msgspec.Struct, frozen=True):
     max_model_len: int
     """Tokens."""
     pid: int
-    started_unix: float
+    kv: str
+    """Versions of the KV plane that it speaks (``kv.peers.SPOKEN``)."""
     sampling: Sampling | None = None
     """None: not told."""
-    kv: str = FIRST_KV
-    """Versions of the KV plane that it speaks (``kv.peers.SPOKEN``)."""
     speculation: Speculation = Speculation()
 
 

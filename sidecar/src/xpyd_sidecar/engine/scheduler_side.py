@@ -132,8 +132,8 @@ class SchedulerSide:
         if self._settings.run_dir is not None:
             record.write(self._settings.run_dir, record.EngineRecord(
                 record.VERSION, compat.dp_rank(self._config), self._incarnation, self._control.address, fields,
-                self._parallel, compat.max_model_len(self._config), os.getpid(), time.time(),
-                compat.sampling(self._config), peers.SPOKEN, self._speculation))
+                self._parallel, compat.max_model_len(self._config), os.getpid(),
+                peers.SPOKEN, compat.sampling(self._config), self._speculation))
         logger.info("xpyd: control %s, data %s, incarnation %s, fingerprint %s", self._control.address,
                     ", ".join(one.address for one in self._carrying.data), self._incarnation, fingerprints.digest(fields))
 

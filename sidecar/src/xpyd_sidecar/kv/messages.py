@@ -17,9 +17,6 @@ Structs tolerate unknown fields, so that a newer peer may add some within one ve
 
 Wire history
     1   first version
-        later in it, answered with REJECT by who does not know it: ``trace``
-        later in it, ignored by who does not know it: ``cached`` of ``announce``, ``work`` of ``ping``, ``speculation`` of
-        ``hello`` (a draft's arrays are then as those of any other layer, which only one side has)
     2   ``handed`` of ``announce``; ``reach`` of the kinds of ``hello``
 """
 

@@ -60,7 +60,7 @@ class RouterProcess:
         self._key = key
         self._client_keys = ClientKeys(self._config.api_key_file)
         self.context = RequestContext(config)
-        self.paths = Paths(self.context, self._client_keys, Admin(key, config.instance, plain=config.plain_bearer))
+        self.paths = Paths(self.context, self._client_keys, Admin(key, config.instance))
         self.tracer = self.paths.tracer = Tracer(self.context, key)
         bounds = RequestBounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED, connect=ClientConnection,

@@ -11,8 +11,7 @@ from xpyd_sidecar.dp.look_ahead import LookAhead
 from xpyd_sidecar.errors import ConfigError
 
 Mode = Literal["auto", "rpc", "shm"]
-MODES: Final[dict[str, Mode | None]] = {"auto": "auto", "rpc": "rpc", "shm": "shm", "disabled": None, "off": None}
-"""``off`` is what ``disabled`` was called before."""
+MODES: Final[dict[str, Mode | None]] = {"auto": "auto", "rpc": "rpc", "shm": "shm", "disabled": None}
 TIMEOUT_S: Final = 20.0
 TIMEOUT_LEAST_S: Final = 1.0
 FIXED_MOST: Final = 1024

@@ -188,4 +188,4 @@ def _told(parts: Sequence[bytes]) -> TracedAnswer | str:
         return str(error)
     if isinstance(told, TracedAnswer):
         return told
-    return "it cannot tell (an older release?)" + (f": {told.reason}" if isinstance(told, Reject) else "")
+    return f"it answers with {type(told).__name__}" + (f": {told.reason}" if isinstance(told, Reject) else "")

@@ -29,8 +29,6 @@ def refuse_stale(member: FleetMember, beat: Heartbeat, *, heard: bool) -> None:
         raise BeatRefused(f"epoch {beat.epoch} is older than {member.epoch}")
     if beat.epoch == member.epoch and beat.role is not member.role:
         raise BeatRefused(f"role {beat.role} without a new epoch: epoch {beat.epoch} is {member.role}")
-    if not beat.agent or not member.agent:
-        return  # a release that does not say who speaks
     if beat.agent == member.agent:
         if beat.seq < member.seq:
             raise BeatRefused(f"late: beat {beat.seq} came after beat {member.seq}")
@@ -44,7 +42,7 @@ def refuse_replaced(member: FleetMember, goodbye: Goodbye) -> None:
     """A goodbye of who does not speak for the instance any more. Raises Refused."""
     if goodbye.incarnation and goodbye.incarnation != member.incarnation:
         raise BeatRefused(f"goodbye of incarnation {goodbye.incarnation}, which has been replaced")
-    if goodbye.agent and member.agent and goodbye.agent != member.agent:
+    if goodbye.agent != member.agent:
         raise BeatRefused(f"goodbye of agent {goodbye.agent}, which has been replaced")
 
 

@@ -219,7 +219,7 @@ class Roster:
     def _change(self, member: FleetMember, beat: Heartbeat) -> list[Instruction]:
         heartbeat_validation.check(beat)
         out: list[Instruction] = []
-        if member.agent and beat.agent and beat.agent != member.agent:
+        if beat.agent != member.agent:
             out.append(Changed(member.name, f"another agent speaks for it: {member.agent} → {beat.agent}", "agent"))
         began = member.incarnation != beat.incarnation
         if began and member.incarnation:

@@ -134,11 +134,10 @@ class Admin:
     The token is good for ever, so it is taken only where nobody else reads it: over TLS, or from this very host.
     """
 
-    def __init__(self, key: ServiceKey, instance: str, *, plain: bool = False) -> None:
-        """``instance``: as who the operator knows this router; ``plain``: see ``SidecarConfig.plain_bearer``."""
+    def __init__(self, key: ServiceKey, instance: str) -> None:
+        """``instance``: as who the operator knows this router."""
         self._token = Keys((contract.admin_token(key).encode(),))
         self._calls = signing.CallVerifier(contract.derive(key, "admin call"), instance)
-        self._plain = plain
 
     def require(self, request: HttpRequest, reply: Reply, also: Keys | None = None) -> None:
         """Check who asks for an admin path. ``also``: keys that open it, too. Raises HttpFault: 401, 403."""
@@ -146,7 +145,7 @@ class Admin:
         mine, theirs = token in self._token, also is not None and token in also
         said = headers.get(_SIGNATURE)
         refusal = self._calls.refusal(said.decode("latin-1"), request.method, request.path) if said is not None else ""
-        if (said is not None and not refusal) or (mine and (reply.private or self._plain)) or theirs:
+        if (said is not None and not refusal) or (mine and reply.private) or theirs:
             return
         if refusal and not token:
             raise HttpFault(401, refusal, kind="authentication_error", code="invalid_signature")
