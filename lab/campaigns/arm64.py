@@ -46,7 +46,7 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig  # noqa: E4
 _, ARM64 = PLATFORMS
 RESULT = ROOT / "bench" / "results" / "campaign_arm64.json"
 PUBLISHED = ("operator", "sidecar")
-TESTS = ("sockets/test_relay_fast.py", "unit/test_relay_whole.py", "unit/test_stream_answers.py", "unit/test_relay_loop.py",
+TESTS = ("sockets/test_relay_fast.py", "unit/test_relay_answer.py", "unit/test_stream_answers.py",
          "sockets/test_transport_moves.py")
 """Tests of what is written in C."""
 LEFT_OUT = {
@@ -60,10 +60,9 @@ COMPILED = ("numpy", "hypothesis")
 TAKEN = """
 import json, platform, sys
 from xpyd_sidecar.transport import moves
-from xpyd_sidecar.router.relay import fast, loop, whole
+from xpyd_sidecar.router.relay import fast
 print(json.dumps({"machine": platform.machine(), "python": platform.python_version(), "taken": {
-    "_fast": fast.COMPILED, "_loop": loop.COMPILED, "_moves": moves.COMPILED,
-    "_answer": whole.take is not whole._nothing}}))
+    "_fast": fast.COMPILED, "_answer": fast.COMPILED, "_moves": moves.COMPILED}}))
 """
 CHECK = """
 import subprocess, sys

@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import uvloop
+
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 
 from load import mixed_load  # noqa: E402 (tests/support is not on the path before)
-
-from xpyd_sidecar.router.relay import loop  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_mixed.json"
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        report = loop.run(mixed_load(Path(folder), options.minutes * 60, options.seed))
+        report = uvloop.run(mixed_load(Path(folder), options.minutes * 60, options.seed))
     told = {**report.told(), "rss_kib": [(round(at), size) for at, size in report.rss_kib]}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(told) + "\n")

@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 
@@ -32,7 +34,6 @@ from recorded import load  # noqa: E402
 from replay import Replay  # noqa: E402
 from router_fleet import fleet  # noqa: E402
 
-from xpyd_sidecar.router.relay import loop  # noqa: E402
 from xpyd_sidecar.router.serving import waiting  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_router.json"
@@ -121,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sections: Section = json.loads(RESULTS.read_text())["sections"] if RESULTS.exists() else {}
     parts: list[Iterator[Section]] = []
     if options.scripted or not options.real:
-        parts.append(iter([loop.run(scripted(_given(options.kills, 960), _given(options.aborts, 9500), options.seed))]))
+        parts.append(iter([uvloop.run(scripted(_given(options.kills, 960), _given(options.aborts, 9500), options.seed))]))
     if options.real or not options.scripted:
         parts.append(real(_given(options.kills, 40), _given(options.aborts, 500), options.seed))
     told: Section = {}

@@ -15,7 +15,7 @@ import pytest
 from xpyd_sidecar import accepting, resources
 from xpyd_sidecar.accepting import Acceptor, bind, same_host
 
-LOOPS = ("asyncio", "uvloop", "router")
+LOOPS = ("asyncio", "uvloop")
 
 
 class Scripted(socket.socket):

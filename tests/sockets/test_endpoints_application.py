@@ -16,7 +16,7 @@ from xpyd_sidecar.contract.ids import State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.router.api import paths
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 
 
 async def metrics(f: RouterFleet) -> dict[tuple[Any, ...], float]:

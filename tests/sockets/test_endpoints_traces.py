@@ -23,7 +23,7 @@ from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.messages import Control, Reject
 from xpyd_sidecar.router.endpoints.traces import ask
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 TOKEN = {"Authorization": f"Bearer {keys.admin_token(KEY)}"}
 AHEAD_S = 1234.5
 

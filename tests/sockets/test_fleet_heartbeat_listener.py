@@ -20,7 +20,7 @@ from xpyd_sidecar.router.fleet.heartbeat_listener import HeartbeatListener
 from xpyd_sidecar.router.fleet.member import BeatRefused
 from xpyd_sidecar.router.fleet.roster import Roster
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 KEY = keys.ServiceKey(bytes(32))
 
 

@@ -9,7 +9,7 @@ from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.router.fleet.member import Probed
 from xpyd_sidecar.router.fleet.watch import probe, probe_all
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 
 
 async def test_healthy_sick_and_gone() -> None:

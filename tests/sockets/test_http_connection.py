@@ -9,7 +9,7 @@ from router_fleet import read_answer, request_bytes
 
 from xpyd_sidecar.router.http import heads
 
-LOOPS = ("asyncio", "uvloop", "router")
+LOOPS = ("asyncio", "uvloop")
 
 
 async def at_end(reader: asyncio.StreamReader) -> bool:

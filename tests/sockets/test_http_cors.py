@@ -12,7 +12,7 @@ from router_fleet import Answer, RouterFleet, fleet, read_answer, request_bytes
 from scripted_engine import Play
 from starlette.middleware.cors import CORSMiddleware
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 PAGE, OTHER = "http://app.test", "http://evil.test"
 ASKS = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
 

@@ -8,7 +8,7 @@ import pytest
 from http_fuzz import AMBIGUOUS, Fuzz, Shape, site
 from router_fleet import fleet
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -13,7 +13,7 @@ from router_fleet import Answer, read_answer, request_bytes
 from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.server import RequestBounds, Server
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 LARGEST = 400_000
 BUDGET = 800_000
 RESERVE, REST = 100_000, 700_000

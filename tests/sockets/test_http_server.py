@@ -10,21 +10,14 @@ from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import RequestBounds, Server
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 BOUNDS = RequestBounds(4096, 4096, 30.0)
 
 
 class Hello:
-    def still(self, headers: dict[bytes, bytes]) -> bool:
-        """What was in order still is."""
-        return True
-
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Every body is wanted."""
         return True
-
-    def enter(self, request: HttpRequest, client: object) -> None:
-        """Leave everything to ``handle``."""
 
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         if request.refusal is not None:

@@ -16,7 +16,7 @@ from xpyd_sidecar.contract import keys
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.http.server import Certificate
 
-LOOPS = ("asyncio", "uvloop", "router")
+LOOPS = ("asyncio", "uvloop")
 
 
 def client(most: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:

@@ -12,7 +12,7 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.http import wire
 from xpyd_sidecar.router.http.wire import Chunks, HeadReader, Malformed, ResponseHead, WholeBody, chunk_of, parse_head
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 
 
 def head(**fields: Any) -> ResponseHead:

@@ -16,7 +16,7 @@ from scripted_engine import ScriptedEngine
 from xpyd_sidecar.agent.beats import dealer
 from xpyd_sidecar.contract.ids import AgentId, Role
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 pytestmark = pytest.mark.unsanitized
 AGENTS = 256
 INTERVAL_S = 0.5

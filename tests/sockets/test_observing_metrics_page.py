@@ -7,7 +7,7 @@ import itertools
 
 from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 EVERY_S = 0.25
 GET = request_bytes("/metrics", method="GET")
 

@@ -248,6 +248,7 @@ async def test_the_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
             await f.post("/v1/messages", STREAM)
             await last(f)
             await f.post("/v1/embeddings", {"input": "hi"})
+            f.context.observer.tell()
         [one, other] = [record.__dict__ for record in caplog.records if record.name == "xpyd_sidecar.access"]
         assert (one["message"], one["api"], one["path"], one["prefill"], one["decode"]) == (
             "ok", "messages", "/v1/messages", InstanceName("e0"), InstanceName("e1"))

@@ -19,7 +19,7 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError, OurFault
 from xpyd_sidecar.router.app import RouterProcess, run_router
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 ADMIN = {"Authorization": f"Bearer {keys.admin_token(KEY)}"}
 
 

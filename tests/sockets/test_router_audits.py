@@ -17,8 +17,6 @@ from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, Instan
 from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
 from xpyd_sidecar.router.serving import audits as serving_audits
-from xpyd_sidecar.router.serving.fast_path import FastPath
-from xpyd_sidecar.router.serving.request import Serving
 
 STREAM = {"stream": True, "temperature": 0}
 
@@ -99,27 +97,6 @@ async def test_the_prompt_is_computed_twice_each_time_by_itself_and_compared(fie
         buckets = f.context.observer.metrics.registry.get_sample_value
         assert buckets("xpyd_router_audit_difference_bucket", {"le": "0.03"}) == 0
         assert buckets("xpyd_router_audit_difference_bucket", {"le": "0.1"}) == 1
-
-
-async def test_a_stream_that_left_the_straight_course_is_audited_too() -> None:
-    async with fleet(audit=1.0) as f:
-        with_odds(f)
-        for _ in range(3):  # the fourth of its kind goes straight
-            assert (await f.complete(**STREAM)).complete
-        await audited(f, equal=3)
-        held = asyncio.Event()
-        f.d[0].plays.append(Play(chunks=4, hold_after=(2, held)))
-        asking = asyncio.ensure_future(f.complete(**STREAM))
-        await f.wait(lambda: bool(f.context.servings) and f.d[0].open == 1, "decode's leg")
-        (one,) = f.context.servings
-        assert isinstance(one, FastPath)
-        await f.wait(lambda: one.prefill is None, "prefill's answer")
-        f.context.servings.sweep(f.context.loop.time() + 5.0, f.context.loop.time() + 5.0)  # as after some seconds
-        (one,) = f.context.servings
-        assert isinstance(one, Serving)
-        held.set()
-        assert (await asking).complete
-        await audited(f, equal=4)
 
 
 @pytest.mark.parametrize("stream", [True, False])

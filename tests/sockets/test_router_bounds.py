@@ -23,7 +23,7 @@ from socket_engines import MESSAGE
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.balance.limits import RetryBudget
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 P, D = Role.PREFILL, Role.DECODE
 IDLE = 512
 """Idle connections kept per engine."""

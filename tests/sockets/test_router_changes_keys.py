@@ -19,7 +19,7 @@ from xpyd_sidecar.agent.beats import Beats
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Role, State
 from xpyd_sidecar.contract.keys import ServiceKey
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 NEW = ServiceKey(b"n" * 32)
 
 

@@ -15,7 +15,7 @@ from scripted_engine import Play
 
 from xpyd_sidecar.contract.ids import Role
 
-LOOPS = ("router", "asyncio")
+LOOPS = ("uvloop", "asyncio")
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 COMMENT = b": keep-alive\n\n"
 EVENT = (b'data: {"id":"c","object":"text_completion","created":1,"model":"tiny","choices":[{"index":0,"text":"t",'

@@ -18,7 +18,7 @@ from router_fleet import KEY, RouterFleet, fleet
 
 from xpyd_sidecar.contract import keys
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 Ask = Callable[[RouterFleet, str], Awaitable[int]]
 CLIENTS = ("the-first-key", "another-key")
 ADMIN = keys.admin_token(KEY)

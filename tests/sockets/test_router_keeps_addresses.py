@@ -17,7 +17,7 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.fleet.member import InstanceLost
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 P, D = Role.PREFILL, Role.DECODE
 PORT = "127.0.0.1"
 EVENT = json.dumps({"id": "r", "object": "text_completion", "created": 1, "model": "tiny", "choices": [

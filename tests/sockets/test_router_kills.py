@@ -9,7 +9,7 @@ from recorded import load
 from replay import Replay
 from router_fleet import fleet
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 GONE_S = 5.0
 """The goal of a second is the campaign's: here other programs may have the processors."""
 

@@ -17,7 +17,7 @@ from scripted_engine import Play
 from xpyd_sidecar.router.fleet import watch
 from xpyd_sidecar.router.upstream import pool
 
-LOOPS = ("asyncio", "router")
+LOOPS = ("asyncio", "uvloop")
 
 
 class Lacking:

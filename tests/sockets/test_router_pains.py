@@ -18,7 +18,7 @@ from scripted_engine import Play, ScriptedEngine, Seen, wait_for_kv
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.membership import Load
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 FULL = "t0 t1 t2 "
 AT_ONCE_S = 5.0
 """What follows from a failure must follow within this time."""

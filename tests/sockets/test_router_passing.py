@@ -19,7 +19,7 @@ from xpyd_sidecar.router.http import body_budget
 from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.serving import waiting
 
-LOOPS = ("asyncio", "uvloop", "router")
+LOOPS = ("asyncio", "uvloop")
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 

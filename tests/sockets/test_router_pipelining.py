@@ -12,7 +12,7 @@ from router_fleet import read_answer, request_bytes
 from xpyd_sidecar.router.http import connection as co
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 
-LOOPS = ("asyncio", "uvloop", "router")
+LOOPS = ("asyncio", "uvloop")
 ANSWERS = 8
 """Of one connection in one turn."""
 GET = request_bytes("/echo", method="GET")

@@ -11,7 +11,7 @@ from scripted_engine import Play, Seen, attempts, wait_for_kv
 
 from xpyd_sidecar.contract.ids import Incarnation
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 FULL = "t0 t1 t2 "
 
 
@@ -137,7 +137,7 @@ async def test_a_lonely_decode_that_dies_is_told() -> None:
         answer = await f.complete(stream=True)
         assert (answer.status, answer.json["error"]["type"]) == (502, "upstream_error")
         await f.d[0].stop()
-        assert (await f.complete(stream=True)).status == 503
+        assert (await f.complete(stream=True)).status in {502, 503}, "its probe fails, or its port refuses"
         answer = await f.complete()
         assert answer.status == 503
         assert "suspended" in answer.json["error"]["message"]

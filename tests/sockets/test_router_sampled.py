@@ -164,7 +164,7 @@ async def test_a_stream_goes_on_twice_and_says_so() -> None:
         assert last[0]["min_tokens"] == MAX_TOKENS - 10
 
 
-async def test_shapes_are_judged_anew_when_engines_tell_something_else() -> None:
+async def test_profiles_are_judged_anew_when_engines_tell_something_else() -> None:
     cuts = Cuts()
     async with drawing(cuts) as (f, records):
         for number in range(3):

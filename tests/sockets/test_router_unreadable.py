@@ -17,7 +17,7 @@ from xpyd_sidecar.contract.membership import Sampling
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.fleet.member import InstanceLost
 
-LOOPS = ("asyncio", "router")
+LOOPS = ("asyncio", "uvloop")
 NO_JSON = r'"\q"'
 """A text that is framed as one, and is none."""
 Then = Callable[[], Awaitable[None]]

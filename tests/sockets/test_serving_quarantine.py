@@ -6,7 +6,7 @@ import pytest
 from poisons import Killer, code_of
 from router_fleet import fleet
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -16,7 +16,7 @@ from xpyd_sidecar import patience
 from xpyd_sidecar.contract.ids import Fingerprint
 from xpyd_sidecar.router.http.reply import Reply
 
-LOOPS = ("router",)
+LOOPS = ("uvloop",)
 FULL = "t0 t1 t2 "
 GONE_S = 5.0
 """The goal of a second is the campaign's: here other programs may have the processors."""

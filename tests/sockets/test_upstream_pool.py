@@ -16,7 +16,7 @@ from xpyd_sidecar.router.upstream import pool as up
 from xpyd_sidecar.router.upstream.call import UpstreamCall
 from xpyd_sidecar.router.upstream.pool import EnginePool
 
-LOOPS = ("asyncio", "uvloop", "router")
+LOOPS = ("asyncio", "uvloop")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -27,7 +27,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def ask(pool: EnginePool, address: HostPort, request: bytes, sink: Any, events: EventStream | None = None) -> UpstreamCall:
     """Send a request."""
-    call = pool.hold(address, sink, events=events)
+    call = UpstreamCall(pool, address, sink, events)
     pool.send(call, request)
     return call
 

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from scripts import load
 
-from xpyd_sidecar.router.relay import fast, loop, whole
+from xpyd_sidecar.router.relay import fast
 from xpyd_sidecar.transport import moves
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKEN: dict[str, Callable[[], bool]] = {
     "_fast": lambda: fast.COMPILED,
-    "_loop": lambda: loop.COMPILED,
     "_moves": lambda: moves.COMPILED,
-    "_answer": lambda: whole.take is not whole._nothing,
+    "_answer": lambda: fast.COMPILED,
 }
 """By extension: whether what imports it has found it, and found it to be of this revision."""
 

@@ -22,8 +22,6 @@ import uvloop
 from compiled import missing
 from hypothesis import settings
 
-from xpyd_sidecar.router.relay import loop
-
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
@@ -59,7 +57,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 _FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop, "router": loop.maker(), "virtual": VirtualLoop}
+    "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop, "virtual": VirtualLoop}
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -40,10 +40,6 @@ class Later:
 class Echo:
     """/echo answers at once, /later keeps a handler, /fault raises, /bug breaks, /half breaks after its head."""
 
-    def still(self, headers: dict[bytes, bytes]) -> bool:
-        """What was in order still is."""
-        return True
-
     def __init__(self) -> None:
         self.requests: list[HttpRequest] = []
         self.later: list[Later] = []
@@ -51,9 +47,6 @@ class Echo:
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Every body is wanted."""
         return True
-
-    def enter(self, request: HttpRequest, client: object) -> None:
-        """Leave everything to ``handle``."""
 
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         if request.refusal is not None:

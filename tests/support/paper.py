@@ -29,19 +29,12 @@ class Paper:
 class Echo:
     """Answers at once, says what it was asked."""
 
-    def still(self, headers: dict[bytes, bytes]) -> bool:
-        """What was in order still is."""
-        return True
-
     def __init__(self) -> None:
         self.seen: list[HttpRequest] = []
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Every body is wanted."""
         return True
-
-    def enter(self, request: HttpRequest, client: object) -> None:
-        """Leave everything to ``handle``."""
 
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         if request.refusal is not None:

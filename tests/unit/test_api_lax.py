@@ -10,7 +10,7 @@ from msgspec import Raw
 from xpyd_sidecar.router.api.bodies import in_dialect, parse, passed
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.fields import is_true, truth, unmarked, whole
-from xpyd_sidecar.router.serving.shapes import Shapes, looked, shape_of
+from xpyd_sidecar.router.serving.profiles import Profiles
 
 BOOLS = [
     "true", "false", "null", "0", "1", "2", "-1", "-0", "0.0", "1.0", "-0.0", "1e0", "0.5", "10e-1", "1.0000000000000002",
@@ -54,22 +54,20 @@ def test_a_whole_number_is_what_pydantic_takes_for_one(raw: str) -> None:
 @pytest.mark.parametrize("raw", BOOLS)
 def test_what_streams_is_the_same_for_every_reader(raw: str) -> None:
     body = f'{{"prompt":"a","stream":{raw}}}'.encode()
-    shapes = Shapes(goes_on=True)
+    profiles = Profiles(goes_on=True, speaks=False)
     try:
         expected = bool(pydantic(bool | None, raw))
     except ValueError:
-        for read in (lambda: parse("completions", body), lambda: shapes.parse("completions", body)):
+        for read in (lambda: parse("completions", body), lambda: profiles.parse("completions", body)):
             with pytest.raises(HttpFault) as caught:
                 read()
             assert (caught.value.status, caught.value.param) == (400, "stream")
         return
     assert parse("completions", body).stream is expected
     for _ in range(3):
-        found = shapes.parse("completions", body)
-        assert found.stream is expected
-    shape = shape_of(found)
-    assert shape is not None
-    assert shape.stream is shape.plain is expected
+        found, profile = profiles.parse("completions", body)
+        assert found.stream is profile.stream is expected
+    assert profile.known
     assert in_dialect("messages", passed("/v1/messages", body)).stream is expected
 
 
@@ -80,9 +78,8 @@ def test_one_byte_order_mark_is_no_fault_and_two_are() -> None:
     assert parse("completions", marked) == parse("completions", body)
     assert passed("/pooling", marked).model == "m"
     assert unmarked(body) is body
-    found = looked(marked, 1000)
-    assert found is not None
-    assert found[0] == looked(body, 1000)[0]  # type: ignore[index]
+    known = Profiles(goes_on=True, speaks=False)
+    assert known.parse("completions", marked)[1] is known.parse("completions", body)[1]
     for read in (lambda raw: parse("chat", raw), lambda raw: passed("/pooling", raw)):
         with pytest.raises(HttpFault) as caught:
             read(b"\xef\xbb\xbf" + marked)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,11 +33,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+class Untimed(asyncio.AbstractEventLoop):
+    """A loop whose time does not pass: who asks hears all."""
+
+    def call_later(self, delay: float, callback: object, *args: object, context: object = None) -> Any:
+        """Never."""
+
+
 def observed() -> ob.RouterObserver:
     roster = Roster(SERVICE, started=0.0, settle_s=0.0, missed_beats=3)
     roster.on_message(1.0, beat("p1", Role.PREFILL))
     roster.on_message(1.0, beat("d1", load=Load(running=2, kv_usage=0.5)))
-    return ob.RouterObserver(roster, asyncio.AbstractEventLoop())
+    return ob.RouterObserver(roster, Untimed())
 
 
 def fleet(of: ob.RouterObserver) -> Fleet:
@@ -48,7 +56,7 @@ def test_the_fleet_says_what_happened_within_the_window(clock: Clock) -> None:
     observer.metrics.queued = lambda: 4
     for number in range(10):
         observer.opened(100)
-        observer.closed(record(*pair("p1", "d1", 0.1), outcome="ok" if number else "broken", detail="it broke", bytes=100,
+        observer.over(record(*pair("p1", "d1", 0.1), outcome="ok" if number else "broken", detail="it broke", bytes=100,
                                retries=1, continued=2))
     observer.opened(100)
     observer.refused("chat", "q", "unavailable", 503, "nobody decodes")
@@ -73,7 +81,7 @@ def test_the_fleet_says_what_happened_within_the_window(clock: Clock) -> None:
 def test_what_is_older_than_the_window_is_left_out(clock: Clock) -> None:
     observer = observed()
     observer.opened(100)
-    observer.closed(record(*pair("p1", "d1")))
+    observer.over(record(*pair("p1", "d1")))
     clock.now += ob.WINDOW_S + 1
     seen = fleet(observer)
     assert (seen.window_s, seen.rates.requests, seen.pairs, seen.latencies["ttft"].count) == (ob.WINDOW_S, 0.0, (), 0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator
 from typing import Literal
 
@@ -47,6 +47,22 @@ def test_text_lines_are_one_line_with_values_at_the_end() -> None:
 
 
 FORGED = "x\n2026-01-01T00:00:00.000Z INFO    r0 xpyd_sidecar.access: ok status=200"
+class Said:
+    """Lines that say a message with fields."""
+
+    def message(self, one: tuple[str, dict[str, object]]) -> str:
+        return one[0]
+
+    def at(self, _: object) -> float:
+        return time.time()
+
+    def fields(self, one: tuple[str, dict[str, object]]) -> dict[str, object]:
+        return one[1]
+
+    def json(self, one: tuple[str, dict[str, object]]) -> str:
+        return json.dumps(one[1], separators=(",", ":"))[1:-1]
+
+
 ENDS = ("\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
 
 
@@ -62,7 +78,7 @@ def test_nothing_that_is_said_makes_a_line_of_text_of_its_own(end: str) -> None:
     except ValueError as error:
         error.args = (forged,)
         logger.exception("lost %s", forged)
-    logs.tell(logging.getLogger("xpyd.part"), forged, lambda: {"detail": forged})
+    logs.tell_all(logging.getLogger("xpyd.part"), [(forged, {"detail": forged})], Said())
     written = out.getvalue()
     assert len([line for line in written.splitlines() if not line.startswith("  ")]) == 3
     assert len(written.splitlines()) == written.count("\n"), "no other line ends"
@@ -92,76 +108,22 @@ def test_what_is_told_without_a_record_reads_as_any_other_line(style: Literal["j
     logs.configure("info", style, out, service="test", instance="test-e0")
     logger, fields = logging.getLogger("xpyd.part"), {"transfer": "ab", "first_byte_s": None, "seconds": 0.25}
     logger.info("%s", "ok", extra=fields)
-    logs.tell(logger, "ok", lambda: fields)
+    logs.tell_all(logger, [("ok", fields)], Said())
     one, two = (re.sub(r"\d{4}-[-0-9T:.]+Z", "NOW", line) for line in out.getvalue().splitlines())
     assert one == two
     assert "NOW" in one
-    logs.tell(logger, "bare", dict)
-    assert "bare" in out.getvalue().splitlines()[2]
-    for number in range(3 * logs.MAX_KNOWN):
-        logs.tell(logger, f"another {number}", lambda: fields)
-    assert all(f"another {number}" in line for number, line in enumerate(out.getvalue().splitlines()[3:]))
+    logs.tell_all(logger, [(f"another {number}", fields) for number in range(3 * logs.MAX_KNOWN)], Said())
+    assert all(f"another {number}" in line for number, line in enumerate(out.getvalue().splitlines()[2:]))
     before = len(out.getvalue().splitlines())
     logging.getLogger().setLevel("WARNING")
-    logs.tell(logger, "ok", lambda: fields)
+    logs.tell_all(logger, [("ok", fields)], Said())
     assert len(out.getvalue().splitlines()) == before, "the level counts"
-
-
-class Paper(io.StringIO):
-    """Says when something was written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = asyncio.Event()
-
-    def write(self, text: str) -> int:
-        self.written.set()
-        return super().write(text)
-
-    def messages(self) -> list[str]:
-        """Those of the tests: a thread of another one may still have something to say."""
-        lines = [json.loads(line) for line in self.getvalue().splitlines()]
-        return [line["message"] for line in lines if line["logger"].startswith("xpyd")]
-
-
-async def test_lines_without_a_record_leave_together_in_time_in_order_and_with_the_next_record() -> None:
-    out = Paper()
-    logs.configure("info", "json", out, service="test")
-    logger = logging.getLogger("xpyd.part")
-    for number in range(3):
-        logs.tell(logger, f"line {number}", dict)
-    assert out.messages() == []
-    await asyncio.wait_for(out.written.wait(), 20)
-    logs.tell(logger, "line 3", dict)
-    logger.info("line 4")
-    for number in range(5, 5 + logs.MOST_LINES):
-        logs.tell(logger, f"line {number}", dict)
-    assert out.messages() == [f"line {number}" for number in range(5 + logs.MOST_LINES)], "nobody waits for a full batch"
-    logs.tell(logger, "the last", dict)
-    logging.getLogger().handlers[0].flush()
-    assert out.messages()[-1] == "the last"
-
-
-def test_a_line_that_a_loop_did_not_write_any_more_is_written_by_the_next() -> None:
-    out = Paper()
-    logs.configure("info", "json", out, service="test")
-    logger = logging.getLogger("xpyd.part")
-
-    async def tell(message: str, *, wait: bool) -> None:
-        logs.tell(logger, message, dict)
-        if wait:
-            await asyncio.wait_for(out.written.wait(), 20)
-
-    asyncio.run(tell("one", wait=False))
-    asyncio.run(tell("two", wait=True))
-    assert out.messages() == ["one", "two"]
 
 
 def test_a_line_whose_fields_cannot_be_made_says_so_and_the_others_leave() -> None:
     out = io.StringIO()
     logs.configure("info", "json", out, service="test")
-    logs.tell(logging.getLogger("xpyd.part"), "bad", lambda: {"a": 1 // 0})
-    logs.tell(logging.getLogger("xpyd.part"), "good", lambda: {"a": 1})
+    logs.tell_all(logging.getLogger("xpyd.part"), [("bad", {"a": object()}), ("good", {"a": 1})], Said())
     bad, good = map(json.loads, out.getvalue().splitlines())
-    assert (bad["message"], good["message"], good["a"]) == ("bad", "good", 1)
-    assert "division" in bad["exception"]
+    assert (bad["message"], good["message"], good["a"]) == ("a line could not be made", "good", 1)
+    assert "object" in bad["exception"]

@@ -14,7 +14,7 @@ import pytest
 from xpyd_sidecar import patience
 from xpyd_sidecar.patience import Alarm, Reminder, within
 
-LOOPS = ("asyncio", "uvloop", "router")
+LOOPS = ("asyncio", "uvloop")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def test_a_moment_that_moves_rings_once_it_is_near_and_no_later_than_it_ca
     reminder = Reminder(loop)
 
     def at(due: float) -> None:
-        reminder.at(due, lambda: rung.append(loop.time()))
+        reminder.at(due, loop.time(), lambda: rung.append(loop.time()))
 
     at(loop.time() + patience.SOON_S + 100)
     assert reminder._alarm is None, "far away: said again"
@@ -81,7 +81,7 @@ async def test_an_owner_that_is_reminded_goes_without_the_collector() -> None:
 
         def remind(self, after_s: float) -> None:
             loop = asyncio.get_running_loop()
-            self.reminder.at(loop.time() + after_s, self.on_time)
+            self.reminder.at(loop.time() + after_s, loop.time(), self.on_time)
 
         def on_time(self) -> None:
             rung.set()

@@ -97,7 +97,7 @@ def test_an_unknown_base_no_repository_and_a_shallow_clone_are_doubt(clone: Path
     ("sidecar/src/xpyd_sidecar/engine/compat/__init__.py", ("versions", "nixl")),
     ("sidecar/src/xpyd_sidecar/router/relay/_answer.c", ("sanitize", "browser")),
     ("sidecar/src/xpyd_sidecar/router/endpoints/dashboard.html", ("browser",)),
-    ("tests/sockets/test_relay_loop.py", ("sanitize",)),
+    ("tests/sockets/test_relay_fast.py", ("sanitize",)),
     ("tests/unit/test_plan_step.py", ()),
     ("tests/nixl/test_ucx.py", ("nixl",)),
 ])

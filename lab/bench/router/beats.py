@@ -74,7 +74,7 @@ def _receive(end: Connection, timeout_s: float):  # type: ignore[no-untyped-def]
 def _router(end: Connection, window_s: float) -> None:
     import asyncio  # noqa: PLC0415
 
-    from xpyd_sidecar.router.relay import loop as loops  # noqa: PLC0415
+    import uvloop  # noqa: PLC0415
 
     async def run() -> None:
         from xpyd_sidecar.contract import keys  # noqa: PLC0415
@@ -111,7 +111,7 @@ def _router(end: Connection, window_s: float) -> None:
                 end.send({"share": cpu / seconds, "us": 1e6 * cpu / max(1, beats), "beats": beats,
                           "idle": idle_cpu / idle_s})
 
-    loops.run(run())
+    uvloop.run(run())
 
 
 def _crowd(end: Connection, port: int, agents: int) -> None:

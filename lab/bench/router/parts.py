@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import uvloop
 
 import xpyd_sidecar
 from xpyd_sidecar import logs
@@ -34,7 +35,6 @@ from xpyd_sidecar.router.http import connection
 from xpyd_sidecar.router.http.auth import Admin
 from xpyd_sidecar.router.http.server import RequestBounds, Server
 from xpyd_sidecar.router.http.wire import chunk_of
-from xpyd_sidecar.router.relay import loop
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.upstream import call as engine_connection
 
@@ -213,7 +213,7 @@ def main() -> None:
     args = parser.parse_args()
     with Path("/dev/null").open("w") as nowhere:
         logs.configure("info", "json", nowhere, service="bench", instance="r")
-        found = loop.run(measured(args))
+        found = uvloop.run(measured(args))
         logs.configure("info", "json", service="bench", instance="r")
     shown = "  ".join(f"{name} {value:.1f}" for name, value in found.items())
     print(f"{xpyd_sidecar.__path__[0]}: {shown} us a request")

@@ -33,7 +33,6 @@ HALVES = {"router": ("xpyd_sidecar.router.app", "run_router"), "agent": ("xpyd_s
 """Where each half is; imported only where it runs, so that an agent alone stays small."""
 
 Half = Callable[[SidecarConfig, keys.ServiceKey, asyncio.Event, Draining], Awaitable[None]]
-LoopMaker = Callable[[], asyncio.AbstractEventLoop]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,18 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     logs.configure(config.log_level, config.log_format, service=config.service, instance=config.instance)
     try:
-        with asyncio.Runner(loop_factory=_loop_of(config)) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(config, key))
     except KeyboardInterrupt:
         return 0
-
-
-def _loop_of(config: SidecarConfig) -> LoopMaker:
-    made: LoopMaker = uvloop.new_event_loop
-    if config.router is not None:
-        loops = importlib.import_module("xpyd_sidecar.router.relay.loop")
-        made = loops.maker(encrypted=config.router.tls_cert_file is not None)
-    return made
 
 
 def _read(path: str) -> bytes:

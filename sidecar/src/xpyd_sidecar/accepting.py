@@ -172,3 +172,11 @@ def same_host(peer: Any, own: Any) -> bool:
 def of_this_host(transport: asyncio.BaseTransport) -> bool:
     """Whether a connection that was accepted comes from this host."""
     return same_host(transport.get_extra_info("peername"), transport.get_extra_info("sockname"))
+
+
+def descriptor_of(transport: asyncio.BaseTransport) -> int:
+    """The descriptor of a connection whose bytes may be written to it as they are, else -1."""
+    if transport.get_extra_info("sslcontext") is not None:
+        return -1
+    socket = transport.get_extra_info("socket")
+    return -1 if socket is None else int(socket.fileno())

@@ -10,12 +10,11 @@ replaces one of the first four.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, Protocol, TextIO, TypeVar
 
 import msgspec
@@ -27,13 +26,13 @@ _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | 
 
 MAX_KNOWN = 64
 """Beginnings of lines that are remembered."""
-WAIT_S = 0.1
-MOST_LINES = 256
-"""Lines without a record wait so long, or until there are so many; a record and the process's end take them along."""
 
 
 class Form(Protocol[_T_contra]):
     """How lines of one kind are made of what they tell of."""
+
+    def message(self, one: _T_contra) -> str:
+        """What the line says."""
 
     def at(self, one: _T_contra) -> float:
         """The line's time (Unix)."""
@@ -64,25 +63,16 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def tell(logger: logging.Logger, message: str, fields: Callable[[], dict[str, object]]) -> None:
-    """``logger.info(message, extra=fields())``, for what is said once a request: without a record where a line is all that
-    comes of it, and ``fields`` are asked for when it leaves. They have names of their own, as ``extra`` must.
+def tell_all(logger: logging.Logger, those: Sequence[_T], form: Form[_T]) -> None:
+    """Log what has waited, as ``logger.info(message, extra=fields)`` does of each. Where a JSON line is all that comes of
+    it there is no record, and the line has the time of what it tells. Fields have names of their own, as ``extra`` must.
     """
     handler = _lines_alone(logger)
     if handler is None:
-        logger.info("%s", message, extra=fields())
-    elif logger.isEnabledFor(logging.INFO):
-        handler.tell(logger.name, message, fields)
-
-
-def tell_all(logger: logging.Logger, message: str, those: Sequence[_T], form: Form[_T]) -> None:
-    """The same for many that have waited: they leave at once, each with its time where JSON is wanted."""
-    handler = _lines_alone(logger)
-    if handler is None:
         for one in those:
-            logger.info("%s", message, extra=form.fields(one))
+            logger.info("%s", form.message(one), extra=form.fields(one))
     elif logger.isEnabledFor(logging.INFO):
-        handler.tell_all(logger.name, message, those, form)
+        handler.tell_all(logger.name, those, form)
 
 
 def _lines_alone(logger: logging.Logger) -> JsonHandler | None:
@@ -118,88 +108,33 @@ class JsonFormatter(logging.Formatter):
 
 
 class JsonHandler(logging.StreamHandler[TextIO]):
-    """Writes JSON lines, of records and without them. The latter leave many at a time: a write costs more than a line."""
+    """Writes JSON lines, of records and, many at a time, without them: a write costs more than a line."""
 
     def __init__(self, stream: TextIO, fields: dict[str, str]) -> None:
         super().__init__(stream)
         self._fields = fields
-        self._told: list[tuple[float, str, str, Callable[[], dict[str, object]]]] = []
-        self._ready: list[str] = []
-        """Lines that leave next."""
-        self._due: asyncio.AbstractEventLoop | None = None
-        """The loop that will write them."""
         self._known: dict[tuple[str, str], str] = {}
         """What lines of a logger and message have in common."""
         self.setFormatter(JsonFormatter(fields))
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """A record, behind what was told before it."""
-        self._put_out()
-        super().emit(record)
-
-    def flush(self) -> None:
-        """Write everything."""
-        self._put_out()
-        super().flush()
-
-    def tell(self, logger: str, message: str, fields: Callable[[], dict[str, object]]) -> None:
-        """A line of level info; not to be called by several threads."""
-        self._told.append((time.time(), logger, message, fields))
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # no loop runs
-            self._turn()
-            return
-        if len(self._told) >= MOST_LINES:
-            self._turn()
-        if self._told and self._due is not loop:
-            self._due = loop
-            loop.call_later(WAIT_S, self._on_time)
-
-    def tell_all(self, logger: str, message: str, those: Sequence[_T], form: Form[_T]) -> None:
-        """Lines of level info that have waited; not to be called by several threads."""
-        known, lines = self._words(logger, message), list[str]()
+    def tell_all(self, logger: str, those: Sequence[_T], form: Form[_T]) -> None:
+        """Lines of level info that have waited."""
+        lines = []
         for one in those:
             try:
-                lines.append(f'{{"time":"{_stamp(form.at(one))}",{known},{form.json(one)}}}\n')
-            except Exception as error:  # noqa: BLE001 (as in ``_line``)
-                lines.append(self._line(time.time(), logger, message, partial(_broken, error)))
-        self._ready += lines
-        self._turn()
-
-    def _on_time(self) -> None:
-        self._due = None
-        self._turn()
-
-    def _turn(self) -> None:
+                words = self._words(logger, form.message(one))
+                lines.append(f'{{"time":"{_stamp(form.at(one))}",{words},{form.json(one)}}}\n')
+            except Exception as error:  # noqa: BLE001 (a bug here must cost one line's fields, not the other lines)
+                words = self._words(logger, "a line could not be made")
+                lines.append(f'{{"time":"{_stamp(time.time())}",{words},{_encode(_broken(error)).decode()[1:]}\n')
         self.acquire()
         try:
+            self.stream.write("".join(lines))
             self.flush()
         except OSError:  # as the library does: what is logged to is gone, and the router goes on
-            self._lost()
+            self.handleError(logging.LogRecord(__name__, logging.INFO, "", 0, "access lines", (), None))
         finally:
             self.release()
-
-    def _lost(self) -> None:
-        self.handleError(logging.LogRecord(__name__, logging.INFO, "", 0, "access lines", (), None))
-
-    def _put_out(self) -> None:
-        told, self._told = self._told, []
-        ready, self._ready = self._ready, []
-        if told or ready:
-            lines = "".join([*[self._line(*one) for one in told], *ready])
-            try:
-                self.stream.write(lines)
-            except OSError:
-                self._lost()
-
-    def _line(self, at: float, logger: str, message: str, fields: Callable[[], dict[str, object]]) -> str:
-        known = self._words(logger, message)
-        try:
-            own = fields()
-        except Exception as error:  # noqa: BLE001 (a bug here must cost one line's fields, not the other lines)
-            own = _broken(error)
-        return f'{{"time":"{_stamp(at)}",{known}{"," if own else ""}{_encode(own).decode()[1:]}\n'
 
     def _words(self, logger: str, message: str) -> str:
         known = self._known.get((logger, message))

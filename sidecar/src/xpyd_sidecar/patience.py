@@ -69,12 +69,12 @@ class Reminder:
         self._alarm: Alarm | None = None
         self._due = math.inf
 
-    def at(self, due: float, ring: Callable[[], object]) -> None:
+    def at(self, due: float, now: float, ring: Callable[[], object]) -> None:
         """The moment now (seconds of the loop's clock), and what is called then; infinity: none."""
-        if self._due <= due < math.inf or due == self._due:
+        if self._due <= due < math.inf or due == self._due or (self._alarm is None and due >= now + SOON_S):
             return
         self.cancel()
-        if due < self._loop.time() + SOON_S:
+        if due < now + SOON_S:
             self._due = due
             self._alarm = Alarm(self._loop, due, partial(self._rings, ring))
 

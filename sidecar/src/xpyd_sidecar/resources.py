@@ -30,7 +30,7 @@ WORDS = {
 """Errors of a socket that are our own, and what they mean."""
 
 MOST_FILES = 1 << 20
-"""More than that is not asked for: the event loop has a table of them (``_loop.c``, MAX_DESCRIPTOR)."""
+"""More than that is not asked for: what the kernel allows a process unless told otherwise (``fs.nr_open``)."""
 RESERVE = 64
 """Files for everything but clients and engines: logs, sockets of the membership, probes, libraries that load late."""
 PER_REQUEST = 3

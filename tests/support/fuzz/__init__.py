@@ -18,5 +18,5 @@ sanitizers, one of two is.
 
 from __future__ import annotations
 
-TARGETS = ("answers", "events", "turns", "blocks", "heads", "bodies")
+TARGETS = ("answers", "events", "blocks", "heads", "bodies")
 """In the order in which they start."""

@@ -9,18 +9,19 @@ from unittest.mock import patch
 from fuzz import reads
 from fuzz.reads import IDS, UNFRAMED, Given
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
-from xpyd_sidecar.router.relay import whole
+from xpyd_sidecar.router.relay import fast, plain
+from xpyd_sidecar.router.stream import token_recorder
 from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 
 MODULES = ("xpyd_sidecar.router.relay._answer",)
 TOKENS = reads.TOKENS
 seeds = reads.seeds
-TAKE = whole.take
+TAKE = fast.take
 
 
 def check(data: bytes) -> Hashable:
-    """The client gets the same, and the same is known of the stream, with and without ``whole.take``."""
+    """The client gets the same, and the same is known of the stream, with and without ``take``."""
     given = reads.given(data)
     taken = 0
 
@@ -30,12 +31,12 @@ def check(data: bytes) -> Hashable:
         taken += found is not None
         return found
 
-    with patch.object(whole, "take", whole._nothing):
+    with patch.object(token_recorder, "take", plain.take):
         expected = read(given)
     if isinstance(expected[-1][-1], str):
         TAKE(b"".join(given.reads), given.api == "chat", "", 0, bytearray())
         return None  # what was noted cannot be read either way
-    with patch.object(whole, "take", counted):
+    with patch.object(token_recorder, "take", counted):
         found = read(given)
     assert found == expected, f"with the call {found}, without {expected}"
     return taken, expected[1][:2], bool(expected[1][2])

@@ -1,6 +1,6 @@
-"""Bodies of requests against json: their outline, shape, and slots.
+"""Bodies of requests against json: their outline, and the key of their profile.
 
-    byte 0      how many bytes a shape may have
+    byte 0      bounds of the outline
     the rest    a body
 """
 
@@ -10,12 +10,13 @@ import json
 from collections.abc import Hashable
 from typing import Any
 
-from xpyd_sidecar.router.api import hidden
-from xpyd_sidecar.router.serving import shapes
+from xpyd_sidecar.router.api import bodies, hidden
+from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.serving import profiles
 
 MODULES: tuple[str, ...] = ()
 """Nothing of it is compiled: outcomes alone lead on."""
-MOST = (shapes.MAX_BYTES, 4096, 5000, 40, 0, 100)
+MOST = (1024, 4096, 5000, 40, 0, 100)
 BODY = (b'{"model":"m","messages":[{"role":"user","content":"\\"hi\\" \xc3\xa9"}],"max_tokens":8,"stream":true,'
         b'"temperature":0.7,"stream_options":{"include_usage":true},"stop":["a","\\u00e9"],"n":null}')
 TOKENS = (
@@ -27,37 +28,35 @@ TOKENS = (
     b"1234567890", b'"image_url"', b'"input_audio"', b'"file"', b'"thinking"', b'"refusal"', b'"video_url"',
     b"[" * 17 + b"]" * 17, b'{"a":' * 15 + b"1" + b"}" * 15, b'"' + b"long " * 60 + b'"', BODY,
 )
-_known: dict[shapes.Key, list[object]] = {}
+_known: dict[Hashable, dict[str, object]] = {}
 MAX_KNOWN = 100_000
 
 
 def check(data: bytes) -> Hashable:
-    """The outline is that of what ``json`` reads, a shape's key and slots are the fields; equal keys differ in slots."""
+    """The outline is that of what ``json`` reads; equal keys of profiles differ in the prompt alone."""
     most, body = MOST[(data[0] if data else 0) % len(MOST)], data[1:]
     names, depth = most % 7, most % 11
     judged = outline(body, names, depth)
-    found = shapes.looked(body, most)
     try:
         read = json.loads(body, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError):
         read = None
     if isinstance(read, _Pairs):
         assert judged == _outline(read, names, depth), body
-    if found is None:
+    try:
+        fields = bodies.split(body)
+    except HttpFault:
         return isinstance(read, _Pairs), judged
-    key, slots, fields = found
     assert hidden.outline_fault(body) is None, body
-    assert list(key[0]) == list(fields), body
-    left = list(slots)
-    values = [left.pop(0) if value is None else value for value in key[1]]
-    assert not left, body
-    assert [bytes(raw) for raw in fields.values()] == values, body
+    apis = ("chat", "completions")
+    keys = [profiles._key(api, fields, len(body)) for api in apis]
     if isinstance(read, _Pairs):  # json takes less than msgspec in rare texts, such as halves of surrogates, and NaN more
         assert dict.fromkeys(name for name, _ in read).keys() == fields.keys(), body
-        known = [None if value is None else json.loads(value) for value in key[1]]
-        if len(_known) < MAX_KNOWN:
-            assert repr(_known.setdefault(key, known)) == repr(known), body
-    return len(slots), len(fields), judged
+        for api, key in zip(apis, keys, strict=True):
+            rest = {name: json.loads(bytes(raw)) for name, raw in fields.items() if name != bodies.PROMPT[api][0]}
+            if key is not None and len(_known) < MAX_KNOWN:
+                assert repr(_known.setdefault(key, rest)) == repr(rest), body
+    return [key is not None for key in keys].count(True), len(fields), judged
 
 
 def outline(body: bytes, names: int, depth: int) -> str:

@@ -13,7 +13,8 @@ from unittest.mock import patch
 from fuzz import reads
 from fuzz.reads import IDS, ONE, TWO, UNFRAMED, Given
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
-from xpyd_sidecar.router.relay import fast, whole
+from xpyd_sidecar.router.relay import fast, plain
+from xpyd_sidecar.router.stream import token_recorder
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
@@ -52,7 +53,7 @@ def check(data: bytes) -> Hashable:
     """The same bytes to the client, the same log, the same end, whatever comes and however it is cut."""
     given = reads.given(data)
     learn(given)
-    with patch.object(whole, "take", whole._nothing):
+    with patch.object(token_recorder, "take", plain.take):
         with patch.object(EventStream, "quick", lambda *_: None):
             expected, seen, _ = read(given, by_leg=False)
         found, seen_too, short = read(given, by_leg=given.flags & (ONE | TWO) == ONE | TWO)
@@ -91,11 +92,11 @@ def read(given: Given, *, by_leg: bool) -> tuple[tuple[Any, ...], tuple[Any, ...
 
 
 def learn(given: Given) -> None:
-    """A scanner learns what there is to learn of an event that the router gives it: one that ``whole.take`` found. Of any
+    """A scanner learns what there is to learn of an event that the router gives it: one that ``take`` found. Of any
     other it may learn anything, and reads nothing beyond it.
     """
     raw, chat = b"".join(given.reads), given.api == "chat"
-    taken = whole.take(raw, chat, "", 0, bytearray())
+    taken = fast.take(raw, chat, "", 0, bytearray())
     if taken is not None and taken[10] and taken[4]:
         at, to = taken[9:11]
         says, expected = reads.to_learn(given.api, raw[at:to], None)

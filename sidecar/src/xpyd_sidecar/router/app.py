@@ -27,7 +27,7 @@ from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.server import MAX_CONNECTIONS, Certificate, RequestBounds, Server
 from xpyd_sidecar.router.observing.metrics import Vitals
-from xpyd_sidecar.router.relay import fast, loop
+from xpyd_sidecar.router.relay import fast
 from xpyd_sidecar.router.serving.context import RequestContext
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class RouterProcess:
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
         logger.info("router listens", extra={"port": self.port, "members_port": self.members_port,
                     "policy": self._config.policy, "files": self.files, "connections": self.server.most,
-                    "in_flight": self._config.max_in_flight, "compiled": fast.COMPILED and loop.COMPILED})
+                    "in_flight": self._config.max_in_flight, "compiled": fast.COMPILED})
 
     def turn_away(self, away: bool) -> None:
         """Send clients elsewhere (not ready, ``Connection: close``) while serving all who come, or take that back.

@@ -8,14 +8,16 @@ anything is built of it.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Mapping
-from typing import Any, NewType, TypeVar, cast
+from functools import lru_cache
+from typing import NewType, TypeVar, cast
 
 import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.contract import legs
-from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.faults import bad_request
 from xpyd_sidecar.router.api.fields import DIALECTS, FORCED, TABLE, Api, OnPrefill, is_null, is_true, truth, unmarked
@@ -29,6 +31,9 @@ PROMPT: dict[Api, tuple[str, ...]] = {
 """Fields that hold most of the prompt, in the order in which it is made of them."""
 RequestHash = NewType("RequestHash", bytes)
 HASH_SIZE = 16
+MAX_PEERS = 4096
+TRANSFER = TransferId(secrets.token_hex(16))
+"""Stands for a transfer's name while parameters are made; nobody can have sent it."""
 ASIDE = frozenset({
     "request_id", "session_id", "user", "metadata", "safety_identifier", "prompt_cache_key", "cache_salt", "priority",
     "service_tier", "store", "stream", "stream_options", "stream_interval"})
@@ -171,8 +176,6 @@ def prefill_body(request: GenerationRequest, leg: legs.Leg) -> bytes:
     """
     body = one_token(request)
     body[legs.FIELD] = _params(request, leg)
-    if request.api in DIALECTS:
-        body[legs.FIELD][legs.REMOTE_DECODE] = True
     return _encode(body)
 
 
@@ -189,10 +192,10 @@ def first_token_body(request: GenerationRequest, leg: legs.Leg) -> bytes:
     return _encode(body)
 
 
-def one_token(request: GenerationRequest) -> dict[str, Any]:
+def one_token(request: GenerationRequest) -> dict[str, Raw]:
     """The fields of a request for one token, with every one dropped that one token contradicts."""
     api, dropped = request.api, _NOT_KEPT[request.api]
-    body: dict[str, Any] = {name: raw for name, raw in request.fields.items() if name not in dropped}
+    body = {name: raw for name, raw in request.fields.items() if name not in dropped}
     body.update({name: value for name, value in _WHERE_GIVEN[api] if name in request.fields})
     body.update(FORCED[api])
     return body
@@ -200,19 +203,43 @@ def one_token(request: GenerationRequest) -> dict[str, Any]:
 
 def decode_body(request: GenerationRequest, leg: legs.Leg | None) -> bytes:
     """The decode leg: the client's request; ``leg`` is None where decode also prefills."""
-    body: dict[str, Raw | dict[str, Any]] = dict(request.fields)
+    body = dict(request.fields)
     body.pop(legs.FIELD, None)
     if leg is not None or request.prompt_ids is not None:
         body[legs.FIELD] = _params(request, leg)
     return _encode(body)
 
 
-def _params(request: GenerationRequest, leg: legs.Leg | None) -> dict[str, Any]:
+def _params(request: GenerationRequest, leg: legs.Leg | None) -> Raw:
+    params = b"{}" if leg is None else params_of(leg, request.api)
+    if request.prompt_ids is None:
+        return Raw(params)
     # The engine takes prompt_token_ids out before connectors see the rest (vLLM renderers/online_renderer.py).
-    params = {} if leg is None else legs.encode(leg)
-    if request.prompt_ids is not None:
-        params[PROMPT_IDS] = request.prompt_ids
-    return params
+    return Raw(_encode({**_decode_fields(params), PROMPT_IDS: request.prompt_ids}))
+
+
+def params_of(leg: legs.Leg, api: Api) -> bytes:
+    """``kv_transfer_params`` of a leg, as JSON."""
+    decodes = leg.role is Role.DECODE
+    who = leg.peer, decodes, not decodes and api in DIALECTS
+    before, behind = _around_transfer(leg.attempt, leg.remaining_s, leg.limit_s, who)
+    return before + leg.transfer.encode() + behind
+
+
+@lru_cache(maxsize=MAX_PEERS)
+def _around_transfer(attempt: Attempt, remaining_s: float, limit_s: float | None,
+                     who: tuple[legs.Peer | None, bool, bool]) -> tuple[bytes, bytes]:
+    """A leg's parameters as JSON, before and behind its transfer's name: first legs between two engines differ in nothing
+    else. ``who``: whom prefill sends to; whether it is decode's leg; whether vLLM's own word for a prefill leg is said.
+    """
+    peer, decodes, marked = who
+    role = Role.DECODE if decodes else Role.PREFILL
+    params = legs.encode(legs.Leg(legs.VERSION, role, TRANSFER, attempt, remaining_s, peer, limit_s))
+    if marked:
+        params[legs.REMOTE_DECODE] = True
+    before, mark, behind = _encode(params).partition(TRANSFER.encode())
+    assert mark, "parameters without the transfer's name"
+    return before, behind
 
 
 def _read(read: Callable[[_T], _V], name: str, given: _T) -> _V:

@@ -130,8 +130,14 @@ _BY_ROOM = [re.compile(rb'[^"\[\]{}]*+(?:(?:%b)[^"\[\]{}]*+)*+' % over, re.DOTAL
 """Up to the next bracket, but over what goes no deeper than there is room for: by how many levels are left."""
 
 
+COUNTED = 4 << 10
+"""Bytes of a body whose marks are counted."""
+
+
 def few(body: bytes, mark: bytes, most: int) -> int:
-    """How many marks are left of so many; -1: there are more. Finding a few costs a tenth of counting."""
+    """How many marks are left of so many; -1: there are more. In a long body finding a few costs a tenth of counting."""
+    if len(body) <= COUNTED:
+        return max(-1, most - body.count(mark))
     at = body.find(mark)
     while at >= 0 <= most:
         most -= 1

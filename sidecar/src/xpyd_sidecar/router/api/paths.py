@@ -51,6 +51,11 @@ class Route(msgspec.Struct, frozen=True):
     reason: str = ""
     """Why it is refused, in words that end a sentence."""
 
+    @property
+    def served(self) -> bool:
+        """Whether engines answer it."""
+        return self.way is RouteKind.DISAGGREGATED or self.way is RouteKind.PASSED
+
 
 _ADMIN = "it administers one engine, and this router stands before many: ask that engine itself"
 _SWITCHES = "it changes one engine alone, and instances that serve together must stay equal: change the document"

@@ -39,15 +39,13 @@ from xpyd_sidecar.router.http.heads import CorsRules, Hosts, Media, is_preflight
 from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.observing.history import COLUMNS, Row
 from xpyd_sidecar.router.observing.metrics import CONTENT_TYPE
-from xpyd_sidecar.router.serving.admission import Entrance, admit
+from xpyd_sidecar.router.serving.admission import admit
 from xpyd_sidecar.router.serving.context import RequestContext
 
 RENDERED_S = 0.25
 """How long a page of metrics is served again: with many instances it takes milliseconds to make, and needs no key."""
 _JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
-SERVED = frozenset({RouteKind.DISAGGREGATED, RouteKind.PASSED})
-"""What engines answer."""
 SINCE = b"xpyd-since"
 _KINDS = {"html": b"text/html; charset=utf-8", "css": b"text/css; charset=utf-8", "js": b"text/javascript; charset=utf-8"}
 _PAGE = "page.html"
@@ -92,9 +90,6 @@ class Paths:
 
     def __init__(self, context: RequestContext, client_keys: ClientKeys, admin: Admin) -> None:
         self._context = context
-        self.entrance = Entrance(context)
-        """Of the straight course."""
-        self.enter = self.entrance.enter
         self._client_keys = client_keys
         self._admin = admin
         config = context.config
@@ -152,7 +147,7 @@ class Paths:
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         """Answer a request. Raises HttpFault."""
         route = paths.find(request.path)
-        if route is not None and route.way not in SERVED:
+        if route is not None and not route.served:
             route = None
         if self._cors is not None and b"origin" in request.headers:
             reply.added = self._cors.lines(request.headers[b"origin"])

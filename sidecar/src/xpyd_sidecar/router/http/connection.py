@@ -22,14 +22,13 @@ import uuid
 from collections import deque
 from typing import cast
 
-from xpyd_sidecar.accepting import of_this_host
+from xpyd_sidecar.accepting import descriptor_of, of_this_host
 from xpyd_sidecar.router.api.faults import HttpFault, unavailable
 from xpyd_sidecar.router.http import heads
 from xpyd_sidecar.router.http.incoming import Held, IncomingRequests
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import OpenConnection, Server
 from xpyd_sidecar.router.relay.fast import Outlet
-from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +85,6 @@ class ClientConnection(OpenConnection):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         self.outlet.open(transport, descriptor_of(transport))
-        adopt(self.server.loop, self, self._transport, self.outlet.fd)
         self.server.connections.add(self)
         if self.server.full:
             self._refuse(unavailable("too many connections are open"))
@@ -98,11 +96,6 @@ class ClientConnection(OpenConnection):
             return
         if not self._rest and not self._incoming.receiving:
             self._since = self.server.loop.time()
-            free = not (self._busy or self._queue or self._scheduled or self._blocked_at)
-            if free and (request := self._incoming.known(data)) is not None:
-                self._held = len(request.body)
-                self._serve(request, close=False, old=False)
-                return
         self._rest += data
         if not self._scheduled:
             self._turn()
@@ -130,7 +123,6 @@ class ClientConnection(OpenConnection):
         if exc is not None:
             logger.debug("client connection lost: %s", exc)
         self.server.connections.discard(self)
-        release(self.server.loop, self)
         self._closing = True
         self._transport = None
         self.outlet.shut()
@@ -220,7 +212,8 @@ class ClientConnection(OpenConnection):
         """Parse what was read, and answer a few of the requests that wait."""
         self._scheduled = False
         for _ in range(ANSWERS):
-            self._parse()
+            if self._rest:
+                self._parse()
             if not self._queue or self._busy or self._closing or self._blocked_at:
                 break
             entry = self._queue.popleft()
@@ -259,20 +252,13 @@ class ClientConnection(OpenConnection):
     def _serve(self, request: HttpRequest, *, close: bool, old: bool) -> None:
         self._busy = True
         handler: RequestHandler | None = None
-        if request.judged and not close and not old:
-            try:
-                handler = self.server.application.enter(request, self)
-            except Exception:  # noqa: BLE001 (it is logged there)
-                # Without a reply nobody knows what was sent: this is the connection's last answer.
-                self._failed(Reply(self, request.request_id, close=True))
-        if handler is None and self._busy:
-            reply = Reply(self, request.request_id, close=close, old=old, head_only=request.method == "HEAD")
-            try:
-                handler = self.server.application.handle(request, reply)
-            except HttpFault as fault:
-                reply.fault(fault)
-            except Exception:  # noqa: BLE001 (it is logged there)
-                self._failed(reply)
+        reply = Reply(self, request.request_id, close=close, old=old, head_only=request.method == "HEAD")
+        try:
+            handler = self.server.application.handle(request, reply)
+        except HttpFault as fault:
+            reply.fault(fault)
+        except Exception:  # noqa: BLE001 (it is logged there)
+            self._failed(reply)
         if handler is not None and self._busy:  # it was not answered meanwhile
             self._handler = handler
             if self._blocked_at:

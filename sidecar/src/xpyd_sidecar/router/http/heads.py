@@ -1,13 +1,5 @@
-r"""What of a request is known and refused by its head: sizes and times, framing, the host it is for, what its body is
-written in, which origins may read its answer; and heads that came before.
-
-A client's heads are all alike, but for the length of the body:
-
-    POST /v1/chat/completions HTTP/1.1\r\nHost: …\r\nContent-Length: 1191\r\nAuthorization: …\r\n\r\n{"model": …
-    └──────────────────── like ───────────────────┘                 └─┘ └────────── like ──────────┘
-
-Theory: what a parser makes of a head depends on its bytes alone. So one that was parsed, found in order, and differs in the
-digits of its length alone need not be parsed again. Parsing costs a call for each header; looking a head up costs two.
+"""What of a request is known and refused by its head: sizes and times, framing, the host it is for, what its body is
+written in, and which origins may read its answer.
 """
 
 from __future__ import annotations
@@ -16,8 +8,6 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
-
-import msgspec
 
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable
 
@@ -208,63 +198,3 @@ class CorsRules:
 def is_preflight(method: str, headers: Headers) -> bool:
     """Whether a browser asks before it sends the request itself."""
     return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
-
-
-MAX_HEADS = 256
-MAX_BYTES = 2048
-ONCE = frozenset({b"x-request-id", b"traceparent"})
-Like = tuple[bytes, bytes]
-"""A head but for its length: what stands before ``ength: ``, and the lines behind that one."""
-_LENGTHS = b"\r\nContent-L", b"\r\ncontent-l"
-
-
-class KnownHead(msgspec.Struct, frozen=True):
-    """What a head says."""
-
-    method: str
-    path: str
-    target: bytes
-    headers: dict[bytes, bytes]
-    """Names in lower case; not to be changed."""
-
-
-def whole_read(data: bytes) -> tuple[Like, bytes] | None:
-    """A read as one whole request with a body: its head but for the length, and the body. ``KnownHeads`` knows more of it.
-
-    None: it is none.
-    """
-    end = data.find(b"\r\n\r\n") + 2
-    body = data[end + 2:]
-    before, mark, behind = data[:end].partition(b"ength: %d\r\n" % len(body))
-    return ((before, behind), body) if body and mark else None
-
-
-class KnownHeads:
-    """Those of a server's clients.
-
-    Laws
-      * A head is kept if each of its headers stands in one line, which is its own: then leaving one line out leaves the
-        others what they were.
-      * A head that names its request (``ONCE``) will not come again, and is not kept.
-      * What stands before the length is the name of its header, which is the one that counts.
-      * At most ``MAX_HEADS`` are kept, of at most ``MAX_BYTES`` each.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[Like, KnownHead] = {}
-        self.find = self._known.get
-        """The head that is like this one."""
-
-    def keep(self, like: Like, head: KnownHead) -> None:
-        """It was parsed and found in order."""
-        if not like[0].endswith(_LENGTHS) or sum(map(len, like)) > MAX_BYTES:
-            return
-        lines = b"\r\n".join(like).removesuffix(b"\r\n").split(b"\r\n")
-        if not ONCE.isdisjoint(head.headers) or any(line[:1] in b" \t" for line in lines) or (
-                len(lines) != len(head.headers) + 2):
-            return
-        if any(b"\n" in line or b"\r" in line for line in lines):
-            return
-        if len(self._known) >= MAX_HEADS:
-            self._known.clear()
-        self._known[like] = head

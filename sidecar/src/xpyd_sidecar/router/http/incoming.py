@@ -5,8 +5,7 @@
 The first fault is kept, since exceptions would be wrapped by the parser; nothing is taken after it.
 
 Nearly every request is a plain one: its head fits into one read, no header is repeated, and its body is small and comes in
-one piece. It costs a call of the parser for each header and four more, the first time (``KnownHeads``); whatever is rare
-is looked at only where it may be.
+one piece. It costs a call of the parser for each header and four more; whatever is rare is looked at only where it may be.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import httptools
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request
 from xpyd_sidecar.router.http import heads
 from xpyd_sidecar.router.http.body_budget import HELD, SMALL, BodyOwner, HeldBody, Upload
-from xpyd_sidecar.router.http.heads import KnownHead, Like, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.server import Server
 
@@ -63,7 +61,7 @@ class IncomingRequests:
     """What has come of the next request."""
 
     __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_extra", "_fed", "_head_size", "_headers", "_held",
-                 "_hosts", "_in_head", "_judge_head", "_judged", "_known_path", "_like", "_line", "_parser", "_raw",
+                 "_hosts", "_in_head", "_judge_head", "_judged", "_known_path", "_line", "_parser", "_raw",
                  "_server", "_size", "_url", "_version", "_wanted", "ended", "fault", "receiving", "refused", "upload")
 
     def __init__(self, server: Server, line: RequestSink) -> None:
@@ -71,8 +69,6 @@ class IncomingRequests:
         self._bounds = server.bounds
         self._bodies = server.bodies
         self._judge_head = server.application.judge
-        self._like: Like | None = None
-        """By what the head of the request that is being received would be known."""
         self._line = line
         self._parser: Any = httptools.HttpRequestParser(self)
         self._began = False
@@ -120,25 +116,6 @@ class IncomingRequests:
         if self._held is not None:
             self._bodies.give_back(self._held)
 
-    def known(self, data: bytes) -> HttpRequest | None:
-        """The request that a read is, where its head is known and still in order; its body counts as one that came at once.
-
-        None: ``feed`` it. Nothing of a request may be in.
-        """
-        read = whole_read(data)
-        if read is None:
-            return None
-        like, body = read
-        server, size = self._server, len(body)
-        head = server.heads.find(like)
-        if head is None or not server.application.still(head.headers) or size > self._bounds.body_bytes or (
-                len(data) - size > self._bounds.header_bytes):
-            self._like = like
-            return None
-        if not self._bodies.at_once(size):
-            return None
-        return HttpRequest(head.method, head.path, head.headers, body, heads.fresh(), head.target, None, True)
-
     def feed(self, data: bytes) -> None:
         """Bytes of one or several requests, or of a part of one; ``fault`` says whether they are in order."""
         self._began = False
@@ -171,7 +148,6 @@ class IncomingRequests:
             return None
         tokens = [token.strip() for token in self._headers.pop(b"connection", b"").split(b",")]
         kept = [token for token in tokens if token.lower() not in {b"upgrade", b"http2-settings"}]
-        self._like = None
         headers = {name: value for name, value in self._headers.items() if name not in {b"upgrade", b"http2-settings"}}
         if kept:
             headers[b"connection"] = b", ".join(kept)
@@ -206,9 +182,10 @@ class IncomingRequests:
     def on_headers_complete(self) -> None:
         """The head is in: check what can be checked before the body."""
         self._in_head = False
-        headers, self._version = self._headers, self._parser.get_http_version()
-        if self._version not in {"1.0", "1.1"}:
-            self.fault = self.fault or HttpFault(505, f"HTTP/{self._version} is not served", code="http_version")
+        headers, version = self._headers, self._parser.get_http_version()
+        self._version = version
+        if version not in {"1.0", "1.1"}:
+            self.fault = self.fault or HttpFault(505, f"HTTP/{version} is not served", code="http_version")
         self._bound_head(0)
         coding = headers.get(b"transfer-encoding")
         if self.fault is None:
@@ -313,14 +290,10 @@ class IncomingRequests:
             target = path.encode("latin-1") + mark + query
         request_id = request_id_of(self._headers.get(b"x-request-id"))
         judged = self._judged and refusal is None
-        headers = {name: value for name, value in self._headers.items() if name != b"content-length"}
+        headers = self._headers
+        headers.pop(b"content-length", None)
         request = HttpRequest(method, path, headers, body, request_id, target, self.upload, judged, refusal)
         close = self.ended or not self._parser.should_keep_alive()
-        if self._like is not None:
-            usual = body and self._wanted and not close and not self._extra and self._version == "1.1"
-            if usual and not {b"expect", b"transfer-encoding"} & headers.keys():
-                self._server.heads.keep(self._like, KnownHead(method, path, target, headers))
-            self._like = None
         self._line.taken(request, held, close=close, old=self._version == "1.0")
 
     def _bound_head(self, more: int) -> None:

@@ -69,17 +69,11 @@ class LaterReply(RequestHandler):
 class Application(Protocol):
     """What the server serves."""
 
-    def still(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a head still is in order that was, and whose body was wanted: all but its key says so for ever."""
-
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         """Answer through ``reply``, now (and return None) or later. May raise HttpFault."""
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Judge the head of a request, before its body comes: whether the body is wanted. Raises HttpFault."""
-
-    def enter(self, request: HttpRequest, client: ReplyConnection) -> RequestHandler | None:
-        """Answer later, without a reply. None: nothing was done; ``handle`` it."""
 
 
 class ReplyServer(Protocol):

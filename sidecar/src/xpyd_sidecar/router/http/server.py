@@ -17,7 +17,6 @@ from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.body_budget import DEFAULT, BodyBudget
-from xpyd_sidecar.router.http.heads import KnownHeads
 from xpyd_sidecar.router.http.reply import Application
 
 MAX_CONNECTIONS = 16384
@@ -137,7 +136,6 @@ class Server:
         self.streamed = streamed
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.bodies = BodyBudget(max(body_budget, MOST_AT_ONCE * bounds.body_bytes))
-        self.heads = KnownHeads()
         self.connections: set[OpenConnection] = set()
         self.refusals: dict[str, int] = {}
         """How many were refused, by the code of the fault."""

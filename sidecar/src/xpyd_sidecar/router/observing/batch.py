@@ -54,7 +54,7 @@ class Batch:
         self.api = api
         self.requests = requests
         self.outcomes: dict[str, int] = {}
-        self.times: dict[str, list[float]] = {}
+        self.times: dict[str, list[float]] = {measure: [] for measure in MEASURES}
         """By measure; a request that was served at once waited 0 s."""
         self.legs: dict[tuple[str, str], list[float]] = {}
         """How long they took, by role and result."""
@@ -82,55 +82,42 @@ class Batch:
             flow.seconds += sum(handovers)
 
 
-def of_straight(api: str, those: Sequence[Record]) -> Batch:
-    """Of requests that went their straight course: both of their legs answered well at once. As ``of_records``, in less."""
-    batch, legs = Batch(api, len(those)), [one.legs for one in those]
-    batch.outcomes["ok"] = len(those)
-    batch.times = {
-        "ttft": [one.first_at - one.arrived for one in those],
-        "tpot": [max(0.0, one.last_at - one.first_at) / (one.tokens - 1) for one in those if one.tokens >= 2],
-        "total": [one.last_at - one.arrived for one in those], "queue": [0.0] * len(those)}
-    batch.legs = {(Role.PREFILL, "2xx"): [leg.ended - leg.opened for leg, _ in legs],
-                  (Role.DECODE, "2xx"): [leg.ended - leg.opened for _, leg in legs]}
-    batch.tokens = sum([one.tokens for one in those if one.tokens > 0])
-    batch.bytes = sum([one.bytes for one in those])
-    batch.measured = [(one.prompt_tokens, one.prompt_size, one.tokens) for one in those
-                      if one.prompt_tokens >= 0 and one.tokens >= 0]
-    for prefill, decode in legs:
-        handover = max(0.0, decode.first_at - prefill.ended)
-        batch.pairs.setdefault((prefill.instance, decode.instance), []).append(handover)
-    for pair, handovers in batch.pairs.items():
-        for name in pair:
-            batch.served[name] = batch.served.get(name, 0) + len(handovers)
-    return batch.summed()
-
-
 def of_records(api: str, records: Sequence[Record]) -> Batch:
-    """Of any requests."""
+    """Of requests that are over."""
     batch = Batch(api, len(records))
-    measures = [record.measures() for record in records]
-    batch.times = {"ttft": [ttft for _, ttft, _ in measures if ttft is not None],
-                   "tpot": [tpot for _, _, tpot in measures if tpot is not None],
-                   "total": [seconds for seconds, _, _ in measures], "queue": [record.queued_s for record in records]}
+    ttfts, tpots, totals = batch.times["ttft"], batch.times["tpot"], batch.times["total"]
+    legs: dict[Role, dict[str, list[float]]] = {Role.PREFILL: {}, Role.DECODE: {}}
+    prefills, decodes = legs.values()
+    outcomes, served, pairs = batch.outcomes, batch.served, batch.pairs
     for record in records:
+        total, ttft, tpot = record.measures()
+        totals.append(total)
+        if ttft is not None:
+            ttfts.append(ttft)
+        if tpot is not None:
+            tpots.append(tpot)
         for prefill, decode, seconds in record.handovers():
-            batch.pairs.setdefault((prefill, decode), []).append(seconds)
-        outcome = record.outcome
-        batch.outcomes[outcome] = batch.outcomes.get(outcome, 0) + 1
+            pairs.setdefault((prefill, decode), []).append(seconds)
+        outcome, tokens = record.outcome, record.tokens
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
         for leg in record.legs:
-            batch.legs.setdefault((leg.role, leg.result), []).append(leg.ended - leg.opened)
+            times = prefills if leg.role is Role.PREFILL else decodes
+            times.setdefault(leg.result, []).append(leg.ended - leg.opened)
             if leg.result == "2xx":
-                batch.served[leg.instance] = batch.served.get(leg.instance, 0) + 1
-        if outcome == "ok" and record.prompt_tokens >= 0 and record.tokens >= 0:
-            batch.measured.append((record.prompt_tokens, record.prompt_size, record.tokens))
+                served[leg.instance] = served.get(leg.instance, 0) + 1
+        if outcome == "ok" and record.prompt_tokens >= 0 and tokens >= 0:
+            batch.measured.append((record.prompt_tokens, record.prompt_size, tokens))
+        if tokens > 0:
+            batch.tokens += tokens
+        batch.bytes += record.bytes
         batch.retries += record.retries
         batch.continued += record.continued
-        batch.tokens += max(0, record.tokens)
-        batch.bytes += record.bytes
         if record.skips:
             batch.skips.append(record.skips)
         if outcome in FAILED:
             batch.failed.append(record)
+    batch.times["queue"] = [record.queued_s for record in records]
+    batch.legs = {(role, result): times for role, those in legs.items() for result, times in those.items()}
     return batch.summed()
 
 

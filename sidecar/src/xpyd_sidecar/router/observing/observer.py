@@ -1,6 +1,6 @@
 """Who is told what happens in a router, and tells operators: metrics, history, ``/fleet``.
 
-    a request ends ──over, straight_over, unserved──▶ metrics, history, totals, access log
+    a request ends ──over, unserved──▶ metrics, history, totals, access log
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import lru_cache
 from time import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,10 +37,8 @@ MAX_UNSETTLED = 256
 WINDOW_S = 60
 """What rates, latencies and pairs of ``/fleet`` are over; less while the router is younger."""
 TELL_S = 0.25
-MAX_OVER, LONG = 64, 4096
-"""Requests of the straight course that have ended are told of after so long, when there are so many, or at once where the
-prompt has so many tokens: they hold what they were asked.
-"""
+MAX_OVER = 64
+"""Requests that have ended are told of after so long, or when there are so many."""
 access = logging.getLogger("xpyd_sidecar.access")
 
 
@@ -71,47 +69,46 @@ def passed_outcome(outcome: str, ended_as: str) -> str:
     return "engine_error" if ended_as in {"4xx", "5xx", "aborted"} else outcome
 
 
-def tell_straight(records: list[Record]) -> None:
-    """Log some that went their straight course (prefill and decode answered well at once); their lines leave at once."""
-    logs.tell_all(access, "ok", records, _Straight())
-
-
-class _Straight:
-    """``logs.Form``: the line of one that went its straight course."""
+class AccessLine:
+    """``logs.Form``: the line of a request that is over."""
 
     fields = staticmethod(line_of)
 
     @staticmethod
-    def at(one: Record) -> float:
-        """When it ended, in seconds since 1970."""
-        return one.arrived_unix + one.last_at - one.arrived
+    def message(record: Record) -> str:
+        """How it ended."""
+        return record.outcome if record.api else passed_outcome(record.outcome, record.ended_as)
 
     @staticmethod
-    def json(one: Record) -> str:
+    def at(record: Record) -> float:
+        """When it ended, in seconds since 1970."""
+        return record.arrived_unix + record.last_at - record.arrived
+
+    @staticmethod
+    def json(record: Record) -> str:
         """The fields as JSON, without braces. No request id has what JSON escapes (``incoming.request_id_of``)."""
-        arrived, (prefill, decode) = one.arrived, one.legs
-        between = _between(one.api, prefill.instance, decode.instance)
-        return (f'"request":"{one.request_id}","transfer":"{one.transfer}",{between},'
-                f'"seconds":{one.last_at - arrived:.4f},"first_byte_s":{one.first_at - arrived:.4f},"detail":""')
+        if not record.api or record.path or record.detail:
+            return _encode(line_of(record)).decode()[1:-1]
+        arrived, first = record.arrived, record.first_at
+        between = _between(record.api, record.went(Role.PREFILL), record.went(Role.DECODE), (
+            record.stream, record.status, record.attempt, record.skips, record.continued))
+        first_byte = "null" if math.isnan(first) else f"{first - arrived:.4f}"
+        return (f'"request":"{record.request_id}","transfer":"{record.transfer}",{between},'
+                f'"seconds":{record.last_at - arrived:.4f},"first_byte_s":{first_byte},"detail":""')
 
 
 @lru_cache(maxsize=1024)
-def _between(api: str, prefill: str, decode: str) -> str:
-    fields = {"api": api, "stream": True, "status": 200, "prefill": prefill, "decode": decode, "attempt": 1, "skips": "",
-              "continued": 0}
+def _between(api: str, prefill: str, decode: str, rest: tuple[bool, int, int, str, int]) -> str:
+    stream, status, attempt, skips, continued = rest
+    fields = {"api": api, "stream": stream, "status": status, "prefill": prefill, "decode": decode, "attempt": attempt,
+              "skips": skips, "continued": continued}
     return _encode(fields).decode()[1:-1]
 
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Straight(Protocol):
-    """A request that has ended on its straight course."""
-
-    prompt_size: int
-
-    def record(self) -> Record:
-        """What is known of it."""
+_LINE = AccessLine()
 
 
 class RouterObserver:
@@ -123,13 +120,11 @@ class RouterObserver:
         self._access_log = access_log
         self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
         """How many prefixes an instance is taken to hold."""
-        self._over: list[Straight] = []
-        """Requests of the straight course that have ended, of which nobody was told yet."""
+        self._over: list[Record] = []
+        """Requests that have ended, of which nobody was told yet."""
         self._telling = False
         """They will be, by the time."""
         self._unsettled: list[Record] = []
-        self._straight: list[Record] = []
-        """The same of those that went their straight course."""
         self._opened: list[int] = []
         """About how many tokens the prompts of new requests have."""
         self._recent: deque[Record] = deque(maxlen=KEPT)
@@ -157,26 +152,16 @@ class RouterObserver:
                         extra={"request": request_id, **which, "status": status, "detail": detail[:500]})
 
     def over(self, record: Record) -> None:
-        """A request that was served is over: count it, and log it."""
-        passed = passed_outcome(record.outcome, record.ended_as)
-        if record.path:
-            self.passed(record.path, passed)
-        if record.api:
-            self.closed(record)
-        if self._access_log:
-            logs.tell(access, record.outcome if record.api else passed, partial(line_of, record))
-
-    def straight_over(self, one: Straight) -> None:
-        """A request is over that went its straight course. What it leaves to be told waits for ``tell``: done for many at a
-        time, with warm caches, it costs a fraction.
+        """A request that was served is over. What it leaves to be told waits for ``tell``: done for many at a time, with
+        warm caches, it costs a fraction.
         """
-        self.metrics.in_flight -= 1
-        over = self._over
-        over.append(one)
+        if record.api:
+            self.metrics.in_flight -= 1
+        self._over.append(record)
         if not self._telling:
             self._telling = True
             self._loop.call_later(TELL_S, self._tell)
-        if len(over) >= MAX_OVER or one.prompt_size >= LONG:
+        if len(self._over) >= MAX_OVER:
             self.tell()
 
     def _tell(self) -> None:
@@ -184,14 +169,22 @@ class RouterObserver:
         self.tell()
 
     def tell(self) -> None:
-        """Count and log the requests of the straight course that have ended."""
+        """Count and log the requests that have ended."""
         over, self._over = self._over, []
         if not over:
             return
-        records = [one.record() for one in over]
-        self._ended(records, self._straight)
+        generated = []
+        for record in over:
+            if record.api:
+                generated.append(record)
+            if record.path:
+                self.passed(record.path, passed_outcome(record.outcome, record.ended_as))
+        self._unsettled += generated
+        self._recent += generated
+        if len(self._unsettled) >= MAX_UNSETTLED:
+            self.settle()
         if self._access_log:
-            tell_straight(records)
+            logs.tell_all(access, over, _LINE)
 
     def passed(self, path: str, outcome: str) -> None:
         """A request whose answer passes through ended so."""
@@ -207,18 +200,6 @@ class RouterObserver:
         self.metrics.counted(api, outcome)
         self.history.refused(time(), request_id, outcome, status, detail)
 
-    def closed(self, *records: Record) -> None:
-        """Requests are over."""
-        self.metrics.in_flight -= len(records)
-        self._ended(records, self._unsettled)
-
-    def _ended(self, records: Sequence[Record], those: list[Record]) -> None:
-        # Many are counted at a time, which is cheaper: between requests the caches are cold.
-        those += records
-        self._recent += records
-        if len(those) >= MAX_UNSETTLED:
-            self.settle()
-
     @property
     def recent(self) -> list[Record]:
         """Those that ended last, for timelines."""
@@ -232,13 +213,12 @@ class RouterObserver:
         if opened:
             self.history.opened(len(opened))
             self.counting.opened(sum(opened), len(opened))
-        straight, others, self._straight, self._unsettled = self._straight, self._unsettled, [], []
-        for count, records in ((batch.of_straight, straight), (batch.of_records, others)):
-            for api in {record.api for record in records}:
-                done = count(api, [record for record in records if record.api == api])
-                self.metrics.closed(done)
-                self.counting.closed(done)
-                self.history.closed(done)
+        records, self._unsettled = self._unsettled, []
+        for api in {record.api for record in records}:
+            done = batch.of_records(api, [record for record in records if record.api == api])
+            self.metrics.closed(done)
+            self.counting.closed(done)
+            self.history.closed(done)
 
     # ---- instances (watch.FleetWatch)
 

@@ -124,8 +124,10 @@ class Record(msgspec.Struct):
         and the KV of the former went elsewhere. Attempt 0 is decode alone.
         """
         out: list[tuple[InstanceName, InstanceName, float]] = []
+        if len(self.legs) < 2:
+            return out
         below = math.inf
-        for decode in reversed(self.legs) if len(self.legs) > 1 else ():
+        for decode in reversed(self.legs):
             if decode.role is not Role.DECODE or not decode.attempt:
                 continue
             for leg in reversed(self.legs):

@@ -1,4 +1,4 @@
-from xpyd_sidecar.router.relay.whole import Whole
+from xpyd_sidecar.router.relay.plain import Whole
 
 REVISION: int
 

@@ -12,17 +12,18 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <errno.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "_chunks.h"
-#include "_reading.h"
-#include "_socket.h"
 
-#define MAX_LATER 64 /* writes that are gathered */
 #define MAX_REST 16 /* bytes behind an event's ids, its line ends included, if it is like others */
 
-#define REVISION 6 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 7 /* the same as in plain.py: one that was built for other files is not loaded */
 
 enum { CAREFUL, PLAIN, NOTED };
 
@@ -55,6 +56,22 @@ static Bytes out, lines; /* used within one call, under the interpreter's lock *
 
 /* ---- Outlet */
 
+/* As send, without waiting: how much the kernel took; -1: errno says why nothing. The C library's send is a point where a
+ * thread may be cancelled, which it prepares and undoes around each call of a process with several threads; no thread here is
+ * ever cancelled. */
+static ssize_t write_now(int fd, const char *from, size_t size)
+{
+    ssize_t sent;
+    do
+#ifdef SYS_sendto
+        sent = syscall(SYS_sendto, fd, from, size, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
+#else
+        sent = send(fd, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+#endif
+    while (sent < 0 && errno == EINTR);
+    return sent;
+}
+
 static int outlet_put(Outlet *self, const char *data, Py_ssize_t size)
 {
     Py_ssize_t sent = 0;
@@ -81,63 +98,9 @@ static int outlet_put(Outlet *self, const char *data, Py_ssize_t size)
     return done == NULL ? -1 : 0;
 }
 
-/* What was written while writes are gathered, in its order. System calls between steps in Python make these slower than
- * the calls themselves take, so the loop has the steps of one turn done first, and what they write leaves behind them. */
-static struct {
-    Outlet *outlet;
-    PyObject *data; /* NULL: it left before its turn */
-} later[MAX_LATER];
-static int laters, gathering;
-static int left; /* of `laters`, from the first on */
-
-static void put_later(int at)
-{
-    Outlet *outlet = later[at].outlet;
-    PyObject *data = later[at].data;
-    if (data == NULL)
-        return;
-    later[at].data = NULL;
-    Py_INCREF((PyObject *)outlet);
-    if (outlet_put(outlet, PyBytes_AsString(data), PyBytes_Size(data)) < 0)
-        PyErr_WriteUnraisable((PyObject *)outlet); /* who wrote it cannot be told any more */
-    Py_DECREF((PyObject *)outlet);
-    Py_DECREF(data);
-}
-
-/* Write what was gathered. A transport that is full tells its protocol so, which may write more, or shut. */
-static void put_all(void)
-{
-    Outlet *gone[MAX_LATER];
-    while (laters) {
-        while (left < laters) /* what is written meanwhile may itself put all, and begin anew */
-            put_later(left++);
-        int count = laters;
-        for (int i = 0; i < count; i++)
-            gone[i] = later[i].outlet;
-        left = laters = 0;
-        for (int i = 0; i < count; i++) /* whose end may write: that stands in `later` now, and leaves next */
-            Py_DECREF((PyObject *)gone[i]);
-    }
-}
-
-static void gather(int whether)
-{
-    if (!whether)
-        put_all();
-    gathering = whether;
-}
-
 static PyObject *outlet_write(Outlet *self, PyObject *data)
 {
     Py_buffer view;
-    if (gathering && laters < MAX_LATER && PyBytes_CheckExact(data)) {
-        Py_INCREF((PyObject *)self);
-        Py_INCREF(data);
-        later[laters].outlet = self;
-        later[laters++].data = data;
-        Py_RETURN_NONE;
-    }
-    put_all();
     if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     int wrong = outlet_put(self, view.buf, view.len);
@@ -166,9 +129,6 @@ static PyObject *outlet_open(Outlet *self, PyObject *args)
 static PyObject *outlet_shut(Outlet *self, PyObject *ignored)
 {
     (void)ignored;
-    for (int i = 0; i < laters; i++)
-        if (later[i].outlet == self)
-            put_later(i);
     PyObject *old = self->transport;
     self->transport = NULL;
     self->direct = 0;
@@ -438,10 +398,9 @@ static int scanner_clear(Scanner *self)
 
 /* ---- UpstreamReceiver */
 
-/* As Reading says. */
-static int leg_relays(PyObject *leg, const char *data, Py_ssize_t size)
+/* Relay a read of a leg. 1: done; 0: nothing was, it is a matter of its `received`; -1: error. */
+static int leg_relays(UpstreamReceiver *self, const char *data, Py_ssize_t size)
 {
-    UpstreamReceiver *self = (UpstreamReceiver *)leg;
     const char *sent;
     Py_ssize_t sending;
     if (self->stream == NULL)
@@ -464,7 +423,7 @@ static PyObject *leg_data_received(UpstreamReceiver *self, PyObject *data)
 {
     const char *begin;
     Py_ssize_t size;
-    int done = bytes_of(data, &begin, &size) ? leg_relays((PyObject *)self, begin, size) : 0;
+    int done = bytes_of(data, &begin, &size) ? leg_relays(self, begin, size) : 0;
     if (done < 0)
         return NULL;
     if (done)
@@ -608,29 +567,23 @@ static PyType_Spec leg_spec = {"xpyd_sidecar.router.relay._fast.UpstreamReceiver
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", "Shortcuts for every token.", -1, NULL, NULL, NULL, NULL, NULL};
 
-static Reading reading = {NULL, leg_relays, gather};
-
 PyMODINIT_FUNC PyInit__fast(void)
 {
-    PyObject *made = PyModule_Create(&module), *given = PyCapsule_New(&reading, READING, NULL);
+    PyObject *made = PyModule_Create(&module);
     if (made == NULL)
         return NULL;
     outlet_type = (PyTypeObject *)PyType_FromSpec(&outlet_spec);
     scanner_type = (PyTypeObject *)PyType_FromSpec(&scanner_spec);
     leg_type = (PyTypeObject *)PyType_FromSpec(&leg_spec);
-    reading.leg = leg_type;
     name_write = PyUnicode_InternFromString("write");
     name_received = PyUnicode_InternFromString("received");
     if (outlet_type == NULL || scanner_type == NULL || leg_type == NULL || name_write == NULL || name_received == NULL
-            || PyModule_AddIntConstant(made, "REVISION", REVISION) < 0 || given == NULL
-            || PyModule_AddObjectRef(made, "reading", given) < 0
+            || PyModule_AddIntConstant(made, "REVISION", REVISION) < 0
             || PyModule_AddObjectRef(made, "Outlet", (PyObject *)outlet_type) < 0
             || PyModule_AddObjectRef(made, "Scanner", (PyObject *)scanner_type) < 0
             || PyModule_AddObjectRef(made, "UpstreamReceiver", (PyObject *)leg_type) < 0) {
-        Py_XDECREF(given);
         Py_DECREF(made);
         return NULL;
     }
-    Py_DECREF(given);
     return made;
 }

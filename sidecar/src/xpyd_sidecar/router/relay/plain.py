@@ -1,12 +1,14 @@
-"""What a router does for every token, without shortcuts: the classes of ``_fast.c`` in Python."""
+"""What a router does for every token, without shortcuts: the classes of ``_fast.c`` and the function of ``_answer.c``."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-REVISION = 6
+REVISION = 7
 """Of what both have in common; grows with every change of ``_fast.c``."""
+ANSWER_REVISION = 6
+"""The same of ``_answer.c``."""
 CAREFUL, PLAIN, NOTED = range(3)
 """How a stream's simple reads are recognized: not at all; whole events; events as they were learned."""
 
@@ -106,3 +108,17 @@ class UpstreamReceiver:
 
     def relay_no_more(self) -> None:
         """Everything is a matter of ``received`` again."""
+
+
+Whole = tuple[bytes, str, int, str, bytes, int, int, int, int, int, int, int]
+"""What the client gets; of the first event id, time and model; the prompt's ids as JSON without brackets; whether an
+event named a role, gave a finish reason, or was for usage alone; whether the stream ended; where the event stands that
+others will be like, without its line ends; and how many ids the prompt has."""
+
+
+def take(data: bytes, chat: bool, name: str, created: int, log: bytearray) -> Whole | None:  # noqa: ARG001 (_answer's)
+    """Take ``data``, whole events of a stream or its rest, and note them in ``log``. None: nothing was done (here: ever).
+
+    ``chat``: of which API. ``name`` and ``created``: of the events before; no name: there were none.
+    """
+    return None

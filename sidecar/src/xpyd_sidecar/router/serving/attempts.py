@@ -24,15 +24,13 @@ from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
-from xpyd_sidecar.router.upstream.call import BodySender, Sink, UpstreamCall
+from xpyd_sidecar.router.upstream.call import BodySender, UpstreamCall
 
 if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import Trace
 
 TRACE_HEADERS = (b"traceparent", b"tracestate")
 Headers = list[tuple[bytes, bytes]]
-Asked = tuple[bytes, bytes]
-"""The request id and the body of a leg."""
 
 
 class GoesOn(mv.Course, Protocol):
@@ -111,8 +109,8 @@ class Asks(ABC):
         return self._hash
 
     @abstractmethod
-    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked:
-        """The request id and the body of a leg.
+    def leg(self, send: mv.SendAttempt, *, speaks: bool) -> bytes:
+        """The body of a leg.
 
         ``speaks``: prefill's token goes to the client.
         """
@@ -171,23 +169,21 @@ class OpenAttempts(dict[int, OpenAttempt]):
             if (target.instance, target.incarnation) == (instance, incarnation) and number in self:
                 yield leg
 
-    def hold(self, send: mv.SendAttempt, sink: Sink, reader: EventStream | None) -> OpenAttempt:
-        """Open a leg that is yet to be asked; it is a load of its member from now on. ``reader``: see ``Asks.reader``."""
-        target = send.target
-        self._context.leg_opened(target)
+    def ask(self, send: mv.SendAttempt, call: UpstreamCall, request_id: bytes, body: bytes) -> None:
+        """Send a leg, which is a load of its member from now on. Where spans are made, its own span's context goes in place
+        of the client's.
+        """
+        target, passed, context = send.target, self._passed, self._context
+        context.leg_opened(target)
         record = LegRecord(send.role, target.instance, send.params.attempt if send.params else 0, perf_counter())
         self._record.legs.append(record)
-        call = self._context.pool.hold(target.http, sink, events=reader, tag=send.leg)
-        leg = self[send.leg] = OpenAttempt(send, call, record)
-        return leg
-
-    def ask(self, leg: OpenAttempt, request_id: bytes, body: bytes) -> None:
-        """Send the request of a leg. Where spans are made, its own span's context goes in place of the client's."""
-        target, passed = leg.send.target, self._passed
-        headers = [(b"x-request-id", request_id), *target.rank_headers()]
+        self[send.leg] = OpenAttempt(send, call, record)
+        headers = [(b"x-request-id", request_id)]
+        if target.dp_rank is not None:
+            headers += target.rank_headers()
         if self.trace is not None:
-            passed = [header for header in passed if header[0] not in TRACE_HEADERS] + self.trace.leg(leg.record)
-        self._context.pool.send(leg.call, self._asks.message(target, headers + passed, body))
+            passed = [header for header in passed if header[0] not in TRACE_HEADERS] + self.trace.leg(record)
+        context.pool.send(call, self._asks.message(target, headers + passed if passed else headers, body))
 
     def shut(self, number: int, result: str) -> OpenAttempt | None:
         """A leg has ended so; None where it had before."""

@@ -192,7 +192,7 @@ class _Audit(Sink):
         shown = {} if number == _PREFILL else self._shown
         body = audited.body_of(self._fields | shown, f"xpyd-audit-{salt}", leg)
         pool = self._audits.pool
-        call = self._calls[number] = pool.hold(target.http, self, tag=number)
+        call = self._calls[number] = UpstreamCall(pool, target.http, self, tag=number)
         pool.send(call, request_bytes(b"POST", PATHS[self._api], target.http, headers, body))
 
     def end(self, result: str, difference: float = math.nan) -> None:

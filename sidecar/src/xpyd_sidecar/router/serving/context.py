@@ -1,6 +1,6 @@
 """What the requests of one process share: the instances, the connections, the bounds, and who is told of how they end.
 
-    admission, fast_entrance ──▶ Serving, FastPath ──▶ RequestContext: roster, picker, pool, budget, poison, queue, observer
+    admission ──▶ Serving ──▶ RequestContext: roster, picker, pool, budget, poison, queue, observer
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, tracing_of
 from xpyd_sidecar.router.serving.audits import Audits
 from xpyd_sidecar.router.serving.instructions import RequestLimits
+from xpyd_sidecar.router.serving.profiles import Profiles
 from xpyd_sidecar.router.serving.quarantine import Poison
-from xpyd_sidecar.router.serving.shapes import Shapes
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
 from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
 
@@ -54,8 +54,9 @@ class RequestContext:
         self.limits = RequestLimits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                                     load_s=router.load_limit_s, on_no_prefill=router.on_no_prefill)
         self._terms = SamplingTerms(router.failover == "continue")
-        self.shapes = Shapes(goes_on=router.failover != "error", terms=self.terms)
-        self.roster.on_change = self.shapes.doubt
+        self.profiles = Profiles(goes_on=router.failover != "error", speaks=router.first_token == "prefill",  # noqa: S105
+                                 terms=self.terms)
+        self.roster.on_change = self.profiles.doubt
         self.budget = RetryBudget(router.retry_budget)
         self.pool = EnginePool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)

@@ -116,9 +116,9 @@ class Exchange:
         """Legs sent beyond the first pair."""
         return max(0, self._prefill.sent - 1) + max(0, self._decode.sent - 1)
 
-    def start(self, now: float, pair: Pair | None = None) -> list[mv.Instruction]:
-        """The first legs, or a refusal. ``pair``: who was picked for it already."""
-        pair = pair or self._pick(set())
+    def start(self, now: float) -> list[mv.Instruction]:
+        """The first legs, or a refusal."""
+        pair = self._pick(set())
         if pair is None:
             return self._close(self._fail("unavailable", unavailable(self._picks.why_not(Role.DECODE))))
         return self._close(self._send(pair, now))
@@ -129,6 +129,10 @@ class Exchange:
 
     def _handle(self, event: mv.Event, now: float) -> list[mv.Instruction]:
         prefill, decode = self._prefill.open, self._decode.open
+        if isinstance(event, mv.LegEvent):
+            if decode is not None and event.leg == decode.leg:
+                return self._on_decode(event, decode, now)
+            return self._on_prefill(event, prefill, now) if prefill is not None and event.leg == prefill.leg else []
         match event:
             case mv.DeadlinePassed():
                 return self._on_time(now)
@@ -140,11 +144,6 @@ class Exchange:
                 return self._answer(outcome, mv.Fail(fault), detail=fault.message)
             case mv.AttemptLeaves(leg=leg):
                 return self._on_leaving(decode, now) if decode is not None and leg == decode.leg else []
-            case _ if decode is not None and event.leg == decode.leg:
-                return self._on_decode(event, decode, now)
-            case _ if prefill is not None and event.leg == prefill.leg:
-                return self._on_prefill(event, prefill, now)
-        return []
 
     # ---- decode
 
@@ -289,7 +288,7 @@ class Exchange:
         if self._prefill.tries < self._limits.prefill_legs and now < self._pair_at:
             target = self._picks.prefill_for(decode.target, self._avoid() | self._prefill.bad)
             if target is not None and (gone or self._budget.may_retry(now)):
-                return [self._send_prefill(target, decode.target, now)]
+                return [self._send_prefill(target, decode.target, *self._times(now))]
         return self._decode_alone(decode.target, why, now)
 
     def _decode_alone(self, decode: EngineTarget, why: FailureReason, now: float) -> list[mv.Instruction]:
@@ -318,13 +317,16 @@ class Exchange:
             return [self._send_leg(Role.DECODE, pair.decode, None)]
         self._pair_at = now + self._limits.pair_s
         self._whole_at = now + self._limits.prefill_s
-        first = self._send_prefill(pair.prefill, pair.decode, now)
-        return [first, self._send_leg(Role.DECODE, pair.decode, self._params(Role.DECODE, now, None))]
+        left, limit = self._times(now)
+        first = self._send_prefill(pair.prefill, pair.decode, left, limit)
+        decodes = legs.Leg(legs.VERSION, Role.DECODE, self._transfer, Attempt(self.attempt), left, None, limit)
+        return [first, self._send_leg(Role.DECODE, pair.decode, decodes)]
 
-    def _send_prefill(self, target: EngineTarget, decode: EngineTarget, now: float) -> mv.SendAttempt:
+    def _send_prefill(self, target: EngineTarget, decode: EngineTarget, left: float, limit: float) -> mv.SendAttempt:
         self.attempt += 1
         peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
-        return self._send_leg(Role.PREFILL, target, self._params(Role.PREFILL, now, peer))
+        leg = legs.Leg(legs.VERSION, Role.PREFILL, self._transfer, Attempt(self.attempt), left, peer, limit)
+        return self._send_leg(Role.PREFILL, target, leg)
 
     def _send_leg(self, role: Role, target: EngineTarget, params: legs.Leg | None) -> mv.SendAttempt:
         attempts = self._prefill if role is Role.PREFILL else self._decode
@@ -334,9 +336,9 @@ class Exchange:
         attempts.open = mv.SendAttempt(self._prefill.sent + self._decode.sent, role, target, params)
         return attempts.open
 
-    def _params(self, role: Role, now: float, peer: legs.Peer | None) -> legs.Leg:
-        left, limit = self._pair_at - now, min(self._whole_at, self._request_at) - now
-        return legs.Leg(legs.VERSION, role, self._transfer, Attempt(self.attempt), round(left, 3), peer, round(limit, 3))
+    def _times(self, now: float) -> tuple[float, float]:
+        """What is left for a pair to find each other, and for prefill to be whole."""
+        return round(self._pair_at - now, 3), round(min(self._whole_at, self._request_at) - now, 3)
 
     def _on_time(self, now: float) -> list[mv.Instruction]:
         if self._answered:

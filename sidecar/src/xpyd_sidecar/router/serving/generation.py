@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.bodies import PassedBody
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
@@ -27,8 +26,8 @@ from xpyd_sidecar.router.http.body_budget import Upload
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.wire import before_length, lines_of, request_bytes
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.attempts import Asked, Asks, GoesOn, Headers
-from xpyd_sidecar.router.serving.shapes import Shaped, shape_of
+from xpyd_sidecar.router.serving.attempts import Asks, GoesOn, Headers
+from xpyd_sidecar.router.serving.profiles import RequestProfile
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.answers import AnswerReader, OpaqueAnswer
 from xpyd_sidecar.router.stream.events import EventStream
@@ -46,21 +45,20 @@ class Generation(Asks):
 
     passed_on = HEADERS
 
-    def __init__(self, request: bodies.GenerationRequest, config: RouterConfig, terms: Callable[[], SamplingTerms]) -> None:
+    def __init__(self, request: bodies.GenerationRequest, profile: RequestProfile,
+                 terms: Callable[[], SamplingTerms]) -> None:
         """``terms``: on which streams go on now; by those of a request's beginning it is known what engines added to it."""
         super().__init__(request.api, request.model, request.fields)
         self._request = request
         self.api, self.stream, self.skips, self.prompt = request.api, request.stream, request.skips, request.prompt
         self._terms = terms
-        shape = shape_of(request)
-        self._begun = terms() if shape is None else shape.terms
+        self._profile = profile
         self._asked: bodies.GenerationRequest | None = None
         self._going: continuation.Going | None = None
-        self._begins = shape.begins if shape is not None else (
-            continuation.position_of(request, goes_on=config.failover != "error", terms=self._begun))
-        self.position: Position | None = None if self._begins is None else self._begins.anew()
+        begins = profile.begins
+        self.position: Position | None = None if begins is None else begins.anew()
         """What the client has of a stream that can go on elsewhere."""
-        self.speaks = config.first_token == "prefill" and continuation.speaks_first(request, self.position)  # noqa: S105
+        self.speaks = profile.speaks
 
     @property
     def generates(self) -> bodies.GenerationRequest:
@@ -76,7 +74,7 @@ class Generation(Asks):
     def goes_on(self) -> bool:
         """Whether the client's stream can go on elsewhere."""
         return (self.position is not None
-                and continuation.may_go_on(self._request, self.position, self._begun, self._terms()))
+                and continuation.may_go_on(self._request, self.position, self._profile.terms, self._terms()))
 
     def tail(self) -> bytes | None:
         """What is missing of the client's stream, where no engine is needed for it."""
@@ -89,14 +87,14 @@ class Generation(Asks):
             self._asked = continuation.first_request(self._request, self.position)
         return self._asked
 
-    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked:
+    def leg(self, send: mv.SendAttempt, *, speaks: bool) -> bytes:
         """See ``Asks``."""
-        params, request = send.params, self._request
+        params, profile = send.params, self._profile
         if params is not None and speaks:
-            return request_id, bodies.first_token_body(self._now, params)
-        if params is not None and isinstance(request, Shaped) and request.shape is not None and self._going is None:
-            return request_id, request.shape.body(params, request.slots)
-        return request_id, bodies.body_of(self._now, send.role, params)
+            return bodies.first_token_body(self._now, params)
+        if params is not None and profile.known and self._going is None:
+            return profile.body(self.prompt, params)
+        return bodies.body_of(self._now, send.role, params)
 
     def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
         """The whole HTTP request of a leg."""
@@ -109,8 +107,9 @@ class Generation(Asks):
         if not self._request.stream:
             return None
         if self._going is None or self.position is None:
-            if self._begins is not None and self.position is not None and self.position.id:
-                self.position = self._begins.anew()  # that leg gave nothing to the client
+            begins = self._profile.begins
+            if begins is not None and self.position is not None and self.position.id:
+                self.position = begins.anew()  # that leg gave nothing to the client
             return stream_of(self.position, framed=framed)
         return NotedStream(self.position, Splicer(self.position, self._going), framed=framed)
 
@@ -189,12 +188,12 @@ class Passthrough(Asks):
 
     # ---- what engines are asked
 
-    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked:  # noqa: ARG002 (Asks' names)
+    def leg(self, send: mv.SendAttempt, *, speaks: bool) -> bytes:  # noqa: ARG002 (Asks' names)
         """See ``Asks``."""
         params, split = send.params, self._split
         if params is None or split is None:
-            return request_id, self._body
-        return request_id, bodies.body_of(split, send.role, params)
+            return self._body
+        return bodies.body_of(split, send.role, params)
 
     def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
         """The whole HTTP request of a leg; of a form the head alone."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
 from xpyd_sidecar.patience import Reminder
 from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault, unavailable
@@ -49,7 +49,7 @@ class Serving(Sink):
     """One request, from what is asked to its last byte."""
 
     __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_paused", "_reminder", "_reply",
-                 "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash", "sent")
+                 "_withheld", "exchange", "instances", "legs", "record", "relaying", "request_hash", "sent")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
                  picks: Selection, began: float) -> None:
@@ -63,27 +63,27 @@ class Serving(Sink):
         self.legs = OpenAttempts(context, self.record, asks, passed)
         limits = msgspec.structs.replace(context.limits, decode_legs=1) if asks.once else context.limits
         self.exchange = Exchange(transfer, picks, limits, alone=asks.alone, now=began, course=asks.course,
-                                 budget=context.budget, avoid=partial(context.poison.avoid, self))
+                                 budget=context.budget, avoid=self._avoided)
         self.relaying: UpstreamCall | None = None
         self._first = b""
         self._answer: tuple[UpstreamCall, bytes] | None = None
         self._reminder = Reminder(context.loop)
         self.sent: dict[Role, EngineTarget] = {}  # where its last legs went
-        self._paused = False
-        self._gone = False
-        self.alone, self.request_hash, self.instances = asks.alone, asks.request_hash, self.legs.instances
+        self._paused = self._gone = False
+        self.request_hash, self.instances = asks.request_hash, self.legs.instances
         self._withheld: list[Callable[[], None]] | None = None
-        """Not None: it is held, because it may be what ends engines, and this is to be done when it goes on."""
+        """Not None: it is held, because it may be what ends engines. These would ask another one: they are done when it
+        goes on."""
 
-    def start(self, pair: Pair | None = None, trace: Trace | None = None) -> None:
-        """Send to a pair that was picked, or pick one. ``trace``: where spans are made."""
+    def start(self, trace: Trace | None = None) -> None:
+        """Pick a pair and send to it. ``trace``: where spans are made."""
         self.legs.trace = trace
-        poison, exchange = self._context.poison, self.exchange
+        poison = self._context.poison
         if poison.alert and poison.comes(self):
-            self._withheld = [lambda: self._do(lambda: exchange.start(self._context.loop.time()))]
-            self._reminder.at(exchange.deadline, self._on_time)
+            self._withheld = [lambda: self._on(None)]
+            self._reminder.at(self.exchange.deadline, self._began, self._on_time)
         else:
-            self._do(lambda: exchange.start(self._began, pair))
+            self._on(None)
 
     def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
         """As ``InFlightRequest``'s."""
@@ -153,7 +153,10 @@ class Serving(Sink):
                     "detail": body[:_SHOWN].decode("utf-8", "replace")})
             if status >= 400:
                 self.legs.farewell(leg, self.exchange.attempt)
-        self._unless_withheld(partial(self._answered, call, body, aborted=aborted), bad=status >= 400 or aborted)
+        if self._withheld is not None and (status >= 400 or aborted):
+            self._withheld.append(partial(self._answered, call, body, aborted=aborted))
+        else:
+            self._answered(call, body, aborted=aborted)
 
     def _shut_answered(self, call: UpstreamCall, status: int, *, failed: bool) -> OpenAttempt | None:
         leg = self._shut(call.tag, FailureKind.ABORTED.value if failed else f"{status // 100}xx")
@@ -185,15 +188,12 @@ class Serving(Sink):
 
     def _failed(self, leg: int, kind: FailureKind, reason: FailureReason) -> None:
         course = self._asks.course
-        needs = course is None or course.tail() is None  # what is missing of a stream may need no engine
-        self._unless_withheld(partial(self._on, mv.AttemptFailed(leg, kind, reason)), bad=needs)
-
-    def _unless_withheld(self, act: Callable[[], None], *, bad: bool) -> None:
-        """Do it now; what would ask another engine (``bad``) of a request that is held waits until it goes on."""
-        if self._withheld is not None and bad:
-            self._withheld.append(act)
+        event = mv.AttemptFailed(leg, kind, reason)
+        # What is missing of a stream may need no engine.
+        if self._withheld is not None and (course is None or course.tail() is None):
+            self._withheld.append(partial(self._on, event))
         else:
-            act()
+            self._on(event)
 
     # ---- the router
 
@@ -216,7 +216,7 @@ class Serving(Sink):
 
         ``awake``: when this process last came back from standing still. Nobody was silent before.
         """
-        self._reminder.at(self.exchange.deadline, self._on_time)
+        self._reminder.at(self.exchange.deadline, now, self._on_time)
         if self._paused or self._asks.still_comes:
             return
         for leg in list(self.legs.values()):
@@ -229,6 +229,14 @@ class Serving(Sink):
         self._on(mv.GivenUp("stopped", unavailable(reason)))
 
     # ---- requests that end engines (quarantine.Suspect)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it goes without prefill."""
+        return self._asks.alone
+
+    def _avoided(self) -> set[InstanceName]:
+        return self._context.poison.avoid(self)
 
     def go_on(self) -> None:
         """It was held: what happened meanwhile happens now."""
@@ -249,14 +257,13 @@ class Serving(Sink):
 
     # ---- instructions
 
-    def _on(self, event: mv.Event) -> None:
-        self._do(lambda: self.exchange.handle(event, self._context.loop.time()))
-
-    def _do(self, decide: Callable[[], list[mv.Instruction]]) -> None:
+    def _on(self, event: mv.Event | None) -> None:
+        """Carry out what the exchange says to an event; None: to the beginning."""
         try:
-            for instruction in decide():
+            now, exchange = self._context.loop.time(), self.exchange
+            for instruction in exchange.start(now) if event is None else exchange.handle(event, now):
                 _DO[type(instruction)](self, instruction)
-            self._reminder.at(self.exchange.deadline, self._on_time)
+            self._reminder.at(exchange.deadline, now, self._on_time)
         except Exception:
             logger.exception("a request failed inside the router", extra={"transfer": self.record.transfer})
             self.give_up()
@@ -266,7 +273,6 @@ class Serving(Sink):
         for leg in list(self.legs.values()):
             self._shut(leg.send.leg, "cancelled")
             leg.call.cancel()
-        self._reminder.cancel()
         fault = HttpFault(500, "the router failed; its log says why", kind="internal_error", code="internal")
         if not self._reply.done:
             self._fail(mv.Fail(fault))
@@ -274,12 +280,15 @@ class Serving(Sink):
             self._closed(mv.RequestOver("failed", fault.message))
 
     def _send(self, send: mv.SendAttempt) -> None:
-        asks, framed = self._asks, self._reply.framed
-        speaks = asks.speaks and send.role is Role.PREFILL and not self._reply.started
-        leg = self.legs.hold(send, self, asks.reader(send.role, framed=framed, speaks=speaks))
-        leg.call.patient, self.sent[send.role] = self._reply.started, send.target
-        leg.call.body = asks.body(self.condemn)
-        self.legs.ask(leg, *asks.leg(send, self._reply.request_id.encode(), speaks=speaks))
+        asks, reply, role, target = self._asks, self._reply, send.role, send.target
+        started = reply.started
+        speaks = asks.speaks and role is Role.PREFILL and not started
+        reader = asks.reader(role, framed=not reply.old, speaks=speaks)
+        call = UpstreamCall(self._context.pool, target.http, self, reader, send.leg, patient=started)
+        if asks.once:
+            call.body = asks.body(self.condemn)
+        self.sent[role] = target
+        self.legs.ask(send, call, reply.request_id.encode(), asks.leg(send, speaks=speaks))
 
     def _take_back(self, instruction: mv.CancelAttempt) -> None:
         leg = self._shut(instruction.leg, "cancelled")
@@ -374,6 +383,7 @@ class Serving(Sink):
             record.prompt_tokens, record.tokens = relayed
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._withheld = None
+        self._reminder.cancel()
         if context.poison.watching:
             context.poison.closed(self, whole=record.whole)
         context.closed(self)

@@ -20,7 +20,7 @@ STALL_S = 10.0
 
 
 class InFlightRequest(Protocol):
-    """A request that is being served (``request.Serving``, ``fast_path.FastPath``)."""
+    """A request that is being served (``request.Serving``)."""
 
     def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
         """Once it has ended well: what was asked, and of which pair. None: not with KV from prefill, or with trouble."""
@@ -120,9 +120,7 @@ class AdmissionQueue:
         return not self.waits
 
     def enter(self, request: QueuedRequest) -> RequestHandler:
-        """Serve a request at once, or let it wait. Raises HttpFault: 429, its key has its share; 503, the queue is full."""
-        if self.passes(request.key) and request.room():
-            return request.serve(0.0)
+        """Let a request wait. Raises HttpFault: 429, its key has its share; 503, the queue is full."""
         ticket = request.ticket = self._queue.put(self._loop.time(), request.key, request.priority, request.cost)
         self.waits[ticket.number] = request
         if self._timer is None:

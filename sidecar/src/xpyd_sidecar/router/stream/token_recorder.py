@@ -11,8 +11,7 @@ import msgspec
 
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.api.faults import FailureKind
-from xpyd_sidecar.router.relay import whole
-from xpyd_sidecar.router.relay.fast import NOTED
+from xpyd_sidecar.router.relay.fast import NOTED, Whole, take
 from xpyd_sidecar.router.stream.events import DONE, END, EventStream
 from xpyd_sidecar.router.stream.position import Position, StreamEvent, split_prompt
 from xpyd_sidecar.router.stream.splice import Differs, Ignored, Splicer
@@ -86,14 +85,14 @@ class NotedStream(ReadStream):
         position = self._position
         if position.asked_ids:
             return None
-        found = whole.take(data, position.api == "chat", position.id, position.created, self._log)
+        found = take(data, position.api == "chat", position.id, position.created, self._log)
         if found is None:
             return None
         self.taken(found, data)
         return found[0]
 
-    def taken(self, found: whole.Whole, data: bytes) -> None:
-        """What ``whole.take`` found in a read, and noted in the log."""
+    def taken(self, found: Whole, data: bytes) -> None:
+        """What ``take`` found in a read, and noted in the log."""
         _, name, created, model, prompt, role, finished, usage, ended, at, to, _ = found
         position = self._position
         if not position.id:

@@ -13,11 +13,11 @@ from typing import Protocol, cast
 
 import msgspec
 
+from xpyd_sidecar.accepting import descriptor_of
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.http.wire import HeadReader, Malformed, ResponseHead, WholeBody
 from xpyd_sidecar.router.relay.fast import Outlet, UpstreamReceiver
-from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
 from xpyd_sidecar.router.stream.events import EventStream
 
 MAX_ANSWER = 256 << 20
@@ -78,26 +78,16 @@ class Keeper(Protocol):
         """It is closed."""
 
 
-class Borrower(Protocol):
-    """Whose answer comes on a connection, where that needs no call (``fast_path.FastPath``)."""
-
-    def heard(self, connection: EngineConnection, data: bytes) -> bytes | None:
-        """Bytes came; what is returned is for the call that the connection was handed to meanwhile."""
-
-    def unfold(self) -> object:
-        """The connection is gone: ``hand_over`` its answer to a call, now."""
-
-
 class UpstreamCall(msgspec.Struct, eq=False):
     """One request to an engine."""
 
     pool: Keeper
     address: HostPort
-    request: bytes
     sink: Sink
     events: EventStream | None = None
     """What reads an answer that is relayed as it comes; without it, and what it does not take, is collected."""
     tag: int = 0
+    request: bytes = b""
     body: BodySender | None = None
     """Who sends the body, where it is not part of ``request``."""
     head: ResponseHead | None = None
@@ -178,8 +168,8 @@ class UpstreamCall(msgspec.Struct, eq=False):
 class EngineConnection(UpstreamReceiver, asyncio.Protocol):
     """One connection to an engine."""
 
-    __slots__ = ("_address", "_body", "_call", "_heads", "_lane", "_outlet", "_pool", "_seen",
-                 "_stream", "_time", "_transport", "open", "paused", "reused")
+    __slots__ = ("_address", "_body", "_call", "_heads", "_outlet", "_pool", "_seen", "_stream", "_time", "_transport",
+                 "open", "paused", "reused")
 
     def __init__(self, pool: Keeper, address: HostPort) -> None:
         self._pool = pool
@@ -191,8 +181,6 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         self._outlet = Outlet()
         self.last_at = self._time()
         self._call: UpstreamCall | None = None
-        self._lane: Borrower | None = None
-        """Whose answer it is, where that needs no call."""
         self._heads = HeadReader()
         self._stream: EventStream | None = None
         self._body: WholeBody | None = None
@@ -205,38 +193,19 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         """It is open."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
         self._outlet.open(transport, descriptor_of(transport))
-        adopt(self._pool.loop, self, self._transport, self._outlet.fd)
         self.open = True
         self._pool.connections.add(self)
 
     def serve(self, call: UpstreamCall, request: bytes) -> None:
         """Send a request; its answer goes to the call."""
-        self.hand_over(call, None)
-        self._seen = False
-        self._outlet.write(request)
-
-    def lend(self, lane: Borrower, request: bytes) -> None:
-        """Send a request; its answer goes to the lane, until ``take_back`` or ``hand_over``."""
-        self._lane = lane
-        self._seen = False
-        self._outlet.write(request)
-
-    def take_back(self) -> None:
-        """The lane has its whole answer: others may use the connection."""
-        self._lane = None
-        self.relay_no_more()
-        self._pool.release(self, self._address)
-
-    def hand_over(self, call: UpstreamCall, stream: EventStream | None) -> None:
-        """The answer goes to a call from now on. ``stream``: what reads it, once its head is there (``call.head``)."""
-        self._lane = None
         self._call = call
-        self._heads.reset()
-        self._stream, self._body = stream, None
+        self._stream = self._body = None
+        self._seen = False
+        self._outlet.write(request)
 
     def drop(self) -> None:
         """Close at once; nothing is reported."""
-        self._call = self._lane = None
+        self._call = None
         self.open = False
         self.relay_no_more()
         self._outlet.shut()
@@ -251,14 +220,6 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
 
     def received(self, data: bytes) -> None:
         """Bytes that no shortcut took."""
-        lane = self._lane
-        if lane is not None:
-            self._seen = True
-            self.last_at = self._time()
-            left = lane.heard(self, data)
-            if left is None:
-                return
-            data = left
         call = self._call
         if call is None:
             self.drop()  # bytes that nobody asked for
@@ -268,18 +229,15 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
             if self._stream is None and self._body is None:
                 data = self._on_head(call, data)
             stream = self._stream
-            if stream is not None and data:
-                out = stream.feed(data)
-                if call.relay is not None and out and not stream.done and not stream.failure:
-                    call.relay(out)
-                else:
-                    self.go_on(out)
+            if stream is not None:
+                if data:
+                    self._relay(call, stream, stream.feed(data))
             elif self._body is not None:
                 self._body.feed(data)
                 if self._body.done:
-                    self._finish(call)
+                    self._finish(call, self._body.take())
         except Malformed as error:
-            self.break_off(error)
+            self._break_off(error)
 
     def _on_head(self, call: UpstreamCall, data: bytes) -> bytes:
         """What came behind the head; nothing while that is not whole."""
@@ -294,18 +252,15 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
             self._body = WholeBody(call.head, MAX_ANSWER)
         return rest
 
-    def break_off(self, error: Malformed) -> None:
+    def _break_off(self, error: Malformed) -> None:
         """What came cannot be read."""
         call, self._call = self._call, None
         self.drop()
         if call is not None:
             call.over().on_failed(call, FailureKind.BROKEN, FailureReason("it sent what cannot be read", str(error)))
 
-    def go_on(self, out: bytes) -> None:
+    def _relay(self, call: UpstreamCall, stream: EventStream, out: bytes) -> None:
         """What the stream gave of the latest read, which may have ended it."""
-        call, stream = self._call, self._stream
-        assert call is not None
-        assert stream is not None
         whole = stream.done and stream.ended and not stream.failure
         if call.relay is not None:
             if whole:
@@ -326,8 +281,9 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         elif stream.done:
             self._finish(call)
 
-    def _finish(self, call: UpstreamCall) -> None:
-        stream, body = self._stream, self._body
+    def _finish(self, call: UpstreamCall, whole: bytes = b"") -> None:
+        """``whole``: the answer, where no stream has read it."""
+        stream = self._stream
         self._call = None
         self.relay_no_more()
         assert call.head is not None
@@ -335,9 +291,9 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
             self._pool.release(self, self._address)
         else:
             self.drop()
-        if body is not None:
-            call.over().on_whole(call, body.take())
-        elif stream is not None and stream.ended:
+        if stream is None:
+            call.over().on_whole(call, whole)
+        elif stream.ended:
             call.over().on_end(call)
         else:
             call.over().on_failed(call, FailureKind.LOST, FailureReason("the stream ended without [DONE]"))
@@ -365,10 +321,7 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         """The connection is gone, whoever closed it."""
         self.open = False
         self._pool.forget(self, self._address)
-        release(self._pool.loop, self)
         self._transport = None
-        if self._lane is not None:
-            self._lane.unfold()
         self.relay_no_more()
         self._outlet.shut()
         call, self._call = self._call, None

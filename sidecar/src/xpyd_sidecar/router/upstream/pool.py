@@ -24,7 +24,6 @@ from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.api.paths import PATHS
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http.wire import request_bytes
-from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.upstream.call import EngineConnection, Sink, UpstreamCall
 
 CONNECT_S = 5.0
@@ -48,16 +47,11 @@ class EnginePool:
         """Connections beyond which idle ones are closed before another is opened."""
         self.lacks = resources.Complaint("no connection to an engine")
 
-    def hold(self, address: HostPort, sink: Sink, *, events: EventStream | None = None, tag: int = 0) -> UpstreamCall:
-        """A call whose request is made later: ``send`` it, or cancel the call."""
-        call = UpstreamCall(self, address, b"", sink, events=events, tag=tag)
-        self.calls.add(call)
-        return call
-
     def send(self, call: UpstreamCall, request: bytes) -> None:
-        """Send the request (complete bytes) of a call that was held. Its sink hears nothing before this has returned."""
+        """Send a call's request (complete bytes). Its sink hears nothing before this has returned."""
+        self.calls.add(call)
         call.request, call.asked_at = request, self.loop.time()
-        connection = self.idle(call.address) if call.body is None else None
+        connection = self._idle_connection(call.address) if call.body is None else None
         if connection is None:
             call.connect()
         else:
@@ -97,8 +91,7 @@ class EnginePool:
             else:
                 return connection
 
-    def idle(self, address: HostPort) -> EngineConnection | None:
-        """A connection that lies idle, for one request; give it back with ``release``. None: there is none."""
+    def _idle_connection(self, address: HostPort) -> EngineConnection | None:
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
@@ -188,7 +181,7 @@ class Farewells(Sink):
         if len(self._open) >= OPEN_MAX:
             return
         body = json.dumps({"prompt": [0], "max_tokens": -1, legs.FIELD: legs.encode(leg)}).encode()
-        call = self._pool.hold(target.http, self)
+        call = UpstreamCall(self._pool, target.http, self)
         self._pool.send(call, request_bytes(b"POST", PATHS["completions"], target.http, target.rank_headers(), body))
         self._open.add(call)
         Alarm(self._loop, self._loop.time() + ANSWER_S, partial(self._late, call))

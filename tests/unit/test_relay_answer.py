@@ -10,12 +10,13 @@ from recorded import load
 
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.http.wire import chunk_of
-from xpyd_sidecar.router.relay import whole
+from xpyd_sidecar.router.relay import fast, plain
+from xpyd_sidecar.router.stream import token_recorder
 from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 
-TAKE = whole.take
-COMPILED = TAKE.__module__ != whole.__name__
+TAKE = fast.take
+COMPILED = fast.COMPILED
 compiled = pytest.mark.skipif(not COMPILED, reason="nothing was compiled here")
 Api = Literal["completions", "chat"]
 END = chunk_of(b"data: [DONE]\n\n") + b"0\r\n\r\n"
@@ -147,11 +148,11 @@ def test_an_answer_taken_in_one_call_is_the_same_as_one_taken_event_by_event(
         raw = made_up(api, dice)
         reads = cut(raw, dice)
         options: dict[str, Any] = {"framed": number % 17 != 0, "asked_ids": number % 13 == 0}
-        monkeypatch.setattr(whole, "take", whole._nothing)
+        monkeypatch.setattr(token_recorder, "take", plain.take)
         expected = read(api, reads, **options)
         if isinstance(expected[2][-1], str):
             continue  # fields in another order than those that were learned from: what was noted cannot be read
-        monkeypatch.setattr(whole, "take", counted)
+        monkeypatch.setattr(token_recorder, "take", counted)
         assert read(api, reads, **options) == expected, raw
         taken = count[0]
     assert taken > CASES // 8, "it is worth comparing"
@@ -163,9 +164,9 @@ def test_whole_answers_of_a_real_engine_are_taken(monkeypatch: pytest.MonkeyPatc
     for request in load().requests:
         for events in (request.ids, request.plain):
             raw = b"".join(chunk_of(b"data: %b\n\n" % one.encode()) for one in events) + END
-            monkeypatch.setattr(whole, "take", whole._nothing)
+            monkeypatch.setattr(token_recorder, "take", plain.take)
             expected = read(request.api, [raw])  # type: ignore[arg-type]
-            monkeypatch.setattr(whole, "take", TAKE)
+            monkeypatch.setattr(token_recorder, "take", TAKE)
             assert read(request.api, [raw]) == expected  # type: ignore[arg-type]
             if "logprobs" not in request.body and request.body.get("n", 1) == 1 and "tools" not in request.body:
                 seen += 1
