@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 BASE = "XPYD_BASE"
 """Names the base: a commit, a branch or a tag."""
-CANDIDATES = ("@{upstream}", "origin/HEAD", "origin/main", "main")
+CANDIDATES = ("origin/HEAD", "origin/main", "main", "@{upstream}")
+"""Main branches first: the upstream of a branch that was pushed is that branch itself."""
 LIMIT_S = 60.0
 SIDECAR = "sidecar/src/xpyd_sidecar"
 KV = ("nixl", "versions")

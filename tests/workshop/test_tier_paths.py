@@ -51,6 +51,24 @@ def test_a_branch_is_held_against_where_it_left_main(clone: Path) -> None:
     assert paths.change(clone) == (base, ("docs/a.md", "new.py"), "")
 
 
+def test_a_branch_that_was_pushed_is_still_held_against_main(clone: Path) -> None:
+    base = git(clone, "rev-parse", "HEAD")
+    git(clone, "checkout", "-q", "-b", "work")
+    commit(clone, "a.c")
+    git(clone, "push", "-q", "--set-upstream", "origin", "work")
+    commit(clone, "docs/a.md")
+    assert paths.change(clone) == (base, ("a.c", "docs/a.md"), "")
+
+
+def test_a_branch_without_a_main_is_held_against_its_upstream(clone: Path) -> None:
+    git(clone, "remote", "rename", "origin", "far")
+    base = git(clone, "rev-parse", "HEAD")
+    git(clone, "checkout", "-q", "-b", "work", "--track", "far/main")
+    git(clone, "branch", "-q", "-D", "main")
+    commit(clone, "a.c")
+    assert paths.change(clone) == (base, ("a.c",), "")
+
+
 def test_main_with_commits_that_the_remote_lacks_is_held_against_the_remote(clone: Path) -> None:
     base = git(clone, "rev-parse", "HEAD")
     commit(clone, "a.c")
