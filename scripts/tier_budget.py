@@ -87,7 +87,7 @@ def verdict(run: dict[str, Any], records: list[dict[str, Any]]) -> tuple[list[st
         return [*said, f"no run on {run['processors']} processors is recorded, so no tier is held against one"], held
     for cost, unit, needs_quiet in COSTS:
         if quiet or not needs_quiet:
-            over = grown(run, alike, cost)
+            over = grown_tiers(run, alike, cost)
             said += [f"OVER BUDGET: {tier} took {now:.0f} {unit}, {why}" for tier, now, why in over]
             held = held and not over
     if not held:
@@ -105,7 +105,7 @@ def medians(records: list[dict[str, Any]], cost: str) -> dict[str, float]:
     return {tier: statistics.median(values) for tier, values in found.items()}
 
 
-def grown(run: dict[str, Any], records: list[dict[str, Any]], cost: str) -> list[tuple[str, float, str]]:
+def grown_tiers(run: dict[str, Any], records: list[dict[str, Any]], cost: str) -> list[tuple[str, float, str]]:
     """Tiers that took more than their limit, or have no record: name, what it took, and why that is too much."""
     known, now = medians(records, cost), medians([run], cost)
     paces = [now[tier] / known[tier] for tier in now if known.get(tier, 0.0) >= 1.0]

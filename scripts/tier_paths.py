@@ -95,7 +95,7 @@ def _merge_base(root: Path, candidates: tuple[str, ...]) -> str:
     return next((base for base in known if base != head), known[0] if known else "")
 
 
-def touched(found: Change, tiers: tuple[str, ...]) -> dict[str, str]:
+def touched_tiers(found: Change, tiers: tuple[str, ...]) -> dict[str, str]:
     """The tiers of these that a change may touch, each with why."""
     if found.doubt:
         return dict.fromkeys(tiers, found.doubt)

@@ -57,7 +57,7 @@ def alone(tier: Tier, words: list[str]) -> int:
     return 0
 
 
-def watched(tier: Tier) -> Times:
+def run_watched(tier: Tier) -> Times:
     """Run one under the watch, and print what it said."""
     figures, log, junit = (OUTPUTS / f"{tier.name}.{kind}" for kind in ("json", "log", "xml"))
     with _printing:
@@ -75,7 +75,7 @@ def watched(tier: Tier) -> Times:
     return times
 
 
-def in_lanes(tiers: tuple[Tier, ...], run: Callable[[Tier], Times] = watched) -> list[Times]:
+def in_lanes(tiers: tuple[Tier, ...], run: Callable[[Tier], Times] = run_watched) -> list[Times]:
     """Run those of the first lane, then two lanes, each row after what it needs built. What could not be built leaves its
     tiers to say so themselves.
     """
@@ -102,13 +102,13 @@ def in_lanes(tiers: tuple[Tier, ...], run: Callable[[Tier], Times] = watched) ->
         return ended + [one for lane in pool.map(of_lane, (lanes[Lane.COMPUTE], lanes[Lane.CLUSTER])) for one in lane]
 
 
-def chosen(everything: bool) -> tuple[Tier, ...]:
+def select_tiers(everything: bool) -> tuple[Tier, ...]:
     """The tiers of a speed, without those that no change touches, which are named."""
     wanted = of_speed(everything)
     if everything:
         return wanted
     found = tier_paths.change(ROOT)
-    why = tier_paths.touched(found, tuple(one.name for one in wanted if one.touched))
+    why = tier_paths.touched_tiers(found, tuple(one.name for one in wanted if one.touched))
     for one in wanted:
         if one.touched:
             print(f"{one.name}: " + (f"runs, since {why[one.name]}" if one.name in why
@@ -121,7 +121,7 @@ def whole(speed: str) -> int:
     before, began = tier_budget.machine(), time.monotonic()
     shutil.rmtree(OUTPUTS, ignore_errors=True)
     OUTPUTS.mkdir(parents=True)
-    tiers = chosen(SPEEDS[speed])
+    tiers = select_tiers(SPEEDS[speed])
     times = in_lanes(tiers)
     wall_s = time.monotonic() - began
     print("\n".join(tier_report.table(times, wall_s)))
@@ -134,7 +134,7 @@ def whole(speed: str) -> int:
         Path(path).write_text(json.dumps(run, indent=1) + "\n", "utf-8")
     code = tier_report.worst(times)
     if not code and os.environ.get("RECORD") == "1":
-        print(recorded(run, tiers))
+        print(record_run(run, tiers))
     if not code and speed == "test":
         said, held = tier_budget.verdict(run, tier_minutes.runs())
         print("\n".join(said))
@@ -143,7 +143,7 @@ def whole(speed: str) -> int:
     return code
 
 
-def recorded(run: dict[str, Any], tiers: tuple[Tier, ...], path: Path = tier_minutes.RECORD) -> str:
+def record_run(run: dict[str, Any], tiers: tuple[Tier, ...], path: Path = tier_minutes.RECORD) -> str:
     """Record a run that has passed, unless tiers were left out without root: no other run could keep to what these cost.
     Returns what became of it.
     """

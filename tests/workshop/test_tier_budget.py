@@ -132,7 +132,7 @@ def test_a_run_without_what_needs_root_is_not_recorded(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, said: str, kept: int) -> None:
     monkeypatch.setattr(tiers.os, "geteuid", lambda: user)
     record = tmp_path / "tiers.json"
-    assert tiers.recorded(run(), tiers.of_speed(False), record) == said.format(record)
+    assert tiers.record_run(run(), tiers.of_speed(False), record) == said.format(record)
     assert len(minutes.runs(None, record)) == kept
 
 

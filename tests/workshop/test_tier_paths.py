@@ -120,18 +120,19 @@ def test_an_unknown_base_no_repository_and_a_shallow_clone_are_doubt(clone: Path
     ("tests/nixl/test_ucx.py", ("nixl",)),
 ])
 def test_a_path_touches_the_tiers_that_test_it(path: str, tiers: tuple[str, ...]) -> None:
-    assert tuple(paths.touched(paths.Change("base", (path,)), SOME)) == tiers
+    assert tuple(paths.touched_tiers(paths.Change("base", (path,)), SOME)) == tiers
 
 
 @pytest.mark.parametrize("path", ["requirements/cpu.txt", "Makefile", "pyproject.toml", "tests/support/wire.py", "new/a.py",
                                   "sidecar/hatch_build.py", "sidecar/src/xpyd_sidecar/contract/legs.py", ".ci/run"])
 def test_what_no_row_knows_and_what_all_stand_on_touches_all(path: str) -> None:
-    why = paths.touched(paths.Change("base", ("docs/a.md", path)), SOME)
+    why = paths.touched_tiers(paths.Change("base", ("docs/a.md", path)), SOME)
     assert why == dict.fromkeys(SOME, f"{path} changed, which no row knows")
 
 
 def test_doubt_touches_all() -> None:
-    assert paths.touched(paths.Change(doubt="this clone is shallow"), SOME) == dict.fromkeys(SOME, "this clone is shallow")
+    doubt = "this clone is shallow"
+    assert paths.touched_tiers(paths.Change(doubt=doubt), SOME) == dict.fromkeys(SOME, doubt)
 
 
 def test_every_row_is_about_something_that_is_here() -> None:

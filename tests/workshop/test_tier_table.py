@@ -99,13 +99,13 @@ def test_what_no_change_touches_is_left_out_and_named(monkeypatch: pytest.Monkey
                                                       ) -> None:
     changed = tiers.tier_paths.Change("0123456789abcdef", ("tests/nixl/test_ucx.py",))
     monkeypatch.setattr(tiers.tier_paths, "change", lambda root: changed)
-    names = [one.name for one in tiers.chosen(everything=False)]
+    names = [one.name for one in tiers.select_tiers(everything=False)]
     assert "nixl" in names
     assert not {"browser", "sanitize", "versions", "workshop"} & {*names}
     said = capsys.readouterr().out.splitlines()
     assert "nixl: runs, since tests/nixl/test_ucx.py changed" in said
     assert "browser: left out, nothing of it changed since 0123456789ab" in said
-    assert {one.name for one in table.TIERS} == {one.name for one in tiers.chosen(everything=True)}
+    assert {one.name for one in table.TIERS} == {one.name for one in tiers.select_tiers(everything=True)}
 
 
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
