@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
+import sanitized  # noqa: E402
 import tier_paths as paths  # noqa: E402
 
 SOME = ("sanitize", "versions", "nixl", "browser")
@@ -128,6 +129,15 @@ def test_a_path_touches_the_tiers_that_test_it(path: str, tiers: tuple[str, ...]
 def test_what_no_row_knows_and_what_all_stand_on_touches_all(path: str) -> None:
     why = paths.touched_tiers(paths.Change("base", ("docs/a.md", path)), SOME)
     assert why == dict.fromkeys(SOME, f"{path} changed, which no row knows")
+
+
+def test_what_is_fuzzed_touches_the_sanitizers() -> None:
+    found = {str(one.relative_to(ROOT)) for target in (ROOT / "tests/support/fuzz").glob("*.py")
+             for one in sanitized._imports(target) if one.name != "__init__.py"}
+    fuzzed = sorted(one for one in found if one.startswith("sidecar/"))
+    assert len(fuzzed) > 8
+    touched = {one: paths.touched_tiers(paths.Change("base", (one,)), SOME) for one in fuzzed}
+    assert [one for one, tiers in touched.items() if "sanitize" not in tiers] == []
 
 
 def test_doubt_touches_all() -> None:
