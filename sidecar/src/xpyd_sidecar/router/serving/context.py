@@ -127,6 +127,8 @@ class RequestContext:
         member.ended += 1
         if self.line.waits:
             self.line.moved()
+        if self.poison.held:
+            self.poison.moved()
 
     # ---- time
 

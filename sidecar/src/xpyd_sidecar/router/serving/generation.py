@@ -24,9 +24,9 @@ from xpyd_sidecar.router.api.paths import PATHS, BodyKind, Route
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http.body_budget import Upload
 from xpyd_sidecar.router.http.reply import HttpRequest
-from xpyd_sidecar.router.http.wire import before_length, lines_of, request_bytes
+from xpyd_sidecar.router.http.wire import before_length, lines_of, post_bytes
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.attempts import Asks, GoesOn, Headers
+from xpyd_sidecar.router.serving.attempts import Asks, GoesOn
 from xpyd_sidecar.router.serving.profiles import RequestProfile
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.answers import AnswerReader, OpaqueAnswer
@@ -96,9 +96,9 @@ class Generation(Asks):
             return profile.body(self.prompt, params)
         return bodies.body_of(self._now, send.role, params)
 
-    def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
+    def message(self, target: EngineTarget, lines: bytes, body: bytes) -> bytes:
         """The whole HTTP request of a leg."""
-        return request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body)
+        return post_bytes(PATHS[self._request.api], target.http, lines, body)
 
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:
         """What reads the answer of the next leg; None where it is wanted whole."""
@@ -195,18 +195,18 @@ class Passthrough(Asks):
             return self._body
         return bodies.body_of(split, send.role, params)
 
-    def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
+    def message(self, target: EngineTarget, lines: bytes, body: bytes) -> bytes:
         """The whole HTTP request of a leg; of a form the head alone."""
         request, address, upload = self._request, target.http, self._request.upload
         if upload is None and request.method == "POST":
             before = before_length.__wrapped__(request.target, address)  # clients choose the query: it is not remembered
-            return b"%b%d\r\n%b\r\n%b" % (before, len(body), lines_of(headers), body)
+            return b"%b%d\r\n%b\r\n%b" % (before, len(body), lines, body)
         if upload is not None:
             length = (b"transfer-encoding", b"chunked") if upload.length is None else (
                 b"content-length", b"%d" % upload.length)
-            headers = [(b"content-type", request.headers.get(b"content-type", b"")), length, *headers]
+            lines = lines_of([(b"content-type", request.headers.get(b"content-type", b"")), length]) + lines
         method = b"POST" if upload is not None else b"GET"  # for HEAD as well: its answer's length is what it would be
-        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (method, request.target, address.encode(), lines_of(headers))
+        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (method, request.target, address.encode(), lines)
 
     def body(self, refuse: Callable[[HttpFault], None]) -> Upload | None:
         """Who sends the body of the next leg while it comes. ``refuse`` is told of what is wrong with it."""

@@ -288,7 +288,7 @@ class Serving(Sink):
         if asks.once:
             call.body = asks.body(self.condemn)
         self.sent[role] = target
-        self.legs.ask(send, call, reply.request_id.encode(), asks.leg(send, speaks=speaks))
+        self.legs.ask(send, call, asks.leg(send, speaks=speaks))
 
     def _take_back(self, instruction: mv.CancelAttempt) -> None:
         leg = self._shut(instruction.leg, "cancelled")
