@@ -66,7 +66,7 @@ class Exchange:
 
     __slots__ = ("_alone", "_answered", "_avoid", "_begun", "_budget", "_course", "_decode", "_detail", "_erred", "_limits",
                  "_linger_at", "_pair_at", "_picks", "_prefill", "_refusals", "_request_at", "_spoken", "_transfer",
-                 "_whole_at", "_without", "attempt", "continued", "over", "refused")
+                 "_whole_at", "_without", "attempt", "continued", "deadline", "over", "refused")
 
     def __init__(self, transfer: TransferId, picks: Selection, limits: mv.RequestLimits, *, now: float, budget: RetryBudget,
                  alone: bool = False, course: mv.Course | None = None,
@@ -81,7 +81,8 @@ class Exchange:
         self._avoid = avoid
         self._limits = limits
         self._without = self._alone = alone
-        self._request_at = now + limits.request_s
+        self._request_at = self.deadline = now + limits.request_s
+        """When the request must be over; and when ``DeadlinePassed`` is due."""
         self._pair_at = math.inf
         """Until then another prefill may be asked."""
         self._whole_at = math.inf
@@ -105,13 +106,6 @@ class Exchange:
         """How often the stream went on elsewhere."""
 
     @property
-    def deadline(self) -> float:
-        """When ``DeadlinePassed`` is due."""
-        if self.over:
-            return math.inf
-        return min(self._request_at, self._whole_at, self._linger_at) if not self._answered else self._linger_at
-
-    @property
     def retries(self) -> int:
         """Legs sent beyond the first pair."""
         return max(0, self._prefill.sent - 1) + max(0, self._decode.sent - 1)
@@ -125,14 +119,19 @@ class Exchange:
 
     def handle(self, event: mv.Event, now: float) -> list[mv.Instruction]:
         """What follows from an event."""
-        return [] if self.over else self._close(self._handle(event, now))
-
-    def _handle(self, event: mv.Event, now: float) -> list[mv.Instruction]:
+        if self.over:
+            return []
         prefill, decode = self._prefill.open, self._decode.open
-        if isinstance(event, mv.LegEvent):
-            if decode is not None and event.leg == decode.leg:
-                return self._on_decode(event, decode, now)
-            return self._on_prefill(event, prefill, now) if prefill is not None and event.leg == prefill.leg else []
+        if not isinstance(event, mv.LegEvent):
+            return self._close(self._on_other(event, decode, now))
+        if decode is not None and event.leg == decode.leg:
+            return self._close(self._on_decode(event, decode, now))
+        if prefill is not None and event.leg == prefill.leg:
+            return self._close(self._on_prefill(event, prefill, now))
+        return []
+
+    def _on_other(self, event: mv.AttemptLeaves | mv.GivenUp | mv.DeadlinePassed, decode: mv.SendAttempt | None,
+                  now: float) -> list[mv.Instruction]:
         match event:
             case mv.DeadlinePassed():
                 return self._on_time(now)
@@ -378,8 +377,12 @@ class Exchange:
         return [mv.CancelAttempt(leg, self.attempt) for leg in open_]
 
     def _close(self, out: list[mv.Instruction]) -> list[mv.Instruction]:
-        if self._answered and self._prefill.open is None and self._decode.open is None:
-            self.over = True
+        if not self._answered:
+            self.deadline = min(self._request_at, self._whole_at)
+            return out
+        self.deadline = self._linger_at
+        if self._prefill.open is None and self._decode.open is None:
+            self.over, self.deadline = True, math.inf
             self._course = None  # it may hold this exchange: so both go at once, without the collector
             del self._avoid  # likewise
             out.append(mv.RequestOver(self._answered, self._detail))

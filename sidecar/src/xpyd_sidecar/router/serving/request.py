@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
-from xpyd_sidecar.patience import Reminder
+from xpyd_sidecar.patience import SOON_S, Reminder
 from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault, unavailable
 from xpyd_sidecar.router.balance.picker import Selection
@@ -159,7 +159,7 @@ class Serving(Sink):
             self._answered(call, body, aborted=aborted)
 
     def _shut_answered(self, call: UpstreamCall, status: int, *, failed: bool) -> OpenAttempt | None:
-        leg = self._shut(call.tag, FailureKind.ABORTED.value if failed else f"{status // 100}xx")
+        leg = self._shut(call.tag, FailureKind.ABORTED.value if failed else "2xx" if status < 300 else f"{status // 100}xx")
         if leg is not None and (failed or status >= 500):
             self._broke(leg)
             self._context.watch.doubt(leg.send.target)
@@ -263,7 +263,8 @@ class Serving(Sink):
             now, exchange = self._context.loop.time(), self.exchange
             for instruction in exchange.start(now) if event is None else exchange.handle(event, now):
                 _DO[type(instruction)](self, instruction)
-            self._reminder.at(exchange.deadline, now, self._on_time)
+            if exchange.deadline < now + SOON_S or self._reminder.due < math.inf:  # else ``sweep`` minds it in time
+                self._reminder.at(exchange.deadline, now, self._on_time)
         except Exception:
             logger.exception("a request failed inside the router", extra={"transfer": self.record.transfer})
             self.give_up()
@@ -311,12 +312,14 @@ class Serving(Sink):
         else:
             self.relaying = call
             call.relay_to(reply.write, reply.connection.outlet)
-        self._shown_first()
+        if math.isnan(self.record.first_at):
+            self.record.first_at = perf_counter()
         first, self._first = self._first, b""
         if reply.started:
             reply.write(first)
         else:
-            self._last_if_unread()
+            if self._asks.once:
+                self._last_if_unread()
             reply.begin(head.status, head.passed_on(), first, length=head.length, ends=call.ends and call is self.relaying)
         if self._paused and call is self.relaying:
             call.read(False)
@@ -325,7 +328,8 @@ class Serving(Sink):
         assert self._answer is not None
         call, body = self._answer
         assert call.head is not None
-        self._shown_first()
+        if math.isnan(self.record.first_at):
+            self.record.first_at = perf_counter()
         if call.head.status < 300:
             self.record.prompt_tokens, self.record.tokens = answers.lengths(body)
         if not self._gone and self._reply.started:
@@ -333,10 +337,6 @@ class Serving(Sink):
         elif not self._gone:
             self._last_if_unread()
             self._reply.whole(call.head.status, call.head.end_to_end(), body)
-
-    def _shown_first(self) -> None:
-        if math.isnan(self.record.first_at):
-            self.record.first_at = perf_counter()
 
     def _fail(self, instruction: mv.Fail) -> None:
         fault = instruction.fault
@@ -383,7 +383,8 @@ class Serving(Sink):
             record.prompt_tokens, record.tokens = relayed
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._withheld = None
-        self._reminder.cancel()
+        if self._reminder.due < math.inf:
+            self._reminder.cancel()
         if context.poison.watching:
             context.poison.closed(self, whole=record.whole)
         context.closed(self)

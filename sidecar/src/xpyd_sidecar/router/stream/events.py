@@ -70,7 +70,8 @@ class EventStream(Scanner):
 
     def begins(self, out: bytes) -> bool:
         """Whether an answer begins with what ``feed`` gave: comments alone say only that an engine is at work."""
-        return bool(out) and not only_comments(out, framed=self._framed)
+        at = out.find(b"\n") + 1 if self._framed else 0
+        return bool(out) and (out.startswith(b"data: ", at) or not only_comments(out, framed=self._framed))
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
