@@ -59,7 +59,8 @@ def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Ask
           queued_s: float = 0.0) -> Serving:
     """Begin to serve a request that waited for so long. ``picks``: who may serve it."""
     now, headers = context.loop.time(), request.headers
-    passed_on = [(name, headers[name]) for name in asks.passed_on if name in headers]
+    passed_on = [] if headers.keys().isdisjoint(asks.passed_on) else [
+        (name, headers[name]) for name in asks.passed_on if name in headers]
     serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now)
     record, trace = serving.record, None
     if queued_s:

@@ -44,6 +44,8 @@ class Generation(Asks):
     """What one completion or chat asks, and how far its client's stream is (``attempts.GoesOn``)."""
 
     passed_on = HEADERS
+    _asked: bodies.GenerationRequest | None = None
+    _going: continuation.Going | None = None
 
     def __init__(self, request: bodies.GenerationRequest, profile: RequestProfile,
                  terms: Callable[[], SamplingTerms]) -> None:
@@ -53,8 +55,6 @@ class Generation(Asks):
         self.api, self.stream, self.skips, self.prompt = request.api, request.stream, request.skips, request.prompt
         self._terms = terms
         self._profile = profile
-        self._asked: bodies.GenerationRequest | None = None
-        self._going: continuation.Going | None = None
         begins = profile.begins
         self.position: Position | None = None if begins is None else begins.anew()
         """What the client has of a stream that can go on elsewhere."""

@@ -130,7 +130,9 @@ def _key(api: Api, fields: Mapping[str, Raw], size: int) -> Key | None:
     prompt = fields.get(of)
     if prompt is None or size - len(prompt) > MAX_BYTES or not _PLAIN[of](prompt):
         return None
-    return (api, *fields, *[bytes(raw) for name, raw in fields.items() if name != of])
+    others = dict(fields)
+    del others[of]
+    return (api, *fields, *map(bytes, others.values()))
 
 
 def _text(prompt: Raw) -> bool:
