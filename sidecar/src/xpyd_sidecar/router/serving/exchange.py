@@ -48,6 +48,9 @@ MAX_REFUSALS = 8
 """Refused connections of one request that do not count as legs: those engines never saw it."""
 
 
+_NOBODY: frozenset[InstanceName] = frozenset()
+
+
 class _Attempts(msgspec.Struct):
     """The attempts of one role. They are counted here, and nowhere else."""
 
@@ -57,7 +60,7 @@ class _Attempts(msgspec.Struct):
     sent: int = 0
     tries: int = 0
     """Of those sent, how many since the answer came further."""
-    bad: set[InstanceName] = set()
+    bad: frozenset[InstanceName] = _NOBODY
     """Who failed since then."""
 
 
@@ -70,7 +73,7 @@ class Exchange:
 
     def __init__(self, transfer: TransferId, picks: Selection, limits: mv.RequestLimits, *, now: float, budget: RetryBudget,
                  alone: bool = False, course: mv.Course | None = None,
-                 avoid: Callable[[], set[InstanceName]] = set) -> None:
+                 avoid: Callable[[], frozenset[InstanceName]] = frozenset) -> None:
         """``alone``: decode does all of it. ``course``: None where the answer cannot, or shall not, go on elsewhere.
         ``avoid``: instances that it must keep away from now.
         """
@@ -112,7 +115,7 @@ class Exchange:
 
     def start(self, now: float) -> list[mv.Instruction]:
         """The first legs, or a refusal."""
-        pair = self._pick(set())
+        pair = self._pick(_NOBODY)
         if pair is None:
             return self._close(self._fail("unavailable", unavailable(self._picks.why_not(Role.DECODE))))
         return self._close(self._send(pair, now))
@@ -174,15 +177,14 @@ class Exchange:
             self.continued += 1
         self._begun, self._spoken = True, False
         for attempts in (self._prefill, self._decode):  # it got further than what failed before: those may be tried again
-            attempts.tries = 1
-            attempts.bad.clear()
+            attempts.tries, attempts.bad = 1, _NOBODY
         self._alone = self._without
         return [mv.Relay(leg.leg)]
 
     def _decode_erred(self, leg: mv.SendAttempt, status: int, now: float) -> list[mv.Instruction]:
         # The engine lives and says no. Elsewhere once; otherwise its own words are the best answer.
         self._decode.open = None
-        self._decode.bad.add(leg.target.instance)
+        self._decode.bad |= {leg.target.instance}
         again = None if self._erred else self._send_pair_elsewhere(FailureKind.ABORTED, now)
         if again is not None:
             self._erred = True
@@ -192,7 +194,7 @@ class Exchange:
     def _decode_failed(self, leg: mv.SendAttempt, kind: FailureKind, reason: FailureReason,
                        now: float) -> list[mv.Instruction]:
         self._decode.open = None
-        self._decode.bad.add(leg.target.instance)
+        self._decode.bad |= {leg.target.instance}
         why = reason.of(f"decode instance {leg.target.instance}")
         if self._begun:
             self._spoken = False
@@ -226,7 +228,7 @@ class Exchange:
         pair = self._pick(self._decode.bad)
         if pair is None and last is not None:
             # All have failed, some with a broken connection alone: rather any of those than nobody, but not the last one.
-            pair = self._pick({last})
+            pair = self._pick(frozenset({last}))
         # The budget is for engines that live and fail. One death costs each of its requests one retry, however many there
         # are, and so does the first break of a stream: the front end of a dead engine may live on and say so.
         free = kind.gone or (self._begun and self._decode.tries == 1)
@@ -239,7 +241,7 @@ class Exchange:
             return []
         if self._begun and (self._course is None or not self._course.goes_on or self._course.tail() is not None):
             return []
-        pair = self._pick({*self._decode.bad, leg.target.instance})
+        pair = self._pick(self._decode.bad | {leg.target.instance})
         if pair is None or (pair.prefill is None and not self._alone and self._limits.on_no_prefill == "reject"):
             return []
         self._spoken = False
@@ -280,7 +282,7 @@ class Exchange:
     def _prefill_failed(self, leg: mv.SendAttempt, why: FailureReason, now: float, *,
                         gone: bool = False) -> list[mv.Instruction]:
         self._prefill.open = None
-        self._prefill.bad.add(leg.target.instance)
+        self._prefill.bad |= {leg.target.instance}
         decode = self._decode.open
         if self._answered or decode is None or self._decode.begun:
             return []  # decode has what it needs, or its own failure tells
@@ -299,9 +301,11 @@ class Exchange:
 
     # ---- both
 
-    def _pick(self, not_decode: set[InstanceName]) -> Pair | None:
-        avoid = self._avoid()
-        return self._picks.pair(alone=self._alone, not_prefill=avoid | self._prefill.bad, not_decode=avoid | not_decode)
+    def _pick(self, not_decode: frozenset[InstanceName]) -> Pair | None:
+        avoid, not_prefill = self._avoid(), self._prefill.bad
+        if avoid:
+            not_prefill, not_decode = avoid | not_prefill, avoid | not_decode
+        return self._picks.pair(alone=self._alone, not_prefill=not_prefill, not_decode=not_decode)
 
     def _anew(self, pair: Pair, now: float) -> list[mv.Instruction]:
         """Both legs again, behind what the client has. Prefill's KV went to the decode leg that is no more."""

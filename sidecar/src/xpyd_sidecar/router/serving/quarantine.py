@@ -55,6 +55,9 @@ class Suspect(Protocol):
         """End with this answer: no engine is asked any more."""
 
 
+_NOBODY: frozenset[InstanceName] = frozenset()
+
+
 class Poison:
     """Of one router."""
 
@@ -111,11 +114,9 @@ class Poison:
             self.noted(target.instance, target.incarnation, request)
         return self._asked(request) is not Word.GO and self._hold(one, request)
 
-    def avoid(self, one: Suspect) -> set[InstanceName]:
+    def avoid(self, one: Suspect) -> frozenset[InstanceName]:
         """Instances that a request must keep away from: where other suspects are, if it is one."""
-        if one not in self._running:
-            return set()
-        return self._taken(one)
+        return self._taken(one) if one in self._running else _NOBODY
 
     def closed(self, one: Suspect, *, whole: bool) -> None:
         """It is over. ``whole``: an engine answered it to its end. Tell it while ``watching``."""
@@ -216,8 +217,8 @@ class Poison:
             # The others must not be held for ever because one could not go on.
             logger.exception("a request that was held could not go on")
 
-    def _taken(self, one: Suspect) -> set[InstanceName]:
-        return {name for other in self._running if other is not one for name in other.instances()}
+    def _taken(self, one: Suspect) -> frozenset[InstanceName]:
+        return frozenset(name for other in self._running if other is not one for name in other.instances())
 
     def _room(self, one: Suspect) -> bool:
         """Whether it can be alone among suspects where it goes. Where there is nobody at all, it will be told so."""

@@ -235,7 +235,7 @@ class Serving(Sink):
         """Whether it goes without prefill."""
         return self._asks.alone
 
-    def _avoided(self) -> set[InstanceName]:
+    def _avoided(self) -> frozenset[InstanceName]:
         return self._context.poison.avoid(self)
 
     def go_on(self) -> None:

@@ -19,6 +19,7 @@ from xpyd_sidecar.router.stream.splice import Differs, Ignored, Splicer
 _IDS = b'"token_ids":['
 TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
 NO_IDS = b'"token_ids":null'
+_ONE = frozenset({0})
 _encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(StreamEvent).decode
 
@@ -60,9 +61,8 @@ class NotedStream(ReadStream):
         self._position = position
         self._splicer = splicer
         self._log = position.log
-        self._prefix = self._middle = self._last = b""
-        self._lead = self._shown = b""
-        """What the client gets before and behind the text."""
+        self._prefix = b""
+        """Nothing was learned yet."""
 
     def splice(self, splicer: Splicer) -> None:
         """The client has got something meanwhile. To be called before anything of this stream went to it."""
@@ -99,13 +99,13 @@ class NotedStream(ReadStream):
             position.id, position.created, position.model = name, created, model
         position.prompt = position.prompt or prompt
         if role:
-            position.roles.add(0)
+            position.roles |= _ONE
         if finished:
-            position.finished.add(0)  # a stream that goes on from ids has one choice
+            position.finished |= _ONE  # a stream that goes on from ids has one choice
         position.usage_sent = position.usage_sent or bool(usage)
         if ended:
             self._clean = False
-            self.ended = self.done = self._chunks.done = True
+            self.ended = self.done = True
         elif to and position.prompt and not position.shows_logprobs:
             self._learn(split_prompt(data[at:to] + b"\n\n")[1], position)
 
