@@ -140,8 +140,8 @@ class HeadReader:
     def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
         """The head, once it is there, and what came behind it. Raises Malformed: see ``parse_head``, or it has no end."""
         end = data.find(b"\r\n\r\n")
-        if 0 <= end <= MAX_HEAD and not self._buffer:  # nearly always it is all there
-            head = parse_head(data[:end])
+        if 0 <= end <= MAX_KNOWN and not self._buffer:  # nearly always it is all there
+            head = _known_head(data[:end])
             if head.status >= 200:
                 self._interim = 0
                 return head, data[end + 4:]

@@ -43,8 +43,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
         asks = _passed(route, request)
     else:
         asks = Generation(*context.profiles.parse(route.api, request.body), context.terms)
-    if not context.serves(asks.model):
-        assert asks.model is not None
+    if asks.model is not None and asks.model != context.config.model and not context.serves(asks.model):
         raise unknown_model(asks.model, context.models())
     if context.poison.alert:
         context.poison.refuse(asks.request_hash())

@@ -21,7 +21,6 @@ from xpyd_sidecar.router.api.bodies import PassedBody
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.paths import PATHS, BodyKind, Route
-from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http.body_budget import Upload
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.wire import before_length, lines_of, post_bytes
@@ -87,18 +86,16 @@ class Generation(Asks):
             self._asked = continuation.first_request(self._request, self.position)
         return self._asked
 
-    def leg(self, send: mv.SendAttempt, *, speaks: bool) -> bytes:
+    def leg(self, send: mv.SendAttempt, lines: bytes, *, speaks: bool) -> bytes:
         """See ``Asks``."""
         params, profile = send.params, self._profile
         if params is not None and speaks:
-            return bodies.first_token_body(self._now, params)
-        if params is not None and profile.known and self._going is None:
-            return profile.body(self.prompt, params)
-        return bodies.body_of(self._now, send.role, params)
-
-    def message(self, target: EngineTarget, lines: bytes, body: bytes) -> bytes:
-        """The whole HTTP request of a leg."""
-        return post_bytes(PATHS[self._request.api], target.http, lines, body)
+            body = bodies.first_token_body(self._now, params)
+        elif params is not None and profile.known and self._going is None:
+            body = profile.body(self.prompt, params)
+        else:
+            body = bodies.body_of(self._now, send.role, params)
+        return post_bytes(PATHS[self.api], send.target.http, lines, body)
 
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:
         """What reads the answer of the next leg; None where it is wanted whole."""
@@ -188,16 +185,11 @@ class Passthrough(Asks):
 
     # ---- what engines are asked
 
-    def leg(self, send: mv.SendAttempt, *, speaks: bool) -> bytes:  # noqa: ARG002 (Asks' names)
-        """See ``Asks``."""
+    def leg(self, send: mv.SendAttempt, lines: bytes, *, speaks: bool) -> bytes:  # noqa: ARG002 (Asks' names)
+        """See ``Asks``; of a form the head alone."""
         params, split = send.params, self._split
-        if params is None or split is None:
-            return self._body
-        return bodies.body_of(split, send.role, params)
-
-    def message(self, target: EngineTarget, lines: bytes, body: bytes) -> bytes:
-        """The whole HTTP request of a leg; of a form the head alone."""
-        request, address, upload = self._request, target.http, self._request.upload
+        body = self._body if params is None or split is None else bodies.body_of(split, send.role, params)
+        request, address, upload = self._request, send.target.http, self._request.upload
         if upload is None and request.method == "POST":
             before = before_length.__wrapped__(request.target, address)  # clients choose the query: it is not remembered
             return b"%b%d\r\n%b\r\n%b" % (before, len(body), lines, body)
