@@ -184,13 +184,14 @@ class IncomingRequests:
         self._in_head = False
         headers, version = self._headers, self._parser.get_http_version()
         self._version = version
-        if version not in {"1.0", "1.1"}:
+        coding = headers.get(b"transfer-encoding")
+        usual = version == "1.1" and coding is None and not self._hosts and b"host" in headers
+        if not usual and version not in {"1.0", "1.1"}:
             self.fault = self.fault or HttpFault(505, f"HTTP/{version} is not served", code="http_version")
         if not self._began or self._fed > self._bounds.header_bytes:
             self._bound_head(0)
-        coding = headers.get(b"transfer-encoding")
-        if self.fault is None and (coding is not None or self._hosts or version != "1.1" or b"host" not in headers):
-            self.fault = heads.framing_fault(self._version, self._hosts + (b"host" in headers), coding)
+        if not usual and self.fault is None:
+            self.fault = heads.framing_fault(version, self._hosts + (b"host" in headers), coding)
         length = headers.get(b"content-length", b"").strip()
         if length.isdigit():
             self._declared = int(length)

@@ -33,8 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-
-import msgspec
+from typing import cast, get_args
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
@@ -44,6 +43,7 @@ from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.serving import instructions as mv
 
+_LEG_EVENTS = frozenset(get_args(mv.LegEvent))
 MAX_REFUSALS = 8
 """Refused connections of one request that do not count as legs: those engines never saw it."""
 
@@ -51,17 +51,19 @@ MAX_REFUSALS = 8
 _NOBODY: frozenset[InstanceName] = frozenset()
 
 
-class _Attempts(msgspec.Struct):
+class _Attempts:
     """The attempts of one role. They are counted here, and nowhere else."""
 
-    open: mv.SendAttempt | None = None
-    begun: bool = False
-    """The first event of what is open came."""
-    sent: int = 0
-    tries: int = 0
-    """Of those sent, how many since the answer came further."""
-    bad: frozenset[InstanceName] = _NOBODY
-    """Who failed since then."""
+    __slots__ = ("bad", "begun", "open", "sent", "tries")
+
+    def __init__(self) -> None:
+        self.open: mv.SendAttempt | None = None
+        self.begun = False
+        """The first event of what is open came."""
+        self.sent = self.tries = 0
+        """And of those, how many since the answer came further."""
+        self.bad = _NOBODY
+        """Who failed since then."""
 
 
 class Exchange:
@@ -125,16 +127,16 @@ class Exchange:
         if self.over:
             return []
         prefill, decode = self._prefill.open, self._decode.open
-        if not isinstance(event, mv.LegEvent):
+        if type(event) not in _LEG_EVENTS:  # a look at a table: ``isinstance`` asks the classes of structs one by one
             return self._close(self._on_other(event, decode, now))
+        event = cast("mv.LegEvent", event)
         if decode is not None and event.leg == decode.leg:
             return self._close(self._on_decode(event, decode, now))
         if prefill is not None and event.leg == prefill.leg:
             return self._close(self._on_prefill(event, prefill, now))
         return []
 
-    def _on_other(self, event: mv.AttemptLeaves | mv.GivenUp | mv.DeadlinePassed, decode: mv.SendAttempt | None,
-                  now: float) -> list[mv.Instruction]:
+    def _on_other(self, event: mv.Event, decode: mv.SendAttempt | None, now: float) -> list[mv.Instruction]:
         match event:
             case mv.DeadlinePassed():
                 return self._on_time(now)
@@ -144,8 +146,9 @@ class Exchange:
                 if fault is None:
                     return self._answer(outcome)
                 return self._answer(outcome, mv.Fail(fault), detail=fault.message)
-            case mv.AttemptLeaves(leg=leg):
-                return self._on_leaving(decode, now) if decode is not None and leg == decode.leg else []
+            case mv.AttemptLeaves(leg=leg) if decode is not None and leg == decode.leg:
+                return self._on_leaving(decode, now)
+        return []
 
     # ---- decode
 
@@ -251,13 +254,13 @@ class Exchange:
 
     def _on_prefill(self, event: mv.LegEvent, leg: mv.SendAttempt, now: float) -> list[mv.Instruction]:
         match event:
+            case mv.Answered(status=200, aborted=False) | mv.AttemptEnded():
+                self._prefill.open = None
+                self._whole_at = math.inf
             case mv.Begun() if not self._begun and not self._answered and self._course is not None:
                 # Its token is decode's first one, which decode's stream is compared with.
                 self._begun = self._spoken = True
                 return [mv.Relay(leg.leg)]
-            case mv.AttemptEnded() | mv.Answered(status=200, aborted=False):
-                self._prefill.open = None
-                self._whole_at = math.inf
             case mv.Answered(status=status) if refuses_request(status) and not self._begun and not self._answered:
                 return self._prefill_refused(leg, status, now)
             case mv.Answered(status=status):

@@ -369,9 +369,13 @@ class Serving(Sink):
     def _closed(self, over: mv.RequestOver) -> None:
         assert not self.legs, "an exchange is over with legs open"
         record, exchange, context = self.record, self.exchange, self._context
-        record.outcome, record.detail, record.status = over.outcome, over.detail[:_SHOWN], self._reply.status
-        record.attempt, record.retries, record.continued = exchange.attempt, exchange.retries, exchange.continued
-        record.skips = record.skips or (REFUSED if exchange.refused else "")
+        record.outcome, record.status, record.attempt = over.outcome, self._reply.status, exchange.attempt
+        if over.detail:
+            record.detail = over.detail[:_SHOWN]
+        if retries := exchange.retries:
+            record.retries, record.continued = retries, exchange.continued
+        if exchange.refused and not record.skips:
+            record.skips = REFUSED
         relayed = self._asks.lengths()
         if relayed is not None:
             record.prompt_tokens, record.tokens = relayed

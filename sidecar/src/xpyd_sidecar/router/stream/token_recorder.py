@@ -97,12 +97,14 @@ class NotedStream(ReadStream):
         position = self._position
         if not position.id:
             position.id, position.created, position.model = name, created, model
-        position.prompt = position.prompt or prompt
+        if prompt and not position.prompt:
+            position.prompt = prompt
         if role:
             position.roles |= _ONE
         if finished:
             position.finished |= _ONE  # a stream that goes on from ids has one choice
-        position.usage_sent = position.usage_sent or bool(usage)
+        if usage:
+            position.usage_sent = True
         if ended:
             self._clean = False
             self.ended = self.done = True

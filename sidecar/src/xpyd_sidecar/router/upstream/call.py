@@ -122,6 +122,7 @@ class UpstreamCall(msgspec.Struct, eq=False):
         """Close the connection; the sink hears nothing more."""
         if self.connecting is not None:
             self.connecting.cancel()
+            self.connecting = None
         if self.connection is not None:
             self.connection.drop()
         self.over()
@@ -151,7 +152,7 @@ class UpstreamCall(msgspec.Struct, eq=False):
 
     def over(self) -> Sink:
         """Nothing more comes of it: whom to tell how it ended."""
-        self.connecting = self.connection = None
+        self.connection = None
         self.pool.calls.discard(self)
         return self.sink
 
@@ -189,7 +190,7 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
 
     def serve(self, call: UpstreamCall) -> None:
         """Send the call's request; the answer goes to it."""
-        call.connection, call.connecting = self, None
+        call.connection = self
         self._call = call
         self._stream = self._body = None
         self._seen = False

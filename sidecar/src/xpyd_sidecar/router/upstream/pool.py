@@ -74,8 +74,10 @@ class EnginePool:
             else:
                 failed = FailureKind.REFUSED, FailureReason("cannot connect", f"{call.address}: {error}")
         else:
+            call.connecting = None
             connection.serve(call)
             return
+        call.connecting = None
         call.over().on_failed(call, *failed)
 
     async def _connected(self, call: UpstreamCall) -> EngineConnection:
