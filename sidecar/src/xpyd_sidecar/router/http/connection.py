@@ -226,7 +226,8 @@ class ClientConnection(OpenConnection):
             self._serve(request, close=close or (self._deaf and not self._queue), old=old)
         else:
             self._go_on()
-        self.throttle()
+        if self._queue or self._rest or self._paused or self._incoming.upload is not None:
+            self.throttle()
 
     def _parse(self) -> None:
         incoming = self._incoming

@@ -322,7 +322,7 @@ class Exchange:
                 return self._fail("unavailable", unavailable(reason))
             return [self._send_leg(Role.DECODE, pair.decode, None)]
         self._pair_at = now + self._limits.pair_s
-        self._whole_at = now + self._limits.prefill_s
+        self._whole_at = self._pair_at + self._limits.load_s
         left, limit = self._times(now)
         first = self._send_prefill(pair.prefill, pair.decode, left, limit)
         decodes = legs.Leg(legs.VERSION, Role.DECODE, self._transfer, Attempt(self.attempt), left, None, limit)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
+from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.patience import SOON_S, Reminder
 from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault, unavailable
@@ -63,7 +63,7 @@ class Serving(Sink):
         self.legs = OpenAttempts(context, self.record, asks, passed)
         limits = msgspec.structs.replace(context.limits, decode_legs=1) if asks.once else context.limits
         self.exchange = Exchange(transfer, picks, limits, alone=asks.alone, now=began, course=asks.course,
-                                 budget=context.budget, avoid=self._avoided)
+                                 budget=context.budget, avoid=partial(context.poison.avoid, self))
         self._first = b""
         self._answer: tuple[UpstreamCall, bytes] | None = None
         self._reminder = Reminder(context.loop)
@@ -234,9 +234,6 @@ class Serving(Sink):
     def alone(self) -> bool:
         """Whether it goes without prefill."""
         return self._asks.alone
-
-    def _avoided(self) -> frozenset[InstanceName]:
-        return self._context.poison.avoid(self)
 
     def go_on(self) -> None:
         """It was held: what happened meanwhile happens now."""

@@ -71,25 +71,17 @@ class NotedStream(ReadStream):
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
-        if self._framed and self._clean and self._splicer is None and (not self._position.id or data.endswith(END)):
-            taken = self._take(data)
-            if taken is not None:
-                return taken
+        position = self._position
+        if (self._framed and self._clean and self._splicer is None and not position.asked_ids
+                and (not position.id or data.endswith(END))):  # its first events, or all that is left of it
+            found = take(data, position.api == "chat", position.id, position.created, self._log)
+            if found is not None:
+                self.taken(found, data)
+                return found[0]
         return super().feed(data)
 
     def _feed_end(self, data: bytes) -> bytes:
         return super()._feed_end(data) if self._splicer is None else self._feed_carefully(data)
-
-    def _take(self, data: bytes) -> bytes | None:
-        """The stream's first events, or all that is left of it, if they are simple; None: nothing was done."""
-        position = self._position
-        if position.asked_ids:
-            return None
-        found = take(data, position.api == "chat", position.id, position.created, self._log)
-        if found is None:
-            return None
-        self.taken(found, data)
-        return found[0]
 
     def taken(self, found: Whole, data: bytes) -> None:
         """What ``take`` found in a read, and noted in the log."""
