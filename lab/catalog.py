@@ -86,7 +86,7 @@ BENCHES: Final = (
             "(`--traces FOLDER`), and the simulation beside real engines of this host; `--parts simulated` or "
             "`--parts calibration` alone, results are merged", ("lab/bench/planner",), WRITE, result="planner.json"),
     Command("bench-policies", 1, "what the router's policies are worth on a trace (`FILE`; without one on made-up "
-            "conversations), and what a choice costs", ("lab/bench/policies",), env={}, result="policies.json"),
+            "conversations, and nothing is written), and what a choice costs", ("lab/bench/policies",), env={}, result="policies.json"),
     Command("check-gpu", 5, "what xpyd does on a GPU, without vLLM: [the first day on a GPU](gpu.md) says what each figure is",
             ("lab/gpu",), env={}, result="gpu.json"),
     Command("compare-times", 1, "what `make test` costs beside another commit, from files that `CI_TIMES` named "

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import fuzz  # noqa: E402 (its folder is known only now)
 import sanitized  # noqa: E402
-from fuzz import workers  # noqa: E402
+from fuzz import processes  # noqa: E402
 
 FOUND = ROOT / ".cache" / "fuzz"
 TESTS_LIMIT_S = 1800.0
@@ -44,7 +44,7 @@ def tests(package: Path, arguments: list[str]) -> int:
 def search(package: Path, seconds: float, seed: int, only: list[str], jobs: int) -> int:
     """Fuzz; 1 if anything was found."""
     began = time.monotonic()
-    found = workers.run(only, FOUND, sanitized.environment(package), seconds=seconds, seed=seed, jobs=jobs)
+    found = processes.run(only, FOUND, sanitized.environment(package), seconds=seconds, seed=seed, jobs=jobs)
     failed = [one.target for one in found if one.failure]
     outcome = f"failed: {', '.join(failed)}" if failed else "nothing was found"
     print(f"seed {seed}, {time.monotonic() - began:.0f} s: {outcome}")

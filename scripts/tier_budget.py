@@ -7,9 +7,9 @@ each tier what the recorded runs say (bench/results/tiers.json), with some slack
 
 So a slower machine, on which all tiers take longer, exceeds nothing, and a tier that has grown beside the others does. In
 processor seconds this holds whatever else the machine does. Wall time counts only where others took less than ``QUIET`` of
-the processors, and both only on as many processors as the records are of. A tier without a record exceeds its budget: a new
-tier, or one that is to take longer, is recorded in the commit that makes it so, where lint holds the records against the
-budget of the whole.
+the processors, and both only on as many processors as the records are of. Records are of both speeds, since a run of
+``make test`` lacks what its change did not touch. A tier without any exceeds its budget: a new tier, or one that is to take
+longer, is recorded in the commit that makes it so, where lint holds the records against the budget of the whole.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def limit_s(run: dict[str, Any]) -> float:
 
 
 def verdict(run: dict[str, Any], records: list[dict[str, Any]]) -> tuple[list[str], bool]:
-    """What is to be said, and whether the budget holds. ``records``: runs that passed."""
+    """What is to be said, and whether the budget holds. ``records``: runs that passed, of both speeds."""
     quiet = run["elsewhere"] < QUIET
     said, held = [], True
     late = run["wall_s"] > limit_s(run)

@@ -29,9 +29,12 @@ FIELDS = ("tier", "wall_s", "processor_s", "tests", "engines")
 
 
 def commit(root: Path) -> str:
-    """What is checked out, with + where something was changed since; empty outside a repository."""
-    done = subprocess.run(["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"], cwd=root,
-                          capture_output=True, text=True, check=False)
+    """What is checked out, with + where something was changed since; empty outside a repository, and without git."""
+    try:
+        done = subprocess.run(["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"], cwd=root,
+                              capture_output=True, text=True, check=False)
+    except OSError:  # no git
+        return ""
     return done.stdout.strip()
 
 

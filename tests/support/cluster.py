@@ -55,7 +55,7 @@ class Instance:
         self.name = InstanceName(f"{SERVICE}-e{ordinal}")
         self.role = role
         self._folder = cluster.folder
-        self.engine = Engine(self.name, cluster.folder, service=SERVICE, key_file=cluster.key_file, **engine)
+        self.engine = Engine(self.name, cluster.folder, key_file=cluster.key_file, **engine)
         address = HostPort(self.engine.address)
         host, port = split_host_port(address)
         agent = AgentConfig(role=role, engine=address, advertise_host=host, advertise_port=port,

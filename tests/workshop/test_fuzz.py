@@ -16,9 +16,9 @@ import pytest
 import sanitized
 from fuzz.edges import Edges, NotCounted
 from fuzz.mutate import MAX_BYTES, mutated
+from fuzz.processes import run
 from fuzz.search import Search
 from fuzz.worker import noted
-from fuzz.workers import run
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.unsanitized

@@ -14,6 +14,7 @@ from lab import __main__ as command
 from lab import extras, tables
 from lab.bench.charts import log_lines
 from lab.catalog import CAMPAIGNS, COMMANDS, ROOT, Command
+from scripts import load
 
 
 def test_names_are_unlike_and_what_runs_exists() -> None:
@@ -166,11 +167,30 @@ def test_a_page_that_is_not_current_is_named_and_written(tmp_path: Path, capsys:
     assert text.count("`python -m lab campaign-") == sum(row.name.startswith("campaign-") for row in CAMPAIGNS)
 
 
-@pytest.mark.parametrize(("left", "given", "code"), [("dsvc/a", (), 1), ("dsvc/a", ("--all",), 0), ("", (), 0)])
-def test_the_operator_is_not_removed_while_there_are_services(tmp_path: Path, left: str, given: tuple[str, ...],
-                                                              code: int) -> None:
+@pytest.mark.parametrize(("given", "written"), [([], False), (["TRACE"], True)])
+def test_a_look_at_policies_without_a_trace_writes_nothing(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], written: bool) -> None:
+    bench = load(ROOT / "lab/bench/policies/__main__.py")
+    for name, made in {"RESULTS": tmp_path / "policies.json", "rows_of": lambda _: [], "made_up": list,
+                       "replay": lambda *_, **__: {}, "costs": dict}.items():
+        monkeypatch.setattr(bench, name, made)
+    bench.main(given)
+    assert (tmp_path / "policies.json").exists() == written
+
+
+FAILS = "echo refused >&2; exit 4"
+CRD, SERVICE = "echo crd/disaggservices.xpyd.dev", "echo dsvc/refused"
+
+
+@pytest.mark.parametrize(("crd", "services", "given", "code"), [
+    (CRD, SERVICE, (), 1), (CRD, SERVICE, ("--all",), 0), (CRD, ":", (), 0),
+    (":", "echo 'no such resource' >&2; exit 1", (), 0), (FAILS, SERVICE, (), 4), (CRD, FAILS, (), 4),
+    (FAILS, FAILS, ("--all",), 0)])
+def test_the_operator_is_not_removed_while_there_are_services_or_may_be(
+        tmp_path: Path, crd: str, services: str, given: tuple[str, ...], code: int) -> None:
     kubectl = tmp_path / "kubectl"
-    kubectl.write_text(f'#!/bin/sh\nif [ "$1" = get ]; then echo "{left}"; else echo "$@" > {tmp_path}/deleted; fi\n')
+    kubectl.write_text(f'#!/bin/sh\ncase "$1 $2" in\n"get customresourcedefinitions") {crd};;\nget\\ *) {services};;\n'
+                       f'*) echo "$@" > {tmp_path}/deleted;;\nesac\n')
     kubectl.chmod(0o755)
     env = os.environ | {"KUBECTL": str(kubectl), "OVERLAY": "o"}
     done = subprocess.run([ROOT / "scripts/uninstall.sh", *given], env=env, capture_output=True, text=True, check=False,
@@ -178,7 +198,7 @@ def test_the_operator_is_not_removed_while_there_are_services(tmp_path: Path, le
     assert done.returncode == code
     assert (tmp_path / "deleted").exists() == (code == 0)
     if code:
-        assert left in done.stderr
+        assert "refused" in done.stderr
     else:
         assert (tmp_path / "deleted").read_text() == "delete --ignore-not-found -k o\n"
 

@@ -14,6 +14,8 @@ sys.path.append(str(ROOT / "scripts"))
 
 import tier_budget as budget  # noqa: E402
 import tier_minutes as minutes  # noqa: E402
+import tiers  # noqa: E402
+from tier_report import Times  # noqa: E402
 
 USUAL = {"unit": (240.0, 400.0), "component": (500.0, 600.0), "kube": (1000.0, 300.0), "nixl": (180.0, 200.0)}
 
@@ -85,6 +87,14 @@ def test_a_tier_without_a_record_exceeds_its_budget() -> None:
         "OVER BUDGET: new took 1 seconds, which no recorded run has"]
 
 
+def test_a_tier_that_test_all_alone_has_recorded_is_held_against_that() -> None:
+    untouched = run()
+    untouched["tiers"] = [each for each in untouched["tiers"] if each["tier"] != "nixl"]
+    records = [untouched, untouched, untouched, run(speed="test-all")]
+    assert over(run(), records) == []
+    assert [line.split()[2] for line in over(run(nixl=(180.0, 800.0)), records)] == ["nixl"]
+
+
 def test_other_numbers_of_processors_and_no_record_hold_no_tier() -> None:
     for one in (run(processors=8, nixl=(900.0, 900.0)), run(1900.0, processors=1)):
         said, held = budget.verdict(one, [run()])
@@ -114,6 +124,37 @@ def test_the_last_three_runs_of_each_speed_are_kept_and_the_table_has_their_medi
     assert any(line.startswith("| engines-rest |") and line.endswith("| no | ? |") for line in lines)
     assert lines[-1] == "Recorded on 2 processors: `make test` 21 minutes, `make test-all` 40 minutes."
     assert any(line.split() == ["unit", "2", "pure", "parts"] for line in minutes.help_lines(kept))
+
+
+@pytest.mark.parametrize(("user", "said", "kept"), [
+    (0, "recorded in {}", 1), (1000, "not recorded: kube, cluster did not run, for want of root", 0)])
+def test_a_run_without_what_needs_root_is_not_recorded(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, said: str, kept: int) -> None:
+    monkeypatch.setattr(tiers.os, "geteuid", lambda: user)
+    record = tmp_path / "tiers.json"
+    assert tiers.recorded(run(), tiers.of_speed(False), record) == said.format(record)
+    assert len(minutes.runs(None, record)) == kept
+
+
+@pytest.mark.parametrize("speed", ["test", "test-all"])
+def test_a_whole_run_is_held_against_the_records_of_both_speeds_and_needs_no_git(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], speed: str) -> None:
+    record = tmp_path / "tiers.json"
+    minutes.add(run(speed="test-all", processors=budget.processors()), record)
+    ended = [Times("nixl", wall_s=1.0, processor_s=1.0)]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CI_TIMES", "RECORD"):  # of the run that this test is part of
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tiers, "OUTPUTS", tmp_path / "tiers")
+    monkeypatch.setattr(tiers, "in_lanes", lambda chosen: ended)
+    monkeypatch.setattr(minutes, "runs", lambda speed=None: minutes_of(record, speed))
+    assert tiers.whole(speed) == 0
+    assert "OVER BUDGET" not in capsys.readouterr().out
+
+
+def minutes_of(record: Path, speed: str | None) -> list[dict[str, Any]]:
+    """As ``tier_minutes.runs``, of another file."""
+    return [one for one in json.loads(record.read_text()) if speed in {None, one["speed"]}]
 
 
 def test_records_over_the_budget_are_told() -> None:

@@ -1,6 +1,7 @@
 """What the policies are worth on real traffic: prefix hits, waiting and balance, and what one choice costs.
 
-    python -m lab bench-policies [TRACE.jsonl[.gz]]        results: bench/results/policies.json
+    python -m lab bench-policies TRACE.jsonl[.gz]        results: bench/results/policies.json
+    python -m lab bench-policies                         for a look; writes nothing
 
 The trace is one of Mooncake's (a row: milliseconds, prompt length, ids of its 512-token blocks); without one, conversations
 of the same shape are made up. Instances are simulated: each computes the blocks that it does not hold, one prompt after the
@@ -173,7 +174,7 @@ def costs() -> Iterator[tuple[str, float]]:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure, print and write."""
+    """Measure, print, and write what a trace gave."""
     rows = rows_of(Path(arguments[0])) if arguments else made_up()
     results: dict[str, Any] = {"trace": Path(arguments[0]).name if arguments else "made up", "requests": len(rows)}
     for capacity in (1000, 4000):
@@ -186,7 +187,8 @@ def main(arguments: list[str]) -> None:
                 sys.stdout.write(f"{capacity} blocks  {routers} routers  {name:14} {found}\n")
     results["pick_us_256"] = dict(costs())
     sys.stdout.write(f"{results['pick_us_256']}\n")
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    if arguments:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
     search ── mutate an input that found something ──▶ target.check(input) ── raises, or the sanitizer ends the process
        └────── kept, if it took a new way ◀── edges.c, in the extension ┘
 
-Belongs here: the search (``search``, ``mutate``, ``edges``), running targets as processes (``workers``), and a module for
+Belongs here: the search (``search``, ``mutate``, ``edges``), running targets as processes (``processes``), and a module for
 each target: ``MODULES`` whose ways are counted (none, where nothing is compiled), ``TOKENS`` to mutate with, ``seeds()``,
 and ``check(input)``, which
 asserts what must hold and returns what happened (a new outcome is as good as a new way). Does not belong here: building

@@ -3,7 +3,7 @@
 An assignment is one text, so that role and epoch are never read half old and half new:
 
     annotation ``xpyd.dev/assignment`` of the pod ──▶ file of a downward API volume     durable, seconds to minutes late
-    ``POST /role`` of the agent, with the agents' token ──▶ ``role.json`` in its run folder     at once
+    ``POST /role`` of the agent, a signed call ──▶ ``role.json`` in its run folder              at once
 
 Of several the one with the highest epoch holds. The epoch that an instance begins with is 1.
 """

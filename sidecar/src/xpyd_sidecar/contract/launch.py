@@ -136,7 +136,8 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     assignment_file: str | None = None
     """Where the role is told durably (``contract.assignment``), looked at again and again; None: nowhere."""
     listen: HostPort | None = None
-    """Where the agent takes a new role over the network, from who has the agents' token; None: by its unix socket alone."""
+    """Where the agent takes a new role over the network, by signed calls (``contract.signing``); None: by its unix socket
+    alone."""
     data_parallel: int = 1
     """How many DP ranks (engine records) the engine has."""
     previous_key_file: str | None = None
