@@ -147,6 +147,8 @@ def few(body: bytes, mark: bytes, most: int) -> int:
 
 def shallow(body: bytes, depth: int) -> bool:
     """Whether there are so few brackets that it cannot go deeper, whatever stands where."""
+    if len(body) <= COUNTED:
+        return body.count(b"{") + body.count(b"[") <= depth
     left = few(body, b"{", depth)
     return left >= 0 and few(body, b"[", left) >= 0
 

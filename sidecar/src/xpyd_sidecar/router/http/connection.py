@@ -226,15 +226,16 @@ class ClientConnection(OpenConnection):
             self._serve(request, close=close or (self._deaf and not self._queue), old=old)
         else:
             self._go_on()
-        self.throttle()
+        if self._queue or self._rest or self._paused or self._incoming.upload is not None:
+            self.throttle()
 
     def _parse(self) -> None:
         incoming = self._incoming
         while self._rest and not self._deaf and not self._full:
-            size = max(SLICE, incoming.missing)
-            data = self._rest
-            piece, self._rest = (data, b"") if len(data) <= size else (data[:size], data[size:])
-            incoming.feed(piece)
+            data, self._rest = self._rest, b""
+            if len(data) > SLICE and len(data) > (size := max(SLICE, incoming.missing)):
+                data, self._rest = data[:size], data[size:]
+            incoming.feed(data)
             if incoming.ended or (incoming.refused and incoming.fault is not None):
                 self._end()
             elif incoming.fault is not None:
@@ -244,6 +245,8 @@ class ClientConnection(OpenConnection):
     def _full(self) -> bool:
         """Whether so much waits that nothing more is parsed, or read."""
         queued, upload = len(self._queue), self._incoming.upload
+        if not queued and upload is None:
+            return False
         if queued and (queued > MAX_QUEUED or self._blocked_at or sum(
                 [len(entry[0].body) for entry in self._queue if not isinstance(entry, HttpFault)]) > MAX_QUEUED_BYTES):
             return True
@@ -287,7 +290,7 @@ class ClientConnection(OpenConnection):
             full = True
         if full != self._paused:
             (self._transport.pause_reading if full else self._transport.resume_reading)()
-        self._paused = full
+            self._paused = full
 
     def _refuse(self, fault: HttpFault) -> None:
         self._incoming.drop()

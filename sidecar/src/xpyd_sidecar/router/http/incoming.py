@@ -184,12 +184,14 @@ class IncomingRequests:
         self._in_head = False
         headers, version = self._headers, self._parser.get_http_version()
         self._version = version
-        if version not in {"1.0", "1.1"}:
-            self.fault = self.fault or HttpFault(505, f"HTTP/{version} is not served", code="http_version")
-        self._bound_head(0)
         coding = headers.get(b"transfer-encoding")
-        if self.fault is None:
-            self.fault = heads.framing_fault(self._version, self._hosts + (b"host" in headers), coding)
+        usual = version == "1.1" and coding is None and not self._hosts and b"host" in headers
+        if not usual and version not in {"1.0", "1.1"}:
+            self.fault = self.fault or HttpFault(505, f"HTTP/{version} is not served", code="http_version")
+        if not self._began or self._fed > self._bounds.header_bytes:
+            self._bound_head(0)
+        if not usual and self.fault is None:
+            self.fault = heads.framing_fault(version, self._hosts + (b"host" in headers), coding)
         length = headers.get(b"content-length", b"").strip()
         if length.isdigit():
             self._declared = int(length)
@@ -288,9 +290,10 @@ class IncomingRequests:
         if target[:1] != b"/":
             _, mark, query = target.partition(b"?")
             target = path.encode("latin-1") + mark + query
-        request_id = request_id_of(self._headers.get(b"x-request-id"))
-        judged = self._judged and refusal is None
         headers = self._headers
+        given = headers.get(b"x-request-id")
+        request_id = heads.fresh() if given is None else request_id_of(given)
+        judged = self._judged and refusal is None
         headers.pop(b"content-length", None)
         request = HttpRequest(method, path, headers, body, request_id, target, self.upload, judged, refusal)
         close = self.ended or not self._parser.should_keep_alive()

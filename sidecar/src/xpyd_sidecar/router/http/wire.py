@@ -140,8 +140,8 @@ class HeadReader:
     def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
         """The head, once it is there, and what came behind it. Raises Malformed: see ``parse_head``, or it has no end."""
         end = data.find(b"\r\n\r\n")
-        if 0 <= end <= MAX_HEAD and not self._buffer:  # nearly always it is all there
-            head = parse_head(data[:end])
+        if 0 <= end <= MAX_KNOWN and not self._buffer:  # nearly always it is all there
+            head = _known_head(data[:end])
             if head.status >= 200:
                 self._interim = 0
                 return head, data[end + 4:]
@@ -294,9 +294,14 @@ def before_length(path: bytes, address: HostPort) -> bytes:  # remembered: of en
     return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: " % (path, address.encode())
 
 
+def post_bytes(path: bytes, address: HostPort, lines: bytes, body: bytes) -> bytes:
+    """A whole POST of JSON. ``lines``: of its head, beside those that every one has."""
+    return b"%b%d\r\n%b\r\n%b" % (before_length(path, address), len(body), lines, body)
+
+
 def request_bytes(method: bytes, path: bytes, address: HostPort, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
     """A whole HTTP/1.1 request."""
     lines = lines_of(headers)
     if method == b"POST":
-        return b"%b%d\r\n%b\r\n%b" % (before_length(path, address), len(body), lines, body)
+        return post_bytes(path, address, lines, body)
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n%b" % (method, path, address.encode(), lines, body)

@@ -94,7 +94,10 @@ class Record(msgspec.Struct):
 
     def went(self, role: Role) -> str:
         """The instance that the last leg of a role went to; empty where none did."""
-        return next((leg.instance for leg in reversed(self.legs) if leg.role is role), "")
+        for leg in reversed(self.legs):
+            if leg.role is role:
+                return leg.instance
+        return ""
 
     # ---- measures
 

@@ -43,8 +43,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
         asks = _passed(route, request)
     else:
         asks = Generation(*context.profiles.parse(route.api, request.body), context.terms)
-    if not context.serves(asks.model):
-        assert asks.model is not None
+    if asks.model is not None and asks.model != context.config.model and not context.serves(asks.model):
         raise unknown_model(asks.model, context.models())
     if context.poison.alert:
         context.poison.refuse(asks.request_hash())
@@ -59,7 +58,8 @@ def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Ask
           queued_s: float = 0.0) -> Serving:
     """Begin to serve a request that waited for so long. ``picks``: who may serve it."""
     now, headers = context.loop.time(), request.headers
-    passed_on = [(name, headers[name]) for name in asks.passed_on if name in headers]
+    passed_on = [] if headers.keys().isdisjoint(asks.passed_on) else [
+        (name, headers[name]) for name in asks.passed_on if name in headers]
     serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now)
     record, trace = serving.record, None
     if queued_s:

@@ -18,7 +18,7 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role
 from xpyd_sidecar.router.api.bodies import GenerationRequest, RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.fleet.member import EngineTarget
+from xpyd_sidecar.router.http.wire import lines_of
 from xpyd_sidecar.router.observing.record import LegRecord, Record
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -109,15 +109,11 @@ class Asks(ABC):
         return self._hash
 
     @abstractmethod
-    def leg(self, send: mv.SendAttempt, *, speaks: bool) -> bytes:
-        """The body of a leg.
+    def leg(self, send: mv.SendAttempt, lines: bytes, *, speaks: bool) -> bytes:
+        """The whole HTTP request of a leg, with these lines in its head; the head alone, where ``body`` has a sender.
 
         ``speaks``: prefill's token goes to the client.
         """
-
-    @abstractmethod
-    def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
-        """The whole HTTP request of a leg; its head alone, where ``body`` has a sender."""
 
     def body(self, refuse: Callable[[HttpFault], None]) -> BodySender | None:  # noqa: ARG002 (a form's alone)
         """Who sends the body of the next leg while it comes; None: it is in the message. ``refuse`` hears what is wrong."""
@@ -147,15 +143,18 @@ class OpenAttempt(msgspec.Struct, eq=False):
 class OpenAttempts(dict[int, OpenAttempt]):
     """Those of one request, by number."""
 
-    __slots__ = ("_asks", "_context", "_passed", "_record", "trace")
+    __slots__ = ("_asks", "_context", "_lines", "_passed", "_record", "relaying", "trace")
 
     def __init__(self, context: RequestContext, record: Record, asks: Asks, passed: Headers) -> None:
         """``passed``: headers of the client that engines read."""
-        super().__init__()
         self._context = context
         self._record = record
         self._asks = asks
         self._passed = passed
+        self._lines = b"x-request-id: %b\r\n" % record.request_id.encode()
+        """Of the head of every leg; those of the client's headers go behind it."""
+        self.relaying: UpstreamCall | None = None
+        """Of the leg whose answer goes to the client as it comes."""
         self.trace: Trace | None = None
 
     def instances(self) -> list[InstanceName]:
@@ -169,7 +168,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
             if (target.instance, target.incarnation) == (instance, incarnation) and number in self:
                 yield leg
 
-    def ask(self, send: mv.SendAttempt, call: UpstreamCall, request_id: bytes, body: bytes) -> None:
+    def ask(self, send: mv.SendAttempt, call: UpstreamCall, *, speaks: bool) -> None:
         """Send a leg, which is a load of its member from now on. Where spans are made, its own span's context goes in place
         of the client's.
         """
@@ -178,12 +177,14 @@ class OpenAttempts(dict[int, OpenAttempt]):
         record = LegRecord(send.role, target.instance, send.params.attempt if send.params else 0, perf_counter())
         self._record.legs.append(record)
         self[send.leg] = OpenAttempt(send, call, record)
-        headers = [(b"x-request-id", request_id)]
+        lines = self._lines
         if target.dp_rank is not None:
-            headers += target.rank_headers()
+            lines += lines_of(target.rank_headers())
         if self.trace is not None:
             passed = [header for header in passed if header[0] not in TRACE_HEADERS] + self.trace.leg(record)
-        context.pool.send(call, self._asks.message(target, headers + passed if passed else headers, body))
+        if passed:
+            lines += lines_of(passed)
+        context.pool.send(call, self._asks.leg(send, lines, speaks=speaks))
 
     def shut(self, number: int, result: str) -> OpenAttempt | None:
         """A leg has ended so; None where it had before."""
@@ -191,7 +192,8 @@ class OpenAttempts(dict[int, OpenAttempt]):
         if leg is not None:
             leg.record.ended, leg.record.result = perf_counter(), result
             self._context.leg_closed(leg.send.target)
-            self._context.poison.leg_closed()
+            if leg.call is self.relaying:
+                self.relaying = None
         return leg
 
     def cancel(self, leg: OpenAttempt, attempt: int) -> None:

@@ -91,10 +91,8 @@ class RequestContext:
             found.insert(0, self.config.model)
         return found
 
-    def serves(self, model: str | None) -> bool:
-        """Whether there is such a model; None: any will do."""
-        if model is None or model == self.config.model:
-            return True
+    def serves(self, model: str) -> bool:
+        """Whether there is such a model."""
         served = self.models()
         return not served or model in served
 
@@ -127,6 +125,8 @@ class RequestContext:
         member.ended += 1
         if self.line.waits:
             self.line.moved()
+        if self.poison.held:
+            self.poison.moved()
 
     # ---- time
 

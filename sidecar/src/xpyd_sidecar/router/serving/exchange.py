@@ -33,8 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-
-import msgspec
+from typing import cast, get_args
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
@@ -44,21 +43,27 @@ from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.serving import instructions as mv
 
+_LEG_EVENTS = frozenset(get_args(mv.LegEvent))
 MAX_REFUSALS = 8
 """Refused connections of one request that do not count as legs: those engines never saw it."""
 
 
-class _Attempts(msgspec.Struct):
+_NOBODY: frozenset[InstanceName] = frozenset()
+
+
+class _Attempts:
     """The attempts of one role. They are counted here, and nowhere else."""
 
-    open: mv.SendAttempt | None = None
-    begun: bool = False
-    """The first event of what is open came."""
-    sent: int = 0
-    tries: int = 0
-    """Of those sent, how many since the answer came further."""
-    bad: set[InstanceName] = set()
-    """Who failed since then."""
+    __slots__ = ("bad", "begun", "open", "sent", "tries")
+
+    def __init__(self) -> None:
+        self.open: mv.SendAttempt | None = None
+        self.begun = False
+        """The first event of what is open came."""
+        self.sent = self.tries = 0
+        """And of those, how many since the answer came further."""
+        self.bad = _NOBODY
+        """Who failed since then."""
 
 
 class Exchange:
@@ -66,11 +71,11 @@ class Exchange:
 
     __slots__ = ("_alone", "_answered", "_avoid", "_begun", "_budget", "_course", "_decode", "_detail", "_erred", "_limits",
                  "_linger_at", "_pair_at", "_picks", "_prefill", "_refusals", "_request_at", "_spoken", "_transfer",
-                 "_whole_at", "_without", "attempt", "continued", "over", "refused")
+                 "_whole_at", "_without", "attempt", "continued", "deadline", "over", "refused")
 
     def __init__(self, transfer: TransferId, picks: Selection, limits: mv.RequestLimits, *, now: float, budget: RetryBudget,
                  alone: bool = False, course: mv.Course | None = None,
-                 avoid: Callable[[], set[InstanceName]] = set) -> None:
+                 avoid: Callable[[], frozenset[InstanceName]] = frozenset) -> None:
         """``alone``: decode does all of it. ``course``: None where the answer cannot, or shall not, go on elsewhere.
         ``avoid``: instances that it must keep away from now.
         """
@@ -81,7 +86,8 @@ class Exchange:
         self._avoid = avoid
         self._limits = limits
         self._without = self._alone = alone
-        self._request_at = now + limits.request_s
+        self._request_at = self.deadline = now + limits.request_s
+        """When the request must be over; and when ``DeadlinePassed`` is due."""
         self._pair_at = math.inf
         """Until then another prefill may be asked."""
         self._whole_at = math.inf
@@ -105,34 +111,32 @@ class Exchange:
         """How often the stream went on elsewhere."""
 
     @property
-    def deadline(self) -> float:
-        """When ``DeadlinePassed`` is due."""
-        if self.over:
-            return math.inf
-        return min(self._request_at, self._whole_at, self._linger_at) if not self._answered else self._linger_at
-
-    @property
     def retries(self) -> int:
         """Legs sent beyond the first pair."""
         return max(0, self._prefill.sent - 1) + max(0, self._decode.sent - 1)
 
     def start(self, now: float) -> list[mv.Instruction]:
         """The first legs, or a refusal."""
-        pair = self._pick(set())
+        pair = self._pick(_NOBODY)
         if pair is None:
             return self._close(self._fail("unavailable", unavailable(self._picks.why_not(Role.DECODE))))
         return self._close(self._send(pair, now))
 
     def handle(self, event: mv.Event, now: float) -> list[mv.Instruction]:
         """What follows from an event."""
-        return [] if self.over else self._close(self._handle(event, now))
-
-    def _handle(self, event: mv.Event, now: float) -> list[mv.Instruction]:
+        if self.over:
+            return []
         prefill, decode = self._prefill.open, self._decode.open
-        if isinstance(event, mv.LegEvent):
-            if decode is not None and event.leg == decode.leg:
-                return self._on_decode(event, decode, now)
-            return self._on_prefill(event, prefill, now) if prefill is not None and event.leg == prefill.leg else []
+        if type(event) not in _LEG_EVENTS:  # a look at a table: ``isinstance`` asks the classes of structs one by one
+            return self._close(self._on_other(event, decode, now))
+        event = cast("mv.LegEvent", event)
+        if decode is not None and event.leg == decode.leg:
+            return self._close(self._on_decode(event, decode, now))
+        if prefill is not None and event.leg == prefill.leg:
+            return self._close(self._on_prefill(event, prefill, now))
+        return []
+
+    def _on_other(self, event: mv.Event, decode: mv.SendAttempt | None, now: float) -> list[mv.Instruction]:
         match event:
             case mv.DeadlinePassed():
                 return self._on_time(now)
@@ -142,8 +146,9 @@ class Exchange:
                 if fault is None:
                     return self._answer(outcome)
                 return self._answer(outcome, mv.Fail(fault), detail=fault.message)
-            case mv.AttemptLeaves(leg=leg):
-                return self._on_leaving(decode, now) if decode is not None and leg == decode.leg else []
+            case mv.AttemptLeaves(leg=leg) if decode is not None and leg == decode.leg:
+                return self._on_leaving(decode, now)
+        return []
 
     # ---- decode
 
@@ -175,15 +180,14 @@ class Exchange:
             self.continued += 1
         self._begun, self._spoken = True, False
         for attempts in (self._prefill, self._decode):  # it got further than what failed before: those may be tried again
-            attempts.tries = 1
-            attempts.bad.clear()
+            attempts.tries, attempts.bad = 1, _NOBODY
         self._alone = self._without
         return [mv.Relay(leg.leg)]
 
     def _decode_erred(self, leg: mv.SendAttempt, status: int, now: float) -> list[mv.Instruction]:
         # The engine lives and says no. Elsewhere once; otherwise its own words are the best answer.
         self._decode.open = None
-        self._decode.bad.add(leg.target.instance)
+        self._decode.bad |= {leg.target.instance}
         again = None if self._erred else self._send_pair_elsewhere(FailureKind.ABORTED, now)
         if again is not None:
             self._erred = True
@@ -193,7 +197,7 @@ class Exchange:
     def _decode_failed(self, leg: mv.SendAttempt, kind: FailureKind, reason: FailureReason,
                        now: float) -> list[mv.Instruction]:
         self._decode.open = None
-        self._decode.bad.add(leg.target.instance)
+        self._decode.bad |= {leg.target.instance}
         why = reason.of(f"decode instance {leg.target.instance}")
         if self._begun:
             self._spoken = False
@@ -227,7 +231,7 @@ class Exchange:
         pair = self._pick(self._decode.bad)
         if pair is None and last is not None:
             # All have failed, some with a broken connection alone: rather any of those than nobody, but not the last one.
-            pair = self._pick({last})
+            pair = self._pick(frozenset({last}))
         # The budget is for engines that live and fail. One death costs each of its requests one retry, however many there
         # are, and so does the first break of a stream: the front end of a dead engine may live on and say so.
         free = kind.gone or (self._begun and self._decode.tries == 1)
@@ -240,7 +244,7 @@ class Exchange:
             return []
         if self._begun and (self._course is None or not self._course.goes_on or self._course.tail() is not None):
             return []
-        pair = self._pick({*self._decode.bad, leg.target.instance})
+        pair = self._pick(self._decode.bad | {leg.target.instance})
         if pair is None or (pair.prefill is None and not self._alone and self._limits.on_no_prefill == "reject"):
             return []
         self._spoken = False
@@ -250,13 +254,13 @@ class Exchange:
 
     def _on_prefill(self, event: mv.LegEvent, leg: mv.SendAttempt, now: float) -> list[mv.Instruction]:
         match event:
+            case mv.Answered(status=200, aborted=False) | mv.AttemptEnded():
+                self._prefill.open = None
+                self._whole_at = math.inf
             case mv.Begun() if not self._begun and not self._answered and self._course is not None:
                 # Its token is decode's first one, which decode's stream is compared with.
                 self._begun = self._spoken = True
                 return [mv.Relay(leg.leg)]
-            case mv.AttemptEnded() | mv.Answered(status=200, aborted=False):
-                self._prefill.open = None
-                self._whole_at = math.inf
             case mv.Answered(status=status) if refuses_request(status) and not self._begun and not self._answered:
                 return self._prefill_refused(leg, status, now)
             case mv.Answered(status=status):
@@ -281,7 +285,7 @@ class Exchange:
     def _prefill_failed(self, leg: mv.SendAttempt, why: FailureReason, now: float, *,
                         gone: bool = False) -> list[mv.Instruction]:
         self._prefill.open = None
-        self._prefill.bad.add(leg.target.instance)
+        self._prefill.bad |= {leg.target.instance}
         decode = self._decode.open
         if self._answered or decode is None or self._decode.begun:
             return []  # decode has what it needs, or its own failure tells
@@ -300,9 +304,11 @@ class Exchange:
 
     # ---- both
 
-    def _pick(self, not_decode: set[InstanceName]) -> Pair | None:
-        avoid = self._avoid()
-        return self._picks.pair(alone=self._alone, not_prefill=avoid | self._prefill.bad, not_decode=avoid | not_decode)
+    def _pick(self, not_decode: frozenset[InstanceName]) -> Pair | None:
+        avoid, not_prefill = self._avoid(), self._prefill.bad
+        if avoid:
+            not_prefill, not_decode = avoid | not_prefill, avoid | not_decode
+        return self._picks.pair(alone=self._alone, not_prefill=not_prefill, not_decode=not_decode)
 
     def _anew(self, pair: Pair, now: float) -> list[mv.Instruction]:
         """Both legs again, behind what the client has. Prefill's KV went to the decode leg that is no more."""
@@ -316,7 +322,7 @@ class Exchange:
                 return self._fail("unavailable", unavailable(reason))
             return [self._send_leg(Role.DECODE, pair.decode, None)]
         self._pair_at = now + self._limits.pair_s
-        self._whole_at = now + self._limits.prefill_s
+        self._whole_at = self._pair_at + self._limits.load_s
         left, limit = self._times(now)
         first = self._send_prefill(pair.prefill, pair.decode, left, limit)
         decodes = legs.Leg(legs.VERSION, Role.DECODE, self._transfer, Attempt(self.attempt), left, None, limit)
@@ -378,8 +384,12 @@ class Exchange:
         return [mv.CancelAttempt(leg, self.attempt) for leg in open_]
 
     def _close(self, out: list[mv.Instruction]) -> list[mv.Instruction]:
-        if self._answered and self._prefill.open is None and self._decode.open is None:
-            self.over = True
+        if not self._answered:
+            self.deadline = min(self._request_at, self._whole_at)
+            return out
+        self.deadline = self._linger_at
+        if self._prefill.open is None and self._decode.open is None:
+            self.over, self.deadline = True, math.inf
             self._course = None  # it may hold this exchange: so both go at once, without the collector
             del self._avoid  # likewise
             out.append(mv.RequestOver(self._answered, self._detail))

@@ -21,12 +21,11 @@ from xpyd_sidecar.router.api.bodies import PassedBody
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.paths import PATHS, BodyKind, Route
-from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.http.body_budget import Upload
 from xpyd_sidecar.router.http.reply import HttpRequest
-from xpyd_sidecar.router.http.wire import before_length, lines_of, request_bytes
+from xpyd_sidecar.router.http.wire import before_length, lines_of, post_bytes
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.attempts import Asks, GoesOn, Headers
+from xpyd_sidecar.router.serving.attempts import Asks, GoesOn
 from xpyd_sidecar.router.serving.profiles import RequestProfile
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.answers import AnswerReader, OpaqueAnswer
@@ -44,6 +43,8 @@ class Generation(Asks):
     """What one completion or chat asks, and how far its client's stream is (``attempts.GoesOn``)."""
 
     passed_on = HEADERS
+    _asked: bodies.GenerationRequest | None = None
+    _going: continuation.Going | None = None
 
     def __init__(self, request: bodies.GenerationRequest, profile: RequestProfile,
                  terms: Callable[[], SamplingTerms]) -> None:
@@ -53,8 +54,6 @@ class Generation(Asks):
         self.api, self.stream, self.skips, self.prompt = request.api, request.stream, request.skips, request.prompt
         self._terms = terms
         self._profile = profile
-        self._asked: bodies.GenerationRequest | None = None
-        self._going: continuation.Going | None = None
         begins = profile.begins
         self.position: Position | None = None if begins is None else begins.anew()
         """What the client has of a stream that can go on elsewhere."""
@@ -87,18 +86,16 @@ class Generation(Asks):
             self._asked = continuation.first_request(self._request, self.position)
         return self._asked
 
-    def leg(self, send: mv.SendAttempt, *, speaks: bool) -> bytes:
+    def leg(self, send: mv.SendAttempt, lines: bytes, *, speaks: bool) -> bytes:
         """See ``Asks``."""
         params, profile = send.params, self._profile
         if params is not None and speaks:
-            return bodies.first_token_body(self._now, params)
-        if params is not None and profile.known and self._going is None:
-            return profile.body(self.prompt, params)
-        return bodies.body_of(self._now, send.role, params)
-
-    def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
-        """The whole HTTP request of a leg."""
-        return request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body)
+            body = bodies.first_token_body(self._now, params)
+        elif params is not None and profile.known and self._going is None:
+            body = profile.body(self.prompt, params)
+        else:
+            body = bodies.body_of(self._now, send.role, params)
+        return post_bytes(PATHS[self.api], send.target.http, lines, body)
 
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:
         """What reads the answer of the next leg; None where it is wanted whole."""
@@ -188,25 +185,20 @@ class Passthrough(Asks):
 
     # ---- what engines are asked
 
-    def leg(self, send: mv.SendAttempt, *, speaks: bool) -> bytes:  # noqa: ARG002 (Asks' names)
-        """See ``Asks``."""
+    def leg(self, send: mv.SendAttempt, lines: bytes, *, speaks: bool) -> bytes:  # noqa: ARG002 (Asks' names)
+        """See ``Asks``; of a form the head alone."""
         params, split = send.params, self._split
-        if params is None or split is None:
-            return self._body
-        return bodies.body_of(split, send.role, params)
-
-    def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
-        """The whole HTTP request of a leg; of a form the head alone."""
-        request, address, upload = self._request, target.http, self._request.upload
+        body = self._body if params is None or split is None else bodies.body_of(split, send.role, params)
+        request, address, upload = self._request, send.target.http, self._request.upload
         if upload is None and request.method == "POST":
             before = before_length.__wrapped__(request.target, address)  # clients choose the query: it is not remembered
-            return b"%b%d\r\n%b\r\n%b" % (before, len(body), lines_of(headers), body)
+            return b"%b%d\r\n%b\r\n%b" % (before, len(body), lines, body)
         if upload is not None:
             length = (b"transfer-encoding", b"chunked") if upload.length is None else (
                 b"content-length", b"%d" % upload.length)
-            headers = [(b"content-type", request.headers.get(b"content-type", b"")), length, *headers]
+            lines = lines_of([(b"content-type", request.headers.get(b"content-type", b"")), length]) + lines
         method = b"POST" if upload is not None else b"GET"  # for HEAD as well: its answer's length is what it would be
-        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (method, request.target, address.encode(), lines_of(headers))
+        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (method, request.target, address.encode(), lines)
 
     def body(self, refuse: Callable[[HttpFault], None]) -> Upload | None:
         """Who sends the body of the next leg while it comes. ``refuse`` is told of what is wrong with it."""

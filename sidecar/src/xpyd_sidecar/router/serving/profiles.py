@@ -8,6 +8,7 @@ Invariant: no rule of the tables asks more of a prompt than ``_PLAIN`` does.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping
 
@@ -130,16 +131,19 @@ def _key(api: Api, fields: Mapping[str, Raw], size: int) -> Key | None:
     prompt = fields.get(of)
     if prompt is None or size - len(prompt) > MAX_BYTES or not _PLAIN[of](prompt):
         return None
-    return (api, *fields, *[bytes(raw) for name, raw in fields.items() if name != of])
+    others = dict(fields)
+    del others[of]
+    return (api, *fields, *map(bytes, others.values()))
 
 
 def _text(prompt: Raw) -> bool:
-    return memoryview(prompt)[0] == ord('"')
+    return _STRING(prompt) is not None
 
 
 def _text_messages(prompt: Raw) -> bool:
-    return memoryview(prompt)[0] == ord("[") and not has_parts(prompt)
+    return _LIST(prompt) is not None and not has_parts(prompt)
 
 
+_STRING, _LIST = re.compile(rb'"').match, re.compile(rb"\[").match
 _PLAIN: dict[str, Callable[[Raw], bool]] = {"prompt": _text, "messages": _text_messages}
 """Whether a prompt is like most: text, or messages of text alone."""

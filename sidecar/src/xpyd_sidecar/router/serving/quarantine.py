@@ -55,6 +55,9 @@ class Suspect(Protocol):
         """End with this answer: no engine is asked any more."""
 
 
+_NOBODY: frozenset[InstanceName] = frozenset()
+
+
 class Poison:
     """Of one router."""
 
@@ -62,7 +65,7 @@ class Poison:
         self._loop = loop
         self._roster = roster
         self.ledger = Ledger()
-        self._held: dict[Suspect, RequestHash] = {}
+        self.held: dict[Suspect, RequestHash] = {}
         """In the order in which they came."""
         self._running: dict[Suspect, RequestHash] = {}
         """Suspects that had their turn and are not over."""
@@ -74,7 +77,7 @@ class Poison:
 
     def __len__(self) -> int:
         """Requests that are held."""
-        return len(self._held)
+        return len(self.held)
 
     def counts(self) -> tuple[int, int, int, int]:
         """Deaths so far, suspects, hashes that are refused, and requests that are held."""
@@ -111,15 +114,13 @@ class Poison:
             self.noted(target.instance, target.incarnation, request)
         return self._asked(request) is not Word.GO and self._hold(one, request)
 
-    def avoid(self, one: Suspect) -> set[InstanceName]:
+    def avoid(self, one: Suspect) -> frozenset[InstanceName]:
         """Instances that a request must keep away from: where other suspects are, if it is one."""
-        if one not in self._running:
-            return set()
-        return self._taken(one)
+        return self._taken(one) if one in self._running else _NOBODY
 
     def closed(self, one: Suspect, *, whole: bool) -> None:
         """It is over. ``whole``: an engine answered it to its end. Tell it while ``watching``."""
-        self._held.pop(one, None)
+        self.held.pop(one, None)
         self._running.pop(one, None)
         if whole:
             self.whole(one.request_hash())
@@ -129,11 +130,6 @@ class Poison:
         """An engine answered a request to its end. Tell it while ``watching``."""
         self.ledger.ended(self._loop.time(), request)
         self._changed()
-
-    def leg_closed(self) -> None:
-        """Some leg ended: its instance may be free for a suspect."""
-        if self._held:
-            self.moved()
 
     # ---- evidence
 
@@ -173,8 +169,8 @@ class Poison:
 
     def _changed(self) -> None:
         self.alert = self.ledger.alert
-        self.watching = bool(self._held or self._running) or not self.ledger.quiet
-        if self._held:
+        self.watching = bool(self.held or self._running) or not self.ledger.quiet
+        if self.held:
             self.moved()
 
     # ---- turns
@@ -184,7 +180,7 @@ class Poison:
 
     def _hold(self, one: Suspect, request: RequestHash) -> bool:
         self._running.pop(one, None)
-        self._held[one] = request
+        self.held[one] = request
         self.moved()
         return True
 
@@ -197,9 +193,9 @@ class Poison:
     def _move(self) -> None:
         self._due = False
         self._running = {one: request for one, request in self._running.items() if self._asked(request) is not Word.GO}
-        for one, request in list(self._held.items()):
+        for one, request in list(self.held.items()):
             said = self._asked(request)
-            if one not in self._held:
+            if one not in self.held:
                 continue  # it ended with another one
             if isinstance(said, Conviction):
                 self._let(one, partial(one.condemn, poisonous(said.words)))
@@ -208,21 +204,21 @@ class Poison:
             elif said is Word.ALONE and self._room(one):
                 self._running[one] = request
                 self._let(one, one.go_on)
-        for one in list(self._held)[MAX_HELD:]:
+        for one in list(self.held)[MAX_HELD:]:
             self._let(one, partial(one.condemn, unavailable(
                 f"{MAX_HELD} requests wait until it is known which of them ends engines")))
-        self.watching = bool(self._held or self._running) or not self.ledger.quiet
+        self.watching = bool(self.held or self._running) or not self.ledger.quiet
 
     def _let(self, one: Suspect, act: Callable[[], None]) -> None:
-        del self._held[one]
+        del self.held[one]
         try:
             act()
         except Exception:
             # The others must not be held for ever because one could not go on.
             logger.exception("a request that was held could not go on")
 
-    def _taken(self, one: Suspect) -> set[InstanceName]:
-        return {name for other in self._running if other is not one for name in other.instances()}
+    def _taken(self, one: Suspect) -> frozenset[InstanceName]:
+        return frozenset(name for other in self._running if other is not one for name in other.instances())
 
     def _room(self, one: Suspect) -> bool:
         """Whether it can be alone among suspects where it goes. Where there is nobody at all, it will be told so."""

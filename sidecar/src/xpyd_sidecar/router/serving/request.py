@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
-from xpyd_sidecar.patience import Reminder
+from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.patience import SOON_S, Reminder
 from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault, unavailable
 from xpyd_sidecar.router.balance.picker import Selection
@@ -49,7 +49,7 @@ class Serving(Sink):
     """One request, from what is asked to its last byte."""
 
     __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_paused", "_reminder", "_reply",
-                 "_withheld", "exchange", "instances", "legs", "record", "relaying", "request_hash", "sent")
+                 "_withheld", "exchange", "instances", "legs", "record", "request_hash", "sent")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
                  picks: Selection, began: float) -> None:
@@ -63,8 +63,7 @@ class Serving(Sink):
         self.legs = OpenAttempts(context, self.record, asks, passed)
         limits = msgspec.structs.replace(context.limits, decode_legs=1) if asks.once else context.limits
         self.exchange = Exchange(transfer, picks, limits, alone=asks.alone, now=began, course=asks.course,
-                                 budget=context.budget, avoid=self._avoided)
-        self.relaying: UpstreamCall | None = None
+                                 budget=context.budget, avoid=partial(context.poison.avoid, self))
         self._first = b""
         self._answer: tuple[UpstreamCall, bytes] | None = None
         self._reminder = Reminder(context.loop)
@@ -103,14 +102,14 @@ class Serving(Sink):
     def on_pause(self) -> None:
         """Stop reading decode."""
         self._paused = True
-        if self.relaying is not None:
-            self.relaying.read(False)
+        if self.legs.relaying is not None:
+            self.legs.relaying.read(False)
 
     def on_resume(self) -> None:
         """Read decode again."""
         self._paused = False
-        if self.relaying is not None:
-            self.relaying.read(True)
+        if self.legs.relaying is not None:
+            self.legs.relaying.read(True)
 
     # ---- the engines (call.Sink)
 
@@ -159,7 +158,8 @@ class Serving(Sink):
             self._answered(call, body, aborted=aborted)
 
     def _shut_answered(self, call: UpstreamCall, status: int, *, failed: bool) -> OpenAttempt | None:
-        leg = self._shut(call.tag, FailureKind.ABORTED.value if failed else f"{status // 100}xx")
+        answered = "2xx" if status < 300 else f"{status // 100}xx"
+        leg = self.legs.shut(call.tag, FailureKind.ABORTED.value if failed else answered)
         if leg is not None and (failed or status >= 500):
             self._broke(leg)
             self._context.watch.doubt(leg.send.target)
@@ -173,7 +173,7 @@ class Serving(Sink):
 
     def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
         """A leg failed."""
-        leg = self._shut(call.tag, kind.value)
+        leg = self.legs.shut(call.tag, kind.value)
         if leg is not None:
             logger.warning("%s leg failed: %s", leg.send.role, reason.full, extra={
                 "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value,
@@ -201,7 +201,7 @@ class Serving(Sink):
         """The roster says that this incarnation will never answer."""
         for leg in self.legs.to(instance, incarnation):
             leg.call.cancel()
-            self._shut(leg.send.leg, FailureKind.LOST.value)
+            self.legs.shut(leg.send.leg, FailureKind.LOST.value)
             self._broke(leg, lost=True)
             self._failed(leg.send.leg, FailureKind.LOST, reason)
 
@@ -220,7 +220,7 @@ class Serving(Sink):
         if self._paused or self._asks.still_comes:
             return
         for leg in list(self.legs.values()):
-            bound = min(waiting.STALL_S, STREAM_STALL_S) if leg.call is self.relaying else waiting.STALL_S
+            bound = min(waiting.STALL_S, STREAM_STALL_S) if leg.call is self.legs.relaying else waiting.STALL_S
             if now - max(leg.call.last_at, awake) > bound:
                 self._context.watch.doubt(leg.send.target)
 
@@ -234,9 +234,6 @@ class Serving(Sink):
     def alone(self) -> bool:
         """Whether it goes without prefill."""
         return self._asks.alone
-
-    def _avoided(self) -> set[InstanceName]:
-        return self._context.poison.avoid(self)
 
     def go_on(self) -> None:
         """It was held: what happened meanwhile happens now."""
@@ -263,7 +260,8 @@ class Serving(Sink):
             now, exchange = self._context.loop.time(), self.exchange
             for instruction in exchange.start(now) if event is None else exchange.handle(event, now):
                 _DO[type(instruction)](self, instruction)
-            self._reminder.at(exchange.deadline, now, self._on_time)
+            if exchange.deadline < now + SOON_S or self._reminder.due < math.inf:  # else ``sweep`` minds it in time
+                self._reminder.at(exchange.deadline, now, self._on_time)
         except Exception:
             logger.exception("a request failed inside the router", extra={"transfer": self.record.transfer})
             self.give_up()
@@ -271,7 +269,7 @@ class Serving(Sink):
     def give_up(self) -> None:
         """End the request in whatever state: a bug costs one request, and leaves neither it hanging nor its legs open."""
         for leg in list(self.legs.values()):
-            self._shut(leg.send.leg, "cancelled")
+            self.legs.shut(leg.send.leg, "cancelled")
             leg.call.cancel()
         fault = HttpFault(500, "the router failed; its log says why", kind="internal_error", code="internal")
         if not self._reply.done:
@@ -288,10 +286,10 @@ class Serving(Sink):
         if asks.once:
             call.body = asks.body(self.condemn)
         self.sent[role] = target
-        self.legs.ask(send, call, reply.request_id.encode(), asks.leg(send, speaks=speaks))
+        self.legs.ask(send, call, speaks=speaks)
 
     def _take_back(self, instruction: mv.CancelAttempt) -> None:
-        leg = self._shut(instruction.leg, "cancelled")
+        leg = self.legs.shut(instruction.leg, "cancelled")
         if leg is not None:
             self.legs.cancel(leg, instruction.attempt)
 
@@ -303,29 +301,32 @@ class Serving(Sink):
 
     def _relay(self, instruction: mv.Relay) -> None:
         call, reply = self.legs[instruction.leg].call, self._reply
-        head = call.head
+        head, relays = call.head, not isinstance(call.events, FirstToken)
         assert head is not None
         if isinstance(call.events, FirstToken):
             assert self._asks.course is not None
             self._asks.course.spoken(call.events, (leg.call.events for leg in self.legs.values()))
         else:
-            self.relaying = call
+            self.legs.relaying = call
             call.relay_to(reply.write, reply.connection.outlet)
-        self._shown_first()
+        if math.isnan(self.record.first_at):
+            self.record.first_at = perf_counter()
         first, self._first = self._first, b""
         if reply.started:
             reply.write(first)
         else:
-            self._last_if_unread()
-            reply.begin(head.status, head.passed_on(), first, length=head.length, ends=call.ends and call is self.relaying)
-        if self._paused and call is self.relaying:
+            if self._asks.once:
+                self._last_if_unread()
+            reply.begin(head.status, head.passed_on(), first, length=head.length, ends=call.ends and relays)
+        if self._paused and relays:
             call.read(False)
 
     def _pass(self, _: mv.Pass) -> None:
         assert self._answer is not None
         call, body = self._answer
         assert call.head is not None
-        self._shown_first()
+        if math.isnan(self.record.first_at):
+            self.record.first_at = perf_counter()
         if call.head.status < 300:
             self.record.prompt_tokens, self.record.tokens = answers.lengths(body)
         if not self._gone and self._reply.started:
@@ -333,10 +334,6 @@ class Serving(Sink):
         elif not self._gone:
             self._last_if_unread()
             self._reply.whole(call.head.status, call.head.end_to_end(), body)
-
-    def _shown_first(self) -> None:
-        if math.isnan(self.record.first_at):
-            self.record.first_at = perf_counter()
 
     def _fail(self, instruction: mv.Fail) -> None:
         fault = instruction.fault
@@ -361,12 +358,6 @@ class Serving(Sink):
                 self._reply.write(chunk_of(instruction.tail) if self._reply.framed else instruction.tail)
             self._reply.end()
 
-    def _shut(self, number: int, result: str) -> OpenAttempt | None:
-        leg = self.legs.shut(number, result)
-        if leg is not None and leg.call is self.relaying:
-            self.relaying = None
-        return leg
-
     def _on_time(self) -> None:
         # While it is held no engine may be asked, so of its deadlines the request's own is the only one.
         if self._withheld is None or self._context.loop.time() >= self._began + self._context.limits.request_s:
@@ -375,15 +366,20 @@ class Serving(Sink):
     def _closed(self, over: mv.RequestOver) -> None:
         assert not self.legs, "an exchange is over with legs open"
         record, exchange, context = self.record, self.exchange, self._context
-        record.outcome, record.detail, record.status = over.outcome, over.detail[:_SHOWN], self._reply.status
-        record.attempt, record.retries, record.continued = exchange.attempt, exchange.retries, exchange.continued
-        record.skips = record.skips or (REFUSED if exchange.refused else "")
+        record.outcome, record.status, record.attempt = over.outcome, self._reply.status, exchange.attempt
+        if over.detail:
+            record.detail = over.detail[:_SHOWN]
+        if retries := exchange.retries:
+            record.retries, record.continued = retries, exchange.continued
+        if exchange.refused and not record.skips:
+            record.skips = REFUSED
         relayed = self._asks.lengths()
         if relayed is not None:
             record.prompt_tokens, record.tokens = relayed
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._withheld = None
-        self._reminder.cancel()
+        if self._reminder.due < math.inf:
+            self._reminder.cancel()
         if context.poison.watching:
             context.poison.closed(self, whole=record.whole)
         context.closed(self)

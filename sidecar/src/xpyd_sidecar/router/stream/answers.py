@@ -177,10 +177,9 @@ class OpaqueAnswer(EventStream):
             body = out = data
             self.done = not self._left
         else:
-            found = self._chunks.feed(data)
+            found = self._split(data)
             body = b"".join([payload for _, payload in found])
             out = b"".join([chunk for chunk, _ in found]) if self._framed else body
-            self.done = self._chunks.done
         self.ended = self.done
         return out if self.answer is None else self._read(self.answer, body, out)
 

@@ -49,7 +49,8 @@ class EventStream(Scanner):
     def __init__(self, *, framed: bool) -> None:
         self._framed = framed
         self._way = self._simple
-        self._chunks = Chunks()
+        self._chunks: Chunks | None = None
+        """Made where a read is not whole chunks of one event each."""
         self._held: list[bytes] = []
         self._open = b""
         self._clean = True
@@ -70,7 +71,8 @@ class EventStream(Scanner):
 
     def begins(self, out: bytes) -> bool:
         """Whether an answer begins with what ``feed`` gave: comments alone say only that an engine is at work."""
-        return bool(out) and not only_comments(out, framed=self._framed)
+        at = out.find(b"\n") + 1 if self._framed else 0
+        return bool(out) and (out.startswith(b"data: ", at) or not only_comments(out, framed=self._framed))
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
@@ -99,10 +101,10 @@ class EventStream(Scanner):
         """The same, where the end of the stream may be what was read: engines write [DONE] and the last chunk at once."""
         if self._clean and data in (DONE_CHUNK, END):
             self.ended, self._clean = True, False
-            self.done = self._chunks.done = len(data) == len(END)
+            self.done = len(data) == len(END)
             return DONE_CHUNK if self._framed else DONE + b"\n\n"
-        if self.ended and data == _LAST_CHUNK and not (self._chunks.pending or self._open or self.done):
-            self.done = self._chunks.done = True
+        if self.ended and data == _LAST_CHUNK and not (self._pending or self._open or self.done):
+            self.done = True
             return b""
         return self._feed_carefully(data)
 
@@ -112,12 +114,27 @@ class EventStream(Scanner):
             self._feed_chunks(data, out)
         except Malformed as error:  # what came before it is good, and has been noted
             self._fail(FailureKind.BROKEN, "the engine sent what cannot be read", str(error))
-        self.done = self._chunks.done
-        self._clean = not (self._chunks.pending or self._open or self.done or self.ended or self.failure)
+        self._clean = not (self._pending or self._open or self.done or self.ended or self.failure)
         return b"".join(out)
 
+    @property
+    def _pending(self) -> bool:
+        """Whether part of a chunk is held."""
+        return self._chunks is not None and self._chunks.pending
+
+    def _split(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        """``Chunks.feed``. Raises Malformed."""
+        if self._chunks is None:
+            self._chunks = Chunks()
+        chunks = self._chunks
+        chunks.done = self.done
+        try:
+            return chunks.feed(data)
+        finally:
+            self.done = chunks.done
+
     def _feed_chunks(self, data: bytes, out: list[bytes]) -> None:
-        for chunk, payload in self._chunks.feed(data):
+        for chunk, payload in self._split(data):
             if self.failure or self.ended:
                 continue  # the engine's own end after its error, or bytes behind [DONE]
             self._held.append(chunk if self._framed else payload)

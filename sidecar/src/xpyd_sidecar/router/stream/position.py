@@ -163,9 +163,9 @@ class Position(msgspec.Struct, eq=False):
     pending: list[bytes] = []
     """Of events on their way to the client: from ``"choices":`` on."""
     pending_bytes: int = 0
-    roles: set[int] = set()
-    tools: set[tuple[int, int]] = set()
-    finished: set[int] = set()
+    roles: frozenset[int] = frozenset()
+    tools: frozenset[tuple[int, int]] = frozenset()
+    finished: frozenset[int] = frozenset()
     """Choices whose finish reason the client has."""
     usage_sent: bool = False
     told: tuple[int, int] = (-1, -1)
@@ -225,10 +225,11 @@ class Position(msgspec.Struct, eq=False):
         for choice in event.choices:
             if choice.delta is not None:
                 if choice.delta.role:
-                    self.roles.add(choice.index)
-                self.tools.update((choice.index, tool.index) for tool in choice.delta.tool_calls or ())
+                    self.roles |= {choice.index}
+                if choice.delta.tool_calls:
+                    self.tools |= {(choice.index, tool.index) for tool in choice.delta.tool_calls}
             if choice.finish_reason is not None:
-                self.finished.add(choice.index)
+                self.finished |= {choice.index}
             if choice.logprobs is not None:
                 self._note_logprobs(choice.index, choice.logprobs)
             if self.way is FailoverMode.CONTINUE:

@@ -19,6 +19,7 @@ from xpyd_sidecar.router.stream.splice import Differs, Ignored, Splicer
 _IDS = b'"token_ids":['
 TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
 NO_IDS = b'"token_ids":null'
+_ONE = frozenset({0})
 _encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(StreamEvent).decode
 
@@ -60,9 +61,8 @@ class NotedStream(ReadStream):
         self._position = position
         self._splicer = splicer
         self._log = position.log
-        self._prefix = self._middle = self._last = b""
-        self._lead = self._shown = b""
-        """What the client gets before and behind the text."""
+        self._prefix = b""
+        """Nothing was learned yet."""
 
     def splice(self, splicer: Splicer) -> None:
         """The client has got something meanwhile. To be called before anything of this stream went to it."""
@@ -71,25 +71,17 @@ class NotedStream(ReadStream):
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
-        if self._framed and self._clean and self._splicer is None and (not self._position.id or data.endswith(END)):
-            taken = self._take(data)
-            if taken is not None:
-                return taken
+        position = self._position
+        if (self._framed and self._clean and self._splicer is None and not position.asked_ids
+                and (not position.id or data.endswith(END))):  # its first events, or all that is left of it
+            found = take(data, position.api == "chat", position.id, position.created, self._log)
+            if found is not None:
+                self.taken(found, data)
+                return found[0]
         return super().feed(data)
 
     def _feed_end(self, data: bytes) -> bytes:
         return super()._feed_end(data) if self._splicer is None else self._feed_carefully(data)
-
-    def _take(self, data: bytes) -> bytes | None:
-        """The stream's first events, or all that is left of it, if they are simple; None: nothing was done."""
-        position = self._position
-        if position.asked_ids:
-            return None
-        found = take(data, position.api == "chat", position.id, position.created, self._log)
-        if found is None:
-            return None
-        self.taken(found, data)
-        return found[0]
 
     def taken(self, found: Whole, data: bytes) -> None:
         """What ``take`` found in a read, and noted in the log."""
@@ -97,15 +89,17 @@ class NotedStream(ReadStream):
         position = self._position
         if not position.id:
             position.id, position.created, position.model = name, created, model
-        position.prompt = position.prompt or prompt
+        if prompt and not position.prompt:
+            position.prompt = prompt
         if role:
-            position.roles.add(0)
+            position.roles |= _ONE
         if finished:
-            position.finished.add(0)  # a stream that goes on from ids has one choice
-        position.usage_sent = position.usage_sent or bool(usage)
+            position.finished |= _ONE  # a stream that goes on from ids has one choice
+        if usage:
+            position.usage_sent = True
         if ended:
             self._clean = False
-            self.ended = self.done = self._chunks.done = True
+            self.ended = self.done = True
         elif to and position.prompt and not position.shows_logprobs:
             self._learn(split_prompt(data[at:to] + b"\n\n")[1], position)
 

@@ -69,7 +69,7 @@ class Keeper(Protocol):
     connections: set[EngineConnection]
 
     async def connect(self, call: UpstreamCall) -> None:
-        """Open a connection for a call: it ``begin``s, or its sink hears how that failed, unless this is cancelled."""
+        """Open a connection for a call: it is served there, or its sink hears how that failed, unless this is cancelled."""
 
     def release(self, connection: EngineConnection, address: HostPort) -> None:
         """Its answer is complete."""
@@ -122,6 +122,7 @@ class UpstreamCall(msgspec.Struct, eq=False):
         """Close the connection; the sink hears nothing more."""
         if self.connecting is not None:
             self.connecting.cancel()
+            self.connecting = None
         if self.connection is not None:
             self.connection.drop()
         self.over()
@@ -143,15 +144,6 @@ class UpstreamCall(msgspec.Struct, eq=False):
         """Have a connection of its own opened."""
         self.connecting = self.pool.loop.create_task(self.pool.connect(self))
 
-    def begin(self, connection: EngineConnection) -> None:
-        """Send the request on a connection, which is open."""
-        self.connection, self.connecting = connection, None
-        connection.serve(self, self.request)
-        if self.paused:
-            connection.read(False)
-        if self.body is not None:
-            self.body.on_open(self)
-
     def once_more(self) -> None:
         """The pooled connection was dead: use a fresh one. That was not ``reused``, so a request is sent twice at most."""
         self.again = True
@@ -160,7 +152,7 @@ class UpstreamCall(msgspec.Struct, eq=False):
 
     def over(self) -> Sink:
         """Nothing more comes of it: whom to tell how it ended."""
-        self.connecting = self.connection = None
+        self.connection = None
         self.pool.calls.discard(self)
         return self.sink
 
@@ -196,12 +188,17 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         self.open = True
         self._pool.connections.add(self)
 
-    def serve(self, call: UpstreamCall, request: bytes) -> None:
-        """Send a request; its answer goes to the call."""
+    def serve(self, call: UpstreamCall) -> None:
+        """Send the call's request; the answer goes to it."""
+        call.connection = self
         self._call = call
         self._stream = self._body = None
         self._seen = False
-        self._outlet.write(request)
+        self._outlet.write(call.request)
+        if call.paused:
+            self.read(False)
+        if call.body is not None:
+            call.body.on_open(call)
 
     def drop(self) -> None:
         """Close at once; nothing is reported."""
@@ -225,10 +222,22 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
             self.drop()  # bytes that nobody asked for
             return
         self.last_at = self._time()
+        stream = self._stream
         try:
-            if self._stream is None and self._body is None:
-                data = self._on_head(call, data)
-            stream = self._stream
+            if stream is None and self._body is None:
+                self._seen = True
+                found = self._heads.feed(data)
+                if found is None:
+                    return
+                head, data = found
+                call.head, events = head, call.events
+                if events is not None and events.takes(head):
+                    stream = self._stream = events
+                elif len(data) == head.length:  # nearly always it is all there
+                    self._finish(call, data)
+                    return
+                else:
+                    self._body = WholeBody(head, MAX_ANSWER)
             if stream is not None:
                 if data:
                     self._relay(call, stream, stream.feed(data))
@@ -238,19 +247,6 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
                     self._finish(call, self._body.take())
         except Malformed as error:
             self._break_off(error)
-
-    def _on_head(self, call: UpstreamCall, data: bytes) -> bytes:
-        """What came behind the head; nothing while that is not whole."""
-        self._seen = True
-        found = self._heads.feed(data)
-        if found is None:
-            return b""
-        call.head, rest = found
-        if call.events is not None and call.events.takes(call.head):
-            self._stream = call.events
-        else:
-            self._body = WholeBody(call.head, MAX_ANSWER)
-        return rest
 
     def _break_off(self, error: Malformed) -> None:
         """What came cannot be read."""

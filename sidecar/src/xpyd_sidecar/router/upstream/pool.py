@@ -51,11 +51,14 @@ class EnginePool:
         """Send a call's request (complete bytes). Its sink hears nothing before this has returned."""
         self.calls.add(call)
         call.request, call.asked_at = request, self.loop.time()
-        connection = self._idle_connection(call.address) if call.body is None else None
-        if connection is None:
-            call.connect()
-        else:
-            call.begin(connection)
+        idle = self._idle.get(call.address) if call.body is None else None
+        while idle:
+            connection = idle.pop()
+            if connection.open:
+                connection.reused = True
+                connection.serve(call)
+                return
+        call.connect()
 
     async def connect(self, call: UpstreamCall) -> None:
         """Open a connection for a call."""
@@ -71,8 +74,10 @@ class EnginePool:
             else:
                 failed = FailureKind.REFUSED, FailureReason("cannot connect", f"{call.address}: {error}")
         else:
-            call.begin(connection)
+            call.connecting = None
+            connection.serve(call)
             return
+        call.connecting = None
         call.over().on_failed(call, *failed)
 
     async def _connected(self, call: UpstreamCall) -> EngineConnection:
@@ -90,15 +95,6 @@ class EnginePool:
                 await asyncio.sleep(LACKING_S)
             else:
                 return connection
-
-    def _idle_connection(self, address: HostPort) -> EngineConnection | None:
-        idle = self._idle.get(address)
-        while idle:
-            connection = idle.pop()
-            if connection.open:
-                connection.reused = True
-                return connection
-        return None
 
     def make_room(self) -> None:
         """Before a connection is opened: close those that have been idle for longest, where there are as many as may be."""
