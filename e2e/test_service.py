@@ -54,14 +54,18 @@ def test_a_stranger_reaches_the_router_and_nothing_else(service: ServiceInCluste
 
 
 @pytest.mark.smoke
-def test_prefill_scales_up_under_load(service: ServiceInCluster) -> None:
+def test_prefill_scales_up_and_loses_a_pod_under_load(service: ServiceInCluster) -> None:
     document = service.document()
     document["spec"]["prefill"]["replicas"] = 2
-    with service.traffic(least=20) as ended:
+    (first,) = service.pods("prefill")
+    before = service.uids()[first]
+    with service.traffic(least=30) as ended:
         service.cluster.kubectl.apply(document)
         service.wait_ready("2P1D")
-        time.sleep(5)
-    check(ended, 20)
+        service.kubectl("delete", "pod", first, "--timeout=150s", timeout_s=160)
+        service.wait_ready("2P1D")
+    assert before not in service.uids().values()
+    check(ended, 30)
     service.apply()
     service.wait_ready("1P1D")
 
@@ -134,7 +138,6 @@ def test_the_operator_is_upgraded_and_rolled_back_under_load(service: ServiceInC
     assert engines() == before, "no engine pod was replaced, no container of one restarted"
 
 
-@pytest.mark.smoke
 def test_engine_pods_deleted_under_load(service: ServiceInCluster) -> None:
     """A decode pod, whose peer takes over, and the only prefill pod, which decode stands in for."""
     service.scale("decode", 2)
