@@ -53,6 +53,7 @@ def test_answers_are_those_of_one_engine_and_kv_reaches_both_ranks(cluster: Clus
     assert {step.tokens for rank in (0, 1) for step in read_steps(folder / "steps", rank) if step.real} == {1}
 
 
+@pytest.mark.smoke
 def test_no_step_is_run_for_requests_that_wait_for_kv(cluster: Cluster, folder: Path) -> None:
     """Steps on decode are those in which a rank had tokens: requests of equal length in turn leave nothing to waste."""
     dummies = [{step.number for step in read_steps(folder / "steps", rank) if not step.real} for rank in (0, 1)]

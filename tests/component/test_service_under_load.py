@@ -73,6 +73,7 @@ async def test_counts_change_under_load_without_a_failed_request(service: Servic
 async def test_a_killed_process_costs_no_wrong_answer_and_comes_back_by_itself(
         service: Service, references: References, victim: str) -> None:
     """kill -9 under load at 2P1D. Requests that the victim held may fail; none may be wrong, and nothing may leak."""
+    await asyncio.to_thread(service.up, 2, 1)
     wait(lambda: [one["state"] for one in service.status()["instances"]] == ["ready"] * 3, 240, "three serve, none ends")
     processes = service.processes()
     role, _, kind = victim.partition("/")
@@ -97,6 +98,7 @@ async def test_a_killed_process_costs_no_wrong_answer_and_comes_back_by_itself(
 
 
 def test_engines_serve_on_when_xpyd_is_killed_and_down_leaves_nothing(service: Service, references: References) -> None:
+    service.up(2, 1)
     processes = service.processes()
     os.kill(processes["supervisor"], signal.SIGKILL)
     asyncio.run(send(service.url, CASES, references, at_once=8)).check()
