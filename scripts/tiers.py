@@ -53,7 +53,7 @@ def alone(tier: Tier, words: list[str]) -> int:
     for command in tier.commands:
         more = words if command[:len(PYTEST)] == PYTEST else []
         if code := subprocess.run([*command, *more], cwd=ROOT, env=env, check=False).returncode:
-            return code
+            return code if code > 0 else 128 - code  # of a signal, as a shell says it
     return 0
 
 

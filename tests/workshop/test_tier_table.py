@@ -111,3 +111,10 @@ def test_what_no_change_touches_is_left_out_and_named(monkeypatch: pytest.Monkey
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert tiers.main(["units"]) == 2
     assert "tiers: lint, laws, unit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("end", "code"), [
+    ("sys.exit(5)", 5), ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", 130)])
+def test_a_tier_whose_command_ended_by_a_signal_has_failed(end: str, code: int) -> None:
+    program = f"import os, signal, sys, time; signal.signal(signal.SIGINT, signal.SIG_DFL); {end}"
+    assert tiers.alone(table.ROWS["lint"]._replace(commands=((sys.executable, "-c", program),)), []) == code
