@@ -92,11 +92,12 @@ class Judge:
         while True:
             with broken(self.tree, change):
                 ran = run_tests(self.tree, names, deadline_s, late_is_killed=late_is_killed, without=sorted(self.flaky))
-            if not ran.killed or ran.test in self.trusted:
+            test = ran.test.partition("[")[0]  # what parameters are called may hold what pytest does not take back
+            if not ran.killed or test in self.trusted:
                 return ran
-            if not run_tests(self.tree, [ran.test] if ran.test else names, deadline_s).killed:
-                self.trusted |= {ran.test} - {""}
+            if not run_tests(self.tree, [test] if test else names, deadline_s).killed:
+                self.trusted |= {test} - {""}
                 return ran
-            if not ran.test:  # they do not end without the change either
+            if not test:  # they do not end without the change either
                 return replace(ran, killed=False)
-            self.flaky.add(ran.test)
+            self.flaky.add(test)
