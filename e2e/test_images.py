@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from images.platforms import native
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from processes import free_port
@@ -441,7 +442,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
 
 def test_a_registry_gets_operator_and_sidecar(images: Images, built: dict[str, Any], registry: str,
                                               tmp_path: Path) -> None:
-    done = images("push", f"{registry}/team", "--insecure")
+    done = images("push", f"{registry}/team", "--insecure", "--platforms", native().name)
     assert done.returncode == 0, done.stderr
     pushed = json.loads(done.stdout)
     version = built["operator"]["image"].rpartition(":")[2].rpartition("-")[0]

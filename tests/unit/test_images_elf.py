@@ -6,6 +6,7 @@ from pathlib import Path
 import image_parts
 import pytest
 from image_parts import elf_file
+from images import __main__ as command
 from images import elf, platforms
 from images.platforms import PLATFORMS
 from images.tools import ImageError
@@ -64,3 +65,20 @@ def test_platforms_by_their_names() -> None:
     assert platforms.parse("") == (platforms.native(),)
     with pytest.raises(ImageError, match="no images are made for riscv64; there are amd64, arm64"):
         platforms.parse("amd64,riscv64")
+
+
+@pytest.mark.parametrize(("words", "names"), [
+    (("push", "host/team"), ["amd64", "arm64"]), (("push", "host/team", "--platforms", "arm64"), ["arm64"]),
+    (("build",), [platforms.native().name])])
+def test_what_is_pushed_is_for_both_platforms_unless_one_is_named(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...],
+                                                                  names: list[str]) -> None:
+    asked: list[str] = []
+
+    def build(cache: object, base: object, only: object, wanted: tuple[platforms.Platform, ...]) -> dict[str, object]:
+        asked.extend(each.name for each in wanted)
+        return {}
+
+    monkeypatch.setattr(command, "build", build)
+    monkeypatch.setattr(command, "push", lambda *_: {})
+    assert command.main(words) == 0
+    assert asked == names
