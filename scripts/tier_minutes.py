@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import tier_budget
-from tier_table import ROOT, TIERS, Tier
+from tier_table import ROOT, SPEEDS, TIERS, Tier
 
 RECORD = ROOT / "bench" / "results" / "tiers.json"
 README = ROOT / "README.md"
@@ -48,7 +48,7 @@ def add(run: dict[str, Any], path: Path = RECORD) -> None:
     """Record a run that has passed."""
     kept = run | {"tiers": [{name: one[name] for name in FIELDS} for one in run["tiers"]]}
     every = [*runs(None, path), kept]
-    last = [one for speed in ("test", "test-all") for one in [each for each in every if each["speed"] == speed][-KEPT:]]
+    last = [one for speed in SPEEDS for one in [each for each in every if each["speed"] == speed][-KEPT:]]
     path.write_text(json.dumps(last, indent=1) + "\n", "utf-8")
 
 
@@ -74,7 +74,7 @@ def _when(tier: Tier) -> str:
 def sentence(records: list[dict[str, Any]]) -> str:
     """What the two speeds take, as recorded."""
     said = []
-    for speed in ("test", "test-all"):
+    for speed in SPEEDS:
         for building in (False, True):
             of_kind = [one for one in records if one["speed"] == speed and builds(one) == building]
             if of_kind:

@@ -124,6 +124,8 @@ TIERS = (
          (_pytest("e2e", "-m", "not smoke", timeout=900),), ("build-full", "build-images"), in_test=False, root=True),
 )
 ROWS = {one.name: one for one in (*BUILDS, *TIERS)}
+SPEEDS = {"test": False, "test-all": True}
+"""By make's target: whether it runs everything."""
 
 
 def of_speed(everything: bool) -> tuple[Tier, ...]:

@@ -35,10 +35,9 @@ import tier_minutes
 import tier_paths
 import tier_report
 from tier_report import Times
-from tier_table import PYTEST, PYTHON, ROOT, ROWS, TIERS, Lane, Tier, of_speed, with_needs
+from tier_table import PYTEST, PYTHON, ROOT, ROWS, SPEEDS, TIERS, Lane, Tier, of_speed, with_needs
 
 OUTPUTS = ROOT / ".cache" / "tiers"
-SPEEDS = {"test": False, "test-all": True}
 _printing = threading.Lock()
 
 

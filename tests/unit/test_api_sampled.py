@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
 from xpyd_sidecar.contract.membership import Sampling
 from xpyd_sidecar.router.api import bodies, failover_modes, fields
@@ -47,9 +49,6 @@ def test_every_field_that_may_go_on_whatever_it_says_is_one_that_the_router_know
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_every_field_of_vllms_requests_stands_in_a_table_or_stops_a_sampled_stream(api: Api) -> None:
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-
     model = CompletionRequest if api == "completions" else ChatCompletionRequest
     names = set(model.model_fields)
     assert len(names) > 40

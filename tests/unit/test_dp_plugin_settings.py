@@ -1,4 +1,5 @@
 import pytest
+from vllm.platforms import current_platform  # noqa: F401 (its first import starts processes, here and in no test)
 
 from xpyd_sidecar.engine.dp_plugin import register
 from xpyd_sidecar.engine.dp_plugin.settings import StepSyncSettings, read
