@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-BEFORE = "61c89e64e9312383a287e0b4058d3d47e2d3432a"
+BEFORE = "65c0e5f7b419998022f9cf0f2d4ada50921e6516"
 """The release before: the oldest state from which upgrades are promised. Whoever makes a release moves it there."""
 TREE = ("sidecar", "operator", "images", "requirements", "manifests", "crds", "LICENSE", "README.md")
 """What of this tree a next release is made of."""
