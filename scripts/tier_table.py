@@ -93,7 +93,7 @@ TIERS = (
     Tier("sockets", "what opens sockets or starts threads and processes", Lane.COMPUTE,
          (_pytest("tests/sockets", processes=2),)),
     Tier("component", "parts of vLLM, stepped by hand without an engine", Lane.COMPUTE,
-         (_pytest("tests/component", "-m", "not engines", timeout=600),)),
+         (_pytest("tests/component", "-m", "not engines", processes=2, timeout=600),)),
     Tier("engines", "real vLLM engines on this machine's CPU: a test for each class of faults", Lane.COMPUTE,
          (_pytest("tests/component", "-m", "engines and smoke", timeout=600),)),
     Tier("kube", "a real API server (root)", Lane.CLUSTER,
