@@ -62,31 +62,30 @@ class Reminder:
     What rings is held only while an alarm is set: who owns a reminder and is rung by it goes without the collector.
     """
 
-    __slots__ = ("_alarm", "_loop", "due")
+    __slots__ = ("_alarm", "_due", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._alarm: Alarm | None = None
-        self.due = math.inf
-        """When it rings; infinity: there is no alarm."""
+        self._due = math.inf
 
     def at(self, due: float, now: float, ring: Callable[[], object]) -> None:
         """The moment now (seconds of the loop's clock), and what is called then; infinity: none."""
-        if self.due <= due < math.inf or due == self.due or (self._alarm is None and due >= now + SOON_S):
+        if self._due <= due < math.inf or due == self._due or (self._alarm is None and due >= now + SOON_S):
             return
         self.cancel()
         if due < now + SOON_S:
-            self.due = due
+            self._due = due
             self._alarm = Alarm(self._loop, due, partial(self._rings, ring))
 
     def cancel(self) -> None:
         """Do not ring."""
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm, self.due = None, math.inf
+        self._alarm, self._due = None, math.inf
 
     def _rings(self, ring: Callable[[], object]) -> None:
-        self._alarm, self.due = None, math.inf
+        self._alarm, self._due = None, math.inf
         ring()
 
 

@@ -137,8 +137,7 @@ class Paths:
             self._allow(path, method, *route.methods)
         if route.way is RouteKind.OWN:
             return False  # those that ask for a key need no body
-        if not self.still(headers):
-            raise unknown(headers)
+        self._check_client(headers)
         if route.way is RouteKind.PASSED and route.body is BodyKind.NONE:
             return False
         if headers.get(b"content-type") not in self._media.known or b"content-encoding" in headers:

@@ -294,14 +294,14 @@ def before_length(path: bytes, address: HostPort) -> bytes:  # remembered: of en
     return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: " % (path, address.encode())
 
 
-def post_bytes(path: bytes, address: HostPort, lines: bytes, body: bytes) -> bytes:
-    """A whole POST of JSON. ``lines``: of its head, beside those that every one has."""
-    return b"%b%d\r\n%b\r\n%b" % (before_length(path, address), len(body), lines, body)
+def post_bytes(before: bytes, lines: bytes, body: bytes) -> bytes:
+    """A whole POST of JSON. ``before``: as ``before_length`` makes it; ``lines``: of its head, behind the length."""
+    return b"%b%d\r\n%b\r\n%b" % (before, len(body), lines, body)
 
 
 def request_bytes(method: bytes, path: bytes, address: HostPort, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
     """A whole HTTP/1.1 request."""
     lines = lines_of(headers)
     if method == b"POST":
-        return post_bytes(path, address, lines, body)
+        return post_bytes(before_length(path, address), lines, body)
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n%b" % (method, path, address.encode(), lines, body)

@@ -95,7 +95,7 @@ class Generation(Asks):
             body = profile.body(self.prompt, params)
         else:
             body = bodies.body_of(self._now, send.role, params)
-        return post_bytes(PATHS[self.api], send.target.http, lines, body)
+        return post_bytes(before_length(PATHS[self.api], send.target.http), lines, body)
 
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:
         """What reads the answer of the next leg; None where it is wanted whole."""
@@ -192,7 +192,7 @@ class Passthrough(Asks):
         request, address, upload = self._request, send.target.http, self._request.upload
         if upload is None and request.method == "POST":
             before = before_length.__wrapped__(request.target, address)  # clients choose the query: it is not remembered
-            return b"%b%d\r\n%b\r\n%b" % (before, len(body), lines, body)
+            return post_bytes(before, lines, body)
         if upload is not None:
             length = (b"transfer-encoding", b"chunked") if upload.length is None else (
                 b"content-length", b"%d" % upload.length)

@@ -55,9 +55,6 @@ class Suspect(Protocol):
         """End with this answer: no engine is asked any more."""
 
 
-_NOBODY: frozenset[InstanceName] = frozenset()
-
-
 class Poison:
     """Of one router."""
 
@@ -116,7 +113,7 @@ class Poison:
 
     def avoid(self, one: Suspect) -> frozenset[InstanceName]:
         """Instances that a request must keep away from: where other suspects are, if it is one."""
-        return self._taken(one) if one in self._running else _NOBODY
+        return self._taken(one) if one in self._running else frozenset()
 
     def closed(self, one: Suspect, *, whole: bool) -> None:
         """It is over. ``whole``: an engine answered it to its end. Tell it while ``watching``."""

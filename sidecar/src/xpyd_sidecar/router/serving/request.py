@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
-from xpyd_sidecar.patience import SOON_S, Reminder
+from xpyd_sidecar.patience import Reminder
 from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault, unavailable
 from xpyd_sidecar.router.balance.picker import Selection
@@ -260,8 +260,7 @@ class Serving(Sink):
             now, exchange = self._context.loop.time(), self.exchange
             for instruction in exchange.start(now) if event is None else exchange.handle(event, now):
                 _DO[type(instruction)](self, instruction)
-            if exchange.deadline < now + SOON_S or self._reminder.due < math.inf:  # else ``sweep`` minds it in time
-                self._reminder.at(exchange.deadline, now, self._on_time)
+            self._reminder.at(exchange.deadline, now, self._on_time)
         except Exception:
             logger.exception("a request failed inside the router", extra={"transfer": self.record.transfer})
             self.give_up()
@@ -309,8 +308,7 @@ class Serving(Sink):
         else:
             self.legs.relaying = call
             call.relay_to(reply.write, reply.connection.outlet)
-        if math.isnan(self.record.first_at):
-            self.record.first_at = perf_counter()
+        self._shown_first()
         first, self._first = self._first, b""
         if reply.started:
             reply.write(first)
@@ -325,8 +323,7 @@ class Serving(Sink):
         assert self._answer is not None
         call, body = self._answer
         assert call.head is not None
-        if math.isnan(self.record.first_at):
-            self.record.first_at = perf_counter()
+        self._shown_first()
         if call.head.status < 300:
             self.record.prompt_tokens, self.record.tokens = answers.lengths(body)
         if not self._gone and self._reply.started:
@@ -334,6 +331,10 @@ class Serving(Sink):
         elif not self._gone:
             self._last_if_unread()
             self._reply.whole(call.head.status, call.head.end_to_end(), body)
+
+    def _shown_first(self) -> None:
+        if math.isnan(self.record.first_at):
+            self.record.first_at = perf_counter()
 
     def _fail(self, instruction: mv.Fail) -> None:
         fault = instruction.fault
@@ -378,8 +379,7 @@ class Serving(Sink):
             record.prompt_tokens, record.tokens = relayed
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._withheld = None
-        if self._reminder.due < math.inf:
-            self._reminder.cancel()
+        self._reminder.cancel()
         if context.poison.watching:
             context.poison.closed(self, whole=record.whole)
         context.closed(self)
