@@ -378,8 +378,7 @@ async def test_metrics_and_the_access_log_say_it(caplog: pytest.LogCaptureFixtur
 
 async def test_a_router_without_deaths_makes_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    for module in ("attempts", "quarantine"):
-        monkeypatch.setattr(f"xpyd_sidecar.router.serving.{module}.hash_of", lambda kind, _: made.append(kind))
+    monkeypatch.setattr("xpyd_sidecar.router.serving.attempts.hash_of", lambda kind, _: made.append(kind))
     async with fleet(1, 1) as f:
         for _ in range(4):
             for stream in (True, False):

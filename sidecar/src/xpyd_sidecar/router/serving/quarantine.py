@@ -17,10 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
-from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.bodies import RequestHash, hash_of
+from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.router.api.faults import HttpFault, poisonous, unavailable
-from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.fleet.member import DeathVerdict, EngineTarget
 from xpyd_sidecar.router.serving.poison_ledger import Conviction, Ledger, Word
 
@@ -82,13 +80,6 @@ class Poison:
         return ledger.deaths, ledger.suspects, len(ledger.refused(self._loop.time())), len(self)
 
     # ---- requests
-
-    def stops(self, api: Api, body: bytes) -> bool:
-        """Whether a request may not simply go. Ask while ``alert``."""
-        try:
-            return self._asked(hash_of(api, bodies.split(body))) is not Word.GO
-        except HttpFault:
-            return False  # it is no request, as others will say
 
     def refuse(self, request: RequestHash) -> None:
         """Raise HttpFault, 502, where requests like this one are refused now. Ask while ``alert``."""
