@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from datetime import UTC, datetime
 
 import pytest
 from router_fleet import read_answer, request_bytes
@@ -80,4 +82,17 @@ async def test_a_draining_server_closes_after_the_answer() -> None:
     assert (answer.status, answer.headers["connection"]) == (200, "close"), "fresh: its request may be on the way"
     for _, writer in (idle, fresh):
         writer.close()
+    server.abort()
+
+
+async def test_the_date_of_answers_is_in_gmt_after_each_second() -> None:
+    """RFC 9110 has no other form; a client may refuse ``-0000``."""
+    server = Server(Hello(), BOUNDS, connect=ClientConnection)
+    port = await server.listen("127.0.0.1", 0)
+    server.sweep()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request_bytes("/"))
+    date = (await read_answer(reader)).headers["date"]
+    assert abs(datetime.strptime(date, "%a, %d %b %Y %H:%M:%S GMT").replace(tzinfo=UTC).timestamp() - time.time()) < 60
+    writer.close()
     server.abort()

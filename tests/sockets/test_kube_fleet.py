@@ -260,3 +260,11 @@ def instance(name: str, role: Role, fingerprint: str = "f-1") -> FleetInstance:
         instance=InstanceName(name), role=role, epoch=1, state=State.READY, incarnation=Incarnation("a"),
         fingerprint=Fingerprint(fingerprint), http=(), control=(), model="m", load=Load(), drained=False, in_flight=0,
         beat_age_s=1.0)
+
+
+async def test_everyone_is_asked_and_those_that_know_the_roster_are_believed(routers: Routers, fleets: Fleets) -> None:
+    pods = [await routers.start(number, says) for number, says in
+            ((11, "settled"), (12, "learning"), (13, "broken"), (14, "failing"), (15, "settled"))]
+    answers = await fleets.everyone([*pods, routers.pod(16)], routers.port, lambda pod: KEY)
+    assert {uid: fleet.router for uid, fleet in answers.items()} == {pods[0].uid: "qwen-e11", pods[4].uid: "qwen-e15"}
+    assert sorted(routers.asked) == [11, 12, 13, 14, 15]

@@ -57,3 +57,14 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
     assert lock.holder(path) == 0
     with lock.held(path):
         assert lock.holder(path) == os.getpid()
+
+
+def test_a_holder_that_cannot_be_named_is_no_process(tmp_path: Path) -> None:
+    """Whoever ends a holder that does not end by itself must not end process 1."""
+    path = tmp_path / "lock"
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with lock.held(path):
+        for written in (f"{gone.pid}\n", "", "x"):
+            path.write_text(written)
+            assert lock.holder(path) == -1, written

@@ -233,6 +233,20 @@ def test_a_group_whose_number_is_anothers_by_now_is_left_alone(launched: Launche
         other.wait()
 
 
+def test_a_process_that_has_ended_and_was_not_waited_for_is_not_left(tmp_path: Path) -> None:
+    """Whoever waited until nothing is left would wait for as long as its parent lives."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+    try:
+        before = MemberState("b", 1, 1, "a", True, "", other.pid, *remains.begun(other.pid))
+        assert remains.find(before, tmp_path) == [other.pid]
+        other.kill()
+        wait_for(lambda: not lives(other.pid))
+        assert remains.find(before, tmp_path) == []
+    finally:
+        other.kill()
+        other.wait()
+
+
 def test_a_program_that_cannot_be_started_counts_as_an_engine_that_ends(launched: Launched) -> None:
     process = launched.start(ENDS, program="/no/such/program")
     for life in ("a", "b"):

@@ -113,11 +113,12 @@ def test_pairs_of_instances_that_are_gone_make_room() -> None:
 
 
 def test_instances_and_open_legs_are_read_when_asked() -> None:
-    members = [member("p0", Role.PREFILL, in_flight=3), member("d0"), member("d1")]
+    members = [member("p0", Role.PREFILL, in_flight=3), member("d0"), member("d1"), member("d2")]
     members[2].suspended = "gone"
     metrics = RouterMetrics(lambda: members)
     assert value(metrics, "xpyd_router_instances", role="decode", state="suspended") == 1
-    assert value(metrics, "xpyd_router_instances") == 3
+    assert value(metrics, "xpyd_router_instances", role="decode", state=members[1].state.value) == 2
+    assert value(metrics, "xpyd_router_instances") == 4
     assert value(metrics, "xpyd_router_legs_open", instance="p0", role="prefill") == 3
     members.clear()
     assert value(metrics, "xpyd_router_instances") == 0

@@ -316,3 +316,12 @@ async def test_a_bug_costs_one_request_and_leaves_nothing_open(where: str, monke
         await f.wait_quiet()
         f.d[0].default = Play()
         assert (await f.complete(stream=True)).text == FULL
+
+
+async def test_the_access_log_says_why_a_request_was_refused_in_the_words_that_the_client_has() -> None:
+    async with fleet(0, 0) as f:
+        records = f.records()
+        answer = await f.complete()
+        assert (answer.status, answer.json["error"]["message"] != "") == (503, True)
+        assert [(record.outcome, record.detail) for record in records] == [
+            ("unavailable", answer.json["error"]["message"])]

@@ -74,6 +74,29 @@ async def test_drain_and_remove_delete_the_very_pod(world: MemoryWorld) -> None:
     assert len(world.api.asked) == 1
 
 
+@pytest.mark.parametrize("owner", ["", "0", "~", "uid-of-another"])
+async def test_a_pod_of_somebody_else_that_has_the_name_is_left_as_it_is(world: MemoryWorld, owner: str) -> None:
+    """The watch does not show it: it has no label of ours."""
+    references = [{"kind": "ReplicaSet", "name": "other", "uid": owner, "controller": True}] if owner else []
+    theirs = world.api.put("Pod", {"metadata": {"name": "qwen-e0", "namespace": "team-a", "ownerReferences": references},
+                                   "status": {"phase": "Running"}})
+    world.write()
+    await settle(world)
+    assert world.api.objects["Pod", "team-a", "qwen-e0"] == theirs
+    assert not [each for each in world.api.asked if each[0] in ("patch", "delete") and each[2] == "qwen-e0"]
+    assert "qwen-e0 belongs to somebody else" in world.condition("Degraded")["message"]
+
+
+async def test_a_pod_of_ours_that_has_lost_its_label_gets_it_back(world: MemoryWorld) -> None:
+    world.write()
+    await settle(world)
+    body = world.api.objects["Pod", "team-a", "qwen-e0"]
+    del body["metadata"]["labels"][labels.SERVICE]
+    world.cache.gone("Pod", body)
+    await settle(world)
+    assert world.api.objects["Pod", "team-a", "qwen-e0"]["metadata"]["labels"][labels.SERVICE] == "qwen"
+
+
 @pytest.mark.parametrize("error", [ApiError(404, "NotFound", "gone"), ApiError(409, "Conflict", "other uid"),
                                    ApiError(422, "Invalid", "metadata.uid: Invalid value: it is immutable")])
 async def test_what_has_gone_meanwhile_is_no_error(world: MemoryWorld, error: ApiError) -> None:

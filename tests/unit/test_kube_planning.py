@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from kube_documents import document
+from kube_documents import document, service
 from kube_keys import master, turns
 from memory_api import MemoryApi
 from planner_traffic import PROMPT, Traffic, counted, instance
@@ -23,6 +23,8 @@ from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.shared import Shared
 from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
+from xpyd_operator.plan.desired import Revision
+from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.plan.planner.run import Planning
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName
@@ -169,11 +171,30 @@ def test_tokens_of_a_step_are_those_of_decode_within_the_interval() -> None:
 
 
 def test_cold_starts_are_learned() -> None:
-    from xpyd_operator.plan.desired import Revision
-    from xpyd_operator.plan.observed import Instance, Phase
-
     planning = Planning()
     name = InstanceName("qwen-e0")
     for at, phase in ((0.0, Phase.STARTING), (40.0, Phase.STARTING), (90.0, Phase.READY)):
         planning.look(None, (Instance(name, 0, Role.DECODE, Revision("r"), phase),), at)
     assert planning._cold_s == 90.0
+
+
+def test_a_forecast_reaches_as_far_as_a_cold_start_takes() -> None:
+    planning, traffic, now = Planning(), Traffic(), 1000.0
+    one = service(prefill={"scaling": {"min": 1, "max": 8}}, decode={"scaling": {"min": 1, "max": 4}},
+                  planner={"mode": "observe", "slo": {"ttftP95": "3s", "tpotP95": "60ms"}, "interval": "30s"})
+    traffic.rate = 5.0
+
+    def sentence() -> str:
+        nonlocal now
+        now += INTERVAL_S
+        traffic.go_on(now)
+        planning.look(traffic.fleet(), (), now)
+        said = planning.conclude(one, {"r0": traffic.fleet()}, (1, 1), now)
+        return said.sentence if said is not None else ""
+
+    assert sentence() == ""
+    assert " in 180 s" in sentence(), "none was seen yet"
+    name = InstanceName("qwen-e0")
+    for at, phase in ((0.0, Phase.STARTING), (60.0, Phase.READY)):
+        planning.look(None, (Instance(name, 0, Role.DECODE, Revision("r"), phase),), at)
+    assert " in 60 s" in sentence()

@@ -175,3 +175,16 @@ async def test_the_end_waits_for_the_round_that_is_under_way() -> None:
     left = [each for each in asyncio.all_tasks() if each is not asyncio.current_task() and "service" in each.get_name()]
     assert left == []
     assert world.pods() in (0, 3)
+
+
+async def test_one_that_is_cancelled_leaves_nothing_that_runs() -> None:
+    """As an operator does that is no longer the leader."""
+    world = World()
+    before = asyncio.all_tasks()
+    task = asyncio.create_task(world.services.run())
+    world.write()
+    await wait(lambda: world.pods() == 3)
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled()
+    assert asyncio.all_tasks() - before - {task} == set()

@@ -4,12 +4,18 @@ cannot take effect by itself, with the words of what holds it up.
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from kube_documents import service
+from plan_world import World, desired
 
-from xpyd_operator.api.status import Condition, ServiceStatus
+from xpyd_operator.api.status import Condition, PoolStatus, ServiceStatus
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.master import KeyTrouble
-from xpyd_operator.kube.status import keyless, refused, stalled, troubles
+from xpyd_operator.kube.status import keyless, pool_status, refused, service_status, stalled, troubles
+from xpyd_operator.plan.round import think
+from xpyd_operator.render.settings import KubeSettings
+from xpyd_sidecar.contract.ids import Role
 
 VALID = Condition(type="Valid", status="True", reason="Valid", message="the document is followed")
 READY = Condition(type="Ready", status="True", reason="AllReady", message="1P1D ready")
@@ -64,3 +70,40 @@ def test_what_cannot_be_told_at_present_is_said_only_where_nothing_was() -> None
     unknown = Condition(type="Valid", status="Unknown", reason="NotSeen")
     assert refused(ServiceStatus(conditions=(VALID,)), unknown, XpydError("away")) is None
     assert said(refused(ServiceStatus(), unknown, XpydError("away")))["Valid"] == ("Unknown", "NotReached")
+
+
+def ready(pool: PoolStatus) -> tuple[str, str, str]:
+    found, = (each for each in pool.conditions if each.type == "Ready")
+    return found.status, found.reason, found.message
+
+
+def test_a_pool_is_ready_once_it_has_what_is_wanted() -> None:
+    world, want = World(), desired(1, 2)
+    world.tick(want)
+    starts = pool_status(think(want, world.observe(), world.now), service(), Role.DECODE)
+    assert (starts.replicas, starts.ready_replicas) == (2, 0)
+    assert ready(starts) == ("False", "NotReady", "0 of 2 ready")
+    world.run(want)
+    serves = pool_status(think(want, world.observe(), world.now), service(), Role.DECODE)
+    assert (serves.replicas, serves.ready_replicas) == (2, 2)
+    assert ready(serves) == ("True", "AllReady", "2 of 2 ready")
+
+
+def test_what_a_round_could_not_do_and_what_waits_is_said_beside_what_was_found() -> None:
+    world, want = World(), desired(1, 2)
+    world.run(want)
+
+    def degraded(*failures: str, holds: str = "") -> tuple[str, str, str]:
+        done = msgspec.structs.replace(think(want, world.observe(), world.now), failures=failures)
+        told = service_status(done, service(), KubeSettings(sidecar_image="sidecar:1"), valid=VALID, holds=holds)
+        found, = (each for each in told.conditions if each.type == ("Progressing" if holds else "Degraded"))
+        return found.status, found.reason, found.message
+
+    assert degraded()[0] == "False"
+    assert degraded("creating qwen-e3: no") == ("True", "Failed", "creating qwen-e3: no")
+    assert degraded(holds="quota is used up") == ("True", "Waiting", "quota is used up")
+    for _ in range(3):
+        world.crash("qwen-e2")
+    _, reason, words = degraded()
+    assert reason not in ("Failed", "Healthy")
+    assert degraded("creating qwen-e3: no") == ("True", reason, f"{words}; creating qwen-e3: no"), "the cause stays"

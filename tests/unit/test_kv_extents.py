@@ -39,6 +39,14 @@ def test_laws(size: int, unit: int, steps: list[tuple[str, int, int]]) -> None:
         assert space.take(space.size) == 0
 
 
+def test_a_gap_that_is_too_small_is_passed_over_wherever_it_lies() -> None:
+    space = Extents(64, 1)
+    assert space.take(40) == 0
+    space.give(10, 5)
+    assert space.take(12) == 40, "[10, 15) ends behind byte 12 and has five bytes"
+    assert space.take(5) == 10
+
+
 @pytest.mark.parametrize(("offset", "size"), [(0, 16), (8, 8), (4, 4), (16, 8), (0, 0), (24, 8), (-8, 8)])
 def test_what_is_not_handed_out_is_not_taken_back(offset: int, size: int) -> None:
     space = Extents(24, 8)

@@ -340,6 +340,14 @@ def test_a_taker_of_nothing_that_is_lost_before_the_others_have_asked_asks_again
     assert [one.link for one in steps if isinstance(one, Send)] == [2]
 
 
+def test_what_a_lost_link_asked_for_before_the_first_copy_is_forgotten() -> None:
+    sending = machine()
+    assert sending.ready(1, KEY, ALL, 0.0) == sending.lost(1, Outcome.PEER_LOST, "gone") == []
+    assert not sending.busy(1)
+    assert sending.copy(KEY, copy(), 1.0) == [], "nobody is there to take it"
+    assert sending.ready(2, KEY, ALL, 2.0) == [Send(2, KEY, copy(), 0, 2, False, Uses(1))]
+
+
 def test_a_taker_of_nothing_that_is_lost_or_asks_again_ends_no_transfer_that_is_sent() -> None:
     sending = shared()
     sending.copy(KEY, copy(), 0.0)

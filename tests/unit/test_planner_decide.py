@@ -104,6 +104,15 @@ def test_a_role_that_is_short_takes_an_instance_of_one_that_can_spare_it() -> No
     assert after[0] > 2
 
 
+def test_decode_that_is_short_takes_an_instance_of_prefill() -> None:
+    memory, _, _ = run(Memory(), (6, 3), [(8.0, 2500, 100)] * 3)
+    _, after, told = run(memory, (6, 3), [(8.0, 1000, 2000)] * 8)
+    first = next(each for each in told if each.switched)
+    assert first.switched < 0 == first.added
+    assert first.decode - 3 == 6 - first.prefill == -first.switched
+    assert after[1] > 3
+
+
 def test_a_backlog_that_outlasts_a_cold_start_counts_as_demand_and_one_that_does_not_is_left_to_drain() -> None:
     memory, counts, _ = run(Memory(), (3, 2), [(10.0, 2000, 100)] * 30)
     _, calm = decide(memory, load(10.0, 2000, 100, counts), counts, GOALS, BOUNDS)

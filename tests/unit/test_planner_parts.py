@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planner_traffic import counted, instance
 
 from xpyd_operator.plan.planner import need
 from xpyd_operator.plan.planner.capacity import Capacity
 from xpyd_operator.plan.planner.figures import Figures, RoleFigures
 from xpyd_operator.plan.planner.forecast import Holt, Series
+from xpyd_operator.plan.planner.gather import Gather
+from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
+from xpyd_sidecar.contract.ids import Role, ServiceName, State
 
 
 def learned(batches: list[float], *, base: float = 0.01, slope: float = 0.0005, rate: float = 8000.0,
@@ -157,3 +162,19 @@ def test_bursts_are_told_from_chance_and_ask_for_more() -> None:
     assert 2.5 < bursty.burst < 5
     known = learned([4, 8, 16, 24])
     assert need.prefill(30_000, 0.0, 30.0, known, 0.8, burst=bursty.burst) > need.prefill(30_000, 0.0, 30.0, known, 0.8)
+
+
+def told(*instances: FleetInstance, many: int) -> dict[str, Fleet]:
+    return {"r": Fleet(ServiceName("qwen"), "r", 1.0, settled=True, instances=instances, totals=counted(many))}
+
+
+def test_instances_are_counted_by_role_where_they_serve() -> None:
+    instances = [instance("p0", Role.PREFILL, 3), instance("p1", Role.PREFILL, 0), instance("d0", Role.DECODE, 4)]
+    leaves = msgspec.structs.replace(instance("p2", Role.PREFILL, 9), state=State.DRAINING)
+    gather = Gather()
+    assert gather.figures(told(*instances, leaves, many=10), 100.0) is None
+    figures = gather.figures(told(*instances, leaves, many=20), 130.0)
+    assert figures is not None
+    assert (figures.prefill.ready, figures.decode.ready) == (2, 1)
+    assert (figures.arrivals, figures.ended, figures.over_s) == (10, 10, 30.0)
+    assert figures.queued == 2, "a prefill instance computes one of three; what leaves is asked for nothing more"

@@ -62,6 +62,17 @@ def test_an_event_whose_token_ids_cannot_be_kept_is_broken_and_no_exception(numb
     assert "cannot be read" in stream.failure
 
 
+def test_a_prompt_whose_ids_the_engine_has_not_told_has_an_unknown_length() -> None:
+    position = Position("completions", FailoverMode.CONTINUE)
+    event = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","token_ids":[1]%b}]}\n\n'
+    stream = stream_of(position, framed=True)
+    stream.feed(chunk_of(event % b""))
+    assert position.prompt_tokens == -1, "it is not measured as one of no tokens"
+    told = Position("completions", FailoverMode.CONTINUE)
+    stream_of(told, framed=True).feed(chunk_of(event % b',"prompt_token_ids":[7,8,9]'))
+    assert told.prompt_tokens == 3
+
+
 @pytest.mark.parametrize("ids", [b"-1", b"1.5", b'"a"', b"1e3"])
 @pytest.mark.parametrize("reason", [b"null", b'"stop"'])
 @pytest.mark.parametrize("framed", [True, False])
@@ -273,3 +284,13 @@ def test_what_events_say_of_their_time_is_the_engines_however_they_differ(size: 
         some, end = stream.quick(read) or (b"", 0)
         out += some + stream.feed(read[end:])
     assert [int(one) for one in re.findall(rb'"created":(\d)', out)] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("behind", [b"5\r\nhello\r\n", b"HTTP/1.1 200 OK\r\n", b"0\r\nx: y\r\n"])
+def test_bytes_behind_the_end_of_a_stream_are_not_taken_for_the_end_of_its_body(behind: bytes) -> None:
+    """The connection would serve another request while some of this answer is still to come."""
+    stream = EventStream(framed=True)
+    stream.feed(chunk_of(token("a", "stop")))
+    assert stream.feed(chunk_of(DONE)) == chunk_of(DONE)
+    assert stream.feed(behind) == b""
+    assert (stream.ended or bool(stream.failure), stream.done) == (True, False)
