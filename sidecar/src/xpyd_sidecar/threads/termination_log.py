@@ -14,6 +14,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+logger = logging.getLogger(__name__)
+
 TERMINATION_LOG: Final = Path("/dev/termination-log")
 FATAL: Final = {
     "vllm.v1.engine.core": ("EngineCore failed to start", "EngineCore encountered a fatal error"),
@@ -43,9 +45,9 @@ def listen(path: Path = TERMINATION_LOG) -> None:
     if not os.access(path, os.W_OK):
         return
     for name, phrases in FATAL.items():
-        logger = logging.getLogger(name)
-        if not any(isinstance(each, TerminationLog) for each in logger.handlers):
-            logger.addHandler(TerminationLog(path, phrases))
+        theirs = logging.getLogger(name)
+        if not any(isinstance(each, TerminationLog) for each in theirs.handlers):
+            theirs.addHandler(TerminationLog(path, phrases))
 
 
 def leave(path: Path, words: str) -> None:
@@ -55,7 +57,7 @@ def leave(path: Path, words: str) -> None:
             if not file.read(1):
                 file.write(words[:LONGEST])
     except OSError as error:
-        logging.getLogger(__name__).debug("cannot write %s: %s", path, error)
+        logger.debug("cannot write %s: %s", path, error)
 
 
 def innermost(error: BaseException) -> str:
