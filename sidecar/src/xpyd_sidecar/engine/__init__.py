@@ -7,7 +7,7 @@ Each of these packages knows those behind it in this order, and none before it (
     connector        what vLLM loads; hands every hook to one of the two sides
     scheduler_side   pairing and offers: ``scheduler_actions`` carries out what they decide, ``control_handler`` tells
                      them what peers say, ``worker_rpc`` calls all workers beside a step's orders
-    worker_side      the cache of a rank: ``saving`` copies out for the sender, ``loading`` places what the receiver got
+    worker_side      the cache of a rank: ``saving`` copies out for the publisher, ``loading`` counts what came
     reports          what the two sides hand each other through vLLM
     compat           the version of vLLM; with ``dp_plugin.compat`` alone it imports vLLM
     dp_plugin        keeps data-parallel ranks in step; ``stats`` has what it counts, too

@@ -57,7 +57,8 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
                                                         blocks=kv_cache_config.num_blocks, beside=outer is not None,
                                                         groups=compat.cache_groups(kv_cache_config),
                                                         states=compat.states(kv_cache_config),
-                                                        speculation=drafting.told(vllm_config, kv_cache_config))
+                                                        speculation=drafting.told(vllm_config, kv_cache_config),
+                                                        weights=compat.weight_version())
             compat.rest_while(scheduler.rests)
 
     @property
@@ -89,7 +90,7 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _load(self) -> StepLoad:
         config = self._vllm_config
-        room = max(0, compat_room.left() - device_room.beside_slab(self._settings.options))
+        room = max(0, compat_room.left() - device_room.beside(self._settings.options))
         return StepLoad(compat.step_tokens(config), compat.ranks_here(config), memory_bytes(), room)
 
     @classmethod

@@ -10,26 +10,34 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.contract.timeline import Asked, TracedAnswer
+from xpyd_sidecar.engine.pair_recorder import PairRecorder
 from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
 from xpyd_sidecar.kv import messages, peers
-from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.keys import Outcome, Recent
 from xpyd_sidecar.kv.messages import Announce, Control, Drop, Gone, Hello, Ping, Pong, Prefix, Reject, ToDecode, Welcome
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing
+from xpyd_sidecar.session.receiver import RefusedRank
 from xpyd_sidecar.session.transfer_trace import clock
 from xpyd_sidecar.threads.idle_polling import IdlePolling
 
 logger = logging.getLogger(__name__)
 
+RANKS_MAX: Final = 1 << 14
+"""Of prefill engines, that are remembered."""
+
 
 class ControlHandler:
     """One engine's ear."""
 
-    def __init__(self, lock: threading.RLock, pairing: Pairing, offers: Offers, carrying: SchedulerActions,
-                 nap: IdlePolling | None) -> None:
+    def __init__(self, lock: threading.RLock, pairing: Pairing, offers: Offers, carrying: SchedulerActions, *,
+                 nap: IdlePolling | None, pairs: PairRecorder) -> None:
+        """``pairs``: hears of peers whose KV cannot be taken."""
         self.ours: peers.Self | None = None
         """What this engine says of itself; set before the thread starts."""
         self._lock = lock
@@ -37,6 +45,11 @@ class ControlHandler:
         self._offers = offers
         self._carrying = carrying
         self._nap = nap
+        self._pairs = pairs
+        self._instances: Recent[bytes, tuple[InstanceName, Incarnation]] = Recent()
+        """Who has said HELLO, by connection."""
+        self._ranks: Recent[Incarnation, tuple[InstanceName, Incarnation]] = Recent(RANKS_MAX)
+        """Whose ranks have been announced, by the rank's incarnation."""
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
@@ -58,6 +71,9 @@ class ControlHandler:
                     self._carrying.post(peer, Reject(Outcome.PROTOCOL, "another HELLO on this connection"))
                     return
                 self._carrying.greeted.put(peer, met)
+                self._instances.put(peer, (message.instance, message.incarnation))
+                if met.refused and met.refused[0] is Outcome.INCOMPATIBLE:
+                    self._pairs.refuse(message.instance, message.incarnation, met.refused[1], time.monotonic())
                 if met.refused:
                     logger.warning("xpyd: refused prefill engine %s: %s", message.instance, met.refused[1])
                     self._carrying.post(peer, Reject(*met.refused))
@@ -75,6 +91,11 @@ class ControlHandler:
                 self._carrying.post(peer, Reject(Outcome.INCARNATION, "no HELLO on this connection"))
             elif isinstance(message, Announce):
                 self._carrying.ring.mark(message.key, "announced", sends=False)
+                self._carrying.look_at_weights()
+                if (whose := self._instances.get(peer)) is not None:
+                    for rank in message.data:
+                        if self._ranks.get(rank.incarnation) != whose:
+                            self._ranks.put(rank.incarnation, whose)
                 self._carrying.pair(self._pairing.announce(peer, message, time.monotonic(), ranks=known.ranks,
                                                            refused=known.refused))
             elif isinstance(message, Gone):
@@ -116,7 +137,15 @@ class ControlHandler:
         assert self.ours is not None
         return self.ours.hello(peer.incarnation)
 
+    def refused(self, rank: RefusedRank) -> None:
+        """A rank here cannot take KV from one of prefill's. With the lock held."""
+        if (whose := self._ranks.get(rank.incarnation)) is not None:
+            self._pairs.refuse(*whose, rank.reason, time.monotonic())
+
     def tick(self, now: float) -> None:
         """Time passes."""
         with self._lock:
             self._carrying.pair(self._pairing.tick(now))
+            notes = self._pairs.due(now)
+        if notes is not None:
+            self._pairs.write(notes)

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine.memory_sizes import SLAB_MOST, slab_bytes
+from xpyd_sidecar.engine.device_landing import THROUGH_BYTES
+from xpyd_sidecar.engine.memory_sizes import RING_MOST, SLAB_MOST, ring_bytes, slab_bytes
 from xpyd_sidecar.engine.nccl_setup import most_bytes
-from xpyd_sidecar.memory.device import TABLE_BYTES
 
 
-def beside_slab(options: KvOptions) -> int:
-    """What is not the slab: the table of rows, and what NCCL takes at most where it is the link."""
-    return TABLE_BYTES + (most_bytes(options) if options.transport == "nccl" else 0)
+def beside(options: KvOptions) -> int:
+    """What is neither slab nor ring: what leaves the lookup buffer, and what NCCL takes where it is the link."""
+    return THROUGH_BYTES + (most_bytes(options) if options.transport == "nccl" else 0)
 
 
 def room(extra: Mapping[str, Any], step: int) -> int:
@@ -26,4 +26,4 @@ def room(extra: Mapping[str, Any], step: int) -> int:
         options = msgspec.convert(extra.get("xpyd", {}), KvOptions)
     except msgspec.ValidationError:
         return 0
-    return slab_bytes(step, SLAB_MOST) + beside_slab(options)
+    return slab_bytes(step, SLAB_MOST) + ring_bytes(step, RING_MOST) + beside(options)

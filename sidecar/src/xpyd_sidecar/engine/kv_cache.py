@@ -1,14 +1,14 @@
-"""The KV cache as arrays of blocks, and the copies out of it and into it.
+"""The KV cache as arrays of blocks, and copies of blocks out of it.
 
-Only the engine's own thread calls ``gather`` and ``scatter``; what else may write is in ``transport.gates``. On CPU both
-are plain copies. On CUDA both run on one side stream (``memory.device``), after all work that the compute stream has by
-then:
+On a CPU a copy is done when it is called, and blocks are written by the thread that fetches (``transport.landing``). On
+CUDA ``memory.device`` has the copies, on streams of their own:
 
     compute  ──[forward writes KV]──┬──────────────[next forward]──        the blocks are kept until the mark has passed
-    side                            └─[gather]─[copy to host]──▶ Mark
+    leave                           └─[gather, sums]─[copy to host]──▶ Mark
 
-    compute  ──[earlier steps]──┬──────────────────────────────────        blocks are read only after the mark
-    side                        └─[scatter from host]──▶ Mark
+    compute  ──[earlier steps]─┬ moment ───────────────────────────        blocks are read only after the mark
+    come       [copy to the device]──┐
+    place                      └─────┴[scatter, sums]──▶ Mark
 
 Nothing here needs vLLM, so that it can be tested with torch alone.
 """
@@ -16,39 +16,35 @@ Nothing here needs vLLM, so that it can be tested with torch alone.
 from __future__ import annotations
 
 import bisect
-import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.kv.frames import FRAME_BYTES
+from xpyd_sidecar.kv.array_layout import ArrayLayout
 from xpyd_sidecar.kv.mapping import UNKNOWN, Array, ArrayKind
+from xpyd_sidecar.kv.packing import PackedArray, run_blocks
 from xpyd_sidecar.kv.reach import LayerGroup
 from xpyd_sidecar.memory import device, device_rows
-from xpyd_sidecar.memory.marks import NOW, CopyMark
-from xpyd_sidecar.memory.staging import Chunk
-from xpyd_sidecar.transport.gates import CacheArray
+from xpyd_sidecar.memory.marks import CopyMark
+from xpyd_sidecar.transport.landing import CacheArray
 
 
-class Move(NamedTuple):
-    """Blocks ``ids`` of as many arrays as there are ``starts``, from ``region`` on, and packed memory for them.
+class CacheRows(NamedTuple):
+    """Blocks of some arrays, and how each array is packed, from where on."""
 
-    Array ``region + i`` has its blocks, one behind the other, from byte ``starts[i]`` of ``packed`` (a tensor of bytes) on.
-    """
-
-    region: int
+    regions: list[int]
+    packed: list[tuple[PackedArray, int]]
     ids: NDArray[np.int64]
-    packed: Any
-    starts: Sequence[int] = (0,)
+    """Which blocks of the cache they are; below 0: none."""
     head: int = 0
-    heads: int = 0
-    """So many heads of each block, from ``head`` on; 0: whole blocks."""
+    """The first of the array's heads that is meant."""
 
 
 class KvCache:
@@ -69,6 +65,7 @@ class KvCache:
             raise ConfigError(f"kv connector: layer {missing[0]} has a group of KV blocks and no KV cache")
         self.regions: list[torch.Tensor] = []
         self.of_layer: dict[str, tuple[int, ...]] = {}
+        """In the order in which a forward computes them: that of the numbers in their names."""
         self._names: list[str] = []
         self._whole: list[bool] = []
         """By region: it has blocks of smaller ones, whose bytes are those of blocks in one piece."""
@@ -86,14 +83,16 @@ class KvCache:
                 self._whole += [part.dim() > cache.dim() and logical(part) for part in parts]
                 self._names += [name] if len(parts) == 1 else [f"{name}#{at}" for at in range(len(parts))]
             self.of_layer[name] = known[identity]
+        self.of_layer = dict(sorted(self.of_layer.items(), key=lambda one: _place(one[0])))
         if not self.regions:
             raise ConfigError("kv connector: the model has no KV cache to move")
         self.groups = tuple(of.group for of in self._of)
         """By array."""
         self.block_bytes = tuple(region[0].numel() * region.element_size() for region in self.regions)
         self.device = self.regions[0].device
-        self._mover = device.Mover(self.device) if self.device.type == "cuda" else None
-        self._alike = functools.cache(self._alike_of)
+        self.copies = device.DeviceCopies(self.device) if self.device.type == "cuda" else None
+        """Of a device; None: a host's are made here."""
+        self._views: dict[tuple[int, int, int], tuple[device_rows.RowView, int]] = {}
 
     def of_group(self, group: int) -> range:
         """The arrays of a group; a pipeline stage may have none of it."""
@@ -116,11 +115,6 @@ class KvCache:
         """Bytes of one block over all arrays."""
         return sum(self.block_bytes)
 
-    @property
-    def largest_frame(self) -> int:
-        """Bytes of the largest payload that one data frame may carry."""
-        return max(FRAME_BYTES, *self.block_bytes)
-
     def arrays(self, heads: Mapping[str, int]) -> tuple[Array, ...]:
         """What the regions are, in order. ``heads``: by layer, its KV heads over all ranks, 0 for none (MLA).
 
@@ -129,103 +123,95 @@ class KvCache:
         return tuple(Array(name, _kind(region, heads.get(name.partition("#")[0], UNKNOWN), of, whole=whole))
                      for name, region, of, whole in zip(self._names, self.regions, self._of, self._whole, strict=True))
 
-    def caches(self) -> list[CacheArray | None]:
-        """Arrays whose blocks other threads may write as bytes, inside a gate; None on a device, or where strided."""
-        return [CacheArray(_bytes(region), size) if self._mover is None and region.is_contiguous() else None
-                for region, size in zip(self.regions, self.block_bytes, strict=True)]
+    def layouts(self, heads: Mapping[str, int]) -> tuple[ArrayLayout, ...]:
+        """How blocks of the regions are packed. ``heads``: as of ``arrays``."""
+        return tuple(one.kind.layout for one in self.arrays(heads))
+
+    def caches(self, heads: Mapping[str, int]) -> list[CacheArray]:
+        """Arrays of a host, whose blocks other threads may write as bytes, inside a gate. ``heads``: as of ``arrays``.
+
+        Raises:
+            ConfigError: the bytes of a block do not lie together.
+        """
+        found = []
+        for name, region, layout in zip(self._names, map(in_memory, self.regions), self.layouts(heads), strict=True):
+            if not region[0].is_contiguous():
+                raise ConfigError(f"kv connector: a block of layer {name} does not lie together in its KV cache")
+            found.append(CacheArray(_bytes(region), region.stride(0) * region.element_size(), layout.head_bytes))
+        return found
 
     @property
     def at_once(self) -> bool:
         """Whether layers are copied out as they are written: what runs on the host is done when it is called."""
-        return self._mover is None
+        return self.copies is None
 
-    def prepare(self, slab_bytes: int) -> None:
-        """Take the device memory that copies out pass through, and have the kernels compiled; nothing on a CPU."""
-        if self._mover is not None:
-            self._mover.prepare(slab_bytes)
-            for shape in {self._view(region, 0, 0)[0].shape for region in range(len(self.regions))}:
-                self._mover.compile(shape)
+    def prepare(self, slab_bytes: int, ring_bytes: int, heads: Mapping[str, int]) -> None:
+        """Take the device memory that copies pass through, and have the kernels compiled; nothing on a CPU."""
+        if self.copies is None:
+            return
+        self.copies.prepare(slab_bytes, ring_bytes)
+        for shape, count in {(self.view(region, 0, layout.heads, layout.head_bytes)[0].shape, layout.heads)
+                             for region, layout in enumerate(self.layouts(heads))}:
+            self.copies.compile(shape, count)
 
     @property
-    def launches(self) -> int:
-        """Kernels and copies that were enqueued on a device so far."""
-        return self._mover.launches if self._mover is not None else 0
+    def capturing(self) -> bool:
+        """Whether nothing can be copied out now, since a device records a graph."""
+        return self.copies is not None and self.copies.capturing
 
     @property
     def most_bytes(self) -> int | None:
-        """Packed bytes that one ``Move`` of ``gather`` may have; None: no bound."""
-        return None if self._mover is None else self._mover.slab_bytes
+        """Packed bytes that one ``gather`` may have; None: no bound."""
+        return None if self.copies is None else self.copies.slab_bytes
 
-    def gather(self, moves: Sequence[Move]) -> CopyMark:
-        """Copy blocks out of the cache, in the order of their ids. Packed memory is valid once the mark has passed."""
-        if self._mover is not None:
-            return self._mover.out([self._packed(move) for move in moves])
-        for move in moves:
-            index = torch.from_numpy(move.ids)
-            for at, start in enumerate(move.starts):
-                source = self.regions[move.region + at]
-                size = len(index) * self.block_bytes[move.region + at]
-                place = move.packed[start:start + size].view(source.dtype).view(len(index), *source.shape[1:])
-                torch.index_select(source, 0, index, out=place)
-        return NOW
+    def copy_out(self, regions: Sequence[int], ids: NDArray[np.int64], packed: torch.Tensor, starts: Sequence[int]) -> None:
+        """Copy blocks of arrays out of the cache, on a CPU: whole blocks, one behind the other, as they lie in memory.
 
-    def scatter(self, moves: Sequence[Move]) -> CopyMark:
-        """Copy packed blocks into the cache. Packed memory is in use until the mark has passed."""
-        if self._mover is not None:
-            return self._mover.into([self._packed(move) for move in moves])
-        for move in moves:
-            first, count = int(move.ids[0]), len(move.ids)
-            run = first + count - 1 == move.ids[-1] and bool((np.diff(move.ids) == 1).all())
-            for at, start in enumerate(move.starts):
-                target = self._part(move.region + at, move.head, move.heads)
-                size = count * target[0].numel() * target.element_size()
-                packed = move.packed[start:start + size].view(target.dtype).view(count, *target.shape[1:])
-                if run:
-                    target[first:first + count].copy_(packed)
-                else:
-                    target.index_copy_(0, torch.from_numpy(move.ids), packed)
-        return NOW
+        ``packed``: bytes; array ``regions[i]`` begins at byte ``starts[i]``.
+        """
+        index = torch.from_numpy(ids)
+        for region, start in zip(regions, starts, strict=True):
+            source = in_memory(self.regions[region])
+            size = len(index) * self.block_bytes[region]
+            place = packed[start:start + size].view(source.dtype).view(len(index), *source.shape[1:])
+            torch.index_select(source, 0, index, out=place)
+
+    def rows(self, parts: Sequence[CacheRows]) -> list[device_rows.BlockRows]:
+        """Rows of blocks for a device, of arrays that look alike together."""
+        found: list[device_rows.BlockRows] = []
+        for regions, packed, ids, head in parts:
+            alike: dict[tuple[device_rows.RowView, PackedArray], tuple[list[int], list[int]]] = {}
+            for region, (layout, start) in zip(regions, packed, strict=True):
+                view, address = self.view(region, head, layout.heads, layout.head_bytes)
+                arrays, starts = alike.setdefault((view, layout), ([], []))
+                arrays.append(address)
+                starts.append(start)
+            found += [device_rows.BlockRows(view, arrays, starts, layout, ids)
+                      for (view, layout), (arrays, starts) in alike.items()]
+        return found
 
     def fence(self) -> None:
         """Later work of the compute stream waits for the copies out that are under way; the host does not."""
-        if self._mover is not None:
-            self._mover.fence()
+        if self.copies is not None:
+            self.copies.fence()
 
-    def _part(self, region: int, head: int, heads: int) -> torch.Tensor:
-        return self.regions[region].narrow(1, head, heads) if heads else self.regions[region]
+    def view(self, region: int, head: int, heads: int, head_bytes: int) -> tuple[device_rows.RowView, int]:
+        """How so many heads of an array lie in device memory, and where. ``head_bytes``: of one head of a block."""
+        found = self._views.get((region, head, heads))
+        if found is None:
+            whole = self.regions[region]
+            part = whole if heads * head_bytes == self.block_bytes[region] else whole.narrow(1, head, heads)
+            found = self._views[region, head, heads] = device_rows.view_of(part), part.data_ptr()
+        return found
 
-    def _view(self, region: int, head: int, heads: int) -> tuple[device_rows.RowView, int]:
-        """How an array, or so many heads of it, lies in device memory, and where."""
-        part = self._part(region, head, heads)
-        return device_rows.view_of(part), part.data_ptr()
-
-    def _packed(self, move: Move) -> device_rows.PackedRows:
-        rows = [device_rows.BlockRows(view, arrays, [move.starts[at] for at in places], move.ids) for view, arrays, places
-                in self._alike(move.region, len(move.starts), move.head, move.heads)]
-        return device_rows.PackedRows(rows, move.packed, move.packed.data_ptr(), len(move.packed))
-
-    def _alike_of(self, region: int, count: int, head: int, heads: int,
-                  ) -> list[tuple[device_rows.RowView, list[int], list[int]]]:
-        """Of so many arrays from one on: those that look alike, where they are, and which they are."""
-        groups: dict[device_rows.RowView, tuple[list[int], list[int]]] = {}
-        for at in range(count):
-            view, array = self._view(region + at, head, heads)
-            arrays, places = groups.setdefault(view, ([], []))
-            arrays.append(array)
-            places.append(at)
-        return [(view, *group) for view, group in groups.items()]
+    def moment(self) -> CopyMark | None:
+        """Now, in the order of the compute stream; None: a host has no order but that of calls."""
+        return self.copies.moment() if self.copies is not None else None
 
 
-def chunk(size: int, *, pinned: bool) -> Chunk:
-    """Staging memory of ``size`` bytes; pinned, so that copies to a GPU need not wait."""
-    tensor = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-    return Chunk(tensor, memoryview(tensor.numpy()))
-
-
-def give_back_pinned() -> None:
-    """Give the system back what no chunk has any more; torch would keep it for later ones."""
-    if torch.cuda.is_available():
-        torch.accelerator.empty_host_cache()
+def _place(name: str) -> list[int]:
+    """Where a layer stands in the model: ``model.layers.11.self_attn.attn`` is the 11th."""
+    return [int(number) for number in re.findall(r"\d+", name)]
 
 
 def _arrays(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:
@@ -254,17 +240,31 @@ def logical(region: torch.Tensor) -> bool:
     return region.is_cuda and torch.version.hip is None and region.dtype.is_floating_point
 
 
+def in_memory(region: torch.Tensor) -> torch.Tensor:
+    """An array of blocks with the dimensions of a block in the order in which they lie in memory."""
+    order = sorted(range(1, region.dim()), key=region.stride, reverse=True)
+    return region.permute(0, *order)
+
+
 def _kind(region: torch.Tensor, total: int, of: LayerGroup, *, whole: bool) -> ArrayKind:
     shape, size = tuple(region.shape[1:]), region[0].numel() * region.element_size()
     if of.state:
         return ArrayKind(of.state, 1, shape, size, UNKNOWN, of.reach)
+    opaque = not logical(region)
     dtype = str(region.dtype).removeprefix("torch.")
     if whole:
         shape = (*shape[:-3], shape[-3] * shape[-2], shape[-1])
-    if total <= 0 or region.dim() < 3:
-        return ArrayKind(dtype, 1, shape, size, total if total <= 0 else UNKNOWN, of.reach)
-    return ArrayKind(dtype, shape[0], shape[1:], size // shape[0], total, of.reach)
+    apart = opaque and region.device.type == "cpu" and not region[0].is_contiguous()  # heads do not lie together
+    if total <= 0 or region.dim() < 3 or apart:
+        run = run_blocks(size, opaque=opaque)
+        return ArrayKind(dtype, 1, shape, size, total if total <= 0 else UNKNOWN, of.reach, run)
+    each = size // shape[0]
+    return ArrayKind(dtype, shape[0], shape[1:], each, total, of.reach, run_blocks(each, opaque=opaque))
 
 
-def _bytes(packed: torch.Tensor) -> memoryview:
-    return memoryview(packed.contiguous().reshape(-1).view(torch.uint8).numpy())
+def _bytes(region: torch.Tensor) -> memoryview:
+    """The memory of an array whose blocks lie together each, and perhaps apart from each other."""
+    each = region.element_size()
+    size = ((len(region) - 1) * region.stride(0) + region[0].numel()) * each
+    whole = torch.empty(0, dtype=torch.uint8).set_(region.untyped_storage(), region.storage_offset() * each, (size,))
+    return memoryview(whole.numpy())

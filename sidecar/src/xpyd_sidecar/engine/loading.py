@@ -1,7 +1,7 @@
-"""The loads of one rank: asked for, placed as blocks arrive, reported once nothing can be written into them any more.
+"""The loads of one rank: asked for, counted as blocks arrive, reported once nothing can be written into them any more.
 
-Belongs here: what the engine's thread does for them. Does not belong here: decisions (``kv.receiving``), sockets
-(``receiver``). All methods are called by the engine's own thread.
+Belongs here: what the engine's thread does for them. Does not belong here: decisions (``kv.receiving``), sockets and bytes
+(``session.receiver``, which has placed the blocks that it tells of). All methods are called by the engine's thread.
 """
 
 from __future__ import annotations
@@ -9,78 +9,99 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from functools import partial
+from typing import Final
 
-import numpy as np
-
-from xpyd_sidecar.contract.ids import HostPort, Incarnation
-from xpyd_sidecar.engine.kv_cache import KvCache, Move
-from xpyd_sidecar.engine.reports import LoadReport, Orders, StepReport
+from xpyd_sidecar.engine.kv_cache import KvCache
+from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, StepReport
 from xpyd_sidecar.engine.stats import LINK
 from xpyd_sidecar.kv import receiving
+from xpyd_sidecar.kv.fetch_steps import FetchPlan
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.messages import ListeningRank
-from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
-from xpyd_sidecar.memory.completions import Completions
+from xpyd_sidecar.kv.mapping import Source
+from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving, WantTry
 from xpyd_sidecar.memory.marks import CopyMark
-from xpyd_sidecar.memory.staging import Chunk, Staging
-from xpyd_sidecar.session.lookup_buffer import Expecting
-from xpyd_sidecar.session.receiver import Receiver
-from xpyd_sidecar.session.receiver_events import Arrived
+from xpyd_sidecar.session.receiver import FetchedBlocks, Receiver
 from xpyd_sidecar.session.transfer_trace import Forwards, TransferTrace, packed
 from xpyd_sidecar.threads.idle_polling import NAP_S
+
+UNHEARD_STEPS: Final = 2
+"""Steps that may be under way when a load is over: the scheduler hears of a step when it has planned another one."""
 
 
 class Loading:
     """Of one rank."""
 
-    def __init__(self, rank: int, memory: KvCache, receiver: Receiver, loads: Receiving, *, staging: Staging,
-                 forwards: Forwards, completions: Completions) -> None:
+    def __init__(self, rank: int, memory: KvCache, receiver: Receiver, loads: Receiving, *, ahead: bool,
+                 forwards: Forwards) -> None:
+        """``ahead``: blocks are fetched before there is a place for them, as far as the lookup buffer has room."""
         self.report = StepReport()
         """What has ended and come; the owner takes it away."""
         self._rank = rank
         self._memory = memory
-        self._staging = staging
         self._receiver = receiver
         self._loads = loads
+        self._ahead = ahead
         self._forwards = forwards
         self._noting = TransferTrace()
-        self._completions = completions
-        self._moves: list[tuple[str, Chunk, Move]] = []
-        """Of this poll: the request, what its blocks are in, and where they go."""
-        self._marks: dict[str, CopyMark] = {}
         self._done: list[Finished] = []
+        self._unheard = 0
+        """Steps in which the scheduler may not have heard yet of loads that are over: none of them naps."""
+        self._moment: CopyMark | None = None
+        """Of the step whose loads begin."""
 
-    def start(self, orders: Orders) -> None:
-        """Begin the loads of a step, and end those that are to be ended."""
+    def start(self, orders: Orders, moment: CopyMark | None = None) -> None:
+        """Begin the loads of a step, and end those that are to be ended.
+
+        ``moment``: on a device, when their blocks were allotted, in the order of its compute stream.
+        """
         now = time.monotonic()
+        self._moment = moment
+        for expect in orders.expects:
+            self._expect(expect)
         for order in orders.loads:
             self._noting.mark(order.source.key, "asked")
-            sources = tuple(From(*_place(order.source.data[one.rank]), one.parts, one.takers, one.whole)
-                            for one in order.plan[self._rank])
-            self._carry_out(self._loads.load(Order(order.request, order.source.key, order.tables, sources,
-                                                   order.source.identity, order.limit_s), now))
+            self._carry_out(self._loads.load(self._order(order), now))
         for key in orders.progress:
             self._loads.progressed(key)
-        for expect in orders.expects:
-            source = expect.source
-            place = source.data[self._rank]
-            slots = sum(expect.blocks[group] for group in self._memory.groups)
-            self._receiver.carry_out(Expecting(*_place(place), source.key, source.identity, slots))
         for fail in orders.fails:
             self._carry_out(self._loads.fail(fail.request, fail.key, fail.outcome, fail.reason))
         for request in orders.abandons:
             self._carry_out(self._loads.abandon(request))
+        self._moment = None
+
+    def _order(self, order: LoadOrder) -> Order:
+        sources = []
+        for one in order.plan[self._rank]:
+            place = order.source.data[one.rank]
+            sources.append(From(place.address, place.incarnation, self._plan(one, order.source.content)))
+        return Order(order.request, order.source.key, order.tables, tuple(sources), order.limit_s)
+
+    def _expect(self, expect: ExpectOrder) -> None:
+        """A request that has no blocks yet: its sources tell what they have."""
+        source = expect.source
+        self._noting.mark(source.key, "asked")
+        for at, one in enumerate(expect.plan[self._rank]):
+            place = source.data[one.rank]
+            slots = sum(expect.blocks[self._memory.groups[part.into]] for _, part in one.parts)
+            plan = self._plan(one, source.content)._replace(slots=slots, ahead=self._ahead)
+            self._receiver.carry_out(WantTry("", source.key, at, place.address, place.incarnation, plan))
+
+    def _plan(self, one: Source, identity: bytes) -> FetchPlan:
+        """What is taken of a source, with the tables of this rank's groups."""
+        parts = {region: part._replace(table=self._memory.groups[part.into]) for region, part in one.parts}
+        return FetchPlan(one.arrays, parts, one.takers, identity)
 
     def poll(self, *, calm: bool) -> tuple[set[str], set[str]]:
-        """Place what has arrived; a calm engine's worker waits a little for the end of a load.
+        """Take in what has arrived; a calm engine's worker that loads something waits a little for the end of a load.
 
         Requests whose load is over, and those of them that failed.
         """
         now = time.monotonic()
-        end = now + NAP_S if calm else now
+        naps = calm and not self._unheard and bool(self._loads.open or self._done)
+        end = now + NAP_S if naps else now
+        self._unheard = max(0, self._unheard - 1)
         self._take_in(now)
-        while now < end and not (self._done or self._marks):
+        while now < end and not self._done:
             self._receiver.inbox.nap(end - now)
             now = time.monotonic()
             self._take_in(now)
@@ -89,61 +110,31 @@ class Loading:
     def _take_in(self, now: float) -> None:
         for _ in range(len(self._receiver.inbox)):
             event = self._receiver.inbox.popleft()
-            if isinstance(event, Arrived):
-                self._place(event)
+            if isinstance(event, FetchedBlocks):
+                self.report.count(LINK + event.link, event.size)
+                self._noting.piece(event.key, event.at, event.at, event.size, event.link)
+                self._carry_out(self._loads.arrived(event.key, event.source, event.blocks, event.size))
             else:
                 self._carry_out(self._loads.broken(event.key, event.source, (event.outcome, event.reason), now,
                                                    final=event.final))
         self._carry_out(self._loads.tick(now))
-        self._scatter()
-
-    def _scatter(self) -> None:
-        """Copy all that has arrived into its blocks, together; chunks go back when that is complete."""
-        if not self._moves:
-            return
-        moves, self._moves = self._moves, []
-        mark = self._memory.scatter([move for *_, move in moves])
-        for request, *_ in moves:
-            self._marks[request] = mark
-        self._completions.add(mark, partial(self._give_back, [chunk for _, chunk, _ in moves]))
-
-    def _give_back(self, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
-            self._staging.give(chunk)
-
-    def _place(self, event: Arrived) -> None:
-        place = self._loads.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size)
-        if place is None:
-            if event.chunk is not None:
-                self._staging.give(event.chunk)
-            return
-        self.report.count(LINK + event.way, event.size)
-        self._noting.piece(event.key, event.at, event.at, event.size, event.way)
-        if event.chunk is None:  # it is in its blocks
-            self._carry_out(self._loads.placed(event.key))
-            return
-        whole = event.chunk.tensor  # one that is nearly full goes as it is, with its neighbours
-        packed = whole if 2 * event.size > len(whole) else whole[:event.size]
-        self._moves.append((place.request, event.chunk, Move(place.region, np.array(place.ids, np.int64), packed,
-                                                             head=place.head, heads=place.heads)))
-        self._carry_out(self._loads.placed(event.key))
 
     def _take_done(self) -> tuple[set[str], set[str]]:
         over: set[str] = set()
         failed: set[str] = set()
         waiting: list[Finished] = []
         for one in self._done:
-            mark = self._marks.get(one.request)
-            if (mark is not None and not mark.done()) or not self._receiver.settled(one.request):
-                waiting.append(one)  # copies into its blocks are still on their way
+            if not self._receiver.settled(one.request):
+                waiting.append(one)  # something is still being written into its blocks
                 continue
-            self._marks.pop(one.request, None)
             over.add(one.request)
             if one.outcome is not Outcome.OK:
                 failed.add(one.request)
             self.report.loads.append(LoadReport(self._rank, one.request, one.key, one.outcome, one.reason, one.size))
             self._loaded(one)
         self._done = waiting
+        if over:
+            self._unheard = UNHEARD_STEPS
         return over, failed
 
     def _loaded(self, one: Finished) -> None:
@@ -159,8 +150,4 @@ class Loading:
                 self._receiver.close(step.request)
                 self._done.append(step)
             else:
-                self._receiver.carry_out(step)
-
-
-def _place(rank: ListeningRank) -> tuple[HostPort, Incarnation]:
-    return rank.address, rank.incarnation
+                self._receiver.carry_out(step, self._moment)

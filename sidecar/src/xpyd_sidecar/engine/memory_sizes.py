@@ -1,37 +1,35 @@
 """How much memory a rank takes for copies of KV: it follows what one step of the model brings. Pure.
 
     step      max_num_batched_tokens * bytes of KV per token, of this rank
-    keep      two steps: one leaves while the next is written       host memory, of copies to send
-    staging   one step: what comes while decode makes a step        host memory, of what arrives
-    slab      a step in ``ROUNDS`` parts                            device memory that copies pass through
+    keep      two steps within the share of one decode engine:      host memory, of copies to send
+              one leaves while the next is written
+    slab      a step in ``ROUNDS`` parts                            device memory that copies pass through on their way out
+    ring      one step: what comes while decode makes a step        device memory that copies pass through on their way in,
+                                                                    and as much of the host's for links that need it
 
 So it is on a device, within bounds: the least carries 10 GB/s whatever the model, the most is what a link and a bus can
 use. All ranks of a host together choose no more than a ``SHARE`` of its memory, or of their container's, by themselves.
 On a host a copy is done when it is called, and sizes are constants.
 
-Nothing is lost where a size is too small: blocks wait in prefill's cache, and connections of decode are not read meanwhile
-(docs/decisions/0050).
+Nothing is lost where a size is too small: blocks wait in prefill's cache, and decode fetches them later
+(docs/decisions/0050, 0065).
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from xpyd_sidecar.contract.launch import (
-    DEVICE_KEEP_BYTES,
-    DEVICE_STAGING_BYTES,
-    KEEP_BYTES,
-    STAGING_BYTES,
-    pinned_bytes,
-)
+from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_RING_BYTES, KEEP_BYTES
 from xpyd_sidecar.engine.settings import FIELD
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv import shares
 
 ROUNDS: Final = 2
 """Times that a step may fill the device memory which copies pass through."""
 KEEP_MOST: Final = 8 << 30
-STAGING_MOST: Final = 2 << 30
-"""40 GB/s at steps of 50 ms."""
+RING_LEAST: Final = DEVICE_RING_BYTES
+RING_MOST: Final = 1 << 30
+"""Of which a session has an eighth: two fetches of 64 MiB, so that one is copied in while the other is placed."""
 SLAB_LEAST: Final = 256 << 20
 """What there is room for beside vLLM's memory, though nobody has left it."""
 SLAB_MOST: Final = 1 << 30
@@ -49,41 +47,60 @@ class StepLoad(NamedTuple):
     memory: int = 0
     """Bytes of it; 0: that is not known."""
     device_room: int = 0
-    """Bytes that vLLM has left free on the device for the slab."""
+    """Bytes that vLLM has left free on the device for slab and ring."""
 
 
 class MemorySizes(NamedTuple):
     """Bytes of one rank."""
 
     keep: int
-    staging: int
+    ring: int
     slab: int
     why: str
     """In words."""
 
 
-def memory_sizes(stated: int | None, token_bytes: int, load: StepLoad, *, device: bool) -> MemorySizes:
-    """The sizes of a rank. ``stated``: what copies to send may take, if somebody has chosen; ``token_bytes``: of KV.
+def memory_sizes(stated: int | None, token_bytes: int, load: StepLoad, *, device: bool, pool: int = 0) -> MemorySizes:
+    """The sizes of a rank.
+
+    Args:
+        stated: bytes that copies to send may take, if somebody has chosen.
+        token_bytes: of KV.
+        load: what decides.
+        device: the cache is on one.
+        pool: bytes of ``kv.hostPool``, which are taken besides.
 
     Raises:
-        ConfigError: the stated size cannot be, on a machine with so little memory.
+        ConfigError: what was stated cannot be, on a machine with so little memory.
     """
-    if stated is not None and load.memory and stated * load.ranks > load.memory:
-        raise ConfigError(f"{FIELD}.keep_bytes (kv.keep): {_mib(stated)} for each of "
-                          f"{load.ranks} ranks is more than the {_mib(load.memory)} of memory here; write less, or leave "
-                          "it out")
+    if load.memory and ((stated or 0) + pool) * load.ranks > load.memory:
+        raise ConfigError(f"{FIELD}.keep_bytes (kv.keep) and host_pool_bytes (kv.hostPool): {_mib(stated or 0)} and "
+                          f"{_mib(pool)} for each of {load.ranks} ranks are more than the {_mib(load.memory)} of memory "
+                          "here; write less, or leave them out")
     if not device:
-        return MemorySizes(stated or KEEP_BYTES, STAGING_BYTES, 0, "a host's")
+        return MemorySizes(stated or KEEP_BYTES, 0, 0, "a host's")
     step = load.tokens * token_bytes
-    most = load.memory // SHARE // max(1, load.ranks) if load.memory else KEEP_MOST + STAGING_MOST
-    staging = _within(step, DEVICE_STAGING_BYTES, min(STAGING_MOST, most // 3))
-    keep = _within(2 * step, DEVICE_KEEP_BYTES, min(KEEP_MOST, most - staging))
+    most = load.memory // SHARE // max(1, load.ranks) if load.memory else KEEP_MOST + RING_MOST
+    room = load.device_room
+    if room < slab_bytes(step, SLAB_MOST) + ring_bytes(step, RING_MOST):
+        room //= 2
+    ring = ring_bytes(step, min(room, most // 3))
+    keep = _within(keep_bytes(step), DEVICE_KEEP_BYTES, min(KEEP_MOST, most - ring))
     if stated is not None:
         keep = max(stated, DEVICE_KEEP_BYTES)
     why = f"a step of {load.tokens} tokens brings {_mib(step)} of KV" if step else "what a step brings is not known"
     if keep < step:
         why += ", more than there is room for: some of it waits in prefill's cache"
-    return MemorySizes(keep, staging, slab_bytes(step, load.device_room), why)
+    return MemorySizes(keep, ring, slab_bytes(step, room), why)
+
+
+def keep_bytes(step: int) -> int:
+    """So much that a single decode engine may have two steps of so many bytes in it (``kv.shares``).
+
+    The second is written before anything of the first has been taken, since steps are planned one ahead of the device: what
+    finds no room then leaves only when the whole forward has ended.
+    """
+    return -(-2 * step * (shares.SHARE + 1) // shares.SHARE)
 
 
 def slab_bytes(step: int, room: int) -> int:
@@ -91,16 +108,19 @@ def slab_bytes(step: int, room: int) -> int:
     return min(max(-(-step // ROUNDS), SLAB_LEAST), SLAB_MOST, max(SLAB_LEAST, room))
 
 
+def ring_bytes(step: int, room: int) -> int:
+    """The same of the ring."""
+    return _within(step, RING_LEAST, min(RING_MOST, room))
+
+
 def told(sizes: MemorySizes, rank: int) -> str:
     """What was chosen, for the log."""
-    return (f"xpyd: rank {rank} keeps {_mib(sizes.keep)} of KV to send and {_mib(sizes.staging)} of what arrives in pinned "
-            f"memory, and copies pass through {_mib(sizes.slab)} of the device: {sizes.why}")
+    return (f"xpyd: rank {rank} keeps {_mib(sizes.keep)} of KV to send in pinned memory; copies pass through "
+            f"{_mib(sizes.slab)} of the device on their way out and {_mib(sizes.ring)} on their way in: {sizes.why}")
 
 
 def _within(size: int, least: int, most: int) -> int:
-    """A power of two, since pinned memory is taken in such; rounded down, since ``most`` is a bound."""
-    whole = pinned_bytes(min(size, most))
-    return max(least, whole if whole <= min(size, most) else whole // 2)
+    return max(least, min(size, most))
 
 
 def _mib(size: int) -> str:

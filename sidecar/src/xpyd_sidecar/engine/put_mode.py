@@ -6,6 +6,7 @@ stuck costs one wait per ``again_s``, whatever the number of its transfers.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -14,10 +15,34 @@ from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.kv.keys import Key, Recent
 from xpyd_sidecar.kv.offers import Push
 from xpyd_sidecar.memory.marks import NOW, CopyMark
-from xpyd_sidecar.memory.staging import Tally
 
 FORWARD_S: Final = 300.0
 """The longest that a device may take for a step: vLLM's own limit for one."""
+
+
+class Tally:
+    """Copies that have not been freed yet; safe across threads."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = threading.Condition()
+
+    def up(self) -> None:
+        """One more."""
+        with self._changed:
+            self._count += 1
+
+    def down(self) -> None:
+        """One was freed."""
+        with self._changed:
+            self._count -= 1
+            if not self._count:
+                self._changed.notify_all()
+
+    def wait_none(self, seconds: float) -> bool:
+        """Wait until none is left, that long at most. Whether none is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._count, seconds)
 
 
 class PutMode:
@@ -31,10 +56,10 @@ class PutMode:
         self._slow: Recent[str, float] = Recent()
         self._mark: CopyMark = NOW
 
-    def tally(self, key: Key, copies: int) -> Callable[[], None]:
-        """So many copies of a transfer more, in this step. What to call when one of them has left."""
+    def tally(self, key: Key) -> Callable[[], None]:
+        """One copy of a transfer more, in this step. What to call when it is freed."""
         tally = self._tallies.setdefault(key, Tally())
-        tally.up(copies)
+        tally.up()
         return tally.down
 
     def enqueued(self, mark: CopyMark) -> None:

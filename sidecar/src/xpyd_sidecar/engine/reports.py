@@ -12,7 +12,8 @@ from xpyd_sidecar.kv.mapping import Array, Plan
 from xpyd_sidecar.kv.messages import Announce, ListeningRank
 from xpyd_sidecar.kv.offers import Push, Release
 from xpyd_sidecar.kv.reach import TableSpan
-from xpyd_sidecar.session.sender import SendReport
+from xpyd_sidecar.session.publisher import SendReport
+from xpyd_sidecar.session.receiver import RefusedRank
 
 
 class LoadOrder(NamedTuple):
@@ -39,11 +40,13 @@ class FailOrder(NamedTuple):
 
 
 class ExpectOrder(NamedTuple):
-    """A request waits for blocks while its source may have more to keep than it can: offer it the buffer."""
+    """A request has no blocks yet: have its sources tell what they have, which may be fetched ahead."""
 
     source: Announce
     blocks: tuple[int, ...]
     """Of the whole prompt, by group."""
+    plan: Plan
+    """What each rank will take from which of the source's."""
 
 
 @dataclass
@@ -124,6 +127,9 @@ class StepReport(KVConnectorWorkerMetadata):
     first_notes: list[tuple[Key, bytes]] = field(default_factory=list)
     """``contract.timeline.First``."""
     copied: list[CopiedReport] = field(default_factory=list)
+    refused: list[RefusedRank] = field(default_factory=list)
+    links: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """By rank: what is to be said of its links, where that has changed."""
     proves: int = 0
     """``Orders.hold`` of the step that this is the output of."""
 
@@ -138,7 +144,7 @@ class StepReport(KVConnectorWorkerMetadata):
         return StepReport(self.sends + other.sends, self.loads + other.loads, counts, self.levels | other.levels,
                           self.sent_notes + other.sent_notes, self.load_notes + other.load_notes,
                           self.first_notes + other.first_notes, self.copied + other.copied,
-                          max(self.proves, other.proves))
+                          self.refused + other.refused, self.links | other.links, max(self.proves, other.proves))
 
 
 @dataclass

@@ -7,7 +7,7 @@ Belongs here: what an instruction means for the outside. Does not belong here: h
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.legs import Peer
@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 class SchedulerActions:
     """What is under way because of instructions, and what is to be told with the next step."""
 
-    def __init__(self, pairing: Pairing, offers: Offers) -> None:
+    def __init__(self, pairing: Pairing, offers: Offers, weights: Callable[[], str] = lambda: "") -> None:
+        """``weights``: what the engine's weights are called now; empty: nobody has said."""
+        self._weights = weights
         self.orders = Orders()
         """To the workers, with the next step."""
         self.loading: dict[str, LoadOrder] = {}
@@ -49,6 +51,12 @@ class SchedulerActions:
         """Send a message to a peer; False where the queue is full."""
         assert self.control is not None
         return self.control.post(to, message)
+
+    def look_at_weights(self) -> None:
+        """Somebody may have changed the engine's weights: whoever is about to decide by them looks first."""
+        version = self._weights()
+        self.offer(self._offers.weights_are(version))
+        self.pair(self._pairing.weights_are(version))
 
     def pair(self, steps: list[pairing.Instruction]) -> None:
         """What decode's side of pairing says."""
@@ -102,7 +110,7 @@ class SchedulerActions:
             elif isinstance(step, offers.SendAnnounce):
                 self.ring.mark(step.key, "announced", sends=True)
                 if not self.post(step.peer, Announce(*step.key, step.identity, step.prompt, step.tokens, self.data,
-                                                     step.cached)):
+                                                     step.cached, step.weights)):
                     self.offer(self._offers.drop(step.key, Outcome.OVERFLOW, "the control queue is full"))
             elif isinstance(step, offers.SendWork):
                 self.orders.worked += [one.key for one in step.work]

@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from xpyd_sidecar.contract import fingerprint as fingerprints
@@ -25,11 +25,13 @@ from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.control_handler import ControlHandler
 from xpyd_sidecar.engine.handed_blocks import HandedBlocks, prompt_identity
+from xpyd_sidecar.engine.pair_recorder import PairRecorder
 from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
 from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.siblings import Siblings
 from xpyd_sidecar.engine.stats import Stats
+from xpyd_sidecar.engine.step_recorder import StepRecorder
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import mapping, offers, pairing, peers
@@ -56,12 +58,12 @@ class SchedulerSide:
 
     def __init__(self, config: Any, settings: ConnectorSettings, *, recompute: bool, blocks: int = 0,
                  groups: Mapping[int, CacheGroup] | None = None, states: str = "", beside: bool = False,
-                 speculation: Speculation | None = None) -> None:
+                 speculation: Speculation | None = None, weights: Callable[[], str] = lambda: "") -> None:
         """Bind the control socket. ``blocks`` of each rank's cache, of which loads may hold half; 0: they are not counted.
         ``beside``: other connectors are told the same as this one.
 
         ``groups``: by vLLM's number, those that are moved; None: one, of layers that reach over all. ``states``: what those
-        of them that have states keep, in words.
+        of them that have states keep, in words. ``weights``: what the engine's weights are called now.
 
         Raises:
             ConfigError: the port cannot be bound.
@@ -101,8 +103,13 @@ class SchedulerSide:
         """The engine takes naps."""
         self._pushing = False
         """The step that workers do now computes KV that leaves."""
-        self._carrying = SchedulerActions(self._pairing, self._offers)
-        self._hearing = ControlHandler(self._lock, self._pairing, self._offers, self._carrying, self._nap)
+        self._carrying = SchedulerActions(self._pairing, self._offers, weights)
+        self._pairs = PairRecorder(settings.run_dir, compat.dp_rank(config), self._incarnation)
+        self._steps = StepRecorder(settings.run_dir, compat.dp_rank(config), self._incarnation)
+        self._links: dict[int, tuple[str, ...]] = {}
+        """By rank: what is to be said of its links."""
+        self._hearing = ControlHandler(self._lock, self._pairing, self._offers, self._carrying, nap=self._nap,
+                                       pairs=self._pairs)
         self._control = ControlThread(self._hearing, settings.key, host=settings.host, port=port,
                                       peer_timeout_s=options.peer_timeout_s)
         self._carrying.control = self._control
@@ -129,6 +136,7 @@ class SchedulerSide:
                                         run_dir=self._settings.run_dir, give_back=self._not_called,
                                         abandon=watched.end_process if self._settings.life else None)
         self._control.start()
+        self._steps.start()
         if self._settings.run_dir is not None:
             record.write(self._settings.run_dir, record.EngineRecord(
                 record.VERSION, compat.dp_rank(self._config), self._incarnation, self._control.address, fields,
@@ -142,6 +150,7 @@ class SchedulerSide:
         if self._carrying.crew is not None:
             self._carrying.crew.stop()
         self._control.stop()
+        self._steps.stop()
 
     # --- hooks, on the engine's thread ---
 
@@ -161,6 +170,7 @@ class SchedulerSide:
         if not tokens and not withdrawn:
             return  # prefill has nothing that decode does not compute itself
         with self._lock:
+            self._carrying.look_at_weights()
             key = Key(leg.transfer, leg.attempt, 1)
             self._carrying.ring.mark(key, "arrived", sends=leg.role is Role.PREFILL, tokens=request.num_prompt_tokens)
             if leg.role is not Role.PREFILL or leg.peer is None:
@@ -181,6 +191,7 @@ class SchedulerSide:
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``computed`` come from a prefill engine; None: ask again later."""
         with self._lock:
+            self._carrying.look_at_weights()
             if not self._offers.may_begin(request.request_id):
                 return None, False
             verdict = self._pairing.ask(request.request_id, time.monotonic())
@@ -225,14 +236,17 @@ class SchedulerSide:
         Raises:
             ThreadEnded: a thread that this side cannot do without has died.
         """
+        tokens = sum(output.num_scheduled_tokens.values())
+        self._steps.begins(tokens)
         crew = self._carrying.crew
         watched.check(self._control.thread, crew.thread if crew is not None else None)
         with self._lock:
             if self._siblings is not None:
                 self._siblings.begin(self._carrying.orders, loads=output.has_sync_kv_loads)
+            self._carrying.look_at_weights()
             self._carrying.pair(self._pairing.newer())
             self._expect()
-            self._carrying.orders.tokens = sum(output.num_scheduled_tokens.values())
+            self._carrying.orders.tokens = tokens
             for name in output.preempted_req_ids or ():
                 if (key := self._offers.uncopied(name)) is not None:
                     self._carrying.orders.reclaims.append(key)
@@ -281,19 +295,18 @@ class SchedulerSide:
         return self._calm or (self._pushing and looked_s > LOOK_S)
 
     def _expect(self) -> None:
-        """Whose request has no blocks yet, although they were asked for, may have to be kept in the buffer.
+        """Whose request has no blocks yet, although they were asked for, is told of all the same, and may be fetched ahead.
 
-        Rank goes to rank, and array to array: what is pushed ahead lies as prefill has it. A state is final when prefill is
-        done, so nothing is gained by having it earlier.
+        A state is final when prefill is done, so nothing is gained by having it earlier.
         """
         if self._blocks.cuts:
             return
         for peer, source in self._pairing.without_blocks():
             met = self._carrying.greeted.get(peer)
-            if source.key not in self._invited and met is not None and met.alike:
+            if source.key not in self._invited and met is not None and not met.refused and met.ranks == len(source.data):
                 self._invited.put(source.key, None)
                 blocks = tuple(map(len, self._blocks.wanted(source.handed, 0)))
-                self._carrying.orders.expects.append(ExpectOrder(source, blocks))
+                self._carrying.orders.expects.append(ExpectOrder(source, blocks, met.plan))
 
     def heard(self, output: Any) -> None:
         """Workers report. Ids that vLLM does not wait for are taken out: it would end over them."""
@@ -308,6 +321,11 @@ class SchedulerSide:
                 for name, amount in report.counts.items():
                     self._carrying.stats.add(name, amount)
                 self._levels |= report.levels
+                for rank in report.refused:
+                    self._hearing.refused(rank)
+                if report.links:
+                    self._links |= report.links
+                    self._pairs.links(self._links)
                 self._carrying.remember(report)
             self._carrying.reported(loads)
             known = {name for name in output.finished_recving or () if name in self._carrying.expected}
@@ -377,7 +395,8 @@ class SchedulerSide:
             return self._carrying.reset()
 
     def take_stats(self) -> Stats | None:
-        """What has been counted since the last call."""
+        """What has been counted since the last call. vLLM asks once at the end of each step."""
+        self._steps.ends()
         with self._lock:
             moved = self._gauges_moved()
             self._gauges |= moved

@@ -10,7 +10,7 @@ what workers report. So there the scheduler side does not speak for them: it has
 A sibling that fills blocks within a step says with that step's output which of them it could not fill; vLLM then computes
 their requests anew, or fails them. What has been copied out of them by then is not the KV of their prompts.
 
-    step n: a sibling fills blocks          hold n ──▶ copies made now and in later steps stay with the sender
+    step n: a sibling fills blocks          hold n ──▶ copies made now and in later steps stay with the publisher
     output of step n, heard                 proved n ──▶ they leave; transfers that ran with blocks it names are spoiled
 
 Requests of step n and later ones may share such blocks, so what counts is the table that a transfer ran with. Where no

@@ -18,15 +18,14 @@ COUNTERS = {
     metrics.PUSHED_TOKENS: "Prompt tokens of the pushes that decode engines confirmed.",
     metrics.LOADED_BYTES: "KV payload bytes loaded from prefill engines.",
     metrics.LOADED_TOKENS: "Prompt tokens whose KV was loaded instead of computed.",
-    metrics.AHEAD_BYTES: "KV payload bytes pushed into decode's buffer before decode had blocks for them.",
     metrics.WAIT_SECONDS: "From a decode leg's arrival until its KV was in place, summed over loads.",
     metrics.RETRIES: "Times that decode began a load anew, from another try of its transfer.",
-    metrics.STORE_RETRIES: "Times that decode's buffer was too full for a copy, which was kept to be offered again.",
+    metrics.STORE_RETRIES: "Times that decode's buffer was too full for a copy that it was to take, which was kept.",
     metrics.PUT_WAIT_SECONDS: "Time in which prefill steps of mode put have waited for their KV to leave.",
     metrics.PUT_LATE: "Transfers of mode put that went on as put_async.",
-    metrics.PUSH_SECONDS: "From the first bytes sent to confirmed, summed over pushes and ranks.",
+    metrics.PUSH_SECONDS: "From the first manifest to confirmed, summed over pushes and ranks.",
     metrics.BUFFERED_BYTES: "KV payload bytes that came into the lookup buffer or the host pool.",
-    metrics.BUFFER_BUSY: "Times that lookup buffer and host pool had no room for what prefill offered.",
+    metrics.BUFFER_BUSY: "Times that lookup buffer and host pool had no room for what decode was to take.",
     metrics.UNCLAIMED: "Transfers in the lookup buffer that no request has claimed in time.",
     metrics.DP_DUMMIES: "Dummy forwards of this data-parallel rank.",
     metrics.DP_WASTED: "Dummy forwards in steps that the rank had asked for itself and had no use for.",
@@ -41,17 +40,19 @@ GAUGES = {
     metrics.BUFFER_USED: "Bytes in use of the lookup buffer.",
     metrics.POOL_USED: "Bytes in use of the host pool behind the lookup buffer.",
     metrics.NCCL_GROUPS: "NCCL groups with peers' ranks.",
-    metrics.NCCL_BYTES: "GPU memory of NCCL groups and of the slots for what they move.",
+    metrics.NCCL_BYTES: "GPU memory that NCCL groups take.",
     metrics.DP_LOCAL: "Forwards that this data-parallel rank has begun.",
     metrics.DP_GRANTED: "The last forward that all data-parallel ranks must run.",
 }
 LINK = "link:"
 """Begins the name of what has come in over a link, in bytes."""
+REFUSED = f"{metrics.LINKS_REFUSED}:"
+"""Begins the name of a link that sessions could not have."""
 
 
 class Stats(KVConnectorStats):
-    """One interval: ``data`` maps counter names to increments, gauge names to values, "side/outcome" to transfers, and
-    "link:name" to bytes.
+    """One interval: ``data`` maps counter names to increments, gauge names to values, "side/outcome" to transfers,
+    "link:name" to bytes, and ``REFUSED`` with a name to sessions.
     """
 
     def reset(self) -> None:
@@ -111,6 +112,9 @@ class PromMetrics(KVConnectorPromMetrics):
         self._links = self._counter_cls(
             name=metrics.LINK_BYTES, documentation="KV payload bytes that have come in, by link.",
             labelnames=[*labelnames, "link"])
+        self._refused = self._counter_cls(
+            name=metrics.LINKS_REFUSED, documentation="Sessions that could not have a link, and go on over a worse one.",
+            labelnames=[*labelnames, "link"])
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Record one interval."""
@@ -122,6 +126,8 @@ class PromMetrics(KVConnectorPromMetrics):
             elif name.startswith(LINK):
                 link = name.removeprefix(LINK)
                 self._links.labels(*self.per_engine_labelvalues[engine_idx], link).inc(value)
+            elif name.startswith(REFUSED):
+                self._refused.labels(*self.per_engine_labelvalues[engine_idx], name.removeprefix(REFUSED)).inc(value)
             else:
                 side, _, outcome = name.partition("/")
                 self._transfers.labels(*self.per_engine_labelvalues[engine_idx], side, outcome).inc(value)

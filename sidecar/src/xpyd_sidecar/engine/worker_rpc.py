@@ -2,7 +2,7 @@
 
     scheduler side (WorkerRpc, a thread)                   worker (WorkerRpcServer, a thread in each)
       handle, with the orders of the first step ──▶          joins
-      let_go([transfer, …]) ──▶                              the sender drops copies: a peer is dead, or wants nothing
+      let_go([transfer, …]) ──▶                              the publisher drops copies: a peer is dead, or wants nothing
       duty(role) ──▶                                         memory that the role has no use for goes back
                    ◀── bytes that are still held ──          (asked again and again while the engine drains)
 

@@ -24,21 +24,8 @@ class Usage(NamedTuple):
     size: int
     used: int
     """In blocks that are handed out."""
-    asked: int
-    """What was asked for of those blocks; the rest is lost to rounding."""
     largest: int
     """The largest block that could be had now."""
-
-    @property
-    def external(self) -> float:
-        """Share of the free bytes that the largest request which fits cannot have: 0 is none, near 1 is dust."""
-        free = self.size - self.used
-        return 1 - self.largest / free if free else 0.0
-
-    @property
-    def internal(self) -> float:
-        """Share of the used bytes that is lost to rounding."""
-        return 1 - self.asked / self.used if self.used else 0.0
 
 
 class Buddy:
@@ -56,8 +43,9 @@ class Buddy:
         units = size // unit
         self.size = units * unit
         self._free: list[list[int]] = [[] for _ in range(units.bit_length())]
-        self._taken: dict[int, tuple[int, int]] = {}
-        self._used = self._asked = 0
+        self._taken: dict[int, int] = {}
+        """By offset of a block: its order."""
+        self._used = 0
         offset = 0
         for order in reversed(range(units.bit_length())):
             if units >> order & 1:
@@ -80,9 +68,8 @@ class Buddy:
         while order > want:  # the upper halves stay free
             order -= 1
             insort(self._free[order], offset + (self.unit << order))
-        self._taken[offset] = order, size
+        self._taken[offset] = order
         self._used += self.unit << order
-        self._asked += size
         return offset
 
     def free(self, offset: int) -> None:
@@ -93,9 +80,8 @@ class Buddy:
         """
         if offset not in self._taken:
             raise ValueError(f"buddy: no block is handed out at {offset}")
-        order, size = self._taken.pop(offset)
+        order = self._taken.pop(offset)
         self._used -= self.unit << order
-        self._asked -= size
         while order + 1 < len(self._free):
             free, buddy = self._free[order], offset ^ self.unit << order
             at = bisect_left(free, buddy)
@@ -110,4 +96,4 @@ class Buddy:
     def usage(self) -> Usage:
         """What is given out, and how broken up the rest is."""
         largest = next((self.unit << order for order in reversed(range(len(self._free))) if self._free[order]), 0)
-        return Usage(self.size, self._used, self._asked, largest)
+        return Usage(self.size, self._used, largest)

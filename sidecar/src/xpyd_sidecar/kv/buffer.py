@@ -2,7 +2,7 @@
 
 The verbs are those of vLLM's KV lookup buffers: ``insert``, and ``drop_select`` of a try, by content, or of any entry;
 the region of interest is the blocks that decode lacks. Places are taken from the buffer and, where that is full, from the
-host pool; where both are full the offer is refused (BUSY), and prefill offers again.
+host pool; where both are full there is no room: what prefill presses for is answered BUSY, and it presses again.
 
 Laws
 1. A place is handed out once and taken back once; places in use never overlap, and lie in the tier that they name.
@@ -12,8 +12,10 @@ Laws
    for nothing, and what came for another request is that request's, whose prefill has nothing of it any more.
 5. There are never more than ``most`` entries; the oldest gives way.
 
-    expect ──▶ entry ── offer ──▶ reserved ── frame begins ──▶ taken ── insert ──▶ item ── drop_select ──▶ the caller's
-                          └ no room: BUSY       (a place leaves its entry with the frame, and comes back with insert)
+    expect ──▶ entry ── offer ──▶ reserved ── fetch begins ──▶ taken ── insert ──▶ item ── drop_select ──▶ the caller's
+                          └ no room: BUSY       (a place leaves its entry with the fetch, and comes back with insert)
+
+A try has an entry for each of its sources.
 """
 
 from __future__ import annotations
@@ -21,9 +23,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.kv.blocks import overlap
 from xpyd_sidecar.kv.buddy import Buddy
 from xpyd_sidecar.kv.keys import Key
@@ -41,8 +42,13 @@ class BufferPlace(NamedTuple):
     size: int
 
 
+W = TypeVar("W")
+TryId = tuple[Key, int]
+"""A try, and the place of a source among those of its load."""
+
+
 class BufferedCut(NamedTuple):
-    """One frame's worth of blocks of a region."""
+    """One fetch's worth of blocks of an array of the source."""
 
     region: int
     first: int
@@ -50,19 +56,16 @@ class BufferedCut(NamedTuple):
     size: int
 
 
-class Item(NamedTuple):
-    """Blocks that lie in a place; ``skip`` bytes before them there are not wanted."""
+class Item(NamedTuple, Generic[W]):
+    """Blocks that lie in a place, and what was said of them when they were inserted."""
 
-    region: int
-    first: int
-    blocks: int
+    cut: BufferedCut
     place: BufferPlace
-    skip: int
-    size: int
+    what: W
 
 
 @dataclass
-class BufferEntry:
+class BufferEntry(Generic[W]):
     """What is there of one try."""
 
     identity: bytes
@@ -70,23 +73,25 @@ class BufferEntry:
     """Blocks of all arrays: what a whole entry has."""
     lease: Lease
     reserved: dict[BufferedCut, BufferPlace] = field(default_factory=dict)
-    items: dict[BufferedCut, BufferPlace] = field(default_factory=dict)
+    items: dict[BufferedCut, Item[W]] = field(default_factory=dict)
     filled: int = 0
     seen: set[tuple[int, int]] = field(default_factory=set)
     """(region, block) that were granted."""
 
 
-class Buffer:
+class Buffer(Generic[W]):
     """The buffer. Not safe across threads."""
 
     def __init__(self, buffer: Buddy, pool: Buddy, *, ttl_s: float, most: int = ENTRIES_MAX,
                  usable: Callable[[int], bool] = lambda _: True) -> None:
         """``usable``: whether there is memory under a tier, asked before a place of it is promised."""
         self._usable = usable
+        self.closed = False
+        """Nothing more is to be expected: nobody has a use for it."""
         self._tiers = (buffer, pool)
         self._ttl_s = ttl_s
         self._most = most
-        self._entries: OrderedDict[Key, BufferEntry] = OrderedDict()
+        self._entries: OrderedDict[TryId, BufferEntry[W]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -94,19 +99,24 @@ class Buffer:
     def __contains__(self, key: object) -> bool:
         return key in self._entries
 
+    def has_some(self, key: TryId) -> bool:
+        """Whether anything of a try is in a place."""
+        entry = self._entries.get(key)
+        return entry is not None and bool(entry.items)
+
     @property
     def used(self) -> tuple[int, int]:
         """Bytes in use, of the buffer and of the pool."""
         return self._tiers[0].usage.used, self._tiers[1].usage.used
 
-    def expect(self, key: Key, identity: bytes, slots: int, now: float) -> list[Key]:
-        """A transfer may be pushed ahead. Entries that had to give way."""
-        if key in self._entries:
+    def expect(self, key: TryId, identity: bytes, slots: int, now: float) -> list[TryId]:
+        """A try may be fetched ahead. Entries that had to give way."""
+        if self.closed or key in self._entries:
             return []
         self._entries[key] = BufferEntry(identity, slots, Lease.of(now, self._ttl_s))
         return [self.drop_any() for _ in range(len(self._entries) - self._most)]
 
-    def offer(self, key: Key, cuts: Iterable[BufferedCut]) -> bool:
+    def offer(self, key: TryId, cuts: Iterable[BufferedCut]) -> bool:
         """Reserve places for all of ``cuts``, or for none; False means busy, or no such entry.
 
         Raises:
@@ -134,38 +144,51 @@ class Buffer:
         entry.reserved.update(zip(wanted, places, strict=True))
         return True
 
-    def take(self, key: Key, cut: BufferedCut) -> BufferPlace | None:
-        """A frame begins: its place, the caller's until ``insert`` or ``free``. None: nothing was granted for it."""
+    def withdraw(self, key: TryId, cut: BufferedCut) -> None:
+        """What was offered and granted will not come this time; it may be offered again."""
+        entry = self._entries.get(key)
+        if entry is None or cut in entry.items:
+            return
+        entry.seen -= {(cut.region, block) for block in range(cut.first, cut.first + cut.blocks)}
+        if (place := entry.reserved.pop(cut, None)) is not None:
+            self.free(place)
+
+    def has(self, key: TryId, cut: BufferedCut) -> bool:
+        """Whether this is in a place."""
+        entry = self._entries.get(key)
+        return entry is not None and cut in entry.items
+
+    def take(self, key: TryId, cut: BufferedCut) -> BufferPlace | None:
+        """A fetch begins: its place, the caller's until ``insert`` or ``free``. None: nothing was granted for it."""
         entry = self._entries.get(key)
         return entry.reserved.pop(cut, None) if entry else None
 
-    def insert(self, key: Key, cut: BufferedCut, place: BufferPlace) -> bool:
-        """A frame that ``take`` gave a place is complete. False: its entry has left, and so has the place."""
+    def insert(self, key: TryId, cut: BufferedCut, place: BufferPlace, what: W) -> bool:
+        """A fetch that ``take`` gave a place is complete. False: its entry has left, and so has the place."""
         entry = self._entries.get(key)
         if entry is None:
             self.free(place)
             return False
-        entry.items[cut] = place
+        entry.items[cut] = Item(cut, place, what)
         entry.filled += cut.blocks
         return True
 
-    def drop_select(self, key: Key, first: int, count: int, spans: Sequence[ArraySpan] = ()) -> list[Item]:
-        """Take a try's entry out: its blocks inside the region of interest. Their places are the caller's to free.
+    def drop_select(self, key: TryId, first: int, count: int, spans: Sequence[ArraySpan] = ()) -> list[Item[W]]:
+        """Take a try's entry out: what has blocks inside the region of interest. These places are the caller's to free.
 
         ``spans``: arrays of which other blocks are of interest.
         """
         entry = self._entries.pop(key, None)
         return list(self._leave(entry, (first, count), spans)) if entry else []
 
-    def drop_select_content(self, transfer: TransferId, identity: bytes, first: int, count: int,
-                            spans: Sequence[ArraySpan] = ()) -> list[Item]:
-        """The same for any whole entry of a transfer with this prompt, whichever try has brought it."""
-        whole = (key for key, one in self._entries.items()
-                 if (key.transfer, one.identity) == (transfer, identity) and one.filled == one.slots)
-        found = next(whole, None)
-        return self.drop_select(found, first, count, spans) if found else []
+    def find_content(self, key: TryId, identity: bytes) -> TryId | None:
+        """A whole entry of another try of the same transfer, of the same source, with this prompt; for ``drop_select``."""
+        (transfer, _, _), source = key
+        return next((other for other, one in self._entries.items()
+                     if (other[0].transfer, other[1], one.identity) == (transfer, source, identity)
+                     and one.filled == one.slots), None)
 
-    def drop_any(self) -> Key:
+    def drop_any(self) -> TryId:
         """Take the oldest entry out, and everything in it.
 
         Raises:
@@ -175,24 +198,30 @@ class Buffer:
         self._leave_all(entry)
         return key
 
-    def forget(self, key: Key) -> bool:
+    def forget(self, key: TryId) -> bool:
         """A try will not be loaded. Whether there was an entry."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._leave_all(entry)
         return entry is not None
 
-    def clear(self) -> None:
-        """No try of these will be loaded."""
-        for key in list(self._entries):
-            self.forget(key)
+    def entries(self, key: Key) -> list[TryId]:
+        """Those of a try, by source."""
+        return [one for one in self._entries if one[0] == key]
 
-    def broken(self, key: Key) -> bool:
+    def clear(self) -> list[TryId]:
+        """No try of these will be loaded. Entries that have left."""
+        gone = list(self._entries)
+        for key in gone:
+            self.forget(key)
+        return gone
+
+    def broken(self, key: TryId) -> bool:
         """Nothing more of a try will come: what is whole stays. Whether there was an entry that has left."""
         entry = self._entries.get(key)
         return entry is not None and entry.filled < entry.slots and self.forget(key)
 
-    def tick(self, now: float) -> list[Key]:
+    def tick(self, now: float) -> list[TryId]:
         """Time passes: entries that no request has claimed leave."""
         over = [key for key, entry in self._entries.items() if entry.lease.over(now)]
         for key in over:
@@ -211,19 +240,19 @@ class Buffer:
             if self._usable(tier):
                 return BufferPlace(tier, offset, size)
             buddy.free(offset)
+            return None  # its memory is being made; the next tier's is for what has no room in this one
         return None
 
-    def _leave(self, entry: BufferEntry, others: tuple[int, int], spans: Sequence[ArraySpan]) -> Iterator[Item]:
+    def _leave(self, entry: BufferEntry[W], others: tuple[int, int], spans: Sequence[ArraySpan]) -> Iterator[Item[W]]:
         for place in entry.reserved.values():
             self.free(place)
-        for cut, place in entry.items.items():
-            begin, blocks = overlap(cut.first, cut.blocks, *span_of(spans, cut.region, others))
-            if not blocks:
-                self.free(place)
-                continue
-            each = cut.size // cut.blocks
-            yield Item(cut.region, begin, blocks, place, (begin - cut.first) * each, blocks * each)
+        for item in entry.items.values():
+            cut = item.cut
+            if overlap(cut.first, cut.blocks, *span_of(spans, cut.region, others))[1]:
+                yield item
+            else:
+                self.free(item.place)
 
-    def _leave_all(self, entry: BufferEntry) -> None:
-        for place in (*entry.reserved.values(), *entry.items.values()):
+    def _leave_all(self, entry: BufferEntry[W]) -> None:
+        for place in (*entry.reserved.values(), *(item.place for item in entry.items.values())):
             self.free(place)

@@ -8,7 +8,7 @@ Laws
 2. Pieces of a group are launched in the order in which they were given, one launch at a time: NCCL forbids any other call
    on a communicator while one is in progress.
 3. No more than ``depth`` pieces of a group run at once, and no more than ``flight`` of the process in each direction. The
-   directions are counted apart: else two engines whose slots are all taken by receives would wait for each other's sends.
+   directions are counted apart: else two engines with as many receives as may run would wait for each other's sends.
 4. At most ``most`` groups have memory, those that are being ended included. One more takes the place of the one that has
    been idle for longest; where none is idle, it is refused.
 5. What a group's pieces use is given back when they are done, or else when the group's end is complete: until then the GPU
@@ -22,7 +22,8 @@ Laws
 7. A group that takes longer than ``hold_s`` to open, while pieces wait to be received, is given up: a peer that cannot be
    reached holds up the others no longer.
 8. Opening lasts no longer than ``open_s``, a piece no longer than ``move_s`` from its turn; a group that is idle for
-   ``idle_s`` ends (twice that on the receiving side, so that the one who gives work is the one to end it).
+   ``idle_s`` ends (twice that on the sending side: decode says what is fetched, so it is the one to end it, and nothing
+   that it asks for meets a group that prefill has just ended).
 
     WAITING ──room──▶ OPENING ──opened──▶ OPEN ──(launch ──launched──▶ running ──done──▶)*
        │                 │                  │
@@ -70,32 +71,32 @@ class GroupState(Enum):
     ENDING = "ending"
 
 
-class Begin(NamedTuple):
+class MakeGroup(NamedTuple):
     """Begin to make a communicator; answer ``opened`` or ``broken``."""
 
     number: int
 
 
-class Launch(NamedTuple, Generic[P]):
+class LaunchPiece(NamedTuple, Generic[P]):
     """Launch a piece; answer ``launched`` when the call is no longer in progress, then ``done``; or ``broken``."""
 
     number: int
     piece: P
 
 
-class End(NamedTuple):
+class EndGroup(NamedTuple):
     """Abort the communicator; answer ``ended``, however long that takes."""
 
     number: int
 
 
-class Opened(NamedTuple):
+class GroupOpened(NamedTuple):
     """To its owner: pieces are launched from now on."""
 
     number: int
 
 
-class Moved(NamedTuple, Generic[P]):
+class PieceMoved(NamedTuple, Generic[P]):
     """To its owner: a piece is done."""
 
     number: int
@@ -103,21 +104,20 @@ class Moved(NamedTuple, Generic[P]):
 
 
 class GroupLost(NamedTuple):
-    """To its owner: the group will do no more. ``busy``: pieces were under way, and their fate is not known."""
+    """To its owner: the group will do no more."""
 
     number: int
     reason: str
-    busy: bool
 
 
-class Over(NamedTuple, Generic[P]):
+class GroupOver(NamedTuple, Generic[P]):
     """To its owner, once for each group: its memory is given back, and so are these pieces, which were never done."""
 
     number: int
     pieces: tuple[P, ...]
 
 
-Step = Begin | Launch[P] | End | Opened | Moved[P] | GroupLost | Over[P]
+Step = MakeGroup | LaunchPiece[P] | EndGroup | GroupOpened | PieceMoved[P] | GroupLost | GroupOver[P]
 
 
 @dataclass
@@ -133,8 +133,6 @@ class NcclGroup(Generic[P]):
     running: deque[P] = field(default_factory=deque)
     began: deque[float] = field(default_factory=deque)
     """When those under way were launched, the one that is being launched included."""
-    held: int = 0
-    """Pieces that its owner is about to give."""
     used: bool = False
     """Its first piece is done: both ranks are connected."""
 
@@ -156,7 +154,7 @@ class NcclGroup(Generic[P]):
     @property
     def idle(self) -> bool:
         """Whether it may be ended without loss."""
-        return self.state is GroupState.OPEN and not self.queued and not self.flying and not self.held
+        return self.state is GroupState.OPEN and not self.queued and not self.flying
 
     def take_all(self) -> tuple[P, ...]:
         """Every piece that it has, oldest first."""
@@ -225,7 +223,7 @@ class Groups(Generic[P]):
         idle = [(one.since, other) for other, one in self._groups.items() if one.idle]
         if not idle:
             del self._groups[number]
-            return [GroupLost(number, f"{self._most} groups are in use", busy=False), Over(number, ())]
+            return [GroupLost(number, f"{self._most} groups are in use"), GroupOver(number, ())]
         return self._end(min(idle)[1], "another group needs its place")
 
     def opened(self, number: int, now: float) -> list[Step[P]]:
@@ -234,20 +232,13 @@ class Groups(Generic[P]):
         if group is None or group.state is not GroupState.OPENING:
             return []
         group.state, group.since = GroupState.OPEN, now
-        return [Opened(number), *self._go_on(now)]
-
-    def hold(self, number: int, pieces: int, now: float) -> None:
-        """So many pieces more (or fewer) are about to be given: the group is not idle."""
-        group = self._groups.get(number)
-        if group is not None:
-            group.held += pieces
-            group.since = max(group.since, now)
+        return [GroupOpened(number), *self._go_on(now)]
 
     def move(self, number: int, piece: P, now: float) -> list[Step[P]]:
         """A piece is to be sent or received, after those given before. Of a group that is gone it is given back."""
         group = self._groups.get(number)
         if group is None:
-            return [Over(number, (piece,))]
+            return [GroupOver(number, (piece,))]
         group.queued.append(piece)
         return self._launch(now)
 
@@ -269,7 +260,7 @@ class Groups(Generic[P]):
         group.began.popleft()
         if group.began:
             group.began[0] = max(group.began[0], now)  # it could not move before
-        return [Moved(number, group.running.popleft()), *self._go_on(now)]
+        return [PieceMoved(number, group.running.popleft()), *self._go_on(now)]
 
     def broken(self, number: int, reason: str) -> list[Step[P]]:
         """NCCL says that it cannot go on."""
@@ -285,7 +276,7 @@ class Groups(Generic[P]):
         if group is None or group.state is not GroupState.ENDING:
             return []
         del self._groups[number]
-        return [Over(number, group.take_all()), *self._go_on(now)]
+        return [GroupOver(number, group.take_all()), *self._go_on(now)]
 
     def tick(self, now: float) -> list[Step[P]]:
         """Time passes."""
@@ -297,7 +288,7 @@ class Groups(Generic[P]):
                 out += self._end(number, f"the group was not open within {self._hold_s:g} s, and others wait to receive")
             elif group.began and group.state is GroupState.OPEN and now - group.began[0] > self._move_s:
                 out += self._end(number, f"a piece took longer than {self._move_s:g} s")
-            elif group.idle and now - group.since > self._idle_s * (1 if group.way is Way.SEND else 2):
+            elif group.idle and now - group.since > self._idle_s * (2 if group.way is Way.SEND else 1):
                 out += self._end(number, "idle")
         return out + self._go_on(now)
 
@@ -316,7 +307,7 @@ class Groups(Generic[P]):
         for number, group in self._groups.items():
             if group.state is GroupState.WAITING and self.count < self._most:
                 group.state, group.since = GroupState.OPENING, now
-                out.append(Begin(number))
+                out.append(MakeGroup(number))
         return out
 
     def _quiet(self, one: NcclGroup[P], free: dict[Way, int]) -> bool:
@@ -351,7 +342,7 @@ class Groups(Generic[P]):
                 free[one.way] -= 1
                 one.launching = one.queued.popleft()
                 one.began.append(now)
-                out.append(Launch(number, one.launching))
+                out.append(LaunchPiece(number, one.launching))
                 if not one.queued:
                     continue
             self._turns.append(number)
@@ -361,9 +352,9 @@ class Groups(Generic[P]):
         group = self._groups.get(number)
         if group is None or group.state is GroupState.ENDING:
             return []
-        lost = GroupLost(number, reason, busy=bool(group.flying or group.queued))
+        lost = GroupLost(number, reason)
         if group.state is GroupState.WAITING:
             del self._groups[number]
-            return [lost, Over(number, group.take_all())]
+            return [lost, GroupOver(number, group.take_all())]
         group.state = GroupState.ENDING
-        return [lost, End(number)]
+        return [lost, EndGroup(number)]

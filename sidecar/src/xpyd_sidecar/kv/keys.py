@@ -50,7 +50,7 @@ class Outcome(StrEnum):
     PROTOCOL = "protocol"
     PEER_LOST = "peer_lost"
     OVERFLOW = "overflow"
-    """More copies to keep than ``keep_bytes``."""
+    """No room in time, for copies or for more peers and tries."""
     ABORTED = "aborted"
     """A leg ended before its part was done."""
     UNUSED = "unused"

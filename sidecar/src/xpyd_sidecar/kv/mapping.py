@@ -1,11 +1,11 @@
 """Which bytes of which prefill rank go to which decode rank, where their tensor or pipeline sizes differ.
 
 A rank is ``stage * tensor + t``. What it has is a list of *arrays* (of blocks): one per layer, or the K and V of one apart,
-by name. Blocks are cut on heads only; inside a block the heads come first, so a cut is one run of bytes:
+by name. Blocks are cut on heads only, which come first where they are packed (``kv.packing``):
 
     a block of one rank     | head 0 | head 1 | head 2 | head 3 |        P, tensor 1, 4 KV heads
                             '--------+--------'--------+--------'
-    decode ranks, tensor 2      rank 0: 0, 1      rank 1: 2, 3           each gets a cut of two heads
+    decode ranks, tensor 2      rank 0: 0, 1      rank 1: 2, 3           each gets two heads
 
 Rules, of vLLM (``QKVParallelLinear``) where they are about who holds what
 1. Of H heads, rank t of T holds H/T from t*H/T on where T <= H, and head t*H/T alone where T > H: T/H ranks have the same.
@@ -18,16 +18,15 @@ Rules, of vLLM (``QKVParallelLinear``) where they are about who holds what
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
+from xpyd_sidecar.kv.array_layout import ArrayLayout, ArrayPart
 from xpyd_sidecar.kv.reach import EVERYTHING, Reach
 
-VERSION: Final = 2
+VERSION: Final = 3
 UNKNOWN: Final = -1
 RANKS_MAX: Final = 1024
 
@@ -49,11 +48,18 @@ class ArrayKind(msgspec.Struct, frozen=True, array_like=True):
     """Heads over all ranks. 0: none, all ranks hold the same. ``UNKNOWN``: not to be cut."""
     reach: Reach = EVERYTHING
     """Which blocks of a prompt are moved."""
+    run: int = 1
+    """Blocks of a run where they are packed (``packing.run_blocks``)."""
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
         return self.heads * self.head_bytes
+
+    @property
+    def layout(self) -> ArrayLayout:
+        """How blocks of it are packed."""
+        return ArrayLayout(self.heads, self.head_bytes, self.run)
 
 
 class Array(NamedTuple):
@@ -81,53 +87,19 @@ class Geometry(msgspec.Struct, frozen=True):
         return [Array(name, self.kinds[at]) for name, at in self.stages[stage]]
 
 
-class Cut(msgspec.Struct, frozen=True, array_like=True):
-    """Heads ``head``.. of ``count`` arrays of a source, from array ``region`` on. ``heads`` 0: whole blocks."""
-
-    region: int
-    count: int
-    head: int
-    heads: int
-    size: int
-    """Bytes of one block's cut, in each of the arrays."""
-
-
-class PlacedCut(NamedTuple):
-    """A cut, and where it goes: into the taker's arrays from ``into`` on, at head ``at``."""
-
-    cut: Cut
-    into: int
-    at: int
-
-
 class Source(NamedTuple):
     """What one decode rank takes from one prefill rank; ``takers``: how many decode ranks take from that one."""
 
     rank: int
     takers: int
-    parts: tuple[PlacedCut, ...]
-    whole: bool = True
-    """All arrays of prefill's rank are taken by somebody; False where some are left out."""
+    arrays: tuple[ArrayLayout, ...]
+    """Of prefill's rank, all."""
+    parts: tuple[tuple[int, ArrayPart], ...]
+    """What is taken of them: (which array, which of its heads and where they go), in order."""
 
 
 Plan = tuple[tuple[Source, ...], ...]
 """By decode rank."""
-
-
-class SourceArray(NamedTuple):
-    """One array of a source, as its taker sees it."""
-
-    nth: int
-    """Among those that are taken from this source."""
-    region: int
-    """The taker's array."""
-    offset: int
-    """Bytes into each of its blocks."""
-    head: int
-    heads: int
-    """0: whole blocks."""
-    size: int
-    """Bytes of one block's cut."""
 
 
 def geometry(tensor: int, ranks: Sequence[Sequence[Array]]) -> Geometry:
@@ -154,41 +126,18 @@ def plan(prefill: Geometry, decode: Geometry, left_out: frozenset[str] = frozens
     """
     _check(prefill, "prefill")
     _check(decode, "decode")
+    layouts = [tuple(one.kind.layout for one in prefill.arrays(stage)) for stage in range(len(prefill.stages))]
     if prefill == decode and not left_out:
-        return tuple((Source(rank, 1, tuple(_runs(_whole(decode.arrays(rank // decode.tensor))))),)
-                     for rank in range(decode.ranks))
+        return tuple((Source(rank, 1, layouts[rank // decode.tensor], tuple(
+            (at, ArrayPart(at, 0, one.heads, 0)) for at, one in enumerate(layouts[rank // decode.tensor]))),)
+            for rank in range(decode.ranks))
     _compare(prefill, decode, left_out)
     taken = [_taken(prefill, decode, rank, left_out) for rank in range(decode.ranks)]
     for unused in set(range(prefill.ranks)) - {rank for one in taken for rank in one}:
         taken[unused * decode.ranks // prefill.ranks][unused] = []
     takers = Counter(rank for one in taken for rank in one)
-    whole = [not any(_layer(name) in left_out for name, _ in stage) for stage in prefill.stages]
-    return tuple(tuple(Source(rank, takers[rank], tuple(_runs(parts)), whole[rank // prefill.tensor])
+    return tuple(tuple(Source(rank, takers[rank], layouts[rank // prefill.tensor], tuple(sorted(parts)))
                        for rank, parts in sorted(one.items())) for one in taken)
-
-
-@lru_cache(maxsize=256)
-def units(parts: tuple[PlacedCut, ...]) -> dict[int, SourceArray]:
-    """What is taken from one source, by its arrays. Shared: not to be changed."""
-    out: dict[int, SourceArray] = {}
-    for cut, into, at in parts:
-        offset = at * (cut.size // cut.heads) if cut.heads else 0
-        for nth in range(cut.count):
-            out[cut.region + nth] = SourceArray(len(out), into + nth, offset, at, cut.heads, cut.size)
-    return out
-
-
-@lru_cache(maxsize=256)
-def table_runs(parts: tuple[PlacedCut, ...], groups: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """Neighbours among a source's arrays that go into one table: the first, how many, which table."""
-    out: list[tuple[int, int, int]] = []
-    for region, unit in sorted(units(parts).items()):
-        first, arrays, group = out[-1] if out else (0, 0, -1)
-        if first + arrays == region and groups[unit.region] == group:
-            out[-1] = first, arrays + 1, group
-        else:
-            out.append((region, 1, groups[unit.region]))
-    return tuple(out)
 
 
 def _check(one: Geometry, side: str) -> None:
@@ -263,20 +212,18 @@ def _divides(name: str, side: str, tensor: int, kind: ArrayKind) -> None:
         raise Unmappable(f"kv cache {name}, heads: {kind.heads} on each of {tensor} ranks of {side}, of {kind.total}")
 
 
-def _taken(prefill: Geometry, decode: Geometry, rank: int, left_out: frozenset[str]) -> dict[int, list[PlacedCut]]:
+def _taken(prefill: Geometry, decode: Geometry, rank: int,
+           left_out: frozenset[str]) -> dict[int, list[tuple[int, ArrayPart]]]:
     """Parts of one array each, by prefill rank, for one decode rank."""
     stage, t = divmod(rank, decode.tensor)
-    place = {one.name: (into, one.kind) for into, one in enumerate(decode.arrays(stage))
-             if _layer(one.name) not in left_out}
-    out: dict[int, list[PlacedCut]] = {}
+    place = {one.name: into for into, one in enumerate(decode.arrays(stage)) if _layer(one.name) not in left_out}
+    out: dict[int, list[tuple[int, ArrayPart]]] = {}
     for from_stage in range(len(prefill.stages)):
         common = [(region, one) for region, one in enumerate(prefill.arrays(from_stage)) if one.name in place]
         for nth, (region, one) in enumerate(common):
             for source, head, heads, at in _pieces(one.kind, (prefill.tensor, decode.tensor), t, (nth, len(common))):
-                into, kind = place[one.name]
-                whole = heads == one.kind.heads == kind.heads
-                cut = Cut(region, 1, 0 if whole else head, 0 if whole else heads, heads * one.kind.head_bytes)
-                out.setdefault(from_stage * prefill.tensor + source, []).append(PlacedCut(cut, into, at))
+                part = ArrayPart(place[one.name], head, heads, at)
+                out.setdefault(from_stage * prefill.tensor + source, []).append((region, part))
     return out
 
 
@@ -296,26 +243,3 @@ def _pieces(kind: ArrayKind, tensors: tuple[int, int], t: int, nth: tuple[int, i
     for group in range(first // p_heads, (first + d_heads - 1) // p_heads + 1):
         low, high = max(first, group * p_heads), min(first + d_heads, (group + 1) * p_heads)
         yield group * p_same + share, low - group * p_heads, high - low, low - first
-
-
-def _whole(arrays: Iterable[Array]) -> list[PlacedCut]:
-    return [PlacedCut(Cut(at, 1, 0, 0, one.kind.block_bytes), at, 0) for at, one in enumerate(arrays)]
-
-
-def _runs(parts: list[PlacedCut]) -> Iterator[PlacedCut]:
-    """Neighbours that are cut alike, joined."""
-    ordered = sorted(parts, key=lambda part: part.cut.region)
-    start = 0
-    for at, (one, after) in enumerate(pairwise(ordered), 1):
-        alike = (one.cut.head, one.cut.heads, one.cut.size, one.at) == (
-            after.cut.head, after.cut.heads, after.cut.size, after.at)
-        if not (alike and after.cut.region == one.cut.region + 1 and after.into == one.into + 1):
-            yield _joined(ordered[start:at])
-            start = at
-    if ordered:
-        yield _joined(ordered[start:])
-
-
-def _joined(run: list[PlacedCut]) -> PlacedCut:
-    first = run[0]
-    return first._replace(cut=msgspec.structs.replace(first.cut, count=len(run)))

@@ -11,7 +11,7 @@ Two channels carry them:
       | "xpyd" | version | transfer (raw) | attempt |      little endian; zeros where no transfer is meant
       +--------+---------+----------------+---------+
 
-- data: frames (``kv.frames``) between the workers; their bodies are in ``kv.bodies``.
+- data: sealed frames (``kv.wire``) between the workers; their bodies are in ``kv.session_bodies``.
 
 Structs tolerate unknown fields, so that a newer peer may add some within one version.
 
@@ -125,6 +125,13 @@ class Announce(Try, frozen=True, tag="announce", tag_field="t"):
     """Prefill's ranks, in rank order."""
     cached: int = -1
     """Tokens of the prompt that prefill had in its cache; -1: it does not say."""
+    weights: str = ""
+    """What whoever changed prefill's weights last has called them; empty: it does not say."""
+
+    @property
+    def content(self) -> bytes:
+        """What its KV is the KV of: other tries with equal bytes bring the same."""
+        return self.identity + self.weights.encode()
 
 
 class Gone(Try, frozen=True, tag="gone", tag_field="t"):
@@ -200,7 +207,7 @@ def unpack(raw: bytes) -> Control:
     """
     try:
         message: Control = _control_decoder.decode(raw)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MessageError(f"control message: {error}") from None
     if isinstance(message, Try) and not (TRANSFER_ID.fullmatch(message.transfer) and message.attempt in _TRIES
                                          and message.generation in _TRIES):

@@ -77,6 +77,7 @@ class SendAnnounce(NamedTuple):
     tokens: int
     """That are handed over."""
     cached: int
+    weights: str = ""
 
 
 class SendWork(NamedTuple):
@@ -145,6 +146,8 @@ class PrefillLeg:
     bytes: int = 0
     cached: int = 0
     """Tokens of the prompt that need not be computed."""
+    weights: str = ""
+    """What the engine's weights were called when it was announced."""
     done: Effort = NO_EFFORT
     """In steps that have ended."""
     under_way: Effort = NO_EFFORT
@@ -160,6 +163,7 @@ class Offers:
         self._groups = tuple(groups)
         self._most_uncopied = blocks // 4
         self._ranks = ranks
+        self._weights = ""
         self._legs: dict[str, PrefillLeg] = {}
         self._open: dict[Key, PrefillLeg] = {}
         self._seen: Recent[Key, None] = Recent()
@@ -179,6 +183,15 @@ class Offers:
         """Decode engines with open transfers."""
         return {leg.peer for leg in self._open.values()}
 
+    def weights_are(self, version: str) -> list[Instruction]:
+        """What the weights of this engine are called now: prompts are withdrawn that are computed by two of them."""
+        if version == self._weights:
+            return []
+        before, self._weights = self._weights, version
+        reason = f"weights changed from version {before[:80]!r} to {version[:80]!r} while the prompt was computed"
+        return [one for leg in list(self._open.values()) if leg.state is PrefillLegState.OPEN
+                for one in self._withdraw(leg, Outcome.STALE, reason)]
+
     def register(self, request: str, key: Key, peer: Peer, identity: bytes, tokens: tuple[int, int]) -> bool:
         """A prefill leg has arrived; ``tokens``: of its prompt, and of those the ones that are handed over.
 
@@ -196,7 +209,7 @@ class Offers:
         leg = self._legs.get(request)
         if leg is None or leg.state is not PrefillLegState.QUEUED:
             return []
-        leg.state, leg.cached = PrefillLegState.OPEN, cached
+        leg.state, leg.cached, leg.weights = PrefillLegState.OPEN, cached, self._weights
         leg.open_ranks = set(range(self._ranks))
         self._open[leg.key] = leg
         return [_announcement(leg)]
@@ -374,4 +387,4 @@ class Offers:
 
 
 def _announcement(leg: PrefillLeg) -> SendAnnounce:
-    return SendAnnounce(leg.peer, leg.key, leg.identity, leg.prompt, leg.tokens, leg.cached)
+    return SendAnnounce(leg.peer, leg.key, leg.identity, leg.prompt, leg.tokens, leg.cached, leg.weights)

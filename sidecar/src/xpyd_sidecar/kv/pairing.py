@@ -9,7 +9,8 @@ Laws
 4. A transfer that has ended never loads again under the same or an older attempt.
 5. What a load has ended of is what the workers report, also where its request has ended before: of a load that fails, vLLM
    ends the request first unless it computes the prompt itself.
-6. Work that prefill speaks of is progress of a load once for each growth of its numbers, and only if who announced the try
+6. No load begins from a source with other weights than this engine has at that moment.
+7. Work that prefill speaks of is progress of a load once for each growth of its numbers, and only if who announced the try
    speaks of it.
 
     register ──▶ PARKED ──allocated(load)──▶ LOADING ──finished──▶ DONE
@@ -151,6 +152,8 @@ class Pairing:
     def __init__(self, *, recompute: bool, unclaimed_s: float) -> None:
         self._recompute = recompute
         self._unclaimed_s = unclaimed_s
+        self._weights = ""
+        """Of this engine."""
         self._legs: dict[str, DecodeLeg] = {}
         self._active: dict[str, DecodeLeg] = {}  # those not DONE: decode legs stay known for as long as they generate
         self._by_transfer: dict[TransferId, DecodeLeg] = {}
@@ -167,6 +170,24 @@ class Pairing:
     def leg(self, request: str) -> DecodeLeg | None:
         """The leg of a request."""
         return self._legs.get(request)
+
+    def weights_are(self, version: str) -> list[Instruction]:
+        """What the weights of this engine are called now: no load begins from others any more."""
+        out: list[Instruction] = []
+        if version == self._weights:
+            return out
+        self._weights = version
+        for leg in self._active.values():
+            if leg.state is DecodeLegState.PARKED and leg.source is not None and (why := self._other_weights(leg.source)):
+                out.append(DropPeer(leg.peer, leg.source.key, *why))
+                leg.source, leg.failed = None, why
+        return out
+
+    def _other_weights(self, source: Announce) -> tuple[Outcome, str] | None:
+        """Why a source is of other weights; None: it is not, or one side does not say."""
+        if not self._weights or not source.weights or source.weights == self._weights:
+            return None
+        return Outcome.INCOMPATIBLE, f"weights: version {self._weights[:80]!r} here, {source.weights[:80]!r} there"
 
     def register(self, request: str, transfer: TransferId, attempt: Attempt, *, identity: bytes, tokens: int, handed: int,
                  lease: Lease, ends: Lease = FOREVER, withdrawn: bool = False) -> list[Instruction]:
@@ -225,6 +246,7 @@ class Pairing:
             refused = Outcome.IDENTITY, f"not the same prompt ({leg.tokens} tokens here, {source.tokens} there)"
         if refused is None and source.handed != leg.handed:
             refused = Outcome.INCOMPATIBLE, f"handed: {leg.handed} of {leg.tokens} tokens here, {source.handed} there"
+        refused = refused or self._other_weights(source)
         out: list[Instruction] = []
         if refused is not None:
             if leg.state is DecodeLegState.PARKED and leg.source is None:

@@ -24,12 +24,12 @@ from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import ALIKE, Speculation, difference
-from xpyd_sidecar.kv import frames, mapping, messages
+from xpyd_sidecar.kv import mapping, messages, wire
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.mapping import Geometry, Plan, Unmappable, plan
 from xpyd_sidecar.kv.messages import Hello
 
-SPOKEN: Final = f"{messages.WIRE_VERSION}.{frames.WIRE_VERSION}.{mapping.VERSION}"
+SPOKEN: Final = f"{messages.WIRE_VERSION}.{wire.WIRE_VERSION}.{mapping.VERSION}"
 """Which versions of the KV plane an engine speaks, as one word: ``control.data.geometry``, such as ``1.3.1``.
 
 Engines whose words differ cannot exchange KV, whatever their fingerprints: each would refuse what the other says. So the
@@ -65,8 +65,6 @@ class Met(NamedTuple):
     """Which of its ranks each rank here takes from, and what."""
     warning: str = ""
     """What is lost although its KV is taken."""
-    alike: bool = False
-    """Each rank here takes all that its own number has there, array by array: what comes unasked may be taken as it is."""
 
 
 def meet(ours: Self, theirs: Hello) -> Met:
@@ -80,8 +78,7 @@ def meet(ours: Self, theirs: Hello) -> Met:
         left_out = drafts.left_out - mine
         try:
             made = plan(theirs.geometry, ours.geometry, left_out)
-            alike = theirs.geometry == ours.geometry and not left_out
-            return Met(None, theirs.geometry.ranks, made, drafts.warning, alike)
+            return Met(None, theirs.geometry.ranks, made, drafts.warning)
         except Unmappable as error:
             refused = Outcome.INCOMPATIBLE, str(error)
     return Met(refused, theirs.geometry.ranks)

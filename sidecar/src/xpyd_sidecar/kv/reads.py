@@ -1,132 +1,378 @@
-"""Reads of a peer's memory by a library that cannot cancel them: which may be believed, and when what they fill is free.
+"""Reads of peers' memory by a library that cannot cancel them: when one is begun, which may be believed, what they leave.
 
-One machine for one session of decode's. It serves the thread that reads (``transport.nixl.thread``), and knows pieces by
-the order in which they were begun, and nothing else of them.
+One machine for one rank. It serves the thread that reads (``transport.nixl.thread``). A read fills a slot, which is memory
+of the rank's own, or a range that whoever orders it has. Numbers of orders are not used twice in a session.
 
 Laws
 1. What was read counts only when prefill's ticket of this session was read after it, and was the right one. Prefill wipes
    the ticket before it uses the memory for something else: a read that is done says only that bytes have come.
-2. One read of the ticket at a time. It speaks for the pieces that were done before it was begun, and for no others.
-3. Pieces are handed over in the order in which they were begun.
-4. A read that was begun is never given up by itself: what it fills is free when it is done, or when the whole session has
-   ended and with it everything that could still write (``transport.nixl.driver``).
-5. While something is under way, something must be done within ``silence_s``; then the session is lost.
-6. Nothing is handed over once the session is lost.
+2. A session has one read of its ticket under way at a time. It speaks for what was done before it was begun, and for
+   nothing else.
+3. What a read fills is not used again before it is done or has failed, or the agent that reads has ended. A read of a
+   session that has ended is stuck until then: nobody can stop it but by the end of the agent.
+4. Each order is answered once: by ``HandOver``, or by ``Drop`` when nothing will write into what it was to fill.
+5. All sessions together have ``READS`` reads of ``READ_BYTES`` under way, one of them an eighth, or one order where that is
+   larger. Sessions take turns.
+6. Where something is under way in a session, something of it must be done within ``silence_s``; then the session is lost.
+7. The agent ends when a quarter of ``READS`` is stuck, or something for ``fence_s``; not before others' reads are done, or
+   have had ``DRAIN_S``. What was under way in sessions that live is read again by the next agent.
 
-    begin ──▶ reading ──done──▶ read ──(the next ticket)──▶ proven ──(those before it, too)──▶ handed over
+    order ─▶ queued ──room──▶ flying ──done──▶ here ──(the next ticket)──▶ handed over ──placed──▶ free
+                                 └─ its session ends: stuck ──done, or the agent has ended──▶ dropped, free
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from xpyd_sidecar.kv import bodies
+from xpyd_sidecar.kv.ring import SHARE, Ring
+from xpyd_sidecar.kv.session_bodies import NixlMemory
 
 TICKET_BYTES: Final = 32
 METADATA_MAX: Final = 32 << 10
 """Of NIXL's description of a process: some hundred bytes, and as much more for each network device and each region."""
+READ_BYTES: Final = 4 << 20
+"""Of one read; larger orders are several."""
+READS: Final = 64
+FENCE_PART: Final = 4
+"""One part of so many that is stuck ends the agent."""
+DRAIN_S: Final = 0.5
+
+
+class ReadLimits(NamedTuple):
+    """Bounds in seconds in which the thread has looked: for a peer's first answer, for silence, for what is stuck."""
+
+    open_s: float = 2.5
+    silence_s: float = 5.0
+    fence_s: float = 300.0
+
+
+class BeginRead(NamedTuple):
+    """Begin the reads of an order; answer ``done`` or ``broke``. ``slot``: where the slots have room for it; or None."""
+
+    session: int
+    number: int
+    slot: int | None
 
 
 class Prove(NamedTuple):
-    """Read the ticket; answer ``proven``."""
+    """Read the ticket; answer ``proven`` or ``broke``."""
+
+    session: int
+
+
+class PeerOpened(NamedTuple):
+    """The peer's memory can be read."""
+
+    session: int
 
 
 class HandOver(NamedTuple):
-    """So many more pieces, in the order of ``begin``, are what prefill has offered."""
+    """These orders are here, and were what prefill had told of; answer ``placed``."""
 
-    pieces: int
+    session: int
+    numbers: tuple[int, ...]
 
 
-class SessionLost(NamedTuple):
-    """The session does no more."""
+class DropOrder(NamedTuple):
+    """An order does not come, and nothing writes into what it was to fill."""
 
+    session: int
+    number: int
+
+
+class Lost(NamedTuple):
+    """A session reads no more; answer ``leave``. ``late``: the peer has never answered."""
+
+    session: int
     reason: str
+    late: bool = False
 
 
-Step = Prove | HandOver | SessionLost
+class SessionDrained(NamedTuple):
+    """Nothing of a session that has ended is under way any more."""
+
+    session: int
 
 
-class Reads:
-    """Of one session."""
+class EndAgent(NamedTuple):
+    """End the agent that reads: nothing that it has begun is written after that. Answer ``ended``."""
 
-    def __init__(self, silence_s: float) -> None:
-        self._silence_s = silence_s
-        self._first = 0
-        """Number of the oldest piece that is not handed over."""
-        self._next = 0
-        self._read: deque[bool] = deque()
-        """Whether each of them is done, from the oldest on."""
-        self._good: set[int] = set()
-        """Those that the ticket has spoken for, and that wait for an older one."""
-        self._spoken: tuple[int, ...] | None = None
-        """What the read of the ticket that is under way speaks for."""
-        self._moved_at = 0.0
-        self._lost = False
+
+Step = BeginRead | Prove | PeerOpened | HandOver | DropOrder | Lost | SessionDrained | EndAgent
+
+
+@dataclass
+class OrderedRead:
+    """An order that was begun."""
+
+    size: int
+    slot: int | None = None
+    here: bool = False
+    handed: bool = False
+
+    @property
+    def flying(self) -> bool:
+        """Whether its bytes are under way."""
+        return not self.here
+
+    @property
+    def units(self) -> int:
+        """How many reads it is."""
+        return -(-self.size // READ_BYTES)
+
+
+@dataclass
+class ReadSession:
+    """A session."""
+
+    moved_at: float
+    queue: deque[tuple[int, int, bool]] = field(default_factory=deque)
+    """Number, bytes, and whether a slot is needed."""
+    reads: OrderedDict[int, OrderedRead] = field(default_factory=OrderedDict)
+    spoken: tuple[int, ...] | None = ()
+    """What the read of the ticket that is under way speaks for; None: none is. Before the first one: nothing yet."""
+    opening: bool = True
+    until: float = math.inf
+    """How long it may be opening."""
+    lost: bool = False
+    left_at: float | None = None
+
+    @property
+    def flying(self) -> int:
+        """How many reads are under way, the ticket's not counted."""
+        return sum(one.units for one in self.reads.values() if one.flying)
 
     @property
     def busy(self) -> bool:
         """Whether anything is under way."""
-        return not self._lost and bool(self._read)
+        return self.spoken is not None or any(one.flying for one in self.reads.values())
 
-    def begin(self, now: float) -> int:
-        """A piece is being read; its number."""
-        if not self._read:
-            self._moved_at = now
-        self._read.append(False)
-        self._next += 1
-        return self._next - 1
 
-    def done(self, number: int, now: float) -> list[Step]:
-        """All bytes of a piece have come."""
-        if self._lost:
+class Reads:
+    """The machine. ``slots``: the memory for orders that have none, in which a session is the holder."""
+
+    def __init__(self, slots: Ring, limits: ReadLimits) -> None:
+        self._slots = slots
+        self._limits = limits
+        self._sessions: OrderedDict[int, ReadSession] = OrderedDict()
+        self._ending_at: float | None = None
+        """Until when others' reads are waited for, since the agent has to end."""
+
+    @property
+    def working(self) -> bool:
+        """Whether anything is under way, or waits for room, in a session that lives."""
+        return any(one.left_at is None and not one.lost and (one.busy or bool(one.queue))
+                   for one in reversed(self._sessions.values()))
+
+    @property
+    def stuck(self) -> int:
+        """Reads under way of sessions that have ended."""
+        return sum(one.flying for one in self._sessions.values() if one.left_at is not None)
+
+    @property
+    def lingers(self) -> bool:
+        """Whether anything is under way in a session that has ended."""
+        return any(one.left_at is not None for one in self._sessions.values())
+
+    # --- sessions and their orders ---
+
+    def join(self, session: int, now: float) -> list[Step]:
+        """A session begins."""
+        self._sessions[session] = ReadSession(now)
+        return [Prove(session)]
+
+    def order(self, session: int, number: int, size: int, now: float, *, slot: bool = True) -> list[Step]:
+        """Bytes are wanted. ``slot``: they need memory of this side's."""
+        one = self._sessions.get(session)
+        room = self._slots.size // READ_BYTES * READ_BYTES
+        if one is None or one.lost or one.left_at is not None or (slot and size > room):
+            return [DropOrder(session, number)]
+        one.queue.append((number, size, slot))
+        return self._pump(now)
+
+    def placed(self, session: int, number: int, now: float) -> list[Step]:
+        """What was handed over is where it belongs, or is dropped."""
+        one = self._sessions.get(session)
+        if one is None or number not in one.reads:
             return []
-        self._moved_at = now
-        self._read[number - self._first] = True
-        return self._prove()
+        self._free(session, one.reads.pop(number))
+        return [*self._gone(session, one), *self._pump(now)]
 
-    def proven(self, right: bool, now: float) -> list[Step]:
+    def leave(self, session: int, now: float) -> list[Step]:
+        """A session has ended."""
+        one = self._sessions.get(session)
+        if one is None or one.left_at is not None:
+            return []
+        one.left_at = now
+        out: list[Step] = [DropOrder(session, number) for number, _, _ in one.queue]
+        one.queue.clear()
+        for number, read in list(one.reads.items()):
+            if read.here and not read.handed:
+                out += self._drop(session, one, number)
+        return [*out, *self._gone(session, one), *self._pump(now)]
+
+    # --- reads ---
+
+    def done(self, session: int, number: int, now: float) -> list[Step]:
+        """All bytes of an order have come."""
+        one = self._sessions[session]
+        one.reads[number].here = True
+        one.moved_at = now
+        if one.lost or one.left_at is not None:
+            return [*self._drop(session, one, number), *self._gone(session, one), *self._pump(now)]
+        return [*self._prove(session, one), *self._pump(now)]
+
+    def proven(self, session: int, right: bool, now: float) -> list[Step]:
         """The ticket was read."""
-        if self._lost:
-            return []
+        one = self._sessions[session]
+        spoken, one.spoken = one.spoken, None
+        one.moved_at = now
+        if one.left_at is not None:
+            return [*self._gone(session, one), *self._pump(now)]
         if not right:
-            return self.lost("has given this session up")
-        assert self._spoken is not None
-        self._moved_at = now
-        self._good.update(self._spoken)
-        self._spoken = None
-        pieces = 0
-        while self._first in self._good:
-            self._good.remove(self._first)
-            self._read.popleft()
-            self._first += 1
-            pieces += 1
-        return [*([HandOver(pieces)] if pieces else []), *self._prove()]
-
-    def lost(self, reason: str) -> list[Step]:
-        """It cannot be read any more; again: nothing."""
-        if self._lost:
+            return self._lose(session, one, "other memory is where its ticket was" if one.opening else
+                              "has given this session up")
+        if one.lost:
             return []
-        self._lost = True
-        return [SessionLost(reason)]
+        opened: list[Step] = [PeerOpened(session)] if one.opening else []
+        one.opening = False
+        for number in spoken or ():
+            one.reads[number].handed = True
+        handed: list[Step] = [HandOver(session, spoken)] if spoken else []
+        return [*opened, *handed, *self._prove(session, one), *self._pump(now)]
+
+    def broke(self, session: int, number: int | None, reason: str, now: float) -> list[Step]:
+        """The reads of an order are over, and not all of it has come; None: the ticket's. The session is lost."""
+        one = self._sessions[session]
+        out: list[Step] = []
+        if number is None:
+            one.spoken = None
+        else:
+            out += self._drop(session, one, number)
+        return [*self._lose(session, one, reason), *out, *self._gone(session, one), *self._pump(now)]
+
+    # --- time, and the end of the agent ---
 
     def tick(self, now: float) -> list[Step]:
         """Time passes."""
-        if self.busy and now - self._moved_at > self._silence_s:
-            return self.lost(f"nothing of its memory has come for {self._silence_s} s")
+        out: list[Step] = []
+        for session, one in list(self._sessions.items()):
+            if one.left_at is None and not one.lost:
+                out += self._late(session, one, now)
+        if not self._must_end(now):
+            self._ending_at = None
+            return [*out, *self._pump(now)]
+        if self._ending_at is None:
+            self._ending_at = now + DRAIN_S
+        if now >= self._ending_at or not any(one.left_at is None and one.busy for one in self._sessions.values()):
+            out.append(EndAgent())
+        return out
+
+    def ended(self, now: float) -> list[Step]:
+        """The agent has ended."""
+        self._ending_at = None
+        out: list[Step] = []
+        for session, one in list(self._sessions.items()):
+            for number, read in reversed(list(one.reads.items())):
+                if not read.flying:
+                    continue
+                if one.lost or one.left_at is not None:
+                    out += self._drop(session, one, number)
+                    continue
+                self._free(session, one.reads.pop(number))
+                one.queue.appendleft((number, read.size, read.slot is not None))
+            one.moved_at = now
+            if one.left_at is not None or one.lost:
+                one.spoken = None
+            elif one.spoken is not None:
+                out.append(Prove(session))
+            out += self._gone(session, one)
+        return [*out, *self._pump(now)]
+
+    def _must_end(self, now: float) -> bool:
+        over = [one.left_at for one in self._sessions.values() if one.left_at is not None and one.busy]
+        return bool(over) and (self.stuck * FENCE_PART >= READS or now - min(over) > self._limits.fence_s)
+
+    def _late(self, session: int, one: ReadSession, now: float) -> list[Step]:
+        if one.opening and one.until == math.inf:  # its peer has been asked, and not looked at yet
+            one.until = now + self._limits.open_s
+        elif one.opening and now > one.until:
+            return self._lose(session, one, f"no answer within {self._limits.open_s} s", late=True)
+        elif not one.opening and one.busy and now - one.moved_at > self._limits.silence_s:
+            return self._lose(session, one, f"nothing of its memory has come for {self._limits.silence_s} s")
         return []
 
-    def _prove(self) -> list[Step]:
-        if self._spoken is not None:
+    # --- parts of these ---
+
+    @staticmethod
+    def _lose(session: int, one: ReadSession, reason: str, *, late: bool = False) -> list[Step]:
+        if one.lost or one.left_at is not None:
             return []
-        ready = tuple(self._first + at for at, done in enumerate(self._read) if done and self._first + at not in self._good)
+        one.lost = True
+        return [Lost(session, reason, late)]
+
+    @staticmethod
+    def _prove(session: int, one: ReadSession) -> list[Step]:
+        if one.spoken is not None:
+            return []
+        ready = tuple(number for number, read in one.reads.items() if read.here and not read.handed)
         if not ready:
             return []
-        self._spoken = ready
-        return [Prove()]
+        one.spoken = ready
+        return [Prove(session)]
+
+    def _drop(self, session: int, one: ReadSession, number: int) -> list[Step]:
+        self._free(session, one.reads.pop(number))
+        return [DropOrder(session, number)]
+
+    def _free(self, session: int, read: OrderedRead) -> None:
+        if read.slot is not None:
+            self._slots.give(session, read.slot, read.units * READ_BYTES)
+
+    def _gone(self, session: int, one: ReadSession) -> list[Step]:
+        if one.left_at is None or one.busy or one.reads or session not in self._sessions:
+            return []
+        del self._sessions[session]
+        return [SessionDrained(session)]
+
+    def _pump(self, now: float) -> list[Step]:
+        """Begin what there is room for; sessions take turns."""
+        out: list[Step] = []
+        going = self._ending_at is None
+        while going:
+            going = False
+            for session, one in list(self._sessions.items()):
+                waits = bool(one.queue) and not one.opening and not one.lost
+                if waits and (step := self._begin(session, one, now)) is not None:
+                    out.append(step)
+                    self._sessions.move_to_end(session)
+                    going = True
+        return out
+
+    def _begin(self, session: int, one: ReadSession, now: float) -> BeginRead | None:
+        """Begin the next order of a session, if there is room."""
+        number, size, needs_slot = one.queue[0]
+        read = OrderedRead(size)
+        flying, most = one.flying, READS // SHARE
+        every = sum(other.flying for other in self._sessions.values())
+        if (flying and flying + read.units > most) or (every and every + read.units > READS):
+            return None
+        if needs_slot:
+            read.slot = self._slots.take(session, read.units * READ_BYTES)
+            if read.slot is None:
+                return None
+        if not one.busy:
+            one.moved_at = now
+        one.queue.popleft()
+        one.reads[number] = read
+        return BeginRead(session, number, read.slot)
 
 
-def unusable(memory: bodies.NixlMemory) -> str:
+def unusable(memory: NixlMemory) -> str:
     """Why prefill's word on its memory is not used; empty: it may be."""
     if not 0 < len(memory.metadata) <= METADATA_MAX:
         return f"NIXL's description has {len(memory.metadata)} bytes, not 1 to {METADATA_MAX}"

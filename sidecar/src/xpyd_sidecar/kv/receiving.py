@@ -1,11 +1,11 @@
-"""Decode's worker side: loads in progress, which bytes may be placed, and when a load is committed or has failed.
+"""Decode's worker side: loads in progress, what of them is in place, and when a load is committed or has failed.
 
-The machine belongs to the engine's own thread: it alone decides that bytes are placed, and the same thread places them
-before it reports a load as finished. So nothing is written into a block after its load was reported (docs/decisions/0005).
+The machine belongs to the engine's own thread: it alone decides that a load is over, and closes the gate of its blocks in
+the same call. So nothing is written into a block after its load was reported (docs/decisions/0005).
 
 Laws
-1. Bytes are placed only for the current try of an open load, inside the blocks that it asked for.
-2. A load is committed when every (source, array, block) of its current try has been placed; other tries count for nothing.
+1. Blocks count only for the current try of an open load, inside those that it asked for.
+2. A load is committed when every (source, array, block) of its current try is in place; other tries count for nothing.
    Where one of several sources is lost or refuses, the try is lost, and the others are told.
 3. A request's load is reported once by a rank: committed, or failed with a reason. It is not opened again after that: vLLM
    counts reports until it has one of every rank, and then the blocks may be used or given away. Where names of requests
@@ -26,16 +26,16 @@ Laws
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, TransferId
-from xpyd_sidecar.kv.bodies import Ready
+from xpyd_sidecar.kv.blocks import overlap
+from xpyd_sidecar.kv.fetch_steps import FetchPlan
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease, Listened
-from xpyd_sidecar.kv.mapping import PlacedCut, SourceArray, table_runs, units
-from xpyd_sidecar.kv.reach import ArraySpan, TableSpan
+from xpyd_sidecar.kv.reach import TableSpan
 
 
 class From(NamedTuple):
@@ -43,11 +43,7 @@ class From(NamedTuple):
 
     address: HostPort
     incarnation: Incarnation
-    parts: tuple[PlacedCut, ...]
-    takers: int = 1
-    """How many decode ranks take from it."""
-    whole: bool = True
-    """Nothing of what it has stays there (``mapping.Source``)."""
+    plan: FetchPlan
 
 
 class Order(NamedTuple):
@@ -57,75 +53,34 @@ class Order(NamedTuple):
     key: Key
     tables: tuple[TableSpan, ...]
     sources: tuple[From, ...]
-    identity: bytes = b""
-    """Of the prompt, by which another try's KV may be known."""
     limit_s: float = math.inf
     """What the router has left for it."""
 
 
-class Ask(NamedTuple):
-    """Ask a prefill rank for a transfer. Its blocks belong into ``tables``, and into no others; older tries are over."""
+class WantTry(NamedTuple):
+    """Take a try from one prefill rank; without ``tables``: it has no blocks yet. Older tries of its request are over."""
 
+    request: str
+    key: Key
+    source: int
+    """Its place among the sources of the load."""
     address: HostPort
     incarnation: Incarnation
-    key: Key
-    ready: Ready
-    request: str
-    tables: tuple[TableSpan, ...]
-    source: int
-    units: Mapping[int, SourceArray]
-    """What it will send, by its own arrays."""
-    identity: bytes = b""
-    groups: tuple[int, ...] = ()
-    """By array of this rank, which table is its; empty: there is one."""
+    plan: FetchPlan
+    tables: tuple[TableSpan, ...] | None = None
 
     @property
-    def plain(self) -> bool:
-        """Whether it is the only source, and all that it has is taken as it is."""
-        return not self.ready.cuts and self.ready.takers == 1 and self.ready.regions > 0
-
-    def table(self, unit: SourceArray) -> TableSpan:
-        """Where the blocks of an array belong."""
-        return self.tables[self.groups[unit.region] if self.groups else 0]
-
-    def span(self, region: int) -> tuple[int, int]:
-        """First and count of the blocks that are asked for of a source's array; of none that is asked for, nothing."""
-        unit = self.units.get(region)
-        if unit is None:
-            return 0, 0
-        table = self.table(unit)
-        return table.first, len(table.ids)
-
-    @property
-    def slots(self) -> int:
-        """Places for what arrives: of each array as many as of the one with the most blocks."""
-        return len(self.units) * width(self.tables)
-
-    def slot(self, region: int, first: int, count: int) -> int | None:
-        """The first of ``count`` such places; None: these blocks of the source's array were not asked for."""
-        unit = self.units.get(region)
-        if unit is None:
-            return None
-        table = self.table(unit)
-        at = first - table.first
-        if count < 1 or at < 0 or at + count > len(table.ids):
-            return None
-        return unit.nth * width(self.tables) + at
-
-
-class Pull(NamedTuple):
-    """Ask a source for blocks of a try up to ``until``."""
-
-    key: Key
-    source: int
-    until: int
+    def ident(self) -> tuple[Key, int]:
+        """The try, and its source."""
+        return self.key, self.source
 
 
 class Confirm(NamedTuple):
-    """Tell a source that all is in place."""
+    """Tell a source that all is in place. ``size``: bytes that were placed of what it has given."""
 
     key: Key
     source: int
+    size: int
 
 
 class Cancel(NamedTuple):
@@ -135,16 +90,6 @@ class Cancel(NamedTuple):
     source: int
     outcome: Outcome
     reason: str
-
-
-class PlaceBlocks(NamedTuple):
-    """Write what arrived into these blocks of the cache, now: whole, or ``heads`` heads of each from ``head`` on."""
-
-    request: str
-    region: int
-    ids: tuple[int, ...]
-    head: int = 0
-    heads: int = 0
 
 
 class Finished(NamedTuple):
@@ -157,13 +102,13 @@ class Finished(NamedTuple):
     size: int
 
 
-Instruction = Ask | Pull | Confirm | Cancel | Finished
+Instruction = WantTry | Confirm | Cancel | Finished
 
 
 class WordForOthers(NamedTuple):
-    """An ask for nothing, by a rank whose load was reported."""
+    """A want of nothing, by a rank whose load was reported."""
 
-    ask: Ask
+    want: WantTry
     until: Lease
     """How long others may wait for it."""
     at: Lease
@@ -183,12 +128,11 @@ class OpenLoad:
     """By the clock: the bound of the whole."""
     have: list[bytearray]
     """By source: of each (array, block) that it owes, whether it is in place."""
+    nth: list[dict[int, int]]
+    """By source: where each of its arrays stands in that."""
     missing: int
-    of_block: list[int]
-    """Arrays that are missing, by block; kept where blocks are pulled."""
-    whole: int = 0
-    """Leading blocks of which nothing is missing."""
-    size: int = 0
+    sizes: list[int]
+    """By source: bytes that were placed."""
     news: bool = False
     """There was progress since the last look."""
     orphaned: tuple[Outcome, str] | None = None
@@ -199,21 +143,11 @@ class OpenLoad:
 class Receiving:
     """The machine. Methods return instructions in the order in which they must be carried out."""
 
-    def __init__(self, *, load_s: float, grace_s: float, regions: int, cover: bool, window: int = 0,
-                 limit_s: float = math.inf, groups: tuple[int, ...] = ()) -> None:
-        """``regions``: arrays of this rank; a source with as many, taken as they are, is asked for them without cuts.
-
-        ``window``: pull, with so many blocks asked for and not yet there at most; 0: have everything pushed. ``groups``: by
-        array, which of an order's tables is its; empty: there is one. Blocks of several tables are not pulled.
-        """
-        self._groups = groups
-        self._window = window
+    def __init__(self, *, load_s: float, grace_s: float, limit_s: float = math.inf) -> None:
         self._load_s = load_s
         self._limit_s = limit_s
         self._listened = Listened(load_s)
         self._grace_s = grace_s
-        self._regions = regions
-        self._cover = cover
         self._loads: dict[str, OpenLoad] = {}
         self._current: dict[Key, str] = {}
         self._reported: Recent[str, TransferId] = Recent()
@@ -243,25 +177,23 @@ class Receiving:
             order = order._replace(tables=known.order.tables)
             ends = min(known.ends, ends)
         lease = Lease.of(self._listened.look(now), self._load_s)
-        wanted = [units(one.parts) for one in order.sources]
         most = width(order.tables)
-        have = [bytearray(len(one) * most) for one in wanted]
-        each = sum(map(len, wanted))
-        missing = each * most if len(order.tables) == 1 else sum(
-            len(order.tables[self._groups[unit.region]].ids) for one in wanted for unit in one.values())
-        self._loads[order.request] = OpenLoad(order, most, lease, ends, have, missing, [each] * most)
+        nth = [{region: at for at, region in enumerate(sorted(one.plan.parts))} for one in order.sources]
+        missing = sum(len(order.tables[part.table].ids) for one in order.sources for part in one.plan.parts.values())
+        have = [bytearray(len(one) * most) for one in nth]
+        self._loads[order.request] = OpenLoad(order, most, lease, ends, have, nth, missing, [0] * len(have))
         self._current[order.key] = order.request
-        return [*out, *(Ask(source.address, source.incarnation, order.key, self._ready(order, source), order.request,
-                            order.tables, at, wanted[at], order.identity, self._groups)
-                        for at, source in enumerate(order.sources))]
+        return [*out, *(WantTry(order.request, order.key, at, one.address, one.incarnation, one.plan, order.tables)
+                        for at, one in enumerate(order.sources))]
 
     def _nothing(self, order: Order, now: float) -> list[Instruction]:
         """Keep nobody waiting who takes from the same sources. The end of the try comes from whoever takes something."""
-        asks = [Ask(one.address, one.incarnation, order.key, self._ready(order, one._replace(parts=())), order.request,
-                    order.tables, at, units(())) for at, one in enumerate(order.sources) if one.takers > 1]
-        for ask in asks:
-            self._for_others.put((ask.key, ask.source), WordForOthers(ask, Lease.of(now, self._load_s), Lease(now)))
-        return [*asks]
+        wants = [
+            WantTry(order.request, order.key, at, one.address, one.incarnation, one.plan._replace(parts={}), order.tables)
+            for at, one in enumerate(order.sources) if one.plan.takers > 1]
+        for want in wants:
+            self._for_others.put((want.key, want.source), WordForOthers(want, Lease.of(now, self._load_s), Lease(now)))
+        return [*wants]
 
     def _lost_word(self, key: Key, source: int, now: float, *, final: bool) -> list[Instruction]:
         """A source is lost of which nothing was asked for others, perhaps before it has heard of it."""
@@ -277,62 +209,39 @@ class Receiving:
         words = [(one, self._unheard.pop(one)) for one in due]
         for one, word in words:
             self._for_others.put(one, word._replace(at=Lease.of(now, self._grace_s)))
-        return [word.ask for _, word in words]
+        return [word.want for _, word in words]
 
-    def _ready(self, order: Order, source: From) -> Ready:
-        """What is asked of one source: all that it has as it is, or cuts."""
-        wanted = units(source.parts)
-        size = sum(unit.size for unit in wanted.values())
-        plain = source.whole and source.takers == 1 and len(wanted) in {0, self._regions} and all(
-            unit.region == region and not unit.heads for region, unit in wanted.items())
-        cuts = () if plain else tuple(part.cut for part in source.parts)
-        first, count = order.tables[0].first, len(order.tables[0].ids)
-        spans = () if len(order.tables) == 1 else tuple(
-            ArraySpan(region, arrays, order.tables[group].first, len(order.tables[group].ids))
-            for region, arrays, group in table_runs(source.parts, self._groups) if group)
-        return Ready(first, count, len(wanted), size, self._cover, cuts, source.takers, min(self._window, count),
-                     spans=spans)
+    def arrived(self, key: Key, source: int, blocks: Sequence[tuple[int, int, int]], size: int) -> list[Instruction]:
+        """Blocks are in their places, and right: (array of the source, first, count) of each. Of no open load: forgotten.
 
-    def arrived(self, key: Key, source: int, region: int, blocks: tuple[int, int], size: int) -> PlaceBlocks | None:
-        """Intact ``blocks`` (first, count) of a source's array are here. None: not for any open load, forget them."""
+        ``size``: bytes of all of them.
+        """
         load = self._loads.get(self._current.get(key, ""))
         if load is None or not 0 <= source < len(load.order.sources):
-            return None
-        order, (first, count) = load.order, blocks
-        unit = units(order.sources[source].parts).get(region)
-        if unit is None:
-            return None
-        table = order.tables[self._groups[unit.region] if self._groups else 0]
-        at = first - table.first
-        if count < 1 or at < 0 or at + count > len(table.ids):
-            return None
-        have, start = load.have[source], unit.nth * load.width + at
-        before = have[start:start + count]
-        have[start:start + count] = b"\1" * count
-        new = before.count(0)
+            return []
+        parts, nth, have, new = load.order.sources[source].plan.parts, load.nth[source], load.have[source], 0
+        for region, first, fetched in blocks:
+            part = parts.get(region)
+            if part is None:
+                continue
+            table = load.order.tables[part.table]
+            begin, count = overlap(first, fetched, table.first, len(table.ids))
+            start = nth[region] * load.width + begin - table.first
+            new += have[start:start + count].count(0)
+            have[start:start + count] = b"\1" * count
         load.missing -= new
         load.news |= new > 0
-        if self._window:
-            for slot, had in enumerate(before, at):
-                load.of_block[slot] -= not had
-        load.size += size
-        return PlaceBlocks(order.request, unit.region, table.ids[at:at + count], unit.head, unit.heads)
+        load.sizes[source] += size if parts.keys() & {region for region, _, _ in blocks} else 0
+        if load.missing:
+            return []
+        confirms = [Confirm(key, at, size) for at, size in enumerate(load.sizes)]
+        return [*confirms, *self._finish(load, Outcome.OK, "", sum(load.sizes))]
 
     def progressed(self, key: Key) -> None:
         """Prefill says that its work for a try has grown."""
         load = self._loads.get(self._current.get(key, ""))
         if load is not None:
             load.news = True
-
-    def placed(self, key: Key) -> list[Instruction]:
-        """What ``arrived`` returned has been written."""
-        load = self._loads.get(self._current.get(key, ""))
-        if load is None:
-            return []
-        if load.missing:
-            return self._pull(load) if self._window else []
-        confirms = [Confirm(key, source) for source in range(len(load.order.sources))]
-        return [*confirms, *self._finish(load, Outcome.OK, "", load.size)]
 
     def broken(self, key: Key, source: int, why: tuple[Outcome, str], now: float, *, final: bool) -> list[Instruction]:
         """The source of a try is lost or refuses; with ``final`` no newer try is to be expected.
@@ -343,6 +252,7 @@ class Receiving:
         load = self._loads.get(self._current.get(key, ""))
         if load is None:
             return self._lost_word(key, source, now, final=final)
+        why = _failure(why[0]), why[1]
         load.told.add(source)
         out = _cancel(load, *why)
         if final or self._grace_s <= 0:
@@ -355,6 +265,7 @@ class Receiving:
 
     def fail(self, request: str, key: Key, outcome: Outcome, reason: str) -> list[Instruction]:
         """The scheduler side wants a load reported as failed, whether it was begun or not."""
+        outcome = _failure(outcome)
         load = self._loads.get(request)
         if load is not None:
             return self._cancelled(load, outcome, reason)
@@ -385,16 +296,6 @@ class Receiving:
                 out += self._cancelled(load, Outcome.DEADLINE, f"no progress for {self._load_s:g} s")
         return out
 
-    def _pull(self, load: OpenLoad) -> list[Instruction]:
-        """Ask for as many more blocks as have become whole at the front."""
-        before = load.whole
-        while not load.of_block[load.whole]:
-            load.whole += 1
-        if load.whole == before or before + self._window >= load.width:
-            return []
-        until = load.order.tables[0].first + min(load.width, load.whole + self._window)
-        return [Pull(load.order.key, source, until) for source in range(len(load.order.sources))]
-
     def _cancelled(self, load: OpenLoad, outcome: Outcome, reason: str) -> list[Instruction]:
         return _cancel(load, outcome, reason) + self._finish(load, outcome, reason, 0)
 
@@ -408,6 +309,11 @@ class Receiving:
 def width(tables: tuple[TableSpan, ...]) -> int:
     """Blocks of the longest one."""
     return len(tables[0].ids) if len(tables) == 1 else max(len(one.ids) for one in tables)
+
+
+def _failure(outcome: Outcome) -> Outcome:
+    """Why a load fails, by the words of others: only blocks that have arrived make one end well."""
+    return Outcome.PROTOCOL if outcome is Outcome.OK else outcome
 
 
 def _cancel(load: OpenLoad, outcome: Outcome, reason: str) -> list[Instruction]:

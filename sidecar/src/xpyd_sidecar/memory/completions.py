@@ -1,6 +1,6 @@
 """One thread that waits for copies of a device to be complete, and then tells whoever is to know.
 
-A copy that is complete when it is handed over (every copy of a CPU) is told at once, by the caller, and there is no thread.
+A copy that is complete when it is handed over is told at once, by the caller, unless others wait before it.
 Marks of one rank pass in the order in which they are added: their copies are on one stream. A device that has failed ends
 the thread, since no copy is complete any more, and so the engine (``watched``).
 """

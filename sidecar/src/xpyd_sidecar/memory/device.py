@@ -1,13 +1,16 @@
-"""Blocks of a paged cache to packed memory and back on a CUDA device: all arrays and requests of a step together.
+"""Blocks of a paged cache to packed memory and back on a CUDA device, with sums that a kernel makes.
 
-The host makes a table of rows (``device_rows``), and one kernel moves them all:
+Prefill, by the engine's thread, for all arrays of a group of layers and all requests of a step together:
 
-    out     cache ─[kernel]─▶ slab on the device ─[copy engine]─▶ host        host memory is pinned
-    into    host ─[copy engine]─▶ slab ─[kernel]─▶ cache
+    cache ─[kernel]─▶ slab on the device ─[kernel: sums]   ─[copy engine]─▶ the store, in pinned host memory
 
-Blocks go through a slab since a kernel that reads or writes host memory holds up every other kernel of the device while
-the bus is full; a copy engine does not (docs/decisions/0039). What is on the device already is moved where it is. All of it
-runs on one side stream, after all work that the compute stream has when it is enqueued. Who enqueues waits for nothing.
+Decode, by the thread that fetches; the engine's thread only says from when on the blocks may be written (``moment``):
+
+    the store, mapped and registered here ─[copy engine]─▶ a range of the ring ─[kernel]─▶ cache, ─[kernel: sums]
+
+Blocks go through device memory since a kernel that reads or writes host memory holds up every other kernel of the device
+while the bus is full; a copy engine does not (docs/decisions/0039). Who enqueues waits for nothing. Streams: one for what
+leaves, one for copies that come, one for what is placed; each waits on the device for what it needs of another.
 """
 
 from __future__ import annotations
@@ -15,48 +18,66 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.memory.device_rows import PackedRows, PlacedRows, RowShape, tables
+from xpyd_sidecar.kv.packing import PackedArray
+from xpyd_sidecar.memory import registration
+from xpyd_sidecar.memory.device_rows import BlockRows, RowShape, sum_tables, tables
+from xpyd_sidecar.memory.launch_memory import LaunchMemory, MadeSums
 from xpyd_sidecar.memory.marks import CopyMark
 
+FIRST: Final = -1
+"""Priority of the streams: what they run is short, and others wait for it."""
 PROGRAMS: Final = 64
-"""Of the kernel."""
-ROWS: Final = 1 << 17
-"""That one launch moves at most: 8 GiB of blocks of 64 KiB."""
-TABLE_BYTES: Final = 2 * 8 * ROWS
-"""Of device memory, for their addresses."""
+"""Of the kernel that moves rows."""
 TILE_BYTES: Final = 16384
 """That one program moves at once."""
+TABLE_BYTES: Final = 1 << 20
+"""Of the tables of a launch: 24 for each block and array."""
+SUMS: Final = 1 << 14
+OUT_SLOTS, IN_SLOTS = 20, 32
+"""Launches whose tables or sums are in use at once: of parts of a step, and of pieces in the ring and beside it."""
 
 
 class CudaMark:
     """A mark that a CUDA event stands for. Asked by any thread."""
 
     def __init__(self, event: Any, device: torch.device) -> None:
-        self._event = event
+        self.event = event
         self._device = device
 
     def done(self) -> bool:
         """Whether the event has passed; never waits."""
         with torch.cuda.device(self._device):  # a thread begins with device 0, where asking would make a context
-            return bool(self._event.query())
+            return bool(self.event.query())
 
     def wait(self, seconds: float) -> bool:
         """Until it has passed; the interpreter is free meanwhile."""
+        del seconds
         with torch.cuda.device(self._device):
-            self._event.synchronize()
+            self.event.synchronize()
         return True
 
 
-class Mover:
-    """Moves rows of the caches of one device, on a stream of its own. Nothing waits for it but its marks."""
+class PackedRows(NamedTuple):
+    """Rows of blocks, and the packed arrays that their sums are of, in one piece of memory."""
+
+    rows: Sequence[BlockRows]
+    arrays: Sequence[tuple[PackedArray, int]]
+    """Each with where it begins in that memory; empty: no sums are wanted."""
+    size: int
+    """Bytes of that memory."""
+
+
+class DeviceCopies:
+    """Copies of one rank between its caches on a device and packed memory. ``launches``: of kernels and copies, so far."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make the stream.
+        """Make the streams.
 
         Raises:
             ConfigError: there is no Triton, which vLLM needs on a GPU too.
@@ -66,125 +87,132 @@ class Mover:
         except ImportError as error:
             raise ConfigError(f"kv connector: copies on {device} need Triton: {error}") from None
         self._device = device
-        self._side = torch.cuda.Stream(device)
+        self._leave, self._come, self._place = (torch.cuda.Stream(device, priority=FIRST) for _ in range(3))
         self._slab = torch.empty(0, dtype=torch.uint8, device=device)
-        self._rows = torch.empty((ROWS, 2), dtype=torch.int64, device=device)
+        self._ring = torch.empty(0, dtype=torch.uint8, device=device)
+        self._out = LaunchMemory(device, table_bytes=TABLE_BYTES, sums=SUMS, slots=OUT_SLOTS)
+        self._in = LaunchMemory(device, table_bytes=TABLE_BYTES // 4, sums=SUMS // 4, slots=IN_SLOTS)
         self._last: Any = None
         self.launches = 0
-        """Of kernels and copies, so far."""
+
+    def prepare(self, slab_bytes: int, ring_bytes: int) -> None:
+        """Take the device memory that copies pass through."""
+        self._slab = torch.empty(slab_bytes, dtype=torch.uint8, device=self._device)
+        self._ring = torch.empty(ring_bytes, dtype=torch.uint8, device=self._device)
+
+    def ring_range(self, at: int, size: int) -> torch.Tensor:
+        """Of the ring, for who fills it otherwise than by ``bring``."""
+        return self._ring[at:at + size]
 
     @property
     def slab_bytes(self) -> int:
-        """Of device memory that blocks pass through."""
+        """The most that one ``gather`` may have."""
         return len(self._slab)
 
-    def prepare(self, slab_bytes: int) -> None:
-        """Take device memory to copy through: more at once goes through it in rounds."""
-        self._slab = torch.empty(slab_bytes, dtype=torch.uint8, device=self._device)
-
-    def compile(self, shape: RowShape) -> None:
+    def compile(self, shape: RowShape, heads: int) -> None:
         """Have the kernels for a shape made before they are needed: it takes seconds, once on a machine."""
+        nothing = torch.empty((0, 3), dtype=torch.int64, device=self._device)
         for out in (True, False):
             for aligned in (True, False):
-                self._kernel.launch(self._rows[:0], shape, out=out, programs=1, tile=TILE_BYTES // shape.width,
+                self._kernel.launch(nothing, shape, heads=heads, out=out, programs=1, tile=TILE_BYTES // shape.width,
                                     aligned=aligned)
+        self._kernel.launch_sums(nothing, nothing.view(-1), heads=heads, head_bytes=shape.words * shape.width // heads)
         torch.cuda.synchronize(self._device)
 
-    def out(self, moves: Sequence[PackedRows]) -> CopyMark:
-        """Copy rows out into host memory, in rounds where they are more than the slab holds. Each move has no more."""
-        with self._after_compute():
-            for some in rounds(moves, len(self._slab)):
-                self._launch(self._in_slab(some), out=True)
-                for span, part in self._spans(some):
-                    span.copy_(part, non_blocking=True)
-            self._last = self._event()
-        return CudaMark(self._last, self._device)
+    def register(self, address: int, size: int) -> int:
+        """Have CUDA lock memory that this process only reads, so that ``bring`` needs no core. 0, or CUDA's error."""
+        with torch.cuda.device(self._device):
+            return registration.register(address, size, registration.READ_ONLY)
 
-    def into(self, moves: Sequence[PackedRows]) -> CopyMark:
-        """Copy rows into the cache, from host memory, in such rounds, or from where they are on the device."""
-        with self._after_compute():
-            here = [move.at(move.address) for move in moves if move.memory.is_cuda]
-            if here:
-                self._launch(here, out=False)
-            hosts = sorted((move for move in moves if not move.memory.is_cuda), key=lambda move: move.address)
-            for some in rounds(hosts, len(self._slab)):
-                for span, part in self._spans(some):
-                    part.copy_(span, non_blocking=True)
-                self._launch(self._in_slab(some), out=False)
-            return CudaMark(self._event(), self._device)
+    def unregister(self, address: int) -> int:
+        """Have CUDA let go of it. 0, or CUDA's error."""
+        with torch.cuda.device(self._device):
+            return registration.unregister(address)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the compute stream records a graph: what is enqueued now does not run, and nothing else may be."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def moment(self) -> CudaMark:
+        """Now, in the order of the compute stream: what was enqueued before uses blocks that are others' from now on."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return CudaMark(event, self._device)
+
+    # --- what leaves: by the engine's thread ---
+
+    def gather(self, packed: PackedRows, spans: Sequence[tuple[torch.Tensor, int]]) -> tuple[CopyMark, MadeSums]:
+        """Copy blocks out, after all work that the compute stream has; no more than the slab holds.
+
+        ``spans``: host memory, and from where on in the packed memory it is copied.
+        """
+        compute = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._leave):
+            self._leave.wait_stream(compute)
+            address = self._slab.data_ptr()
+            sums = self._launch(packed, address, out=True)
+            for host, at in self._locked(spans):
+                host.copy_(self._slab[at:at + len(host)], non_blocking=True)
+            self._last = self._event(self._leave)
+        return CudaMark(self._last, self._device), sums
 
     def fence(self) -> None:
         """Later work of the compute stream waits for the copies out that are under way; the host does not."""
         if self._last is not None:
             torch.cuda.current_stream(self._device).wait_event(self._last)
 
-    def _in_slab(self, moves: Sequence[PackedRows]) -> list[PlacedRows]:
-        """The rows of a round, packed into the slab one behind the other."""
-        out: list[PlacedRows] = []
-        at = self._slab.data_ptr()
-        for move in moves:
-            out.append(move.at(at))
-            at += move.size
-        return out
+    # --- what comes: by the thread that fetches ---
 
-    def _spans(self, moves: Sequence[PackedRows]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Host memory of a round and its part of the slab; neighbours of one allocation are one."""
-        at = 0
-        for span in spans(moves):
-            self.launches += 1
-            yield span, self._slab[at:at + len(span)]
-            at += len(span)
+    def bring(self, spans: Sequence[tuple[torch.Tensor, int]]) -> CudaMark:
+        """Copy pinned host memory into ranges of the ring. The host memory is in use until the mark has passed."""
+        with self._here(self._come):
+            for host, at in self._locked(spans):
+                self._ring[at:at + len(host)].copy_(host, non_blocking=True)
+            return CudaMark(self._event(self._come), self._device)
 
-    def _launch(self, placed: Sequence[PlacedRows], *, out: bool) -> None:
-        for shape, addresses, aligned in tables(placed):
-            for start in range(0, len(addresses), ROWS):
-                some = torch.from_numpy(addresses[start:start + ROWS]).pin_memory()
-                there = self._rows[:len(some)]
-                there.copy_(some, non_blocking=True)
-                self._kernel.launch(there, shape, out=out, programs=PROGRAMS, tile=TILE_BYTES // shape.width,
-                                    aligned=aligned)
-                self.launches += 2
+    def scatter(self, packed: PackedRows, at: int, after: Sequence[CopyMark]) -> tuple[CopyMark, MadeSums]:
+        """Copy blocks out of a range of the ring into the cache, after those marks. The range is used until the new one."""
+        with self._here(self._place):
+            for mark in after:
+                assert isinstance(mark, CudaMark)
+                self._place.wait_event(mark.event)
+            address = self._ring.data_ptr() + at
+            sums = self._launch(packed, address, out=False)
+            return CudaMark(self._event(self._place), self._device), sums
+
+    def _launch(self, packed: PackedRows, address: int, *, out: bool) -> MadeSums:
+        """Have kernels move rows and make sums, by tables that go to the device together."""
+        rows = tables(packed.rows, address)
+        runs = sum_tables([(array, address + at) for array, at in packed.arrays])
+        found = [one.addresses for one in rows] + [one.runs for one in runs]
+        memory = self._out if out else self._in
+        arrays = memory.take(np.concatenate(found), sum(array.sums for array, _ in packed.arrays))
+        device = arrays.tables.split([len(one) for one in found])
+        for (shape, heads, _, aligned), addresses in zip(rows, device, strict=False):
+            self._kernel.launch(addresses, shape, heads=heads, out=out, programs=PROGRAMS, tile=TILE_BYTES // shape.width,
+                                aligned=aligned)
+        for one, table in zip(runs, device[len(rows):], strict=True):
+            self._kernel.launch_sums(table, arrays.sums, heads=one.heads, head_bytes=one.head_bytes)
+        made = memory.bring_sums(arrays)
+        arrays.slot.mark = CudaMark(self._event(self._leave if out else self._place), self._device)
+        self.launches += 1 + len(device) + bool(runs)
+        return made
+
+    def _locked(self, spans: Sequence[tuple[torch.Tensor, int]]) -> Iterator[tuple[torch.Tensor, int]]:
+        """The same, cut where one copy cannot have both sides."""
+        for host, at in spans:
+            for offset, size in registration.parts(host.data_ptr(), len(host)):
+                self.launches += 1
+                yield host[offset:offset + size], at + offset
 
     @contextlib.contextmanager
-    def _after_compute(self) -> Iterator[None]:
-        """Within it the side stream is the current one, and has waited for what the compute stream has now."""
-        compute = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(self._side):
-            self._side.wait_stream(compute)
+    def _here(self, stream: Any) -> Iterator[None]:
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
             yield
 
-    def _event(self) -> Any:
+    @staticmethod
+    def _event(stream: Any) -> Any:
         event = torch.cuda.Event(blocking=True)
-        event.record(self._side)
+        event.record(stream)
         return event
-
-
-def rounds(moves: Sequence[PackedRows], slab_bytes: int) -> Iterator[Sequence[PackedRows]]:
-    """One after the other, as many of them as the slab holds; those of a round by their addresses."""
-    some: list[PackedRows] = []
-    free = slab_bytes
-    for move in moves:
-        if move.size > free:
-            yield sorted(some, key=lambda move: move.address)
-            some, free = [], slab_bytes
-        some.append(move)
-        free -= move.size
-    if some:
-        yield sorted(some, key=lambda move: move.address)
-
-
-def spans(moves: Sequence[PackedRows]) -> list[torch.Tensor]:
-    """The packed memory of all, in order, with neighbours of one allocation as one."""
-    found: list[tuple[torch.Tensor, int, int, int]] = []
-    """The first tensor, what allocation it is of, its address, the bytes of all."""
-    for move in moves:
-        home = move.memory.untyped_storage().data_ptr()
-        if found:
-            first, of, address, size = found[-1]
-            if of == home and address + size == move.address:
-                found[-1] = first, of, address, size + move.size
-                continue
-        found.append((move.memory, home, move.address, move.size))
-    return [first if len(first) == size else
-            torch.empty(0, dtype=torch.uint8).set_(first.untyped_storage(), first.storage_offset(), (size,))
-            for first, _, _, size in found]

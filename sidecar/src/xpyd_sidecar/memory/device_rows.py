@@ -1,7 +1,8 @@
 """Where blocks lie in a paged cache and in packed memory: the tables of addresses from which ``device_kernel`` moves them.
 
-A block of one array is a row: it has an address in the cache, where it may be strided, and one in packed memory, where its
-words follow each other in logical order. Arithmetic alone: nothing is moved here.
+A block of one array is a row: it has an address in the cache, where it may be strided, and one in packed memory for each of
+its heads, which are equally far apart there (``kv.packing``); the words of a head follow each other in logical order. And
+where the runs of heads lie that have a sum. Arithmetic alone: nothing is moved here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv.packing import PackedArray
 
 ALIGNED: Final = 16
 """Bytes that a GPU moves by one instruction, where addresses are multiples of it."""
@@ -49,40 +51,36 @@ class RowView(NamedTuple):
 
 
 class BlockRows(NamedTuple):
-    """Blocks ``ids`` of arrays that look alike, and where each array's are packed. Addresses in bytes."""
+    """Blocks of arrays that look alike, and where each array's are packed. Addresses in bytes."""
 
     view: RowView
     arrays: Sequence[int]
     packed: Sequence[int]
-    """By array: of its first block, from the beginning of the packed memory on; the others follow."""
+    """By array: where it begins, from the beginning of the packed memory on."""
+    layout: PackedArray
+    """How each of them is packed."""
     ids: NDArray[np.int64]
-
-
-class PackedRows(NamedTuple):
-    """Rows, and the packed memory that all of them are in: so many bytes from an address on."""
-
-    rows: Sequence[BlockRows]
-    memory: torch.Tensor
-    address: int
-    size: int
-
-    def at(self, address: int) -> PlacedRows:
-        """The same, packed elsewhere."""
-        return self.rows, address
-
-
-PlacedRows = tuple[Sequence[BlockRows], int]
-"""Rows, and where their packed memory begins."""
+    """The block of the cache for each of its blocks; below 0: none."""
 
 
 class RowTable(NamedTuple):
-    """Rows of one shape."""
+    """Rows of one shape, with so many heads."""
 
     shape: RowShape
+    heads: int
     addresses: NDArray[np.int64]
-    """``[rows, 2]``: in the cache and packed."""
+    """``[rows, 3]``: in the cache, packed, and from one head to the next where they are packed, in words."""
     aligned: bool
     """All of them are multiples of ``ALIGNED``."""
+
+
+class SumTable(NamedTuple):
+    """Runs of arrays with so many heads."""
+
+    heads: int
+    head_bytes: int
+    runs: NDArray[np.int64]
+    """``[runs, 3]``: where the run lies, its blocks, and the number of the sum of its first head."""
 
 
 def view_of(blocks: torch.Tensor) -> RowView:
@@ -119,23 +117,52 @@ def _merged(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int
     return out
 
 
-def tables(placed: Sequence[PlacedRows]) -> list[RowTable]:
-    """One for each view."""
-    alike: dict[RowView, list[tuple[BlockRows, int]]] = {}
-    for rows, address in placed:
-        for one in rows:
-            alike.setdefault(one.view, []).append((one, address))
-    return [_table(view, some) for view, some in alike.items()]
+def tables(rows: Sequence[BlockRows], address: int) -> list[RowTable]:
+    """One for each view and number of heads. ``address``: where the packed memory begins."""
+    alike: dict[tuple[RowView, int], list[BlockRows]] = {}
+    for one in rows:
+        alike.setdefault((one.view, one.layout.heads), []).append(one)
+    return [_table(view, heads, some, address) for (view, heads), some in alike.items()]
 
 
-def _table(view: RowView, rows: Sequence[tuple[BlockRows, int]]) -> RowTable:
-    arrays = np.array([at for one, _ in rows for at in one.arrays], np.int64)
-    packed = np.array([address + at for one, address in rows for at in one.packed], np.int64)
-    ids = np.concatenate([one.ids for one, _ in rows for _ in one.arrays])
-    counts = np.array([len(one.ids) for one, _ in rows for _ in one.arrays], np.int64)
-    nth = np.arange(len(ids), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
-    addresses = np.empty((len(ids), 2), np.int64)
-    np.add(np.repeat(arrays, counts), ids * view.stride, out=addresses[:, 0])
-    np.add(np.repeat(packed, counts), nth * view.size, out=addresses[:, 1])
-    aligned = not (view.stride | view.size) % ALIGNED and not ((arrays | packed) % ALIGNED).any()
-    return RowTable(view.shape, addresses, aligned)
+def _table(view: RowView, heads: int, rows: Sequence[BlockRows], address: int) -> RowTable:
+    parts, aligned = [], not view.stride % ALIGNED and not view.size // heads % ALIGNED
+    for one in rows:
+        there, apart = _in_runs(one.layout)
+        wanted = one.ids >= 0
+        there, apart = there[wanted], apart[wanted]
+        arrays, packed = np.array(one.arrays, np.int64), np.array(one.packed, np.int64) + address
+        part = np.empty((len(arrays), len(there), 3), np.int64)
+        part[:, :, 0] = arrays[:, None] + one.ids[wanted] * view.stride
+        part[:, :, 1] = packed[:, None] + there
+        part[:, :, 2] = apart // view.shape.width
+        parts.append(part.reshape(-1, 3))
+        aligned = aligned and not any((each % ALIGNED).any() for each in (arrays, packed, there, apart))
+    return RowTable(view.shape, heads, np.concatenate(parts), aligned)
+
+
+def _in_runs(packed: PackedArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each block: where its first head begins in the packed array, and how far its heads are apart there, in bytes."""
+    blocks = np.arange(packed.first, packed.first + packed.blocks, dtype=np.int64)
+    begin = np.maximum(blocks // packed.run * packed.run, packed.first)
+    end = np.minimum((blocks // packed.run + 1) * packed.run, packed.first + packed.blocks)
+    there = (begin - packed.first) * packed.block_bytes + (blocks - begin) * packed.head_bytes
+    return there, (end - begin) * packed.head_bytes
+
+
+def sum_tables(packed: Sequence[tuple[PackedArray, int]]) -> list[SumTable]:
+    """Where the sums of packed arrays are made of, each with its address; sums are numbered array by array, as listed."""
+    alike: dict[PackedArray, list[tuple[int, int]]] = {}
+    before = 0
+    for one, address in packed:
+        alike.setdefault(one, []).append((address, before))
+        before += one.sums
+    tables: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
+    for one, places in alike.items():
+        runs = np.array([(run.offset, run.blocks, one.sum_at(run.first, 0)) for run in one.runs(one.first, one.blocks)],
+                        np.int64)
+        each = np.tile(runs, (len(places), 1, 1))
+        each[:, :, 0] += np.array(places, np.int64)[:, :1]
+        each[:, :, 2] += np.array(places, np.int64)[:, 1:]
+        tables.setdefault((one.heads, one.head_bytes), []).append(each.reshape(-1, 3))
+    return [SumTable(heads, head_bytes, np.concatenate(runs)) for (heads, head_bytes), runs in tables.items()]

@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 
 from xpyd_sidecar.kv.extents import Extents
 from xpyd_sidecar.kv.shares import most_more, within
-from xpyd_sidecar.memory.staging import Chunk
+from xpyd_sidecar.memory.allocation import Allocation, Later, at_once
+from xpyd_sidecar.memory.chunk import Chunk
 
 UNIT: Final = 256
 """What every lease begins at a multiple of, so that copies are aligned for whatever copies them."""
@@ -35,53 +36,19 @@ class StoreLease(NamedTuple):
         return StoreLease(self.chunk.part(start, size), self.offset + start, self.holder)
 
 
-class Allocation:
-    """One allocation, made when first needed. Safe across threads: it is made once."""
-
-    def __init__(self, make: Callable[[int], Chunk], size: int) -> None:
-        self.size = size
-        self._make = make
-        self._making = threading.Lock()
-        self._whole: Chunk | None = None
-
-    @property
-    def made(self) -> bool:
-        """Whether there is memory now."""
-        return self._whole is not None
-
-    def prepare(self) -> None:
-        """Make the memory now, where that would hold up whoever comes first."""
-        with self._making:
-            if self._whole is None:
-                self._whole = self._make(self.size)
-
-    def drop(self) -> None:
-        """Give the memory back; chunks of it that are still held keep it."""
-        with self._making:
-            self._whole = None
-
-    def at(self, offset: int, size: int) -> Chunk:
-        """``size`` bytes from ``offset`` on."""
-        whole = self._whole
-        if whole is None:
-            self.prepare()
-            whole = self._whole
-            assert whole is not None
-        return whole.part(offset, size)
-
-
 class CopyStore:
     """The memory and what is free of it. Safe across threads."""
 
     def __init__(self, make: Callable[[int], Chunk], size: int, *, unit: int = UNIT,
-                 emptied: Callable[[], None] = lambda: None) -> None:
+                 emptied: Callable[[], None] = lambda: None, later: Later = at_once) -> None:
         """``make``: memory of a size; ``unit``: what every lease is rounded up to, in bytes.
 
-        ``emptied``: called when the memory was given back; it may be made again.
+        ``emptied``: called when the memory was given back, before it is made again. ``later``: where both are called.
         """
         self._emptied = emptied
+        self._later = later
         self._extents = Extents(size, unit)
-        self._arena = Allocation(make, self._extents.size)
+        self._arena = Allocation(make, self._extents.size, later)
         self._lock = threading.Lock()
         self._of: dict[str, int] = {}
         self._spare = False
@@ -103,8 +70,13 @@ class CopyStore:
         return self._extents.rounded(size)
 
     def prepare(self) -> None:
-        """Make the memory now: pinning takes long."""
+        """Make the memory now, at the start; raises what ``make`` does."""
         self._arena.prepare()
+
+    def ready(self) -> bool:
+        """Whether there is memory; if not, it is being made."""
+        with self._lock:
+            return self._arena.ready()
 
     def spare(self, *, spare: bool) -> None:
         """Whether nobody is meant to have a use for the memory: then it goes back whenever it is empty.
@@ -118,11 +90,16 @@ class CopyStore:
     def _drop_if_spare(self) -> None:
         if self._spare and self._arena.made and not self._extents.used:
             self._arena.drop()
-            self._emptied()
+            self._later(self._emptied)
 
     def lease(self, size: int, holder: str = "") -> StoreLease | None:
-        """``size`` bytes in one part, if they are free and within the holder's share; the holder "" has no share."""
+        """``size`` bytes in one part, if they are free and within the holder's share; the holder "" has no share.
+
+        None, too, where there is no memory yet: whoever asks does not wait until it is made.
+        """
         with self._lock:
+            if not self._arena.ready():
+                return None
             want = self._extents.rounded(size)
             left = self.bound - self._extents.used - want
             mine = self._of.get(holder, 0) + want
@@ -133,11 +110,7 @@ class CopyStore:
                 return None
             if holder:
                 self._of[holder] = mine
-        try:
             return StoreLease(self._arena.at(offset, size), offset, holder)
-        except BaseException:
-            self._give(offset, size, holder)
-            raise
 
     def give(self, lease: StoreLease) -> None:
         """Take back a lease, or a part of one."""

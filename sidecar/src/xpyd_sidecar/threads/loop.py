@@ -1,4 +1,4 @@
-"""One thread, one selector: the I/O loop that sender and receiver run on.
+"""One thread, one selector: the I/O loop that publisher and receiver run on.
 
 Nothing on it may block. Other threads hand work over with ``post``, which never blocks either; the queue is bounded by what
 its callers bound (bytes of copies, number of loads), and a loop that has ended takes nothing more. If it dies, its closers
@@ -11,14 +11,13 @@ import contextlib
 import logging
 import os
 import selectors
-import socket
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from xpyd_sidecar.threads.watched import Faults, Watched
 
@@ -32,14 +31,19 @@ of the hundreds of times that a transfer asks for it, made transfers beside such
 JOIN_S: Final = 5.0
 
 
+class HasFileno(Protocol):
+    """A socket, or what else the kernel can wait for."""
+
+    def fileno(self) -> int:
+        """Its file."""
+
+
 class Loop:
     """The thread. ``on_tick(now)`` is called about every ``TICK_S`` seconds."""
 
     def __init__(self, name: str, on_tick: Callable[[float], None]) -> None:
         self._on_tick = on_tick
         self._selector = selectors.EpollSelector()
-        self.watch_fd = self._selector.fileno()
-        """The epoll instance: a call that waits for one socket ends when another file of this loop is ready."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         self._closing = threading.Lock()
@@ -48,8 +52,6 @@ class Loop:
         self._posted: deque[Callable[[], None]] = deque()
         self._awake = threading.Event()
         self._stop = threading.Event()
-        self.alone = False
-        """Whether nothing else is to be done this round: what is called may then wait a little for more."""
         self._closers: list[Callable[[], None]] = []
         self._selects, self._ticks = Faults("to wait for its sockets"), Faults("its look at deadlines")
         self.thread = Watched(name, self._run)
@@ -74,8 +76,8 @@ class Loop:
         """Have ``call`` run on the loop's thread when it ends."""
         self._closers.append(call)
 
-    def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
-        """Call back with the ready events of a socket; 0 stops watching."""
+    def watch(self, sock: HasFileno, events: int, call: Callable[[int], None]) -> None:
+        """Call back with the ready events of a socket, or of what else has a file; 0 stops watching."""
         known = sock in self._selector.get_map()
         if not events:
             if known:
@@ -112,7 +114,6 @@ class Loop:
             ready = self._selects.tried(partial(self._selector.select, max(0.0, tick_at - time.monotonic())))
             if ready is None:
                 continue
-            self.alone = len(ready) == 1 and not self._posted
             for key, events in ready:
                 if key.data is None:
                     with contextlib.suppress(BlockingIOError):

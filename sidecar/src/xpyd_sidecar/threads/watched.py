@@ -2,7 +2,7 @@
 
     thread = Watched("xpyd-sender", self._run)             every thread of the connector is one
     thread.start()
-    check(sender.thread, receiver.thread)                  by the engine's thread, in each step: raises ThreadEnded
+    check(publisher.thread, receiver.thread)                by the engine's thread, in each step: raises ThreadEnded
 
 Laws
 1. A thread ends when it is told to. One that ends by an error has died: it says so in the log and in the container's
@@ -26,6 +26,7 @@ from typing import Final, TypeVar
 
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.threads import termination_log
+from xpyd_sidecar.threads.processors import restrict
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +52,19 @@ class Watched(threading.Thread):
         self.words = ""
         """Of its death; empty while it lives, and where it has ended as it should."""
         self._body = body
+        self._processors: frozenset[int] = frozenset()
+
+    def bind(self, processors: frozenset[int]) -> None:
+        """Have it run on these processors alone, and the threads that it starts: from its start, or from now on."""
+        self._processors = processors
+        if self.native_id is not None and self.is_alive():
+            restrict(self.native_id, processors)
 
     def run(self) -> None:
         """As threading calls it."""
         try:
+            if self._processors:
+                restrict(0, self._processors)
             self._body()
         except BaseException as error:
             self.words = f"thread {self.name} ended: {termination_log.innermost(error)}"

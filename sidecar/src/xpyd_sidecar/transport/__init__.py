@@ -1,13 +1,14 @@
-"""How bytes travel between two ranks: links, behind one interface (``link``).
+"""How bytes travel between two ranks: links, behind one interface (``links``).
 
-- ``tcp``: the connection of every session, and the link that puts blocks into its frames. Everywhere.
+- ``tcp``: stripes beside the session's control connection. Everywhere that it was compiled.
 - ``shm``: within a host. Decode maps the memory of prefill's copies.
 - ``nccl``: between GPUs.
 - ``nixl``: RDMA between hosts.
 
-    nccl, nixl, shm ─▶ tickets ─▶ tcp ─▶ offers ─▶ link, gates ─▶ moves ─▶ _moves (C), moves_plain
+    nccl, nixl, shm ─▶ tcp, tickets ─▶ links ─▶ landing ─▶ gates ─▶ _stripes (C)
+                                                └─▶ moves ─▶ _moves (C), moves_plain
 
-``moves`` are the loops that cost: from a socket or shared memory to where blocks belong, summed up on the way.
-An I/O thread writes into a cache inside of ``gates`` alone. Belongs here: sockets, mappings, libraries that move bytes.
-Does not belong here: what is asked and owed (``session``), whose memory it is (``memory``).
+``moves`` are the loops that cost: from shared memory to where blocks belong, summed up on the way; those over sockets are
+``_stripes``. Whoever writes into a cache does so inside of a gate alone (``gates``). Belongs here: sockets, mappings,
+libraries that move bytes. Does not belong here: what is asked and owed (``session``), whose memory it is (``memory``).
 """

@@ -1,45 +1,47 @@
-"""What lets an I/O thread write into blocks of the cache without ever writing into blocks that have been given back.
+"""Gates: whether bytes may still be written into blocks, for threads of Python's and for those that do without it.
 
-A gate stands for one try of a load. The engine's thread opens it with the request to the source and closes it in the same
-call that makes the load's report, or that a newer try takes its place in. The I/O thread writes only inside:
+A gate stands for one try of a load. The engine's thread opens it with the order to load and closes it in the same call that
+makes the load's report. Whoever writes into blocks does so only inside, so nothing is written into what was given back:
 
     engine's thread   open ───────────────────────── close ──▶ report withheld until nobody is inside ──▶ blocks are free
-    I/O thread             enter, write, leave, enter, write, leave │ enter: refused
+    who writes             enter, write, leave, enter, write, leave │ enter: refused
 
-Nobody waits for anybody: ``enter`` and ``close`` hold a lock for a few instructions, the write happens outside of it.
-All gates of one receiver are entered by its one I/O thread, and a newer try is asked for by that thread: so bytes of an
-older try are in place before the newer one's can come (docs/decisions/0013).
+``Gate`` is one atomic word that threads of C share (``_gate.h``), or a lock where nothing was compiled. It is also a
+``memory.marks.CopyMark``: done when closed and nobody is inside.
 """
 
 from __future__ import annotations
 
 import threading
-from array import array
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from xpyd_sidecar.kv.mapping import SourceArray
-from xpyd_sidecar.transport.moves import Scatter
+from xpyd_sidecar import built
+
+__all__ = ["COMPILED", "REASON", "Gate"]
+
+REVISION = 2
+"""Of ``_stripes``, which is not loaded when it was built for other files."""
 
 
-class Gate:
-    """Open until closed, once. Also a ``memory.marks.CopyMark``: done when closed and nobody is inside."""
+class LockedGate:
+    """Open until closed, once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = True
-        self._inside = False
+        self._inside = 0
 
     def enter(self) -> bool:
-        """Begin to write, if still open; then ``leave`` must follow."""
+        """Begin to write, if still open; then ``leave`` must follow. Several writes may be under way."""
         with self._lock:
-            self._inside = self._open
-            return self._inside
+            self._inside += self._open
+            return self._open
 
     def leave(self) -> None:
-        """The write has ended."""
+        """A write has ended."""
         with self._lock:
-            self._inside = False
+            if not self._inside:
+                raise RuntimeError("nobody is inside")
+            self._inside -= 1
 
     def close(self) -> None:
         """No write begins from here on."""
@@ -52,36 +54,16 @@ class Gate:
             return not self._open and not self._inside
 
 
-class CacheArray(NamedTuple):
-    """The bytes of one array of blocks, block after block, in host memory."""
+REASON = ""
+"""Why there are no threads of C, in words; empty: there are."""
+try:
+    from xpyd_sidecar.transport import _stripes
 
-    view: memoryview
-    block_bytes: int
+    built.check("the stripes", _stripes.REVISION, REVISION)
+    from xpyd_sidecar.transport._stripes import Gate
+except ImportError as error:  # not built, or for another machine: links that need no threads of C work without
+    REASON = f"tcp: its loops were not compiled when xpyd was installed ({error})"
+    Gate = LockedGate  # type: ignore[misc, assignment]
 
-
-class LoadTarget(NamedTuple):
-    """Where the blocks of one source of a try belong.
-
-    ``tables``: by group, the index of the first block, and the blocks, 64-bit; ``groups``: by array of this rank, empty
-    where there is one. ``caches``: by array of this rank; None where blocks cannot be written directly. ``units``: by array
-    of the source.
-    """
-
-    gate: Gate
-    tables: Sequence[tuple[int, array[int]]]
-    groups: Sequence[int]
-    caches: Sequence[CacheArray | None]
-    units: Mapping[int, SourceArray]
-
-    def scatter(self, region: int, first: int, count: int, *, cover: bool) -> Scatter | None:
-        """The places of blocks ``first``.. of a region; None: take staging memory."""
-        unit = self.units[region]
-        cache = self.caches[unit.region] if unit.region < len(self.caches) else None
-        if cache is None:
-            return None
-        begin, table = self.tables[self.groups[unit.region] if self.groups else 0]
-        at = first - begin
-        ids = memoryview(table)[at:at + count]
-        if unit.heads:
-            return Scatter(cache.view, unit.size, count, ids, cache.block_bytes, unit.offset, cover)
-        return Scatter(cache.view, cache.block_bytes, count, ids, cache.block_bytes, 0, cover)
+COMPILED = not REASON
+"""Whether there is the link tcp."""

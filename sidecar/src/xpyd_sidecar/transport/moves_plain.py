@@ -3,153 +3,80 @@
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
+from xpyd_sidecar.kv.packing import sum_of
+from xpyd_sidecar.kv.reads import TICKET_BYTES
+from xpyd_sidecar.memory.addresses import address_of
 
-from xpyd_sidecar.kv import frames
-
-REVISION: Final = 7
+REVISION: Final = 10
 """Of ``_moves``, which is not loaded when it was built for other files."""
-RUNS_MAX: Final = 512
-"""Pieces of one call; the kernel takes 1,024 at once."""
 
 
 class Scatter:
-    """Blocks in their places, and how many of their bytes have come."""
+    """Rows in their places, and their sums once they have come."""
 
     def __init__(self, memory: Any, size: int, count: int, ids: Any,  # noqa: PLR0917  # as the compiled one
-                 stride: int, offset: int, cover: bool, /) -> None:
-        """``count`` blocks of ``size`` bytes, the nth in ``memory`` at ``ids[n] * stride + offset``, or at n * size.
+                 stride: int, offset: int, part: int, /) -> None:
+        """``count`` rows of ``size`` bytes, the nth in ``memory`` at ``ids[n] * stride + offset``, or at n * size.
 
-        ``memory``: writable bytes; ``ids``: 64-bit integers; ``cover``: sum up what comes.
+        ``memory``: writable bytes; ``ids``: 64-bit integers; ``part``: bytes of a row that have a sum; 0: nothing has.
 
         Raises:
-            ValueError: no blocks, or some outside of the memory.
+            ValueError: no rows, some outside of the memory, or parts larger than they are.
         """
         view = memoryview(memory)
         starts = [n * size for n in range(count)] if ids is None else [
             n * stride + offset for n in memoryview(ids).cast("B").cast("q")]
         if min(size, count) < 1 or len(starts) != count or min(starts) < offset or max(starts) + size > len(view):
             raise ValueError("blocks outside of the memory")
-        self.low = 1
-        """Least bytes for which the socket wakes a reader, as it was last set."""
-        self.missing = size * count
+        if not 0 <= part <= size:
+            raise ValueError("no blocks, or too many")
+        self.row = size
+        """Bytes of one."""
+        self.rows = count
         self._view = view
-        self._size = size
         self._starts = starts
-        self._cover = cover
-        self._summed = 0
-        self._sums = bytearray()
-        self._per_block = -(-size // frames.SUM_BYTES)
+        self._part = part
+        self._sums = b""
 
-    def receive(self, fd: int, tail: Any, patience_ms: int, low: int, follow: tuple[Any, ...],  # noqa: PLR0917  # as above
-                watch: int = -1, beside: bool = False, /) -> tuple[int, bytes]:
-        """Read once from a socket, without waiting: the blocks, and what follows them into ``tail``. Bytes of both.
-
-        ``patience_ms``: wait so long for more, if need be (here: not); ``low``: as ``self.low``. 0: the peer has closed.
-        ``follow``: what the headers of the next frames begin with (``frames.known``) and their places, one after the other.
-        What comes of them is received, too; the headers of those that were begun are returned (here: none is).
-        ``watch``: an epoll instance; the call ends early when it has another file ready. ``beside``: the peer is on this
-        host, so after a wait this thread leaves the processor that the peer works on: the kernel likes to wake a thread
-        where that runs which it waits for, and then each of the two waits for the other (here: none waits).
-
-        Raises:
-            OSError: as of recvmsg(2).
-        """
-        del patience_ms, follow, watch, beside
-        self.low = low
-        views, bytes_ = self._stretch()
-        if bytes_ == self.missing:
-            views.append(memoryview(tail))
-        got = os.readv(fd, views)
-        self._came(min(got, self.missing))
-        return got, b""
-
-    def read(self, address: int, ticket_at: int, ticket: bytes, threads: int, /) -> bool:
+    def read(self, address: int, step: int, ticket_at: int, ticket: bytes, /) -> bool:
         """Copy all from memory that another process has, too. False: the ticket, looked at afterwards, is not this one.
 
-        ``threads``: that copy (here: one).
+        ``step``: from the begin of one row there to that of the next.
+
+        Raises:
+            ValueError: rows that overlap, or no ticket.
         """
-        del threads
-        self.copy(address)
+        if step < self.row or len(ticket) != TICKET_BYTES:
+            raise ValueError(f"a ticket has {TICKET_BYTES} bytes, and rows do not overlap")
+        self._bring(address, step)
         return ctypes.string_at(ticket_at, len(ticket)) == ticket
 
     def copy(self, address: int, /) -> None:
         """Copy all from this process's memory."""
-        while self.missing:
-            views, many = self._stretch()
-            for view in views:
-                ctypes.memmove(address_of(view), address, len(view))
-                address += len(view)
-            self._came(many)
+        self._bring(address, self.row)
 
     def sums(self) -> bytes:
-        """Of what has come, as ``frames.sums`` of the blocks packed; empty: they are not summed up."""
-        return bytes(self._sums)
+        """Of the parts, row by row, 8 bytes each; empty: nothing has come yet, or they are not summed up."""
+        return self._sums
 
-    def _done(self) -> int:
-        return self._size * len(self._starts) - self.missing
-
-    def _stretch(self) -> tuple[list[memoryview], int]:
-        """Memory of the next bytes, in pieces that one call takes."""
-        block, skip = divmod(self._done(), self._size)
-        views: list[memoryview] = []
-        for start in self._starts[block:block + RUNS_MAX]:
-            views.append(self._view[start + skip:start + self._size])
-            skip = 0
-        return views, sum(map(len, views))
-
-    def _came(self, many: int) -> None:
-        self.missing -= many
-        done = self._done()
-        while self._cover and self._summed < len(self._starts) * self._per_block:
-            block, piece = divmod(self._summed, self._per_block)
-            first = piece * frames.SUM_BYTES
-            last = min(first + frames.SUM_BYTES, self._size)
-            if block * self._size + last > done:
-                break
-            start = self._starts[block]
-            self._sums += frames.piece_sum(self._view[start + first:start + last])
-            self._summed += 1
+    def _bring(self, address: int, step: int) -> None:
+        rows = [self._view[start:start + self.row] for start in self._starts]
+        for nth, row in enumerate(rows):
+            ctypes.memmove(address_of(row), address + nth * step, self.row)
+        if self._part:
+            self._sums = b"".join(sum_of(row[first:first + self._part]).to_bytes(8, "little")
+                                  for row in rows for first in range(0, self.row, self._part))
 
 
-def sums(data: Any, size: int, /) -> bytes:
-    """The sums of packed blocks of ``size`` bytes."""
-    return frames.sums(data, size)
-
-
-def receive(fd: int, tail: Any, patience_ms: int, low: int,  # noqa: PLR0917  # as the compiled one
-            follow: tuple[Any, ...], watch: int = -1, beside: bool = False, /) -> tuple[int, bytes]:
-    """As ``Scatter.receive``, from the header of the first of ``follow`` on (here: no more than into ``tail``).
+def sums(data: Any, part: int, /) -> bytes:
+    """The sums of packed parts of ``part`` bytes, 8 bytes each.
 
     Raises:
-        OSError: as of read(2).
+        ValueError: not whole parts.
     """
-    del patience_ms, watch, beside
-    follow[1].low = low
-    return os.readv(fd, [tail]), b""
-
-
-def send(fd: int, views: Sequence[Any], patience_ms: int, watch: int = -1, beside: bool = False, /) -> int:
-    """Write once into a socket, without waiting; how many bytes it took.
-
-    ``patience_ms``: wait so long for more room, if need be (here: not); ``watch``, ``beside``: as of ``Scatter.receive``.
-
-    Raises:
-        OSError: as of sendmsg(2).
-    """
-    del patience_ms, watch, beside
-    return os.writev(fd, views)
-
-
-def come_home() -> None:
-    """May run again wherever this thread could before a call with ``beside``."""
-
-
-def address_of(view: memoryview) -> int:
-    """Where bytes lie in this process."""
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return address
+    view = memoryview(data).cast("B")
+    if part < 1 or len(view) % part:
+        raise ValueError("not whole parts")
+    return b"".join(sum_of(view[at:at + part]).to_bytes(8, "little") for at in range(0, len(view), part))

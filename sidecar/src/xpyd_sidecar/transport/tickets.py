@@ -1,33 +1,21 @@
-"""Links by which decode reads prefill's store of copies, for as long as its session's ticket lies beside it.
+"""Tickets: by which a decode that reads prefill's store by itself knows that a copy was still there when it had read it.
 
     prefill                                          decode
     a ticket of 32 random bytes ──(WELCOME)───────▶
-    OFFER(where, size, checksum) ─────────────────▶  reads the piece, then the ticket: while it is there, the piece was, too
+    MANIFEST (where, how many) ───────────────────▶  reads the bytes, then the ticket: while it is there, they were, too
     the copy is freed            ◀─────── TAKEN
 
-A copy stays where it is until TAKEN or the end of the session, and the ticket is wiped before what was not taken is freed.
+A copy stays where it is until TAKEN or the end of its try, and the ticket is wiped before what was not taken is freed.
 So a decode that was stopped in the middle, and whose peer has given it up since, never takes other bytes for these.
-
-What is not in the store goes over TCP.
 """
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
-from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.reads import TICKET_BYTES
-from xpyd_sidecar.transport.link import Blocks, Session
-from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.offers import OfferLink
-from xpyd_sidecar.transport.tcp.link import TcpLink
-
-logger = logging.getLogger(__name__)
 
 SESSIONS: Final = 4096
 """In which the store of one process is read."""
@@ -35,7 +23,7 @@ NOTHING: Final = bytes(TICKET_BYTES)
 
 
 class Tickets:
-    """Of all sessions of one kind, in memory that decode can read. Used on the sender's I/O thread."""
+    """Of all sessions of one kind, in memory that decode can read. Used on the publisher's I/O thread."""
 
     def __init__(self, memory: memoryview) -> None:
         """``memory``: of ``SESSIONS`` tickets."""
@@ -62,38 +50,3 @@ class Tickets:
 
     def _write(self, cell: int, ticket: bytes) -> None:
         self._memory[cell * TICKET_BYTES:(cell + 1) * TICKET_BYTES] = ticket
-
-
-class TicketLink(OfferLink):
-    """Prefill's side of one session."""
-
-    from_store = True
-
-    def __init__(self, session: Session, tickets: Tickets, cell: int, ahead: int, piece: int = 0) -> None:
-        """``cell``: number of its ticket; ``ahead``, ``piece``: as of ``OfferLink``."""
-        super().__init__(session, ahead, piece)
-        self.cell = cell
-        self._tickets = tickets
-        self._tcp = TcpLink(session)
-        self._outside = False
-
-    def _holds(self, address: int, size: int) -> bool:
-        """Whether decode can read bytes of this process."""
-        raise NotImplementedError
-
-    def put(self, key: Key, blocks: Blocks, sent: Callable[[], None], *, most: int = frames.FRAME_BYTES) -> None:
-        """Offer blocks; over TCP where decode cannot read them."""
-        if self._holds(address_of(blocks.data), len(blocks.data)):
-            super().put(key, blocks, sent, most=most)
-            return
-        if not self._outside:
-            self._outside = True
-            logger.warning("xpyd: some blocks for %s go over tcp: they do not lie in the memory that %s reaches",
-                           self.session.peer, self.name)
-        self._tcp.put(key, blocks, sent, most=most)
-
-    def close(self) -> None:
-        """Wipe the ticket, then free what was offered."""
-        if not self._closed:
-            self._tickets.give(self.cell)
-            super().close()

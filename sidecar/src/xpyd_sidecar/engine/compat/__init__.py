@@ -43,6 +43,7 @@ from xpyd_sidecar.engine.compat.common import (
     sizes,
     step_tokens,
     version,
+    weight_version,
 )
 from xpyd_sidecar.engine.weights import model_hash
 
@@ -139,6 +140,7 @@ __all__ = [
     "states",
     "step_tokens",
     "version",
+    "weight_version",
 ]
 
 

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ NO_SLEEP: Final = ("kv connector: sleep mode is not supported: blocks would lose
 _FAST_TOKENIZERS = frozenset({"auto", "hf"})
 """Modes whose tokenizers give the text of a prompt that ends inside a character again, whole; others lose the character."""
 _PLAIN_TYPES: Final = frozenset({"float16", "bfloat16", "float32"})
-_PLAIN_BYTES: Final = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2"})
+_PLAIN_BYTES: Final = frozenset({"fp8_e4m3", "fp8_e5m2"})
 """Types of one scale for a whole layer. Of latent attention vLLM makes packed ones of them."""
 
 
@@ -63,11 +63,29 @@ def outer_transfer() -> Any | None:
     """
     from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector  # noqa: PLC0415 (of a version)
 
+    holder = _maker(MultiConnector)
+    return None if holder is None else holder._vllm_config.kv_transfer_config
+
+
+def weight_version() -> Callable[[], str]:
+    """What tells how the weights of the engine are called in which the caller's connector is made; empty: nobody can.
+
+    Whoever changes weights at run time names them (``weight_version`` of vLLM's ``finish_weight_update``), and only the
+    engine's core is told. It makes the scheduler, and that the connector, so it is on the stack.
+    """
+    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 (a worker needs none of it)
+
+    holder = _maker(EngineCore)
+    return holder.get_weight_version if holder is not None else lambda: ""
+
+
+def _maker(kind: type) -> Any | None:
+    """The innermost object of a kind by whose method this process has come here; None: there is none."""
     frame = inspect.currentframe()
     while frame is not None:
         holder = frame.f_locals.get("self")
-        if isinstance(holder, MultiConnector):
-            return holder._vllm_config.kv_transfer_config
+        if isinstance(holder, kind):
+            return holder
         frame = frame.f_back
     return None
 
@@ -224,8 +242,14 @@ def sampling(config: Any) -> Sampling | None:
 
 def kv_dtype(config: Any) -> str:
     """The type of what is in the cache: the model's, if none was asked for."""
-    asked = str(config.cache_config.cache_dtype)
-    return str(config.model_config.dtype).removeprefix("torch.") if asked == "auto" else asked
+    return cache_type(str(config.cache_config.cache_dtype), config.model_config.dtype)
+
+
+def cache_type(asked: str, dtype: Any) -> str:
+    """What a cache for a model of ``dtype`` holds, by one name: "fp8" is short for "fp8_e4m3"."""
+    if asked == "auto":
+        return str(dtype).removeprefix("torch.")
+    return "fp8_e4m3" if asked == "fp8" else asked
 
 
 def kv_layout(config: Any) -> str:

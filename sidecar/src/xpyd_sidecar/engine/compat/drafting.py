@@ -8,7 +8,7 @@ from typing import Any, Final
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from xpyd_sidecar.contract.speculation import Speculation
-from xpyd_sidecar.engine.compat.common import layer_specs
+from xpyd_sidecar.engine.compat.common import cache_type, layer_specs
 from xpyd_sidecar.engine.weights import model_hash
 from xpyd_sidecar.errors import ConfigError
 
@@ -54,7 +54,7 @@ def told(config: Any, kv_cache: Any) -> Speculation:
     return Speculation(
         method=str(given.method),
         model=model_hash(str(draft.model), str(commit), _text(draft)),
-        kv_cache_dtype=str(draft.dtype).removeprefix("torch.") if asked == "auto" else asked,
+        kv_cache_dtype=cache_type(asked, draft.dtype),
         auxiliary_layers=tuple(int(each) for each in auxiliary),
         parallel_drafting=bool(given.parallel_drafting),
         num_speculative_tokens=int(given.num_speculative_tokens),

@@ -1,25 +1,16 @@
-"""NCCL through NVIDIA's nccl4py, and the CUDA around it: one communicator of two ranks, pieces in, pieces out.
+"""NCCL through NVIDIA's nccl4py, and the CUDA around it: one communicator of two ranks, messages in, messages out.
 
-Free of vLLM. Every call returns at once (``blocking=0``); whether it is over, ``pending`` says. A piece travels as one
-message, laid out in a slot of GPU memory on both sides:
+Free of vLLM. Every call returns at once (``blocking=0``); whether it is over, ``pending`` says. A message has the bytes of
+one fetch, piece behind piece as ``kv.selection.places`` says:
 
-    0                         size rounded up to 8      + 8          + 16
-    +-------------------------+-------------------------+------------+
-    | packed blocks           | weighed sum, or 0       | nth piece  |
-    +-------------------------+-------------------------+------------+
+    prefill   store, in pinned host memory ─[copy engine]─▶ a slot on the device ─[ncclSend]──┐
+    decode                                                  its own device memory ◀─[ncclRecv]┘
 
-The trailer shows that both sides mean the same piece, and that what has come is what was sent. There is no xxh3 for GPUs;
-the sum is Σ (2i+1)·word_i modulo 2^64: as odd factors are invertible, one changed word always shows, as do two that have
-changed places unless they differ in their highest bits alone.
-
-What happens on the stream of a group, in order: copy or gather into the slot, sum, ``ncclSend``; at the other end
-``ncclRecv``, sum, comparison, and its result into pinned memory. Only then passes the event that the host looks at. The
-forward's stream is not involved: the copy out of the cache was waited for before the piece was given (``memory.marks``),
-and the copy into the cache is made by the engine's thread when the piece is here (``engine.kv_cache``).
+A group has one stream, on which that happens in order; then an event passes, which the host looks at. Nothing is summed up
+here: decode's kernel does it when blocks are placed (``memory.device``), and compares with what prefill has told.
 
 All memory is taken at the start, and all streams. To allocate while NCCL's kernels run may wait for them (CUDA synchronizes
-implicitly), and they wait for a peer whose thread may be doing just the same. For that reason no copy is made from memory
-that is not pinned either.
+implicitly), and they wait for a peer whose thread may be doing just the same.
 """
 
 from __future__ import annotations
@@ -29,10 +20,10 @@ import importlib
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -40,9 +31,6 @@ from xpyd_sidecar.kv.groups import Way, group_bytes
 from xpyd_sidecar.memory.device import CudaMark
 from xpyd_sidecar.memory.marks import CopyMark
 
-TRAILER: Final = 16
-STREAM_BYTES: Final = 2 << 20
-"""That torch's allocator takes for the first small tensor of a stream."""
 TAIL_S: Final = 30.0
 """For what an aborted communicator has left on its stream; kernels of a forward may hold it up."""
 TAIL_LOOK_S: Final = 0.001
@@ -52,14 +40,6 @@ _IN_PROGRESS: Final = 7
 
 class NcclFailed(Exception):
     """NCCL says that a communicator cannot go on."""
-
-
-class Kit(NamedTuple):
-    """What one piece uses while it is under way. ``slot``: to send from. ``host``: pinned; a piece, or two words."""
-
-    slot: torch.Tensor | None
-    scratch: torch.Tensor
-    host: torch.Tensor
 
 
 class CudaDevice:
@@ -102,64 +82,37 @@ class CudaDevice:
         """Wait for what the calling thread has begun on it."""
         torch.cuda.current_stream(self._device).synchronize()
 
-    def host(self, size: int) -> torch.Tensor:
-        """``size`` bytes of pinned host memory, which its streams copy from and to."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
 
 @dataclass(eq=False)
-class Piece:
-    """Packed blocks on their way. To send: ``data`` in host memory. To receive: ``slot`` of the receiver's."""
+class Message:
+    """Bytes on their way in a group."""
 
     size: int
-    cover: bool
-    data: memoryview | None = None
-    slot: torch.Tensor | None = None
+    memory: torch.Tensor | None = None
+    """Of the device: where they are received; of what is sent, a slot of the driver's, while it has one."""
+    spans: Sequence[tuple[int, memoryview]] = ()
+    """What is sent: pinned host memory, and from where on in the message; the rest is zeros."""
     tag: Any = None
     """The owner's."""
-    kit: Kit | None = None
     mark: CopyMark | None = None
-    nth: int = 0
-    intact: bool = False
-    """Of a piece that was received: it is what was sent, and the piece that was meant."""
-
-    def look(self) -> None:
-        """The mark has passed: see what came."""
-        if self.data is None and self.kit is not None:
-            self.intact = self.kit.host.view(torch.int64).tolist() == [0, self.nth]
 
 
 class Driver:
     """Makes communicators. Used by the communicator thread alone, but for ``Communicator.abort``."""
 
     def __init__(self, binding: Any, device: CudaDevice, *, ctas: int, piece: int, groups: int, flight: int) -> None:
-        """``binding``: ``nccl.core``. ``ctas``: channels of a group; ``piece``: bytes of the largest piece.
+        """``binding``: ``nccl.core``. ``ctas``: channels of a group; ``piece``: bytes of the largest message.
 
-        ``groups``: at once, at most; ``flight``: pieces under way in each direction, at most.
+        ``groups``: at once, at most; ``flight``: messages that are being sent, at most.
         """
         self.device = device
         self.ctas = ctas
         self.piece = piece
-        self.slot_bytes = padded(piece) + TRAILER
         self.binding = binding
-        self.weights = weights(padded(piece) // 8, device.empty)
-        self.sends = [Kit(device.empty(self.slot_bytes), self._words(), device.host(piece)) for _ in range(flight)]
-        self.receives = [Kit(None, self._words(), device.host(TRAILER)) for _ in range(flight)]
-        device.settle()  # every group's stream reads the weights
-        self.bytes = fixed_bytes(piece, groups, flight)
-        """GPU memory that it has, besides that of groups."""
+        self.slots = [device.empty(piece).zero_() for _ in range(flight)]
+        """To send from."""
         self.streams = deque(device.stream() for _ in range(groups))
-        self._anchors: list[torch.Tensor] = []
-        """One small tensor of each stream: as long as it lives, torch keeps that stream's memory for small ones, whoever
-        empties the cache (vLLM does before it captures graphs)."""
-        for stream in self.streams:  # what sums need besides, torch allocates with a stream's first one
-            with device.on(stream):
-                weigh(self.weights, self.weights, self.sends[0].scratch)
-                self._anchors.append(device.empty(1))
-            device.settle()
-
-    def _words(self) -> torch.Tensor:
-        return self.device.empty(padded(self.piece)).view(torch.int64)
+        device.settle()
 
     def unique_id(self) -> bytes:
         """Names a new group; made by rank 0."""
@@ -175,8 +128,8 @@ class Communicator:
         self._driver = driver
         self._device = driver.device
         self.stream = driver.streams.popleft()
+        self._way = way
         self._peer = 1 if way is Way.SEND else 0
-        self._nth = 0
         config = binding.NCCLConfig(blocking=False, min_ctas=1, max_ctas=driver.ctas)
         self._comm = binding.Communicator.init(2, 1 - self._peer, binding.UniqueId.from_bytes(uid), config)
 
@@ -191,38 +144,20 @@ class Communicator:
             raise NcclFailed(f"{self._driver.binding.get_error_string(code)} ({self._comm.get_last_error()})")
         return code == _IN_PROGRESS
 
-    def launch(self, piece: Piece) -> None:
-        """Begin to send or to receive a piece, which has a slot and a kit."""
-        assert piece.slot is not None
-        assert piece.kit is not None
-        self._nth += 1
-        piece.nth = self._nth
-        end = padded(piece.size)
-        message = piece.slot[:end + TRAILER]
+    def launch(self, message: Message) -> None:
+        """Begin to send or to receive a message, which has its memory."""
+        assert message.memory is not None
+        data = message.memory[:message.size]
         with self._device.on(self.stream):
-            if piece.data is None:
-                self._comm.recv(message, self._peer, stream=self._device.handle(self.stream))
-                return
-            words = message.view(torch.int64)
-            words[end // 8 - 1:].zero_()
-            message[:piece.size].copy_(_pinned(piece.data, piece.kit.host), non_blocking=True)
-            if piece.cover:
-                words[-2].copy_(weigh(words[:-2], self._driver.weights, piece.kit.scratch))
-            words[-1].fill_(piece.nth)
-            self._comm.send(message, self._peer, stream=self._device.handle(self.stream))
+            if self._way is Way.RECEIVE:
+                self._comm.recv(data, self._peer, stream=self._device.handle(self.stream))
+            else:
+                _fill(data, message.spans)
+                self._comm.send(data, self._peer, stream=self._device.handle(self.stream))
 
-    def launched(self, piece: Piece) -> None:
-        """The call is over: the stream has the piece. Have it checked, and its end marked."""
-        assert piece.slot is not None
-        assert piece.kit is not None
-        with self._device.on(self.stream):
-            if piece.data is None:
-                words = piece.slot[:padded(piece.size) + TRAILER].view(torch.int64)
-                verdict = piece.kit.host.view(torch.int64)
-                found = weigh(words[:-2], self._driver.weights, piece.kit.scratch) - words[-2] if piece.cover else words[-2]
-                verdict[0:1].copy_(found.reshape(1), non_blocking=True)
-                verdict[1:2].copy_(words[-1:], non_blocking=True)
-            piece.mark = self._device.mark(self.stream)
+    def launched(self, message: Message) -> None:
+        """The call is over: the stream has the message. Have its end marked."""
+        message.mark = self._device.mark(self.stream)
 
     def memory(self) -> int:
         """Bytes of GPU memory: what NCCL says, or (a library that cannot say) what it may be."""
@@ -235,8 +170,8 @@ class Communicator:
     def abort(self) -> None:
         """End it, whatever runs. May take long, so it has a thread of its own.
 
-        An abort ends NCCL's kernels. What was enqueued behind them (a sum, the copy of a verdict) still runs then and
-        writes into what the piece lies in, so this returns when the stream is empty.
+        An abort ends NCCL's kernels. What was enqueued behind them (the copy of the next message into its slot) still runs
+        then, reads prefill's store and writes into that slot, so this returns when the stream is empty.
 
         Raises:
             NcclFailed: the stream is not empty within ``TAIL_S``.
@@ -286,31 +221,18 @@ def two_libraries(version: str) -> str:
             f"(nvidia-nccl-cu{cuda}=={torchs}), or set kv.transport to another link")
 
 
-def fixed_bytes(piece: int, groups: int, flight: int) -> int:
-    """GPU memory of a driver, besides that of groups: slots to send from, weights, what sums need, torch's for streams."""
-    return flight * (padded(piece) + TRAILER) + (1 + 2 * flight) * padded(piece) + groups * STREAM_BYTES
+def fixed_bytes(piece: int, flight: int) -> int:
+    """GPU memory of a driver, besides that of groups: slots to send from."""
+    return flight * piece
 
 
-def padded(size: int) -> int:
-    """Bytes rounded up to whole words."""
-    return (size + 7) & ~7
-
-
-def weights(words: int, empty: Callable[[int], torch.Tensor]) -> torch.Tensor:
-    """2i+1 for the first ``words`` i."""
-    out = empty(8 * words).view(torch.int64)
-    torch.arange(1, 2 * words, 2, dtype=torch.int64, out=out)
-    return out
-
-
-def weigh(words: torch.Tensor, factors: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """The sum that a trailer carries, on the device of the words; overflow wraps."""
-    return torch.mul(words, factors[:len(words)], out=scratch[:len(words)]).sum()
-
-
-def _pinned(data: memoryview, host: torch.Tensor) -> torch.Tensor:
-    """Bytes of a copy (pinned, as every pool is), or what was cut out of one, brought to pinned memory."""
-    if not data.readonly:
-        return torch.frombuffer(data, dtype=torch.uint8)
-    memoryview(host.numpy())[:len(data)] = data
-    return host[:len(data)]
+def _fill(slot: torch.Tensor, spans: Sequence[tuple[int, memoryview]]) -> None:
+    """Have a slot hold just these bytes, and zeros between them."""
+    end = 0
+    for at, view in spans:
+        if at > end:
+            slot[end:at].zero_()
+        end = at + len(view)
+        slot[at:end].copy_(torch.frombuffer(view, dtype=torch.uint8), non_blocking=True)
+    if end < len(slot):
+        slot[end:].zero_()

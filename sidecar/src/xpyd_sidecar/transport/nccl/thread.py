@@ -1,12 +1,12 @@
 """The communicator thread: it owns every NCCL communicator of this process and is the only one that calls NCCL.
 
-Sessions ask for groups and give pieces (``join``, ``move``, ``leave``, from any thread) and are told what became of them on
-their own I/O threads (``GroupMember``). ``kv.groups`` decides; this thread carries out, and asks NCCL and CUDA how far they
-are. It never waits for either: making a group takes as long as the peer takes, and two engines that open groups to each
-other at once must both go on.
+Sessions ask for groups and give messages (``join``, ``move``, ``leave``, from any thread) and are told what became of them
+on their own I/O threads (``GroupMember``). ``kv.groups`` decides; this thread carries out, and asks NCCL and CUDA how far
+they are. It never waits for either: making a group takes as long as the peer takes, and two engines that open groups to
+each other at once must both go on.
 
 Only an abort may take long (NCCL waits for its kernels and its helper threads), so each runs on a thread of its own. Until
-it returns, the pieces of that group are not given back.
+it returns, the messages of that group are not given back.
 
 What belongs to one group is guarded by itself.
 """
@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Protocol
 from xpyd_sidecar.kv import groups
 from xpyd_sidecar.kv.groups import Groups, Way
 from xpyd_sidecar.threads.commands import CommandThread
-from xpyd_sidecar.transport.nccl.driver import Communicator, Driver, Piece
+from xpyd_sidecar.transport.nccl.driver import Communicator, Driver, Message
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ POLL_S: Final = 0.0002
 REST_S: Final = 0.2
 TICK_S: Final = 0.05
 DEPTH: Final = 2
-"""Pieces of one group at once: one is on the wire while the next one is prepared."""
+"""Messages of one group at once: one is on the wire while the next one is prepared."""
 FLIGHT: Final = 4
-"""Pieces of all groups at once, in each direction: so many slots to send from. With ``ctas`` channels each, their kernels
+"""Messages of all groups at once, in each direction: so many slots to send from. With ``ctas`` channels each, their kernels
 must find room on the GPU together, else those of two groups could wait for each other (docs/decisions/0021)."""
 STOP_S: Final = 5.0
 
@@ -52,7 +52,7 @@ class NcclLimits(NamedTuple):
 
 
 class NcclUsage(NamedTuple):
-    """What NCCL takes now. ``memory``: bytes of GPU memory, slots for pieces included."""
+    """What there is of NCCL now. ``memory``: bytes of GPU memory that the groups take."""
 
     groups: int
     memory: int
@@ -64,27 +64,27 @@ class GroupMember(Protocol):
     def post(self, call: Callable[[], None]) -> None:
         """Have a call made on that thread."""
 
-    def begun(self, uid: bytes) -> None:
-        """The group is being made; the peer needs ``uid`` to join."""
+    def begun(self, number: int, uid: bytes) -> None:
+        """The group of this number (``join``) is being made; the peer needs ``uid`` to join."""
 
     def opened(self, number: int) -> None:
-        """The peer has joined the group of this number (``join``)."""
+        """The peer has joined it."""
 
-    def posted(self, piece: Piece) -> None:
-        """A piece is being received: the peer may send it."""
+    def posted(self, message: Message) -> None:
+        """A message is being received: the peer may send it."""
 
-    def moved(self, piece: Piece) -> None:
-        """A piece is done."""
+    def moved(self, message: Message) -> None:
+        """A message is done."""
 
-    def lost(self, number: int, reason: str, *, busy: bool) -> None:
-        """The group of this number does no more. ``busy``: pieces were under way."""
+    def lost(self, number: int, reason: str) -> None:
+        """The group of this number does no more."""
 
-    def over(self, pieces: tuple[Piece, ...]) -> None:
-        """The GPU has let go of these pieces, which were not done: the group's, or one that was given to it too late."""
+    def over(self, messages: tuple[Message, ...]) -> None:
+        """The GPU has let go of these, which were not done: the group's, or one that was given to it too late."""
 
 
 @dataclass
-class Joined:
+class JoinedGroup:
     """A group here."""
 
     member: GroupMember
@@ -94,8 +94,8 @@ class Joined:
     memory: int = 0
     counted: bool = False
     """``memory`` is what NCCL says."""
-    pieces: list[Piece] = field(default_factory=list)
-    """That were launched and hold a kit."""
+    flying: list[Message] = field(default_factory=list)
+    """That were launched and are not done."""
 
 
 class NcclThread(CommandThread):
@@ -104,12 +104,13 @@ class NcclThread(CommandThread):
     def __init__(self, driver: Driver, limits: NcclLimits) -> None:
         super().__init__("xpyd-nccl", "its look at groups and deadlines")
         self.driver = driver
-        self.usage = NcclUsage(0, driver.bytes)
-        self._machine = Groups[Piece](most=limits.groups, flight=FLIGHT, depth=DEPTH, open_s=limits.open_s,
+        self.usage = NcclUsage(0, 0)
+        self._machine = Groups[Message](most=limits.groups, flight=FLIGHT, depth=DEPTH, open_s=limits.open_s,
                                       move_s=limits.move_s, idle_s=limits.idle_s, hold_s=limits.hold_s)
-        self._joined: dict[int, Joined] = {}
+        self._joined: dict[int, JoinedGroup] = {}
         self._numbers = itertools.count(1)
-        self._kits = {Way.SEND: list(driver.sends), Way.RECEIVE: list(driver.receives)}
+        self._slots = list(driver.slots)
+        """To send from, and free."""
         self._tick_at = 0.0
         self.thread.start()
 
@@ -121,13 +122,9 @@ class NcclThread(CommandThread):
         self.tell(partial(self._join, number, member, way, uid))
         return number
 
-    def hold(self, number: int, pieces: int) -> None:
-        """So many pieces more, or fewer, are about to be given."""
-        self.tell(lambda: self._machine.hold(number, pieces, time.monotonic()))
-
-    def move(self, number: int, piece: Piece, member: GroupMember) -> None:
-        """Send or receive a piece, after those given before."""
-        self.tell(partial(self._move, number, piece, member))
+    def move(self, number: int, message: Message, member: GroupMember) -> None:
+        """Send or receive a message, after those given before."""
+        self.tell(partial(self._move, number, message, member))
 
     def leave(self, number: int, reason: str) -> None:
         """End a group."""
@@ -173,10 +170,10 @@ class NcclThread(CommandThread):
             if self._settled(number):
                 joined = self._joined[number]
                 assert joined.comm is not None
-                self._try(number, partial(joined.comm.launched, joined.pieces[-1]))
+                self._try(number, partial(joined.comm.launched, joined.flying[-1]))
                 self._carry_out(self._machine.launched(number, time.monotonic()))
-        for number, piece in list(self._machine.running()):
-            if piece.mark is not None and self._try(number, piece.mark.done):
+        for number, message in list(self._machine.running()):
+            if message.mark is not None and self._try(number, message.mark.done):
                 self._carry_out(self._machine.done(number, time.monotonic()))
 
     def _settled(self, number: int) -> bool:
@@ -194,67 +191,66 @@ class NcclThread(CommandThread):
             return False
 
     def _join(self, number: int, member: GroupMember, way: Way, uid: bytes | None) -> None:
-        self._joined[number] = Joined(member, way, uid)
+        self._joined[number] = JoinedGroup(member, way, uid)
         self._carry_out(self._machine.open(number, way, time.monotonic()))
 
-    def _move(self, number: int, piece: Piece, member: GroupMember) -> None:
+    def _move(self, number: int, message: Message, member: GroupMember) -> None:
         if number in self._joined:
-            self._carry_out(self._machine.move(number, piece, time.monotonic()))
+            self._carry_out(self._machine.move(number, message, time.monotonic()))
         else:
-            member.post(partial(member.over, (piece,)))
+            member.post(partial(member.over, (message,)))
 
-    def _carry_out(self, steps: list[groups.Step[Piece]]) -> None:
+    def _carry_out(self, steps: list[groups.Step[Message]]) -> None:
         for step in steps:
             joined = self._joined.get(step.number)
             if joined is None:
                 continue
             member = joined.member
-            if isinstance(step, groups.Begin):
-                self._try(step.number, partial(self._begin, joined))
-            elif isinstance(step, groups.Launch):
+            if isinstance(step, groups.MakeGroup):
+                self._try(step.number, partial(self._begin, step.number, joined))
+            elif isinstance(step, groups.LaunchPiece):
                 self._try(step.number, partial(self._launch, joined, step.piece))
-            elif isinstance(step, groups.End):
+            elif isinstance(step, groups.EndGroup):
                 self._end(step.number, joined)
-            elif isinstance(step, groups.Opened):
+            elif isinstance(step, groups.GroupOpened):
                 member.post(partial(member.opened, step.number))
-            elif isinstance(step, groups.Moved):
+            elif isinstance(step, groups.PieceMoved):
                 self._moved(step.number, joined, step.piece)
             elif isinstance(step, groups.GroupLost):
-                member.post(partial(member.lost, step.number, step.reason, busy=step.busy))
+                member.post(partial(member.lost, step.number, step.reason))
             else:
                 self._over(step.number, joined, step.pieces)
         self._measure()
 
-    def _begin(self, joined: Joined) -> None:
+    def _begin(self, number: int, joined: JoinedGroup) -> None:
         uid = self.driver.unique_id() if joined.uid is None else joined.uid
         joined.comm = Communicator(self.driver, uid, joined.way)
         joined.memory = groups.group_bytes(self.driver.ctas)
-        joined.member.post(partial(joined.member.begun, uid))
+        joined.member.post(partial(joined.member.begun, number, uid))
 
-    def _launch(self, joined: Joined, piece: Piece) -> None:
+    def _launch(self, joined: JoinedGroup, message: Message) -> None:
         assert joined.comm is not None
-        piece.kit = self._kits[joined.way].pop()
-        if piece.data is not None:
-            piece.slot = piece.kit.slot
-        joined.pieces.append(piece)
-        joined.comm.launch(piece)
-        if piece.data is None:
-            joined.member.post(partial(joined.member.posted, piece))
+        if joined.way is Way.SEND:
+            message.memory = self._slots.pop()
+        joined.flying.append(message)
+        joined.comm.launch(message)
+        if joined.way is Way.RECEIVE:
+            joined.member.post(partial(joined.member.posted, message))
 
-    def _moved(self, number: int, joined: Joined, piece: Piece) -> None:
-        joined.pieces.remove(piece)
-        piece.look()
-        self._give_back(joined.way, piece)
+    def _moved(self, number: int, joined: JoinedGroup, message: Message) -> None:
+        joined.flying.remove(message)
+        self._give_back(joined.way, message)
         if not joined.counted and joined.comm is not None and self._settled(number):
             joined.memory, joined.counted = joined.comm.memory(), True
-        joined.member.post(partial(joined.member.moved, piece))
+        joined.member.post(partial(joined.member.moved, message))
 
-    def _give_back(self, way: Way, piece: Piece) -> None:
-        if piece.kit is not None:
-            self._kits[way].append(piece.kit)
-            piece.kit = None
+    def _give_back(self, way: Way, message: Message) -> None:
+        """What a message was sent from may be used for another one."""
+        if way is Way.SEND and message.memory is not None:
+            self._slots.append(message.memory)
+            message.memory = None
 
-    def _end(self, number: int, joined: Joined) -> None:
+    def _end(self, number: int, joined: JoinedGroup) -> None:
         if joined.comm is None:
             self.tell(partial(self._ended, number))
             return
@@ -273,14 +269,14 @@ class NcclThread(CommandThread):
     def _ended(self, number: int) -> None:
         self._carry_out(self._machine.ended(number, time.monotonic()))
 
-    def _over(self, number: int, joined: Joined, pieces: tuple[Piece, ...]) -> None:
+    def _over(self, number: int, joined: JoinedGroup, messages: tuple[Message, ...]) -> None:
         del self._joined[number]
-        for piece in pieces:
-            self._give_back(joined.way, piece)
+        for message in messages:
+            self._give_back(joined.way, message)
         if joined.comm is not None:
             self.driver.streams.append(joined.comm.stream)
-        joined.member.post(partial(joined.member.over, pieces))
+        joined.member.post(partial(joined.member.over, messages))
 
     def _measure(self) -> None:
         self.usage = NcclUsage(sum(one.comm is not None for one in self._joined.values()),
-                               self.driver.bytes + sum(one.memory for one in self._joined.values()))
+                               sum(one.memory for one in self._joined.values()))

@@ -1,6 +1,8 @@
-"""Blocks that decode reads out of prefill's memory over NIXL: RDMA between hosts.
+"""The link ``nixl``: decode reads prefill's store by RDMA between hosts.
 
-    prefill, decode   the two sides of the link ─▶ thread   owns all agents ─▶ session ─▶ driver   NIXL
+    serve     prefill's side of the link ─┐
+    fetch     decode's side ──────────────┴▶ thread   owns both agents ─▶ reading ─▶ agent ─▶ driver   NIXL
 
-NIXL itself is loaded by ``driver`` alone, when it is wanted; ``kv.reads`` decides.
+NIXL itself is loaded by ``driver`` alone, when it is wanted; ``kv.reads`` decides what is read when, and what may be
+believed.
 """

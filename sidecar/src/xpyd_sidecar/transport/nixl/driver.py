@@ -1,7 +1,8 @@
-"""NIXL as this package uses it: an agent that is read from, agents that read. The only module that knows its interface.
+"""NIXL as this package uses it: an agent that is read from, and one that reads. The only module that knows its interface.
 
-Why one agent for each session of decode's: a transfer that was begun cannot be cancelled (``release_xfer_handle`` says
-nothing and bytes go on to come), and the end of the agent that reads is what stops it. After ``end`` nothing is written.
+A transfer that was begun cannot be cancelled (``release_xfer_handle`` says nothing and bytes go on to come). The end of the
+agent that reads is what stops it: after ``end`` nothing is written. So the agent that is read from is another one, which
+lives on.
 
 Why prefill's memory is never unmapped while its agent lives: over TCP and shared memory the process that is read from dies
 of that (docs/decisions/0038).
@@ -17,12 +18,13 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import xxhash
 
-from xpyd_sidecar.kv import bodies
+from xpyd_sidecar.kv.session_bodies import NixlMemory
 
 SUM_BYTES: Final = 16
 """Of the sum (xxh3, 128 bits) that a description ends with."""
@@ -34,15 +36,34 @@ RDMA_ONLY: Final = "TLS=^tcp"
 CHOICE: Final = "UCX_TLS"
 """UCX's own setting. Whoever sets it has chosen what blocks travel over, and needs no RDMA device for it."""
 LEVEL: Final = "NIXL_LOG_LEVEL"
-KIND: Final = "DRAM"
+HOST: Final = "DRAM"
+
+
+class LandingMemory(NamedTuple):
+    """Memory of this process that reads fill, registered with the agent that reads."""
+
+    address: int
+    size: int
+    kind: str = HOST
+    """NIXL's name of its type."""
+    device: int = 0
+    """Which one, where it is a device's."""
+
+
+class ReadSpan(NamedTuple):
+    """``size`` bytes that are read from address ``source`` of a peer to address ``into`` here."""
+
+    source: int
+    into: int
+    size: int
 
 
 class ReadHandle:
-    """A read that was begun."""
+    """A read: prepared, and begun once or again and again, each time after it is done."""
 
-    def __init__(self, made: Any, *, done: bool) -> None:
+    def __init__(self, made: Any) -> None:
         self.made = made
-        self.done = done
+        self.done = False
 
 
 class NixlTarget:
@@ -52,9 +73,9 @@ class NixlTarget:
         self.name = name
         self._agent: Any = agent
 
-    def register(self, regions: list[tuple[int, int]]) -> bytes:
+    def register(self, regions: Sequence[tuple[int, int]]) -> bytes:
         """Let others read memory (address, bytes). What they need for that: NIXL's description, and its sum."""
-        self._agent.register_memory([(address, size, 0, "") for address, size in regions], KIND)
+        self._agent.register_memory([(address, size, 0, "") for address, size in regions], HOST)
         told = bytes(self._agent.get_agent_metadata())
         return told + xxhash.xxh3_128_digest(told)
 
@@ -67,60 +88,84 @@ class NixlTarget:
         self._agent = None
 
 
-class NixlSource:
-    """An agent that reads the memory of one peer, into memory of one session."""
+class NixlReader:
+    """The agent that reads the memory of peers."""
 
-    def __init__(self, agent: Any, memory: bodies.NixlMemory, address: int, size: int) -> None:
-        """Reads go to ``size`` bytes from ``address`` on.
+    def __init__(self, agent: Any, regions: Sequence[LandingMemory]) -> None:
+        """``regions``: what reads may fill."""
+        self._agent: Any = agent
+        self._lives: list[weakref.ref[Any]] = []
+        """The agent, after its end: what still refers to it keeps it alive."""
+        for one in regions:
+            agent.register_memory([(one.address, one.size, one.device, "")], one.kind)
+
+    def reach(self, memory: NixlMemory) -> str:
+        """Know a peer, so that its memory can be read. The name that NIXL knows it by: whose description it is.
 
         Raises:
             ValueError: the description is not what a target has made. NIXL never sees that: one bit can end the process.
         """
-        self._agent: Any = agent
         told, its_sum = memory.metadata[:-SUM_BYTES], memory.metadata[-SUM_BYTES:]
         if xxhash.xxh3_128_digest(told) != its_sum:
             raise ValueError("NIXL's description is damaged")
-        agent.register_memory([(address, size, 0, "")], KIND)
-        found = agent.add_remote_agent(told)
-        self._peer = found.decode() if isinstance(found, bytes) else str(found)
-        if self._peer != memory.agent:
-            raise ValueError("NIXL's description is of another agent")
+        found = self._agent.add_remote_agent(told)
+        return found.decode() if isinstance(found, bytes) else str(found)
 
-    def read(self, at: int, address: int, size: int) -> ReadHandle:
-        """Begin to read the peer's bytes from ``address`` on to ``at``."""
-        agent = self._agent
-        local = agent.get_xfer_descs([(at, size, 0)], KIND)
-        remote = agent.get_xfer_descs([(address, size, 0)], KIND)
-        made = agent.initialize_xfer("READ", local, remote, self._peer)
-        return ReadHandle(made, done=self._moved(agent.transfer(made)))
+    def leave(self, name: str) -> None:
+        """Know a peer no more. Nothing of it is under way."""
+        self._agent.remove_remote_agent(name)
+
+    def prepare(self, name: str, spans: Sequence[ReadSpan], into: LandingMemory) -> ReadHandle:
+        """A read of a peer's memory into a region, which is not begun."""
+        agent, size = self._agent, [span.size for span in spans]
+        remote = _rows([span.source for span in spans], size, 0)
+        local = _rows([span.into for span in spans], size, into.device)
+        return ReadHandle(agent.initialize_xfer("READ", agent.get_xfer_descs(local, into.kind),
+                                                agent.get_xfer_descs(remote, HOST), name))
+
+    def begin(self, handle: ReadHandle) -> None:
+        """Begin a read, or begin one again that is done."""
+        handle.done = _moved(self._agent.transfer(handle.made))
 
     def done(self, handle: ReadHandle) -> bool:
-        """Whether all of it has come."""
+        """Whether all of it has come.
+
+        Raises:
+            OSError, or NIXL's own, which have no common root: it never will.
+        """
         if not handle.done:
-            handle.done = self._moved(self._agent.check_xfer_state(handle.made))
-        if handle.done and handle.made is not None:
-            made, handle.made = handle.made, None
-            self._agent.release_xfer_handle(made)
+            handle.done = _moved(self._agent.check_xfer_state(handle.made))
         return handle.done
+
+    def poll(self) -> None:
+        """Go on with what peers have said, and with the end of connections."""
+        self._agent.get_new_notifs()
 
     def end(self) -> None:
         """Nothing is written after this, whatever was under way. Handles of its reads must be gone.
 
         Raises:
-            RuntimeError: something still refers to the agent, so it lives on, and with it all that it has begun.
+            RuntimeError: something still refers to the agent, so it lives on, and with it all that it has begun. It may not
+                do so later: to be tried again.
         """
-        if self._agent is None:
-            return
-        lives = [weakref.ref(self._agent), weakref.ref(self._agent.agent)]
-        self._agent = None
-        if any(one() is not None for one in lives):
+        if self._agent is not None:
+            self._lives = [weakref.ref(self._agent), weakref.ref(self._agent.agent)]
+            self._agent = None
+        if any(one() is not None for one in self._lives):
             raise RuntimeError("something refers to an agent of NIXL's that was to end")
 
-    @staticmethod
-    def _moved(state: str) -> bool:
-        if state not in {"DONE", "PROC"}:
-            raise OSError(f"NIXL: a read has ended with {state}")
-        return bool(state == "DONE")
+
+def _rows(addresses: Sequence[int], sizes: Sequence[int], device: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """As NIXL takes descriptors."""
+    rows = np.full((len(addresses), 3), device, np.uint64)
+    rows[:, 0], rows[:, 1] = addresses, sizes
+    return rows
+
+
+def _moved(state: str) -> bool:
+    if state not in {"DONE", "PROC"}:
+        raise OSError(f"NIXL: a read has ended with {state}")
+    return state == "DONE"
 
 
 class NixlDriver:
@@ -136,9 +181,9 @@ class NixlDriver:
         name = f"xpyd-{secrets.token_hex(16)}"
         return NixlTarget(self._agent(name), name)
 
-    def reader(self, memory: bodies.NixlMemory, address: int, size: int) -> NixlSource:
-        """One that reads."""
-        return NixlSource(self._agent(f"xpyd-{secrets.token_hex(16)}"), memory, address, size)
+    def reader(self, regions: Sequence[LandingMemory]) -> NixlReader:
+        """One that reads, into these regions."""
+        return NixlReader(self._agent(f"xpyd-{secrets.token_hex(16)}"), regions)
 
     def _agent(self, name: str) -> Any:
         config = self._binding.nixl_agent_config(enable_prog_thread=False, backends=[])

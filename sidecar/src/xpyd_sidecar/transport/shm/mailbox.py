@@ -1,7 +1,7 @@
 """How the descriptor of prefill's memory comes to decode: as a datagram over a Unix socket, beside the session.
 
     decode                                             prefill
-    binds a socket; HELLO(its name)    ─────────────▶  proves who decode is, and connects to that socket
+    binds a socket; ABLE(its name)     ─────────────▶  proves who decode is, and connects to that socket
                                        ◀────(datagram)  a secret
                                        ◀─────────────  WELCOME(what the secret's sum is, the memory's name, …)
     finds it; LINK map (the secret)    ─────────────▶  so the socket is decode's
@@ -37,6 +37,8 @@ from typing import Final
 
 from xpyd_sidecar import resources
 
+OTHERWISE: Final = "set kv.sharedMemory, so that both have a folder to share, or kv.transport: auto"
+"""What to do where transport is shm and there is no way to share memory."""
 PREFIX: Final = "xpyd-kv-"
 ABSTRACT: Final = "@"
 """Begins the name of a socket that is in no folder."""

@@ -1,0 +1,35 @@
+"""What decode says of links that are worse than they could be, of the sessions that there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from xpyd_sidecar.contract.pair_notes import MOST_LINKS
+from xpyd_sidecar.session.decode_session import DecodeSession
+
+
+class WorseLinks:
+    """Of all sessions of one rank; used on the receiver's I/O thread, but for ``words``."""
+
+    def __init__(self) -> None:
+        self.words: tuple[str, ...] = ()
+        """For people; replaced whole, so any thread may read it."""
+        self._sessions = Counter[str]()
+        """By words: how many sessions they are said of."""
+
+    def began(self, session: DecodeSession) -> None:
+        """A session has a link."""
+        self._count(session, 1)
+
+    def ended(self, session: DecodeSession) -> None:
+        """A session has ended, with a link or without."""
+        self._count(session, -1)
+
+    def _count(self, session: DecodeSession, change: int) -> None:
+        if session.fetches is None or not session.refused:
+            return
+        words = f"blocks come over {session.fetches.name}: {'; '.join(session.refused)}"
+        self._sessions[words] += change
+        if not self._sessions[words]:
+            del self._sessions[words]
+        self.words = tuple(sorted(self._sessions)[:MOST_LINKS])
