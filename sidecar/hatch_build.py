@@ -26,7 +26,8 @@ except ImportError:  # run by hand, without the build's tools
 
 PACKAGE = Path("src", "xpyd_sidecar")
 RELAY = PACKAGE / "router" / "relay"
-SOURCES = (RELAY / "_fast.c", RELAY / "_answer.c", PACKAGE / "transport" / "_moves.c")
+SOURCES = (RELAY / "_fast.c", RELAY / "_answer.c", PACKAGE / "transport" / "_moves.c",
+           PACKAGE / "transport" / "_stripes.c")
 NEEDED = ("-Wall", "-Wextra", "-Wno-cast-function-type", "-fPIC", "-fvisibility=hidden", "-shared", "-D_GNU_SOURCE",
           "-pthread")
 HARDENED = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3", "-fstack-protector-strong", "-Wl,-z,relro,-z,now")

@@ -34,6 +34,8 @@ HANDSHAKE_S = 10.0
 """How long a client may take to shake hands."""
 SHUTDOWN_S = 3.0
 """How long it may take to say goodbye."""
+PRESSED_S = 1.0
+"""How long a handshake may take where others wait to be accepted."""
 
 
 class Acceptor:
@@ -50,7 +52,8 @@ class Acceptor:
         self._make = make
         self._full = full
         self._tls = tls
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], float] = {}
+        """Half-open ones, oldest first, and when they came."""
         self._paused: asyncio.TimerHandle | None = None
         self._complaint = resources.Complaint(f"{who} are not accepted for a second")
         self.errors = 0
@@ -99,7 +102,7 @@ class Acceptor:
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(AT_ONCE):
-            if self._full(len(self._opening)):
+            if self._full(len(self._opening)) and not self._end_slowest():
                 self._pause(FULL_S)
                 return
             try:
@@ -116,8 +119,21 @@ class Acceptor:
                 continue
             accepted.setblocking(False)
             task = self._loop.create_task(self._open(accepted))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            self._opening[task] = self._loop.time()
+            task.add_done_callback(self._opened)
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._opening.pop(task, None)
+
+    def _end_slowest(self) -> bool:
+        """Cut off the handshake that has taken longest, if it has taken long; whether there was one."""
+        for task, began in self._opening.items():
+            if self._loop.time() - began < PRESSED_S:
+                return False
+            del self._opening[task]
+            task.cancel()
+            return True
+        return False
 
     async def _open(self, accepted: socket.socket) -> None:
         tls = self._tls is not None

@@ -124,12 +124,14 @@ def _is_v6(host: str) -> bool:
 
 
 def _router_faults(router: RouterConfig) -> Iterator[str]:
-    for field in ("port", "members_port"):
+    for field in ("port", "members_port", "admin_port"):
         port = getattr(router, field)
         if not 0 < port < 65536:
             yield f"must be a port from 1 to 65535, not {port} - at `$.router.{field}`"
     if router.port == router.members_port:
         yield f"must differ from port, both are {router.port} - at `$.router.members_port`"
+    if router.admin_port in (router.port, router.members_port):
+        yield f"must differ from port and members_port, not {router.admin_port} - at `$.router.admin_port`"
     for field in ("heartbeat_s", "resolve_s", "missed_beats", "max_body_bytes", "body_budget_bytes", "max_header_bytes",
                   "max_in_flight", "queue_timeout_s", "request_timeout_s", "receive_timeout_s", "pair_timeout_s",
                   "load_limit_s", "drain_timeout_s"):
@@ -152,6 +154,11 @@ def _text_faults(router: RouterConfig) -> Iterator[str]:
     for index, host in enumerate(router.hosts):
         if not HOST.fullmatch(host):
             yield f"{host!r} is not the name of a host, without a port - at `$.router.hosts[{index}]`"
+    for index, network in enumerate(router.trusted_proxies):
+        try:
+            ipaddress.ip_network(network, strict=False)
+        except ValueError as error:
+            yield f"{network!r} is no network, such as 10.0.0.0/8: {error} - at `$.router.trusted_proxies[{index}]`"
     for index, origin in enumerate(router.cors_origins):
         if not ORIGIN.fullmatch(origin):
             right = "write https://host, with a port where it has one and no path, in lower case, or *"

@@ -11,6 +11,14 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 NETWORK: Final = Path("/proc/self/ns/net")
 
 
+def host() -> str:
+    """What tells two kernels apart; containers of one host have the same. Empty where that cannot be known."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
 def place() -> str:
     """The same in two processes if shared memory can be handed over between them through an abstract unix socket.
 

@@ -147,6 +147,8 @@ class Agent:
             "waits_for": "" if machine.drained else machine.waits_for(routers, now),
             "load": msgspec.to_builtins(machine.load),
             "problem": machine.problem,
+            "pairs_refused": msgspec.to_builtins(machine.pairs.refused),
+            "links": list(machine.pairs.links),
             "uptime_s": round(now - self._started, 3),
             **({"group": self._rounds.status()} if self._rounds is not None else {}),
             "routers": [{

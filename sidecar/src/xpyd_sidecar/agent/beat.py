@@ -29,9 +29,11 @@ import msgspec
 
 from xpyd_sidecar.contract import fingerprint, speculation
 from xpyd_sidecar.contract.assignment import Assignment
+from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
+from xpyd_sidecar.contract.membership import MAX_ROUTERS, WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
+from xpyd_sidecar.contract.pair_notes import MOST_LINKS, MOST_REFUSED, PairNotes
 from xpyd_sidecar.contract.record import EngineRecord
 
 SLOW_LOOKS = 3
@@ -58,6 +60,10 @@ class Look(msgspec.Struct, frozen=True):
     also: tuple[str, ...] = ()
     doors: tuple[HostPort, ...] = ()
     """Servers of the ranks, by rank; empty: all are behind the agent's own engine's."""
+    pairs: PairNotes = PairNotes(Incarnation(""))
+    """What its ranks have found of their peers."""
+    core: CoreSteps | None = None
+    """How far its cores have got; None: not known."""
 
 
 class KnownRouter(msgspec.Struct, frozen=True):
@@ -76,6 +82,8 @@ class KnownRouter(msgspec.Struct, frozen=True):
     """Not empty: it refused the last beat, and why."""
     in_flight: int = 0
     """Legs that it had open on the instance at its last ack."""
+    ejected: bool = False
+    """It said in its last ack that it does not pick the instance, for how that fails."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -144,6 +152,9 @@ class Machine:
         self._model = config.agent.model
         self._max_model_len = 0
         self._also: tuple[str, ...] = ()
+        self._pairs = PairNotes(Incarnation(""))
+        self._core: CoreSteps | None = None
+        self._ejected_by: tuple[str, ...] = ()
         self.problem = "the engine has not been looked at yet"
         """Why the instance is not ready; empty when it is."""
 
@@ -179,6 +190,11 @@ class Machine:
         """The latest."""
         return self._load
 
+    @property
+    def pairs(self) -> PairNotes:
+        """What the engine has found of its peers; nothing of an engine that has gone."""
+        return self._pairs
+
     def handle(self, event: Event, now: float) -> tuple[Instruction, ...]:
         """Take in one event at ``now`` (monotonic seconds)."""
         before = self._news()
@@ -186,6 +202,9 @@ class Machine:
         match event:
             case Looked(look=look, routers=routers):
                 self._take(look)
+                self._ejected_by = tuple(sorted({
+                    router.name for router in routers if router.ejected and router.name
+                    and now - router.heard < SILENT_BEATS * self._agent.heartbeat_s}))[:MAX_ROUTERS]
                 if self._drain_since is not None and not self._drained:
                     reason = self._drain_progress(look, routers, now)
                     if self._drained:
@@ -235,6 +254,10 @@ class Machine:
             leaving=self._leaving,
             also=self._also,
             sampling=first.sampling if first else None,
+            refused=self._pairs.refused,
+            links=self._pairs.links,
+            ejected_by=self._ejected_by,
+            core=self._core,
         )
 
     def goodbye(self) -> Goodbye:
@@ -269,9 +292,11 @@ class Machine:
 
     def _news(self) -> tuple[object, ...]:
         """What routers hear of at once when it changes."""
-        return (self.state, self._drained, self._leaving, self.incarnation, self._epoch)
+        return (self.state, self._drained, self._leaving, self.incarnation, self._pairs.refused, self._ejected_by,
+                self._epoch)
 
     def _take(self, look: Look) -> None:
+        self._core = look.core if look.health != "unmade" else None  # what nobody has looked at does not stand still
         if look.health == "unmade":
             return
         self._slow = self._slow + 1 if look.health == "slow" else 0
@@ -283,6 +308,7 @@ class Machine:
         changed = tuple(r.incarnation for r in look.records) != tuple(r.incarnation for r in self._records)
         if look.records:
             self._records, self._doors = look.records, look.doors
+            self._pairs = look.pairs
         if look.health == "up" and not look.records and not problem:
             problem = "the engine is up, but its connector has written no record"
         if look.health == "up" and look.records and changed and not problem:
@@ -314,6 +340,14 @@ class Machine:
 
     def _why_holding(self, router: KnownRouter) -> str:
         return "has not acknowledged" if router.acked <= self._drain_seq else f"has {router.in_flight} requests in flight"
+
+
+def together(notes: Sequence[PairNotes], incarnation: Incarnation) -> PairNotes:
+    """What ranks of one engine have found, each by itself, without what ranks of another start have."""
+    ours = [one for one in notes if one.incarnation == incarnation]
+    refused = {(peer.instance, peer.incarnation): peer for one in ours for peer in one.refused}
+    links = dict.fromkeys(words for one in ours for words in one.links)
+    return PairNotes(incarnation, tuple(refused.values())[:MOST_REFUSED], tuple(links)[:MOST_LINKS])
 
 
 def disagreement(records: Sequence[EngineRecord]) -> str:

@@ -284,5 +284,6 @@ class _Link:
             logger.warning("router refuses the beats: %s", ack.refused,
                            extra={"router": self.view.address, "router_name": ack.router})
         self.view = msgspec.structs.replace(self.view, name=ack.router, acked=max(self.view.acked, ack.seq),
-                                            heard=self._loop.time(), refused=ack.refused, in_flight=ack.in_flight)
+                                            heard=self._loop.time(), refused=ack.refused, in_flight=ack.in_flight,
+                                            ejected=ack.ejected)
         self._on_ack()

@@ -7,6 +7,7 @@ Belongs here: HTTP to the engine and reading its files. What follows from a look
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
 from collections.abc import Coroutine, Sequence
@@ -18,14 +19,18 @@ import msgspec
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.agent import ranks
-from xpyd_sidecar.agent.beat import Look
-from xpyd_sidecar.contract import metrics, record
+from xpyd_sidecar.agent.beat import Look, together
+from xpyd_sidecar.contract import core_steps, metrics, pair_notes, record
+from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.group import MOST_MEMBERS, MemberRanks
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.contract.launch import AgentConfig
 from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
+from xpyd_sidecar.contract.pair_notes import PairNotes
 from xpyd_sidecar.contract.record import EngineRecord
 from xpyd_sidecar.whole_answer import AnswerTooLong, whole
+
+logger = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_S = 3.0
 SCRAPE_TIMEOUT_S = 3.0
@@ -109,7 +114,7 @@ def choose_model(answer: bytes, wanted: str) -> Served:
     """
     try:
         models = msgspec.json.decode(answer, type=_Models).data
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadAnswer(f"/v1/models: {error}") from None
     for model in models:
         if wanted in {"", model.id}:
@@ -128,6 +133,9 @@ class Probe:
         self._run_dir = run_dir
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4 * MOST_MEMBERS))
         self._known: tuple[Incarnation, Served] | None = None
+        self._notes: dict[int, PairNotes] = {}
+        """What was read last, by rank."""
+        self._unread = ""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -141,7 +149,11 @@ class Probe:
             found = await self._look(scrape=scrape, others=others)
         except resources.Lack as lack:
             return Look("unmade", str(lack))
-        if not others or not found.records:
+        if not found.records:
+            return found
+        incarnation = found.records[0].incarnation
+        found = msgspec.structs.replace(found, pairs=self._pairs(incarnation), core=self._steps(incarnation))
+        if not others:
             return found
         doors = (self._config.advertised,) * len(ranks.own(self._config))
         return msgspec.structs.replace(found, doors=doors + tuple(one.door for one in others for _ in one.control))
@@ -184,6 +196,28 @@ class Probe:
             resources.refuse_lack(error)
             return "down", f"{what}: {_why(error)}"
         return ("down", f"{what}: status {status}") if status >= 400 else ("up", "")
+
+    def _pairs(self, incarnation: Incarnation) -> PairNotes:
+        """What ranks beside this agent have found of their peers, as far as it can be read; else as it was read last."""
+        for rank in ranks.own(self._config):
+            try:
+                self._notes[rank] = pair_notes.read(self._run_dir, rank) or PairNotes(incarnation)
+            except (OSError, ValueError) as error:
+                if str(error) != self._unread:
+                    logger.warning("what the engine has found of its peers cannot be read: %s", error)
+                self._unread = str(error)
+        return together([self._notes[rank] for rank in sorted(self._notes)], incarnation)
+
+    def _steps(self, incarnation: Incarnation) -> CoreSteps | None:
+        """How far its cores have got; None where not all of them say so, or what they say cannot be read."""
+        if len(own := ranks.own(self._config)) < self._config.data_parallel:
+            return None  # nobody tells those of other members
+        try:
+            found = [core_steps.read(self._run_dir, rank) for rank in own]
+        except (OSError, ValueError) as error:
+            logger.debug("the steps of the engine's core cannot be read: %s", error)
+            return None
+        return core_steps.together([one for one in found if one is not None], incarnation, len(own))
 
     def _records(self, others: Sequence[MemberRanks]) -> tuple[tuple[EngineRecord, ...], str]:
         try:

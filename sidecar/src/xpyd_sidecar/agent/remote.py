@@ -130,7 +130,7 @@ class Remote:
             raise web.HTTPConflict(text="this engine is all of its instance")
         try:
             answer = self.rounds.hear(msgspec.json.decode(await request.read(), type=MemberHello))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise web.HTTPBadRequest(text=f"no hello of a member: {error}") from None
         except HelloRefused as error:
             raise web.HTTPConflict(text=str(error)) from None

@@ -333,7 +333,7 @@ class Rounds:
                     self._not_heard("who answers there does not hold the service's key")
                     return
                 told = msgspec.json.decode(raw, type=MemberAnswer)
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self._not_heard(str(error) or type(error).__name__)
             return
         self._problems.pop("hello", None)

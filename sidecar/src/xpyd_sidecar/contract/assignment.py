@@ -49,7 +49,7 @@ def decode(text: str | bytes) -> Assignment:
     """
     try:
         return msgspec.json.decode(text, type=Assignment)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"not an assignment of a role: {error}") from None
 
 

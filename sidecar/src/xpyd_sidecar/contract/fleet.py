@@ -10,6 +10,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.pair_notes import RefusedPeer
 from xpyd_sidecar.contract.totals import Totals
 
 
@@ -33,11 +34,29 @@ class FleetInstance(msgspec.Struct, frozen=True):
     """Seconds since the last beat."""
     suspended: str = ""
     """Not empty: not picked at present, and why."""
+    ejected: str = ""
+    """Not empty: not picked at present, since it fails or is silent while others are not, and why."""
+    ejected_by: tuple[str, ...] = ()
+    """Routers that have ejected it, as it tells all routers."""
+    stalled_s: float = 0.0
+    """Its core has requests of this router and has not stepped for so long, which is longer than its steps explain; 0: it
+    steps, has none, or does not tell."""
     cached: int = 0
     """Beginnings of prompts that this router takes to be in its prefix cache, about; 0 where it chooses without regard to
     that."""
     served_s: float = 0.0
     """Legs a second that ended well there, of this router."""
+    refused: tuple[RefusedPeer, ...] = ()
+    """Prefill engines whose KV it has found that it cannot take, so that this router does not pair them."""
+    links: tuple[str, ...] = ()
+    """Words on links of it that are worse than they could be."""
+
+
+def words_of_ejection(instance: FleetInstance) -> str:
+    """Why routers do not pick it though it lives; empty where they do."""
+    if instance.ejected or not instance.ejected_by:
+        return instance.ejected
+    return f"it was ejected by {', '.join(instance.ejected_by)}"
 
 
 class Quantiles(msgspec.Struct, frozen=True):

@@ -37,20 +37,15 @@ AGENT_SOCKET = "agent.sock"
 
 KEEP_BYTES: Final = 256 << 20
 """Host memory of a rank for copies of KV to send, on a host, where nobody has chosen."""
-STAGING_BYTES: Final = 64 << 20
-"""The same for what arrives, on a host: it is placed as it comes."""
 DEVICE_KEEP_BYTES: Final = 512 << 20
 """Copies to send on a device, at least: what one peer may have of it leaves at 10 GB/s beside steps of 30 ms."""
-DEVICE_STAGING_BYTES: Final = 512 << 20
-"""What arrives on a device, at least: it is placed once per step, 10 GB/s at steps of 50 ms."""
+DEVICE_RING_BYTES: Final = 512 << 20
+"""What arrives on a device passes through so much of it, at least, and by some links through as much of the host's."""
+NIXL_SLOT_BYTES: Final = 256 << 20
+"""Host memory that a rank reads into over NIXL, where what is read has no place of its own that an RDMA device may fill."""
 
 CONNECTOR_CLASS = "XpydConnector"
 CONNECTOR_MODULE = "xpyd_sidecar.engine.connector"
-
-
-def pinned_bytes(size: int) -> int:
-    """What ``size`` bytes of pinned memory take: torch rounds them up to a power of two."""
-    return 1 << (size - 1).bit_length() if size else 0
 
 
 class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,9 +53,12 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     transport: Literal["auto", "tcp", "shm", "nccl", "rdma"] = "auto"
     mode: Literal["put_async", "put", "get"] = "put_async"
-    checksum: Literal["xxh3", "none"] = "xxh3"
+    checksum: Literal["enabled", "disabled"] = "enabled"
+    """Whether this rank, as decode's, checks a sum of what it is given."""
+    encryption: Literal["disabled", "enabled"] = "disabled"
+    """Whether KV leaves the host sealed; a peer that has it otherwise is refused."""
     keep_bytes: int | None = None
-    """Bound on copies that a prefill sender holds while decode has not answered READY; ``host_pool_bytes`` come on top.
+    """Bound on copies that a rank of prefill holds until decode has taken them; ``host_pool_bytes`` come on top.
     None: ``KEEP_BYTES`` on a host, and on a device what the model asks for (``engine.memory_sizes``)."""
     buffer_bytes: int | None = None
     """Of each rank's lookup buffer for KV that comes before decode has blocks for it. None: ``buffer_share``."""
@@ -71,7 +69,7 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     put_wait_s: float = 0.25
     """Mode put: a step waits so long at most for its KV to leave."""
     window_bytes: int = 16 << 20
-    """Mode get: what a decode rank has asked a prefill rank for and not yet got, at most."""
+    """What a decode rank has in flight from a prefill rank, at most, where it writes into blocks directly."""
     claim_s: float = 10.0
     """How long decode keeps an announcement whose own leg has not come. Both legs are sent at once, so one that is later
     than this was refused by its engine's front end, or is lost. Should it come after all, decode computes the prompt."""
@@ -80,7 +78,7 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_timeout_s: float = 30.0
     """Of silence, after which a load ends: nothing has arrived, and prefill has said of no work for it that grew."""
     load_limit_s: float = 600.0
-    """From READY until everything must be in place, whatever arrives; what the router has left bounds it, too."""
+    """From the order to load until all must be in place, whatever arrives; what the router has left bounds it, too."""
     peer_timeout_s: float = 5.0
     """Connecting, handshake, and silence on a link that has work."""
     control_port: int = 0
@@ -162,6 +160,12 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return join_host_port(self.advertise_host, self.advertise_port)
 
 
+LARGEST_FIT = 6
+"""A router's budget has room for so many bodies of the largest size, whatever it is set to. A request has five times its
+body at most (itself, what both engines get, its prompt's ids), of the seven eighths that are not for small ones: so the
+largest is accepted where no other is."""
+
+
 class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The router half of a sidecar."""
 
@@ -169,6 +173,8 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where it listens; ``::``: on all addresses (``listening``)."""
     port: int = 10001
     members_port: int = 30001
+    admin_port: int = 10002
+    """For probes, metrics, the operator and people; clients cannot take its connections."""
     policy: str = "round_robin"
     policy_options: dict[str, Any] = {}
     on_no_prefill: Literal["decode", "reject"] = "decode"
@@ -181,6 +187,8 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file with one client key per line; None: clients need none."""
     hosts: tuple[str, ...] = ()
     """Names (without a port) that a router on a loopback address answers for, beside localhost, 127.0.0.0/8 and [::1]."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks (``10.0.0.0/8``) of proxies, whose connections without a request so far are not counted by address."""
     cors_origins: tuple[str, ...] = ()
     """Origins (``https://app.example``) whose pages may ask the router from a browser; ``*``: all. Empty: none."""
     heartbeat_s: float = 3.0
@@ -188,8 +196,8 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Beats that must be missing before an instance is probed and, if the probe fails, evicted."""
     max_body_bytes: int = 32 << 20
     body_budget_bytes: int = 512 << 20
-    """Of the bodies of all requests that are here; beyond it slow ones are ended, and large ones refused. At least twice
-    ``max_body_bytes``, also where this is less."""
+    """Of all that is held for clients (``http.ledger``); beyond it what comes slowly is ended, and what comes is refused.
+    At least ``LARGEST_FIT`` times ``max_body_bytes``, also where this is less."""
     max_header_bytes: int = 64 << 10
     max_in_flight: int = 4096
     """Requests served at once; those beyond it wait in the queue."""

@@ -12,18 +12,23 @@ from typing import Annotated
 
 import msgspec
 
+from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.pair_notes import LinkWords, RefusedPeers
 
 WIRE_VERSION = 1
 MAX_RANKS = 1024
 """Addresses of one instance."""
 MAX_ALSO = 256
 """Further names of one instance."""
+MAX_ROUTERS = 64
+"""Routers that an instance tells of."""
 MAX_ADDED = 64
 """Fields that an engine adds to requests."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Addresses = Annotated[tuple[HostPort, ...], msgspec.Meta(max_length=MAX_RANKS)]
 Speaker = Annotated[AgentId, msgspec.Meta(min_length=1)]
+RouterName = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=MAX_ALSO)]
 
@@ -109,6 +114,14 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """What the engine answers to besides ``model``, sorted: LoRA adapters and further served names."""
     sampling: Sampling | None = None
     """None: it could not be found out."""
+    refused: RefusedPeers = ()
+    """Prefill engines whose KV it has found that it cannot take: the two are not to be paired while it says so."""
+    links: LinkWords = ()
+    """Words on links of it that are worse than they could be, for people."""
+    ejected_by: Annotated[tuple[RouterName, ...], msgspec.Meta(max_length=MAX_ROUTERS)] = ()
+    """Routers that say in their acknowledgements that they have ejected it, sorted."""
+    core: CoreSteps | None = None
+    """How far its cores have got; None: not known."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
@@ -132,6 +145,8 @@ class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
     """Not empty: the beat was not taken, and why (wrong service, unknown version …)."""
     in_flight: int = 0
     """Legs that this router has open on the instance: a drain waits until there are none."""
+    ejected: bool = False
+    """This router does not pick the instance, since requests fail there that end well on others."""
 
 
 Up = Heartbeat | Goodbye

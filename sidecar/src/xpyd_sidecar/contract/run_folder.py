@@ -47,5 +47,5 @@ def read(path: Path, kind: type[FileT]) -> FileT | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None

@@ -41,11 +41,11 @@ class TransferSide(msgspec.Struct, frozen=True):
 
     rank: int
     marks: dict[str, float]
-    """Send: ready, done. Receive: asked, committed."""
+    """Send: heard (that decode asks), done. Receive: asked, committed."""
     pieces: list[Span]
-    """Bytes sent (from handed over to left), or that came."""
+    """Bytes that decode has taken (from told of to taken), or that came."""
     forwards: list[Span]
-    """Prefill: those whose KV was pushed. Decode: those since the load began, of other requests."""
+    """Prefill: those whose KV was pushed. Decode: those since it asked, of other requests."""
     clock: float
     """Wall clock minus this process's monotonic clock."""
 

@@ -19,13 +19,17 @@ from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.patience import GRACE_S, late, within
 from xpyd_sidecar.router.api.paths import STREAMED
+from xpyd_sidecar.router.endpoints.admin import AdminPaths
 from xpyd_sidecar.router.endpoints.application import Paths
+from xpyd_sidecar.router.endpoints.probes import Probes
 from xpyd_sidecar.router.endpoints.traces import Tracer
 from xpyd_sidecar.router.fleet.heartbeat_listener import HeartbeatListener
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.connection import ClientConnection
-from xpyd_sidecar.router.http.server import MAX_CONNECTIONS, Certificate, RequestBounds, Server
+from xpyd_sidecar.router.http.ledger import HeldKind
+from xpyd_sidecar.router.http.places import ConnectionPlaces
+from xpyd_sidecar.router.http.server import ADMIN_CONNECTIONS, MAX_CONNECTIONS, Certificate, RequestBounds, Server
 from xpyd_sidecar.router.observing.metrics import Vitals
 from xpyd_sidecar.router.relay import fast
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -33,6 +37,8 @@ from xpyd_sidecar.router.serving.context import RequestContext
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
+ADMIN_RECEIVE_S = 5.0
+"""How long a request may take to come at the admin port, where none has a body."""
 GC_THRESHOLD = (20_000, 20, 20)
 """Objects of a request go by their reference counts; the collector looks for the few cycles, which can wait."""
 
@@ -60,18 +66,24 @@ class RouterProcess:
         self._key = key
         self._client_keys = ClientKeys(self._config.api_key_file)
         self.context = RequestContext(config)
-        self.paths = Paths(self.context, self._client_keys, Admin(key, config.instance))
-        self.tracer = self.paths.tracer = Tracer(self.context, key)
+        self.probes = Probes(self.context)
+        self.tracer = Tracer(self.context, key)
         bounds = RequestBounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
-        self.server = Server(self.paths, bounds, STREAMED, connect=ClientConnection,
-                             body_budget=self._config.body_budget_bytes)
-        self.server.most = room.connections
+        self.server = Server(Paths(self.context, self._client_keys, self.probes), bounds, STREAMED,
+                             connect=ClientConnection, body_budget=self._config.body_budget_bytes,
+                             places=ConnectionPlaces(room.connections, self._config.trusted_proxies))
+        self.server.bodies.shares.several = lambda: len(self._client_keys.keys) > 1
+        admin_paths = AdminPaths(self.context, self.probes, Admin(key, config.instance), self.tracer)
+        no_bodies = RequestBounds(self._config.max_header_bytes, 0, ADMIN_RECEIVE_S)
+        self.admin = Server(admin_paths, no_bodies, connect=ClientConnection, places=ConnectionPlaces(ADMIN_CONNECTIONS),
+                            setting="admin_port")
+        """What clients do to their server is nothing to this one's connections."""
         self.context.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
         take, count = self.context.watch.on_message, partial(self.context.observer.metrics.count, "membership_messages")
-        self.members = HeartbeatListener(config.instance, take, count)
+        self.members = HeartbeatListener(config.instance, take, count, self.context.watch.ejected)
         cert, key_file = self._config.tls_cert_file, self._config.tls_key_file
         self._certificate = Certificate(cert, key_file) if cert is not None and key_file is not None else None
-        self.port = self.members_port = 0
+        self.port = self.members_port = self.admin_port = 0
         self.awake = -math.inf
         """When this process last came back from standing still."""
         self._sweeper: asyncio.Task[None] | None = None
@@ -82,20 +94,26 @@ class RouterProcess:
         """What this process knows of itself, now."""
         vitals = self._vitals
         vitals.connections, vitals.refused = len(self.server.connections), self.server.refusals
-        vitals.body_bytes, vitals.accept_errors = self.server.bodies.held, self.server.accept_errors
+        vitals.gave_way = self.server.gave_way
+        ledger = self.server.ledger
+        vitals.held = {kind.value: ledger.held(kind) for kind in HeldKind}
+        vitals.held[HeldKind.BODIES.value] = self.server.bodies.held  # the reserve for small ones, too
+        vitals.accept_errors = self.server.accept_errors
         return vitals
 
     async def start(self) -> None:
         """Listen on all ports. Raises ConfigError: names the port that is taken, or the setting that is wrong."""
         try:
             self.members_port = self.members.listen(self._config.host, self._config.members_port, self._key)
+            self.admin_port = await self.admin.listen(self._config.host, self._config.admin_port, self._certificate)
             self.port = await self.server.listen(self._config.host, self._config.port, self._certificate)
         except BaseException:
             await self.end()
             raise
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
         logger.info("router listens", extra={"port": self.port, "members_port": self.members_port,
-                    "policy": self._config.policy, "files": self.files, "connections": self.server.most,
+                    "admin_port": self.admin_port, "policy": self._config.policy, "files": self.files,
+                    "connections": self.server.places.most,
                     "in_flight": self._config.max_in_flight, "compiled": fast.COMPILED})
 
     def turn_away(self, away: bool) -> None:
@@ -129,6 +147,7 @@ class RouterProcess:
             await asyncio.gather(self._sweeper, return_exceptions=True)
             self._sweeper = None
         self.server.abort()
+        self.admin.abort()
         self.context.abort("the router stopped")
         await self.tracer.close()
         await self.context.close()
@@ -136,7 +155,9 @@ class RouterProcess:
 
     async def _sweep(self) -> None:
         loop, gap = asyncio.get_running_loop(), min(SWEEP_S, self._config.heartbeat_s / 2)
-        turns: list[Callable[[], object]] = [lambda: self.context.sweep(self.awake), lambda: self.server.sweep(self.awake),
+        turns: list[Callable[[], object]] = [lambda: self.context.sweep(self.awake),
+                                             lambda: self.server.sweep(self.awake),
+                                             lambda: self.admin.sweep(self.awake),
                                              self.members.look, self._client_keys.look]
         while True:
             due = loop.time() + gap
@@ -157,6 +178,7 @@ class RouterProcess:
 
 async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event, draining: Draining | None = None) -> None:
     """Run a router until ``stop`` is set, then drain it; ``draining``: of the agent beside. Raises ConfigError."""
+    resources.give_back_memory()
     router = RouterProcess(config, key)
     await router.start()
     if draining is not None:

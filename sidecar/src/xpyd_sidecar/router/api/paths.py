@@ -94,7 +94,7 @@ TABLE: Final[tuple[Route, ...]] = (
              "/v2/rerank"),
     *_passed("/v1/audio/transcriptions", "/v1/audio/translations", body=BodyKind.FORM),
     *_passed("/version", "/tokenizer_info", body=BodyKind.NONE),
-    *_own("/health", "/ready", "/metrics", "/fleet", "/v1/models", "/v1/models/{model}"),
+    *_own("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{model}"),
     *_own("/ping", methods=("GET", "POST")),
     *_refused(_KEPT, "/v1/responses/{id}", "/v1/responses/{id}/cancel"),
     *_refused(_SOCKET, "/v1/realtime"),

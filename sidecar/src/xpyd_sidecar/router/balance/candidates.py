@@ -29,10 +29,11 @@ def score(member: FleetMember) -> int:
     """Requests on the instance.
 
     The last beat counts those of every router but is up to an interval old; what this router opened and closed since then
-    is known exactly and is added. Never less than this router's own open legs.
+    is known exactly and is added. Never less than this router's own open legs. Legs that failed a short while ago count as
+    if they were open still, or who fails at once would look idle.
     """
     reported = member.load.running + member.load.waiting
-    return max(reported + member.in_flight - member.in_flight_at_beat, member.in_flight)
+    return max(reported + member.in_flight - member.in_flight_at_beat, member.in_flight) + member.failed
 
 
 class Mean:

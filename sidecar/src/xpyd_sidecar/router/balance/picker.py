@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -41,10 +41,17 @@ class _Known(msgspec.Struct, frozen=True):
     """How many they are."""
     paired: tuple[FleetMember, ...]
     """Decode instances that have a possible partner."""
+    narrowed: dict[InstanceName, tuple[FleetMember, ...]]
+    """Partners of decode instances that cannot take KV from all of their fingerprint; the others are not listed."""
     targets: dict[tuple[InstanceName, int], EngineTarget]
     """What was made of them, by rank."""
     only: dict[InstanceName, EngineTarget]
     """Of those that have one rank."""
+
+    def partners_of(self, decode: InstanceName, kind: Fingerprint) -> tuple[FleetMember, ...]:
+        """Prefill instances that can send to a decode instance of that fingerprint."""
+        narrowed = self.narrowed.get(decode) if self.narrowed else None
+        return self.partners.get(kind, ()) if narrowed is None else narrowed
 
 
 class RankChoice:
@@ -122,7 +129,7 @@ class Picker:
         self._policy = policy
         self._room = room or ConcurrencyLimits()
         self._cached_share = cached_share
-        self._known = _Known((), (), {}, 0, (), {}, {})
+        self._known = _Known((), (), {}, 0, (), {}, {}, {})
         self._picks: dict[Role, tuple[FleetMember, ...]] | None = None
         """What ``_known`` was made of."""
         self._mean = Mean()
@@ -150,8 +157,10 @@ class Picker:
         if known.decodes is not decodes or known.prefills is not prefills:
             able = tuple(m for m in prefills if m.control)
             partners = {kind: tuple(m for m in able if m.fingerprint == kind) for kind in {m.fingerprint for m in able}}
-            paired = tuple(m for m in decodes if m.control and m.fingerprint in partners)
-            known = self._known = _Known(decodes, prefills, partners, len(able), paired, {}, {})
+            narrowed = _narrowed(decodes, partners)
+            known = self._known = _Known(decodes, prefills, partners, len(able), (), narrowed, {}, {})
+            paired = tuple(m for m in decodes if m.control and known.partners_of(m.name, m.fingerprint))
+            known = self._known = msgspec.structs.replace(known, paired=paired)
         self._picks = self._roster.picks
         return known
 
@@ -212,16 +221,14 @@ class Selection(Query, kw_only=True, eq=False):
         picker = self.picker
         known = picker._look()
         if not alone and known.paired:
-            partners = known.partners
+            paired, sending = _but(known.paired, not_decode) if not_decode else known.paired, known.sending
             if not_prefill:
-                partners = {kind: left for kind, those in partners.items() if (left := _but(those, not_prefill))}
-            paired = _but(known.paired, not_decode) if not_decode else known.paired
-            if not_prefill:
-                paired = tuple(m for m in paired if m.fingerprint in partners)
+                paired = tuple(m for m in paired if _but(known.partners_of(m.name, m.fingerprint), not_prefill))
+                sending = sum(len(_but(those, not_prefill)) for those in known.partners.values())
             if paired:
-                sending = sum(map(len, partners.values())) if not_prefill else known.sending
                 decode = picker._choose(self, paired, sending)
-                prefill = picker._choose(self, partners[decode.fingerprint], len(paired))
+                partners = known.partners_of(decode.name, decode.fingerprint)
+                prefill = picker._choose(self, _but(partners, not_prefill), len(paired))
                 known_target = known.only.get
                 return Pair(known_target(decode.name) or picker._target(decode, self),
                             known_target(prefill.name) or picker._target(prefill, self))
@@ -235,7 +242,8 @@ class Selection(Query, kw_only=True, eq=False):
     def prefill_for(self, decode: EngineTarget, not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
         """Another prefill instance for a request that waits on ``decode``."""
         picker = self.picker
-        equal = _but(picker._look().partners.get(decode.fingerprint, ()), not_prefill) if decode.control else ()
+        partners = picker._look().partners_of(decode.instance, decode.fingerprint)
+        equal = _but(partners, not_prefill) if decode.control else ()
         return picker._target(picker._choose(self, equal, 1), self) if equal else None
 
     def why_not(self, role: Role) -> str:
@@ -244,6 +252,18 @@ class Selection(Query, kw_only=True, eq=False):
         if role is Role.DECODE and roster.pickable(role):
             return "no decode instance that is ready may take this request now"
         return roster.why_not(role)
+
+
+def _narrowed(decodes: Sequence[FleetMember], partners: Mapping[Fingerprint, tuple[FleetMember, ...]]
+              ) -> dict[InstanceName, tuple[FleetMember, ...]]:
+    """Of decode instances that refuse some: the partners that are left."""
+    out = {}
+    for decode in decodes:
+        if decode.refused:
+            refused = {(peer.instance, peer.incarnation) for peer in decode.refused}
+            out[decode.name] = tuple(m for m in partners.get(decode.fingerprint, ())
+                                     if (m.name, m.incarnation) not in refused)
+    return out
 
 
 def _behind_door(member: FleetMember, rank: int) -> int | None:

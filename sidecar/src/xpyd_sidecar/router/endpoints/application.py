@@ -1,112 +1,52 @@
-"""Every path of the router: what is served where.
+"""The client port: what is served where.
 
     POST /v1/completions  /v1/chat/completions    generation, disaggregated
     what else vLLM serves                         passed to a decode instance, or refused (``api.paths``)
     GET  /v1/models  /v1/models/{id}              served models
-    GET  /health  /ping                           the process lives
-    GET  /ready                                   the roster is known and somebody decodes (see not_ready)
-    GET  /metrics                                 Prometheus
-    GET  /fleet                                   contract.fleet.Fleet; needs the admin token
-    GET  /trace                                   contract.timeline.Traces; needs the admin token
-    GET  /dashboard  /dashboard/<file>            a page for a person, its style and scripts
-    GET  /dashboard/data                          what it draws, asked every second; the admin token or a client key
+    GET  /health  /ping  /ready                   as on the admin port, for whoever balances load
+    GET  /metrics                                 the same, for who has a client key, where there are keys
 
-The page is static and holds nothing of the service, so everybody may load it. It works without any other host, and its
-Content-Security-Policy allows none: scripts and styles come from its own files alone. ``xpyd-since`` in a request for data
-names the last second that the page has; only later ones are sent.
+What else a router tells of itself is on the admin port (``endpoints.admin``).
 """
 
 from __future__ import annotations
 
 import hmac
-import math
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
-from importlib.resources import files
+from collections.abc import Callable
 
 import msgspec
 
-from xpyd_sidecar.contract import timeline
-from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api import paths
 from xpyd_sidecar.router.api.faults import HttpFault, not_served, unknown_model
 from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
-from xpyd_sidecar.router.endpoints.traces import Tracer
-from xpyd_sidecar.router.http.auth import Admin, ClientKeys, Keys, bearer, unknown
-from xpyd_sidecar.router.http.heads import CorsRules, Hosts, Media, is_preflight
+from xpyd_sidecar.router.endpoints.probes import Probes
+from xpyd_sidecar.router.http.auth import ClientKeys, Keys, bearer, unknown
+from xpyd_sidecar.router.http.heads import CorsRules, Hosts, Media, allow_methods, is_preflight, nothing_at
 from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, RequestHandler
-from xpyd_sidecar.router.observing.history import COLUMNS, Row
-from xpyd_sidecar.router.observing.metrics import CONTENT_TYPE
 from xpyd_sidecar.router.serving.admission import admit
 from xpyd_sidecar.router.serving.context import RequestContext
 
-RENDERED_S = 0.25
-"""How long a page of metrics is served again: with many instances it takes milliseconds to make, and needs no key."""
 _JSON = [(b"content-type", b"application/json")]
-_TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
-SINCE = b"xpyd-since"
-_KINDS = {"html": b"text/html; charset=utf-8", "css": b"text/css; charset=utf-8", "js": b"text/javascript; charset=utf-8"}
-_PAGE = "page.html"
-_POLICY = (b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-           b"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-_GUARD = [(b"content-security-policy", _POLICY), (b"x-content-type-options", b"nosniff"),
-          (b"referrer-policy", b"no-referrer"), (b"cross-origin-resource-policy", b"same-origin")]
-Answers = Callable[[HttpRequest, Reply], None]
-
-
-class Data(msgspec.Struct, frozen=True):
-    """What the page draws."""
-
-    now: float
-    """Seconds since 1970."""
-    columns: tuple[str, ...]
-    seconds: list[Row]
-    """Those that are new to the page, oldest first."""
-    fleet: Fleet
-
-
-def fleet_of(context: RequestContext) -> Fleet:
-    """What the router knows of its fleet now."""
-    return context.observer.fleet(context.service, context.name, context.loop.time(), context.started,
-                                  draining=context.draining)
-
-
-def _files_of_the_dashboard() -> Iterator[tuple[str, Answers]]:
-    """By their paths."""
-    for file in files(__package__).joinpath("static").iterdir():
-        path = "/dashboard" if file.name == _PAGE else f"/dashboard/{file.name}"
-        headers = [(b"content-type", _KINDS[file.name.rpartition(".")[2]]), (b"cache-control", b"no-cache"), *_GUARD]
-        yield path, partial(_static, headers, file.read_bytes())
-
-
-def _static(headers: list[tuple[bytes, bytes]], body: bytes, _: HttpRequest, reply: Reply) -> None:
-    reply.whole(200, headers, body)
 
 
 class Paths:
-    """The application behind the server."""
+    """The application behind the client port."""
 
-    def __init__(self, context: RequestContext, client_keys: ClientKeys, admin: Admin) -> None:
+    def __init__(self, context: RequestContext, client_keys: ClientKeys, probes: Probes) -> None:
         self._context = context
         self._client_keys = client_keys
-        self._admin = admin
+        self._probes = probes
         config = context.config
         self._hosts, self._media = Hosts(config.host, config.hosts), Media()
         self._cors = CorsRules(config.cors_origins) if config.cors_origins else None
         self._created = int(time.time())
         self._knew: tuple[Keys, bytes] = (Keys(), b"")
         """Keys, and a header that brought one of them."""
-        self._metrics_page, self._metrics_until = b"", -math.inf
-        self.tracer: Tracer
-        """Set by whoever puts the router together and has its key."""
         self._get: dict[str, Callable[[HttpRequest, Reply], RequestHandler | None]] = {
-            "/health": self._health, "/ping": self._health, "/ready": self._ready, "/metrics": self._metrics,
-            "/fleet": self._fleet, timeline.PATH: self._trace, "/v1/models": self._models,
+            "/health": probes.health, "/ping": probes.health, "/ready": probes.ready, "/metrics": self._metrics,
+            "/v1/models": self._models,
         }
-        if config.dashboard:
-            self._get |= {"/dashboard/data": self._data, **dict(_files_of_the_dashboard())}
 
     def still(self, headers: dict[bytes, bytes]) -> bool:
         """Whether a head still is in order that was, and whose body was wanted: its key is looked at each time."""
@@ -118,6 +58,15 @@ class Paths:
         self._knew = keys, header
         return True
 
+    def whose(self, headers: dict[bytes, bytes]) -> str | None:
+        """Whose connection brings this head: the key where there are several; empty: everybody's; None: no key that it
+        needs.
+        """
+        keys = self._client_keys.keys
+        if keys and not self.still(headers):
+            return None
+        return bearer(headers).decode("latin-1") if len(keys) > 1 else ""
+
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Judge a request by its head: whether its body is wanted. Raises HttpFault."""
         host = headers.get(b"host")
@@ -128,13 +77,13 @@ class Paths:
         route = paths.find(path)
         if route is None:
             if path not in self._get and not path.startswith("/v1/models/"):
-                raise HttpFault(404, f"there is nothing at {path}", kind="NotFoundError", code="unknown_path")
-            self._allow(path, method, "GET")
+                raise nothing_at(path)
+            allow_methods(path, method, "GET")
             return False
         if route.way is RouteKind.REFUSED:
             raise not_served(path, route.reason)
         if method not in route.methods:
-            self._allow(path, method, *route.methods)
+            allow_methods(path, method, *route.methods)
         if route.way is RouteKind.OWN:
             return False  # those that ask for a key need no body
         self._check_client(headers)
@@ -173,69 +122,9 @@ class Paths:
         if not self.still(headers):
             raise unknown(headers)
 
-    @staticmethod
-    def _allow(path: str, method: str, *methods: str) -> None:
-        if method not in methods and not (method == "HEAD" and "GET" in methods):
-            words = f"{path} takes {' or '.join(methods)}, not {method}"
-            raise HttpFault(405, words, code="method_not_allowed", allow=", ".join(methods))
-
-    def _health(self, _: HttpRequest, reply: Reply) -> None:
-        reply.whole(200, _TEXT, b"ok\n")
-
-    def not_ready(self) -> str:
-        """Why this router should get no traffic; empty when it should.
-
-        Beside an engine this and the engine's own health make the pod's readiness, also where no clients are sent here, so
-        only a restart counts: agents that knew this router must have had the time to come back. Clients come once the
-        operator saw ``settled``. Whether anybody decodes is left out: a 503 says more than a connection refused.
-        """
-        context = self._context
-        if context.draining:
-            return "the router is stopping"
-        now, roster = context.loop.time(), context.roster
-        beside = context.config.beside_engine
-        if not (roster.listened(now) if beside else roster.settled(now)):
-            return "the roster is not settled: agents may not have found this router yet"
-        if not beside and not roster.pickable(Role.DECODE):
-            return roster.why_not(Role.DECODE)
-        return ""
-
-    def _ready(self, _: HttpRequest, reply: Reply) -> None:
-        if reason := self.not_ready():
-            reply.whole(503, [*_TEXT, (b"retry-after", b"1")], reason.encode() + b"\n")
-        else:
-            reply.whole(200, _TEXT, b"ready\n")
-
-    def _metrics(self, _: HttpRequest, reply: Reply) -> None:
-        context = self._context
-        if context.loop.time() >= self._metrics_until:
-            self._metrics_page = context.observer.metrics.text()
-            self._metrics_until = context.loop.time() + RENDERED_S
-        reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics_page)
-
-    def _fleet(self, request: HttpRequest, reply: Reply) -> None:
-        self._admin.require(request, reply)
-        reply.whole(200, _JSON, msgspec.json.encode(fleet_of(self._context)))
-
-    def _trace(self, request: HttpRequest, reply: Reply) -> RequestHandler:
-        self._admin.require(request, reply)
-        return self.tracer.open(request, reply)
-
-    def _data(self, request: HttpRequest, reply: Reply) -> None:
-        """What the dashboard draws. Its page shows what is refused, so that says what is needed."""
-        keys = self._client_keys.keys
-        try:
-            self._admin.require(request, reply, also=keys)
-        except HttpFault as fault:
-            need = f"This router asks for its admin token{' or a client key' if keys else ''}."
-            words = need if fault.status == 401 else f"This router says: {fault.message}."
-            raise HttpFault(fault.status, words, kind=fault.kind, code=fault.code) from None
-        since = request.headers.get(SINCE, b"0")
-        if not since.isdigit() or len(since) > 12:
-            raise HttpFault(400, f"{SINCE.decode()} is not a number of seconds", code="bad_since")
-        rows = self._context.observer.history.since(int(since))
-        data = Data(round(time.time(), 3), COLUMNS, rows, fleet_of(self._context))
-        reply.whole(200, [*_JSON, (b"cache-control", b"no-store"), *_GUARD], msgspec.json.encode(data))
+    def _metrics(self, request: HttpRequest, reply: Reply) -> None:
+        self._check_client(request.headers)
+        self._probes.metrics(request, reply)
 
     def _models(self, request: HttpRequest, reply: Reply) -> None:
         self._check_client(request.headers)

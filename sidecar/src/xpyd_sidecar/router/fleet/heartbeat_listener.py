@@ -47,13 +47,15 @@ class HeartbeatListener:
     What was refused is logged once a minute per peer and reason, and of a bounded number of them.
     """
 
-    def __init__(self, name: str, take: Callable[[Up], int | None], count: Callable[[str], None]) -> None:
+    def __init__(self, name: str, take: Callable[[Up], int | None], count: Callable[[str], None],
+                 ejected: Callable[[Up], bool] = lambda _: False) -> None:
         """``name``: the router's, told in acknowledgements. ``take`` returns how many legs are open on the instance that a
-        message speaks for (None: not counted).
+        message speaks for (None: not counted), and ``ejected`` whether the router has ejected it.
         """
         self._name = name
         self._take = take
         self._count = count
+        self._ejected = ejected
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
@@ -63,10 +65,10 @@ class HeartbeatListener:
         self._said: dict[str, float] = {}
 
     def _on_message(self, frames: list[zmq.Frame]) -> bytes:
-        message, in_flight, result, refused = None, 0, "taken", ""
+        message, in_flight, ejected, result, refused = None, 0, False, "taken", ""
         try:
             message = _read(frames)
-            in_flight = self._take(message) or 0
+            in_flight, ejected = self._take(message) or 0, self._ejected(message)
         except BeatRefused as error:
             result, refused = error.result, str(error)
         except Exception:
@@ -77,7 +79,8 @@ class HeartbeatListener:
         if refused:
             self._say(frames[-1], refused)
         seq = message.seq if isinstance(message, Heartbeat) else -1
-        return _encode(Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight))
+        return _encode(Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight,
+                           ejected=ejected))
 
     def _say(self, frame: zmq.Frame, reason: str) -> None:
         try:

@@ -8,8 +8,10 @@ from operator import attrgetter
 
 import msgspec
 
+from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling, Up
+from xpyd_sidecar.contract.pair_notes import RefusedPeer
 from xpyd_sidecar.router.api.faults import FailureReason
 
 PROBE_S = 5.0
@@ -18,7 +20,7 @@ INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
 
 TOLD = ("incarnation", "state", "agent", "epoch", "role", "http", "control", "fingerprint", "model", "max_model_len",
-        "also", "sampling")
+        "also", "sampling", "refused", "links", "ejected_by")
 """What a beat says of what an instance is: the fields of a member that only change when it becomes another."""
 _told = attrgetter(*TOLD)
 
@@ -50,12 +52,38 @@ class FleetMember(msgspec.Struct, eq=False):
     also: tuple[str, ...] = ()
     sampling: Sampling | None = None
     fingerprint: Fingerprint = Fingerprint("")
+    refused: tuple[RefusedPeer, ...] = ()
+    """Prefill engines whose KV it cannot take."""
+    links: tuple[str, ...] = ()
+    """Words on links of it that are worse than they could be."""
     load: Load = Load()
     drained: bool = False
     interval_s: float = 3.0
     beat_at: float = 0.0
     suspended: str = ""
     """Why it is not picked."""
+    ejected: str = ""
+    """Why it is not picked though it lives (``outliers``)."""
+    core: CoreSteps | None = None
+    """How far its core had got, by its latest beat."""
+    still_s: float = 0.0
+    """For how long beats have said the same of that."""
+    work_since: float = math.inf
+    """Since when a leg of this router is there that its core should work on; infinity: there is none."""
+    stalled_s: float = 0.0
+    """Its core has such legs and has not stepped for so long, which is too long; 0: it has not."""
+    hung: bool = False
+    """For that it answers nothing."""
+    ejected_by: tuple[str, ...] = ()
+    """Routers that say so, by its latest beat."""
+    well: int = 0
+    """Legs that ended well there since ``Outliers`` looked last."""
+    failed: int = 0
+    """Legs of this router that failed there a short while ago."""
+    queued_tokens: int = 0
+    """Of prompts of this router's legs there that have no byte of an answer yet, about."""
+    heard_at: float = -math.inf
+    """When it last gave a byte to a leg of this router, as far as was looked at."""
     doubted: bool = False
     """A probe is owed."""
     probing: bool = False
@@ -70,9 +98,19 @@ class FleetMember(msgspec.Struct, eq=False):
     """Legs of this router that ended since it was last looked at (``ConcurrencyLimits.look``)."""
 
     @property
+    def able(self) -> bool:
+        """Whether new legs could go there, whatever became of earlier ones."""
+        return self.state is State.READY and not self.suspended and bool(self.http) and bool(self.incarnation)
+
+    @property
     def pickable(self) -> bool:
         """Whether new legs may go there."""
-        return self.state is State.READY and not self.suspended and bool(self.http) and bool(self.incarnation)
+        return not self.ejected and self.able
+
+    @property
+    def standing(self) -> str:
+        """Its state, in a word."""
+        return "suspended" if self.suspended else "ejected" if self.ejected and self.able else self.state.value
 
     def same(self, beat: Heartbeat) -> bool:
         """Whether a beat says nothing new but load and time: most do, and must cost next to nothing."""
@@ -82,6 +120,10 @@ class FleetMember(msgspec.Struct, eq=False):
         """Take the part of a beat that changes from beat to beat."""
         self.seq = beat.seq
         self.load, self.drained = beat.load, beat.drained
+        moves = beat.core is None or self.core is None or beat.core.turns != self.core.turns
+        # What is between two beats counts once, so that a time in which nobody beat proves nothing.
+        self.still_s = 0.0 if moves else self.still_s + min(max(0.0, now - self.beat_at), 2 * self.interval_s)
+        self.core = beat.core
         if beat.interval_s != self.interval_s:
             self.interval_s = min(max(beat.interval_s, INTERVAL_RANGE_S[0]), INTERVAL_RANGE_S[1])
         self.beat_at = now
@@ -97,7 +139,10 @@ class FleetMember(msgspec.Struct, eq=False):
 
     def begin(self) -> None:
         """A new incarnation: what was said of the one before says nothing of it."""
-        self.suspended = ""
+        self.suspended = self.ejected = ""
+        self.well, self.failed, self.hung = 0, 0, False
+        self.core, self.still_s, self.stalled_s = None, 0.0, 0.0
+        self.heard_at = -math.inf
         self.probing, self.doubted, self.probe_at = False, False, -math.inf
 
 
@@ -203,7 +248,7 @@ class Changed(msgspec.Struct, frozen=True):
     instance: InstanceName
     what: str
     kind: str = "state"
-    """For counting: joined, state, role, agent, suspended, resumed, evicted, left."""
+    """For counting: joined, state, role, agent, pairs, suspended, resumed, ejected, readmitted, evicted, left."""
 
 
 Instruction = ProbeInstance | InstanceLost | InstanceLeaves | Changed

@@ -18,6 +18,7 @@ Laws
   * Who is suspended is picked again after a good probe and not before: an agent may call an engine ready that just died.
   * At most one probe of an instance is open, and none is made within ``PROBE_GAP_S`` of the last.
   * While this process itself stood still nobody was silent.
+  * Who is ejected (``outliers``) is not picked, and its legs run on.
 """
 
 from __future__ import annotations
@@ -159,7 +160,9 @@ class Roster:
         return tuple(FleetInstance(
             instance=m.name, role=m.role, epoch=m.epoch, state=m.state, incarnation=m.incarnation,
             fingerprint=m.fingerprint, http=m.http, control=m.control, model=m.model, load=m.load, drained=m.drained,
-            in_flight=m.in_flight, beat_age_s=round(max(0.0, now - m.beat_at), 3), suspended=m.suspended)
+            in_flight=m.in_flight, beat_age_s=round(max(0.0, now - m.beat_at), 3), suspended=m.suspended,
+            ejected=m.ejected, ejected_by=m.ejected_by, stalled_s=round(m.stalled_s, 1),
+            refused=m.refused, links=m.links)
             for m in self.members())
 
     def why_not(self, role: Role) -> str:
@@ -167,7 +170,7 @@ class Roster:
         here = [m for m in self.members() if m.role is role]
         if not here:
             return f"no {role} instance is known"
-        shown = ", ".join(f"{m.name} {'suspended' if m.suspended else m.state}" for m in here[:4])
+        shown = ", ".join(f"{m.name} {m.standing}" for m in here[:4])
         return f"no {role} instance is ready ({shown}{', …' if len(here) > 4 else ''})"
 
     # ---- events
@@ -227,6 +230,12 @@ class Roster:
         if (beat.role, beat.state) != (member.role, member.state):
             kind = "state" if beat.role is member.role else "role"
             out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", kind))
+        if beat.refused != member.refused:
+            refused = ", ".join(f"{one.instance} ({one.reason})" for one in beat.refused)
+            what = f"cannot take KV from {refused}" if refused else "may take KV from all again"
+            out.append(Changed(member.name, what, "pairs"))
+        if beat.role is not member.role:
+            member.ejected, member.hung = "", False  # for what it did in the other one
         member.become(beat)
         if began:
             member.begin()
@@ -248,6 +257,22 @@ class Roster:
         if member is None:
             return []
         return self._suspend(member, reason) + self._probe(now, member)
+
+    def on_verdict(self, name: InstanceName, incarnation: Incarnation, ejected: str, why: str = "", *,
+                   hung: bool = False) -> list[Instruction]:
+        """It fails while others do not, or does no longer (``outliers``). ``ejected``: the reason; empty: it is picked
+        again, because of ``why``. ``hung``: it answers nothing.
+        """
+        member = self.find(name, incarnation)
+        if member is None:
+            return []
+        before, member.ejected, member.hung = member.ejected, ejected, hung
+        if before == ejected:
+            return []
+        self._changed()
+        if ejected:
+            return [Changed(name, f"ejected: {ejected}", "ejected")]
+        return [Changed(name, f"picked again: {why}", "readmitted")]
 
     def on_doubt(self, now: float, name: InstanceName, incarnation: Incarnation) -> list[Instruction]:
         """An engine broke a connection, failed a request or was silent for long: ask whether it lives, but still pick it.

@@ -64,6 +64,11 @@ class FleetWatch:
         member = self.roster.find(message.instance, message.incarnation)
         return member.in_flight if member is not None else 0
 
+    def ejected(self, message: Up) -> bool:
+        """Whether this router has ejected the instance that a message speaks for."""
+        member = self.roster.find(message.instance, message.incarnation)
+        return member is not None and bool(member.ejected)
+
     def suspect(self, target: EngineTarget, reason: str) -> None:
         """A connection was refused."""
         instance, incarnation = target.instance, target.incarnation

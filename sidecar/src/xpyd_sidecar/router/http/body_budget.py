@@ -6,13 +6,16 @@
 
 Laws
   * What is held is at most the budget, whatever comes in whatever order: an eighth of it is the reserve, for bodies of up
-    to ``SMALL`` bytes, and the rest is for all others, and for those when the reserve is full.
+    to ``SMALL`` bytes, and the rest is for all others, and for those when the reserve is full. What else the router holds
+    for clients (``ledger``) is part of the rest, and an eighth of the rest is for that alone: who has sent a whole request
+    finds room for what it takes, however many bodies come, or wait.
   * A body counts for what has come of it, until its request has ended: another engine may have to be asked with it.
   * A body that is whole is never taken away. Of those that are not, the slowest goes first: the fewest bytes for each
     second since its head; those that began less than ``GRACE_S`` ago only after all others.
   * A large body that is announced when there is no room for it takes the room of those alone that come with less than
     ``PRESSED`` bytes a second; if that is not enough, it is not begun and nobody is ended. So nobody who sends at a normal
-    speed loses to somebody who only announces.
+    speed loses to somebody who only announces. Neither to a request that is whole and needs room (``ledger``).
+  * Of several keys each has its share (``shares``), from its bodies' first bytes on.
   * What is given back is what was taken, once, however often it is given back (a body that came at once: once).
 """
 
@@ -26,12 +29,14 @@ import msgspec
 
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import refuse_in_form
+from xpyd_sidecar.router.http.ledger import Holder
+from xpyd_sidecar.router.http.shares import KeyShares
 from xpyd_sidecar.router.http.wire import chunk_of
 
 SMALL = 64 << 10
 """Bytes of a body that the reserve takes."""
 RESERVE = 8
-"""The reserve is the budget divided by this."""
+"""The reserve is the budget divided by this; and what bodies leave of the rest is the rest divided by it."""
 PRESSED = 1_000_000
 """Bytes a second with which a body must come once there is no room for another one."""
 GRACE_S = 1.0
@@ -41,7 +46,7 @@ LOOK_S = 0.05
 DEFAULT = 512 << 20
 
 
-class BodyOwner(Protocol):
+class BodyOwner(Holder, Protocol):
     """A connection that receives a body."""
 
     def end_body(self, fault: HttpFault) -> None:
@@ -61,10 +66,14 @@ class HeldBody(msgspec.Struct, eq=False):
     owner: BodyOwner
     began: float
     """When its head was there."""
+    key: str = ""
+    """Under which its bytes count in a share; empty: in none."""
     came: int = 0
     """Bytes that have come, whether they are still here or not."""
     size: int = 0
     """Bytes that are held."""
+    counted: int = 0
+    """Bytes that count in its key's share."""
     room: BodyRoom | None = None
     """Where it has its bytes; None: it has none, or has given them back."""
     ended: bool = False
@@ -78,11 +87,15 @@ class HeldBody(msgspec.Struct, eq=False):
 class BodyBudget:
     """The bytes that all bodies may have."""
 
-    def __init__(self, budget: int, small: int = SMALL) -> None:
-        """``small``: how large a body of the reserve may be."""
+    def __init__(self, budget: int, small: int = SMALL, others: Callable[[], int] = lambda: 0) -> None:
+        """``small``: how large a body of the reserve may be. ``others``: bytes of the rest that are no bodies'."""
         self.small = small
+        self._others = others
         self.reserve = BodyRoom(budget // RESERVE)
-        self.rest = BodyRoom(budget - self.reserve.limit)
+        self.whole_rest = budget - self.reserve.limit
+        """Bytes of the rest, with those that are not for bodies."""
+        self.rest = BodyRoom(self.whole_rest - self.whole_rest // RESERVE)
+        self.shares = KeyShares(self.whole_rest)
         self._coming: dict[HeldBody, None] = {}
         """Those with room in the rest that are not whole, oldest first."""
         self._look_at = 0.0
@@ -92,28 +105,43 @@ class BodyBudget:
         """Bytes of all bodies that are here."""
         return self.reserve.held + self.rest.held
 
-    def begin(self, owner: BodyOwner, length: int | None, now: float) -> tuple[HeldBody | None, list[HeldBody]]:
-        """A head came. ``length``: bytes that it announces, None where nobody knows.
+    def begin(self, owner: BodyOwner, length: int | None, now: float,
+              key: str = "") -> tuple[HeldBody | None, list[HeldBody]]:
+        """A head came. ``length``: bytes that it announces, None where nobody knows. ``key``: whose it is.
 
-        Returns the body (None: there is no room for it), and those that have to be ended for it.
+        Returns the body (None: there is no room for it), and those that have to be ended for it. Raises HttpFault: 429, its
+        key has its share.
         """
+        key = self.shares.name(key)
         if length is None or length <= self.small:
-            return HeldBody(owner, now), []
+            return HeldBody(owner, now, key), []
+        self.shares.require(key, length)
         ended: list[HeldBody] = []
-        missing = self.rest.held + length - self.rest.limit
+        missing = self.rest.held + self._others() + length - self.rest.limit
         if missing > 0:
             ended = self._slow(missing, now)
             if not ended:
                 return None, []
             for body in ended:
                 self.give_back(body)
-        return HeldBody(owner, now), ended
+        return HeldBody(owner, now, key), ended
 
     def grow(self, body: HeldBody, more: int, now: float, *, kept: bool = True) -> list[HeldBody]:
-        """More bytes came; ``kept``: and stay here. Returns those that have to be ended for them, maybe it as the last."""
+        """More bytes came; ``kept``: and stay here. Returns those that have to be ended for them, maybe it as the last.
+
+        Raises HttpFault: 429, its key has its share; nothing is held of it any more.
+        """
         body.came += more
         if body.ended or not kept:
             return []
+        try:
+            self.shares.require(body.key, more, own=body.counted)
+        except HttpFault:
+            self.give_back(body)
+            raise
+        if body.key:
+            self.shares.add(body.key, more)
+            body.counted += more
         reserve, room = self.reserve, self.rest
         if body.room is not room and body.size + more <= self.small and reserve.held + more <= reserve.limit:
             room = reserve
@@ -125,7 +153,8 @@ class BodyBudget:
             if room is self.rest:
                 self._coming[body] = None
         ended: list[HeldBody] = []
-        while room.held + more > room.limit:
+        others = self._others() if room is self.rest else 0
+        while room.held + others + more > room.limit:
             slowest = min(self._coming, key=lambda one: (now - one.began < GRACE_S, one.speed(now)))
             self.give_back(slowest)
             ended.append(slowest)
@@ -158,7 +187,15 @@ class BodyBudget:
         self._coming.pop(body, None)
         if body.room is not None:
             body.room.held -= body.size
-        body.room, body.size, body.ended = None, 0, True
+        self.shares.add(body.key, -body.counted)
+        body.room, body.size, body.counted, body.ended = None, 0, 0, True
+
+    def let_go(self, missing: int, now: float) -> list[BodyOwner]:
+        """Give back so many bytes of bodies that come too slowly; whose they were. None where all of them have less."""
+        slow = self._slow(missing, now)
+        for body in slow:
+            self.give_back(body)
+        return [body.owner for body in slow]
 
     def _slow(self, missing: int, now: float) -> list[HeldBody]:
         """The slowest of those that come too slowly, as many as have so many bytes together; none where all have less."""

@@ -3,11 +3,6 @@
     bytes ──▶ rest ──▶ Incoming ──▶ queue (pipelining) ──▶ application.handle(request, reply) ──▶ bytes
               read, not parsed yet       parsed, not answered yet
 
-Laws of pipelining
-  * Nothing more is answered, nor read, while a client leaves its answers unread: what is held for it is a write buffer and
-    one read.
-  * A connection answers ``ANSWERS`` requests in one turn of the loop; then other connections have theirs.
-
 A client that makes an HTTP error is told so, once, and the connection is closed after it: where its next request would
 begin is not known then.
 """
@@ -19,34 +14,32 @@ import logging
 import socket
 import struct
 import uuid
-from collections import deque
 from typing import cast
 
 from xpyd_sidecar.accepting import descriptor_of, of_this_host
-from xpyd_sidecar.router.api.faults import HttpFault, unavailable
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http import heads
-from xpyd_sidecar.router.http.incoming import Held, IncomingRequests
+from xpyd_sidecar.router.http.holding import Held, RequestHolding
+from xpyd_sidecar.router.http.incoming import IncomingRequests
+from xpyd_sidecar.router.http.ledger import HeldKind
+from xpyd_sidecar.router.http.pipeline import ANSWERS, PipelineQueue
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import OpenConnection, Server
 from xpyd_sidecar.router.relay.fast import Outlet
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED = 16
-"""Pipelined requests held while one is answered; reading stops beyond it, or beyond MAX_QUEUED_BYTES."""
-MAX_QUEUED_BYTES = 1 << 20
-ANSWERS = 8
-"""Pipelined requests that one connection has answered in a turn of the loop."""
 SLICE = 16 << 10
 """Bytes of a read that are parsed at a time, so that the requests of one read are not all made before any is answered."""
-HIGH_WATER = 256 << 10
+HIGH_WATER = 64 << 10
+"""Bytes that a client leaves unread before nothing more is written, and before they count in the ledger."""
 
 
 class ClientConnection(OpenConnection):
     """One client connection. A client that closes its sending side counts as gone: its answer would go nowhere."""
 
-    __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_held", "_incoming",
-                 "_paused", "_queue", "_rest", "_scheduled", "_served", "_since", "_transport", "outlet", "server")
+    __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_incoming", "_paused",
+                 "_queue", "_rest", "_scheduled", "_served", "_since", "_transport", "holding", "outlet", "server")
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -54,13 +47,13 @@ class ClientConnection(OpenConnection):
         self.outlet = Outlet()
         """What is written to a client that is gone goes nowhere."""
         self._incoming = IncomingRequests(server, self)
-        self._queue: deque[tuple[HttpRequest, Held, bool, bool] | HttpFault] = deque()
+        self._queue = PipelineQueue()
         self._rest = b""
         """What was read and is not parsed yet: it waits for the queue."""
         self._scheduled = False
         """A turn of this connection will come by itself."""
-        self._held: Held = 0
-        """The body of the request that is being answered, as the budget has it; 0: there is none."""
+        self.holding = RequestHolding(server.bodies, server.ledger, server.loop.time)
+        """Of the request that is being answered."""
         self._handler: RequestHandler | None = None
         self._busy = self._served = False
         self._due = False
@@ -85,17 +78,15 @@ class ClientConnection(OpenConnection):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         self.outlet.open(transport, descriptor_of(transport))
-        self.server.connections.add(self)
-        if self.server.full:
-            self._refuse(unavailable("too many connections are open"))
+        fault = self.server.enter(self, transport.get_extra_info("peername"))
+        if fault is not None:
+            self._refuse(fault)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of one or several requests, or of a part of one."""
         self._due = False
         if self._closing or self._deaf:
             return
-        if not self._rest and not self._incoming.receiving:
-            self._since = self.server.loop.time()
         self._rest += data
         if not self._scheduled:
             self._turn()
@@ -122,36 +113,37 @@ class ClientConnection(OpenConnection):
         """The connection is gone, whoever closed it."""
         if exc is not None:
             logger.debug("client connection lost: %s", exc)
-        self.server.connections.discard(self)
+        self.server.left(self)
         self._closing = True
         self._transport = None
         self.outlet.shut()
         self._rest = b""
-        if self._held:
-            self.server.bodies.give_back(self._held)
-            self._held = 0
+        self.holding.end()
+        self.server.ledger.drop(HeldKind.UNREAD, self)
         self._incoming.drop()
-        for entry in self._queue:
-            if not isinstance(entry, HttpFault):
-                self.server.bodies.give_back(entry[1])
-        self._queue.clear()
+        self._queue.give_back(self.server.bodies)
         handler, self._handler = self._handler, None
         if handler is not None:
             handler.on_client_gone()
 
     def pause_writing(self) -> None:
         """The client does not take its answer as fast as it comes."""
-        self._blocked_at = self.server.loop.time()
+        self._blocked_at = now = self.server.loop.time()
         if self._handler is not None:
             self._handler.on_pause()
+        if self._transport is not None:
+            for one in self.server.ledger.hold(HeldKind.UNREAD, self, self._transport.get_write_buffer_size(), now):
+                one.cut(HeldKind.UNREAD)
 
     def resume_writing(self) -> None:
         """The client has taken most of it."""
         self._blocked_at = 0.0
+        self.server.ledger.drop(HeldKind.UNREAD, self)
         if self._handler is not None:
             self._handler.on_resume()
         else:
             self._go_on()
+            self._rest_if_idle()
 
     # ---- what comes (incoming.RequestSink)
 
@@ -162,6 +154,7 @@ class ClientConnection(OpenConnection):
 
     def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
         """It waits for its turn."""
+        self.server.places.wake(self)
         self._queue.append((request, held, close, old))
 
     def complete(self) -> None:
@@ -176,6 +169,14 @@ class ClientConnection(OpenConnection):
 
     # ---- answering
 
+    def cut(self, kind: HeldKind) -> None:
+        """There is no more room for its head, for the body that comes, or for what it leaves unread."""
+        if kind is HeldKind.UNREAD:
+            logger.info("a client left its answer unread, and others need the memory")
+            self.abort()
+        else:
+            self.end_body(heads.too_slow_for_the_room())
+
     def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
         """Another one goes on with what a handler has begun."""
         if self._handler is handler:
@@ -185,9 +186,7 @@ class ClientConnection(OpenConnection):
 
     def finished(self, *, close: bool) -> None:
         """The answer to the current request is written."""
-        if self._held:
-            self.server.bodies.give_back(self._held)
-            self._held = 0
+        self.holding.end()
         self._handler = None
         self._busy = False
         self._served = True
@@ -201,6 +200,15 @@ class ClientConnection(OpenConnection):
             self._tell_continue()
         if self._queue or self._rest or self._paused:
             self._go_on()
+        else:
+            self._rest_if_idle()
+
+    def _rest_if_idle(self) -> None:
+        """The place may be somebody else's where nothing is answered or read here, and nothing comes that is wanted: what
+        a client sends beside that keeps no place.
+        """
+        if not (self._busy or self._queue or self._rest or self._blocked_at or self._incoming.wanted):
+            self.server.places.rest(self, self.server.loop.time())
 
     def _go_on(self) -> None:
         """Have a turn soon, if there is anything to do in it."""
@@ -220,7 +228,8 @@ class ClientConnection(OpenConnection):
             if isinstance(entry, HttpFault):
                 self._refuse(entry)
                 return
-            request, self._held, close, old = entry
+            request, held, close, old = entry
+            self.holding.begin(held)
             if request.upload is not None:
                 self._tell_continue()
             self._serve(request, close=close or (self._deaf and not self._queue), old=old)
@@ -228,6 +237,7 @@ class ClientConnection(OpenConnection):
             self._go_on()
         if self._queue or self._rest or self._paused or self._incoming.upload is not None:
             self.throttle()
+        self._rest_if_idle()
 
     def _parse(self) -> None:
         incoming = self._incoming
@@ -235,7 +245,10 @@ class ClientConnection(OpenConnection):
             data, self._rest = self._rest, b""
             if len(data) > SLICE and len(data) > (size := max(SLICE, incoming.missing)):
                 data, self._rest = data[:size], data[size:]
+            began = incoming.receiving
             incoming.feed(data)
+            if incoming.receiving and not began:
+                self._since = self.server.loop.time()
             if incoming.ended or (incoming.refused and incoming.fault is not None):
                 self._end()
             elif incoming.fault is not None:
@@ -244,11 +257,10 @@ class ClientConnection(OpenConnection):
     @property
     def _full(self) -> bool:
         """Whether so much waits that nothing more is parsed, or read."""
-        queued, upload = len(self._queue), self._incoming.upload
-        if not queued and upload is None:
+        queue, upload = self._queue, self._incoming.upload
+        if not queue and upload is None:
             return False
-        if queued and (queued > MAX_QUEUED or self._blocked_at or sum(
-                [len(entry[0].body) for entry in self._queue if not isinstance(entry, HttpFault)]) > MAX_QUEUED_BYTES):
+        if queue and (self._blocked_at or queue.full):
             return True
         return upload is not None and upload.blocked
 
@@ -305,6 +317,8 @@ class ClientConnection(OpenConnection):
         self._closing = True
         self._since = self.server.loop.time()
         self.outlet.shut()
+        if not self._transport.get_write_buffer_size():
+            self.server.lingers(self)
         if (self._deaf or self._incoming.refused) and self._transport.can_write_eof():
             # The client may still be sending. Closing now would reset the connection and lose the answer on its way.
             self._transport.write_eof()
@@ -357,6 +371,18 @@ class ClientConnection(OpenConnection):
         if self._due:
             self._close()
         self._due = True
+
+    def give_way(self) -> None:
+        """Another connection needs the place more than this one, on which nothing is answered."""
+        self.server.lingers(self)
+        if self._closing:
+            return
+        if self._incoming.receiving and not self._incoming.refused:
+            self._incoming.drop()
+            self._busy = True
+            Reply(self, uuid.uuid4().hex, close=True).fault(heads.gave_way())
+        else:
+            self._close()
 
     def reset(self) -> None:
         """Close now, with a reset: who reads until the end must not take what there is for the whole."""

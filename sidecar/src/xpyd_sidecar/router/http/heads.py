@@ -29,6 +29,11 @@ IDLE_S = 75.0
 """How long a connection may lie idle between requests."""
 IDLE_LEAVING_S = 1.0
 """The same for a connection without any request yet when the server has stopped listening: one may be on its way."""
+HEAD_S = 10.0
+"""How long a head may take to come."""
+MAX_HEADERS = 128
+UNKNOWN_HEAD = 16 << 10
+"""Bytes of a head at most until a client key was seen on its connection, where there are keys."""
 UNREAD_S = 60.0
 """How long a client may leave bytes unread before it counts as gone."""
 LINGER_S = 3.0
@@ -57,6 +62,29 @@ os.register_at_fork(after_in_child=_drawn.clear)
 def too_large_head(limit: int) -> HttpFault:
     """431."""
     return HttpFault(431, f"the request's headers are larger than {limit} bytes", code="headers_too_large")
+
+
+def too_many_headers() -> HttpFault:
+    """431."""
+    return HttpFault(431, f"the request has more than {MAX_HEADERS} headers", code="headers_too_large")
+
+
+def gave_way() -> HttpFault:
+    """408."""
+    words = "this router has as many connections as it may, and this one had brought no whole request"
+    return HttpFault(408, words, code="request_timeout", retry_after_s=1)
+
+
+def nothing_at(path: str) -> HttpFault:
+    """404."""
+    return HttpFault(404, f"there is nothing at {path}", kind="NotFoundError", code="unknown_path")
+
+
+def allow_methods(path: str, method: str, *methods: str) -> None:
+    """Raises HttpFault, 405, where a path takes other methods."""
+    if method not in methods and not (method == "HEAD" and "GET" in methods):
+        words = f"{path} takes {' or '.join(methods)}, not {method}"
+        raise HttpFault(405, words, code="method_not_allowed", allow=", ".join(methods))
 
 
 def too_large_body(limit: int) -> HttpFault:

@@ -15,9 +15,12 @@ from typing import Any, Protocol
 
 import httptools
 
-from xpyd_sidecar.router.api.faults import HttpFault, bad_request
+from xpyd_sidecar.router.api.faults import HttpFault, bad_request, too_many
 from xpyd_sidecar.router.http import heads
 from xpyd_sidecar.router.http.body_budget import HELD, SMALL, BodyOwner, HeldBody, Upload
+from xpyd_sidecar.router.http.holding import Held
+from xpyd_sidecar.router.http.ledger import COST, HeldKind, Holder
+from xpyd_sidecar.router.http.places import PlaceHolder
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.server import Server
 
@@ -32,11 +35,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _AUTHORITY = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 
 
-Held = HeldBody | int
-"""A body that is held, or how many bytes one has that came at once."""
-
-
-class RequestSink(BodyOwner, Protocol):
+class RequestSink(BodyOwner, Holder, PlaceHolder, Protocol):
     """Who gets the requests."""
 
     def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
@@ -62,7 +61,8 @@ class IncomingRequests:
 
     __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_extra", "_fed", "_head_size", "_headers", "_held",
                  "_hosts", "_in_head", "_judge_head", "_judged", "_known_path", "_line", "_parser", "_raw",
-                 "_server", "_size", "_url", "_version", "_wanted", "ended", "fault", "receiving", "refused", "upload")
+                 "_repeated", "_server", "_shown", "_size", "_unfinished", "_url", "_version", "ended", "fault",
+                 "receiving", "refused", "upload", "wanted")
 
     def __init__(self, server: Server, line: RequestSink) -> None:
         self._server = server
@@ -76,6 +76,10 @@ class IncomingRequests:
         self._fed = 0
         """Bytes of that read."""
         self._version = ""
+        self._unfinished = 0
+        """Bytes of reads that had no end of a head."""
+        self._shown: bytes | None = None
+        """The Authorization of the latest head that was accepted (empty: it had none); None: none was."""
         self.fault: HttpFault | None = None
         """What is wrong with it: where the next one would begin is not known."""
         self.ended = False
@@ -86,15 +90,15 @@ class IncomingRequests:
         self._url = b""
         self._known_path = ""
         self._headers: dict[bytes, bytes] = {}
-        self._head_size = self._extra = self._hosts = 0
-        """Bytes of its head in reads after its first; bytes of repeated headers; and Host headers among these."""
+        self._head_size = self._extra = self._hosts = self._repeated = 0
+        """Bytes of its head in reads after its first; of repeated headers the bytes, those named Host, and the number."""
         self._body: list[bytes] = []
         self._held: HeldBody | None = None
         """Its body, as the budget has it; not one that comes at once."""
         self._size = self._raw = self._declared = 0
         self._in_head = self.receiving = False
         """Its head is not whole; part of it is in."""
-        self._judged = self._wanted = self.refused = False
+        self._judged = self.wanted = self.refused = False
         """Its head was judged; its body is wanted; it was refused and taken so, and its body is thrown away."""
         self.upload: Upload | None = None
         """The body, where it is handed on while it comes."""
@@ -102,6 +106,8 @@ class IncomingRequests:
     @property
     def allowed_s(self) -> float:
         """How long it may take to come."""
+        if self._in_head:
+            return min(heads.HEAD_S, self._bounds.receive_s)
         return self._bounds.receive_s + max(self._declared, self._size) / heads.SLOWEST_BODY
 
     @property
@@ -110,9 +116,11 @@ class IncomingRequests:
         return max(0, self._declared - self._size)
 
     def drop(self) -> None:
-        """Let go of what has come of the body, which will not be whole."""
+        """Let go of what has come of the request, which will not be whole."""
         self._body.clear()
-        self._wanted = False
+        self._headers = {}
+        self._forget_head()
+        self.wanted = False
         if self._held is not None:
             self._bodies.give_back(self._held)
 
@@ -132,6 +140,7 @@ class IncomingRequests:
                 self.fault = self.fault or bad_request(f"malformed HTTP: {error}", code="malformed_http")
         if self._in_head:
             self._bound_head(0 if self._began else len(data))
+            self._hold_head(len(data))
         elif self._headers and not self._began:
             self._raw += len(data)
             if self._raw > FRAMING * self._size + self._bounds.header_bytes + AT_ONCE:
@@ -177,19 +186,23 @@ class IncomingRequests:
             self._headers[name] = value
         elif self._in_head:
             self._hosts += name == b"host"
+            self._repeated += 1
             self._extra += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
         """The head is in: check what can be checked before the body."""
         self._in_head = False
+        self._forget_head()
         headers, version = self._headers, self._parser.get_http_version()
         self._version = version
         coding = headers.get(b"transfer-encoding")
         usual = version == "1.1" and coding is None and not self._hosts and b"host" in headers
         if not usual and version not in {"1.0", "1.1"}:
             self.fault = self.fault or HttpFault(505, f"HTTP/{version} is not served", code="http_version")
-        if not self._began or self._fed > self._bounds.header_bytes:
+        if not self._began or self._fed > heads.UNKNOWN_HEAD or self._fed > self._bounds.header_bytes:
             self._bound_head(0)
+        elif len(headers) + self._repeated > heads.MAX_HEADERS:
+            self.fault = self.fault or heads.too_many_headers()
         if not usual and self.fault is None:
             self.fault = heads.framing_fault(version, self._hosts + (b"host" in headers), coding)
         length = headers.get(b"content-length", b"").strip()
@@ -212,6 +225,7 @@ class IncomingRequests:
         self._known_path, self._judged = path, True
         try:
             wanted = self._judge_head(method, path, self._headers)
+            self._claim()
             if self._declared > self._bounds.body_bytes:
                 raise heads.too_large_body(self._bounds.body_bytes)
             if wanted and (coding is not None or self._declared > SMALL):
@@ -222,7 +236,9 @@ class IncomingRequests:
             self.refused = True
             self._take(path, b"", 0, fault)
             return
-        self._wanted = wanted
+        self.wanted = wanted
+        if wanted:
+            self._server.places.wake(self._line)
         if wanted and path in self._server.streamed and method == "POST":
             self._held = self._held or self._begin(self._declared)
             self.upload = Upload(None if coding is not None else self._declared, self._line.throttle)
@@ -236,12 +252,13 @@ class IncomingRequests:
         elif self._size > self._bounds.body_bytes:
             self.fault = self.fault or heads.too_large_body(self._bounds.body_bytes)
             self._body.clear()
-        elif self._wanted and self.fault is None:
+        elif self.wanted and self.fault is None:
             self._keep(body)
 
     def _begin(self, length: int | None) -> HeldBody:
         """Have room for a body. ``length``: None where it comes in chunks. Raises HttpFault: there is none."""
-        body, slow = self._bodies.begin(self._line, length, self._server.loop.time())
+        key = self._server.application.whose(self._headers) or ""
+        body, slow = self._bodies.begin(self._line, length, self._server.loop.time(), key)
         for one in slow:
             one.owner.end_body(heads.too_slow_for_the_room())
         if body is None:
@@ -253,7 +270,13 @@ class IncomingRequests:
             self._held = self._begin(self._declared)
         held, streamed = self._held, self.upload is not None
         if held is not None:  # few bytes are here at a time of what is handed on
-            for one in self._bodies.grow(held, len(body), self._server.loop.time(), kept=not streamed or held.size < HELD):
+            try:
+                ended = self._bodies.grow(held, len(body), self._server.loop.time(), kept=not streamed or held.size < HELD)
+            except HttpFault as fault:
+                self.fault = fault
+                self._body.clear()
+                return
+            for one in ended:
                 if one is held:
                     self.fault = heads.no_room()
                     self._body.clear()
@@ -291,6 +314,11 @@ class IncomingRequests:
             _, mark, query = target.partition(b"?")
             target = path.encode("latin-1") + mark + query
         headers = self._headers
+        if not self._judged:
+            try:
+                self._claim()
+            except HttpFault as fault:
+                refusal = fault
         given = headers.get(b"x-request-id")
         request_id = heads.fresh() if given is None else request_id_of(given)
         judged = self._judged and refusal is None
@@ -303,9 +331,48 @@ class IncomingRequests:
         # What the parser holds of a header that is not whole yet is not seen; but everything read since the request's
         # first read belongs to its head, so one of the two counts bounds it. A head of one small read needs none.
         self._head_size += more
-        most = self._bounds.header_bytes
-        if self._head_size > most or ((self._fed > most or not self._began) and self._known_size() > most):
-            self.fault = self.fault or heads.too_large_head(self._bounds.header_bytes)
+        most = min(heads.UNKNOWN_HEAD, self._bounds.header_bytes)
+        if len(self._headers) + self._repeated > heads.MAX_HEADERS:
+            self.fault = self.fault or heads.too_many_headers()
+        if self._larger(most) and self.fault is None:
+            if most < self._bounds.header_bytes and self._known:
+                most = self._bounds.header_bytes
+            if self._larger(most):
+                self.fault = heads.too_large_head(most)
+
+    def _hold_head(self, more: int) -> None:
+        """Enter what has come of a head that is not whole; the oldest heads go where there is no room."""
+        self._unfinished += more
+        if self.fault is not None:
+            return
+        ledger = self._server.ledger
+        for one in ledger.hold(HeldKind.HEADS, self._line, COST * self._unfinished, self._server.loop.time()):
+            if one is self._line:
+                self.fault = heads.too_slow_for_the_room()
+            else:
+                one.cut(HeldKind.HEADS)
+
+    def _forget_head(self) -> None:
+        if self._unfinished:
+            self._unfinished = 0
+            self._server.ledger.drop(HeldKind.HEADS, self._line)
+
+    def _claim(self) -> None:
+        """The head was accepted, so it is no stranger's connection. Raises HttpFault: 429, its key has its share."""
+        shown = self._headers.get(b"authorization", b"")
+        if shown == self._shown or (whose := self._server.application.whose(self._headers)) is None:
+            return
+        if not self._server.places.claim(self._line, whose):
+            raise too_many(f"this key has {self._server.places.per_key} connections open, which is its share", 1)
+        self._shown = shown
+
+    @property
+    def _known(self) -> bool:
+        """Whether an earlier head, or what has come of this one, shows a key, where there are keys."""
+        return self._shown is not None or self._server.application.whose(self._headers) is not None
+
+    def _larger(self, most: int) -> bool:
+        return self._head_size > most or ((self._fed > most or not self._began) and self._known_size() > most)
 
     def _known_size(self) -> int:
         known = self._headers.items()

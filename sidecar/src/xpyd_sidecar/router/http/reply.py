@@ -9,6 +9,7 @@ import msgspec
 
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.body_budget import Upload
+from xpyd_sidecar.router.http.holding import RequestHolding
 from xpyd_sidecar.router.http.wire import chunk_of, lines_of
 from xpyd_sidecar.router.relay.fast import Outlet
 
@@ -75,6 +76,9 @@ class Application(Protocol):
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Judge the head of a request, before its body comes: whether the body is wanted. Raises HttpFault."""
 
+    def whose(self, headers: dict[bytes, bytes]) -> str | None:
+        """Whose connection brings this head: a key, or empty for everybody's; None: it shows no key, and needs one."""
+
 
 class ReplyServer(Protocol):
     """What a reply needs of the server whose answer it is."""
@@ -84,6 +88,9 @@ class ReplyServer(Protocol):
     """Either: this answer is its connection's last."""
     date: bytes
     """Now, as HTTP writes it."""
+
+    def source(self, connection: ReplyConnection) -> str:
+        """The address at the other end of a connection; empty where it is of many, or not known."""
 
 
 class ReplyConnection(Protocol):
@@ -109,6 +116,10 @@ class ReplyConnection(Protocol):
 
     def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
         """Another one goes on with what a handler has begun, or would have."""
+
+    @property
+    def holding(self) -> RequestHolding:
+        """What the request that is being answered holds of the router's memory."""
 
 
 class Reply(msgspec.Struct, eq=False):

@@ -9,21 +9,25 @@ import os
 import ssl
 from collections.abc import Callable
 from email.utils import formatdate
+from typing import Any
 
 import msgspec
 
 from xpyd_sidecar.accepting import Acceptor, bind
 from xpyd_sidecar.contract.ids import join_host_port
+from xpyd_sidecar.contract.launch import LARGEST_FIT
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.api.faults import HttpFault, too_many, unavailable
 from xpyd_sidecar.router.http.body_budget import DEFAULT, BodyBudget
+from xpyd_sidecar.router.http.ledger import ByteLedger
+from xpyd_sidecar.router.http.places import ConnectionPlaces
 from xpyd_sidecar.router.http.reply import Application
 
 MAX_CONNECTIONS = 16384
-MOST_AT_ONCE = 2
-"""So many bodies of the largest size always fit, whatever the budget is."""
 REFUSED = 64
-"""Connections beyond those allowed that are open for as long as it takes to tell them so."""
+"""Connections beyond those with a place that are open for as long as it takes to tell them so, or to end."""
+ADMIN_CONNECTIONS = 64
+"""Places of the admin port."""
 logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0
@@ -124,21 +128,32 @@ class OpenConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close now."""
 
+    def give_way(self) -> None:
+        """Close: somebody else needs the place more."""
+
 
 class Server:
     """Listens, and keeps its connections and what they share."""
 
     def __init__(self, application: Application, bounds: RequestBounds, streamed: frozenset[str] = frozenset(), *,
-                 connect: Callable[[Server], OpenConnection], body_budget: int = DEFAULT) -> None:
-        """``connect`` makes a client's connection. ``body_budget``: bytes of the bodies of all requests."""
+                 connect: Callable[[Server], OpenConnection], body_budget: int = DEFAULT,
+                 places: ConnectionPlaces | None = None, setting: str = "port") -> None:
+        """``connect`` makes a client's connection. ``body_budget``: bytes of all that is held for clients. ``places``: of
+        its connections. ``setting``: the field of ``RouterConfig`` that its port is from.
+        """
         self.application = application
         self.bounds = bounds
         self.streamed = streamed
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.bodies = BodyBudget(max(body_budget, MOST_AT_ONCE * bounds.body_bytes))
+        self.bodies = BodyBudget(max(body_budget, LARGEST_FIT * bounds.body_bytes), others=lambda: self.ledger.others)
+        bodies = self.bodies
+        self.ledger = ByteLedger(bodies.whole_rest, lambda: bodies.rest.held, bodies.shares, bodies.let_go)
         self.connections: set[OpenConnection] = set()
+        self.places = ConnectionPlaces(MAX_CONNECTIONS) if places is None else places
         self.refusals: dict[str, int] = {}
         """How many were refused, by the code of the fault."""
+        self.gave_way = 0
+        """How many were closed for another one."""
         self.encrypted = False
         """Its connections are TLS."""
         self.draining = False
@@ -147,17 +162,54 @@ class Server:
         self.turned_away = False
         """Every answer is the last of its connection, though the server goes on."""
         self.date = formatdate(usegmt=True).encode()
-        self.most = MAX_CONNECTIONS
-        """Connections that may be open at once."""
+        self._setting = setting
+        self._refused: dict[OpenConnection, None] = {}
+        """Connections without a place that have had their last answer, oldest first."""
         self._connect = connect
         self._acceptor: Acceptor | None = None
         self._certificate: Certificate | None = None
         self._looked_at = self.loop.time()
 
-    @property
-    def full(self) -> bool:
-        """Whether there are more connections than allowed."""
-        return len(self.connections) > self.most
+    def enter(self, one: OpenConnection, peer: Any) -> HttpFault | None:
+        """A connection came from ``peer``. Another one gives way for it where all places are taken, or it is refused."""
+        self.connections.add(one)
+        places, now = self.places, self.loop.time()
+        fault: HttpFault | None = None
+        has_place, oldest = places.enter(one, peer, now)  # first, or who is refused would cost others their places
+        if oldest is not None:
+            self.gave_way += 1
+            oldest.give_way()
+        if not has_place:
+            words = f"{places.per_source} connections from this address have brought no request yet, which is the limit"
+            fault = too_many(words, 1)
+        elif len(places) > places.most:
+            dispensable = places.dispensable(now)
+            if dispensable is None:
+                places.leave(one)
+                fault = unavailable("too many connections are open")
+            else:
+                self.gave_way += 1
+                places.leave(dispensable)
+                dispensable.give_way()
+        if fault is not None:
+            self._refused[one] = None
+        return fault
+
+    def source(self, connection: Any) -> str:
+        """The address at the other end of a connection; empty where it is of many, or not known."""
+        return self.places.source(connection)
+
+    def left(self, one: OpenConnection) -> None:
+        """A connection is closed."""
+        self.connections.discard(one)
+        self._refused.pop(one, None)
+        self.places.leave(one)
+
+    def lingers(self, one: OpenConnection) -> None:
+        """A connection waits for its end alone, or gives way: it needs no place, and is closed when there are too many."""
+        if one in self.connections:
+            self.places.leave(one)
+            self._refused[one] = None
 
     def refused(self, fault: HttpFault) -> None:
         """A connection was refused before there was a whole request."""
@@ -173,7 +225,7 @@ class Server:
             sockets = await bind(host, port)
         except OSError as error:
             where = join_host_port(host, port)
-            raise ConfigError(f"router.port: cannot listen on {where}: {error.strerror or error}") from None
+            raise ConfigError(f"router.{self._setting}: cannot listen on {where}: {error.strerror or error}") from None
         self._certificate = certificate
         self.encrypted = certificate is not None
         self._acceptor = Acceptor(sockets, lambda: self._connect(self), self._crowded,
@@ -196,7 +248,13 @@ class Server:
         return self._acceptor.errors if self._acceptor is not None else 0
 
     def _crowded(self, opening: int) -> bool:
-        return len(self.connections) + opening >= self.most + REFUSED
+        most = self.places.most + REFUSED
+        while len(self.connections) + opening >= most and self._refused:
+            one = next(iter(self._refused))
+            del self._refused[one]
+            self.connections.discard(one)
+            one.abort()  # it has had its answer; others wait for theirs
+        return len(self.connections) + opening >= most
 
     def sweep(self, awake: float = -math.inf) -> None:
         """Called every second. ``awake``: when this process last came back from standing still."""

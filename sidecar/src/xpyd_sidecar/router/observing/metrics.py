@@ -96,8 +96,10 @@ class Vitals(msgspec.Struct):
     """Open ones of clients."""
     refused: dict[str, int] = msgspec.field(default_factory=dict)
     """Connections that ended without a whole request, by the code of the fault."""
-    body_bytes: int = 0
-    """Of requests, that are held."""
+    gave_way: int = 0
+    """Connections that were closed for another one."""
+    held: dict[str, int] = msgspec.field(default_factory=dict)
+    """Bytes that are held for clients, by kind."""
     accept_errors: int = 0
     """How often nobody could be accepted, for a lack of the process's own."""
     lags: list[float] = msgspec.field(default_factory=lambda: [0.0] * (len(LAGS) + 2))
@@ -114,6 +116,7 @@ _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
     "xpyd_router_requests": ("Generation requests by outcome", ("api", "outcome")),
     "xpyd_router_legs": ("Legs sent to engines by how they ended", ("role", "result")),
     "xpyd_router_probes": ("Health probes of engines by result", ("result",)),
+    "xpyd_router_canaries": ("Requests of the router's own to instances that fail or are silent, by result", ("result",)),
     "xpyd_router_roster_changes": ("Changes of the roster by kind", ("change",)),
     "xpyd_router_membership_messages": ("Heartbeats and goodbyes by result", ("result",)),
     "xpyd_router_retries": ("Legs sent beyond the first pair of a request", ()),
@@ -240,7 +243,10 @@ class RouterMetrics(Collector):
         yield Gauges("xpyd_router_connections", "Open connections of clients", vitals.connections)
         yield filled(Counters, "xpyd_router_connections_refused", "Connections that ended without a whole request",
                      ("code",), {(code,): count for code, count in vitals.refused.items()})
-        yield Gauges("xpyd_router_body_bytes", "Bytes of requests' bodies that are held", vitals.body_bytes)
+        yield Counters("xpyd_router_connections_gave_way", "Connections that were closed to make room for others",
+                       vitals.gave_way)
+        yield filled(Gauges, "xpyd_router_held_bytes", "Bytes that are held for clients", ("kind",),
+                     {(kind,): size for kind, size in vitals.held.items()})
         yield Counters("xpyd_router_accept_errors", "Times that no file or memory was left for a client",
                        vitals.accept_errors)
         yield HistogramMetricFamily("xpyd_router_loop_lag_seconds", "How late a timer of the event loop was",
@@ -255,7 +261,7 @@ class RouterMetrics(Collector):
 
     def _ask_instances(self) -> Iterator[Metric]:
         members, names = {(m.name, m.role.value): m for m in self._members()}, ("instance", "role")
-        states = Counter((m.role.value, "suspended" if m.suspended else m.state.value) for m in members.values())
+        states = Counter((m.role.value, m.standing) for m in members.values())
         yield filled(Gauges, "xpyd_router_instances", "Known instances", ("role", "state"), dict(sorted(states.items())))
         yield filled(Gauges, "xpyd_router_legs_open", "Open legs of this router", names,
                      {labels: m.in_flight for labels, m in members.items()})

@@ -18,6 +18,8 @@ from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
 
 REFUSED = "refused"
 """Why a request went without prefill, where prefill said that it is wrong (``Record.skips``)."""
+SILENT = "silent"
+"""Result of a leg that was left for another one, since it gave nothing for too long."""
 FAILED = frozenset({"failed", "broken", "timeout", "unavailable", "poison"})
 """Outcomes that the router or its engines are to blame for: neither served nor the client's own doing."""
 _DONE = "2xx"
@@ -35,8 +37,8 @@ class LegRecord(msgspec.Struct):
     """First event of a stream, or the whole answer."""
     ended: float = math.nan
     result: str = ""
-    """``2xx``, ``4xx``, ``5xx``, ``cancelled``, ``aborted``, ``refused``, ``lost``, ``broken``, ``differs``; empty while it
-    is open."""
+    """``2xx``, ``4xx``, ``5xx``, ``cancelled``, ``aborted``, ``refused``, ``lost``, ``broken``, ``differs``, ``silent``;
+    empty while it is open."""
 
 
 class Record(msgspec.Struct):

@@ -24,7 +24,7 @@ _FIRST: Final = msgspec.msgpack.Decoder(First)
 _SENDS: Final = {"arrived": "prefill leg comes", "announced": "ANNOUNCE", "ended": "ended"}
 _RECEIVES: Final = {"arrived": "decode leg comes", "announced": "ANNOUNCE heard", "allocated": "blocks allocated",
                     "loaded": "loaded", "admitted": "admitted", "ended": "ended"}
-_RANKS: Final = {"ready": "READY heard", "done": "confirmed", "asked": "READY", "committed": "committed"}
+_RANKS: Final = {"heard": "ASK heard", "done": "confirmed", "asked": "ASK", "committed": "committed"}
 
 
 class EngineNotes(NamedTuple):

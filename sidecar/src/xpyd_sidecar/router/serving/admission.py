@@ -47,6 +47,8 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
         raise unknown_model(asks.model, context.models())
     if context.poison.alert:
         context.poison.refuse(asks.request_hash())
+    size = len(request.body)
+    reply.connection.holding.reserve(key_of(request.headers, context.config), size, asks.reserves(size))
     if asks.api:
         return _enter(context, route, request, reply, asks)
     if len(context.servings) >= context.config.max_in_flight:
@@ -60,7 +62,8 @@ def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Ask
     now, headers = context.loop.time(), request.headers
     passed_on = [] if headers.keys().isdisjoint(asks.passed_on) else [
         (name, headers[name]) for name in asks.passed_on if name in headers]
-    serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now)
+    serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now,
+                      key=key_of(headers, context.config))
     record, trace = serving.record, None
     if queued_s:
         record.queued_s = queued_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,10 +19,15 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role
 from xpyd_sidecar.router.api.bodies import GenerationRequest, RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.fleet import first_bytes
+from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
+from xpyd_sidecar.router.http.reply import ReplyConnection
 from xpyd_sidecar.router.http.wire import lines_of
-from xpyd_sidecar.router.observing.record import LegRecord, Record
+from xpyd_sidecar.router.observing.record import SILENT, LegRecord, Record
 from xpyd_sidecar.router.serving import instructions as mv
+from xpyd_sidecar.router.serving import waiting
 from xpyd_sidecar.router.serving.context import RequestContext
+from xpyd_sidecar.router.serving.outlier_watch import Blamed
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
 from xpyd_sidecar.router.upstream.call import BodySender, UpstreamCall
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import Trace
 
 TRACE_HEADERS = (b"traceparent", b"tracestate")
+STREAM_STALL_S = 3.0
+"""Silence of a stream after which its engine is probed: one that was told to end may leave streams open, and fails that."""
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -115,6 +123,17 @@ class Asks(ABC):
         ``speaks``: prefill's token goes to the client.
         """
 
+    def reserves(self, body: int) -> int:  # noqa: ARG002 (of most that are asked)
+        """Bytes that it may hold beside its body of ``body`` bytes until its answer has begun, and as far as can be said,
+        then.
+        """
+        return 0
+
+    @property
+    def keeps(self) -> int:
+        """Bytes that are kept of it beside its body, once its answer has begun."""
+        return 0
+
     def body(self, refuse: Callable[[HttpFault], None]) -> BodySender | None:  # noqa: ARG002 (a form's alone)
         """Who sends the body of the next leg while it comes; None: it is in the message. ``refuse`` hears what is wrong."""
         return None
@@ -138,21 +157,36 @@ class OpenAttempt(msgspec.Struct, eq=False):
     send: mv.SendAttempt
     call: UpstreamCall
     record: LegRecord
+    tokens: int = 0
+    """About how many of its prompt are computed there before its first byte; 0 once that has come."""
+    ahead: int = 0
+    """Those that were there before."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first byte of its answer has come."""
+        return not math.isnan(self.record.first_at)
 
 
 class OpenAttempts(dict[int, OpenAttempt]):
     """Those of one request, by number."""
 
-    __slots__ = ("_asks", "_context", "_lines", "_passed", "_record", "relaying", "trace")
+    __slots__ = ("_asks", "_blamed", "_context", "_key", "_lines", "_passed", "_prefilled_at", "_record", "relaying",
+                 "sent", "trace")
 
-    def __init__(self, context: RequestContext, record: Record, asks: Asks, passed: Headers) -> None:
-        """``passed``: headers of the client that engines read."""
+    def __init__(self, context: RequestContext, record: Record, asks: Asks, passed: Headers, key: str) -> None:
+        """``passed``: headers of the client that engines read. ``key``: whose request it is."""
         self._context = context
         self._record = record
         self._asks = asks
         self._passed = passed
         self._lines = b"x-request-id: %b\r\n" % record.request_id.encode()
         """Of the head of every leg; those of the client's headers go behind it."""
+        self._key = key
+        self._blamed: list[Blamed] = []
+        self._prefilled_at = -math.inf  # when the prompt's KV was computed
+        self.sent: dict[Role, EngineTarget] = {}
+        """Where the last leg of each role went."""
         self.relaying: UpstreamCall | None = None
         """Of the leg whose answer goes to the client as it comes."""
         self.trace: Trace | None = None
@@ -174,9 +208,12 @@ class OpenAttempts(dict[int, OpenAttempt]):
         """
         target, passed, context = send.target, self._passed, self._context
         context.leg_opened(target)
+        self.sent[send.role] = target
         record = LegRecord(send.role, target.instance, send.params.attempt if send.params else 0, perf_counter())
         self._record.legs.append(record)
-        self[send.leg] = OpenAttempt(send, call, record)
+        tokens = self._record.prompt_size if send.role is Role.PREFILL or send.params is None else 0
+        self[send.leg] = OpenAttempt(send, call, record, tokens, target.member.queued_tokens)
+        target.member.queued_tokens += tokens
         lines = self._lines
         if target.dp_rank is not None:
             lines += lines_of(target.rank_headers())
@@ -184,7 +221,81 @@ class OpenAttempts(dict[int, OpenAttempt]):
             passed = [header for header in passed if header[0] not in TRACE_HEADERS] + self.trace.leg(record)
         if passed:
             lines += lines_of(passed)
-        context.pool.send(call, self._asks.leg(send, lines, speaks=speaks))
+        context.pool.send(call, partial(self._asks.leg, send, lines, speaks=speaks))
+
+    def heard(self, leg: OpenAttempt) -> None:
+        """The first byte of its answer has come, or all of it."""
+        member = leg.send.target.member
+        member.heard_at = self._context.loop.time()
+        if leg.send.role is Role.PREFILL:
+            self._prefilled_at = member.heard_at
+        member.queued_tokens -= leg.tokens
+        leg.tokens = 0
+
+    def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
+        """As ``InFlightRequest``'s."""
+        record, sent, request = self._record, self.sent, self._asks.generates
+        straight = record.outcome == "ok" and record.attempt == 1 and not (record.retries or record.skips)
+        if straight and request is not None and sent.keys() == set(Role):
+            return request, Pair(sent[Role.DECODE], sent[Role.PREFILL])
+        return None
+
+    def doubt(self, now: float, awake: float) -> None:
+        """Have the engines probed that were silent for long. ``awake``: nobody was before."""
+        for leg in list(self.values()):
+            bound = min(waiting.STALL_S, STREAM_STALL_S) if leg.call is self.relaying else waiting.STALL_S
+            if now - max(leg.call.last_at, awake) > bound:
+                self._context.watch.doubt(leg.send.target)
+
+    def left(self, leg: OpenAttempt) -> None:
+        """It was to be left for another one, since it was silent; it was not, where it is open still."""
+        if leg.send.leg not in self:
+            leg.record.result = SILENT
+            self.blame(leg, "it was silent")
+
+    def blame(self, leg: OpenAttempt, why: str) -> None:
+        """A leg failed, and its instance may be to blame."""
+        self._context.outliers.failed(leg.send.target)
+        self._blamed.append((leg.send.role, leg.send.target, why))
+
+    def over(self, connection: ReplyConnection) -> None:
+        """The request is over. ``connection``: of its client."""
+        self._context.outliers.over(self._record, self.sent, self._blamed,
+                                    lambda: (self._asks.request_hash(), self._key, connection.server.source(connection)))
+
+    def silent(self, now: float, awake: float) -> list[OpenAttempt]:
+        """Those that gave nothing for too long and are better elsewhere; who gave nothing for too long is suspected.
+
+        ``awake``: nobody was silent before. A decode leg that waits for prefill says nothing of decode.
+        """
+        outliers, out = self._context.outliers, []
+        waits = any(leg.send.role is Role.PREFILL for leg in self.values())
+        for leg in self.values():
+            send, call, since = leg.send, leg.call, awake
+            member = send.target.member
+            member.heard_at = max(member.heard_at, call.heard_at)
+            times, moves, pause = outliers.first_bytes, call is self.relaying, 0.0
+            if member.hung and not leg.begun:
+                out.append(leg)
+                continue
+            if leg.begun:
+                since, pause = max(since, call.heard_at), first_bytes.PAUSE_S
+            elif send.role is Role.DECODE and send.params is not None:
+                if waits:
+                    continue
+                since, moves = max(since, call.asked_at, self._prefilled_at), self._record.stream
+            else:
+                since, moves = max(since, call.asked_at), self._record.stream or send.role is Role.PREFILL
+            if self._record.api:
+                member.work_since = min(member.work_since, since)
+            if now - since <= first_bytes.FLOOR_S:
+                continue  # nearly always
+            ahead = max(leg.ahead, member.load.waiting * times.usual_tokens)
+            if now - since > times.bound_s(leg.tokens + ahead) + pause:
+                outliers.suspect(send.target)
+                if moves:
+                    out.append(leg)
+        return out
 
     def shut(self, number: int, result: str) -> OpenAttempt | None:
         """A leg has ended so; None where it had before."""
@@ -192,6 +303,8 @@ class OpenAttempts(dict[int, OpenAttempt]):
         if leg is not None:
             leg.record.ended, leg.record.result = perf_counter(), result
             self._context.leg_closed(leg.send.target)
+            leg.send.target.member.queued_tokens -= leg.tokens
+            leg.tokens = 0
             if leg.call is self.relaying:
                 self.relaying = None
         return leg

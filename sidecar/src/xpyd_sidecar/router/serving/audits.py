@@ -193,7 +193,8 @@ class _Audit(Sink):
         body = audited.body_of(self._fields | shown, f"xpyd-audit-{salt}", leg)
         pool = self._audits.pool
         call = self._calls[number] = UpstreamCall(pool, target.http, self, tag=number)
-        pool.send(call, request_bytes(b"POST", PATHS[self._api], target.http, headers, body))
+        request = request_bytes(b"POST", PATHS[self._api], target.http, headers, body)
+        pool.send(call, lambda: request)
 
     def end(self, result: str, difference: float = math.nan) -> None:
         """It is over, however."""

@@ -23,6 +23,7 @@ from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, tracing_of
 from xpyd_sidecar.router.serving.audits import Audits
 from xpyd_sidecar.router.serving.instructions import RequestLimits
+from xpyd_sidecar.router.serving.outlier_watch import OutlierWatch
 from xpyd_sidecar.router.serving.profiles import Profiles
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
@@ -41,6 +42,7 @@ class RequestContext:
         self.service = config.service
         self.name = config.instance
         self.started = self.loop.time()
+        self._awake = -math.inf
         self.draining = False
         """The router stops, or sends clients elsewhere."""
         self.servings = InFlight()
@@ -72,6 +74,8 @@ class RequestContext:
         self.audits = Audits(self.pool, self.farewells, self.roster, router.audit, calm=self._calm,
                              tell=self.observer.audited) if router.audit else None
         self.watch = FleetWatch(self.roster, self.servings.lost, self.observer.changed, self.observer.probed)
+        self.outliers = OutlierWatch(config.instance, self.roster, self.watch, self.pool, hung=self._hung,
+                                     note=lambda result: self.observer.metrics.count("canaries", result.value))
         self.watch.on_leaving = self.servings.leaving
         self.watch.on_verdict = self.poison.judged
 
@@ -130,9 +134,12 @@ class RequestContext:
 
     # ---- time
 
+    def _hung(self) -> None:
+        self.servings.sweep(self.loop.time(), self._awake)
+
     def sweep(self, awake: float = -math.inf) -> None:
         """Called every second. ``awake``: when this process last came back from standing still."""
-        now = self.loop.time()
+        now, self._awake = self.loop.time(), awake
         self.watch.tick()
         self.rooms.look(now, self.roster.members())
         self.line.moved()
@@ -141,7 +148,10 @@ class RequestContext:
         if self.audits is not None:
             self.audits.tick()
         self.observer.turn()
+        for member in self.roster.members():
+            member.work_since = math.inf
         self.servings.sweep(now, awake)
+        self.outliers.tick()
 
     def abort(self, reason: str) -> None:
         """Cut off what still waits or runs."""
@@ -153,6 +163,7 @@ class RequestContext:
     async def close(self) -> None:
         """Let go of every connection."""
         self.observer.tell()
+        self.outliers.close()
         await self.watch.close()
         self.pool.close()
         if self.tracing is not None:

@@ -23,7 +23,7 @@ Laws
   4. Over is the last instruction, given once, when no leg is open.
   5. Attempts grow with every pair and every prefill leg sent; legs and time are bounded by ``RequestLimits``, legs between
      two first events. What an engine says that lives is retried within the budget of all requests.
-  6. An event of a leg that is not open changes nothing. One whose instance leaves is given up only for another one.
+  6. An event of a leg that is not open changes nothing. One that stalls, or that is to move, is given up for another only.
   7. Prefill's leg may begin the client's stream, with the one token that it has; decode's leg goes on behind it.
   8. A stream whose finish reason the client has is never asked for again if its tail can be made here.
   9. What this process lacks (a file, a port) is no instance's failure: nobody else is asked, and the request ends.
@@ -32,8 +32,8 @@ Laws
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import cast, get_args
+from collections.abc import Callable, Set
+from typing import cast
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
@@ -42,28 +42,7 @@ from xpyd_sidecar.router.balance.limits import RetryBudget
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.serving import instructions as mv
-
-_LEG_EVENTS = frozenset(get_args(mv.LegEvent))
-MAX_REFUSALS = 8
-"""Refused connections of one request that do not count as legs: those engines never saw it."""
-
-
-_NOBODY: frozenset[InstanceName] = frozenset()
-
-
-class _Attempts:
-    """The attempts of one role. They are counted here, and nowhere else."""
-
-    __slots__ = ("bad", "begun", "open", "sent", "tries")
-
-    def __init__(self) -> None:
-        self.open: mv.SendAttempt | None = None
-        self.begun = False
-        """The first event of what is open came."""
-        self.sent = self.tries = 0
-        """And of those, how many since the answer came further."""
-        self.bad = _NOBODY
-        """Who failed since then."""
+from xpyd_sidecar.router.serving.role_attempts import MAX_REFUSALS, NOBODY, RoleAttempts, answered
 
 
 class Exchange:
@@ -93,8 +72,8 @@ class Exchange:
         self._whole_at = math.inf
         """Until then prefill may take its time."""
         self._linger_at = math.inf
-        self._prefill = _Attempts()
-        self._decode = _Attempts()
+        self._prefill = RoleAttempts()
+        self._decode = RoleAttempts()
         self._refusals = 0
         self._erred = False
         """Another decode engine was asked because one answered 5xx."""
@@ -117,7 +96,7 @@ class Exchange:
 
     def start(self, now: float) -> list[mv.Instruction]:
         """The first legs, or a refusal."""
-        pair = self._pick(_NOBODY)
+        pair = self._pick(NOBODY)
         if pair is None:
             return self._close(self._fail("unavailable", unavailable(self._picks.why_not(Role.DECODE))))
         return self._close(self._send(pair, now))
@@ -127,7 +106,7 @@ class Exchange:
         if self.over:
             return []
         prefill, decode = self._prefill.open, self._decode.open
-        if type(event) not in _LEG_EVENTS:  # a look at a table: ``isinstance`` asks the classes of structs one by one
+        if type(event) not in mv.LEG_EVENTS:  # a look at a table: ``isinstance`` asks the classes of structs one by one
             return self._close(self._on_other(event, decode, now))
         event = cast("mv.LegEvent", event)
         if decode is not None and event.leg == decode.leg:
@@ -148,6 +127,10 @@ class Exchange:
                 return self._answer(outcome, mv.Fail(fault), detail=fault.message)
             case mv.AttemptLeaves(leg=leg) if decode is not None and leg == decode.leg:
                 return self._on_leaving(decode, now)
+            case mv.AttemptStalls(leg=leg, free=free) if decode is not None and leg == decode.leg:
+                return self._on_leaving(decode, now, stalls=True, free=free)
+            case mv.AttemptStalls(leg=leg, free=free) if (prefill := self._prefill.open) and decode and leg == prefill.leg:
+                return self._prefill_stalls(prefill, decode, now, free=free)
         return []
 
     # ---- decode
@@ -180,7 +163,7 @@ class Exchange:
             self.continued += 1
         self._begun, self._spoken = True, False
         for attempts in (self._prefill, self._decode):  # it got further than what failed before: those may be tried again
-            attempts.tries, attempts.bad = 1, _NOBODY
+            attempts.tries, attempts.bad = 1, NOBODY
         self._alone = self._without
         return [mv.Relay(leg.leg)]
 
@@ -192,7 +175,7 @@ class Exchange:
         if again is not None:
             self._erred = True
             return again
-        return self._answer("failed", mv.Pass(leg.leg), detail=f"decode {_answered(leg, status)}")
+        return self._answer("failed", mv.Pass(leg.leg), detail=f"decode {answered(leg, status)}")
 
     def _decode_failed(self, leg: mv.SendAttempt, kind: FailureKind, reason: FailureReason,
                        now: float) -> list[mv.Instruction]:
@@ -237,7 +220,8 @@ class Exchange:
         free = kind.gone or (self._begun and self._decode.tries == 1)
         return self._anew(pair, now) if pair is not None and (free or self._budget.may_retry(now)) else None
 
-    def _on_leaving(self, leg: mv.SendAttempt, now: float) -> list[mv.Instruction]:
+    def _on_leaving(self, leg: mv.SendAttempt, now: float, *, stalls: bool = False,
+                    free: bool = False) -> list[mv.Instruction]:
         # Go elsewhere while the leg still runs, if that loses nothing; otherwise it may end by itself in time. Prefill legs
         # are short and stay. A stream with its finish reason needs nobody else.
         if self._answered or self._exhausted:
@@ -247,6 +231,10 @@ class Exchange:
         pair = self._pick(self._decode.bad | {leg.target.instance})
         if pair is None or (pair.prefill is None and not self._alone and self._limits.on_no_prefill == "reject"):
             return []
+        if stalls:
+            if not free and not self._budget.may_retry(now):
+                return []
+            self._decode.bad |= {leg.target.instance}
         self._spoken = False
         return self._anew(pair, now)
 
@@ -264,7 +252,7 @@ class Exchange:
             case mv.Answered(status=status) if refuses_request(status) and not self._begun and not self._answered:
                 return self._prefill_refused(leg, status, now)
             case mv.Answered(status=status):
-                return self._prefill_failed(leg, FailureReason(f"prefill {_answered(leg, status)}"), now)
+                return self._prefill_failed(leg, FailureReason(f"prefill {answered(leg, status)}"), now)
             case mv.AttemptFailed(kind=FailureKind.LACKING, reason=reason) if not self._begun and not self._answered:
                 self._prefill.open = None
                 return self._fail("unavailable", unavailable(reason.said))
@@ -280,7 +268,7 @@ class Exchange:
         if decode is None or self._limits.on_no_prefill == "reject":
             return self._answer("client_error", mv.Pass(leg.leg))
         self.refused = True
-        return self._decode_alone(decode.target, FailureReason(f"prefill {_answered(leg, status)}"), now)
+        return self._decode_alone(decode.target, FailureReason(f"prefill {answered(leg, status)}"), now)
 
     def _prefill_failed(self, leg: mv.SendAttempt, why: FailureReason, now: float, *,
                         gone: bool = False) -> list[mv.Instruction]:
@@ -289,11 +277,27 @@ class Exchange:
         decode = self._decode.open
         if self._answered or decode is None or self._decode.begun:
             return []  # decode has what it needs, or its own failure tells
-        if self._prefill.tries < self._limits.prefill_legs and now < self._pair_at:
-            target = self._picks.prefill_for(decode.target, self._avoid() | self._prefill.bad)
-            if target is not None and (gone or self._budget.may_retry(now)):
-                return [self._send_prefill(target, decode.target, *self._times(now))]
+        target = self._other_prefill(decode.target, NOBODY, now)
+        if target is not None and (gone or self._budget.may_retry(now)):
+            return [self._send_prefill(target, decode.target, *self._times(now))]
         return self._decode_alone(decode.target, why, now)
+
+    def _prefill_stalls(self, leg: mv.SendAttempt, decode: mv.SendAttempt, now: float, *,
+                        free: bool) -> list[mv.Instruction]:
+        # Another prefill may be as busy: decode computes the prompt only where this one is known to hang.
+        if self._answered or self._decode.begun or self._spoken:
+            return []
+        target = self._other_prefill(decode.target, {leg.target.instance}, now)
+        alone = free and self._limits.on_no_prefill == "decode"
+        if (target is None and not alone) or not (free or self._budget.may_retry(now)):
+            return []
+        why = FailureReason(f"prefill instance {leg.target.instance} is silent")
+        return [mv.CancelAttempt(leg.leg, self.attempt), *self._prefill_failed(leg, why, now, gone=True)]
+
+    def _other_prefill(self, decode: EngineTarget, but: Set[InstanceName], now: float) -> EngineTarget | None:
+        if self._prefill.tries >= self._limits.prefill_legs or now >= self._pair_at:
+            return None
+        return self._picks.prefill_for(decode, self._avoid() | self._prefill.bad | but)
 
     def _decode_alone(self, decode: EngineTarget, why: FailureReason, now: float) -> list[mv.Instruction]:
         self._whole_at = math.inf
@@ -394,7 +398,3 @@ class Exchange:
             del self._avoid  # likewise
             out.append(mv.RequestOver(self._answered, self._detail))
         return out
-
-
-def _answered(leg: mv.SendAttempt, status: int) -> str:
-    return f"instance {leg.target.instance} answered {status}"

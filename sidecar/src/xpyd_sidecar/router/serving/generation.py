@@ -28,13 +28,17 @@ from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.attempts import Asks, GoesOn
 from xpyd_sidecar.router.serving.profiles import RequestProfile
 from xpyd_sidecar.router.stream import continuation
-from xpyd_sidecar.router.stream.answers import AnswerReader, OpaqueAnswer
+from xpyd_sidecar.router.stream.answers import MAX_EARLY, AnswerReader, LargeAnswer, OpaqueAnswer
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken, stream_of
 from xpyd_sidecar.router.stream.splice import Splicer
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
 
+LEGS = 2
+"""Engines that get a body: each takes it as fast as it can, and until then it is held for it."""
+IDS = 2
+"""Bytes of a prompt's ids for each byte of the prompt: up to 7 for a token, which is seldom less than 4 bytes of text."""
 HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
 """Headers of clients that engines read; all others stay here."""
 
@@ -45,6 +49,8 @@ class Generation(Asks):
     passed_on = HEADERS
     _asked: bodies.GenerationRequest | None = None
     _going: continuation.Going | None = None
+    _large: LargeAnswer | None = None
+    """What reads its answer, where that is to come whole."""
 
     def __init__(self, request: bodies.GenerationRequest, profile: RequestProfile,
                  terms: Callable[[], SamplingTerms]) -> None:
@@ -52,6 +58,7 @@ class Generation(Asks):
         super().__init__(request.api, request.model, request.fields)
         self._request = request
         self.api, self.stream, self.skips, self.prompt = request.api, request.stream, request.skips, request.prompt
+        self.opaque = not request.stream
         self._terms = terms
         self._profile = profile
         begins = profile.begins
@@ -74,6 +81,19 @@ class Generation(Asks):
         """Whether the client's stream can go on elsewhere."""
         return (self.position is not None
                 and continuation.may_go_on(self._request, self.position, self._profile.terms, self._terms()))
+
+    def reserves(self, body: int) -> int:
+        """See ``Asks``: the body to both engines, since whatever field is long goes to both; the prompt's ids or a whole
+        answer.
+        """
+        later = 0 if self.position is None or self.position.replays else IDS * len(self.prompt)
+        return LEGS * body + (later if self.stream else MAX_EARLY)
+
+    @property
+    def keeps(self) -> int:
+        """See ``Asks``: the ids of the prompt, and what the client has."""
+        position = self.position
+        return 0 if position is None else len(position.prompt) + len(position.log)
 
     def tail(self) -> bytes | None:
         """What is missing of the client's stream, where no engine is needed for it."""
@@ -102,7 +122,8 @@ class Generation(Asks):
         if role is Role.PREFILL:
             return FirstToken(framed=framed) if speaks else None
         if not self._request.stream:
-            return None
+            self._large = LargeAnswer(framed=framed)
+            return self._large
         if self._going is None or self.position is None:
             begins = self._profile.begins
             if begins is not None and self.position is not None and self.position.id:
@@ -113,7 +134,10 @@ class Generation(Asks):
     def lengths(self) -> tuple[int, int] | None:
         """``(prompt tokens, generated tokens)`` of what was relayed; None where nothing was read of it."""
         position = self.position
-        return None if position is None else (position.prompt_tokens, position.tokens)
+        if position is not None:
+            return position.prompt_tokens, position.tokens
+        large = self._large
+        return None if large is None or not large.taken else (large.answer.prompt_tokens, large.answer.tokens)
 
     def refused(self) -> None:
         """An engine answered 4xx: where a stream goes on it does not take token ids."""
@@ -170,6 +194,10 @@ class Passthrough(Asks):
     def alone(self) -> bool:
         """Whether it goes without prefill."""
         return self._split is None or bool(self.skips)
+
+    def reserves(self, body: int) -> int:
+        """See ``Asks``: the body to each engine, and what waits for the first output."""
+        return body if self.alone else LEGS * body + MAX_EARLY
 
     @property
     def unread(self) -> bool:

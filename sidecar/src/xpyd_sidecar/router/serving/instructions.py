@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import msgspec
 
@@ -88,6 +88,16 @@ class AttemptLeaves(msgspec.Struct, frozen=True):
     leg: int
 
 
+class AttemptStalls(msgspec.Struct, frozen=True):
+    """A leg is silent for too long, or its instance was found to hang. It may still answer: it is left for another alone.
+
+    ``free``: the retry budget does not pay for that, since it is known to hang.
+    """
+
+    leg: int
+    free: bool = False
+
+
 class GivenUp(msgspec.Struct, frozen=True):
     """Nobody waits for the answer any longer, or no engine may be asked. ``fault``: for its client; None: it has gone."""
 
@@ -100,7 +110,8 @@ class DeadlinePassed(msgspec.Struct, frozen=True):
 
 
 LegEvent = Begun | Answered | AttemptEnded | AttemptFailed
-Event = LegEvent | AttemptLeaves | GivenUp | DeadlinePassed
+LEG_EVENTS = frozenset(get_args(LegEvent))
+Event = LegEvent | AttemptLeaves | AttemptStalls | GivenUp | DeadlinePassed
 
 # ---- instructions
 

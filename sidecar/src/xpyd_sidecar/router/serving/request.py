@@ -17,15 +17,12 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.patience import Reminder
-from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault, unavailable
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.observing.record import REFUSED, Record
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving import waiting
 from xpyd_sidecar.router.serving.attempts import Asks, Headers, OpenAttempt, OpenAttempts
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.exchange import Exchange
@@ -39,37 +36,38 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NO_FAULT = frozenset({FailureKind.LACKING, FailureKind.REFUSED, FailureKind.DIFFERS})
+"""Ways of a leg to fail that say nothing of how its instance serves, or that it is not there."""
 _SHOWN = 500
 """Bytes of a refusal that the log shows."""
-STREAM_STALL_S = 3.0
-"""Silence of a stream after which its engine is probed: one that was told to end may leave streams open, and fails that."""
 
 
 class Serving(Sink):
     """One request, from what is asked to its last byte."""
 
     __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_paused", "_reminder", "_reply",
-                 "_withheld", "exchange", "instances", "legs", "record", "request_hash", "sent")
+                 "_withheld", "exchange", "handed_over", "instances", "legs", "record", "request_hash")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
-                 picks: Selection, began: float) -> None:
-        """``passed``: headers of the client that engines read. ``picks``: who may serve it. ``began``: the loop's time."""
+                 picks: Selection, began: float, key: str = "") -> None:
+        """``passed``: headers of the client that engines read. ``picks``: who may serve it. ``began``: the loop's time.
+        ``key``: whose it is.
+        """
         self._context = context
         self._reply = reply
         self._asks = asks
         self._began = began
         self.record = Record(reply.request_id, transfer, asks.api, asks.stream, path=asks.path, skips=asks.skips,
                              arrived=perf_counter(), arrived_unix=time())
-        self.legs = OpenAttempts(context, self.record, asks, passed)
+        self.legs = OpenAttempts(context, self.record, asks, passed, key)
         limits = msgspec.structs.replace(context.limits, decode_legs=1) if asks.once else context.limits
         self.exchange = Exchange(transfer, picks, limits, alone=asks.alone, now=began, course=asks.course,
                                  budget=context.budget, avoid=partial(context.poison.avoid, self))
         self._first = b""
         self._answer: tuple[UpstreamCall, bytes] | None = None
         self._reminder = Reminder(context.loop)
-        self.sent: dict[Role, EngineTarget] = {}  # where its last legs went
         self._paused = self._gone = False
-        self.request_hash, self.instances = asks.request_hash, self.legs.instances
+        self.request_hash, self.instances, self.handed_over = asks.request_hash, self.legs.instances, self.legs.handed_over
         self._withheld: list[Callable[[], None]] | None = None
         """Not None: it is held, because it may be what ends engines. These would ask another one: they are done when it
         goes on."""
@@ -83,14 +81,6 @@ class Serving(Sink):
             self._reminder.at(self.exchange.deadline, self._began, self._on_time)
         else:
             self._on(None)
-
-    def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
-        """As ``InFlightRequest``'s."""
-        record, sent, request = self.record, self.sent, self._asks.generates
-        straight = record.outcome == "ok" and record.attempt == 1 and not (record.retries or record.skips)
-        if straight and request is not None and sent.keys() == set(Role):
-            return request, Pair(sent[Role.DECODE], sent[Role.PREFILL])
-        return None
 
     # ---- the client (reply.RequestHandler)
 
@@ -116,7 +106,9 @@ class Serving(Sink):
     def on_events(self, call: UpstreamCall, data: bytes) -> None:
         """The first part of an answer."""
         self._first = data
-        self.legs[call.tag].record.first_at = perf_counter()
+        leg = self.legs[call.tag]
+        leg.record.first_at = perf_counter()
+        self.legs.heard(leg)
         self._on(mv.Begun(call.tag))
 
     def on_comments(self, call: UpstreamCall, data: bytes) -> None:
@@ -146,6 +138,8 @@ class Serving(Sink):
             self._asks.course.refused()
         if leg is not None:
             leg.record.first_at = leg.record.ended
+            if status < 500 and not aborted:
+                self.legs.heard(leg)
             if status >= 400 and leg.send.role is Role.PREFILL:
                 logger.warning("prefill instance answered %d", status, extra={
                     "transfer": self.record.transfer, "peer": leg.send.target.instance,
@@ -161,6 +155,7 @@ class Serving(Sink):
         answered = "2xx" if status < 300 else f"{status // 100}xx"
         leg = self.legs.shut(call.tag, FailureKind.ABORTED.value if failed else answered)
         if leg is not None and (failed or status >= 500):
+            self.legs.blame(leg, "an answer was aborted" if failed else f"it answered {status}")
             self._broke(leg)
             self._context.watch.doubt(leg.send.target)
         return leg
@@ -178,6 +173,8 @@ class Serving(Sink):
             logger.warning("%s leg failed: %s", leg.send.role, reason.full, extra={
                 "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value,
                 "address": call.address})
+            if kind not in _NO_FAULT:
+                self.legs.blame(leg, reason.said)
             if kind is not FailureKind.LACKING and (kind is not FailureKind.REFUSED or call.again):
                 self._broke(leg)
             if kind is FailureKind.REFUSED:
@@ -212,17 +209,20 @@ class Serving(Sink):
                 self._on(mv.AttemptLeaves(leg.send.leg))
 
     def sweep(self, now: float, awake: float) -> None:
-        """Called every second: doubt an engine that is silent on an open leg, and mind the deadline.
+        """Called every second: doubt an engine that is silent on an open leg, leave it, and mind the deadline.
 
         ``awake``: when this process last came back from standing still. Nobody was silent before.
         """
         self._reminder.at(self.exchange.deadline, now, self._on_time)
+        if self._reply.started and not self._reply.done and not self._gone:  # once it is done, the connection is another's
+            self._reply.connection.holding.settle(self._asks.keeps)
         if self._paused or self._asks.still_comes:
             return
-        for leg in list(self.legs.values()):
-            bound = min(waiting.STALL_S, STREAM_STALL_S) if leg.call is self.legs.relaying else waiting.STALL_S
-            if now - max(leg.call.last_at, awake) > bound:
-                self._context.watch.doubt(leg.send.target)
+        self.legs.doubt(now, awake)
+        for leg in self.legs.silent(now, awake):
+            if self._withheld is None and not self._asks.once and leg.send.leg in self.legs:
+                self._on(mv.AttemptStalls(leg.send.leg, free=bool(leg.send.target.member.ejected)))
+                self.legs.left(leg)
 
     def abort(self, reason: str) -> None:
         """The router stops before this request could end: cut it off."""
@@ -284,7 +284,6 @@ class Serving(Sink):
         call = UpstreamCall(self._context.pool, target.http, self, reader, send.leg, patient=started)
         if asks.once:
             call.body = asks.body(self.condemn)
-        self.sent[role] = target
         self.legs.ask(send, call, speaks=speaks)
 
     def _take_back(self, instruction: mv.CancelAttempt) -> None:
@@ -382,6 +381,7 @@ class Serving(Sink):
         self._reminder.cancel()
         if context.poison.watching:
             context.poison.closed(self, whole=record.whole)
+        self.legs.over(self._reply.connection)
         context.closed(self)
         context.observer.over(record)
         if self.legs.trace is not None:

@@ -7,6 +7,10 @@ tells; of one in a dialect of its own also its first output and its failure.
     stream    data: {"type": …}  data: {"type": …, "usage": …}      event by event, whatever pieces they come in
     whole     {…, "usage": …}                                       kept until it is whole
 
+A whole completion or chat is collected by the router, so that another engine can be asked while the client has nothing of
+it; but not above ``MAX_EARLY`` bytes: from there on it passes through, too (``LargeAnswer``), or a few of them would take
+all of the router's memory.
+
 An engine says 200 to a stream before it has a token, and some say that they are at work. So what comes of a stream in a
 dialect before its first output waits for it, ``MAX_EARLY`` bytes at most: until then nothing is lost with an engine.
 
@@ -17,11 +21,14 @@ Laws
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
+from xpyd_sidecar.router.api.faults import FailureKind
 from xpyd_sidecar.router.http.wire import Malformed, ResponseHead
 from xpyd_sidecar.router.relay.fast import CAREFUL
-from xpyd_sidecar.router.stream.events import EventStream
+from xpyd_sidecar.router.stream.events import ABORT, EventStream
 
 MAX_EARLY = 64 << 10
 """Bytes of an answer that wait for its first output."""
@@ -30,6 +37,9 @@ _EARLY = frozenset({"response.created", "response.queued", "response.in_progress
 """Events that say only that a request came: an engine sends them before it has computed anything."""
 _FAILED = frozenset({"error", "response.failed"})
 _USAGE = b'"usage"'
+TAIL = 4 << 10
+"""Bytes of a whole answer's end that are looked at for ``usage``."""
+_COUNT = {name: re.compile(rb'"%b_tokens":\s*([0-9]{1,15})' % name.encode()) for name in ("prompt", "completion")}
 
 
 class Spent(msgspec.Struct):
@@ -133,6 +143,26 @@ class AnswerReader:
         return event.type
 
 
+class TailReader(AnswerReader):
+    """Follows one whole completion or chat of any size: keeps no more of it than its end, where ``usage`` stands."""
+
+    def __init__(self) -> None:
+        super().__init__(stream=False)
+        self._tail = b""
+
+    def take(self, data: bytes) -> None:
+        """The next bytes of the body."""
+        seen = self._tail + data
+        self.failed = self.failed or seen.find(ABORT) >= 0
+        self._tail = seen[-TAIL:]
+
+    def end(self) -> None:
+        """That was all."""
+        at = self._tail.rfind(_USAGE)
+        found = [_COUNT[name].search(self._tail, at) for name in ("prompt", "completion")] if at >= 0 else [None, None]
+        self.prompt_tokens, self.tokens = (-1 if each is None else int(each[1]) for each in found)
+
+
 class OpaqueAnswer(EventStream):
     """The body of one answer, without any marker that would end it or fail it. ``ended``: it is whole.
 
@@ -196,3 +226,32 @@ class OpaqueAnswer(EventStream):
             out = b"".join(self._early)
             self._early.clear()
         return out
+
+
+class LargeAnswer(OpaqueAnswer):
+    """A whole completion or chat of more than ``MAX_EARLY`` bytes; smaller ones, and errors, are collected whole.
+
+    Where the engine aborts it, it fails, and what is behind that is not sent on: so that its client, which has part of it,
+    sees by its framing that it is not whole.
+    """
+
+    __slots__ = ("taken",)
+    answer: TailReader
+
+    def __init__(self, *, framed: bool) -> None:
+        super().__init__(framed=framed, wanted=True, answer=TailReader())
+        self.taken = False
+        """It is one."""
+
+    def takes(self, head: ResponseHead) -> bool:
+        """See the base class."""
+        self.taken = (head.chunked or (head.length or 0) > MAX_EARLY) and head.status < 300 and super().takes(head)
+        return self.taken
+
+    def feed(self, data: bytes) -> bytes:
+        """See the base class."""
+        out = super().feed(data)
+        if not self.answer.failed:
+            return out
+        self._fail(FailureKind.ABORTED, "the engine aborted the request")
+        return b""

@@ -20,8 +20,8 @@ from xpyd_sidecar.router.http.wire import HeadReader, Malformed, ResponseHead, W
 from xpyd_sidecar.router.relay.fast import Outlet, UpstreamReceiver
 from xpyd_sidecar.router.stream.events import EventStream
 
-MAX_ANSWER = 256 << 20
-"""Bytes of an answer that is not streamed."""
+MAX_ANSWER = 4 << 20
+"""Bytes of an answer that is collected: of prefill, of an error, and whole ones that are not large (``LargeAnswer``)."""
 
 
 class Sink:
@@ -87,9 +87,10 @@ class UpstreamCall(msgspec.Struct, eq=False):
     events: EventStream | None = None
     """What reads an answer that is relayed as it comes; without it, and what it does not take, is collected."""
     tag: int = 0
-    request: bytes = b""
+    make: Callable[[], bytes] = bytes
+    """Makes the request, each time that it is sent: nobody keeps it, since it may be as long as the prompt is."""
     body: BodySender | None = None
-    """Who sends the body, where it is not part of ``request``."""
+    """Who sends the body, where it is not part of the request."""
     head: ResponseHead | None = None
     relay: Callable[[bytes], None] | None = None
     """Who takes what comes from now on, without the sink."""
@@ -111,6 +112,11 @@ class UpstreamCall(msgspec.Struct, eq=False):
     def last_at(self) -> float:
         """When bytes last came, or the request was sent."""
         return self.asked_at if self.connection is None else max(self.asked_at, self.connection.last_at)
+
+    @property
+    def heard_at(self) -> float:
+        """When bytes of its answer last came; minus infinity where none have."""
+        return self.connection.last_at if self.connection is not None and self.connection.seen else -math.inf
 
     def relay_to(self, write: Callable[[bytes], None], outlet: Outlet) -> None:
         """The rest of the stream goes there; what is simple straight to the outlet."""
@@ -160,8 +166,8 @@ class UpstreamCall(msgspec.Struct, eq=False):
 class EngineConnection(UpstreamReceiver, asyncio.Protocol):
     """One connection to an engine."""
 
-    __slots__ = ("_address", "_body", "_call", "_heads", "_outlet", "_pool", "_seen", "_stream", "_time", "_transport",
-                 "open", "paused", "reused")
+    __slots__ = ("_address", "_body", "_call", "_heads", "_outlet", "_pool", "_stream", "_time", "_transport",
+                 "open", "paused", "reused", "seen")
 
     def __init__(self, pool: Keeper, address: HostPort) -> None:
         self._pool = pool
@@ -178,7 +184,8 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         self._body: WholeBody | None = None
         self.reused = False
         """It was in the pool before."""
-        self._seen = False
+        self.seen = False
+        """Bytes of the latest answer have come."""
         self.paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -193,8 +200,8 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         call.connection = self
         self._call = call
         self._stream = self._body = None
-        self._seen = False
-        self._outlet.write(call.request)
+        self.seen = False
+        self._outlet.write(call.make())
         if call.paused:
             self.read(False)
         if call.body is not None:
@@ -225,7 +232,7 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         stream = self._stream
         try:
             if stream is None and self._body is None:
-                self._seen = True
+                self.seen = True
                 found = self._heads.feed(data)
                 if found is None:
                     return
@@ -323,7 +330,7 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         call, self._call = self._call, None
         if call is None:
             return
-        if not self._seen and self.reused:
+        if not self.seen and self.reused:
             call.once_more()
         elif self._body is not None and self._body.on_eof():
             call.over().on_whole(call, self._body.take())

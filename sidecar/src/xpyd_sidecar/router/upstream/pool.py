@@ -13,6 +13,7 @@ import logging
 import math
 from asyncio import AbstractEventLoop
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -47,10 +48,13 @@ class EnginePool:
         """Connections beyond which idle ones are closed before another is opened."""
         self.lacks = resources.Complaint("no connection to an engine")
 
-    def send(self, call: UpstreamCall, request: bytes) -> None:
-        """Send a call's request (complete bytes). Its sink hears nothing before this has returned."""
+    def send(self, call: UpstreamCall, make: Callable[[], bytes]) -> None:
+        """Send a call's request; ``make`` gives its bytes, and is asked again where it is sent again.
+
+        Its sink hears nothing before this has returned.
+        """
         self.calls.add(call)
-        call.request, call.asked_at = request, self.loop.time()
+        call.make, call.asked_at = make, self.loop.time()
         idle = self._idle.get(call.address) if call.body is None else None
         while idle:
             connection = idle.pop()
@@ -178,7 +182,8 @@ class Farewells(Sink):
             return
         body = json.dumps({"prompt": [0], "max_tokens": -1, legs.FIELD: legs.encode(leg)}).encode()
         call = UpstreamCall(self._pool, target.http, self)
-        self._pool.send(call, request_bytes(b"POST", PATHS["completions"], target.http, target.rank_headers(), body))
+        request = request_bytes(b"POST", PATHS["completions"], target.http, target.rank_headers(), body)
+        self._pool.send(call, lambda: request)
         self._open.add(call)
         Alarm(self._loop, self._loop.time() + ANSWER_S, partial(self._late, call))
 

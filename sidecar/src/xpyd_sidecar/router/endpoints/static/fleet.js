@@ -11,10 +11,14 @@ const ROLES = ["prefill", "decode"];
 /** What is wrong or special with an instance, and its class. */
 function condition(instance) {
   if (instance.suspended) return ["suspended", "bad"];
+  if (instance.ejected) return ["ejected", "bad"];
   if (instance.state === "ready") return ["ready", "good"];
   if (instance.drained) return ["drained", "idle"];
   return [instance.state, instance.state === "draining" ? "warn" : "idle"];
 }
+
+/** Why a router does not pick an instance; empty where it does, or where its state says it. */
+const whyNot = (instance) => instance.suspended || instance.ejected;
 
 /** The share of an engine's drafts that were accepted, since its start; empty where it does not speculate. */
 function accepted(drafts) {
@@ -36,7 +40,7 @@ function box(instance, roomy) {
   const [word, kind] = condition(instance);
   const kv = `${Math.round(instance.load.kv_usage * 100)} %`;
   const worth = accepted(instance.load.drafts);
-  const title = `${instance.instance}: ${instance.role}, ${word}${instance.suspended ? ` (${instance.suspended})` : ""}\n`
+  const title = `${instance.instance}: ${instance.role}, ${word}${whyNot(instance) ? ` (${whyNot(instance)})` : ""}\n`
     + `KV ${kv}, ${instance.in_flight} legs of this router, engine: ${instance.load.running} running, `
     + `${instance.load.waiting} waiting\n${worth ? `drafts accepted since its start: ${worth}\n` : ""}last heartbeat ${time(instance.beat_age_s)} ago, epoch ${instance.epoch}`;
   const name = el("b", { class: "name" }, instance.instance);
@@ -52,7 +56,7 @@ function box(instance, roomy) {
     worth ? el("div", {}, el("dt", {}, "accepted"), el("dd", {}, worth)) : null);
   return el("div", attributes, el("div", { class: "head" }, name, state),
     el("div", { class: "kv" }, el("span", {}, "KV"), meter(instance.load.kv_usage), el("span", {}, kv)), facts,
-    instance.suspended ? el("p", { class: "why" }, instance.suspended) : null,
+    whyNot(instance) ? el("p", { class: "why" }, whyNot(instance)) : null,
     instance.state !== "starting" && instance.beat_age_s > 10
       ? el("p", { class: "why" }, `silent for ${span(instance.beat_age_s)}`) : null);
 }

@@ -112,7 +112,8 @@ function take({ now, columns, seconds, fleet }) {
 }
 
 function header(fleet) {
-  const can = (role) => fleet.instances.filter((each) => each.role === role && each.state === "ready" && !each.suspended).length;
+  const picked = (each) => each.state === "ready" && !each.suspended && !each.ejected;
+  const can = (role) => fleet.instances.filter((each) => each.role === role && picked(each)).length;
   const [p, d] = [can("prefill"), can("decode")];
   const models = [...new Set(fleet.instances.map((each) => each.model).filter(Boolean))];
   $("service").textContent = fleet.service;

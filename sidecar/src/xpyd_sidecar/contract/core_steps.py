@@ -1,0 +1,66 @@
+"""How far the core of an engine has got, as its connector tells: ``<run dir>/steps-<dp rank>.json``.
+
+    core ──turns, patience──▶ connector ──file, once a second──▶ agent ──beats──▶ routers
+
+A turn is the beginning or the end of a step. A core that has requests turns, also while all of them wait for KV from
+elsewhere; one that hangs, or is stopped, does not, and then the file stands still.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from xpyd_sidecar.contract import run_folder
+from xpyd_sidecar.contract.ids import Incarnation
+
+
+class CoreSteps(msgspec.Struct, frozen=True):
+    """Of one data-parallel rank, or of several together."""
+
+    turns: Annotated[int, msgspec.Meta(ge=0)]
+    """Since its start; these only grow."""
+    patience_s: Annotated[float, msgspec.Meta(gt=0)]
+    """A core with requests that has not turned for longer hangs: by its own longest steps, for the one that it does now."""
+
+
+class WrittenSteps(msgspec.Struct, frozen=True):
+    """What stands in the file. Fields that are not known are ignored."""
+
+    incarnation: Incarnation
+    """Of the engine that has written it."""
+    steps: CoreSteps
+
+
+def path_of(run_dir: Path, dp_rank: int) -> Path:
+    """Where it stands."""
+    return run_dir / f"steps-{dp_rank}.json"
+
+
+def write(run_dir: Path, dp_rank: int, steps: WrittenSteps) -> None:
+    """Write it, so that it is there whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    run_folder.write(path_of(run_dir, dp_rank), steps)
+
+
+def read(run_dir: Path, dp_rank: int) -> WrittenSteps | None:
+    """What stands there; None where nobody has said anything.
+
+    Raises:
+        ValueError: what stands there is none; names the file and the field.
+        OSError: it cannot be read.
+    """
+    return run_folder.read(path_of(run_dir, dp_rank), WrittenSteps)
+
+
+def together(ranks: list[WrittenSteps], incarnation: Incarnation, expected: int) -> CoreSteps | None:
+    """What ranks of one engine have said; None where one of them has said nothing in this life."""
+    ours = [one.steps for one in ranks if one.incarnation == incarnation]
+    if len(ours) < expected or not ours:
+        return None
+    return CoreSteps(sum(one.turns for one in ours), max(one.patience_s for one in ours))
