@@ -4,7 +4,8 @@
     ├── SpecError       a document is wrong: one or more faults, each with the path of its field
     ├── Unsupported     valid, but this version or backend cannot do it; says which field and why
     ├── LocalError      the local backend cannot go on (port taken, no state folder …)
-    └── NotFound        no such service or instance
+    ├── NotFound        no such service or instance
+    └── NotYet          nothing is wrong: what this needs is not there yet
 """
 
 from __future__ import annotations
@@ -50,3 +51,7 @@ class LocalError(XpydError):
 
 class NotFound(XpydError):
     """No such service or instance."""
+
+
+class NotYet(XpydError):
+    """Something is not made yet, since what it needs is not there; the message says what lacks."""

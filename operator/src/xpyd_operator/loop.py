@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from xpyd_operator.errors import NotYet, XpydError
 from xpyd_operator.plan.actions import Action
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
@@ -37,14 +38,21 @@ class Backend(Protocol):
         """What is there now; bounded in time."""
 
     async def prepare(self, round_: Round) -> None:
-        """Make what goes with the service beside its instances as it should be; bounded in time."""
+        """Make what goes with the service beside its instances as it should be; bounded in time. Raises NotYet, as
+        ``apply`` does.
+        """
 
     @property
     def width(self) -> int:
         """How many actions of one kind may be under way side by side."""
 
     async def apply(self, action: Action) -> None:
-        """Carry out or begin one action; bounded in time. What is begun shows in the next observation."""
+        """Carry out or begin one action; bounded in time. What is begun shows in the next observation.
+
+        Raises:
+            NotYet: it needs something that is not there; a later round tries again. Whatever else went wrong in this
+                round, a backend makes nothing without what that needs.
+        """
 
     def said(self, round_: Round) -> None:
         """Take note of a round: write the status where it is read."""
@@ -57,6 +65,7 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
         XpydError: what is wanted cannot be told and ``last`` is not given, or the backend cannot observe.
     """
     failures: list[str] = []
+    postponed: list[str] = []
     try:
         desired = await backend.desired()
     except Exception as error:
@@ -67,18 +76,24 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
     observed = await backend.observe(now)
     done = think(desired, observed, now)
     if not dry_run:
-        failures += await _carry_out(backend, done)
-    done = msgspec.structs.replace(done, failures=tuple(failures))
+        await _carry_out(backend, done, failures, postponed)
+    done = msgspec.structs.replace(done, failures=tuple(failures), postponed=tuple(dict.fromkeys(postponed)))
     if not dry_run:
         backend.said(done)
     return done
 
 
-async def _carry_out(backend: Backend, done: Round) -> list[str]:
-    """Everything that a round asks for, in its order; neighbours of one kind side by side. What failed, in words."""
-    failures: list[str] = []
+async def _carry_out(backend: Backend, done: Round, failures: list[str], postponed: list[str]) -> None:
+    """Everything that a round asks for, in its order; neighbours of one kind side by side. ``failures`` and ``postponed``
+    get what failed and what waits, in words.
+    """
     try:
         await backend.prepare(done)
+    except NotYet as error:
+        postponed.append(f"what goes with the service waits: {error}")
+    except XpydError as error:
+        logger.warning("could not prepare: %s", error)
+        failures.append(f"what goes with the service: {error}")
     except Exception as error:
         logger.exception("could not prepare")
         failures.append(f"what goes with the service: {error}")
@@ -89,13 +104,18 @@ async def _carry_out(backend: Backend, done: Round) -> list[str]:
             logger.info("%s", action)
             try:
                 await backend.apply(action)
+            except NotYet as error:
+                logger.info("%s waits: %s", action, error)
+                postponed.append(f"making instances waits: {error}")
+            except XpydError as error:
+                logger.warning("could not %s: %s", action, error)
+                failures.append(f"{action}: {error}")
             except Exception as error:
                 logger.exception("could not %s", action)
                 failures.append(f"{action}: {error}")
 
     for _, same in itertools.groupby(done.plan.actions, type):
         await asyncio.gather(*(carry_out(action) for action in same))
-    return failures
 
 
 async def run(
@@ -117,7 +137,7 @@ async def run(
             failed += 1
         else:
             last = done.desired
-            failed = failed + 1 if done.failures else 0
+            failed = failed + 1 if done.failures or done.postponed else 0
             if until(done):
                 return done
         pause_s = min(SLOWEST_S, interval_s * 2.0 ** min(failed, 16))

@@ -37,6 +37,19 @@ HEADER_PATTERN: Final = r"^[A-Za-z0-9][-_A-Za-z0-9]*$"
 URL_PATTERN: Final = r"^https?://[^/?#@ ]+(/[^?# ]*)?$"
 HOST_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])$"
 ORIGIN_PATTERN: Final = r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9._~%-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)$"
+_OCTET: Final = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_GROUP: Final = "[0-9a-f]{1,4}"
+_IPV6: Final = "|".join(
+    [
+        f"({_GROUP}:){{7}}{_GROUP}",
+        f"({_GROUP}:){{1,7}}:",
+        f":(:{_GROUP}){{1,7}}",
+        *(f"({_GROUP}:){{{before}}}(:{_GROUP}){{1,{7 - before}}}" for before in range(1, 7)),
+    ]
+)
+NETWORK_PATTERN: Final = (
+    rf"^(({_OCTET}\.){{3}}{_OCTET}/(3[0-2]|[12]?[0-9])|({_IPV6})/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$"
+)
 DEVICE_PATTERN: Final = r"^(none|[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$"
 LABEL_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 DATA_KEY_PATTERN: Final = r"^[-._a-zA-Z0-9]+$"
@@ -58,6 +71,7 @@ DeviceKey = Annotated[str, Meta(min_length=3, max_length=128, pattern=DEVICE_PAT
 LabelKey = Annotated[str, Meta(min_length=1, max_length=317, pattern=LABEL_PATTERN, extra={"kind": "label"})]
 HostName = Annotated[str, Meta(min_length=1, max_length=253, pattern=HOST_PATTERN, extra={"kind": "host"})]
 Origin = Annotated[str, Meta(min_length=1, max_length=512, pattern=ORIGIN_PATTERN, extra={"kind": "origin"})]
+Network = Annotated[str, Meta(min_length=3, max_length=64, pattern=NETWORK_PATTERN, extra={"kind": "network"})]
 Url = Annotated[str, Meta(min_length=8, max_length=512, pattern=URL_PATTERN, extra={"kind": "url"})]
 
 Duration = Annotated[
@@ -104,6 +118,7 @@ Quantities = Annotated[dict[str, Quantity], Meta(extra={"max_properties": 16})]
 Arguments = Annotated[tuple[Argument, ...], Meta(extra={"max_items": 64})]
 HostNames = Annotated[tuple[HostName, ...], Meta(extra={"max_items": 64})]
 Origins = Annotated[tuple[Origin, ...], Meta(extra={"max_items": 64})]
+Networks = Annotated[tuple[Network, ...], Meta(extra={"max_items": 64})]
 Preserved = Annotated[dict[str, Any], Meta(extra={"preserve": True})]
 """An object of Kubernetes' own schema."""
 
@@ -126,6 +141,7 @@ RIGHT: Final = {
     "label": "write the key of a label, e.g. topology.kubernetes.io/zone",
     "class": "write the name of the class alone; its Python module goes into module",
     "module": "write the name of a Python module, e.g. mine.store",
+    "network": "write a network with its prefix, e.g. 10.0.0.0/8 or fd00::/8",
     "origin": "write https://host, with a port where it has one and no path, in lower case, or *",
     "url": "write http://host:port or https://host:port",
 }

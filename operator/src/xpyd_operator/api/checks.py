@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from xpyd_operator.api import rules_devices, rules_instances, rules_kv, rules_service
+from xpyd_operator.api import rules_devices, rules_instances, rules_kv, rules_policies, rules_service
 from xpyd_operator.api.rule import Rule, Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Fault
 
-RULES: tuple[Rule, ...] = rules_instances.RULES + rules_devices.RULES + rules_service.RULES + rules_kv.RULES
+RULES: tuple[Rule, ...] = (
+    *rules_instances.RULES, *rules_devices.RULES, *rules_service.RULES, *rules_kv.RULES, *rules_policies.RULES
+)
 
 
 def faults(

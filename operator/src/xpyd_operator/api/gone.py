@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 SETTINGS: Final[Mapping[str, str]] = {
+    "spec.planner.scaleDownDelay": "leave it out; how long fewer must have been enough follows from spec.planner.lateCost, "
+                                   "cold starts and what came of earlier removals",
     "spec.router.compat": "leave it out; engines of the service need nothing instead, and engines that only send the older "
                           "heartbeat (P2P and MoRIIO connectors) are served no more",
     "spec.router.workers": "leave it out; a router is one process, and who needs more writes more routers: "
@@ -22,6 +24,7 @@ WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "spec.router.placement": {"Sidecar": "sidecar", "Deployment": "deployment"},
     "spec.planner.mode": {"Off": "disabled", "Observe": "observe", "Auto": "auto"},
     "spec.engine.dpStepSync": {"off": "disabled"},
+    "spec.kv.checksum": {"xxh3": "enabled", "none": "disabled"},
 }
 """Path of the field → word that is gone → the one to write."""
 

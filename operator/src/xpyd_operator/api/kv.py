@@ -32,12 +32,12 @@ class Kv(Part, frozen=True):
     `engine.image`). `auto` takes `shm` where a pair shares memory, else `rdma` where both sides have it, else `tcp`; never
     `nccl`."""
     mode: Literal["put_async", "put", "get"] = "put_async"
-    """Prefill pushes beside its next steps (`put_async`), pushes before its step ends (`put`: the step waits, a quarter of
-    a second at most), or decode pulls (`get`)."""
+    """When decode fetches, and who waits: at once, beside prefill's next steps (`put_async`); at once, and prefill's step
+    waits for it, a quarter of a second at most (`put`); or when it has blocks (`get`)."""
     keep: Size | None = None
     """Host memory of each rank for copies of KV that prefill holds until decode takes them; on devices 512Mi at least. What
-    finds no room waits in prefill's cache, which slows prefill down. Default: 256Mi; on devices the KV of two steps of
-    `max_num_batched_tokens` tokens, 512Mi to 8Gi."""
+    finds no room waits in prefill's cache, which slows prefill down. Default: 256Mi; on devices the KV of two and a half
+    steps of `max_num_batched_tokens` tokens, 512Mi to 8Gi."""
     buffer_size: SizeOrShare | None = None
     """Host memory of each rank for KV that has no place in decode's cache yet, used when prefill cannot keep it: bytes
     (`2Gi`) or a share of the rank's KV cache (`10%`). 0: none. Default: 10%, 1 GiB at most. With mode `get` prefill may
@@ -45,8 +45,14 @@ class Kv(Part, frozen=True):
     host_pool: Size = 0
     """Host memory of each rank that takes over when `bufferSize` is full; and as much more for KV that prefill keeps.
     0: none."""
-    checksum: Literal["xxh3", "none"] = "xxh3"
-    """Checksum of every block that is sent."""
+    checksum: Literal["enabled", "disabled"] = "enabled"
+    """Whether decode checks a sum of every block that comes."""
+    encryption: Literal["disabled", "enabled"] = "disabled"
+    """Whether KV between hosts is encrypted and cannot be changed on its way, by the libcrypto in `engine.image`; an engine
+    that has none does not start. `auto` takes `shm` or `tcp` then; `rdma` and `nccl` do not encrypt."""
+    network: Literal["untrusted", "trusted"] = "untrusted"
+    """What you say of the network between engines: `trusted` where nobody else can read or change what passes there
+    (partition keys, IPsec or MACsec in the NIC). `xpyd check` warns of `rdma` and `nccl` in another one."""
     on_load_failure: Literal["recompute", "fail"] = "recompute"
     """When KV cannot be loaded: decode computes it again, or the request fails."""
     load_limit: Duration = "10m"

@@ -6,6 +6,8 @@
     rdma       engines that move KV by RDMA need a device for it. How a pod gets one differs from cluster to cluster: a key
                of a device plugin, a claim, a network that a template names. An engine without one says so when it starts,
                and ends (``xpyd_sidecar.engine.nixl_setup``)
+    exposed    over rdma and nccl nothing is encrypted, and nobody is asked who it is; whether others can reach that network
+               cannot be seen here
 """
 
 from __future__ import annotations
@@ -69,6 +71,18 @@ def rdma(service: DisaggService) -> Iterator[Fault]:
                 "a claim, or a network in template"
             )
             yield Fault(f"spec.{which}.resources", words)
+
+
+def exposed(service: DisaggService) -> Iterator[Fault]:
+    """KV that others may read or change, for all that the document says."""
+    kv = service.spec.kv
+    if kv.transport in ("rdma", "nccl") and kv.network != "trusted":
+        words = (
+            f"transport {kv.transport} does not encrypt: who reaches that network may read or change KV. Keep others out "
+            "(partition keys, IPsec or MACsec in the NIC) and write network: trusted, or write transport: tcp and "
+            "encryption: enabled"
+        )
+        yield Fault("spec.kv.network", words)
 
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, tuple[int, tuple[str, ...]]]]:

@@ -99,8 +99,9 @@ class Planner(Part, frozen=True):
     """Service level that the planner works for."""
     interval: Duration = "30s"
     """Time between two decisions."""
-    scale_down_delay: Window = "10m"
-    """How long fewer instances must have been enough before some are taken away."""
+    late_cost: Annotated[int, Meta(ge=1, le=100)] = 10
+    """What a late request costs, in requests: to have one more in time, the planner pays at most for the instance time in
+    which so many are answered. More keeps spare instances longer."""
 
     @property
     def interval_s(self) -> float:

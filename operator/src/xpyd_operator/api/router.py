@@ -11,6 +11,7 @@ from xpyd_operator.api.base import (
     Duration,
     HeaderName,
     HostNames,
+    Networks,
     ObjectName,
     Origins,
     Part,
@@ -24,6 +25,9 @@ from xpyd_operator.api.base import (
 )
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.quantity import size
+from xpyd_sidecar.contract.launch import LARGEST_FIT
+
+_ADMIN_PORTS = (10002, 10003, 10004)
 
 
 class Ports(Part, frozen=True):
@@ -33,6 +37,16 @@ class Ports(Part, frozen=True):
     """HTTP port for clients."""
     members: Port = 30001
     """Port for the heartbeats of instances."""
+    admin: Port | None = None
+    """HTTP port for probes, metrics, the operator and the dashboard. Default: the first of 10002, 10003 and 10004 that is
+    none of the others."""
+
+    @property
+    def admin_or_default(self) -> int:
+        """The admin port. A service that had 10002 for something else before there was one keeps it for that."""
+        if self.admin is not None:
+            return self.admin
+        return next(port for port in _ADMIN_PORTS if port not in (self.http, self.members))
 
 
 class HeartbeatOptions(Part, frozen=True):
@@ -109,7 +123,7 @@ class RouterResources(Part, frozen=True):
     """Resources of one router, as in Kubernetes. What is not named has its default."""
 
     limits: Quantities = msgspec.field(default_factory=dict)
-    """Most that one router may use. Default: memory, 512 MiB and what bodies may take."""
+    """Most that one router may use. Default: memory, 512 MiB and `bodyBudget`."""
     requests: Quantities = msgspec.field(default_factory=dict)
     """What the scheduler reserves for one router. Default: the limits that are written; without them 250m of cpu and
     256 MiB of memory."""
@@ -164,6 +178,9 @@ class Router(Part, frozen=True):
     """Client keys, one per line. Default: clients need none."""
     hosts: HostNames = ()
     """Names that a router on a loopback address (`xpyd up`) answers for beside localhost, 127.0.0.0/8 and [::1]."""
+    trusted_proxies: Networks = ()
+    """Networks (`10.0.0.0/8`) of proxies: of their connections any number may have brought no request yet. Of another
+    address an eighth of all may."""
     cors: Cors = Cors()
     """Pages of other origins."""
     request_timeout: Duration = "1h"
@@ -175,8 +192,11 @@ class Router(Part, frozen=True):
     max_body_size: Size = "32Mi"
     """Largest request body."""
     body_budget: Size = "512Mi"
-    """Bytes of all request bodies that one router holds. Beyond it the slowest are ended with 408 and large ones refused
-    with 503; an eighth is a reserve for small ones. At least twice `maxBodySize`, also where this is less."""
+    """Bytes that one router holds for its clients: request bodies, heads that are not whole, the ids of prompts, what
+    clients have of streams that may go on or have not read. Beyond it the slowest bodies and heads are ended with 408,
+    answers that nobody reads are cut, and new requests refused with 503; of several keys each has half of it at most (429).
+    An eighth is a reserve for small bodies. At least six times `maxBodySize`, also where this is less: a request takes up
+    to five times its body."""
 
     @property
     def heartbeat_s(self) -> float:
@@ -210,8 +230,8 @@ class Router(Part, frozen=True):
 
     @property
     def held_bodies_bytes(self) -> int:
-        """Bytes of bodies that one router may hold: its budget, and room for two in any case."""
-        return max(self.body_budget_bytes, 2 * self.max_body_bytes)
+        """Bytes that one router may hold for its clients: its budget, and room for the largest request in any case."""
+        return max(self.body_budget_bytes, LARGEST_FIT * self.max_body_bytes)
 
     @property
     def replicas_or_default(self) -> int:

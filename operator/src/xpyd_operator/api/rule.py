@@ -1,4 +1,4 @@
-"""What a rule across fields is. The rules themselves are in ``rules_instances`` and ``rules_service``."""
+"""What a rule across fields is. The rules themselves are in the modules ``rules_…``."""
 
 from __future__ import annotations
 

@@ -42,6 +42,11 @@ def _shm_used(kv: Kv) -> list[Finding]:
     return when(unused, "sharedMemory", f"transport {kv.transport} does not use it; write transport: shm or leave it out")
 
 
+def _encrypts(kv: Kv) -> list[Finding]:
+    clear = kv.encryption == "enabled" and kv.transport in ("rdma", "nccl")
+    return when(clear, "encryption", f"transport {kv.transport} does not encrypt; write transport: auto, tcp or shm")
+
+
 def _host_path(shared: SharedMemory) -> list[Finding]:
     right = "write a folder of its own, such as /dev/shm/xpyd"
     if _NODES_OWN.fullmatch(shared.host_path):
@@ -93,6 +98,13 @@ RULES: tuple[Rule, ...] = (
         says="sharedMemory is only for the transports shm and auto",
         cel="!has(self.sharedMemory) || self.transport in ['shm', 'auto']",
         wrong=_shm_used,
+    ),
+    Rule(
+        at=("spec.kv",),
+        reads=("transport", "encryption"),
+        says="the transports rdma and nccl do not encrypt: encryption is for auto, tcp and shm",
+        cel="self.encryption != 'enabled' || self.transport in ['auto', 'tcp', 'shm']",
+        wrong=_encrypts,
     ),
     Rule(
         at=("spec.kv.sharedMemory",),

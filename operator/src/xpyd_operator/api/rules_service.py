@@ -86,7 +86,11 @@ def _ratio_order(limits: Limits) -> list[Finding]:
 
 
 def _ports(ports: Ports) -> list[Finding]:
-    return when(ports.http == ports.members, "members", f"must not be the port of http ({ports.http})")
+    taken = ports.admin in (ports.http, ports.members)
+    return [
+        *when(ports.http == ports.members, "members", f"must not be the port of http ({ports.http})"),
+        *when(taken, "admin", f"must not be the port of another one ({ports.admin})"),
+    ]
 
 
 def _router_replicas(router: Router) -> list[Finding]:
@@ -226,9 +230,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         at=("spec.router.ports",),
-        reads=("http", "members"),
-        says="http and members must be two ports",
-        cel="self.http != self.members",
+        reads=("http", "members", "admin"),
+        says="http, members and admin must be three ports",
+        cel="""self.http != self.members &&
+            (!has(self.admin) || (self.admin != self.http && self.admin != self.members))""",
         wrong=_ports,
     ),
     Rule(

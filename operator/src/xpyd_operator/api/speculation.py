@@ -188,7 +188,10 @@ def _difference(prefill: RoleDraft, decode: RoleDraft) -> str:
 
 
 def _value(role: RoleDraft, name: str) -> Any:
-    return role.method if name == "method" else (role.fields or {}).get(name)
+    if name == "method":
+        return role.method
+    value = (role.fields or {}).get(name)
+    return "fp8_e4m3" if (name, value) == ("kv_cache_dtype", "fp8") else value  # vLLM's two names of one type
 
 
 def _shown(role: RoleDraft, name: str) -> str:

@@ -39,8 +39,8 @@ def add_parser(subparsers: Any) -> None:
         "trace",
         help="show where the time of single requests went",
         description="Timelines of the last requests over router, prefill and decode. WHERE is a service of this host, or "
-        "the URL of a router (in a cluster: kubectl port-forward svc/NAME 10001), whose admin token is read from the "
-        f"variable {TOKEN}.",
+        "the URL of a router (in a cluster: kubectl port-forward svc/NAME-members 10002), whose admin token is read from "
+        f"the variable {TOKEN}.",
         epilog="Exit codes: 0 shown, 1 there was no request yet, 2 no such request, or nobody could be asked.",
     )
     parser.add_argument("where", nargs="?", metavar="WHERE", help="not needed where there is one service on this host")
@@ -82,14 +82,14 @@ def _router(where: str | None) -> tuple[str, str]:
 
 def _local(folder: ServiceFolder) -> tuple[str, str]:
     settings = store.load_settings(folder)
-    config = LocalRouter(folder, settings).config()
-    if config is None or config.router is None:
+    port = LocalRouter(folder, settings).admin_port()
+    if port is None:
         raise LocalError(f"no router of {folder.service} runs on this host")
     try:
         token = keys.admin_token(keys.read(folder.key))
     except (OSError, ValueError) as error:
         raise LocalError(f"the key of {folder.service}: {error}") from None
-    return f"http://{join_host_port(settings.host, config.router.port)}", token
+    return f"http://{join_host_port(settings.host, port)}", token
 
 
 async def ask(url: str, token: str, question: str) -> Traces:
@@ -115,7 +115,7 @@ async def ask(url: str, token: str, question: str) -> Traces:
         raise XpydError(f"{url}{PATH}: {status} {_words(body)}")
     try:
         return msgspec.json.decode(body, type=Traces)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise XpydError(f"{url}{PATH}: not the answer of a router: {error}") from None
 
 

@@ -39,7 +39,7 @@ def load_model(name: str) -> EngineModel:
         return preset(name)
     try:
         return msgspec.json.decode(Path(name).read_bytes(), type=EngineModel)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise XpydError(f"{name}: {error}") from None
 
 

@@ -115,9 +115,11 @@ def _check_ports(folder: ServiceFolder, service: DisaggService, settings: Settin
     """The router's ports must be free, unless our own router has them."""
     router = LocalRouter(folder, settings)
     config = router.config() if router.unit.alive() else None
-    ours = {config.router.port, config.router.members_port} if config is not None and config.router is not None else set()
+    ours: set[int | None] = set()
+    if config is not None and config.router is not None:
+        ours = {config.router.port, config.router.members_port, router.admin_port()}
     wanted = service.spec.router.ports
-    for name, port in (("http", wanted.http), ("members", wanted.members)):
+    for name, port in (("http", wanted.http), ("members", wanted.members), ("admin", wanted.admin_or_default)):
         if port not in ours:
             ports.require_free(settings.listen, port, f"spec.router.ports.{name}")
 

@@ -161,7 +161,9 @@ class Api:
         return await self._ask("get", kind, namespace, name)
 
     async def create(self, kind: str, namespace: str, body: Body, *, dry_run: bool = False) -> Body:
-        """Make an object that is not there yet (409 where it is)."""
+        """Make an object that is not there yet (409 where it is). A dry run makes nothing, and is refused for a field that
+        the API server does not know (400), which it would else leave out.
+        """
         return await self._ask("create", kind, namespace, body=body, dry_run=dry_run)
 
     async def apply(self, kind: str, namespace: str, body: Body) -> Body:
@@ -204,11 +206,13 @@ class Api:
             body["metadata"] = {"uid": uid}
         return await self._ask("patch", kind, namespace, name, sub="status", body=body)
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> Body:
-        """Delete, with the object's own grace period; ``uid``: only this very object (409)."""
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "", *, version: str = "") -> Body:
+        """Delete, with the object's own grace period; ``uid``: only this very object, ``version``: only as it was then
+        (its resourceVersion; 409).
+        """
         body: Body = {"propagationPolicy": "Background"}
-        if uid:
-            body["preconditions"] = {"uid": uid}
+        if seen := {name: value for name, value in (("uid", uid), ("resourceVersion", version)) if value}:
+            body["preconditions"] = seen
         return await self._ask("delete", kind, namespace, name, body=body)
 
     async def _ask(self, verb: str, kind: str, namespace: str = "", name: str = "", *, sub: str = "",
@@ -219,7 +223,7 @@ class Api:
         if method in ("POST", "PATCH"):
             question["fieldManager"] = FIELD_MANAGER
         if dry_run:
-            question["dryRun"] = "All"
+            question |= {"dryRun": "All", "fieldValidation": "Strict"}
         path = resource.everywhere if verb == "list" and not namespace else resource.path(namespace, name, sub)
         label = f"{resource.plural}/{sub}" if sub else resource.plural
         async with self._turns:
@@ -247,7 +251,7 @@ class Api:
             raise ApiError(UNREACHABLE, "Timeout", f"{what}: no answer within {self._timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(UNREACHABLE, "Unreachable", f"{what}: {error or type(error).__name__}") from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ApiError(status, "BadAnswer", f"{what}: the answer is not JSON: {error}") from None
         else:
             return decoded
@@ -278,7 +282,7 @@ _METHODS = {
 def _refused(status: int, retry_after: str | None, raw: bytes, what: str) -> ApiError:
     try:
         said = msgspec.json.decode(raw, type=_Status)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         said = _Status(message=raw[:500].decode(errors="replace").strip())
     details = said.details or _Details()
     reason = next((cause.reason for cause in details.causes if cause.reason == "NamespaceTerminating"), said.reason)

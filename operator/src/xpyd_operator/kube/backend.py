@@ -7,10 +7,10 @@ finds its object gone or changed is no error, since the watch tells and the next
 from __future__ import annotations
 
 import secrets
+from functools import partial
 
 import msgspec
 
-from xpyd_operator.api.status import ServiceStatus
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backoff import Holds
@@ -18,7 +18,6 @@ from xpyd_operator.kube.blueprint import KubeBlueprint, ServiceGone
 from xpyd_operator.kube.cache import OWNER_KIND, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
-from xpyd_operator.kube.events import now_text
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import Fleets
 from xpyd_operator.kube.key import ServiceKeys
@@ -29,15 +28,15 @@ from xpyd_operator.kube.outdated import outdated
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.podgroups import PodGroups
 from xpyd_operator.kube.pods import Pods, in_groups, make_whole, pods_of_wanted
+from xpyd_operator.kube.presence import Presence
+from xpyd_operator.kube.report import ServiceReport
 from xpyd_operator.kube.routers import RouterTroubles, router_troubles
 from xpyd_operator.kube.shared import Shared
-from xpyd_operator.kube.status import gang_troubles, keyless, pool_status, refused, service_status, troubles
-from xpyd_operator.kube.status_writer import StatusWriter, read
+from xpyd_operator.kube.status import gang_troubles, troubles
 from xpyd_operator.kube.switches import Switches
+from xpyd_operator.kube.work import in_turn
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
-from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.news import news
 from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
@@ -64,16 +63,18 @@ class KubeBackend:
         self._fleets = Fleets(shared.session, timeout_s=shared.settings.fleet_timeout_s)
         self._planner = PoolPlanner(shared.api, shared.cache, events=shared.events, metrics=shared.metrics,
                                     fleets=self._fleets, children=self._children)
-        self._status = StatusWriter(shared.api, shared.cache)
+        self._report = ServiceReport(shared, self._blueprint, self._children, self.holds)
         self._told = Told()
-        self._warned: tuple[str, ...] = ()
         self._named: list[str] = []
         """Objects of others whose names we need, as the last round knew them."""
         self._groups = PodGroups(shared.api, entry, self.holds)
         self._pods = Pods(shared.api, shared.cache, entry, self.holds, self._groups)
+        self._presence = Presence(shared.cache, shared.settings, keys=self._keys, choice=self._choice, groups=self._groups,
+                                  pods=self._pods)
         self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=self._settings.fleet_timeout_s)
         self._switching = False
         self._several = False  # there are instances of several pods
+        self._before = False  # there are pods of a service of this name that was deleted
         self._place_after = 0.0  # when such instances are made again (``Remove.pause_s``)
         self._waits_until = 0.0
         """When a surplus has waited long enough for the other role to want it."""
@@ -97,11 +98,11 @@ class KubeBackend:
             return msgspec.structs.replace(found, uid=self.uid, place_after=self._place_after, gang=gang)
         except KeyTrouble as error:
             if not self._settings.dry_run:
-                self._keyless(entry, error)
+                self._report.keyless(entry, error)
             raise
         except XpydError as error:
             if self.last is None and not self._settings.dry_run:
-                self._refused(entry, error)
+                self._report.refused(entry, error)
             raise
 
     # What is there
@@ -120,7 +121,6 @@ class KubeBackend:
         self._told = await self._fleets.ask(
             [each for each in routers if each.usable],
             [each for each in learners if each.usable],
-            service.spec.router.ports.http,
             self._key_of,
             now,
             limit=service.spec.router.max_sidecars + 1,
@@ -131,6 +131,7 @@ class KubeBackend:
         found = instances(ServiceName(service.name), self.uid, pods, self._told, now, taken=self._pods.taken(now),
                           current=self._blueprint.revisions.values())
         self._several = any(each.member is not None for each in mine)
+        self._before = any(each.owner != self.uid and each.component == labels.ENGINE for each in seen)
         found = outdated(found, pods, self._settings.sidecar_image, now)
         self._switching = any(each.switching for each in mine)
         self._planner.look(self._told.fleet, found, [each for each in routers if each.usable], now)
@@ -176,37 +177,56 @@ class KubeBackend:
         return self._settings.width
 
     async def prepare(self, round_: Round) -> None:
-        """The key's Secret before pods need it, and everything else that goes with the service."""
+        """Everything that goes with the service beside new instances. A step that fails holds up none of the others: what
+        may not be made without what it would have made is not made (``kube.presence``).
+        """
         self._entry()
         service, now = self._blueprint.service, self._shared.clock()
-        making = any(isinstance(action, Create) for action in round_.plan.actions)
-        wanted = {role: round_.desired.target(role).replicas for role in Role}
-        desired = round_.desired
+        gangs, desired = self._shared.gangs, round_.desired
+        wanted = {role: desired.target(role).replicas for role in Role}
+        lacking = partial(self._presence.lacking, service)
         self._waits_until = desired.counts_since + desired.switch_window_s + 1.0 if desired.counts_since else 0.0
-        try:
+
+        async def ends() -> None:
+            if self._several:
+                await self._pods.end_together()
+
+        async def key() -> None:
+            making = any(isinstance(action, Create) for action in round_.plan.actions)
             if self._choice.wanted is not None:
                 await self._keys.provide(service, self._choice.wanted, self._choice.used, now, soon=making)
-            gangs = self._shared.gangs
-            if self._several:
-                await make_whole(self._pods, self._blueprint, gangs, round_, now)
+
+        async def children() -> None:
+            key = self._choice.of_routers(service)
+            await self._children.tend(service, wanted, now, key, lacking=lacking, several=self._several,
+                                      before=self._before, pods=pods_of_wanted(service, round_))
+
+        async def groups() -> None:
             if self._several or self._groups.some:
                 alive = in_groups(self._pods, gangs, round_)
                 await self._groups.tend(gangs.served, alive, self._blueprint.pod_group, now)
+
+        async def whole() -> None:
+            if self._several:
+                await make_whole(self._pods, self._blueprint, gangs, round_, now, lacking=lacking)
+
+        async def switches() -> None:
             await self._switches.tend(self._told.fleet, self._key_of)
-            key = self._choice.of_routers(service)
-            await self._children.tend(service, wanted, now, key, several=self._several,
-                                      pods=pods_of_wanted(service, round_))
+
+        async def planner() -> None:
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             await self._planner.tend(self._entry(), service, planned, self._key_of, now=now)
-        except ApiError as error:
-            if not self.holds.excuses(error, "what goes with the service", now):
-                raise
+
+        await in_turn(
+            (ends, key, children, groups, whole, switches, planner),
+            lambda error: isinstance(error, ApiError) and self.holds.excuses(error, "what goes with the service", now))
 
     async def apply(self, action: Action) -> None:
         """Carry out one action.
 
         Raises:
             ApiError: the API server refuses, or does not answer.
+            NotYet: what it would make needs something that is not there.
             XpydError: the action has no meaning here.
         """
         self._entry()
@@ -215,7 +235,8 @@ class KubeBackend:
                 # Kueue remembers what has ended by its name, which the planner gives again.
                 together = Together(self._shared.gangs.found, f"{action.instance}-{secrets.token_hex(3)}")
                 made = self._blueprint.pods_of(action.instance, action.role, action.revision, together)
-                await self._pods.create(made, self._shared.clock(), self._blueprint.group_of(made, together))
+                await self._pods.create(made, self._shared.clock(), self._blueprint.group_of(made, together),
+                                        partial(self._presence.lacking, self._blueprint.service))
             case Drain() | Remove():
                 if isinstance(action, Remove) and action.pause_s:
                     self._place_after = self._shared.clock() + action.pause_s
@@ -227,51 +248,16 @@ class KubeBackend:
             case _:
                 raise XpydError(f"pods know no such thing: {action}")
 
-    # What is said
-
     def said(self, round_: Round) -> None:
         """Write the status where it differs, and Events for what is new."""
         entry = self._cache.get(OWNER_KIND, self.namespace, self.name)
         if entry is None or entry.uid != self.uid or entry.deleting:
             return
-        service, blueprint, now = self._blueprint.service, self._blueprint, now_text()
         self._choice.seen(round_)
         if not any(isinstance(action, Create) for action in round_.plan.actions):
             self.holds.over(self._shared.clock())
-        status = service_status(round_, service, self._settings, valid=blueprint.valid, holds=self.holds.words)
-        words = bounded("; ".join(part for part in (status.plan, self._planner.sentence) if part)) or None
-        status = msgspec.structs.replace(status, plan=words)
-        self._status.put(entry, status, blueprint.generation, now)
-        for role in Role:
-            pool = self._children.pool(service, role)
-            if pool is not None and role in blueprint.generations:
-                self._status.put(pool, pool_status(round_, service, role), blueprint.generations[role], now)
-        for each in news(self.last, round_):
-            words = f"{each.instance}: {each.message}" if each.instance is not None else each.message
-            self._shared.events.say(entry, each.type, each.reason, words)
-        self._warn(entry)
+        self._report.write(entry, round_, self.last, self._planner.sentence)
         self.last = round_
-
-    def _warn(self, entry: Entry) -> None:
-        """Of a document: once, and again when the operator begins."""
-        if self._warned != self._blueprint.warnings:
-            for words in self._blueprint.warnings:
-                self._shared.events.say(entry, "Warning", "EngineWouldRefuse", words)
-        self._warned = self._blueprint.warnings
-
-    def _refused(self, entry: Entry, error: XpydError) -> None:
-        """Nothing was ever accepted while this process lives."""
-        valid = self._blueprint.valid
-        if (status := refused(read(entry.body, ServiceStatus), valid, error)) is not None:
-            self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
-        if valid.status == "False":
-            self._shared.events.say(entry, "Warning", valid.reason, valid.message)
-
-    def _keyless(self, entry: Entry, error: KeyTrouble) -> None:
-        """It stays a status of the document that was acted on last."""
-        before = read(entry.body, ServiceStatus)
-        self._status.put(entry, keyless(before, error), before.observed_generation, now_text())
-        self._shared.events.say(entry, "Warning", error.reason, str(error))
 
     def forget(self) -> None:
         """The service is gone: who waits for it to have its new key need not."""
@@ -280,7 +266,7 @@ class KubeBackend:
     async def close(self) -> None:
         """Write what was said, as far as that goes in time."""
         self._fleets.close()
-        await self._status.close()
+        await self._report.close()
 
     def _entry(self) -> Entry:
         entry = self._cache.get(OWNER_KIND, self.namespace, self.name)

@@ -1,6 +1,6 @@
 """What one DisaggService asks for: decoded, checked, tried, and in force as long as nothing better is.
 
-    watched body ─▶ judge (``render.judge``) ─▶ dry run of a pod ─▶ in force
+    watched body ─▶ judge (``render.judge``) ─▶ dry run of a pod and of the policies ─▶ in force
                       │ Invalid, Unsupported   │ TemplateRejected
                       └────────────────────────┴── Valid=False, and the last good document goes on
 
@@ -34,7 +34,7 @@ from xpyd_operator.render.compare import differs
 from xpyd_operator.render.gang import Gang, Together, grouped, joined_by, pod_group
 from xpyd_operator.render.judge import Judgement, judge
 from xpyd_operator.render.labels import INSTANCE_OF, router_name
-from xpyd_operator.render.objects import router_deployment
+from xpyd_operator.render.objects import policies, router_deployment
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, pods_difference
@@ -176,6 +176,9 @@ class KubeBlueprint:
             if words := await self._tried(service, role, revisions[role], key, now):
                 self._refuse("TemplateRejected", f"the API server refuses a pod of {role}: {words}")
                 return
+        if service is not self._service and (words := await self._tried_policies(service, now)):
+            self._refuse("TemplateRejected", f"the API server refuses a NetworkPolicy of spec.networkPolicy: {words}")
+            return
         if service is not self._service and (words := await self._tried_router(service, now, key)):
             self._refuse("TemplateRejected", f"the API server refuses a pod of a router: {words}")
             return
@@ -217,6 +220,15 @@ class KubeBlueprint:
             return await self._dry_run.ask(service, role, revision, now, key.pod)
         except Unsupported as error:
             return str(error)
+
+    async def _tried_policies(self, service: DisaggService, now: float) -> str:
+        """What the API server has against the policies of a document, where not all of them are there already."""
+        namespace = service.metadata.namespace or ""
+        for wanted in policies(service, self._settings):
+            there = self._cache.get("NetworkPolicy", namespace, wanted["metadata"]["name"])
+            if there is None or differs(wanted["spec"], there.body["spec"]):
+                return await self._dry_run.ask_policies(service, now)
+        return ""
 
     async def _tried_router(self, service: DisaggService, now: float, key: Known) -> str:
         """The same of a router's pod, where the document says what it is like, and none like it exists."""

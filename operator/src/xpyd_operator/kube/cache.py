@@ -127,6 +127,10 @@ class WatchCache:
         """(namespace, name) of every DisaggService."""
         return [(namespace, name) for kind, namespace, name in self._entries if kind == OWNER_KIND]
 
+    def names(self) -> set[tuple[str, str]]:
+        """(namespace, name) of every DisaggService, and of those that are gone and have left something."""
+        return {(namespace, name) for _, namespace, name in self._of_service}
+
     def __len__(self) -> int:
         return len(self._entries)
 

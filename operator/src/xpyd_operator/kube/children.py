@@ -1,25 +1,28 @@
 """What goes with a service beside its engines: made where it is missing, put back where it differs, removed where it is not
 wanted. Everything is judged by the cache, so nothing is asked or written while nothing differs.
 
-An object is ours when the service is its controller. One that is not is never touched; its name is reported as taken. The
-watch only shows objects with our label, so a name that seems free is looked up once before it is written.
+An object of somebody else (``kube.ownership``) is never touched; its name is reported as taken. The watch only shows
+objects with our label, so a name that seems free is looked up once before it is written. What needs others is written once
+they are there (``kube.presence``).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.errors import XpydError
+from xpyd_operator.errors import NotYet
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import controller
+from xpyd_operator.kube.ownership import ownership
+from xpyd_operator.kube.work import all_of, in_turn
 from xpyd_operator.render.compare import differs
+from xpyd_operator.render.dependencies import stages
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import role_name
 from xpyd_operator.render.objects import children, pool, unwanted
@@ -59,27 +62,45 @@ class Children:
         now: float,
         key: PodKey | None = None,
         *,
+        lacking: Callable[[Body], str],
         several: bool = False,
+        before: bool = False,
         pods: Mapping[Role, int] | None = None,
     ) -> None:
-        """Make everything as it should be. ``key``: of routers in pods of their own; the others are those of
-        ``objects.children``.
+        """Make everything as it should be, what needs others after them.
+
+        Args:
+            service: the document.
+            counts: as in ``objects.children``.
+            now: unix seconds.
+            key: of routers in pods of their own.
+            lacking: what an object waits for, in words; empty where it may be made (``render.needs``).
+            several: as in ``objects.children``.
+            before: as in ``objects.unwanted``.
+            pods: as in ``objects.children``.
 
         Raises:
             ApiError: something could not be written; everything else was.
+            NotYet: nothing else is wrong than that something waits.
             XpydError: several things could not.
         """
         namespace, uid = service.metadata.namespace or "", service.metadata.uid or ""
-        work: list[Awaitable[None] | None] = []
-        for kind, name in unwanted(service, several=several):
+        first: list[Awaitable[None] | None] = []
+        for kind, name in unwanted(service, several=several, before=before):
             entry = self._cache.get(kind, namespace, name)
-            if entry is not None and not entry.deleting and controller(entry.body["metadata"]) == uid:
-                work.append(self._delete(entry))
+            ours = entry is not None and ownership(entry.body["metadata"], service.name, uid) != "others"
+            if entry is not None and ours and not entry.deleting:
+                first.append(self._delete(entry))
             self._taken.pop((kind, name), None)
+        first += [self._pool(service, role, counts[role], now) for role in Role]
         rendered = self._children(service, counts, key, several=several, pods=pods)
-        work += [self._child(service, wanted, now) for wanted in rendered]
-        work += [self._pool(service, role, counts[role], now) for role in Role]
-        await all_of(each for each in work if each is not None)
+
+        async def make(kinds: frozenset[str], beside: list[Awaitable[None] | None]) -> None:
+            work = [self._child(service, each, now, lacking) for each in rendered if each["kind"] in kinds]
+            await all_of(each for each in (*beside, *work) if each is not None)
+
+        order = stages({each["kind"] for each in rendered})
+        await in_turn(partial(make, kinds, first if number == 0 else []) for number, kinds in enumerate(order))
 
     def pool(self, service: DisaggService, role: Role) -> Entry | None:
         """The pool of a role, if it is there and ours."""
@@ -102,15 +123,21 @@ class Children:
             self._rendered = (made_of, made)
         return self._rendered[1]
 
-    def _child(self, service: DisaggService, wanted: Body, now: float) -> Awaitable[None] | None:
+    def _child(
+        self, service: DisaggService, wanted: Body, now: float, lacking: Callable[[Body], str]
+    ) -> Awaitable[None] | None:
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         entry = self._cache.get(kind, service.metadata.namespace or "", name)
+        if entry is not None and (entry.deleting or self._foreign(entry, service, now)):
+            return None
+        what = differs(wanted, entry.body) if entry is not None else "missing"
+        if not what:
+            return None
+        if words := lacking(wanted):
+            return _wait(words)
         if entry is None:
             return self._first(service, kind, name, now, partial(self._apply, wanted, "it is missing"))
-        if entry.deleting or self._foreign(entry, service, now):
-            return None
-        what = differs(wanted, entry.body)
-        return self._apply(wanted, f"{what} differs") if what else None
+        return self._apply(wanted, f"{what} differs")
 
     def _pool(self, service: DisaggService, role: Role, count: int, now: float) -> Awaitable[None] | None:
         name = role_name(service.name, role)
@@ -127,11 +154,17 @@ class Children:
         return None
 
     def _foreign(self, entry: Entry, service: DisaggService, now: float) -> bool:
-        if controller(entry.body["metadata"]) == service.metadata.uid:
+        if self._may_have(entry.kind, entry.body["metadata"], service):
             self._taken.pop((entry.kind, entry.name), None)
             return False
         self._taken[entry.kind, entry.name] = now + AGAIN_S
         return True
+
+    @staticmethod
+    def _may_have(kind: str, metadata: Body, service: DisaggService) -> bool:
+        """Whether an object is ours, or may be taken over: a pool is never applied, so that none can be."""
+        owned = ownership(metadata, service.name, service.metadata.uid or "")
+        return owned == "ours" or (owned == "left" and kind != "DisaggPool")
 
     def _first(
         self, service: DisaggService, kind: str, name: str, now: float, make: Callable[[], Awaitable[None]]
@@ -150,7 +183,7 @@ class Children:
             if not error.missing:
                 raise
         else:
-            if controller(there["metadata"]) != service.metadata.uid:
+            if not self._may_have(kind, there["metadata"], service):
                 if (kind, name) not in self._taken:
                     logger.warning("%s %s/%s is somebody else's", kind, service.metadata.namespace, name)
                 self._taken[kind, name] = now + AGAIN_S
@@ -218,14 +251,5 @@ class Children:
             raise error
 
 
-async def all_of(work: Iterable[Awaitable[None]]) -> None:
-    """Wait for all, side by side, and raise what went wrong only then."""
-    done = await asyncio.gather(*work, return_exceptions=True)
-    wrong = [each for each in done if isinstance(each, BaseException)]
-    for each in wrong:
-        if not isinstance(each, XpydError):
-            raise each
-    if len(wrong) == 1:
-        raise wrong[0]
-    if wrong:
-        raise XpydError("; ".join(dict.fromkeys(str(each) for each in wrong)))
+async def _wait(words: str) -> None:
+    raise NotYet(words)

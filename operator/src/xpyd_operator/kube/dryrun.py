@@ -1,8 +1,9 @@
-"""Asking the API server whether it would take a pod, before any pod of a revision is made.
+"""Asking the API server whether it would take a pod or a policy, before any pod of a document is made.
 
-A template preserves what it does not know, and Pod Security, webhooks and the pod's own schema only speak when a pod is
-created. A dry run lets them speak without making one, so that a faulty template is a condition of the service and the old
-revision goes on.
+A document preserves what it does not know of Kubernetes' own objects, and Pod Security, webhooks and the schema of a pod
+only speak when one is created. A dry run lets them speak without making one, so that a faulty document is a condition of
+the service and the one before goes on. Fields that the API server does not know are refused, and its answer is read: what
+it left out of a pod (a feature that is off, a webhook) would not be there later either.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.plan.desired import Revision, revision_of
+from xpyd_operator.render.compare import dropped
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import ROUTERS
-from xpyd_operator.render.objects import router_pod
+from xpyd_operator.render.objects import policies, router_pod
 from xpyd_operator.render.pod import engine_pods
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -27,7 +29,7 @@ KNOWN = 64
 
 
 def fault(error: ApiError) -> str | None:
-    """What is wrong with the pod by this refusal; None where it says nothing about the pod."""
+    """What is wrong with an object by this refusal; None where it says nothing about the object."""
     if error.status in (400, 422):
         return error.message
     if error.status == 403:
@@ -38,7 +40,7 @@ def fault(error: ApiError) -> str | None:
 
 
 class DryRun:
-    """Of one service; remembers its verdicts by role (or that it was a router) and revision."""
+    """Of one service; remembers its verdicts by role (or that it was of a router, or a policy) and revision."""
 
     def __init__(self, api: Api, settings: KubeSettings) -> None:
         self._api = api
@@ -75,14 +77,32 @@ class DryRun:
             return known
         return await self._ask(pod, ROUTERS, revision, now)
 
+    async def ask_policies(self, service: DisaggService, now: float) -> str:
+        """The same of the NetworkPolicies of a document.
+
+        Raises:
+            ApiError: it cannot be told at present.
+        """
+        made = policies(service, self._settings)
+        for policy in made:
+            name = f"{policy['metadata']['name']}-check"
+            tried = policy | {"metadata": policy["metadata"] | {"name": name}}
+            revision = revision_of(tried)
+            known = self._known(tried["kind"], revision, now)
+            if words := await self._ask(tried, tried["kind"], revision, now) if known is None else known:
+                return words
+        return ""
+
     def _known(self, what: str, revision: Revision, now: float) -> str | None:
         known = self._verdicts.get((what, revision))
         return known[0] if known is not None and (not known[0] or 0 <= now - known[1] < AGAIN_S) else None
 
-    async def _ask(self, pod: dict[str, Any], what: str, revision: Revision, now: float) -> str:
+    async def _ask(self, made: dict[str, Any], what: str, revision: Revision, now: float) -> str:
         words = ""
         try:
-            await self._api.create("Pod", pod["metadata"]["namespace"], pod, dry_run=True)
+            answer = await self._api.create(made["kind"], made["metadata"]["namespace"], made, dry_run=True)
+            if path := dropped(made["spec"], answer.get("spec")):
+                words = f"it leaves out spec.{path} (a feature of Kubernetes that is off, or a webhook takes it away)"
         except ApiError as error:
             refused = fault(error)
             admitted = error.conflict or (error.status == 403 and "exceeded quota" in error.message)

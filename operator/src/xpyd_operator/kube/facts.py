@@ -13,6 +13,7 @@ from xpyd_operator.plan.names import member_of
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.render import labels
 from xpyd_operator.render.gang import Kind, joined_by, queued_as
+from xpyd_operator.render.keys import secret_of
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.group import MOST_MEMBERS
@@ -35,6 +36,9 @@ class Facts(msgspec.Struct, frozen=True):
     ip: str
     roster: bool
     router: bool
+    admin_port: int
+    """Where its router answers the operator, as its container says: a router of the release before answers where clients
+    come. 0: it has none."""
     phase: Phase
     """Without regard to deletion."""
     since: float
@@ -119,6 +123,7 @@ def facts(pod: Body) -> Facts:
         ip=status.get("podIP") or "",
         roster=label.get(labels.ROSTER) == labels.YES,
         router=label.get(labels.ROUTER) == labels.YES,
+        admin_port=_admin_port(pod),
         phase=phase,
         since=since,
         ends_by=ends_by,
@@ -144,6 +149,17 @@ def facts(pod: Body) -> Facts:
     )
 
 
+def _admin_port(pod: Body) -> int:
+    spec: Body = pod.get("spec") or {}
+    ports = {
+        port.get("name"): port.get("containerPort")
+        for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+        if container.get("name") in (labels.SIDECAR, labels.ROUTERS)
+        for port in container.get("ports") or ()
+    }
+    return int(ports.get(labels.ADMIN) or ports.get(labels.CLIENTS) or 0)
+
+
 def _size(metadata: Body) -> int:
     """Members of its instance, as its annotation says; 0 where that is no number of members (a person wrote it)."""
     text = str((metadata.get("annotations") or {}).get(labels.MEMBERS, ""))
@@ -156,16 +172,6 @@ def _since(status: Body, scheduled: str) -> float:
     placing = condition(status, "PodScheduled") or {}
     said = placing.get("status") == scheduled and placing.get("reason") != "SchedulingGated"
     return unix(placing.get("lastTransitionTime")) if said else 0.0
-
-
-def secret_of(pod: Body) -> str:
-    """The Secret that a pod, or the template of one, has its service's key from."""
-    return str(((_volume(pod, "key") or {}).get("secret") or {}).get("secretName", ""))
-
-
-def _volume(pod: Body, name: str) -> Body | None:
-    volumes: list[Body] = pod.get("spec", {}).get("volumes") or []
-    return next((volume for volume in volumes if volume.get("name") == name), None)
 
 
 def _told(metadata: Body) -> Assignment | None:

@@ -55,7 +55,7 @@ class Fleets:
         """Some router was not settled when it was last asked: it is worth asking again soon."""
 
     async def ask(
-        self, routers: Sequence[Facts], learners: Sequence[Facts], port: int, key_of: KeyOf, now: float, *, limit: int,
+        self, routers: Sequence[Facts], learners: Sequence[Facts], key_of: KeyOf, now: float, *, limit: int,
         tls: bool = False, picture: Hashable = None, prefill: bool = True,
     ) -> Told:
         """What is known now; asks at most once in 5 s, or in one while something is under way or ``picture`` changed.
@@ -63,7 +63,6 @@ class Fleets:
         Args:
             routers: usable pods whose router clients reach.
             learners: usable pods whose router only learns the roster.
-            port: the routers' HTTP port.
             key_of: tells the key of a pod.
             now: unix seconds.
             limit: most requests.
@@ -80,7 +79,7 @@ class Fleets:
             self.close()
             chosen = self._choose(routers, learners, limit)
             held = {each.uid for each in learners} if len({each.key for each in every}) > 1 else None
-            look = self._look(chosen, now, held, lambda pod: self._one(pod, port, key_of(pod), tls), prefill=prefill)
+            look = self._look(chosen, now, held, lambda pod: self._one(pod, key_of(pod), tls), prefill=prefill)
             if calm:
                 self._later = asyncio.create_task(look)
             else:
@@ -92,10 +91,10 @@ class Fleets:
         return Told(self._fleet, names)
 
     async def everyone(
-        self, routers: Sequence[Facts], port: int, key_of: KeyOf, *, tls: bool = False
+        self, routers: Sequence[Facts], key_of: KeyOf, *, tls: bool = False
     ) -> dict[str, Fleet]:
         """What each settled router says now, by the uid of its pod: each counts its own requests."""
-        answers = await asyncio.gather(*(self._one(each, port, key_of(each), tls) for each in routers))
+        answers = await asyncio.gather(*(self._one(each, key_of(each), tls) for each in routers))
         return {
             each.uid: answer
             for each, answer in zip(routers, answers, strict=True)
@@ -143,13 +142,13 @@ class Fleets:
         rest = list(routers) if self._fleet is None else []
         return _distinct((*last, *turn, *learners, *new, *rest))[:limit]
 
-    async def _one(self, pod: Facts, port: int, key: ServiceKey | None, tls: bool) -> Fleet | None:
+    async def _one(self, pod: Facts, key: ServiceKey | None, tls: bool) -> Fleet | None:
         """While a service goes over to HTTPS, or back, pods of both kinds are there."""
-        if key is None:
+        if key is None or not pod.admin_port:
             return None
         for scheme in ("https", "http") if tls else ("http", "https"):
             shown = calls.to_router(key, pod, "GET", FLEET)
-            answered, fleet = await self._over(f"{scheme}://{join_host_port(pod.ip, port)}{FLEET}", shown)
+            answered, fleet = await self._over(f"{scheme}://{join_host_port(pod.ip, pod.admin_port)}{FLEET}", shown)
             if answered:
                 return fleet
         return None
@@ -162,7 +161,7 @@ class Fleets:
                 if answer.status != 200:
                     return True, None
                 return True, msgspec.json.decode(await whole(answer.content, ANSWER_MAX), type=Fleet)
-        except (msgspec.DecodeError, TimeoutError):
+        except (msgspec.DecodeError, UnicodeDecodeError, TimeoutError):
             return True, None
         except (aiohttp.ClientError, OSError):
             return False, None

@@ -110,6 +110,7 @@ class ServiceKeys:
         last = self._made.get(wanted.pod.secret, float("-inf"))
         if self._dry_run or 0 <= now - last < (SOON_S if soon else CHECK_S):
             return
+        self._made.pop(wanted.pod.secret, None)  # not known to be there, until the API server has answered
         earlier = [each for each in self._known.values() if each.generation < wanted.generation]
         before = self.before(used, wanted) or max(earlier, key=lambda each: each.generation, default=None)
         body = key_secret(service, wanted.key.hex(), wanted.pod, before.key.hex() if before is not None else "")
@@ -120,3 +121,10 @@ class ServiceKeys:
             if not error.exists:
                 raise
         self._made = {wanted.pod.secret: now}
+
+    def why_not(self, secret: str, wanted: Known | None) -> str:
+        """Why a Secret is not known to be there; empty where it is. One that is not ``wanted`` is that of pods which have
+        it already.
+        """
+        there = secret in self._made or (wanted is not None and secret != wanted.pod.secret and secret in self._known)
+        return "" if there else "is not there yet"

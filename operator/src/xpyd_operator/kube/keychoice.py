@@ -15,13 +15,13 @@ from collections.abc import Callable
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.cache import WatchCache
-from xpyd_operator.kube.facts import Facts, facts, secret_of
+from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.key import Known, ServiceKeys
 from xpyd_operator.kube.turns import Turns
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
-from xpyd_operator.render.keys import PodKey
+from xpyd_operator.render.keys import PodKey, secret_of
 from xpyd_sidecar.contract.ids import Role
 
 RevisionOf = Callable[[str, Role], Revision]

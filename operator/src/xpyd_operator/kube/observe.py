@@ -22,7 +22,7 @@ from xpyd_operator.plan.names import member_of, ordinal_of
 from xpyd_operator.plan.observed import Front, Instance, Phase, Problem
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract.assignment import FIRST_EPOCH
-from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
+from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, words_of_ejection
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role, ServiceName, State
 
 Body = dict[str, Any]
@@ -148,6 +148,9 @@ def _instance(
         platform_crashes=0 if healthy else fact.crashes,
         problem=None if phase in (Phase.READY, Phase.STOPPING) else _problem(entry, fact, phase, now),
         fingerprint=heard.fingerprint if heard is not None else Fingerprint(""),
+        refuses=tuple((one.instance, one.reason) for one in heard.refused) if heard is not None else (),
+        links=heard.links if heard is not None else (),
+        ejected=words_of_ejection(heard) if heard is not None else "",
         roster=fact.roster,
         router=fact.router,
         settled=settled,

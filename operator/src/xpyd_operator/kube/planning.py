@@ -59,7 +59,7 @@ class PoolPlanner:
         if not self._planning.is_due(service, now):
             return
         router = service.spec.router
-        fleets = await self._fleets.everyone(self._routers, router.ports.http, key_of, tls=router.tls.secret is not None)
+        fleets = await self._fleets.everyone(self._routers, key_of, tls=router.tls.secret is not None)
         verdict = self._planning.conclude(service, fleets, wanted, now)
         if verdict is None:
             return

@@ -1,7 +1,7 @@
 """The groups that tell a scheduler which pods are one instance (``render.gang``): made before the pods, gone after them.
 
-    provide ─▶ there, and as it should be: the pods may be made
-               not there, or of another size: it is made, or made anew in a later round
+    provide ─▶ not there, or of another size: it is made, or made anew in a later round
+    why_not ─▶ empty: it is there, and as it should be
     tend    ─▶ what is of no instance any more goes; what an instance has lost comes back
 
 No watch shows them, since which kinds there are changes with the cluster; they are listed now and then.
@@ -18,7 +18,7 @@ from xpyd_operator.kube.backoff import Holds
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import controller
 from xpyd_operator.render.compare import differs
-from xpyd_operator.render.gang import Gang
+from xpyd_operator.render.gang import VERSIONS, Gang, Kind, resource_of
 from xpyd_operator.render.labels import SERVICE
 from xpyd_sidecar.contract.ids import InstanceName
 
@@ -49,26 +49,31 @@ class PodGroups:
         """There are some, ours or in our way, as far as is known."""
         return bool(self._there or self._taken)
 
-    async def provide(self, gang: Gang, wanted: Body, now: float) -> bool:
-        """Whether the group of an instance is there as it should be. If it cannot be yet, the planner tries again."""
+    def why_not(self, name: str, kind: Kind) -> str:
+        """Why the group of an instance is not there, of a scheduler of this kind; empty where it is as it should be."""
+        if any((resource_of(version), name) in self._there for version in VERSIONS[kind]):
+            return ""
+        return "is somebody else's" if name in self._taken else "is not there yet"
+
+    async def provide(self, gang: Gang, wanted: Body, now: float) -> None:
+        """Have the group of an instance there as it should be; where it cannot be yet, ``why_not`` says why."""
         name = wanted["metadata"]["name"]
         there = self._there.get((gang.resource, name)) or await self._make(gang, wanted, now)
         if there is None:
-            return False
+            return
         if controller(there["metadata"]) != self._uid:
             if name not in self._taken:
                 logger.warning("PodGroup %s/%s is somebody else's", self._namespace, name)
             self._taken.add(name)
-            return False
+            return
         self._taken.discard(name)
         if there["metadata"].get("deletionTimestamp"):
             self._there.pop((gang.resource, name), None)
-            return False
+            return
         if differs(wanted["spec"], there["spec"]):  # of an instance of the same name before; its size cannot be changed
             await self._delete(gang.resource, there)
-            return False
+            return
         self._there[gang.resource, name] = there
-        return True
 
     async def tend(
         self,

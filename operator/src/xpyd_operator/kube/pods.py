@@ -7,18 +7,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.errors import NotYet
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.backoff import Holds
 from xpyd_operator.kube.blueprint import KubeBlueprint
 from xpyd_operator.kube.cache import Entry, WatchCache
-from xpyd_operator.kube.children import all_of
 from xpyd_operator.kube.facts import Facts, controller, facts
 from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.podgroups import PodGroups
+from xpyd_operator.kube.work import all_of, in_turn
 from xpyd_operator.plan.actions import Create, Drain, Label, Remove
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.plan.round import Round
@@ -28,6 +30,7 @@ from xpyd_operator.render.labels import LAYOUT
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 logger = logging.getLogger(__name__)
+Body = dict[str, Any]
 TAKEN_S = 30.0
 """A name that somebody else's pod has is tried again so late."""
 
@@ -70,36 +73,40 @@ class Pods:
         """Of instances of several pods."""
         return [fact for each in self._mine() if (fact := each.derived(facts)).member is not None]
 
-    async def create(self, pods: Sequence[dict[str, Any]], now: float, group: tuple[Gang, dict[str, Any]] | None) -> None:
-        """Make those pods of an instance that are not there, the leader (the first) once all others are, and before them
-        the group that they are in; unless something only means to wait. After a refusal one instance is made after the
-        other, so that what a quota leaves goes to whole ones.
-        """
-        async with self._turn if len(pods) > 1 and self._holds.lately(now) else contextlib.nullcontext():
-            await self._create(pods, now, group)
-
-    async def _create(
-        self, pods: Sequence[dict[str, Any]], now: float, group: tuple[Gang, dict[str, Any]] | None
+    async def create(
+        self, pods: Sequence[Body], now: float, group: tuple[Gang, Body] | None, lacking: Callable[[Body], str]
     ) -> None:
-        if group is not None and not await self._groups.provide(*group, now):
-            return
+        """Make those pods of an instance that are not there, each once all is there that it needs, of which the group that
+        they are in is made here; unless something only means to wait. After a refusal one instance is made after the other,
+        so that what a quota leaves goes to whole ones.
+
+        Args:
+            pods: of the instance, the leader first.
+            now: unix seconds.
+            group: what a scheduler is told of them; None: nothing.
+            lacking: what an object waits for, in words; empty where it may be made (``render.needs``).
+
+        Raises:
+            NotYet: some wait.
+        """
         leader, *others = pods
-        there: list[bool] = []
 
-        async def make(pod: dict[str, Any]) -> None:
-            there.append(await self._make(pod, now))
+        async def make_others() -> None:
+            await all_of(self._make(pod, now, lacking) for pod in others)
 
-        await all_of(make(pod) for pod in others)
-        if all(there):
-            await self._make(leader, now)
+        async def make_group() -> None:
+            if group is not None:
+                await self._groups.provide(*group, now)
 
-    async def _make(self, pod: dict[str, Any], now: float) -> bool:
-        """Whether it is there."""
+        async with self._turn if len(pods) > 1 and self._holds.lately(now) else contextlib.nullcontext():
+            await in_turn((make_group, make_others, partial(self._make, leader, now, lacking)))
+
+    async def _make(self, pod: Body, now: float, lacking: Callable[[Body], str]) -> None:
         name = pod["metadata"]["name"]
-        if (entry := self._pod(name)) is not None:
-            return not entry.deleting
-        if self._holds.held(now):
-            return False
+        if self._pod(name) is not None or self._holds.held(now):
+            return
+        if words := lacking(pod):
+            raise NotYet(words)
         try:
             made = await self._api.create("Pod", self._namespace, pod)
             if joined_by(pod) is not None:
@@ -110,9 +117,8 @@ class Pods:
                 await self._recognize(name, now)
             elif not self._holds.excuses(error, f"creating {name}", now):
                 raise
-            return False
+            return
         self._holds.over(now)
-        return True
 
     async def delete(self, instance: InstanceName) -> None:
         """Begin the end of all pods of an instance: their preStop drains."""
@@ -171,6 +177,11 @@ class Pods:
         found = self._cache.of_service("Pod", self._namespace, self._service)
         return [each for each in found if each.derived(facts).owner == self._uid]
 
+    def why_not(self, name: str) -> str:
+        """Why a pod is not there; empty where it is ours and does not end."""
+        entry = self._pod(name)
+        return "is not there yet" if entry is None else "ends" if entry.deleting else ""
+
     def _pod(self, name: str) -> Entry | None:
         entry = self._cache.get("Pod", self._namespace, name)
         return entry if entry is not None and controller(entry.body["metadata"]) == self._uid else None
@@ -188,14 +199,16 @@ def leader_of(pods: Sequence[Entry]) -> Entry | None:
     return next((each for each in pods if each.derived(facts).leads), None)
 
 
-async def make_whole(pods: Pods, blueprint: KubeBlueprint, gangs: Gangs, round_: Round, now: float) -> None:
-    """End the others where one ends, and go on where the making of an instance ended in the middle (``groups``).
+async def make_whole(
+    pods: Pods, blueprint: KubeBlueprint, gangs: Gangs, round_: Round, now: float, *, lacking: Callable[[Body], str]
+) -> None:
+    """Go on where the making of an instance ended in the middle (``groups``); ``lacking``: as in ``Pods.create``.
 
     Raises:
         ApiError: something could not be written.
+        NotYet: some pods wait for what they need.
         XpydError: several things could not.
     """
-    await pods.end_together()
     going = {action.instance for action in round_.plan.actions if isinstance(action, Drain | Remove)}
     entries = pods.by_instance()
     for each in round_.observed.instances:
@@ -213,7 +226,7 @@ async def make_whole(pods: Pods, blueprint: KubeBlueprint, gangs: Gangs, round_:
         leader = rendered[0]
         wanted = (leader["metadata"]["annotations"][LAYOUT], joined_by(leader), queued_as(leader))
         if {(fact.layout, fact.gang, fact.queued_as) for fact in there} == {wanted}:
-            await pods.create(rendered, now, blueprint.group_of(rendered, together))
+            await pods.create(rendered, now, blueprint.group_of(rendered, together), lacking)
         else:  # this operator renders them otherwise than the one that began, or their groups are served no more
             await pods.delete(each.name)
 

@@ -1,4 +1,4 @@
-"""One task per DisaggService, begun when it is first heard of and ended when it is gone.
+"""One task per DisaggService, begun when it is first heard of and ended when it and what it leaves behind are gone.
 
 Events only wake a task; each round looks at everything. Rounds of one service never overlap; those of several run side by
 side, up to a bound. A round that failed is tried again later and later, and an event then waits for the pause as well.
@@ -26,6 +26,7 @@ from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.shared import Shared
+from xpyd_operator.kube.sweep import left_behind, sweep
 from xpyd_operator.kube.topology import Topology
 from xpyd_operator.kube.turns import Turns
 from xpyd_operator.loop import SLOWEST_S, converge
@@ -76,7 +77,8 @@ class Services:
         at = (namespace, name)
         found = self._services.get(at)
         if found is None:
-            if self._ending.is_set() or self._cache.get(OWNER_KIND, namespace, name) is None:
+            there = self._cache.get(OWNER_KIND, namespace, name) is not None
+            if self._ending.is_set() or not (there or left_behind(self._cache, namespace, name)):
                 return
             found = self._services[at] = _Service(at)
             self._begin(found)
@@ -94,7 +96,7 @@ class Services:
             sender = asyncio.create_task(self._events.run(), name="events")
             in_order = False
             try:
-                for at in self._cache.services():
+                for at in self._cache.names():
                     self.wake(*at)
                 for service in list(self._services.values()):
                     self._begin(service)
@@ -149,10 +151,13 @@ class Services:
             while not self._ending.is_set():
                 service.wake.clear()
                 entry = self._cache.get(OWNER_KIND, *service.name)
-                if entry is None:
-                    break
                 pause_s = self._settings.resync_s
-                if not entry.deleting:
+                if entry is None:
+                    await self._drop(service)
+                    if self._settings.dry_run or not left_behind(self._cache, *service.name):
+                        break
+                    pause_s = await self._sweep(service)
+                elif not entry.deleting:
                     if service.backend is None or service.backend.uid != entry.uid:
                         await self._drop(service)
                         service.backend = KubeBackend(shared, entry)
@@ -170,10 +175,21 @@ class Services:
             self._metrics.tasks.dec()
             self.wake(*service.name)  # one of the same name may have come meanwhile
 
+    async def _sweep(self, service: _Service) -> float:
+        """Of a service that is gone; the pause until the next time."""
+        try:
+            await sweep(self._api, self._cache, *service.name)
+        except XpydError as error:
+            logger.warning("%s/%s: cannot delete what is left of it: %s", *service.name, error)
+            self._fail(service, error)
+        else:
+            service.failed = 0
+        return self._settings.resync_s if left_behind(self._cache, *service.name) else 0.0
+
     async def _drop(self, service: _Service) -> None:
         backend, service.backend = service.backend, None
-        service.failed = 0
         if backend is not None:
+            service.failed = 0
             backend.forget()
             await backend.close()
 
@@ -223,9 +239,10 @@ class Services:
         self._metrics.reconcile(took_s, result)
         if self._settings.dry_run and done.plan.actions:
             logger.info("%s/%s would: %s", *service.name, "; ".join(str(action) for action in done.plan.actions))
-        if done.failures:
+        if done.failures or done.postponed:
             service.failed += 1
-            self._metrics.errors("action")
+            if done.failures:
+                self._metrics.errors("action")
             return self._settings.resync_s
         service.failed = 0
         if self._settings.dry_run:

@@ -37,6 +37,7 @@ def service_status(
     said = round_.status
     host = f"{service.name}.{service.metadata.namespace}.svc.{settings.cluster_domain}"
     scheme = "http" if service.spec.router.tls.secret is None else "https"
+    holds = "; ".join(part for part in (holds, *round_.postponed) if part)
     conditions = tuple(_with(each, holds, round_.failures) for each in said.conditions)
     return msgspec.structs.replace(
         said,

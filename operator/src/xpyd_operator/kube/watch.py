@@ -165,7 +165,7 @@ class Watch:
         if not complete_before and self.complete(namespace or ""):
             where = f" in {namespace}" if namespace else ""
             logger.info("everything was listed once%s: %d objects", where, len(self._cache))
-            changed = {pair for pair in self._cache.services() if namespace in (None, pair[0])}
+            changed = {pair for pair in self._cache.names() if namespace in (None, pair[0])}
         if not self.missing():
             self.filled.set()
         self._tell(changed)

@@ -40,7 +40,7 @@ async def agent_status(run_dir: Path) -> AgentStatus | None:
     raw = await _ask(run_dir, "GET", "/status")
     try:
         return msgspec.json.decode(raw, type=AgentStatus) if raw is not None else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
@@ -81,7 +81,7 @@ async def fleet(host: str, port: int, key: ServiceKey) -> Fleet | None:
             if answer.status != 200:
                 return None
             return msgspec.json.decode(await whole(answer.content, ANSWER_MAX), type=Fleet)
-    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -18,8 +18,8 @@ from xpyd_operator.local.router import LocalRouter
 from xpyd_operator.local.store import InstanceRecord, Settings
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import Instance, Observed, ObservedRouter, ObservedUnit, Phase
-from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
-from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, State
+from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, words_of_ejection
+from xpyd_sidecar.contract.ids import InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 
@@ -68,8 +68,9 @@ class Observer:
     ) -> Picture:
         """Look at everything; takes at most the agents' timeout."""
         config = self._router.config()
+        port = self._router.admin_port()
         statuses, fleet = await asyncio.gather(
-            asyncio.gather(*(agents.agent_status(instance.run_dir) for instance in instances.values())), self._fleet(config)
+            asyncio.gather(*(agents.agent_status(instance.run_dir) for instance in instances.values())), self._fleet(port)
         )
         heard = {each.instance: each for each in fleet.instances} if fleet is not None else {}
         sights = []
@@ -95,10 +96,10 @@ class Observer:
         observed = Observed(found, router, fleet_known=known)
         return Picture(observed, tuple(sorted(sights, key=lambda sight: sight.record.ordinal)), fleet)
 
-    async def _fleet(self, config: SidecarConfig | None) -> Fleet | None:
-        if config is None or config.router is None or not self._router.unit.alive():
+    async def _fleet(self, port: int | None) -> Fleet | None:
+        if port is None or not self._router.unit.alive():
             return None
-        return await agents.fleet(self._settings.host, config.router.port, self._key)
+        return await agents.fleet(self._settings.host, port, self._key)
 
     def _instance(
         self,
@@ -156,10 +157,13 @@ class Observer:
 def _told(seen: Instance, record: InstanceRecord, status: AgentStatus | None, heard: FleetInstance | None) -> Instance:
     """With what agent and router know of it."""
     late = any(known.epoch < record.epoch for known in (status, heard) if known is not None)
-    cached, fingerprint = (heard.cached, heard.fingerprint) if heard is not None else (0, Fingerprint(""))
-    return msgspec.structs.replace(
-        seen, epoch=record.epoch, assigned=record.assigned, switching=late, cached=cached, fingerprint=fingerprint
-    )
+    seen = msgspec.structs.replace(seen, epoch=record.epoch, assigned=record.assigned, switching=late)
+    if heard is None:
+        return seen
+    refuses = tuple((one.instance, one.reason) for one in heard.refused)
+    told = {"cached": heard.cached, "fingerprint": heard.fingerprint, "refuses": refuses, "links": heard.links,
+            "ejected": words_of_ejection(heard)}
+    return msgspec.structs.replace(seen, **told)
 
 
 def _phase(engine: ObservedUnit, status: AgentStatus | None, work: Work | None) -> Phase:

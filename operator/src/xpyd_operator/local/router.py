@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+import msgspec
+
 from xpyd_operator.local import logs, store
 from xpyd_operator.local.paths import ServiceFolder, make_private, run_folder
 from xpyd_operator.local.store import Settings
@@ -14,6 +16,15 @@ from xpyd_sidecar.contract.launch import SidecarConfig
 
 RESTART_GRACE_S = 30.0
 """How long streams may go on when the router is restarted for new settings; new requests are refused meanwhile."""
+
+
+class _SavedPorts(msgspec.Struct, frozen=True):
+    port: int
+    admin_port: int | None = None
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    router: _SavedPorts | None = None
 
 
 class LocalRouter:
@@ -32,6 +43,18 @@ class LocalRouter:
             LocalError: the file is damaged.
         """
         return store.load(self.file, SidecarConfig)
+
+    def admin_port(self) -> int | None:
+        """Where it answers this program; one of a release that had no port for that, where clients come. None: it was not
+        started.
+
+        Raises:
+            LocalError: the file is damaged.
+        """
+        found = store.load(self.file, _Saved)
+        if found is None or found.router is None:
+            return None
+        return found.router.port if found.router.admin_port is None else found.router.admin_port
 
     def revision(self) -> Revision | None:
         """Of what it was started with."""

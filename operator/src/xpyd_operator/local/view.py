@@ -13,11 +13,11 @@ from xpyd_operator.local.backend import LocalBackend
 from xpyd_operator.local.observe import Sight
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.progress import latest
-from xpyd_operator.plan.observed import Phase
+from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.plan.round import Round, think
 from xpyd_operator.plan.status import complete, is_true
 from xpyd_operator.render.engine import step_sync
-from xpyd_sidecar.contract.fleet import FleetInstance
+from xpyd_sidecar.contract.fleet import FleetInstance, words_of_ejection
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.membership import Load
 
@@ -37,7 +37,7 @@ class InstanceView(msgspec.Struct, frozen=True):
     pid: int
     """Of the engine; 0 when it does not run."""
     problem: str
-    """What is wrong, or waited for; empty when nothing is."""
+    """What is wrong, lacking or waited for; empty when nothing is."""
     log: str
     progress: str = ""
     """How far the start of the engine has come; empty when it is not starting."""
@@ -135,7 +135,7 @@ class Viewer:
         elif not local.agent.alive():
             problem = "no agent runs"
         elif status is not None:
-            problem = status.waits_for or ("" if sight.instance.ready else status.problem)
+            problem = status.waits_for or (_wanting(sight.instance) if sight.instance.ready else status.problem)
         if state is Phase.STARTING and living:
             progress = latest(local.engine.log).phase
         return InstanceView(
@@ -186,7 +186,7 @@ def _joined(seen: FleetInstance) -> InstanceView:
         uptime_s=0.0,
         restarts=0,
         pid=0,
-        problem=seen.suspended,
+        problem=seen.suspended or words_of_ejection(seen),
         log="",
         joined=True,
     )
@@ -195,3 +195,10 @@ def _joined(seen: FleetInstance) -> InstanceView:
 def _reachable(listen: str) -> str:
     """An address for people: the loopback one stands for all interfaces."""
     return "127.0.0.1" if listen in ("0.0.0.0", "::") else listen
+
+
+def _wanting(instance: Instance) -> str:
+    """What could be better of an instance that serves: it is not picked, cannot take KV from peers, has not all links."""
+    ejected = (f"ejected: {instance.ejected}",) if instance.ejected else ()
+    refused = [f"cannot take KV from {name}: {why}" for name, why in instance.refuses]
+    return "; ".join((*ejected, *refused, *instance.links))

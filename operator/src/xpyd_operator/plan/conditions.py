@@ -196,9 +196,32 @@ def _compatible(views: Views, held: str) -> Condition:
     named = f"prefill serves {_list(sorted(ours))}, decode {_list(sorted(theirs))}"
     if not ours.keys() & theirs.keys():
         return _say("Compatible", "False", "Incompatible", named)
+    if refused := _refused(views):
+        words = _list([f"{decode} cannot take KV from {prefill}: {why}" for decode, prefill, why in refused])
+        if len(refused) >= sum(ours[kind] * theirs[kind] for kind in ours.keys() & theirs.keys()):
+            return _say("Compatible", "False", "PairsRefused", words)
+        return _say("Compatible", "True", "SomePairsRefused", words)
+    named += "".join(f"; {words}" for words in _linked(views))
     if ours.keys() == theirs.keys() and len(ours) == 1:
         return _say("Compatible", "True", "SameFingerprint", named)
     return _say("Compatible", "True", "SeveralFingerprints", f"{named}; pairs are made only within one")
+
+
+def _refused(views: Views) -> list[tuple[str, str, str]]:
+    """Decode and prefill instances that serve, of one fingerprint, and have found that they cannot pair; and why."""
+    prefill, decode = views
+    serving = {one.name: one.fingerprint for one in prefill.serving}
+    return [(one.name, name, why) for one in decode.serving for name, why in one.refuses
+            if serving.get(name) == one.fingerprint]
+
+
+def _linked(views: Views) -> list[str]:
+    """What instances that serve say of links that are worse than they could be, each with their names."""
+    by_words: dict[str, list[str]] = {}
+    for instance in (*views[0].serving, *views[1].serving):
+        for words in instance.links:
+            by_words.setdefault(words, []).append(instance.name)
+    return [f"{_list(names)}: {words}" for words, names in sorted(by_words.items())]
 
 
 def _list(words: list[str]) -> str:

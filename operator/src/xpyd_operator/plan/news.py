@@ -88,6 +88,11 @@ def _instance(was: Instance | None, now: Instance) -> Iterator[News]:
         yield News(WARNING, "InstanceNotReady", "it served and does not any more", now.name)
     elif now.phase is Phase.LOST and phase is not Phase.LOST:
         yield News(WARNING, "Lost", now.problem.message if now.problem else "its node is away", now.name)
+    before = was.ejected if was is not None else ""
+    if now.ejected and not before:
+        yield News(WARNING, "Ejected", f"routers send it nothing: {now.ejected}", now.name)
+    elif before and not now.ejected and now.phase is Phase.READY:
+        yield News(NORMAL, "Readmitted", "routers send it requests again", now.name)
     problem = now.problem
     if problem is not None and now.queued and (was is None or not was.queued):
         yield News(NORMAL, problem.reason, problem.message, now.name)

@@ -93,6 +93,12 @@ class Instance(msgspec.Struct, frozen=True):
     problem: Problem | None = None
     fingerprint: Fingerprint = Fingerprint("")
     """What its KV may be exchanged with; empty while unknown."""
+    refuses: tuple[tuple[InstanceName, str], ...] = ()
+    """Prefill instances whose KV it has found that it cannot take, and why."""
+    ejected: str = ""
+    """Not empty: routers do not pick it, since it fails or is silent while others are not, and why."""
+    links: tuple[str, ...] = ()
+    """Words on links of it that are worse than they could be."""
     roster: bool = False
     """Agents are told to beat to the router beside it."""
     router: bool = False

@@ -21,6 +21,8 @@ class Round(msgspec.Struct, frozen=True):
     status: ServiceStatus
     failures: tuple[str, ...] = ()
     """What went wrong while it was carried out, in words."""
+    postponed: tuple[str, ...] = ()
+    """What of it was not begun, since something that it needs is not there yet, in words."""
 
     @property
     def gone(self) -> bool:

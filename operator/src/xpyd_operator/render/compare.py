@@ -6,6 +6,8 @@
     quantities  ``1000m`` and ``1`` are one value
     numbers     an int-or-string may come back as either
     emptiness   ``""``, ``{}``, ``[]``, ``false`` and a field that is not there are one
+
+``dropped`` asks less: whether the API server took all of an object.
 """
 
 from __future__ import annotations
@@ -22,6 +24,43 @@ _KEYS = ("name", "mountPath", "uid")
 def differs(wanted: Any, live: Any) -> str:
     """Path of the first thing that we set and that is not so; empty where all is as wanted."""
     return _differs(wanted, live, "", exact=False, quantity=False) or ""
+
+
+def dropped(wanted: Any, live: Any) -> str:
+    """Path of the first thing that we set and that is not there at all; empty where there is none.
+
+    What has another value is there. Of lists without keys only their length tells that something was left out.
+    """
+    return _dropped(wanted, live, "") or ""
+
+
+def _dropped(wanted: Any, live: Any, path: str) -> str | None:
+    if _says_nothing(wanted):
+        return None
+    if _empty(live):
+        return path or "document"
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        pairs = [(f"{path}.{key}" if path else key, one, live.get(key)) for key, one in wanted.items()]
+    elif isinstance(wanted, list | tuple) and isinstance(live, list):
+        key = next((key for key in _KEYS[::-1] if _tells(wanted, key) and _keyed(live, key)), None)
+        if key is None:
+            return path if len(live) < len(wanted) else None
+        there = {item[key]: item for item in live}
+        pairs = [(f"{path}[{item[key]}]", item, there.get(item[key])) for item in wanted]
+    else:
+        return None
+    return next((found for where, one, other in pairs if (found := _dropped(one, other, where))), None)
+
+
+def _says_nothing(one: Any) -> bool:
+    """Whether the API server may leave it out of what it shows: it is empty, or 0, as all that is in it."""
+    inner = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
+    return (_empty(one) or one == 0) if not inner else all(_says_nothing(each) for each in inner)
+
+
+def _tells(items: list[Any] | tuple[Any, ...], key: str) -> bool:
+    """Whether no two items have the same value of this key."""
+    return _keyed(items, key) and len({item[key] for item in items}) == len(items)
 
 
 def _differs(wanted: Any, live: Any, path: str, *, exact: bool, quantity: bool) -> str | None:

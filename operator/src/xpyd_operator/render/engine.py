@@ -123,8 +123,8 @@ def kv_options(service: DisaggService, shared: str = "") -> KvOptions:
     """The connector's settings."""
     kv = service.spec.kv
     return KvOptions(transport=kv.transport, shared_folder=shared, mode=kv.mode, checksum=kv.checksum,
-                     keep_bytes=kv.keep_bytes, buffer_bytes=kv.buffer_bytes, buffer_share=kv.buffer_share,
-                     host_pool_bytes=kv.host_pool_bytes, load_limit_s=kv.load_limit_s)
+                     encryption=kv.encryption, keep_bytes=kv.keep_bytes, buffer_bytes=kv.buffer_bytes,
+                     buffer_share=kv.buffer_share, host_pool_bytes=kv.host_pool_bytes, load_limit_s=kv.load_limit_s)
 
 
 def engine_revision(service: DisaggService, role: Role, model: str) -> Revision:

@@ -100,7 +100,7 @@ def pod_group(gang: Gang, service: DisaggService, instance: InstanceName, size: 
             spec = {"minMember": size}
         case "coscheduling":
             spec = {"minMember": size, "scheduleTimeoutSeconds": WAIT_S}
-    made = metadata(service, instance, labels.common(service) | {labels.INSTANCE_OF: instance})
+    made = metadata("PodGroup", service, instance, labels.common(service) | {labels.INSTANCE_OF: instance})
     return {"apiVersion": gang.version, "kind": "PodGroup", "metadata": made, "spec": spec}
 
 

@@ -71,7 +71,7 @@ def judge(value: Any, target: Target | None, *, strict: bool = True, gpus: int =
     refused, elsewhere = _unsupported(service, target, gpus)
     elsewhere = (*((str(only), fault) for only, fault in seen.notes), *elsewhere)
     others = dict.fromkeys(Fault(fault.path, f"not for {only}: {fault.message}") for only, fault in elsewhere)
-    in_clusters = notes.rdma(service) if target is not Target.LOCAL else ()
+    in_clusters = (*notes.rdma(service), *notes.exposed(service)) if target is not Target.LOCAL else ()
     return Judgement(
         service=service,
         faults=seen.faults,

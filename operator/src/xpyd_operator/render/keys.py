@@ -57,3 +57,13 @@ def unknown(service: str) -> PodKey:
 def is_derived(service: str, secret: str) -> bool:
     """Whether a Secret of this name has a derived key of the service."""
     return secret.startswith(service) and _DERIVED.fullmatch(secret, len(service)) is not None
+
+
+def secret_of(pod: dict[str, Any]) -> str:
+    """The Secret that a pod, or the template of one, has its service's key from."""
+    return str(((_volume(pod, "key") or {}).get("secret") or {}).get("secretName", ""))
+
+
+def _volume(pod: dict[str, Any], name: str) -> dict[str, Any] | None:
+    volumes: list[dict[str, Any]] = pod.get("spec", {}).get("volumes") or []
+    return next((volume for volume in volumes if volume.get("name") == name), None)

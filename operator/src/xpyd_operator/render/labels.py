@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from xpyd_operator.api.base import API_VERSION, GROUP
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.render.dependencies import TABLE
 from xpyd_sidecar.contract.ids import Role
 
 FIELD_MANAGER: Final = "xpyd"
@@ -18,6 +19,8 @@ MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 
 SERVICE: Final = f"{GROUP}/service"
 """Name of the DisaggService; on every object of it."""
+SERVICE_UID: Final = f"{GROUP}/service-uid"
+"""uid of that DisaggService; on every object of it but pods. What has no owner is known by it."""
 ROLE: Final = f"{GROUP}/role"
 REVISION: Final = f"{GROUP}/revision"
 INSTANCE_OF: Final = f"{GROUP}/instance"
@@ -46,6 +49,9 @@ ROUTERS: Final = "router"
 OPERATOR: Final = "xpyd-operator"
 """``app.kubernetes.io/name`` of the operator's own pods."""
 
+CLIENTS: Final = "http"
+ADMIN: Final = "admin"
+"""Ports of a router, by their names in its container."""
 MAIN: Final = "main"
 """Container of the engine."""
 SIDECAR: Final = "sidecar"
@@ -122,12 +128,20 @@ def owner_reference(service: DisaggService) -> dict[str, Any]:
     }
 
 
-def metadata(service: DisaggService, name: str, marks: dict[str, str]) -> dict[str, Any]:
-    """Name, namespace, labels and owner. Without an owner where the service is only a document (``xpyd render pods``)."""
+def metadata(kind: str, service: DisaggService, name: str, marks: dict[str, str]) -> dict[str, Any]:
+    """Name, namespace, labels, and the owner where an object of this ``kind`` has one. Without uid and owner where the
+    service is only a document (``xpyd render pods``).
+
+    What has no owner has no ``INSTANCE`` either: Argo CD takes an object with neither for one of the application of that
+    name, and prunes it.
+    """
     made: dict[str, Any] = {"name": name}
     if service.metadata.namespace is not None:
         made["namespace"] = service.metadata.namespace
-    made["labels"] = marks
+    lasts = TABLE[kind].lasts
+    made["labels"] = {name: value for name, value in marks.items() if not lasts or name != INSTANCE}
     if service.metadata.uid is not None:
-        made["ownerReferences"] = [owner_reference(service)]
+        if kind != "Pod":
+            made["labels"] |= {SERVICE_UID: service.metadata.uid}
+        made["ownerReferences"] = [] if lasts else [owner_reference(service)]
     return made

@@ -65,8 +65,7 @@ def children(
     found = [_clients_service(service), _members_service(service)]
     if several or spans(service):
         found.append(_engines_service(service))
-    if service.spec.network_policy.enabled:
-        found += [pods_policy(service, settings), clients_policy(service)]
+    found += _policies(service, settings)
     for role in Role:
         selector = labels.selector(service, role=role)
         missing = service.spec.rollout.unavailable(counts[role])
@@ -80,17 +79,35 @@ def children(
     return tuple(_marked(one) for one in found)
 
 
+def policies(service: DisaggService, settings: KubeSettings) -> tuple[dict[str, Any], ...]:
+    """Of the objects that ``children`` makes, the NetworkPolicies: empty where the document wants none."""
+    return tuple(_marked(one) for one in _policies(service, settings))
+
+
+def _policies(service: DisaggService, settings: KubeSettings) -> tuple[dict[str, Any], ...]:
+    return (pods_policy(service, settings), clients_policy(service)) if service.spec.network_policy.enabled else ()
+
+
 def spans(service: DisaggService) -> bool:
     """Whether instances of some role have several pods."""
     return any(service.spec.role(role).parallelism.pods > 1 for role in Role)
 
 
-def unwanted(service: DisaggService, *, several: bool = False) -> tuple[tuple[str, str], ...]:
-    """Kinds and names of what other settings would make, to be deleted where it exists; ``several``: as in ``children``."""
+def unwanted(
+    service: DisaggService, *, several: bool = False, before: bool = False
+) -> tuple[tuple[str, str], ...]:
+    """Kinds and names of what other settings would make, to be deleted where it exists and nothing left needs it.
+
+    Args:
+        service: the document.
+        several: there are instances of several pods, whatever the document asks for.
+        before: there are pods of a service of this name that was deleted.
+    """
     found: list[tuple[str, str]] = []
-    if not several and not spans(service):
+    leftover = before or (several and not spans(service))
+    if not leftover and not spans(service):
         found.append(("Service", labels.engines_name(service.name)))
-    if not service.spec.network_policy.enabled:
+    if not leftover and not service.spec.network_policy.enabled:
         found += [("NetworkPolicy", service.name), ("NetworkPolicy", labels.clients_name(service.name))]
     if service.spec.router.placement != "deployment":
         name = labels.router_name(service.name)
@@ -106,7 +123,7 @@ def key_secret(
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(service, key.secret, labels.common(service)),
+        "metadata": metadata("Secret", service, key.secret, labels.common(service)),
         "type": "Opaque",
         "immutable": True,
         "stringData": {labels.KEY: key_hex} | ({keys.BEFORE: before_hex} if key.id else {}),
@@ -119,7 +136,7 @@ def pool(service: DisaggService, role: Role, replicas: int) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "DisaggPool",
-        "metadata": metadata(service, labels.role_name(service.name, role), its_labels),
+        "metadata": metadata("DisaggPool", service, labels.role_name(service.name, role), its_labels),
         "spec": {"service": service.name, "role": role.value, "replicas": replicas},
     }
 
@@ -141,8 +158,14 @@ def _clients_service(service: DisaggService) -> dict[str, Any]:
 
 
 def _members_service(service: DisaggService) -> dict[str, Any]:
-    """Resolves to every router, ready or not: else agents and routers would wait for each other."""
-    port = {"name": "members", "port": service.spec.router.ports.members, "protocol": "TCP"}
+    """Resolves to every router, ready or not: else agents and routers would wait for each other. People reach the admin
+    port by it (``kubectl port-forward``); the clients' Service, which may be published, has it not.
+    """
+    ports = service.spec.router.ports
+    named: list[dict[str, Any]] = [
+        {"name": "members", "port": ports.members, "protocol": "TCP"},
+        {"name": labels.ADMIN, "port": ports.admin_or_default, "protocol": "TCP"},
+    ]
     return _service(
         service,
         labels.members_name(service.name),
@@ -152,7 +175,7 @@ def _members_service(service: DisaggService) -> dict[str, Any]:
             "ipFamilyPolicy": "PreferDualStack",
             "publishNotReadyAddresses": True,
             "selector": labels.selector(service, roster=labels.YES),
-            "ports": [port | {"targetPort": port["port"]}],
+            "ports": [port | {"targetPort": port["port"]} for port in named],
         },
     )
 
@@ -178,7 +201,7 @@ def _engines_service(service: DisaggService) -> dict[str, Any]:
 
 
 def _service(service: DisaggService, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    made = metadata(service, name, labels.common(service))
+    made = metadata("Service", service, name, labels.common(service))
     return {"apiVersion": "v1", "kind": "Service", "metadata": made, "spec": spec}
 
 
@@ -197,7 +220,7 @@ def router_deployment(service: DisaggService, settings: KubeSettings, key: PodKe
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(service, labels.router_name(service.name), labels.common(service)),
+        "metadata": metadata("Deployment", service, labels.router_name(service.name), labels.common(service)),
         "spec": {
             "replicas": service.spec.router.replicas_or_default,
             "selector": {"matchLabels": selector},
@@ -217,7 +240,7 @@ def router_pod(
     """
     selector = labels.selector(service, component=labels.ROUTERS)
     template = _router_template(service, selector, settings, key or keys.unknown(service.name))
-    of_all = metadata(service, name, labels.common(service))
+    of_all = metadata("Pod", service, name, labels.common(service))
     return {"apiVersion": "v1", "kind": "Pod", "metadata": of_all | template["metadata"], "spec": template["spec"]}
 
 

@@ -115,7 +115,7 @@ ROUTER_POD: Final = PodNeeds(
     },
     volumes=frozenset({"run", "key", "clients", "tls"}),
     mounts=(at.RUN, at.KEY_DIR, at.CLIENTS_DIR, at.TLS_DIR),
-    ports=frozenset({"http", "members"}),
+    ports=frozenset({labels.CLIENTS, "members", labels.ADMIN}),
     one_user=False,
 )
 _OWN: Final = frozenset({"name", "resources", "securityContext"})

@@ -68,7 +68,7 @@ def _pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata(
-            service, member.name, labels.engine(service, role, revision) | (group.marks(member) if several else {})
+            "Pod", service, member.name, labels.engine(service, role, revision) | (group.marks(member) if several else {})
         ) | {"annotations": {"kubectl.kubernetes.io/default-container": labels.MAIN}
              | (group.notes(members, settings) if several else {})},
         "spec": (group.named(service, member) | group.placed(service, role, member) if several else {}) | {
@@ -105,7 +105,7 @@ def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
         "model": without_defaults(spec.model),
         "engine": _without(without_defaults(spec.engine), ("startupTimeout", "imagePullPolicy")),
         "role": _without(without_defaults(spec.role(role)), ("replicas", "scaling", "parallelism")),
-        "kv": _without(without_defaults(spec.kv), ("audit",)),
+        "kv": _without(without_defaults(spec.kv), ("audit", "network")),
         "router": router,
         "key": key_id,
     }

@@ -18,21 +18,23 @@ _AGENT_PORT = {"protocol": "TCP", "port": AGENT_PORT}
 def pods_policy(service: DisaggService, settings: KubeSettings) -> dict[str, Any]:
     """For all pods of the service.
 
-    In: everything among themselves (NCCL and torch choose their ports), and the operator to routers and agents. Out: to
-    each other, name resolution, HTTPS and what the user added.
+    In: everything among themselves (NCCL and torch choose their ports), and the operator to routers and agents; to the
+    client port, too, where routers of the release before answer it. Out: to each other, name resolution, HTTPS and what the
+    user added.
     """
     own = {"podSelector": {"matchLabels": labels.selector(service)}}
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.operator_namespace}},
         "podSelector": {"matchLabels": {labels.NAME: labels.OPERATOR}},
     }
+    admin = {"protocol": "TCP", "port": service.spec.router.ports.admin_or_default}
     return _policy(
         service,
         service.name,
         {
             "podSelector": {"matchLabels": labels.selector(service)},
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": [{"from": [own]}, {"from": [operator], "ports": [_router_port(service), _AGENT_PORT]}],
+            "ingress": [{"from": [own]}, {"from": [operator], "ports": [_router_port(service), admin, _AGENT_PORT]}],
             "egress": [
                 {"to": [own]},
                 {"ports": [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")]},
@@ -70,7 +72,7 @@ def budget(service: DisaggService, name: str, selector: dict[str, str], wanted: 
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(service, name, labels.common(service)),
+        "metadata": metadata("PodDisruptionBudget", service, name, labels.common(service)),
         "spec": {
             "minAvailable": max(0, wanted - max(1, missing)),
             "selector": {"matchLabels": selector},
@@ -83,7 +85,7 @@ def _policy(service: DisaggService, name: str, spec: dict[str, Any]) -> dict[str
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(service, name, labels.common(service)),
+        "metadata": metadata("NetworkPolicy", service, name, labels.common(service)),
         "spec": spec,
     }
 

@@ -84,8 +84,9 @@ def router_container(service: DisaggService, settings: KubeSettings, key: PodKey
 def router_resources(router: Router) -> dict[str, Any]:
     """Resources of a router, beside an engine with its agent: what is written, and defaults for what is not.
 
-    Memory: all bodies that it may hold, and 512 MiB for streams, the roster, metrics and their history. What is written as
-    a limit is also reserved.
+    Memory: all that it may hold for its clients, and 512 MiB for the process itself (51 MiB when idle), 16,384 connections
+    (4 KiB each) and 4,096 requests (whole answers below 64 KiB, what a socket does not take at once), the roster, metrics
+    and their history. What is written as a limit is also reserved.
     """
     given = router.resources
     if given == RouterResources():
@@ -177,8 +178,9 @@ def _container(service: DisaggService, name: str, settings: KubeSettings, *, cli
     if clients:
         given = service.spec.router.ports
         ports = [
-            {"name": "http", "containerPort": given.http, "protocol": "TCP"},
+            {"name": labels.CLIENTS, "containerPort": given.http, "protocol": "TCP"},
             {"name": "members", "containerPort": given.members, "protocol": "TCP"},
+            {"name": labels.ADMIN, "containerPort": given.admin_or_default, "protocol": "TCP"},
         ]
         if service.spec.router.api_key_secret is not None:
             mounts.append(at.mount("clients", at.CLIENTS_DIR, read_only=True))
@@ -196,7 +198,7 @@ def _container(service: DisaggService, name: str, settings: KubeSettings, *, cli
 
 
 def _router_probes(service: DisaggService) -> dict[str, Any]:
-    port, tls = service.spec.router.ports.http, service.spec.router.tls.secret is not None
+    port, tls = service.spec.router.ports.admin_or_default, service.spec.router.tls.secret is not None
     return {
         "startupProbe": at.killing(at.http_probe("/health", port, period_s=1, failures=60, timeout_s=2, tls=tls)),
         "livenessProbe": at.killing(at.http_probe("/health", port, period_s=10, failures=6, tls=tls)),

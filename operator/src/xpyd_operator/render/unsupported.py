@@ -20,7 +20,7 @@ from xpyd_operator.render import offload, overlay
 from xpyd_operator.render.engine import RAY_OWNED, kv_options
 from xpyd_operator.render.paths import AGENT_PORT, ENGINE_PORT
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES, KEEP_BYTES, STAGING_BYTES, pinned_bytes
+from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_RING_BYTES, KEEP_BYTES, NIXL_SLOT_BYTES
 
 
 def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
@@ -40,26 +40,29 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 
 def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
-    """The connector's own copies on the host, all ranks of a pod together: less than this can never do.
+    """The connector's own memory on the host, all ranks of a pod together, in either role: less than this can never do.
 
-    On a device it may take more, as the model asks for; of a limit it takes so much more by itself that room is left.
+    On a device it may take more, as the model asks for; of a limit it takes so much more by itself that room is left. What
+    it takes is in docs/operations.md.
     """
     limit = limits(service.spec.role(role)).get("memory")
     ranks = service.spec.role(role).parallelism.devices_of_pod
     on_device = bool(devices(service.spec.role(role)))
     stated = kv_options(service).keep_bytes
     keep = max(stated or 0, DEVICE_KEEP_BYTES) if on_device else stated or KEEP_BYTES
-    pool = service.spec.kv.host_pool_bytes
-    keep = pinned_bytes(keep + pool) if on_device else keep + pool
-    buffers = (service.spec.kv.buffer_bytes or 0) + pool
-    staging = DEVICE_STAGING_BYTES if on_device else STAGING_BYTES
+    pool, buffer = service.spec.kv.host_pool_bytes, service.spec.kv.buffer_bytes or 0
+    keep += pool + (buffer if service.spec.kv.mode == "get" else 0)
+    buffers = buffer + pool
+    transport = service.spec.kv.transport
+    slots = NIXL_SLOT_BYTES if transport == "rdma" else 0
+    ring = slots + (DEVICE_RING_BYTES if on_device and transport != "shm" else 0)  # shared memory is read into the device
     beside = offload.memory_bytes(service)
-    needed = ranks * (keep + staging + buffers) + beside
+    needed = ranks * (keep + ring + buffers) + beside
     if limit is not None and size(limit) < needed:
         reason = (
             f"must be above {needed >> 20}Mi, not {limit}: each of {ranks} ranks keeps "
             f"{'at least' if on_device and stated is None else 'up to'} {keep >> 20}Mi of KV to send "
-            f"and {staging >> 20}Mi to receive{', and its buffers, ' if buffers else ', '}"
+            f"{f'and {ring >> 20}Mi to receive' if ring else ''}{', and its buffers, ' if buffers else ', '}"
             f"{f'{beside >> 20}Mi are those of kv.offload, ' if beside else ''}"
             f"beside what vLLM itself takes"
         )
@@ -69,7 +72,7 @@ def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
 def _ports(service: DisaggService) -> Iterator[tuple[str, str]]:
     if service.spec.router.placement == "sidecar":
         ports = service.spec.router.ports
-        for name, port in (("http", ports.http), ("members", ports.members)):
+        for name, port in (("http", ports.http), ("members", ports.members), ("admin", ports.admin_or_default)):
             whose = {ENGINE_PORT: "engine", AGENT_PORT: "agent"}.get(port)
             if whose is not None:
                 yield f"spec.router.ports.{name}", f"{port} is the {whose}'s own port in the same pod; take another one"

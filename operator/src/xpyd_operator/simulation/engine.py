@@ -3,6 +3,8 @@
     prefill     start + L / rate + L² * quadratic               seconds for a prompt of L tokens, one prompt after the other
     decode      base + n * per_request + kv * per_token         seconds of a step for n requests with kv tokens of KV
     handover    latency + L * per_token                         seconds that the KV of a prompt adds after its prefill
+    link        L * kv_bytes / link                             seconds that it takes the links of both instances, one
+                                                                prompt after the other, from the prefill's beginning on
 
 Chunked prefill of several prompts at once takes as long in all as one after the other; that it shares the engine among them
 is left out. A request is admitted to decode while there is room for its whole context.
@@ -39,6 +41,11 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens of KV that one instance holds."""
     handover: float = 0.01
     handover_per_token: float = 0.0
+    """What is left to send when the prefill is over."""
+    kv_bytes: float = 0.0
+    """KV of one token."""
+    link: float = 0.0
+    """Bytes a second out of a prefill instance, and into a decode instance; 0: as many as there are."""
     cold_start: float = 120.0
     """From the wish for an instance until it serves."""
     switch: float = 2.0
@@ -62,8 +69,12 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.step_base + requests * self.step_per_request + kv * self.step_per_token
 
     def handover_s(self, prompt: int) -> float:
-        """Seconds from the end of the prefill until decode may begin."""
+        """Seconds from the end of the prefill until decode may begin, over links that nobody else uses."""
         return self.handover + prompt * self.handover_per_token
+
+    def link_s(self, prompt: int) -> float:
+        """Seconds that the KV of a prompt takes a link."""
+        return prompt * self.kv_bytes / self.link if self.link else 0.0
 
 
 def roofline(
@@ -83,7 +94,7 @@ def roofline(
         memory: bytes of it.
         compute_share: what prefill reaches of ``flops``.
         bandwidth_share: what decode reaches of ``bandwidth``.
-        link: bytes a second between two instances.
+        link: bytes a second out of and into an instance.
         cold_start: seconds.
     """
     arithmetic, reading = flops * compute_share, bandwidth * bandwidth_share
@@ -98,6 +109,8 @@ def roofline(
         kv_tokens=int((memory * 0.9 - weight_bytes) / kv_bytes),
         handover=0.01,
         handover_per_token=kv_bytes / layers / link,
+        kv_bytes=kv_bytes,
+        link=link,
         cold_start=cold_start,
     )
 

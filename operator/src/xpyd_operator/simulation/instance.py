@@ -26,8 +26,8 @@ ROOM = 0.95
 class SimulatedInstance:
     """Its role, its state, and what it works on."""
 
-    __slots__ = ("batch", "born", "count", "free_at", "gone", "kv", "model", "now", "number", "role", "state",
-                 "steps", "to", "version", "waiting")
+    __slots__ = ("arriving", "batch", "born", "count", "free_at", "gone", "kv", "link_at", "model", "now", "number", "role",
+                 "state", "steps", "to", "version", "waiting")
 
     def __init__(self, model: EngineModel, role: int, born: float, number: int) -> None:
         self.model = model
@@ -40,16 +40,25 @@ class SimulatedInstance:
         """Requests in it."""
         self.free_at = 0.0
         """Prefill: when all that is queued is done."""
+        self.link_at = 0.0
+        """When its link is through with all that was given to it."""
         self.begin(role, STARTING, born)
 
     def begin(self, role: int, state: int, now: float) -> None:
         """Empty, in a role."""
         self.role, self.state, self.to, self.count = role, state, -1, 0
         self.free_at = now
+        self.arriving = 0
+        """Decode: requests whose KV is on its way; they are in ``count``."""
         self.now, self.steps, self.kv = now, 0.0, 0.0
         self.batch: list[tuple[float, int, int]] = []
         self.waiting: deque[tuple[int, int, int]] = deque()
         self.version = 0
+
+    def carry(self, prompt: int, begins: float) -> float:
+        """Give the KV of a prompt to the link, from ``begins`` on at the earliest; when it is through."""
+        self.link_at = max(self.link_at, begins) + self.model.link_s(prompt)
+        return self.link_at
 
     # ---- prefill
 
@@ -60,6 +69,18 @@ class SimulatedInstance:
         return self.free_at + self.model.handover_s(prompt)
 
     # ---- decode
+
+    def expect(self, prompt: int, begins: float) -> float:
+        """A request whose KV comes; when it is here."""
+        self.count += 1
+        self.arriving += 1
+        return self.carry(prompt, begins)
+
+    def receive(self, now: float, request: int, prompt: int, output: int) -> list[tuple[int, float]]:
+        """The KV of a request that was expected is here; what ``admit`` says."""
+        self.count -= 1
+        self.arriving -= 1
+        return self.admit(now, request, prompt, output)
 
     def admit(self, now: float, request: int, prompt: int, output: int) -> list[tuple[int, float]]:
         """A request whose KV is there; who enters the batch now, and when its first token is there."""

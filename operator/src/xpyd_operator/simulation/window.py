@@ -26,13 +26,14 @@ class FiguresWindow:
         if output > 1:
             self.tpot.append(tpot)
 
-    def figures(self, over_s: float, ready: Pair, queued: int) -> Figures:
+    def figures(self, over_s: float, ready: Pair, queued: int, parked: int) -> Figures:
         """As the operator would put them together."""
         many = max(1, self.samples)
         return Figures(
             over_s=over_s, arrivals=self.arrivals, arrived_tokens=self.arrived,
             handover_s=self.handover / max(1, len(self.ttft)), ended=self.ended, prompt_tokens=self.prompts,
-            prompt_squares=float(self.squares), output_tokens=self.outputs, queued=queued, ttft_p95=p95(self.ttft),
+            prompt_squares=float(self.squares), output_tokens=self.outputs, queued=queued, parked=parked,
+            ttft_p95=p95(self.ttft),
             tpot_p95=p95(self.tpot), tpot_mean=sum(self.tpot) / len(self.tpot) if self.tpot else 0.0,
             prefill=RoleFigures(ready=ready[0], busy=self.busy[0] / many, running=self.prefilling / many),
             decode=RoleFigures(ready=ready[1], busy=self.busy[1] / many, running=self.running / many,

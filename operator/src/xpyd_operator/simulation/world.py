@@ -1,7 +1,12 @@
 """A fleet under a trace, event by event.
 
-    arrival ─▶ router's queue ─▶ prefill instance ─▶ hand-over ─▶ decode instance ─▶ end
-                    (FIFO, first free)                              (fewest requests, then its own queue)
+    arrival ─▶ router's queue ─▶ prefill instance ─▶ hand-over ─▶ links ─▶ decode instance ─▶ end
+                    (FIFO, first free)                  │          │        (fewest requests, then its own queue)
+                                                        │          └ into the decode instance, FIFO
+                                                        └ out of the prefill instance, FIFO
+
+KV is sent while the prompt is computed, so the links take a prompt from the beginning of its prefill on: where they are not
+used up they add nothing.
 
 A controller is asked every interval what counts it wants. Instances cost from their creation to their end, cold start
 and drain included. Nothing is random: the same trace gives the same outcome.
@@ -26,7 +31,7 @@ LATE_S = 3.0
 """A controller is asked at the end of its interval, up to so much later."""
 TAIL_S = 900.0
 """After the last arrival the fleet runs on so long at most; what is not answered then counts as missed."""
-_HANDED, _END, _BORN, _SAMPLE, _ASK = 0, 1, 2, 3, 4
+_HANDED, _END, _BORN, _SAMPLE, _ASK, _CARRIED = 0, 1, 2, 3, 4, 5
 
 
 class World:
@@ -42,8 +47,8 @@ class World:
         self._live: list[SimulatedInstance] = []
         self._ready: tuple[list[SimulatedInstance], list[SimulatedInstance]] = ([], [])
         self._queue: deque[int] = deque()
-        self._parked: deque[int] = deque()
-        """Requests whose KV is there while no decode instance serves."""
+        self._parked: deque[tuple[int, int]] = deque()
+        """Requests and their tokens whose KV is there while no decode instance serves."""
         self._first = [0.0] * len(trace)
         self.wanted = start
         self._window = FiguresWindow()
@@ -79,6 +84,8 @@ class World:
                 self._handed(now, what, version)
             elif kind == _END:
                 self._end(now, self._fleet[what], version)
+            elif kind == _CARRIED:
+                self._carried(now, what, self._fleet[version])
             elif kind == _BORN:
                 self._born(now, self._fleet[what], version)
             elif kind == _SAMPLE:
@@ -99,8 +106,9 @@ class World:
         queue, ready = self._queue, self._ready[PREFILL]
         if not ready:
             if self.wanted[0] == 0 and not any(PREFILL in (each.role, each.to) for each in self._live):
-                while queue:  # decode alone
-                    self._to_decode(now, queue.popleft())
+                while queue:  # decode alone: no KV comes from anywhere
+                    self._first[queue[0]] = now
+                    self._to_decode(now, queue.popleft(), 0, (now, now))
             return
         while queue:
             best = ready[0]
@@ -117,23 +125,34 @@ class World:
         instance = self._fleet[index]
         instance.count -= 1
         self._first[request] = now
+        prompt = self._trace[request].prompt
+        begins = now - self._model.handover_s(prompt) - self._model.prefill_s(prompt)
+        sent = instance.carry(prompt, begins)
         if instance.state == DRAINING and not instance.count:
             self._leave(now, instance)
-        self._to_decode(now, request)
+        self._to_decode(now, request, prompt, (begins, sent))
         self._dispatch(now)
 
-    def _to_decode(self, now: float, request: int) -> None:
+    def _to_decode(self, now: float, request: int, tokens: int, sent: tuple[float, float]) -> None:
+        """With so many tokens of KV; ``sent``: when these began to come, and when they are out of the prefill instance."""
         ready = self._ready[DECODE]
         if not ready:
-            self._parked.append(request)
+            self._parked.append((request, tokens))
             return
         best = ready[0]
         for each in ready:
             if each.count < best.count:
                 best = each
+        at = max(sent[1], best.expect(tokens, sent[0]))
+        if at > now:
+            self._at(at, _CARRIED, request, best.number)
+        else:
+            self._carried(now, request, best)
+
+    def _carried(self, now: float, request: int, instance: SimulatedInstance) -> None:
         _, prompt, output = self._trace[request]
-        self._note_first(best.admit(now, request, prompt, output))
-        self._plan_end(best)
+        self._note_first(instance.receive(now, request, prompt, output))
+        self._plan_end(instance)
 
     def _note_first(self, entered: list[tuple[int, float]]) -> None:
         for request, at in entered:
@@ -177,7 +196,7 @@ class World:
         self._ready[role].append(instance)
         if role == DECODE:
             while self._parked:
-                self._to_decode(now, self._parked.popleft())
+                self._to_decode(now, *self._parked.popleft(), (now, now))
         else:
             self._dispatch(now)
 
@@ -261,7 +280,8 @@ class World:
         in_prefill = len(self._queue) + sum(each.count for each in self._live if each.role == PREFILL)
         in_decode = len(self._parked) + sum(each.count for each in self._live if each.role == DECODE)
         waits = len(self._queue) + sum(max(0, each.count - 1) for each in self._live if each.role == PREFILL)
-        figures = self._window.figures(now - self._asked_at, ready, waits)
+        parked = len(self._parked) + sum(each.arriving + len(each.waiting) for each in self._live if each.role == DECODE)
+        figures = self._window.figures(now - self._asked_at, ready, waits, parked)
         self._asked_at = now
         self._window = FiguresWindow()
         wanted = self._controller.want(ControllerLook(now, figures, self.wanted, (in_prefill, in_decode)))

@@ -4,9 +4,10 @@ Prefill: tokens per second of an instance that works. Sums of both decay, so tha
 are mostly idle, and a change of traffic is followed within some ten minutes. Cached tokens count as done, so hits raise it.
 
 Decode: a step takes a + b n with n requests in the batch (weights are read once, KV once per request). Decaying sums
-give the line of least squares; while the batches seen differ too little to tell a from b, half of what is seen is taken
-for a. A step gives m tokens of each request, 1 without speculation: TPOT is (a + b n) / m. The line is the engine's, m is
-the traffic's: so the line outlasts a change of what drafts are worth, and m is followed as fast as lengths are.
+give the line of least squares, with the guess that a is half of what is seen as evidence of a fixed weight (ridge
+regression): the less the batches differ, the more the guess counts, and no figure makes the line jump. A step gives m
+tokens of each request, 1 without speculation: TPOT is (a + b n) / m. The line is the engine's, m is the traffic's: so the
+line outlasts a change of what drafts are worth, and m is followed as fast as lengths are.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from xpyd_operator.plan.planner.figures import Figures
 HALF_LIFE_S = 600.0
 NO_ROOM_S = 1.0
 """A hand-over that takes so long waits for room at decode."""
-_FLAT = 0.02
-"""Squared relative spread of batches below which a line tells nothing."""
+PRIOR = 0.02
+"""What the guess is worth that half of a step is for the batch: as much as batches of this squared relative spread."""
+FEWEST = 1e-6
+"""A batch that is smaller is no measurement."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -58,7 +61,7 @@ class Capacity(msgspec.Struct, frozen=True):
         if figures.handover_s > NO_ROOM_S and batch >= 1:
             full = max(batch, 0.5 * self.full)
         return Capacity(
-            tokens=keep * self.tokens + done,
+            tokens=keep * self.tokens + (done if figures.prefill.busy > 0 else 0.0),
             busy_s=keep * self.busy_s + figures.prefill.busy * figures.over_s,
             prompts=quick * self.prompts + figures.prompt_tokens,
             squares=quick * self.squares + figures.prompt_squares,
@@ -103,15 +106,13 @@ class Capacity(msgspec.Struct, frozen=True):
     @property
     def line(self) -> tuple[float, float]:
         """A and b of a decode step, seconds; zeros: not known."""
-        if self.weight <= 0 or self.n <= 0:
+        n, t = (self.n / self.weight, self.t / self.weight) if self.weight > 0 else (0.0, 0.0)
+        if n < FEWEST:
             return 0.0, 0.0
-        n, t = self.n / self.weight, self.t / self.weight
         varied = self.nn / self.weight - n * n
-        if varied > _FLAT * n * n:
-            slope = (self.nt / self.weight - n * t) / varied
-            slope = min(t / n, max(0.1 * t / n, slope))
-        else:
-            slope = 0.5 * t / n
+        guess = PRIOR * n * n
+        slope = (self.nt / self.weight - n * t + guess * 0.5 * t / n) / (max(0.0, varied) + guess)
+        slope = min(t / n, max(0.1 * t / n, slope))
         return t - slope * n, slope
 
     def batch(self, tpot_s: float | None, kv_share: float = 0.9) -> float:

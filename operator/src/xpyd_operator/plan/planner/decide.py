@@ -1,12 +1,13 @@
 """One decision: memory and figures in, memory, counts and a sentence out.
 
 Laws
-  * More is asked for as soon as the need is there, seen a cold start ahead; fewer only when fewer were enough for the
-  whole of
-    ``scale_down_s``.
+  * More is asked for as soon as the need is there, seen a cold start ahead.
+  * Fewer only as ``worth`` says: when they were enough for the role's patience, would be if the demand rises as it did
+    before, and then in parts.
   * A role that is short takes an instance of the other one, if that has had one to spare for ``SPARE`` intervals: a switch
     takes seconds, a new instance a cold start. A switch back waits ``BACK`` intervals, so counts do not flap.
-  * What is not known is not acted on: without figures the counts stay.
+  * What is not known of a role leaves its count as it is, and holds the other one in nothing. A role without instances is
+    given one when requests come.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import math
 
 import msgspec
 
-from xpyd_operator.plan.planner import need
-from xpyd_operator.plan.planner.capacity import NO_ROOM_S, Capacity
+from xpyd_operator.plan.planner import hindsight, need, worth
+from xpyd_operator.plan.planner.capacity import Capacity
+from xpyd_operator.plan.planner.demand import Demand
 from xpyd_operator.plan.planner.figures import Bounds, Figures, Goals
-from xpyd_operator.plan.planner.forecast import Series
+from xpyd_operator.plan.planner.sentence import Reasons, sentence
+from xpyd_operator.plan.planner.worth import RemovalPatience
 
 SPARE = 3
 BACK = 8
-SHORTEST_S = 1e-6
-"""A decode step that is shorter is no measurement."""
 HISTORY = 4096
-"""Intervals that are remembered for scaling down, at most."""
+"""Intervals whose need is remembered, at most."""
 Pair = tuple[int, int]
+Needs = tuple[int | None, int | None]
+"""Instances of each role; None: not known."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -34,17 +37,18 @@ class Memory(msgspec.Struct, frozen=True):
 
     at: int = 0
     """Intervals seen."""
+    now_s: float = 0.0
+    """Seconds of them."""
     known: Capacity = Capacity()
-    prompts: Series = Series()
-    """Prompt tokens a second."""
-    outputs: Series = Series()
-    """Generated tokens a second."""
-    queued: int = 0
-    """As it was seen last."""
+    demand: Demand = Demand()
     needs: tuple[Pair, ...] = ()
-    """What each interval needed, the latest last."""
-    switched: tuple[int, int] = (-BACK, 0)
+    """What arrived in each interval needed, the latest last; the count that was there, where that is not known."""
+    forecasts: tuple[Pair, ...] = ()
+    """Likewise, a cold start ahead."""
+    switched: Pair = (-BACK, 0)
     """Interval of the last switch, and its direction: 1 towards prefill, -1 towards decode."""
+    patience: tuple[RemovalPatience, RemovalPatience] = (RemovalPatience(), RemovalPatience())
+    past: tuple[hindsight.Interval, ...] = ()
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -67,80 +71,125 @@ class Decision(msgspec.Struct, frozen=True):
 def decide(memory: Memory, figures: Figures, now: Pair, goals: Goals, bounds: Bounds) -> tuple[Memory, Decision]:
     """One interval is over; ``now`` are the counts that are wanted at present."""
     memory = _learn(memory, figures, goals.cold_start_s + goals.interval_s)
-    known = memory.known
-    wanted, soon = _needs(memory, figures, goals, now)
-    if (not wanted[0] and bounds.prefill[1]) or not wanted[1]:
-        return memory, Decision(*now, sentence=f"{_shape(now)} stays: {_unknown(known)}")
-    memory = msgspec.structs.replace(memory, needs=(*memory.needs[-(HISTORY - 1) :], soon))
+    steady, wanted, soon = _needs(memory, figures, goals, now)
+    if figures.arrivals:
+        wanted = (_first(wanted[0], now[0], bounds.prefill), _first(wanted[1], now[1], bounds.decode))
+    asked = _filled((_most(wanted[0], soon[0]), _most(wanted[1], soon[1])), now)
+    goal = _filled((soon[0] or wanted[0], soon[1] or wanted[1]), now)
+    memory = _look(memory, figures, goals, now, (_filled(steady, now), goal))
     counts, switched = list(now), 0
-    asked = (max(wanted[0], soon[0]), max(wanted[1], soon[1]))
-    short = [max(0, _within(asked[i], _range(bounds, i)) - now[i]) for i in (0, 1)]
     if goals.switching:
-        counts, switched = _switch(memory, counts, asked, bounds)
+        counts, switched = _switch(memory, counts, asked, (figures.prefill.ready, figures.decode.ready), bounds)
         if switched:
             memory = msgspec.structs.replace(memory, switched=(memory.at, 1 if switched > 0 else -1))
+    grown = _grown(memory, goals, now)
     added = removed = 0
-    calm = _calm(memory, goals)
     for role in (0, 1):
         low, high = _range(bounds, role)
-        goal = _within(soon[role], (low, high))
-        if goal > counts[role]:
-            room = bounds.total - sum(counts) if bounds.total is not None else goal
-            more = min(goal - counts[role], max(0, room))
+        aim = _within(goal[role], (low, high))
+        if aim > counts[role]:
+            room = bounds.total - sum(counts) if bounds.total is not None else aim
+            more = min(aim - counts[role], max(0, room))
             counts[role] += more
             added += more
-        elif calm is not None and not short[role] and not switched:
-            fewer = max(goal, _within(max(calm[role], asked[role]), (low, high)))
-            if fewer < counts[role]:
-                removed += counts[role] - fewer
-                counts[role] = fewer
-    found = Decision(counts[0], counts[1], added, removed, switched)
-    return memory, msgspec.structs.replace(found, sentence=_sentence(memory, figures, goals, (now, wanted, soon), found))
+        elif not switched and soon[role] is not None:
+            floor = max(aim, _within(max(_calm(memory, goals, role), asked[role], grown[role]), (low, high)))
+            if floor < counts[role] and not memory.patience[role].is_resting(memory.now_s, goals.interval_s):
+                left = worth.part(counts[role], floor)
+                memory = _removed(memory, role, counts[role])
+                removed += counts[role] - left
+                counts[role] = left
+    reasons = Reasons(
+        figures, goals, memory.known, memory.demand, wanted, soon, grown, memory.patience,
+        hindsight.floor(memory.past, (bounds.prefill, bounds.decode)), memory.now_s)
+    words = sentence(reasons, now, (counts[0], counts[1]), switched)
+    return memory, Decision(counts[0], counts[1], added, removed, switched, words)
 
 
 def _learn(memory: Memory, figures: Figures, ahead_s: float) -> Memory:
-    before = memory.known
-    mean = figures.arrived_tokens / figures.arrivals if figures.arrivals else before.prompt
-    done = max(0.0, figures.arrived_tokens + (memory.queued - figures.queued) * mean)
-    known = before.seen(figures, done)
-    token_s = known.token(figures.decode.batch)
-    written = figures.decode.running / token_s if token_s > SHORTEST_S else figures.output_tokens / figures.over_s
-    noise = mean * math.sqrt(figures.arrivals * (1 + known.spread)) / figures.over_s
+    demand = memory.demand
+    mean = figures.arrived_tokens / figures.arrivals if figures.arrivals else memory.known.prompt
+    done = max(0.0, figures.arrived_tokens + (demand.queued - figures.queued) * mean)
+    known = memory.known.seen(figures, done)
     return msgspec.structs.replace(
-        memory, at=memory.at + 1, known=known, queued=figures.queued,
-        prompts=memory.prompts.seen(figures.arrived_tokens / figures.over_s, noise, figures.over_s, ahead_s),
-        outputs=memory.outputs.seen(written, written / max(1.0, figures.decode.running) ** 0.5, figures.over_s, ahead_s),
+        memory, at=memory.at + 1, now_s=memory.now_s + figures.over_s, known=known,
+        demand=demand.seen(figures, known, ahead_s))
+
+
+def _needs(memory: Memory, figures: Figures, goals: Goals, now: Pair) -> tuple[Needs, Needs, Needs]:
+    """What arrives needs now, what is needed now with what waits, and what a cold start from now."""
+    known, demand, step, burst = memory.known, memory.demand, goals.interval_s, memory.demand.prompts.burst
+    level, later = demand.level, demand.ahead(goals.cold_start_s + step)
+    waits, parked = demand.backlog
+    cold = max(step, goals.cold_start_s)
+    left = max(0.0, waits + (level[0] - known.prefill_rate * max(now[0], 1)) * goals.cold_start_s)
+    # What waits for prefill comes to decode as fast as prefill reads it.
+    answers = known.output / known.prompt if known.prompt else 0.0
+    passing = min(waits / step, max(0.0, known.prefill_rate * figures.prefill.ready - level[0])) * answers
+    steady = (
+        need.prefill(level[0], 0.0, step, known, goals.ttft_s, burst=burst), need.decode(level[1], known, goals.tpot_s),
     )
-
-
-def _needs(memory: Memory, figures: Figures, goals: Goals, now: Pair) -> tuple[Pair, Pair]:
-    """What is needed now, what waits included, and a cold start from now."""
-    known, step, burst = memory.known, goals.interval_s, memory.prompts.burst
-    backlog = figures.queued * known.prompt
-    parked = figures.arrivals / figures.over_s * max(0.0, figures.handover_s - NO_ROOM_S) * known.output
-    rates = [each.now.level for each in (memory.prompts, memory.outputs)]
     wanted = (
-        need.prefill(rates[0], backlog, max(step, goals.ttft_s or step), known, goals.ttft_s, burst=burst),
-        need.decode(rates[1] + parked / step, known, goals.tpot_s),
+        need.prefill(level[0], waits, max(step, goals.ttft_s or step), known, goals.ttft_s, burst=burst),
+        need.decode(level[1] + passing + parked / step, known, goals.tpot_s),
     )
-    ahead = goals.cold_start_s + step
-    later = [each.ahead(ahead) for each in (memory.prompts, memory.outputs)]
-    capacity = known.prefill_rate * max(now[0], 1)
-    left = max(0.0, backlog + (rates[0] - capacity) * goals.cold_start_s)
     soon = (
-        need.prefill(later[0], left, max(step, goals.cold_start_s), known, goals.ttft_s, burst=burst),
-        need.decode(later[1] + parked / max(step, goals.cold_start_s), known, goals.tpot_s),
+        need.prefill(later[0], left, cold, known, goals.ttft_s, burst=burst),
+        need.decode(later[1] + (left * answers + parked) / cold, known, goals.tpot_s),
     )
-    return wanted, soon
+    return _known(steady), _known(wanted), _known(soon)
 
 
-def _switch(memory: Memory, counts: list[int], asked: Pair, bounds: Bounds) -> tuple[list[int], int]:
-    """Move instances from the role that can spare some to the one that is short."""
+def _look(memory: Memory, figures: Figures, goals: Goals, now: Pair, needs: tuple[Pair, Pair]) -> Memory:
+    """Remember what was needed and what is forecast to be, and what came of removals."""
+    steady, soon = needs
+    pays_s = goals.late_cost * goals.cold_start_s
+    first, second = (memory.patience[role].seen(memory.now_s, now[role], steady[role], pays_s) for role in (0, 1))
+    missed = goals.ttft_s is not None and figures.ttft_p95 > goals.ttft_s
+    missed = missed or (goals.tpot_s is not None and figures.tpot_p95 > goals.tpot_s)
+    one = hindsight.Interval(
+        figures.over_s, figures.arrivals, missed, steady, (figures.prefill.ready, figures.decode.ready), now)
+    return msgspec.structs.replace(
+        memory, needs=(*memory.needs[-(HISTORY - 1) :], steady),
+        forecasts=(*memory.forecasts[-(HISTORY - 1) :], soon), patience=(first, second),
+        past=hindsight.remembered(memory.past, one))
+
+
+def _grown(memory: Memory, goals: Goals, now: Pair) -> Pair:
+    """What is needed if the demand rises as it did before, until an instance that is asked for then serves."""
+    known, demand = memory.known, memory.demand
+    rates = demand.grown(math.ceil(goals.cold_start_s / goals.interval_s) + 1, goals.late_cost)
+    burst = demand.prompts.burst
+    return _filled(_known((
+        need.prefill(rates[0], 0.0, goals.interval_s, known, goals.ttft_s, burst=burst),
+        need.decode(rates[1], known, goals.tpot_s),
+    )), now)
+
+
+def _calm(memory: Memory, goals: Goals, role: int) -> int:
+    """The most that any interval of the role's patience needed; ``need.MOST`` while fewer intervals were seen."""
+    steps, first = (
+        min(HISTORY, max(1, math.ceil(one.seconds(goals.late_cost, goals.cold_start_s) / goals.interval_s)))
+        for one in (memory.patience[role], RemovalPatience())
+    )
+    if len(memory.needs) < steps:
+        return need.MOST
+    return max(each[role] for each in (*memory.needs[-steps:], *memory.forecasts[-first:]))
+
+
+def _removed(memory: Memory, role: int, count: int) -> Memory:
+    patience = list(memory.patience)
+    patience[role] = patience[role].removed(memory.now_s, count)
+    return msgspec.structs.replace(memory, patience=(patience[0], patience[1]))
+
+
+def _switch(memory: Memory, counts: list[int], asked: Pair, ready: Pair, bounds: Bounds) -> tuple[list[int], int]:
+    """Move instances from the role that can spare some to the one that is short; what starts can take no other role yet."""
     for to, towards in ((0, 1), (1, -1)):
         other = 1 - to
         missing = min(asked[to], _range(bounds, to)[1]) - counts[to]
         held = max([asked[other], *(each[other] for each in memory.needs[-SPARE:])])
-        spare = counts[other] - max(held, _range(bounds, other)[0], 1)
+        spare = min(counts[other], ready[other]) - max(held, _range(bounds, other)[0], 1)
         back = memory.switched[1] == -towards and memory.at - memory.switched[0] < BACK
         moved = min(missing, spare)
         if moved > 0 and not back and len(memory.needs) >= SPARE:
@@ -151,13 +200,24 @@ def _switch(memory: Memory, counts: list[int], asked: Pair, bounds: Bounds) -> t
     return counts, 0
 
 
-def _calm(memory: Memory, goals: Goals) -> Pair | None:
-    """The most that any interval of the delay needed; None while fewer intervals were seen."""
-    steps = max(1, math.ceil(goals.scale_down_s / goals.interval_s))
-    if len(memory.needs) < min(steps, HISTORY):
-        return None
-    seen = memory.needs[-steps:]
-    return max(each[0] for each in seen), max(each[1] for each in seen)
+def _known(counts: Pair) -> Needs:
+    """Of ``need``'s answers, in which 0 means that nothing is known."""
+    return counts[0] or None, counts[1] or None
+
+
+def _first(needed: int | None, now: int, bounds: Pair) -> int | None:
+    """Where requests come, a role without instances is given one, though nothing is known of it."""
+    return 1 if needed is None and not now and bounds[1] else needed
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    known = [each for each in (one, other) if each is not None]
+    return max(known) if known else None
+
+
+def _filled(needs: Needs, now: Pair) -> Pair:
+    """The count that is there stands in for a need that is not known."""
+    return now[0] if needs[0] is None else needs[0], now[1] if needs[1] is None else needs[1]
 
 
 def _range(bounds: Bounds, role: int) -> Pair:
@@ -166,50 +226,3 @@ def _range(bounds: Bounds, role: int) -> Pair:
 
 def _within(value: int, bounds: Pair) -> int:
     return min(bounds[1], max(bounds[0], value))
-
-
-def _shape(counts: Pair) -> str:
-    return f"{counts[0]}P{counts[1]}D"
-
-
-def _unknown(known: Capacity) -> str:
-    return "no request has ended yet" if not known.ended else "what an instance can do is not known yet"
-
-
-def _sentence(memory: Memory, figures: Figures, goals: Goals, counts: tuple[Pair, Pair, Pair], found: Decision) -> str:
-    """``counts``: as they were, as the present needs them, as the time after a cold start does."""
-    known, (now, wanted, soon) = memory.known, counts
-    parts = []
-    if found.switched:
-        role = "prefill" if found.switched > 0 else "decode"
-        parts.append(f"switch {abs(found.switched)} to {role}")
-    if found.added:
-        parts.append(f"add {found.added}")
-    if found.removed:
-        parts.append(f"remove {found.removed}")
-    after = _shape((found.prefill, found.decode))
-    what = f"{_shape(now)} to {after} ({', '.join(parts)})" if parts else f"{after} stays"
-    rate = figures.arrivals / figures.over_s
-    why = (
-        f"{rate:.1f} requests/s of {known.prompt:.0f} prompt and {known.output:.0f} output tokens; "
-        f"{memory.prompts.now.level:.0f} prompt tokens/s at {known.prefill_rate:.0f} per instance, "
-        f"{memory.outputs.now.level:.0f} output tokens/s at batches of {known.batch(_goal(goals)):.0f}; "
-        f"{figures.queued} waiting; "
-        f"needs {_shape(wanted)} now and {_shape(soon)} in {goals.cold_start_s:.0f} s"
-    )
-    return f"{what}: {why}{_measured(figures, goals)}"
-
-
-def _goal(goals: Goals) -> float | None:
-    return need.SLACK * goals.tpot_s if goals.tpot_s is not None else None
-
-
-def _measured(figures: Figures, goals: Goals) -> str:
-    said = []
-    for name, value, goal, unit in (
-        ("TTFT", figures.ttft_p95, goals.ttft_s, 1.0), ("TPOT", figures.tpot_p95, goals.tpot_s, 1000.0),
-    ):
-        if value and goal is not None:
-            what = "s" if unit == 1.0 else "ms"
-            said.append(f"{name} p95 {value * unit:.3g} {what} of {goal * unit:.3g} {what}")
-    return f"; {', '.join(said)}" if said else ""

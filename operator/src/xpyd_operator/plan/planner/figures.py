@@ -39,6 +39,8 @@ class Figures(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     queued: int = 0
     """Requests that wait for a prefill instance at the end of the interval, in routers and engines."""
+    parked: int = 0
+    """Requests that are through prefill and wait at decode, at the end of the interval: for their KV, or for room."""
     handover_s: float = 0.0
     """Mean from the end of the prefill until decode's first event: it grows when decode has no room."""
     ttft_p95: float = 0.0
@@ -58,8 +60,8 @@ class Goals(msgspec.Struct, frozen=True):
     """95th percentile; None: no goal."""
     tpot_s: float | None = None
     interval_s: float = 30.0
-    scale_down_s: float = 600.0
-    """How long fewer must have been enough before some are taken away."""
+    late_cost: float = 10.0
+    """What a late request costs, in requests that are answered in the same instance time; from 1 on."""
     cold_start_s: float = 180.0
     """From the wish for an instance until it serves, as seen before."""
     switching: bool = True

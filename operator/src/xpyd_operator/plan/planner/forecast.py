@@ -2,13 +2,14 @@
 
     error = x - (level + f trend)
     level' = level + f trend + a error         a = max(a0, error² / (error² + (3 noise)²))
-    trend' = b (level' - level) + (1 - b) f trend
+    trend' = b (f trend + a0 error) + (1 - b) f trend
     ahead(n) = level + trend (f + f² + … + fⁿ)     Holt 1957; damping: Gardner and McKenzie 1985
 
 ``noise`` is the standard deviation that Poisson arrivals alone give an interval. An error of that size moves the level
 as slowly as half of a minute's memory says; one of three times the size is half believed at once (a Kalman gain with the
-error for the variance of the state). a0, b and f are given as times, so a forecast does not depend on how often it is
-asked.
+error for the variance of the state). What is believed at once is a step of the load: it moves the level, and the trend no
+more than an error of its size always does, since steps do not go on. a0, b and f are given as times, so a forecast does not
+depend on how often it is asked.
 
 Forecasts are wrong, the more the less steady the load. What was forecast a cold start ago is held against what came; by
 how much that fell short, as a root mean square of the last half hour, is the reserve that a forecast is raised by.
@@ -32,7 +33,7 @@ FIRST_LOOKS = 5.0
 """So many intervals of mere chance are taken for seen at the start."""
 JUMP = 9.0
 """A greater one counts as so much: beyond three standard deviations it is a change of the load, not a burst."""
-REACH = 0.5
+REACH = 0.35
 """So many times the usual shortfall is kept in reserve; the queue has a reserve of its own for what is bursty."""
 MOST_PENDING = 1000
 BURST_S = 1200.0
@@ -59,14 +60,16 @@ class Holt(msgspec.Struct, frozen=True):
         """With one more interval of so many seconds."""
         if not self.begun:
             return Holt(value, 0.0, True)
-        a, b, f = 1 - 0.5 ** (over_s / LEVEL_S), 1 - 0.5 ** (over_s / TREND_S), 0.5 ** (over_s / DAMPING_S)
+        a = steady = 1 - 0.5 ** (over_s / LEVEL_S)
+        b, f = 1 - 0.5 ** (over_s / TREND_S), 0.5 ** (over_s / DAMPING_S)
         expected = self.expected(over_s)
         error = value - expected
         if error:
             doubt = DOUBT * noise / error
             a = max(a, 1 / (1 + doubt * doubt))
         level = max(0.0, expected + a * error)
-        trend = b * (level - self.level) / over_s + (1 - b) * f * self.trend
+        grew = (max(0.0, expected + steady * error) - self.level) / over_s
+        trend = b * grew + (1 - b) * f * self.trend
         return Holt(level, trend, True)
 
     def ahead(self, seconds: float) -> float:

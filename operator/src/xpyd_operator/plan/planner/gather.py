@@ -58,6 +58,9 @@ class Gather:
         self._size = keep * self._size + sum(part.measured_size for part in parts)
         exact = self._real / self._size if self._real and self._size else 1.0
         latest = next(iter(fleets.values())).instances
+        prefilling = sum(each.load.running + each.load.waiting for each in latest if each.role is Role.PREFILL)
+        # Decode has a request from its beginning, so what prefill has waits at decode, too.
+        parked = sum(each.load.waiting for each in latest if each.role is Role.DECODE) - prefilling
         waiting = sum(max(0, each.load.running + each.load.waiting - 1) for each in latest if _serves(each, Role.PREFILL))
         return Figures(
             over_s=now - begun,
@@ -68,6 +71,7 @@ class Gather:
             prompt_squares=float(sum(part.prompt_squares for part in parts)),
             output_tokens=sum(part.output_tokens for part in parts),
             queued=waiting + sum(fleet.queued for fleet in fleets.values()),
+            parked=max(0, parked),
             handover_s=sum(part.handover_s for part in parts) / handovers if handovers else 0.0,
             ttft_p95=quantile(ttft, 0.95),
             tpot_p95=quantile(tpot, 0.95),

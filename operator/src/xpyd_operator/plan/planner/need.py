@@ -80,9 +80,13 @@ def late(count: int, load: float, service: float, spread: float, rooms: tuple[fl
 
 def decode(rate: float, known: Capacity, tpot_s: float | None) -> int:
     """Instances for ``rate`` tokens a second; 0: nothing is known yet."""
-    goal = SLACK * tpot_s if tpot_s is not None else None
-    batch = known.batch(goal)
+    batch = known.batch(tpot_goal(tpot_s))
     if batch <= 0:
         return 0
     requests = rate * known.token(batch)
     return max(1, math.ceil(min(MOST, (requests + math.sqrt(requests)) / batch - 1e-9)))
+
+
+def tpot_goal(tpot_s: float | None) -> float | None:
+    """What a token may take on average; None: no goal."""
+    return SLACK * tpot_s if tpot_s is not None else None

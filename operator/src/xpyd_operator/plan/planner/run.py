@@ -1,8 +1,7 @@
 """The planner of one service from round to round: when it decides, on what, and what it says. Time is an argument.
 
 The memory lives as long as the process. After a start the counts stay until enough is known, and nothing is taken away
-before
-``scaleDownDelay`` has passed.
+before the first patience is over (``worth``).
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def goals_of(service: DisaggService, cold_start_s: float) -> Goals:
         ttft_s=seconds(ttft) if ttft is not None else None,
         tpot_s=seconds(tpot) if tpot is not None else None,
         interval_s=planner.interval_s,
-        scale_down_s=max(planner.interval_s, seconds(planner.scale_down_delay)),
+        late_cost=planner.late_cost,
         cold_start_s=cold_start_s,
         switching=service.spec.rollout.switch_window_s > 0
         and service.spec.prefill.scaling is not None and service.spec.decode.scaling is not None,

@@ -1,0 +1,74 @@
+"""What is said of a service: its status, the statuses of its pools, and Events for what is new."""
+
+from __future__ import annotations
+
+import msgspec
+
+from xpyd_operator.api.status import ServiceStatus
+from xpyd_operator.errors import XpydError
+from xpyd_operator.kube.backoff import Holds
+from xpyd_operator.kube.blueprint import KubeBlueprint
+from xpyd_operator.kube.cache import Entry
+from xpyd_operator.kube.children import Children
+from xpyd_operator.kube.events import now_text
+from xpyd_operator.kube.master import KeyTrouble
+from xpyd_operator.kube.shared import Shared
+from xpyd_operator.kube.status import keyless, pool_status, refused, service_status
+from xpyd_operator.kube.status_writer import StatusWriter, read
+from xpyd_operator.plan.conditions import bounded
+from xpyd_operator.plan.news import news
+from xpyd_operator.plan.round import Round
+from xpyd_sidecar.contract.ids import Role
+
+
+class ServiceReport:
+    """Of one service. ``entry``, below: its document in the cache."""
+
+    def __init__(self, shared: Shared, blueprint: KubeBlueprint, children: Children, holds: Holds) -> None:
+        self._shared = shared
+        self._blueprint = blueprint
+        self._children = children
+        self._holds = holds
+        self._status = StatusWriter(shared.api, shared.cache)
+        self._warned: tuple[str, ...] = ()
+
+    def write(self, entry: Entry, round_: Round, before: Round | None, sentence: str) -> None:
+        """Write statuses where they differ, and Events for what is new since ``before``. ``sentence``: the planner's."""
+        service, blueprint, now = self._blueprint.service, self._blueprint, now_text()
+        status = service_status(round_, service, self._shared.settings, valid=blueprint.valid, holds=self._holds.words)
+        words = bounded("; ".join(part for part in (status.plan, sentence) if part)) or None
+        status = msgspec.structs.replace(status, plan=words)
+        self._status.put(entry, status, blueprint.generation, now)
+        for role in Role:
+            pool = self._children.pool(service, role)
+            if pool is not None and role in blueprint.generations:
+                self._status.put(pool, pool_status(round_, service, role), blueprint.generations[role], now)
+        for each in news(before, round_):
+            words = f"{each.instance}: {each.message}" if each.instance is not None else each.message
+            self._shared.events.say(entry, each.type, each.reason, words)
+        self._warn(entry)
+
+    def _warn(self, entry: Entry) -> None:
+        """Of a document: once, and again when the operator begins."""
+        if self._warned != self._blueprint.warnings:
+            for words in self._blueprint.warnings:
+                self._shared.events.say(entry, "Warning", "EngineWouldRefuse", words)
+        self._warned = self._blueprint.warnings
+
+    def refused(self, entry: Entry, error: XpydError) -> None:
+        """The document cannot be followed, and none was ever accepted while this process lives."""
+        valid = self._blueprint.valid
+        if (status := refused(read(entry.body, ServiceStatus), valid, error)) is not None:
+            self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
+        if valid.status == "False":
+            self._shared.events.say(entry, "Warning", valid.reason, valid.message)
+
+    def keyless(self, entry: Entry, error: KeyTrouble) -> None:
+        """The key of its pods cannot be told. It stays a status of the document that was acted on last."""
+        before = read(entry.body, ServiceStatus)
+        self._status.put(entry, keyless(before, error), before.observed_generation, now_text())
+        self._shared.events.say(entry, "Warning", error.reason, str(error))
+
+    async def close(self) -> None:
+        """Write what was said, as far as that goes in time."""
+        await self._status.close()

@@ -1,0 +1,79 @@
+"""The objects that one object needs before it is made, by the table (``render.dependencies``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from xpyd_operator.plan.names import member_name
+from xpyd_operator.render import labels
+from xpyd_operator.render.dependencies import TABLE
+from xpyd_operator.render.gang import Kind, joined_by
+from xpyd_operator.render.keys import secret_of
+
+Body = dict[str, Any]
+
+
+class Need(msgspec.Struct, frozen=True):
+    """One object that must be there first."""
+
+    kind: str
+    name: str
+    of: Kind | None = None
+    """Of a PodGroup: which scheduler's (``render.gang``)."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def needs(made: Body, policies: Collection[str]) -> tuple[Need, ...]:
+    """What must be there before ``made`` is; ``policies``: names of those that the service's document asks for."""
+    return tuple(need for kind in TABLE[made["kind"]].needs for need in _NAMED[kind](made, policies))
+
+
+def lacking(made: Body, policies: Collection[str], why_not: Callable[[Need], str]) -> str:
+    """What ``made`` waits for, in words; empty where it may be made.
+
+    Args:
+        made: a rendered object.
+        policies: as in ``needs``.
+        why_not: why an object is not there as it should be (``"is not there yet"``); empty where it is.
+    """
+    return "; ".join(f"{need} {why}" for need in needs(made, policies) if (why := why_not(need)))
+
+
+def _secret(made: Body, policies: Collection[str]) -> Iterator[Need]:
+    del policies
+    if name := secret_of(made["spec"]["template"] if made["kind"] == "Deployment" else made):
+        yield Need("Secret", name)
+
+
+def _policies(made: Body, policies: Collection[str]) -> Iterator[Need]:
+    """All of them, whichever select it now: a pod routes later than it is made."""
+    del made
+    yield from (Need("NetworkPolicy", name) for name in policies)
+
+
+def _group(made: Body, policies: Collection[str]) -> Iterator[Need]:
+    del policies
+    if (kind := joined_by(made)) is not None:
+        yield Need("PodGroup", made["metadata"]["labels"][labels.INSTANCE_OF], kind)
+
+
+def _members(made: Body, policies: Collection[str]) -> Iterator[Need]:
+    del policies
+    meta = made["metadata"]
+    if meta["labels"].get(labels.MEMBER) == labels.LEADER:
+        size = int(meta["annotations"][labels.MEMBERS])
+        yield from (Need("Pod", member_name(meta["labels"][labels.INSTANCE_OF], index)) for index in range(1, size))
+
+
+_NAMED: Final[Mapping[str, Callable[[Body, Collection[str]], Iterator[Need]]]] = {
+    "Secret": _secret,
+    "NetworkPolicy": _policies,
+    "PodGroup": _group,
+    "Pod": _members,
+}
+"""By a kind of the table's column ``needs``: which objects of it a rendered one needs."""
