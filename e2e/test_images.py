@@ -266,13 +266,13 @@ def test_the_sidecar_names_what_is_wrong(sidecar: Image) -> None:
 
 
 def test_the_sidecar_routes_and_ends_at_sigterm(sidecar: Image, tmp_path: Path) -> None:
-    port, members = free_port(), free_port()
+    port, members, admin = free_port(), free_port(), free_port()
     (tmp_path / "key").write_text("ab" * 32)
     os.chown(tmp_path / "key", USER, USER)
     os.chown(tmp_path, USER, USER)
     (tmp_path / "key").chmod(0o600)
     config = {"service": "test", "instance": "test-r0", "key_file": str(tmp_path / "key"), "run_dir": str(tmp_path),
-              "router": {"port": port, "members_port": members}}
+              "router": {"port": port, "members_port": members, "admin_port": admin}}
     with Readable(tmp_path):
         process = subprocess.Popen(sidecar.command("--config-json", json.dumps(config), binds=[("rw", tmp_path)]),
                                    stderr=subprocess.PIPE, text=True)

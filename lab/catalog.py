@@ -65,6 +65,8 @@ BENCHES: Final = (
     Command("bench-kv", 5, "the KV links beside memcpy, TCP in C, gloo, NIXL and Mooncake",
             ("lab/bench/kv", "--raw", "{bench-kv}/raw", "--rivals", "{bench-kv}/venv/bin/python"), WRITE, env=CHECKOUT, root=True,
             extras=("bench-kv",), prefix=("unshare", "--net", "bash", "-c", RENO, "_"), result="kv.json"),
+    Command("bench-encryption", 1, "what `kv.encryption` costs: bytes per second and processor time of one stripe, with a "
+            "thread at each end, beside one in clear", ("lab/bench/encryption",), WRITE, env=CHECKOUT, result="encryption.json"),
     Command("bench-handover", 25, "1P1D and 1P3D beside one engine, two plain ones and vLLM's NixlConnector, with real engines",
             ("lab/bench/handover", "--nixl", "{bench-kv}/site"), WRITE, extras=("bench-kv",), result="handover.json"),
     Command("bench-modes", 5, "the modes put_async, put and get with three real engines, TTFT and prefill's leg by prompt length",
@@ -88,7 +90,13 @@ BENCHES: Final = (
     Command("bench-policies", 1, "what the router's policies are worth on a trace (`FILE`; without one on made-up "
             "conversations, and nothing is written), and what a choice costs", ("lab/bench/policies",), env={}, result="policies.json"),
     Command("check-gpu", 5, "what xpyd does on a GPU, without vLLM: [the first day on a GPU](gpu.md) says what each figure is",
-            ("lab/gpu",), env={}, result="gpu.json"),
+            ("-m", "lab.gpu"), env=CHECKOUT, result="gpu.json"),
+    Command("check-gpu-engines", 10, "real vLLM engines on one GPU, 1P1D beside a plain engine: equal answers, times by prompt length, "
+            "clients that leave; [what each part shows](gpu.md#real-engines)", ("-m", "lab.gpu_engines"), (("--write",),), env=CHECKOUT,
+            result="gpu_engines.json"),
+    Command("scripted-device", 4, "1P1D beside one engine on a scripted device with a real one's rates: vLLM's scheduler and our "
+            "connector as they are, no GPU, no bytes", ("-m", "lab.scripted_device"), WRITE, env=CHECKOUT,
+            result="scripted_device.json"),
     Command("compare-times", 1, "what `make test` costs beside another commit, from files that `CI_TIMES` named "
             "([decision 0023](../decisions/0023-what-ci-costs.md))", ("lab/tools/compare_times.py",), result="ci.json"),
 )

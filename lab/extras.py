@@ -26,7 +26,6 @@ CACHE = ROOT / ".cache"
 LIMIT_S = 3600.0
 CC: Final = os.environ.get("CC", "gcc")
 RDMA: Final = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
-MANYLINUX: Final = ("_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014")
 
 
 class ExtraError(Exception):
@@ -94,17 +93,6 @@ def _script(*command: str | Path) -> None:
     _run(sys.executable, *command, env={"PYTHONPATH": str(ROOT / "tests/support")})
 
 
-def _wheels(folder: Path, *pins: str) -> None:
-    """Wheels for each Python of GPU_PYTHONS (3.12), of whatever platform this is."""
-    for python in os.environ.get("GPU_PYTHONS", "3.12").split():
-        for name in pins:
-            _run(sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps",
-                 "--only-binary=:all:", "--require-hashes", "--implementation", "cp", "--python-version", python,
-                 "--abi", f"cp{python.replace('.', '')}", "--abi", "abi3", "--abi", "none",
-                 *(part for kind in MANYLINUX for part in ("--platform", f"manylinux{kind}_x86_64")),
-                 "-r", f"requirements/{name}.txt", "-d", folder)
-
-
 C = (CC, "gcc", "libc6-dev")
 EXTRAS: Final = {
     "nixl": Extra("NIXL, for the link over it (0.2 GB)", _site, ("nixl",)),
@@ -119,8 +107,6 @@ EXTRAS: Final = {
     "mutation": Extra("cosmic-ray's operators", _site, ("mutation",)),
     "browser": Extra("Chromium and its driver", lambda _folder: _script("scripts/browser.py"), always=True),
     "compiler": Extra("gcc", lambda _folder: None, commands=(C,), always=True),
-    "gpu-wheels": Extra("what check-gpu needs beside torch, as wheels (28 MiB for each of GPU_PYTHONS=3.12)", _wheels,
-                        ("gpu", "gpu-cu12", "gpu-cu13")),
 }
 
 
@@ -148,7 +134,7 @@ def install(name: str) -> Path:
 
 
 def _identity(extra: Extra) -> str:
-    digest = hashlib.sha256(f"{sys.version} {os.environ.get('GPU_PYTHONS')}".encode())
+    digest = hashlib.sha256(sys.version.encode())
     for pins in extra.pins:
         digest.update((ROOT / f"requirements/{pins}.txt").read_bytes())
     return digest.hexdigest()

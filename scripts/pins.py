@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Final
 
 ROOT = Path(__file__).resolve().parent.parent
-COMPILE: Final = (str(Path(sys.executable).with_name("uv")), "pip", "compile", "--python-version", "3.11",
-                  "--generate-hashes", "--no-emit-index-url", "--no-emit-find-links")
-EVERYWHERE: Final = ("--universal",)
+COMPILE: Final = (str(Path(sys.executable).with_name("uv")), "pip", "compile", "--generate-hashes", "--no-emit-index-url",
+                  "--no-emit-find-links")
+PYTHON: Final = ("--python-version", "3.11")
+EVERYWHERE: Final = (*PYTHON, "--universal")
 ALONE: Final = (*EVERYWHERE, "--no-deps")
 PLATFORMS: Final = {"amd64": "x86_64-manylinux_2_28", "arm64": "aarch64-manylinux_2_28"}
 
 
 def _linux(platform: str) -> tuple[str, ...]:
-    return ("-c", "requirements/cpu.txt", "--python-platform", PLATFORMS[platform])
+    return (*PYTHON, "-c", "requirements/cpu.txt", "--python-platform", PLATFORMS[platform])
 
 
 LOCKS: Final[Mapping[str, Sequence[str]]] = {
@@ -30,6 +31,8 @@ LOCKS: Final[Mapping[str, Sequence[str]]] = {
     **{name: (*EVERYWHERE, f"requirements/{name}.in") for name in ("uv", "bench")},
     **{name: (*ALONE, f"requirements/{name}.in") for name in (
         "bench-kv", "nixl", "stores", "suffix", "suffix-build", "vllm-next", "gpu-cu12", "gpu-cu13")},
+    "gpu-engines": ("--python-version", "3.12", "--python-platform", PLATFORMS["amd64"], "--override",
+                    "requirements/gpu-engines-there.txt", "requirements/gpu-engines.in"),
     "gpu": (*_linux("amd64"), "--no-emit-package", "numpy", "requirements/gpu.in"),
     **{f"{name}-{platform}": (*_linux(platform), f"requirements/{name}.in")
        for name in ("operator-image", "sidecar-image", "engine-image") for platform in PLATFORMS},

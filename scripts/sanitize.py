@@ -1,6 +1,7 @@
 """The sanitizer tier: what is written in C, under the address and the undefined-behaviour sanitizer (needs gcc).
 
     python scripts/sanitize.py tests                    the unit tests that run any of it
+    python scripts/sanitize.py races                    the tests of what has threads in C, under the sanitizer of threads
     python scripts/sanitize.py fuzz --seconds 30        each entry point against its oracle, two at a time; --only a,b
     python scripts/sanitize.py again answers FILE       one input that failed
 
@@ -41,6 +42,16 @@ def tests(package: Path, arguments: list[str]) -> int:
     return subprocess.run(command, cwd=ROOT, env=env, check=False, timeout=TESTS_LIMIT_S).returncode
 
 
+def races(folder: Path) -> int:
+    """Run the tests of threads; pytest's exit code, or 66 for a race. The sanitizer wants addresses that are not drawn."""
+    package = sanitized.build_for_races(folder)
+    paths = " ".join(map(str, (package, *sanitized.PATHS)))
+    command = ["setarch", "--addr-no-randomize", sys.executable, "-m", "pytest", "-o", f"pythonpath={paths}", "--timeout",
+               "300", *sanitized.THREADED]
+    return subprocess.run(command, cwd=ROOT, env=sanitized.environment_for_races(package), check=False,
+                          timeout=TESTS_LIMIT_S).returncode
+
+
 def search(package: Path, seconds: float, seed: int, only: list[str], jobs: int) -> int:
     """Fuzz; 1 if anything was found."""
     began = time.monotonic()
@@ -63,6 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("tests", help="unit tests that run C")
+    commands.add_parser("races", help="tests of what has threads in C")
     fuzzing = commands.add_parser("fuzz", help="each entry point against its oracle")
     fuzzing.add_argument("--seconds", type=float, default=30.0, help="for each target")
     fuzzing.add_argument("--seed", type=int, default=1)
@@ -78,6 +90,8 @@ def main() -> int:
     if unknown := set(only) - set(fuzz.TARGETS):
         parser.error(f"no targets: {', '.join(sorted(unknown))}; there are {', '.join(fuzz.TARGETS)}")
     with tempfile.TemporaryDirectory(prefix="xpyd-sanitized-") as folder:
+        if args.command == "races":
+            return races(Path(folder))
         package = sanitized.build(Path(folder))
         if args.command == "tests":
             return tests(package, rest)

@@ -25,12 +25,11 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # The first row that matches counts. * stands for slashes, too.
     ("*.md", ()), ("LICENSE", ()), (".editorconfig", ()), (".pre-commit-config.yaml", ()), (".importlinter", ()),
     ("docs/*", ()), ("examples/*", ()), ("charts/*", ()), ("crds/*", ()), ("manifests/*", ()), ("images/*", ()),
-    ("bench/results/*", ()), ("lab/[bcgm]*", ()), ("lab/tools/*", ()),
+    ("bench/results/*", ()), ("lab/[bcgm]*", ()), ("lab/scripted_device/*", ()), ("lab/tools/*", ()),
     ("operator/src/xpyd_operator/api/*", ("versions",)), ("operator/src/*", ()),
     (f"{SIDECAR}/agent/*", ()), (f"{SIDECAR}/member/*", ()),
-    (f"{SIDECAR}/transport/*", ("sanitize", *KV)), (f"{SIDECAR}/kv/frames.py", ("sanitize", *KV)),
-    *((f"{SIDECAR}/{package}/*", KV) for package in
-      ("broadcast", "dp", "engine", "kv", "memory", "session", "threads")),
+    *((f"{SIDECAR}/{path}", ("sanitize", *KV)) for path in ("transport/*", "kv/*", "session/greeting.py")),
+    *((f"{SIDECAR}/{package}/*", KV) for package in ("broadcast", "dp", "engine", "memory", "session", "threads")),
     *((f"{SIDECAR}/router/{package}/*", ("sanitize", "browser")) for package in ("http", "relay")),
     *((f"{SIDECAR}/router/{package}/*", ("sanitize",)) for package in ("stream", "upstream")),
     *((f"{SIDECAR}/router/{package}/*", ("browser",)) for package in ("endpoints", "fleet", "observing")),

@@ -24,7 +24,7 @@ NEXT = ROOT / ".cache" / "vllm-next" / "site"
 
 LAWS = tuple(f"tests/unit/test_{name}.py" for name in (
     "model_based", "serving_exchange", "serving_exchange_laws", "serving_poison_ledger", "stream_continuation",
-    "fleet_roster", "kv_pairing", "kv_receiving", "kv_sending", "kv_offers", "kv_groups", "kv_leases", "kv_simulation",
+    "fleet_roster", "kv_pairing", "kv_receiving", "kv_publishing", "kv_offers", "kv_groups", "kv_leases", "kv_simulation",
     "broadcast_ring_model", "broadcast_layout", "dp_model", "group_model", "membership_protocol",
     "kube_backend", "kube_backend_gangs", "kube_backend_groups", "kube_backend_quota", "kube_leader", "plan_status",
     "plan_fleet", "plan_step", "planner_decide", "balance_picker", "balance_retry_budget"))
@@ -101,7 +101,8 @@ TIERS = (
     Tier("cluster", "a whole cluster with real engines in pods: an answer, a change of shape, a lost pod (root)",
          Lane.CLUSTER, (_pytest("e2e", "-m", "smoke", timeout=900),), ("build-full", "build-images"), root=True),
     Tier("sanitize", "what is written in C, under sanitizers and a fuzz", Lane.EITHER,
-         ((PYTHON, "scripts/sanitize.py", "tests"), (PYTHON, "scripts/sanitize.py", "fuzz", "--seconds", "30")),
+         ((PYTHON, "scripts/sanitize.py", "tests"), (PYTHON, "scripts/sanitize.py", "races"),
+          (PYTHON, "scripts/sanitize.py", "fuzz", "--seconds", "30")),
          ("get-compiler",), touched=True),
     Tier("versions", "what needs no engine, with the Python sources of vLLM 0.33", Lane.EITHER,
          (_pytest(*BY_HAND, timeout=120),), ("get-vllm-next",), touched=True,

@@ -292,7 +292,7 @@ def strangers_reach_the_router_alone(service: ServiceInCluster) -> None:
     """A pod of another namespace tries every port of a decode pod that something listens on, by all its addresses."""
     (decode,) = service.get("pods", "-l", "xpyd.dev/role=decode")["items"]
     ports = listening(service, decode["metadata"]["name"])
-    assert {8000, 10001, 30001} <= set(ports), "engine, router and membership listen"
+    assert {8000, 10001, 10002, 30001} <= set(ports), "engine, router and membership listen"
     assert len(ports) > 3, "so does the connector"
     addresses = [each["ip"] for each in decode["status"]["podIPs"]]
     tried = [join_host_port(address, port) for address in addresses for port in ports]

@@ -59,10 +59,11 @@ COMPILED = ("numpy", "hypothesis")
 """The same, compiled; an engine's environment has it."""
 TAKEN = """
 import json, platform, sys
-from xpyd_sidecar.transport import moves
+from xpyd_sidecar.transport import gates, moves
 from xpyd_sidecar.router.relay import fast
 print(json.dumps({"machine": platform.machine(), "python": platform.python_version(), "taken": {
-    "_fast": fast.COMPILED, "_answer": fast.COMPILED, "_moves": moves.COMPILED}}))
+    "_fast": fast.COMPILED, "_answer": fast.COMPILED, "_moves": moves.COMPILED,
+    "_stripes": gates.COMPILED}}))
 """
 CHECK = """
 import subprocess, sys
@@ -170,7 +171,8 @@ async def routed(sidecar: Emulated, folder: Path) -> dict[str, Any]:
     config = SidecarConfig(
         service=SERVICE, instance=InstanceName("router"), key_file="/run-xpyd/key", run_dir="/run-xpyd",
         log_level="warning", router=RouterConfig(
-            host="127.0.0.1", port=port, members_port=members, heartbeat_s=1.0, resolve_s=1.0))
+            host="127.0.0.1", port=port, members_port=members, admin_port=free_port(), heartbeat_s=1.0,
+            resolve_s=1.0))
     engines = {"p0": Role.PREFILL, "d0": Role.DECODE}
     started = {name: await ScriptedEngine(name).start() for name in engines}
     process = sidecar.start("python", "-m", "xpyd_sidecar", "--config-json", msgspec.json.encode(config).decode())

@@ -3,7 +3,7 @@
     python -m lab campaign-pairs            four parts, a minute in all: data and control, as prefill and as decode
 
 This process is the one that is measured; its peers live in a process of their own. Each has been greeted, and for data one
-block of each of two arrays has been moved. Blocks are small, so staging and copies are not what is measured.
+block of each of three arrays has been fetched over TCP. Blocks are small, so copies are not what is measured.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 
 import zmq  # noqa: E402 (tests/support is not on the path before)
-from kv_ranks import REGIONS, DecodeRank, PrefillRank, content  # noqa: E402
+from manifest_ranks import DecodeRank, PrefillRank, wait_until  # noqa: E402
 
 from xpyd_sidecar import curve  # noqa: E402
 from xpyd_sidecar.contract import keys  # noqa: E402
@@ -37,6 +37,7 @@ from xpyd_sidecar.kv import messages  # noqa: E402
 from xpyd_sidecar.kv.keys import Key, Outcome  # noqa: E402
 from xpyd_sidecar.kv.mapping import Array, ArrayKind, geometry  # noqa: E402
 from xpyd_sidecar.kv.messages import Announce, Control, Hello, ListeningRank, Ping, Pong, Prefix, Welcome  # noqa: E402
+from xpyd_sidecar.kv.receiving import Confirm  # noqa: E402
 from xpyd_sidecar.session.control import ControlThread  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_pairs.json"
@@ -46,6 +47,12 @@ FIELDS = FingerprintFields("m", "f", "f", 128, "H", "", "0")
 SHAPE = geometry(1, [[Array(f"layer{n}", ArrayKind("float32", 4, (8, 8), 256, 4)) for n in range(32)]])
 TIMEOUT_S = 120.0
 """Hundreds of peers in one process are slow to answer."""
+
+
+class RankAt(NamedTuple):
+    """A rank of prefill, wherever it is."""
+
+    place: tuple[HostPort, Incarnation]
 
 
 class Use(NamedTuple):
@@ -81,38 +88,45 @@ def peers(part: str, count: int, address: str) -> Iterator[list[str]]:
         process.wait()
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for it."""
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, f"not {what} within {TIMEOUT_S} s"
-        time.sleep(0.01)
-
-
 # --- the measured side ---
 
 
 def prefill_data(count: int) -> tuple[Use, Use]:
-    """One sender and ``count`` receivers."""
-    with PrefillRank(keep_s=TIMEOUT_S, send_s=TIMEOUT_S, timeout_s=TIMEOUT_S) as p:
+    """One publisher and ``count`` receivers."""
+    p = PrefillRank(transport="tcp", store_bytes=count << 12, keep_s=TIMEOUT_S, send_s=TIMEOUT_S, timeout_s=TIMEOUT_S)
+    try:
         for at in range(count):
-            for region in range(REGIONS):
-                p.copy(name(at), region, 0, [content(region, 0)])
-        before = use()
-        with peers("prefill_data", count, p.address):
-            assert all(one.outcome is Outcome.OK for one in p.wait_reports(count, TIMEOUT_S))
+            p.compute(name(at), 0, 1)
+        before, outcomes = use(), list[Outcome]()
+        with peers("prefill_data", count, " ".join(p.place)):
+            wait_until(lambda: outcomes.extend(one.outcome for one in p.publisher.take_reports()) or len(outcomes) == count,
+                       TIMEOUT_S)
+            assert set(outcomes) == {Outcome.OK}
             return before, use()
+    finally:
+        p.stop()
 
 
 def decode_data(count: int) -> tuple[Use, Use]:
-    """One receiver and ``count`` senders."""
-    with DecodeRank(timeout_s=TIMEOUT_S, load_s=TIMEOUT_S) as d, peers("decode_data", count, "") as addresses:
-        before = use()
-        for at, address in enumerate(addresses):
-            d.load(f"r{at}", name(at), HostPort(address), first=0, count=1)
-        d.wait(lambda: len(d.finished) == count, TIMEOUT_S)
-        assert all(one.outcome is Outcome.OK for one in d.finished)
-        return before, use()
+    """One receiver and ``count`` publishers."""
+    d = DecodeRank(transport="tcp", blocks=count, timeout_s=TIMEOUT_S)
+    try:
+        with peers("decode_data", count, "") as places:
+            before = use()
+            for at, place in enumerate(places):
+                d.want(name(at), rank_at(place), (at,), whole=1)
+            for at in range(count):
+                wait_until(partial(d.has, name(at), 0, 1), TIMEOUT_S)
+                d.receiver.carry_out(Confirm(name(at), 0, 1))
+            return before, use()
+    finally:
+        d.stop()
+
+
+def rank_at(place: str) -> RankAt:
+    """What a peer has said of itself: its address and its life."""
+    address, life = place.split()
+    return RankAt((HostPort(address), Incarnation(life)))
 
 
 class Handler:
@@ -166,7 +180,7 @@ def prefill_control(count: int) -> tuple[Use, Use]:
             peer = Peer(InstanceName(f"d{at}"), LIFE, HostPort(address))
             handler.peers.add(peer)
             handler.thread.post(peer, Announce(*name(at), b"i" * 32, 5, 4, (ListeningRank(HostPort("127.0.0.1:1"), LIFE),)))
-        until(lambda: len(handler.met) == count, "answered by all")
+        wait_until(lambda: len(handler.met) == count, TIMEOUT_S)
         after = use()
     handler.thread.stop()
     return before, after
@@ -178,7 +192,7 @@ def decode_control(count: int) -> tuple[Use, Use]:
     handler.thread.start()
     before = use()
     with peers("decode_control", count, handler.thread.address):
-        until(lambda: len(handler.met) == count, "greeted by all")
+        wait_until(lambda: len(handler.met) == count, TIMEOUT_S)
         after = use()
     handler.thread.stop()
     return before, after
@@ -192,28 +206,29 @@ PARTS: dict[str, Callable[[int], tuple[Use, Use]]] = {
 # --- the peers' process ---
 
 
-def be_peers(part: str, count: int, address: HostPort) -> None:
+def be_peers(part: str, count: int, address: str) -> None:
     """Until stdin ends."""
     started = [threading.Thread(target=sys.stdin.readline)]
     if part == "prefill_data":
         say([])
-        ranks = [DecodeRank(timeout_s=TIMEOUT_S, load_s=TIMEOUT_S) for _ in range(count)]
+        ranks = [DecodeRank(transport="tcp", blocks=1, timeout_s=TIMEOUT_S) for _ in range(count)]
         for at, rank in enumerate(ranks):
-            rank.load(f"r{at}", name(at), address, first=0, count=1)
-        for rank in ranks:
-            rank.wait(lambda rank=rank: bool(rank.finished), TIMEOUT_S)  # type: ignore[misc]
+            rank.want(name(at), rank_at(address), (0,), whole=1)
+        for at, rank in enumerate(ranks):
+            wait_until(partial(rank.has, name(at), 0, 1), TIMEOUT_S)
+            rank.receiver.carry_out(Confirm(name(at), 0, 1))
         started[0].run()
     elif part == "decode_data":
-        senders = [PrefillRank(keep_s=TIMEOUT_S, timeout_s=TIMEOUT_S) for _ in range(count)]
-        for at, sender in enumerate(senders):
-            for region in range(REGIONS):
-                sender.copy(name(at), region, 0, [content(region, 0)])
-        say([sender.address for sender in senders])
+        made = [PrefillRank(transport="tcp", store_bytes=1 << 12, keep_s=TIMEOUT_S, timeout_s=TIMEOUT_S)
+                for _ in range(count)]
+        for at, one in enumerate(made):
+            one.compute(name(at), 0, 1)
+        say([" ".join(one.place) for one in made])
         started[0].run()
     else:
         started[0].daemon = True
         started[0].start()
-        (_answer if part == "prefill_control" else _greet)(count, address, started[0])
+        (_answer if part == "prefill_control" else _greet)(count, HostPort(address), started[0])
     os._exit(0)  # hundreds of threads need not be joined
 
 
@@ -280,7 +295,7 @@ def main() -> None:
     parser.add_argument("--address", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peers:
-        be_peers(options.peers, options.count, HostPort(options.address))
+        be_peers(options.peers, options.count, options.address)
     elif options.part:
         sys.stdout.write(json.dumps(measure(options.part, options.count)) + "\n")
     else:

@@ -121,7 +121,8 @@ class Change:
         """By roles of what is ready, as the router picks."""
         token = keys.admin_token(keys.read(self._folder.key))
         try:
-            fleet = json.loads(get(f"{self._service.url}/fleet", 2.0, {"Authorization": f"Bearer {token}"}))
+            url = f"http://127.0.0.1:{self._service.admin}/fleet"
+            fleet = json.loads(get(url, 2.0, {"Authorization": f"Bearer {token}"}))
         except (OSError, HttpError):
             return None
         roles = [each["role"] for each in fleet["instances"] if each["state"] == "ready"]

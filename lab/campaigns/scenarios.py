@@ -3,6 +3,7 @@
     python -m lab campaign-scenarios --scripted 1000             real connectors and sockets, no engines (5 minutes)
     python -m lab campaign-scenarios --real 1000 --minutes 4     real engines, a part of it; again for the next part
     python -m lab campaign-scenarios --real 300 --link shm       over that link, whatever is better; nixl: over UCX's TCP
+    python -m lab campaign-scenarios --real 300 --link 'encrypted tcp'      with kv.encryption
     python -m lab campaign-scenarios --real 500 --model tiny-granite     of a model of several KV cache groups
     … --unequal                                                     each life has an engine of two tensor-parallel ranks
     … --lag stops                                                   and one of them stands still for 1 to 3 s now and then
@@ -86,7 +87,7 @@ class Kind(NamedTuple):
 
 def _of_groups(model: str, blocks: int) -> Kind:
     states = not FACTS[model].window
-    return Kind(model, blocks, FACTS[model].args, ("put_async", "put", "put_async"), not states, 80, cut=states)
+    return Kind(model, blocks, FACTS[model].args, unequal=not states, life=80, cut=states)
 
 
 KINDS: Final = {one.model: one for one in (
@@ -104,7 +105,8 @@ Section = dict[str, Any]
 LAGS: Final[dict[str, Callable[[Callable[[], Group | None]], contextlib.AbstractContextManager[None]]]] = {
     "": lambda _: contextlib.nullcontext(), "stops": lambda group: lagging(group, random.Random(1)), "starves": starving}
 """What an engine of two ranks may have to bear besides, whichever of its processes it has at the time."""
-LINKS: Final = ("auto", "tcp", "shm", "nixl")
+SEALED: Final = "encrypted tcp"
+LINKS: Final = ("auto", "tcp", SEALED, "shm", "nixl")
 
 
 def environment(link: str) -> dict[str, str]:
@@ -150,9 +152,10 @@ class Life:
         for name, mode, role in zip("abc", kind.modes, (Role.PREFILL, Role.DECODE, Role.DECODE), strict=True):
             two = self.unequal and name == "b"
             port = free_port()
-            wire = None if two else Wire(port)
+            wire = None if two else Wire(port, sealed=link == SEALED)
             options = KvOptions(
-                mode=mode, transport="rdma" if link == "nixl" else link,  # type: ignore[arg-type]
+                mode=mode, transport={"nixl": "rdma", SEALED: "tcp"}.get(link, link),  # type: ignore[arg-type]
+                encryption="enabled" if link == SEALED else "disabled",
                 keep_bytes=6 << 20, buffer_bytes=4 << 20, host_pool_bytes=2 << 20,
                 peer_timeout_s=4.0 if self.unequal else 2.0, load_timeout_s=8.0, claim_s=3.0, keep_ttl_s=15.0,
                 **({"data_port": port, "advertise_data": HostPort(f"127.0.0.1:{wire.port}")} if wire is not None else {}))

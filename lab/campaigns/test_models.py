@@ -208,10 +208,16 @@ class Faulty(NamedTuple):
         return True
 
 
+ARRAYS = 4
+"""Of each model."""
+ONE_CHUNK = 400
+"""Tokens of a prompt whose data come in one piece for each array."""
+
+
 @pytest.fixture(scope="module", params=FACTS)
 def faulty(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
     strict = ModelPair(tmp_path_factory.mktemp(request.param), request.param, policy="fail", wired=True)
-    bare = strict.other("bare", checksum="none")
+    bare = strict.other("bare", checksum="disabled")
     with bare.d:
         for _ in started(strict):
             bare.d.wait_ready()
@@ -233,19 +239,23 @@ def test_each_arrays_data_ruined_in_turn_is_found_by_its_sum_and_without_sums_by
     strict, bare = faulty
     apart: dict[str, float] = {}
     clean = []
-    assert len(strict.wire.arrays) == 4, "a layer each"
-    for array in sorted(strict.wire.arrays):
-        prompt, before = prompt_of(700, next(SEEDS)), strict.outcomes(strict.d, "receive", "checksum")
-        strict.wire.ruined = {array}
-        try:
-            assert refused(strict.pool.submit(strict.handed, prompt)) == 500, array
-            wait_until(partial(_ended, strict, "checksum", before + 1), 10.0, "counted")
-            prompt = prompt_of(700, next(SEEDS))
-            apart[str(array)] = audited.difference(bare.first(prompt, handed=False), bare.first(prompt, handed=True))
-        finally:
-            strict.wire.ruined = set()
-        prompt = prompt_of(700, next(SEEDS))
-        clean.append(audited.difference(bare.first(prompt, handed=False), bare.first(prompt, handed=True)))
+
+    def first_of(*, ruined: int | None) -> float:
+        """How far a first token is from one that decode computes, where the nth array's data were ruined."""
+        prompt = prompt_of(ONE_CHUNK, next(SEEDS))
+        alone, before = bare.first(prompt, handed=False), strict.wire.frames
+        strict.wire.spare, strict.wire.corrupt = ruined or 0, int(ruined is not None)
+        found = audited.difference(alone, bare.first(prompt, handed=True))
+        assert strict.wire.frames - before == ARRAYS, "a piece for each array"
+        return found
+
+    for array in range(ARRAYS):
+        prompt, before = prompt_of(ONE_CHUNK, next(SEEDS)), strict.outcomes(strict.d, "receive", "checksum")
+        strict.wire.spare, strict.wire.corrupt = array, 1
+        assert refused(strict.pool.submit(strict.handed, prompt)) == 500, array
+        wait_until(partial(_ended, strict, "checksum", before + 1), 10.0, "counted")
+        apart[str(array)] = first_of(ruined=array)
+        clean.append(first_of(ruined=None))
     record(strict, "ruined", arrays=len(apart), found_by_sums=len(apart), least_apart=min(apart.values()),
            apart=apart, apart_when_whole=max(clean))
     assert min(apart.values()) >= 1e-2

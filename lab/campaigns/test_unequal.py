@@ -205,8 +205,11 @@ def test_decode_answers_like_one_engine_and_computes_no_prompt_token(
 
         each = {length: add(way.check([tokens(length)])) for length in LENGTHS}
         block = 16 if fleet == "mla" else 128  # of the kernel for latent attention
-        for length, rose in each.items():  # whole blocks, each once
-            assert rose["pushed"] == -(-length // block) * each[1]["pushed"] > 0
+        blocks = {length: -(-(length - 1) // block) for length in LENGTHS}  # all but the last token are handed over
+        assert each[127]["pushed"] > 0
+        for length, rose in each.items():  # whole blocks, each once, and of a window those in it
+            pushed, all_of_them = rose["pushed"] * blocks[127], blocks[length] * each[127]["pushed"]
+            assert pushed <= all_of_them if prefill == "windows" else pushed == all_of_them
         add(way.check([tokens(150 + 40 * n) for n in range(AT_ONCE)], at_once=True))
 
         if fleet != "mla":  # vLLM has no cache of prefixes there

@@ -1,4 +1,4 @@
-"""What a hand-over's bytes need on the link alone: sender and receiver of lab/bench/kv in two idle processes."""
+"""What a hand-over's bytes need on the link alone: publisher and receiver of lab/bench/kv in two idle processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Link:
             side.wait()
 
     def seconds(self) -> float:
-        """One transfer, from READY until all is in place."""
+        """One transfer, from the order until all is in place."""
         prefill, decode = self._sides
         order = f"{self._block} 1 0"
         self._say(prefill, order)

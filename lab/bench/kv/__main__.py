@@ -147,7 +147,7 @@ def begin(args: argparse.Namespace) -> tuple[list[Pair], dict[str, str]]:
 def measure(pairs: list[Pair], rounds: int, *, busy: bool) -> dict[str, dict[int, list[tuple[float, float]]]]:
     """By contender and block: (seconds, processor seconds) of each round.
 
-    Ours with checksums has "+xxh3" in its name, and "_late" where prefill makes none of them beforehand.
+    Ours with checksums has "+sums" in its name, and "_late" where prefill makes none of them beforehand.
     """
     found: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for at in range(rounds + 1):  # the first warms up
@@ -156,7 +156,7 @@ def measure(pairs: list[Pair], rounds: int, *, busy: bool) -> dict[str, dict[int
                 for cover in covers(pair.name, busy=busy):
                     taken = pair.turn(block, cover=cover, busy=busy)
                     if at:
-                        name = pair.name + ("", "+xxh3", "+xxh3_late")[cover]
+                        name = pair.name + ("", "+sums", "+sums_late")[cover]
                         found.setdefault(name, {}).setdefault(block, []).append(taken)
         print(f"  {'busy' if busy else 'idle'}: round {at} of {rounds}", flush=True)
     return found
@@ -210,25 +210,25 @@ def main() -> None:
             pair.end()
     ratios = {
         "tcp_vs_raw": ratio(idle, "ours_tcp", "raw_tcp"),
-        "tcp_xxh3_vs_raw": ratio(idle, "ours_tcp+xxh3", "raw_tcp"),
+        "tcp_sums_vs_raw": ratio(idle, "ours_tcp+sums", "raw_tcp"),
         "shm_vs_memcpy": ratio(idle, "ours_shm", "memcpy"),
-        "shm_xxh3_vs_memcpy": ratio(idle, "ours_shm+xxh3", "memcpy"),
-        "shm_vs_nixl": ratio(idle, "ours_shm+xxh3", "nixl_host"),
+        "shm_sums_vs_memcpy": ratio(idle, "ours_shm+sums", "memcpy"),
+        "shm_vs_nixl": ratio(idle, "ours_shm+sums", "nixl_host"),
         "shm_bare_vs_nixl": ratio(idle, "ours_shm", "nixl_host"),
-        "shm_late_vs_nixl": ratio(idle, "ours_shm+xxh3_late", "nixl_host"),
+        "shm_late_vs_nixl": ratio(idle, "ours_shm+sums_late", "nixl_host"),
         "nixl_link_vs_nixl": ratio(idle, "ours_nixl", "nixl_tcp", "nixl_read_tcp"),
-        "nixl_link_xxh3_vs_nixl": ratio(idle, "ours_nixl+xxh3", "nixl_tcp", "nixl_read_tcp"),
-        "tcp_late_vs_raw": ratio(idle, "ours_tcp+xxh3_late", "raw_tcp"),
-        "tcp_late_vs_gloo": ratio(idle, "ours_tcp+xxh3_late", "gloo_blocks", "gloo_packed"),
-        "tcp_late_vs_nixl": ratio(idle, "ours_tcp+xxh3_late", "nixl_tcp"),
-        "tcp_vs_gloo": ratio(idle, "ours_tcp+xxh3", "gloo_blocks", "gloo_packed"),
-        "tcp_vs_nixl": ratio(idle, "ours_tcp+xxh3", "nixl_tcp"),
-        "tcp_vs_mooncake": ratio(idle, "ours_tcp+xxh3", "mooncake_tcp"),
-        "busy_tcp_vs_idle": across(busy, idle, "ours_tcp+xxh3"),
-        "busy_shm_vs_idle": across(busy, idle, "ours_shm+xxh3"),
-        "busy_tcp_vs_raw": ratio(busy, "ours_tcp+xxh3", "raw_tcp"),
-        "busy_shm_vs_nixl": ratio(busy, "ours_shm+xxh3", "nixl_host"),
-        "busy_tcp_vs_nixl": ratio(busy, "ours_tcp+xxh3", "nixl_tcp"),
+        "nixl_link_sums_vs_nixl": ratio(idle, "ours_nixl+sums", "nixl_tcp", "nixl_read_tcp"),
+        "tcp_late_vs_raw": ratio(idle, "ours_tcp+sums_late", "raw_tcp"),
+        "tcp_late_vs_gloo": ratio(idle, "ours_tcp+sums_late", "gloo_blocks", "gloo_packed"),
+        "tcp_late_vs_nixl": ratio(idle, "ours_tcp+sums_late", "nixl_tcp"),
+        "tcp_vs_gloo": ratio(idle, "ours_tcp+sums", "gloo_blocks", "gloo_packed"),
+        "tcp_vs_nixl": ratio(idle, "ours_tcp+sums", "nixl_tcp"),
+        "tcp_vs_mooncake": ratio(idle, "ours_tcp+sums", "mooncake_tcp"),
+        "busy_tcp_vs_idle": across(busy, idle, "ours_tcp+sums"),
+        "busy_shm_vs_idle": across(busy, idle, "ours_shm+sums"),
+        "busy_tcp_vs_raw": ratio(busy, "ours_tcp+sums", "raw_tcp"),
+        "busy_shm_vs_nixl": ratio(busy, "ours_shm+sums", "nixl_host"),
+        "busy_tcp_vs_nixl": ratio(busy, "ours_tcp+sums", "nixl_tcp"),
     }
     result: dict[str, Any] = {}
     for name, by_block in ratios.items():

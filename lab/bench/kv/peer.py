@@ -6,7 +6,7 @@ Both say a line of JSON, read the other's, and then take orders, one a line:
     d    "BLOCK COVER BUSY"    have them moved; answers "SECONDS RIGHT PROCESSOR_SECONDS", when all is known to be in place
 
 The source is packed, as prefill keeps its copies; the destination's blocks lie in the order of ``place``. BUSY: a thread of
-Python computes in each process while the bytes move. COVER: 0 no checksums, 1 with them, 2 as 1 but none made beforehand.
+Python computes in each process while the bytes move. COVER: 0 no sums, 1 with them, 2 as 1 but none made beforehand.
 """
 
 from __future__ import annotations

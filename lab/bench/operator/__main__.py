@@ -53,7 +53,7 @@ def document(name: str, prefill: int, decode: int, port: int) -> dict[str, Any]:
     """A service whose pods ask for what every GPU pod asks for."""
     return {"apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "metadata": {"name": name, "namespace": NAMESPACE},
             "spec": {"model": {"source": "org/tiny"}, "engine": {"image": "engine:1"}, "prefill": {"replicas": prefill},
-                     "decode": {"replicas": decode}, "router": {"ports": {"http": port}}}}
+                     "decode": {"replicas": decode}, "router": {"ports": {"admin": port}}}}
 
 
 class Bench:

@@ -35,7 +35,7 @@ def document(name: str, prefill: int, decode: int, port: int, where: dict[str, A
     return {"apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "metadata": {"name": name, "namespace": NAMESPACE},
             "spec": {"model": {"source": "org/tiny"}, "engine": {"image": "engine:1"},
                      "prefill": {"replicas": prefill, **role}, "decode": {"replicas": decode, **role},
-                     "router": {"ports": {"http": port}}}}
+                     "router": {"ports": {"admin": port}}}}
 
 
 def whole(pods: Mirror) -> int:

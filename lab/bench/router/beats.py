@@ -84,7 +84,7 @@ def _router(end: Connection, window_s: float) -> None:
 
         loop = asyncio.get_running_loop()
         router = RouterProcess(SidecarConfig(service=SERVICE, instance="r0", key_file="", run_dir="", router=RouterConfig(
-            host="127.0.0.1", port=0, members_port=0)), keys.ServiceKey(bytes(32)))
+            host="127.0.0.1", port=0, members_port=0, admin_port=0)), keys.ServiceKey(bytes(32)))
         take, taken = router.context.watch.on_message, 0
 
         def counted(message: Up) -> int:

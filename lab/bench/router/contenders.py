@@ -148,7 +148,8 @@ def xpyd(name: str, folder: Path, settings: Mapping[str, object],
     (home / "clients").write_text(CLIENT_KEY + "\n")
     port, members = free_port(), free_port()
     config = {"service": SERVICE, "instance": name, "key_file": str(home / "key"), "run_dir": str(home),
-              "router": {"host": "127.0.0.1", "port": port, "members_port": members, "model": MODEL,
+              "router": {"host": "127.0.0.1", "port": port, "members_port": members, "admin_port": free_port(),
+                         "model": MODEL,
                          "api_key_file": str(home / "clients"), **settings}}
     (home / "config.json").write_text(json.dumps(config))
     group = Group([python, "-m", "xpyd_sidecar", "--config", str(home / "config.json")], log=home / "log")

@@ -26,13 +26,12 @@ import uvloop
 import xpyd_sidecar
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
-from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.router.app import GC_THRESHOLD
 from xpyd_sidecar.router.endpoints.application import Paths
+from xpyd_sidecar.router.endpoints.probes import Probes
 from xpyd_sidecar.router.http import connection
-from xpyd_sidecar.router.http.auth import Admin
 from xpyd_sidecar.router.http.server import RequestBounds, Server
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -112,12 +111,12 @@ class Router:
     """One router without sockets."""
 
     def __init__(self, *, error: bool) -> None:
-        router = RouterConfig(host="127.0.0.1", port=0, members_port=0, model=MODEL,
+        router = RouterConfig(host="127.0.0.1", port=0, members_port=0, admin_port=0, model=MODEL,
                               failover="error" if error else "continue")
         config = SidecarConfig(service=ServiceName("bench"), instance=InstanceName("r"), key_file="", run_dir="",
                                router=router)
         self.context = RequestContext(config)
-        paths = Paths(self.context, Keys(), Admin(ServiceKey(bytes(32)), "bench"))  # type: ignore[arg-type]
+        paths = Paths(self.context, Keys(), Probes(self.context))  # type: ignore[arg-type]
         server = Server(paths, RequestBounds(64 << 10, 64 << 20, 30.0), connect=connection.ClientConnection)
         self.legs: dict[engine_connection.EngineConnection, Paper] = {}
         self.clients: list[tuple[connection.ClientConnection, Paper]] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from xpyd_operator.local.procs import Identity
 Profile = Literal["light", "full"]
 FIRST_PORT, LAST_PORT = 10000, 19999
 """Below the tests' engines and Linux' ephemeral ports, so that a port stays free while its component is stopped."""
+_claims: list[socket.socket] = []
 LOCK_S = 120.0
 
 
@@ -121,10 +123,22 @@ def held(path: Path, refusal: str) -> Iterator[None]:
 
 
 def choose_ports(names: tuple[str, ...], host: str, random: Random) -> dict[str, int]:
-    """Ports of ``host`` that nobody listens on now."""
+    """Ports of ``host`` that nobody listens on now, and that no cluster which begins meanwhile is given."""
     chosen: dict[str, int] = {}
     while len(chosen) < len(names):
         port = random.randint(FIRST_PORT, LAST_PORT)
-        if port not in chosen.values() and ports.is_free(host, port):
+        if _claim(port) and ports.is_free(host, port):
             chosen[names[len(chosen)]] = port
     return chosen
+
+
+def _claim(port: int) -> bool:
+    """Whether nobody else has claimed it; who has it keeps it until this process ends."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0xpyd-cluster-port-{port}")  # the kernel takes it back however this process ends
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim)
+    return True

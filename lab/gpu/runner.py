@@ -16,9 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-TAIL = 12
+TAIL: Final = 12
+"""Lines of what a check printed that are shown where it ended without an answer."""
+COMMAND: Final = (sys.executable, "-m", "lab.gpu")
 
 
 class Outcome(StrEnum):
@@ -34,7 +36,9 @@ class Outcome(StrEnum):
 
 
 class Check(NamedTuple):
-    """``run``: module and function, and its arguments after the device. ``known``: the fault that it shows today."""
+    """``run``: module of this package and function, and its arguments after the device. ``known``: the fault that it shows
+    today.
+    """
 
     name: str
     run: str
@@ -53,8 +57,11 @@ class Row(NamedTuple):
     why: str = ""
 
 
-def run(check: Check, device: str, command: Sequence[str], environ: Mapping[str, str]) -> Row:
-    """One check to its end, or to its deadline."""
+def run(check: Check, device: str, environ: Mapping[str, str], command: Sequence[str] = COMMAND) -> Row:
+    """One check to its end, or to its deadline.
+
+    ``command``: starts a check's process, which is told by ``--order`` what to run, and where to leave what it finds.
+    """
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder, "result.json"), Path(folder, "output")
@@ -72,10 +79,10 @@ def run(check: Check, device: str, command: Sequence[str], environ: Mapping[str,
                 end(process)
         said = json.loads(result.read_text()) if result.exists() else {
             "why": ended + "".join(f"\n{line}" for line in log.read_text(errors="replace").splitlines()[-TAIL:])}
-    return judged(check, said, time.monotonic() - began)
+    return judge(check, said, time.monotonic() - began)
 
 
-def judged(check: Check, said: Mapping[str, Any], seconds: float) -> Row:
+def judge(check: Check, said: Mapping[str, Any], seconds: float) -> Row:
     """What its process has said."""
     figures, why = said.get("figures", {}), said.get("why", "")
     if said.get("left_out"):
@@ -96,13 +103,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def run_all(checks: Sequence[Check], device: str, *, environ: Mapping[str, str] | None = None,
-            command: Sequence[str] = (sys.executable, str(Path(__file__).parent)),
-            say: Callable[[str], object] = print) -> list[Row]:
+def run_all(checks: Sequence[Check], device: str, environ: Mapping[str, str], say: Callable[[str], object],
+            command: Sequence[str] = COMMAND) -> list[Row]:
     """All of them; a line for each as soon as it is over."""
     rows = []
     for check in checks:
-        row = run(check, device, command, os.environ if environ is None else environ)
+        row = run(check, device, environ, command)
         say(line(row))
         rows.append(row)
     return rows
@@ -112,16 +118,16 @@ def line(row: Row) -> str:
     """Of the table."""
     told = ", ".join(f"{name} {value}" for name, value in row.figures.items())
     why = "".join(f"\n           {each}" for each in row.why.splitlines())
-    return f"{row.outcome:8}  {row.name:12}  {row.seconds:6.1f} s  {told}".rstrip() + why
+    return f"{row.outcome:8}  {row.name:14}  {row.seconds:6.1f} s  {told}".rstrip() + why
 
 
-def failed(rows: Sequence[Row]) -> list[str]:
+def failures(rows: Sequence[Row]) -> list[str]:
     """Names of the checks that did not hold."""
     return [row.name for row in rows if row.outcome is Outcome.BAD]
 
 
-def told(rows: Sequence[Row], machine: Mapping[str, Any], date: str) -> dict[str, Any]:
+def record(rows: Sequence[Row], machine: Mapping[str, Any]) -> dict[str, Any]:
     """For the results file."""
-    return {"date": date, "machine": dict(machine), "checks": {
+    return {"machine": dict(machine), "checks": {
         row.name: {"outcome": str(row.outcome), "seconds": round(row.seconds, 1), "figures": dict(row.figures),
                    **({"why": row.why} if row.why else {})} for row in rows}}

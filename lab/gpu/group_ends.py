@@ -1,9 +1,9 @@
 """One of two processes whose NCCL groups the checks open and close: a communicator thread, groups to send and to receive.
 
-It obeys lines on stdin and answers with lines. The two tell each other what a session tells (``kv.md``, links between
-GPUs): a group's id, that a piece is offered, that it is being received.
+It obeys lines on stdin and answers with lines. The two tell each other what a session tells (``kv.md``, the link nccl): a
+group's id, and that a message is being received; and, since decode here does as it is told, that one is to be fetched.
 
-    python lab/gpu/gpu_groups.py NAME DEVICE FD         started by ``gpu_group_checks``; FD: a socket to the other one
+    python -m lab.gpu.group_ends NAME DEVICE FD         started by ``group_checks``; FD: a socket to the other one
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from typing import Any
 
 import torch
 
+from lab.gpu.children import Answer, Order, say
 from xpyd_sidecar.kv.groups import Way
-from xpyd_sidecar.transport.nccl.driver import Driver, Piece, load
+from xpyd_sidecar.transport.nccl.driver import Driver, Message, load
 from xpyd_sidecar.transport.nccl.thread import FLIGHT, NcclLimits, NcclThread
 
 PIECE = 1 << 20
 SLOTS = 8
+"""To receive into, of a group's messages in turn."""
+PATTERNS = 4
 GROUPS = 16
 LIMITS = NcclLimits(groups=GROUPS, open_s=20.0, move_s=20.0, idle_s=600.0, hold_s=20.0)
 """Longer than the checks wait: what they wait for in vain is not ended by a deadline first."""
-Order = dict[str, Any]
-Answer = dict[str, Any]
 
 
 class Half:
@@ -40,8 +41,8 @@ class Half:
         self.number = 0
         self.open = self.over_ = False
         self.reason = ""
-        self.posts = self.count = self.wrong = 0
-        """``count``: pieces that have moved."""
+        self.posts = self.sent = self.count = self.wrong = 0
+        """``count``: messages that have moved; ``wrong``: that have come with other bytes than were sent."""
 
     def post(self, call: Callable[[], None]) -> None:
         """On the communicator thread itself."""
@@ -49,7 +50,7 @@ class Half:
             call()
             self.end.changed.notify_all()
 
-    def begun(self, uid: bytes) -> None:
+    def begun(self, number: int, uid: bytes) -> None:  # noqa: ARG002  # it has one group
         """The peer may join."""
         if self.way is Way.SEND:
             self.end.tell({"join": self.name, "uid": uid.hex()})
@@ -58,27 +59,28 @@ class Half:
         """Both have joined."""
         self.open = True
 
-    def posted(self, piece: Piece) -> None:
-        """The peer may send, unless nobody has offered this."""
+    def posted(self, message: Message) -> None:
+        """The peer may send, unless this is received in vain."""
         self.posts += 1
-        if piece.tag:
-            self.end.tell({"posted": self.name})
+        if message.tag:
+            self.end.tell({"fetch": self.name})
 
-    def moved(self, piece: Piece) -> None:
-        """A piece is done."""
+    def moved(self, message: Message) -> None:
+        """A message is done."""
         self.count += 1
-        if piece.data is None:
-            self.wrong += not piece.intact
-            self.end.slots.append(piece.slot)
+        if self.way is Way.RECEIVE:
+            assert message.memory is not None
+            self.wrong += bool((message.memory.cpu() != self.count % PATTERNS).any())
+            self.end.slots.append(message.memory)
             self.end.pump()
 
-    def lost(self, number: int, reason: str, *, busy: bool) -> None:  # noqa: ARG002  # as above
-        """It does no more. ``busy``: a piece was under way, which is meant here."""
-        self.reason = f"{reason}{', with a piece under way' if busy else ''}"
+    def lost(self, number: int, reason: str) -> None:  # noqa: ARG002  # as above
+        """It does no more. That a message was under way is meant here."""
+        self.reason = f"{reason}{', with a message under way' if self.posts + self.sent > self.count else ''}"
 
-    def over(self, pieces: tuple[Piece, ...]) -> None:
+    def over(self, messages: tuple[Message, ...]) -> None:
         """Its memory is given back."""
-        self.end.slots += [piece.slot for piece in pieces if piece.data is None]
+        self.end.slots += [message.memory for message in messages if self.way is Way.RECEIVE]
         self.end.pump()
         self.over_ = True
 
@@ -91,8 +93,10 @@ class End:
         self.tell = tell
         self.changed = threading.Condition(threading.RLock())
         self.halves: dict[str, Half] = {}
-        self.slots: list[Any] = [driver.device.empty(driver.slot_bytes) for _ in range(SLOTS)]
-        self._data = memoryview(driver.device.host(driver.piece).fill_(0x5A).numpy())
+        self.slots: list[Any] = [driver.device.empty(driver.piece) for _ in range(SLOTS)]
+        pinned = torch.cuda.is_available()
+        self._data = [memoryview(torch.full((driver.piece,), one, dtype=torch.uint8, pin_memory=pinned).numpy())
+                      for one in range(PATTERNS)]
         driver.device.settle()
         self._waiting: deque[tuple[Half, bool]] = deque()
         self._made = 0
@@ -103,25 +107,29 @@ class End:
         with self.changed:
             if "join" in order:
                 self._half(order["join"], Way.RECEIVE, bytes.fromhex(order["uid"]))
-            elif "offer" in order:
-                self._receive(self.halves[order["offer"]], offered=True)
+            elif "receive" in order:
+                self._receive(self.halves[order["receive"]], sent=True)
             else:
-                half = self.halves[order["posted"]]
-                self.hub.move(half.number, Piece(len(self._data), True, self._data), half)
+                half = self.halves[order["fetch"]]
+                half.sent += 1
+                data = self._data[half.sent % PATTERNS]
+                self.hub.move(half.number, Message(len(data), spans=[(0, data)]), half)
 
     def _half(self, name: str, way: Way, uid: bytes | None = None) -> None:
         half = self.halves[name] = Half(self, name, way)
         half.number = self.hub.join(half, way, uid)
 
-    def _receive(self, half: Half, *, offered: bool) -> None:
-        self._waiting.append((half, offered))
+    def _receive(self, half: Half, *, sent: bool) -> None:
+        """``sent``: the other one is told to send it."""
+        self._waiting.append((half, sent))
         self.pump()
 
     def pump(self) -> None:
-        """Receive what was offered, as far as there are slots."""
+        """Receive what is to be received, as far as there are slots."""
         while self._waiting and self.slots:
-            half, offered = self._waiting.popleft()
-            self.hub.move(half.number, Piece(len(self._data), True, slot=self.slots.pop(), tag=offered), half)
+            half, sent = self._waiting.popleft()
+            slot = self.slots.pop()
+            self.hub.move(half.number, Message(len(slot), slot, tag=sent), half)
 
     def wait(self, condition: Callable[[], object], seconds: float) -> bool:
         """Whether something comes true in time."""
@@ -139,13 +147,13 @@ class End:
             return {"names": names}
         if "send" in order:
             for name in order["send"]:
-                for _ in range(order["pieces"]):
-                    self.tell({"offer": name})
+                for _ in range(order["messages"]):
+                    self.tell({"receive": name})
             return {}
         if "usage" in order:
             free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
-            return {"groups": self.hub.usage.groups, "used": total - free, "slots": len(self.slots),
-                    "kits": sum(len(kits) for kits in self.hub._kits.values()) - 2 * FLIGHT}
+            return {"groups": self.hub.usage.groups, "used": total - free, "slots to receive into": len(self.slots),
+                    "slots to send from": len(self.hub._slots)}
         return self._on_groups(order)
 
     def _on_groups(self, order: Order) -> Answer:
@@ -157,7 +165,7 @@ class End:
             with self.changed:
                 before = [half.posts for half in halves]
                 for half in halves:
-                    self._receive(half, offered=False)
+                    self._receive(half, sent=False)
             well = self.wait(lambda: all(half.posts > had for half, had in zip(halves, before, strict=True)), order["s"])
         elif order["do"] == "close":
             for half in halves:
@@ -166,7 +174,7 @@ class End:
         else:
             conditions: dict[str, Callable[[Half], bool]] = {
                 "open": lambda half: half.open, "over": lambda half: half.over_,
-                "moved": lambda half: half.count >= order["pieces"] or bool(half.reason)}
+                "moved": lambda half: half.count >= order["messages"] or bool(half.reason)}
             asked = conditions[order["do"]]
             well = self.wait(lambda: all(map(asked, halves)), max(0.0, until - time.monotonic()))
         said = {"well": well and len(halves) == len(names), "wrong": sum(half.wrong for half in halves),
@@ -184,7 +192,7 @@ def main() -> None:
     torch.cuda.set_device(place)
     driver, _, reason = load(place, ctas=4, piece=PIECE, groups=GROUPS, flight=FLIGHT)
     if driver is None:
-        print(json.dumps({"why": reason}), flush=True)
+        say({"why": reason})
         return
     with socket.socket(fileno=int(fd)) as sock, sock.makefile("r") as lines:
         end = End(name, driver, lambda order: sock.sendall((json.dumps(order) + "\n").encode()))
@@ -194,9 +202,9 @@ def main() -> None:
                 end.heard(json.loads(line))
 
         threading.Thread(target=hear, daemon=True).start()
-        print(json.dumps({}), flush=True)
+        say({})
         for line in sys.stdin:
-            print(json.dumps(end.obey(json.loads(line))), flush=True)
+            say(end.obey(json.loads(line)))
 
 
 if __name__ == "__main__":

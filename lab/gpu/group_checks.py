@@ -1,30 +1,26 @@
-"""NCCL groups that end in the middle of a piece, and groups that are made while their processes receive from each other.
+"""NCCL groups that end in the middle of a message, and groups that are made while their processes receive from each other.
 
 Two processes, on two GPUs or on one (then NCCL is told that they are on different hosts, and moves through sockets).
 """
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from gpu_seen import Figures, LeftOutError, NotHeldError, held
 
-ENDS = str(Path(__file__).with_name("gpu_groups.py"))
+from lab.gpu.children import Child, apart
+from lab.gpu.findings import Figures, LeftOutError, NotHeldError, require
+
 WAIT_S = 10.0
 """For what takes NCCL a moment."""
 ABORTS, ABORTS_S = 1000, 40.0
 FEWEST = 200
 """Aborts that the time must be enough for."""
 TOGETHER = 3
-"""Groups that end at once; with the one beside them they fill the pieces that may be received at once."""
+"""Groups that end at once; with the one beside them they fill what may be received at once."""
 LOOPS, LOOP_S = 20, 5.0
 GROWTH = 64 << 20
 
@@ -36,42 +32,6 @@ class Asked(Protocol):
         """Have an order carried out."""
 
 
-class Process:
-    """A child."""
-
-    def __init__(self, name: str, device: str, sock: socket.socket, *, apart: bool) -> None:
-        environ = dict(os.environ)
-        if apart:
-            environ |= {"NCCL_HOSTID": f"check-{name}", "NCCL_SOCKET_IFNAME": "lo"}
-        self._child = subprocess.Popen([sys.executable, ENDS, name, device, str(sock.fileno())], stdin=subprocess.PIPE,
-                                       stdout=subprocess.PIPE, text=True, env=environ, pass_fds=[sock.fileno()])
-
-    def hear(self) -> dict[str, Any]:
-        """The next answer.
-
-        Raises:
-            NotHeldError: there is none.
-        """
-        assert self._child.stdout is not None
-        line = self._child.stdout.readline()
-        said: dict[str, Any] = json.loads(line) if line else {"why": "one of the two processes has ended by itself"}
-        if "why" in said:
-            raise NotHeldError(said["why"], {})
-        return said
-
-    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Have an order carried out."""
-        assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps(order) + "\n")
-        self._child.stdin.flush()
-        return self.hear()
-
-    def end(self) -> None:
-        """Kill -9."""
-        self._child.kill()
-        self._child.wait()
-
-
 class Pair:
     """Both, for a check."""
 
@@ -81,10 +41,12 @@ class Pair:
         count = torch.cuda.device_count()
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            self.ends = [Process("a", str(device), ours, apart=count == 1),
-                         Process("b", "cuda:1" if count > 1 else str(device), theirs, apart=count == 1)]
+            self.ends = [Child("group_ends", name, where, str(sock.fileno()), pass_fds=[sock.fileno()],
+                               environ=apart(name) if count == 1 else None)
+                         for name, where, sock in (("a", str(device), ours),
+                                                   ("b", "cuda:1" if count > 1 else str(device), theirs))]
 
-    def __enter__(self) -> list[Process]:
+    def __enter__(self) -> list[Child]:
         try:
             for end in self.ends:
                 end.hear()
@@ -95,17 +57,17 @@ class Pair:
 
     def __exit__(self, *_: object) -> None:
         for end in self.ends:
-            end.end()
+            end.kill()
 
 
 def aborts(device: torch.device) -> Figures:
-    """A group that is received in ends in the middle, a thousand times, while another one carries pieces."""
+    """A group that is received in ends in the middle, a thousand times, while another one carries messages."""
     with Pair(device) as (a, b):
         return abort_many(a, b)
 
 
 def both_ways(device: torch.device) -> Figures:
-    """Groups are closed and opened in both directions, while pieces come from either side."""
+    """Groups are closed and opened in both directions, while messages come from either side."""
     with Pair(device) as (a, b):
         return open_many(a, b)
 
@@ -129,11 +91,12 @@ def opened(maker: Asked, other: Asked, count: int, seconds: float = WAIT_S) -> l
     return names
 
 
-def carried(maker: Asked, other: Asked, names: list[str], pieces: int) -> None:
-    """Pieces go through new groups: both ranks are connected."""
-    maker.ask({"send": names, "pieces": pieces})
+def carried(maker: Asked, other: Asked, names: list[str], messages: int) -> None:
+    """Messages go through new groups: both ranks are connected."""
+    maker.ask({"send": names, "messages": messages})
     for end in (other, maker):
-        sure(end.ask({"do": "moved", "of": names, "pieces": pieces, "s": WAIT_S}), f"{pieces} pieces in groups {names}")
+        sure(end.ask({"do": "moved", "of": names, "messages": messages, "s": WAIT_S}),
+             f"{messages} messages in groups {names}")
 
 
 def closed(ends: list[Asked], names: list[str]) -> None:
@@ -149,22 +112,24 @@ def abort_many(a: Asked, b: Asked, most: int = ABORTS, seconds: float = ABORTS_S
     beside = opened(a, b, 1)
     carried(a, b, beside, 1)
     before, began = [end.ask({"usage": True}) for end in (a, b)], time.monotonic()
-    ended, pieces = 0, 1
+    ended, messages = 0, 1
     while ended < most and time.monotonic() - began < seconds:
         names = opened(a, b, TOGETHER)
         carried(a, b, names, 1)
-        a.ask({"send": beside, "pieces": 6})
-        pieces += 6
+        a.ask({"send": beside, "messages": 6})
+        messages += 6
         sure(b.ask({"do": "spin", "of": names, "s": WAIT_S}), "receives that nobody sends for")
         closed([b, a], names)
-        sure(b.ask({"do": "moved", "of": beside, "pieces": pieces, "s": WAIT_S}), "pieces beside groups that ended")
+        sure(b.ask({"do": "moved", "of": beside, "messages": messages, "s": WAIT_S}), "messages beside groups that ended")
         ended += 2 * TOGETHER
     took = time.monotonic() - began
     after = [end.ask({"usage": True}) for end in (a, b)]
     pairs = list(zip(after, before, strict=True))
     grown = max(now["used"] - then["used"] for now, then in pairs)
-    lacking = [name for name in ("kits", "slots") if any(now[name] != then[name] for now, then in pairs)]
-    return held({"aborts": ended, "seconds": round(took, 1), "pieces_beside": pieces, "grown_mib": round(grown / 2**20, 1)},
+    slots = "slots to send from", "slots to receive into"
+    lacking = [name for name in slots if any(now[name] != then[name] for now, then in pairs)]
+    figures = {"aborts": ended, "seconds": round(took, 1), "pieces_beside": messages, "grown_mib": round(grown / 2**20, 1)}
+    return require(figures,
                 f"{ended} aborts in {took:.0f} s, fewer than {fewest}" if ended < fewest else None,
                 f"{', '.join(lacking)} did not come back" if lacking else None,
                 f"{grown} bytes of GPU memory did not come back" if grown > GROWTH else None)
@@ -178,19 +143,19 @@ def open_many(a: Asked, b: Asked, loops: int = LOOPS, seconds: float = LOOP_S) -
     took = []
     for loop in range(loops):
         began = time.monotonic()
-        pieces = 1 + 8 * (loop + 1)
+        messages = 1 + 8 * (loop + 1)
         for maker, names in zip((a, b), beside, strict=True):
-            maker.ask({"send": names, "pieces": 8})
+            maker.ask({"send": names, "messages": 8})
         made = [end.ask({"make": 2})["names"] for end in (a, b)]
         for end in (a, b):
             sure(end.ask({"do": "open", "of": made[0] + made[1], "s": seconds}), f"loop {loop}: groups are not open")
         for maker, names in zip((a, b), made, strict=True):
-            maker.ask({"send": names, "pieces": 2})
+            maker.ask({"send": names, "messages": 2})
         for other, names, had in zip((b, a), made, beside, strict=True):
-            sure(other.ask({"do": "moved", "of": names, "pieces": 2, "s": seconds}), f"loop {loop}: pieces of new groups")
-            sure(other.ask({"do": "moved", "of": had, "pieces": pieces, "s": seconds}), f"loop {loop}: pieces beside them")
+            sure(other.ask({"do": "moved", "of": names, "messages": 2, "s": seconds}), f"loop {loop}: those of new groups")
+            sure(other.ask({"do": "moved", "of": had, "messages": messages, "s": seconds}), f"loop {loop}: those beside")
         took.append(time.monotonic() - began)
         closed([a, b], made[0] + made[1])
     slowest = max(took)
-    return held({"loops": loops, "slowest_s": round(slowest, 3), "middle_s": round(sorted(took)[len(took) // 2], 3)},
+    return require({"loops": loops, "slowest_s": round(slowest, 3), "middle_s": round(sorted(took)[len(took) // 2], 3)},
                 f"a loop took {slowest:.1f} s, over {seconds:g}" if slowest > seconds else None)

@@ -1,4 +1,4 @@
-"""How a check says what it saw. Free of torch, like the runner."""
+"""How a check tells what it has found. Free of torch, like the runner."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class LeftOutError(Exception):
     """It cannot be shown on this device."""
 
 
-def held(figures: Figures, *wrong: str | None) -> Figures:
-    """The figures, if nothing is wrong.
+def require(figures: Figures, *faults: str | None) -> Figures:
+    """The figures, if there are no faults.
 
     Raises:
-        NotHeldError: something is.
+        NotHeldError: there are some.
     """
-    if found := [each for each in wrong if each]:
+    if found := [each for each in faults if each]:
         raise NotHeldError("; ".join(found), figures)
     return figures
