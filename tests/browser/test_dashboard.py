@@ -44,13 +44,16 @@ async def test_the_page_asks_for_a_token_once_and_keeps_it_in_the_tab(page: Page
         assert await page.faults() == []
 
 
-async def test_a_client_key_opens_it_where_there_are_some(page: Page, tmp_path: Path) -> None:
+async def test_a_client_key_does_not_open_it(page: Page, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("client-key-1\n")
     async with stage(1, 1, api_key_file=str(keys)) as s:
         await page.open(s.url)
-        assert "or a client key" in await page.wait("#need", bool, "what is needed")
+        assert "client key" not in await page.wait("#need", bool, "what is needed")
         await page.type("#token", "client-key-1")
+        await page.wait("#wrong", lambda text: "does not know this token" in text, "a refusal")
+        assert await page.text("#board") == ""
+        await page.type("#token", TOKEN)
         await page.wait("#shape", lambda text: text == "1P1D", "the board")
 
 

@@ -48,7 +48,7 @@ def recompute(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture(scope="class")
 def fail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    yield from started(Pair(tmp_path_factory.mktemp("fail"), policy="fail", checksum="none", claim_s=CLAIM_S))
+    yield from started(Pair(tmp_path_factory.mktemp("fail"), policy="fail", checksum="disabled", claim_s=CLAIM_S))
 
 
 def naps(engine: Engine) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from connector_sides import BLOCK, Engine, decode_leg, idle, making, prefill_leg, request, until
+from copies import COPY_S, Gpu
 from long_prompts import PROMPT, LongPrompt, Time
 
 from xpyd_sidecar.contract import metrics
@@ -67,8 +68,8 @@ def ping(p: Engine, d: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[Callabl
 
 
 def looks(p: Engine) -> Callable[[], None]:
-    """What waits for a look of prefill's sender at its deadlines, which begins then."""
-    machine, seen = p.workers[0]._sender._machine, [0]
+    """What waits for a look of prefill's publisher at its deadlines, which begins then."""
+    machine, seen = p.workers[0]._publisher._machine, [0]
     tick = machine.tick
 
     def ticked(now: float) -> Any:
@@ -152,7 +153,7 @@ def test_prefills_half_lasts_while_its_work_grows(make: Callable[..., Engine], s
         skip(10.0)
         other_work(p, step)
         wait_look()
-        assert p.workers[0]._sender._machine.open == 1
+        assert p.workers[0]._publisher._machine.open == 1
     one.compute(BLOCK)
     one.wait_loaded()
 
@@ -196,6 +197,9 @@ def test_a_prompt_of_128k_tokens_is_handed_over(make: Callable[..., Engine], ski
     tokens, chunk = 128 << 10, 8 << 10
     options = {"blocks": tokens // BLOCK + 1, "load_timeout_s": 30.0, "keep_bytes": 64 << 20}
     p, d = make("p", **options), make("d", **options)
+    for device in d.devices:
+        if isinstance(device, Gpu):
+            device.place_s = COPY_S  # of a thousand fetches
     one = LongPrompt(p, d, tokens)
     one.begin()
     for _ in range(tokens // chunk):

@@ -125,30 +125,26 @@ def test_drafts_of_other_models_do_not_move_though_they_look_alike(make: Callabl
 
 
 @pytest.mark.parametrize("draft", [EAGLE, OTHER], ids=["alike", "otherwise"])
-def test_what_prefill_cannot_keep_goes_into_the_buffer_only_where_both_draft_alike(make: Callable[..., Engine],
-                                                                                   draft: Speculation) -> None:
-    """The buffer knows arrays by their place, so a draft of another model would be put where the draft here reads."""
+def test_what_prefill_cannot_keep_goes_into_the_buffer_and_a_draft_of_another_model_does_not(make: Callable[..., Engine],
+                                                                                            draft: Speculation) -> None:
     p, d = make("p", speculation=EAGLE, keep_bytes=16 * EACH), make("d", speculation=draft, buffer_bytes=1 << 20)
     alike = draft is EAGLE
-    steps = iter(range(50))
-    hand_over(p, d, late=lambda: d.counts.get(metrics.BUFFERED_BYTES, 0) > 0 if alike else next(steps) == 49)
+    hand_over(p, d, late=lambda: d.counts.get(metrics.BUFFERED_BYTES, 0) > 0)
     assert d.holds(INTO, prompt=7, first=0, layers=None if alike else LAYERS)
-    assert bool(d.counts.get(metrics.BUFFERED_BYTES, 0)) == alike
+    assert alike or not d.caches[0][LAYER].any()
     assert moved(p, d) == len(FROM) * (LAYERS + alike)
 
 
-def test_what_prefill_cannot_keep_does_not_go_into_the_buffer_where_arrays_come_in_another_order(
+def test_what_prefill_cannot_keep_goes_into_the_buffer_also_where_arrays_come_in_another_order(
         make: Callable[..., Engine]) -> None:
     """As in ranks that share out the layers otherwise, or in another version of vLLM."""
     def turned() -> dict[str, Any]:
         return {name: cache("HND") for name in reversed([f"layer{n}" for n in range(LAYERS)])}
 
     p, d = make("p", make_caches=turned, keep_bytes=16 * EACH), make("d", buffer_bytes=1 << 20)
-    steps = iter(range(50))
-    hand_over(p, d, late=lambda: next(steps) == 49)
+    hand_over(p, d, late=lambda: d.counts.get(metrics.BUFFERED_BYTES, 0) > 0)
     assert all(bool((d.caches[0][name][into] == p.caches[0][name][block]).all())
                for name in d.caches[0] for block, into in zip(FROM, INTO, strict=True))
-    assert not d.counts.get(metrics.BUFFERED_BYTES)
     assert moved(p, d) == len(FROM) * LAYERS
 
 

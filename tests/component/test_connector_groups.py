@@ -13,17 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from connector_sides import BLOCK, Engine, idle, making, until
 from copies import RUNNERS
 from grouped_sides import BLOCKS, MODELS, PAGE, USED, WINDOW, GroupedEngine, Job
 
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.engine.kv_cache import KvCache, Move
+from xpyd_sidecar.engine.kv_cache import CacheRows, KvCache
 from xpyd_sidecar.engine.stats import LINK
-from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv.manifests import PlacedArray, layout
+from xpyd_sidecar.kv.packing import PackedArray
 from xpyd_sidecar.kv.reach import LayerGroup
 from xpyd_sidecar.memory import device_rows
+from xpyd_sidecar.session.stored_copy import StoredCopy
 
 pytestmark = pytest.mark.timeout(300)
 EDGE = WINDOW + BLOCK - 1
@@ -125,7 +126,7 @@ def test_each_groups_data_ruined_in_turn_is_found(make: Callable[..., GroupedEng
 @pytest.mark.parametrize("copies", ["at once"], indirect=True)
 def test_each_groups_data_matters(make: Callable[..., GroupedEngine], kind: str) -> None:
     """What is compared above would show it: without checksums the same is loaded, and is wrong in that layer alone."""
-    p, d = (make(name, kind, transport="tcp", checksum="none") for name in "pd")
+    p, d = (make(name, kind, transport="tcp", checksum="disabled") for name in "pd")
     layers = set()
     for region in range(len(MODELS[kind])):
         job = Job(p, d, prompt=EDGE + 5)
@@ -143,17 +144,17 @@ def test_each_groups_data_matters(make: Callable[..., GroupedEngine], kind: str)
 
 def ruin(p: GroupedEngine, job: Job, region: int, *, summed: bool) -> None:
     """One byte of an array's last copy is another, after its sum was made: of a token that the next one reads."""
-    sender = p.workers[0]._sender
-    end = sender._machine._geometry.kinds[region].reach.final(job.tokens, job.tokens)
+    publisher = p.workers[0]._publisher
+    end = p.workers[0].address().arrays[region].kind.reach.final(job.tokens, job.tokens)
 
-    def last() -> list[Any]:
-        return [copy for one in list(sender._machine._open.values()) for copy in list(one.copies)
-                if copy.region == region and copy.first + copy.blocks == end]
+    def last() -> list[tuple[StoredCopy, PlacedArray]]:
+        return [(copy, one) for copy in list(publisher._copies.values()) for one in layout(copy.manifest(0), copy._arrays)
+                if one.region == region and one.packed.first + one.packed.blocks == end]
 
-    until(lambda: last() and not sender._unsummed, p)
-    (copy,) = last()
-    assert (copy.data.sums is not None) is summed
-    copy.data.view[0] ^= 0xFF
+    until(lambda: last() and not publisher._unsummed, p)
+    ((copy, one),) = last()
+    assert bool(copy.sums) is summed
+    copy.view[one.offset - copy.offset + one.packed.place(end - 1, 0)] ^= 0xFF
 
 
 def test_prefill_of_a_model_with_states_stops_before_the_last_token_and_of_others_does_not(
@@ -265,9 +266,21 @@ def test_states_between_unequal_tensor_sizes_are_refused_by_field_and_decode_com
     assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1
 
 
-def test_mode_get_is_refused_with_several_groups(make: Callable[..., GroupedEngine]) -> None:
-    with pytest.raises(ConfigError, match=r"mode get pulls blocks in their order.*use put_async"):
-        make("p", "windows", mode="get")
+@pytest.mark.parametrize("kind", MODELS)
+def test_mode_get_brings_all_groups_once_there_are_blocks(make: Callable[..., GroupedEngine], kind: str) -> None:
+    p, d = make("p", kind, mode="get"), make("d", kind, mode="get")
+    for chunk, prompt in product((20, 512), (2, EDGE, 100)):
+        job = Job(p, d, prompt=prompt)
+        job.prefill(chunk)
+        if job.end_prefill():
+            until(lambda name=job.theirs.request_id: name in p.sent, p, d)
+            job.give_back()
+        job.load()
+        assert job.wrong() == [], (chunk, prompt)
+        job.leave()
+    over(p, d)
+    assert d.counts["receive/ok"] == p.counts["send/ok"] == 6
+    assert metrics.BUFFERED_BYTES not in d.counts
 
 
 @pytest.mark.parametrize("copies", ["at once"], indirect=True)
@@ -305,22 +318,23 @@ def test_a_load_that_prefill_leaves_is_reported_failed_and_whole_blocks_of_it_do
 
 
 @pytest.mark.parametrize("copies", ["late"], indirect=True)
-def test_a_step_is_one_gather_and_one_scatter_and_a_launch_for_each_shape_of_block(make: Callable[..., GroupedEngine]
+def test_a_step_is_one_gather_a_fetch_one_scatter_and_a_launch_each_shape_of_block(make: Callable[..., GroupedEngine]
                                                                                    ) -> None:
     p, d = make("p", "windows"), make("d", "windows")
     job = Job(p, d, prompt=60)
     job.prefill(512)
     job.end_prefill()
-    assert p.workers[0]._memory.gathers == 1
+    assert p.workers[0]._memory.copies.gathers == 1
     job.load()
-    assert d.workers[0]._memory.scatters <= 4, "as many as polls in which something had come"
+    assert d.workers[0]._memory.copies.scatters == 4, "as many as groups, each of which has copies of its own"
     reaches = ("window", "all", "state")
     layers = {f"layer{at}.{reach}": cache for at in range(12)
               for reach, cache in zip(reaches, GroupedEngine.memory(reaches).values(), strict=True)}
     groups = {name: LayerGroup(reaches.index(name.partition(".")[2])) for name in layers}
     cache = KvCache(layers, BLOCKS, groups)
     assert [len(cache.of_group(group)) for group in range(3)] == [12, 12, 12]
-    moves = [Move(cache.of_group(group).start, np.array([3, 9]), torch.empty(1 << 20, dtype=torch.uint8),
-                  [at << 12 for at in range(12)]) for group in range(3)]
-    tables = device_rows.tables([cache._packed(move).at(0) for move in moves])
+    layouts = cache.layouts({})
+    moves = [CacheRows([*regions], [(PackedArray(0, 2, *layouts[region]), at << 12) for at, region in enumerate(regions)],
+                       np.array([3, 9])) for regions in map(cache.of_group, range(3))]
+    tables = device_rows.tables(cache.rows(moves), 0)
     assert sorted(len(table.addresses) for table in tables) == [12 * 2, 2 * 12 * 2]

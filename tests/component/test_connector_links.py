@@ -19,8 +19,8 @@ SIDES = {metrics.TRANSFERS, metrics.LINK_BYTES}
 
 def lanes(prefill: str, decode: str) -> list[tuple[str, str]]:
     """What a whole trace has, by row and name."""
-    return [(prefill, name) for name in ("ANNOUNCE", "READY heard", "push", "prefill forward", "ended")] + [
-        (decode, name) for name in ("ANNOUNCE heard", "READY", "came", "committed", "first decode forward")] + [
+    return [(prefill, name) for name in ("ANNOUNCE", "ASK heard", "push", "prefill forward", "ended")] + [
+        (decode, name) for name in ("ANNOUNCE heard", "ASK", "came", "committed", "first decode forward")] + [
         ("router", "decode's first event")]
 
 
@@ -71,7 +71,7 @@ def test_a_transfer_is_traced_over_router_prefill_and_decode(cluster: Cluster) -
         time.sleep(0.1)
     [line] = lines
     begun = {name: events[0].at for name, events in at.items()}
-    assert begun["ANNOUNCE"] <= begun["ANNOUNCE heard"] <= begun["READY"] <= begun["READY heard"] <= begun["push"]
+    assert begun["ANNOUNCE"] <= begun["ANNOUNCE heard"] <= begun["ASK"] <= begun["ASK heard"] <= begun["push"]
     assert begun["push"] <= begun["committed"] <= begun["first decode forward"] <= begun["decode's first event"]
     assert begun["decode's first event"] <= line.total_s
     assert sum(event.size for event in at["push"]) == sum(event.size for event in at["came"])

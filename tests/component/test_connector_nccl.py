@@ -1,6 +1,6 @@
 """The link over NCCL between real threads and sockets, with a scripted NCCL and host memory for GPUs.
 
-Copies and streams are done at once, or only when they have been asked a few times.
+Streams are done at once, or only when they have been asked a few times.
 """
 
 from __future__ import annotations
@@ -9,32 +9,36 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from copies import after_looks, at_once
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from kv_ranks import PATIENCE_S, REGIONS, DecodeRank, PrefillRank, content, key, until
-from nccl_fake import FakeNccl, HostDevice, World
+from manifest_ranks import HEAD, HEADS, LAYERS, DecodeRank, PrefillRank, key, wait_until
+from nccl_fake import FakeNccl, HostDevice, OneRing, World
 
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import nccl_setup
-from xpyd_sidecar.engine.nccl_setup import choose, most_bytes
+from xpyd_sidecar.engine.nccl_setup import PIECE_BYTES, NcclLinks, most_bytes, nccl_links
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.kv.bodies import Gpu
+from xpyd_sidecar.kv.array_layout import ArrayLayout
+from xpyd_sidecar.kv.groups import group_bytes
 from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.receiving import Cancel, Confirm
+from xpyd_sidecar.kv.session_bodies import Gpu
 from xpyd_sidecar.memory.marks import CopyMark
-from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.transport.nccl import driver as nccl_driver
-from xpyd_sidecar.transport.nccl import prefill as nccl_prefill
-from xpyd_sidecar.transport.nccl.decode import NcclGrouping
-from xpyd_sidecar.transport.nccl.driver import Driver, fixed_bytes, load, padded, weigh, weights
-from xpyd_sidecar.transport.nccl.thread import DEPTH, FLIGHT, NcclLimits, NcclThread
+from xpyd_sidecar.transport.nccl import fetch as nccl_fetch
+from xpyd_sidecar.transport.nccl.driver import Driver, fixed_bytes, load
+from xpyd_sidecar.transport.nccl.thread import FLIGHT, NcclLimits, NcclThread, NcclUsage
 
 PIECE = 4096
+RING = 64 << 10
+"""Of which a session has two fetches in flight."""
+PATIENCE_S = 20.0
 LIMITS = NcclLimits(groups=4, open_s=PATIENCE_S, move_s=PATIENCE_S, idle_s=60)
+COUNT = 20
+"""Blocks of a prompt."""
+SIZE = LAYERS * COUNT * HEADS * HEAD
 
 
 @dataclass
@@ -44,21 +48,20 @@ class Process:
     world: World
     name: str
     limits: NcclLimits = LIMITS
-    transport: str = "nccl"
-    receives: int = 4
     marks: Callable[[], CopyMark] = at_once
-    hub: NcclThread = field(init=False)
-    grouping: NcclGrouping = field(init=False)
+    nccl: str = "2.29.7"
+    piece: int = PIECE
+    one_gpu: bool = False
+    links: NcclLinks = field(init=False)
 
     def __post_init__(self) -> None:
-        driver = Driver(FakeNccl(self.world), HostDevice(self.name, self.marks), ctas=4, piece=PIECE,
+        driver = Driver(FakeNccl(self.world), HostDevice(self.name, self.marks), ctas=4, piece=self.piece,
                         groups=self.limits.groups, flight=FLIGHT)
-        self.hub = NcclThread(driver, self.limits)
-        self.grouping = NcclGrouping(self.hub, self.receives)
+        self.links = NcclLinks(NcclThread(driver, self.limits), Gpu(self.name, self.nccl, self.piece), self.one_gpu)
 
     @property
-    def ways(self) -> LinkOptions:
-        return LinkOptions(self.transport, gpu=Gpu(self.name, "2.29.7", PIECE) if self.transport == "nccl" else None)
+    def hub(self) -> NcclThread:
+        return self.links.hub
 
 
 @dataclass
@@ -70,18 +73,24 @@ class Stage:
     marks: Callable[[], CopyMark] = at_once
     processes: list[Process] = field(default_factory=list)
 
-    def process(self, name: str, limits: NcclLimits = LIMITS, **more: object) -> Process:
-        self.processes.append(Process(self.world, name, limits, **{"marks": self.marks, **more}))  # type: ignore[arg-type]
+    def process(self, name: str, limits: NcclLimits = LIMITS, **more: Any) -> Process:
+        self.processes.append(Process(self.world, name, limits, **{"marks": self.marks, **more}))
         return self.processes[-1]
 
-    def prefill(self, process: Process | None = None, **more: object) -> PrefillRank:
-        process = process or self.process("p")
-        return self.stack.enter_context(PrefillRank(ways=process.ways, grouping=process.grouping, marks=self.marks,
-                                                    **more))  # type: ignore[arg-type]
+    def prefill(self, process: Process | None = None, **more: Any) -> PrefillRank:
+        links = (process or self.process("p")).links
+        rank = PrefillRank(**{"transport": "nccl", "servers": lambda own: {"nccl": links.server(lambda: own.publisher.tcp)},
+                              **more})
+        self.stack.callback(rank.stop)
+        return rank
 
-    def decode(self, process: Process | None = None, **more: object) -> DecodeRank:
-        process = process or self.process("d")
-        return self.stack.enter_context(DecodeRank(ways=process.ways, grouping=process.grouping, **more))  # type: ignore[arg-type]
+    def decode(self, process: Process | None = None, **more: Any) -> DecodeRank:
+        links = (process or self.process("d")).links
+        rank = DecodeRank(**{"transport": "nccl", "blocks": 512, "ring": RING, "piece": PIECE, "gpu": links.gpu, **more,
+                             "others": more.get("others", lambda own: {
+                                 "nccl": links.fetching(OneRing(own), own.receiver.over_tcp)})})
+        self.stack.callback(rank.stop)
+        return rank
 
 
 @pytest.fixture(params=[at_once, after_looks], ids=["at once", "late"])
@@ -93,13 +102,26 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     for process in one.processes:
         process.hub.stop()
     assert one.world.misuse == []
-    until(lambda: one.world.alive() == 0)  # every communicator was aborted, by threads of their own
+    wait_until(lambda: one.world.alive() == 0)  # every communicator was aborted, by threads of their own
     assert one.world.threads <= {"xpyd-nccl"}
 
 
-def push(p: PrefillRank, which: str = "a", count: int = 20) -> None:
-    for region in range(REGIONS):
-        p.copy(key(which), region, 0, [content(region, n, p.block) for n in range(count)])
+def ids(number: int) -> tuple[int, ...]:
+    """Where the blocks of a prompt belong."""
+    return tuple(range(number * COUNT, number * COUNT + COUNT))
+
+
+def begin(p: PrefillRank, d: DecodeRank, number: int = 1) -> None:
+    """A prompt is asked for, and computed."""
+    d.want(key(number), p, ids(number))
+    p.compute(key(number), 0, COUNT)
+
+
+def whole(d: DecodeRank, number: int = 1) -> bool:
+    """Whether all of a prompt is in its blocks, once it has come."""
+    wait_until(lambda: d.has(key(number), 0, COUNT))
+    d.receiver.carry_out(Confirm(key(number), 0, SIZE))
+    return d.right(key(number), 0, ids(number))
 
 
 def patient(stage: Stage) -> None:
@@ -108,28 +130,24 @@ def patient(stage: Stage) -> None:
         one.hub._machine._open_s, one.hub._machine._move_s = LIMITS.open_s, LIMITS.move_s
 
 
-def whole(d: DecodeRank, count: int = 20) -> bool:
-    return d.cache == {(region, 100 + n): content(region, n, d.block) for region in range(REGIONS) for n in range(count)}
-
-
 @pytest.mark.parametrize("cover", [True, False], ids=["covered", "bare"])
-@pytest.mark.parametrize("block", [1000, 1003, 4096])
-def test_blocks_come_in_a_group_that_is_made_once(stage: Stage, block: int, cover: bool) -> None:
-    p, d = stage.prefill(block=block, cover=cover), stage.decode(block=block, cover=cover)
-    for turn, which in enumerate("abc"):
-        push(p, which)
-        d.load(which, key(which), p, first=0, count=20)
-        assert d.wait_outcomes(turn + 1) == [Outcome.OK] * (turn + 1)
-        assert whole(d)
-    assert d.moved == {"nccl": 3 * REGIONS * 20 * block}
+@pytest.mark.parametrize("heads", [(0, HEADS), (1, 2)], ids=["all heads", "some heads"])
+def test_blocks_come_in_a_group_that_is_made_once(stage: Stage, heads: tuple[int, int], cover: bool) -> None:
+    p, d = stage.prefill(cover=cover), stage.decode(head=heads[0], heads=heads[1], cover=cover)
+    for number in (1, 2, 3):
+        begin(p, d, number)
+        assert whole(d, number)
+    assert d.links == {"nccl"}
+    assert stage.world.carried == 3 * SIZE * heads[1] // HEADS
     assert stage.world.minted == 1
-    assert sum(one.size for one in p.wait_reports(3)) == 3 * REGIONS * 20 * block
-    until(lambda: p.sender.store.used == 0)
+    wait_until(lambda: len(p.publisher.take_reports()) or p.machine.open == 0)
+    wait_until(lambda: p.store.used == 0)
+    assert d.machine.ring.used == 0
     assert stage.processes[0].hub.usage.groups == 1
 
 
 class Overlapped:
-    """Marks of a GPU that has not done the second piece when it gets the third one."""
+    """Marks of a GPU that has not done the second message when it gets the third one."""
 
     def __init__(self) -> None:
         self.made: list[Overlapped.Mark] = []
@@ -143,23 +161,20 @@ class Overlapped:
             return self is not next(iter(self.made[1:]), None) or len(self.made) > 2
 
     def __call__(self) -> CopyMark:
-        return self.Mark(self.made)
+        return self.Mark(self.made)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("overlapped", [
-    False,
-    True],
-    ids=["one after the other", "overlapped"])
+@pytest.mark.parametrize("overlapped", [False, True], ids=["one after the other", "overlapped"])
 @pytest.mark.parametrize("stage", [at_once], indirect=True)
-def test_the_memory_of_a_group_is_nccls_own_count(stage: Stage, overlapped: bool) -> None:
+def test_the_memory_of_groups_is_nccls_own_count_and_none_without_one(stage: Stage, overlapped: bool) -> None:
     p = stage.prefill(stage.process("p", **({"marks": Overlapped()} if overlapped else {})))
     d = stage.decode()
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    assert d.wait_outcomes() == [Outcome.OK]
-    usage = stage.processes[0].hub.usage
-    assert usage.memory == fixed_bytes(PIECE, LIMITS.groups, FLIGHT) + 1_000_000
-    assert most_bytes(KvOptions(nccl_groups=1), PIECE) > usage.memory
+    for process in stage.processes:
+        assert process.hub.usage == NcclUsage(0, 0), "slots are no group"
+    begin(p, d)
+    assert whole(d)
+    wait_until(lambda: stage.processes[0].hub.usage == NcclUsage(1, 1_000_000))
+    assert most_bytes(KvOptions(nccl_groups=1), PIECE) > fixed_bytes(PIECE, FLIGHT) + 1_000_000
 
 
 def test_engines_that_open_to_each_other_at_once_both_go_on(stage: Stage) -> None:
@@ -167,88 +182,88 @@ def test_engines_that_open_to_each_other_at_once_both_go_on(stage: Stage) -> Non
     a, b = stage.process("a"), stage.process("b")
     pa, da, pb, db = stage.prefill(a), stage.decode(a), stage.prefill(b), stage.decode(b)
     for p, d in ((pa, db), (pb, da)):
-        push(p)
-        d.load("r", key(), p, first=0, count=20)
-    assert [*da.wait_outcomes(), *db.wait_outcomes()] == [Outcome.OK] * 2
+        begin(p, d)
     assert whole(da)
     assert whole(db)
     assert stage.world.minted == 2
-    assert {*da.moved, *db.moved} == {"nccl"}
+    assert {*da.links, *db.links} == {"nccl"}
 
 
 def test_a_group_that_is_never_made_costs_its_deadline_and_then_tcp(stage: Stage) -> None:
     stage.world.never_open = True
     p, d = stage.prefill(stage.process("p", LIMITS._replace(open_s=0.3))), stage.decode()
-    for turn, which in enumerate("ab"):
-        push(p, which)
-        d.load(which, key(which), p, first=0, count=20)
-        assert d.wait_outcomes(turn + 1) == [Outcome.OK] * (turn + 1)
-    assert whole(d)
-    assert set(d.moved) == {"tcp"}
+    for number in (1, 2):
+        begin(p, d, number)
+        assert whole(d, number)
+    assert d.links == {"tcp"}
+    assert stage.world.carried == 0
     assert stage.world.minted == 1, "the next group is tried after a while"
-    until(lambda: stage.world.alive() == 0)
+    assert d.outcomes() == []
+    wait_until(lambda: stage.world.alive() == 0)
 
 
 def test_a_new_group_is_tried_after_a_while(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_prefill, "RETRY_S", 0.0)
+    monkeypatch.setattr(nccl_fetch, "RETRY_S", 0.0)
     stage.world.never_open = True
     p, d = stage.prefill(stage.process("p", LIMITS._replace(open_s=0.2))), stage.decode()
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    until(lambda: stage.world.minted > 1)
+    begin(p, d)
+    wait_until(lambda: stage.world.minted > 1)
     patient(stage)
     stage.world.never_open = False
-    assert d.wait_outcomes() == [Outcome.OK]
-    assert set(d.moved) == {"nccl"}
+    assert whole(d)
+    begin(p, d, 2)
+    assert whole(d, 2)
+    assert "nccl" in d.links
 
 
 @pytest.mark.parametrize("script", ["fails", "stuck"])
-def test_pieces_that_are_lost_with_their_group_fail_the_load_and_nothing_else(stage: Stage, script: str) -> None:
+def test_what_is_lost_with_its_group_comes_by_another_session_and_nothing_else_is_lost(stage: Stage, script: str) -> None:
     limits = LIMITS._replace(move_s=0.3)
-    p, d = stage.prefill(stage.process("p", limits)), stage.decode(stage.process("d", limits), grace_s=0.0)
+    p, d = stage.prefill(stage.process("p", limits)), stage.decode(stage.process("d", limits))
     setattr(stage.world, "fail_at" if script == "fails" else "stuck_at", 3)
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    assert d.wait_outcomes() == [Outcome.PEER_LOST]
-    reasons = (d.finished[0].reason, p.wait_reports()[0].reason)
-    assert any("nccl" in reason for reason in reasons), "who sees it first says it"
+    begin(p, d)
+    assert whole(d)
+    assert "tcp" in d.links, "no group is made at once"
+    assert 0 < stage.world.carried < SIZE
+    assert d.outcomes() == []
+    assert stage.world.minted == 1
     stage.world.fail_at = stage.world.stuck_at = 0
-    patient(stage)
-    push(p, "b")
-    d.load("b", key("b"), p, first=0, count=20)
-    assert d.wait_outcomes(2)[1] is Outcome.OK
-    until(lambda: p.sender.store.used == 0)
+    begin(p, d, 2)
+    assert whole(d, 2)
+    wait_until(lambda: p.store.used == 0 and d.machine.ring.used == 0)
+    wait_until(lambda: all(one.hub.usage == NcclUsage(0, 0) for one in stage.processes))
 
 
-def test_copies_are_kept_until_an_abort_is_complete(stage: Stage) -> None:
+def test_copies_and_ranges_are_kept_until_an_abort_is_complete(stage: Stage) -> None:
     limits = LIMITS._replace(move_s=0.3)
-    p, d = stage.prefill(stage.process("p", limits)), stage.decode(stage.process("d", limits), grace_s=0.0)
+    p, d = stage.prefill(stage.process("p", limits)), stage.decode(stage.process("d", limits))
     stage.world.stuck_at, stage.world.never_abort = 1, True
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    assert d.wait_outcomes() == [Outcome.PEER_LOST]
-    p.wait_reports()
+    begin(p, d)
+    assert whole(d), "over TCP"
+    wait_until(lambda: p.machine.open == 0)
     time.sleep(0.2)
-    assert p.sender.store.used > 0, "the GPU may still read them"
-    assert stage.processes[0].hub.usage.groups == 1
+    assert p.store.used > 0, "the GPU may still read them"
+    assert d.machine.ring.stuck > 0, "and write there"
+    assert [one.hub.usage.groups for one in stage.processes] == [1, 1]
     stage.world.never_abort = False
-    until(lambda: p.sender.store.used == 0)
-    until(lambda: all(one.hub.usage.groups == 0 for one in stage.processes))
+    wait_until(lambda: p.store.used == 0)
+    wait_until(lambda: d.machine.ring.used == 0)
+    wait_until(lambda: all(one.hub.usage.groups == 0 for one in stage.processes))
 
 
-def test_a_long_abort_holds_up_nobody_else(stage: Stage) -> None:
+def test_a_long_abort_holds_up_nobody_else(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_fetch, "RETRY_S", 0.0)
     stage.world.stuck_at, stage.world.never_abort = 1, True
     limits = LIMITS._replace(move_s=0.3)
     one, two = stage.process("p", limits), stage.process("d", limits)
-    p, d = stage.prefill(one), stage.decode(two, grace_s=0.0)
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    assert d.wait_outcomes() == [Outcome.PEER_LOST]
+    p, d = stage.prefill(one), stage.decode(two)
+    begin(p, d)
+    wait_until(lambda: d.machine.ring.stuck)
     stage.world.stuck_at = 0
     patient(stage)
-    push(p, "b")
-    d.load("b", key("b"), p, first=0, count=20)
-    assert d.wait_outcomes(2)[1] is Outcome.OK
+    begin(p, d, 2)
+    assert whole(d, 2)
+    assert "nccl" in d.links
     assert stage.world.alive() > 2, "done while the first group was still being ended"
     stage.world.never_abort = False
 
@@ -256,151 +271,163 @@ def test_a_long_abort_holds_up_nobody_else(stage: Stage) -> None:
 def test_what_was_changed_on_its_way_is_noticed(stage: Stage) -> None:
     p, d = stage.prefill(), stage.decode()
     stage.world.change = lambda message: message[7].bitwise_xor_(64)  # type: ignore[assignment,return-value]
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    assert d.wait_outcomes() == [Outcome.CHECKSUM]
-    assert d.cache == {}
+    begin(p, d)
+    wait_until(lambda: d.outcomes() == [Outcome.CHECKSUM])
+    assert key() not in d.arrived
     stage.world.change = None
-    push(p, "b")
-    d.load("b", key("b"), p, first=0, count=20)
-    assert d.wait_outcomes(2)[1] is Outcome.OK
+    begin(p, d, 2)
+    assert whole(d, 2)
 
 
 def test_groups_are_bounded_and_the_idle_one_makes_room(stage: Stage) -> None:
     d = stage.decode(stage.process("d", LIMITS._replace(groups=1)))
     ranks = [stage.prefill(stage.process(f"p{n}")) for n in range(3)]
-    for turn, p in enumerate(ranks):
-        push(p, "abc"[turn])
-        d.load("abc"[turn], key("abc"[turn]), p, first=0, count=20)
-        assert d.wait_outcomes(turn + 1)[turn] is Outcome.OK
-    assert set(d.moved) == {"nccl"}
+    for number, p in enumerate(ranks):
+        begin(p, d, number)
+        assert whole(d, number)
+    assert d.links == {"nccl"}
+    assert d.outcomes() == []
     assert stage.world.minted == 3
-    until(lambda: stage.world.alive() == 2)
+    wait_until(lambda: stage.world.alive() == 2)
 
 
-def test_where_no_group_is_idle_blocks_take_tcp(stage: Stage) -> None:
-    decode = stage.process("d", LIMITS._replace(groups=1, open_s=60))
-    d = stage.decode(decode)
-    busy, other = (stage.prefill(stage.process(f"p{n}", LIMITS._replace(open_s=60))) for n in range(2))
+@pytest.mark.parametrize("full", ["prefill", "decode"])
+def test_where_no_group_is_idle_blocks_take_tcp(stage: Stage, full: str) -> None:
+    """The one that there may be is being made, for a peer that does not join."""
+    few = LIMITS._replace(groups=1, open_s=60)
+    limits = {"p0": few, "p1": few, "d0": few, "d1": few}
+    if full == "prefill":
+        prefills = [stage.prefill(stage.process("p0", limits["p0"]))] * 2
+        decodes = [stage.decode(stage.process(f"d{n}", LIMITS._replace(open_s=60))) for n in range(2)]
+    else:
+        prefills = [stage.prefill(stage.process(f"p{n}", LIMITS._replace(open_s=60))) for n in range(2)]
+        decodes = [stage.decode(stage.process("d0", limits["d0"]))] * 2
     stage.world.never_open = True
-    push(busy, "a")
-    d.load("a", key("a"), busy, first=0, count=20)
-    until(lambda: decode.hub.usage.groups == 1)
-    push(other, "b")
-    d.load("b", key("b"), other, first=0, count=20)
-    assert d.wait_outcomes() == [Outcome.OK]
-    assert d.finished[0].request == "b"
-    assert set(d.moved) == {"tcp"}
+    begin(prefills[0], decodes[0], 1)
+    wait_until(lambda: stage.world.alive() == 2)
+    begin(prefills[1], decodes[1], 2)
+    assert whole(decodes[1], 2)
+    assert decodes[1].links == {"tcp"}
+    assert not decodes[0].has(key(1), 0, 1)
 
 
-def test_idle_groups_are_closed_and_made_again(stage: Stage) -> None:
+def test_idle_groups_are_closed_by_decode_and_made_again(stage: Stage) -> None:
     limits = LIMITS._replace(idle_s=1.0)
     p, d = stage.prefill(stage.process("p", limits)), stage.decode(stage.process("d", limits))
-    for turn, which in enumerate("ab"):
-        push(p, which)
-        d.load(which, key(which), p, first=0, count=20)
-        assert d.wait_outcomes(turn + 1)[turn] is Outcome.OK
-        until(lambda: stage.world.alive() == 0)
+    for number in (1, 2):
+        begin(p, d, number)
+        assert whole(d, number)
+        wait_until(lambda: stage.world.alive() == 0)
     assert stage.world.minted == 2
-    assert set(d.moved) == {"nccl"}
+    assert d.links == {"nccl"}
+    assert d.outcomes() == []
 
 
 def test_a_dead_prefill_leaves_no_group_behind(stage: Stage) -> None:
-    p, d = stage.prefill(), stage.decode(grace_s=0.0)
-    stage.world.stuck_at = 1
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    until(lambda: sum(len(pair) for pair in stage.world.pairs.values()) == 2)
-    p.sender.stop()
-    assert d.wait_outcomes() == [Outcome.PEER_LOST]
-    until(lambda: stage.processes[1].hub.usage.groups == 0)
-
-
-def test_what_nobody_wants_any_more_is_not_sent(stage: Stage) -> None:
-    stage.world.never_open = True  # before prefill has heard of it
     p, d = stage.prefill(), stage.decode()
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    until(lambda: stage.world.minted == 1)
-    d.abandon("a")
-    assert p.wait_reports()[0].outcome is Outcome.ABORTED
+    stage.world.stuck_at = 1
+    begin(p, d)
+    wait_until(lambda: any(one.call is not None for pair in stage.world.pairs.values() for one in pair.values()))
+    p.stop()
+    wait_until(lambda: d.outcomes() == [Outcome.PEER_LOST])
+    wait_until(lambda: stage.processes[1].hub.usage.groups == 0)
+    wait_until(lambda: d.machine.ring.used == 0)
+
+
+def test_what_prefill_has_let_go_of_by_then_is_not_sent(stage: Stage) -> None:
+    stage.world.never_open = True  # before decode has fetched anything
+    p, d = stage.prefill(), stage.decode()
+    begin(p, d)
+    wait_until(lambda: stage.world.alive() == 2)
+    seen: list[int] = []
+    stage.world.change = lambda message: seen.append(int(message.count_nonzero()))
+    d.receiver.carry_out(Cancel(key(), 0, Outcome.ABORTED, "its client has left"))
+    wait_until(lambda: [one.outcome for one in p.publisher.take_reports()] == [Outcome.ABORTED])
+    assert p.store.used == 0
     stage.world.never_open = False
-    until(lambda: p.sender.store.used == 0)
-    push(p, "b")
-    d.load("b", key("b"), p, first=0, count=20)
-    assert d.wait_outcomes(2)[1] is Outcome.OK
+    wait_until(lambda: d.machine.ring.used == 0)
+    assert seen == [0, 0], "what it had begun to fetch is answered, with nothing"
+    assert not d.caches[0].any()
+    stage.world.change = None
+    begin(p, d, 2)
+    assert whole(d, 2)
+    assert d.outcomes() == []
+    assert stage.world.minted == 1
+
+
+def test_a_try_that_prefill_ends_costs_no_other_one_its_session(stage: Stage) -> None:
+    """Decode may have launched receives for it: they are answered."""
+    stage.world.never_open = True
+    p, d = stage.prefill(), stage.decode(ring=2 * RING)
+    begin(p, d, 1)
+    begin(p, d, 2)
+    wait_until(lambda: stage.world.alive() == 2)
+    p.publisher.release(key(1), Outcome.ABORTED, "its leg ended")
+    wait_until(lambda: d.outcomes() == [Outcome.ABORTED])
+    stage.world.never_open = False
+    assert whole(d, 2)
+    assert d.links == {"nccl"}
+    assert d.outcomes() == [Outcome.ABORTED]
+
+
+def test_what_is_fetched_before_there_are_blocks_comes_over_tcp_and_only_where_prefill_is_short(stage: Stage) -> None:
+    p, d = stage.prefill(store_bytes=100 << 10), stage.decode(buffer=1 << 20)
+    d.want(key(), p, None, whole=COUNT, ahead=True)
+    p.compute(key(), 0, 10)
+    time.sleep(0.2)
+    assert d.machine.buffer.used == (0, 0), "it would come faster once there are blocks"
+    p.compute(key(), 10, 10)
+    wait_until(lambda: d.machine.buffer.used[0])
+    assert stage.world.minted == 0
+    d.want(key(), p, ids(1), whole=COUNT)
     assert whole(d)
 
 
-def test_slots_bound_what_is_under_way(stage: Stage) -> None:
-    p, d = stage.prefill(), stage.decode(stage.process("d", receives=1))
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    assert d.wait_outcomes() == [Outcome.OK]
+def test_what_is_larger_than_a_slot_comes_over_tcp(stage: Stage) -> None:
+    p, d = stage.prefill(stage.process("p", piece=2048)), stage.decode()
+    begin(p, d)
     assert whole(d)
-    assert DEPTH == 2
+    assert d.links == {"tcp"}
+    assert stage.world.minted == 0
 
 
 @pytest.mark.parametrize(("ours", "theirs", "text"), [
     ("nccl", "tcp", "transport nccl: decode's transport is not nccl"),
-    ("tcp", "nccl", "transport nccl: decode's transport is nccl, prefill's is tcp"),
+    ("tcp", "nccl", "transport nccl: prefill has welcomed over tcp, which is not at decode"),
     ("nccl", "auto", "transport nccl: decode's transport is not nccl"),
-    ("auto", "nccl", "transport nccl: decode's transport is nccl, prefill's is auto"),
+    ("auto", "nccl", "prefill has welcomed over tcp, which is not at decode"),
 ])
 def test_nccl_on_one_side_alone_is_refused(stage: Stage, ours: str, theirs: str, text: str) -> None:
-    p, d = stage.prefill(stage.process("p", transport=ours)), stage.decode(stage.process("d", transport=theirs))
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    assert d.wait_outcomes() == [Outcome.INCOMPATIBLE]
-    assert text in d.finished[0].reason
+    p = stage.prefill(**({"transport": ours, "servers": None} if ours != "nccl" else {}))
+    d = stage.decode(**({"transport": theirs, "others": None, "gpu": None} if theirs != "nccl" else {}))
+    begin(p, d)
+    wait_until(lambda: d.outcomes() == [Outcome.INCOMPATIBLE])
+    assert text in d.broken[0].reason
+    assert d.broken[0].final
 
 
 def test_two_ranks_on_one_gpu_are_refused(stage: Stage) -> None:
     p, d = stage.prefill(stage.process("p")), stage.decode(stage.process("p"))
-    push(p)
-    d.load("a", key(), p, first=0, count=20)
-    assert d.wait_outcomes() == [Outcome.INCOMPATIBLE]
-    assert "transport nccl: nccl: both on one GPU" in d.finished[0].reason
+    begin(p, d)
+    wait_until(lambda: d.outcomes() == [Outcome.INCOMPATIBLE])
+    assert "transport nccl: nccl: both on one GPU" in d.broken[0].reason
     assert stage.world.minted == 0
 
 
-# --- the sum ---
+def test_two_ranks_on_one_gpu_are_taken_where_nccl_is_told_that_they_are_apart(stage: Stage) -> None:
+    p, d = stage.prefill(stage.process("p", one_gpu=True)), stage.decode(stage.process("p"))
+    begin(p, d)
+    assert whole(d)
 
 
-def scratch() -> torch.Tensor:
-    return torch.empty(32, dtype=torch.int64)
+def test_two_versions_of_nccl_are_refused(stage: Stage) -> None:
+    p, d = stage.prefill(), stage.decode(stage.process("d", nccl="2.30.4"))
+    begin(p, d)
+    wait_until(lambda: d.outcomes() == [Outcome.INCOMPATIBLE])
+    assert "transport nccl: nccl: version 2.29.7 at prefill, 2.30.4 at decode" in d.broken[0].reason
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.binary(min_size=8, max_size=256), st.integers(0, 255), st.integers(1, 255))
-def test_a_changed_byte_changes_the_sum(data: bytes, at: int, flip: int) -> None:
-    factors = weights(32, lambda size: torch.empty(size, dtype=torch.uint8))
-    words = torch.zeros(padded(len(data)), dtype=torch.uint8)
-    words[:len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    before = int(weigh(words.view(torch.int64), factors, scratch()))
-    words[at % len(data)] ^= flip
-    assert int(weigh(words.view(torch.int64), factors, scratch())) != before
-
-
-def test_the_sum_is_what_is_documented() -> None:
-    factors = weights(4, lambda size: torch.empty(size, dtype=torch.uint8))
-    words = [-3, 2**63 - 1, 5, -(2**63)]
-    expected = sum((2 * i + 1) * word for i, word in enumerate(words)) % 2**64
-    assert int(weigh(torch.tensor(words), factors, scratch())) % 2**64 == expected
-
-
-def test_words_that_change_places_are_noticed() -> None:
-    factors = weights(4, lambda size: torch.empty(size, dtype=torch.uint8))
-    before, after = (int(weigh(torch.tensor(words), factors, scratch())) for words in ([1, 2, 3, 4], [1, 3, 2, 4]))
-    assert before != after
-
-
-def test_what_may_be_written_is_read_where_it_is_and_cuts_are_brought_to_pinned_memory() -> None:
-    host, copy = torch.zeros(8, dtype=torch.uint8), bytearray(b"blocks")
-    assert bytes(nccl_driver._pinned(memoryview(copy), host).numpy()) == b"blocks"
-    assert not host.any()
-    assert bytes(nccl_driver._pinned(memoryview(b"cut"), host).numpy()) == b"cut"
-    assert bytes(host.numpy()[:4]) == b"cut\0"
+# --- what is set up ---
 
 
 def test_without_a_gpu_there_is_no_driver() -> None:
@@ -414,9 +441,31 @@ def test_other_transports_load_no_nccl(
         monkeypatch: pytest.MonkeyPatch, transport: Literal["auto", "tcp", "shm", "rdma"]) -> None:
     """So that they take nothing of the GPU."""
     monkeypatch.setattr(nccl_setup, "load", None)
-    assert choose(KvOptions(transport=transport), torch.device("cuda"), PIECE) == (LinkOptions(transport), None)
+    assert nccl_links(KvOptions(transport=transport), torch.device("cuda"), []) is None
 
 
 def test_nccl_without_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"transport: nccl cannot be used: the KV cache is on cpu"):
-        choose(KvOptions(transport="nccl"), torch.device("cpu"), PIECE)
+        nccl_links(KvOptions(transport="nccl"), torch.device("cpu"), [])
+
+
+@pytest.mark.parametrize(("arrays", "piece"), [
+    ([], PIECE_BYTES), ([ArrayLayout(8, 16 << 10, 16)], PIECE_BYTES),
+    ([ArrayLayout(1, 100, 1), ArrayLayout(128, 16_383, 16)], 128 * 16_384 * 16 - 128 * 16)])
+def test_slots_have_room_for_a_run_of_blocks(monkeypatch: pytest.MonkeyPatch, arrays: list[ArrayLayout],
+                                             piece: int) -> None:
+    def scripted(device: torch.device, **sizes: int) -> tuple[Driver, str, str]:
+        del device
+        sizes["piece"], asked["piece"] = 4096, sizes["piece"]
+        return Driver(FakeNccl(World()), HostDevice("gpu"), **sizes), "2.29.7", ""
+
+    asked: dict[str, int] = {}
+    monkeypatch.setattr(nccl_setup, "load", scripted)
+    made = nccl_links(KvOptions(transport="nccl"), torch.device("cuda"), arrays)
+    assert made is not None
+    made.hub.stop()
+    assert asked["piece"] == piece
+
+
+def test_memory_of_the_link_is_known() -> None:
+    assert most_bytes(KvOptions(nccl_groups=1)) == (32 << 20) + group_bytes(4)

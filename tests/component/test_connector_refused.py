@@ -181,7 +181,8 @@ def test_context_parallelism_is_refused(plain: VllmConfig, name: str, monkeypatc
         check(plain, attention())
 
 
-@pytest.mark.parametrize(("given", "is_called"), [("auto", "float32"), ("fp8_e5m2", "fp8_e5m2")])
+@pytest.mark.parametrize(("given", "is_called"), [
+    ("auto", "float32"), ("fp8_e5m2", "fp8_e5m2"), ("fp8_e4m3", "fp8_e4m3"), ("fp8", "fp8_e4m3")])
 def test_the_type_of_the_cache_is_in_the_fingerprint(given: Any, is_called: str) -> None:
     """So that a pair of engines with different ones refuse each other (``test_kv_peers``)."""
     assert compat.kv_dtype(config(kv_cache_dtype=given)) == is_called

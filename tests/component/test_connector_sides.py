@@ -10,6 +10,7 @@ import select
 import socket
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from connector_sides import (
 from copies import RUNNERS
 from msgspec.structs import replace
 from processes import free_ports
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from running_threads import until_none_runs
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.outputs import KVConnectorOutput
@@ -49,7 +51,7 @@ from xpyd_sidecar.engine.connector import XpydConnector
 from xpyd_sidecar.engine.handed_blocks import prompt_identity
 from xpyd_sidecar.engine.reports import StepReport
 from xpyd_sidecar.engine.settings import ConnectorSettings
-from xpyd_sidecar.engine.stats import Stats
+from xpyd_sidecar.engine.stats import PromMetrics, Stats
 from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import messages
@@ -125,7 +127,7 @@ def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_r
     until(lambda: not any(worker.store.made for worker in p.workers), p)
     duty.write(p.folder, Duty(Role.PREFILL, 3))
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [4, 5, 6])
-    assert all(worker.store.used for worker in p.workers)
+    until(lambda: all(worker.store.used for worker in p.workers), p)  # the memory is made on a thread of its own
     silent(p, skip)
     until(lambda: idle(p), p)
 
@@ -321,7 +323,6 @@ def test_what_prefill_cannot_keep_waits_in_decodes_buffer(make: Callable[..., En
     assert d.failed == []
     assert d.holds([7, 6], prompt=7, first=1)
     until(lambda: idle(p) and idle(d), p, d)
-    assert p.counts[metrics.AHEAD_BYTES] == d.counts[metrics.BUFFERED_BYTES]
     assert (p.counts["send/ok"], d.counts["receive/ok"]) == (1, 1)
 
 
@@ -334,15 +335,14 @@ def test_what_came_ahead_of_a_request_that_has_ended_leaves_the_buffer_also_wher
     d.scheduler.new_request(ours)
     prefill(p, theirs, [5, 9, 3])
     p.workers[0].store.bound = 1
-    ahead = d.workers[0]._receiver.ahead
-    until(lambda: p.counts.get(metrics.AHEAD_BYTES) and not p.workers[0].store.used, p, d)
-    until(lambda: d.counts.get(metrics.BUFFERED_BYTES) == p.counts[metrics.AHEAD_BYTES], p, d)
-    p.workers[0]._sender.stop()
-    until(lambda: not d.workers[0]._receiver._sources, d)
-    assert any(ahead.used)
+    receiver = d.workers[0]._receiver
+    until(lambda: d.counts.get(metrics.BUFFERED_BYTES) and not p.workers[0].store.used, p, d)
+    p.workers[0]._publisher.stop()
+    until(lambda: not receiver._sources, d)
+    assert any(receiver.buffered)
     d.scheduler.ended(ours)
     assert d.scheduler.pending(), "its workers have to hear of it"
-    until(lambda: not any(ahead.used), d)
+    until(lambda: not any(receiver.buffered), d)
 
 
 def test_the_policy_fail_reports_the_smallest_load_as_failed(make: Callable[..., Engine]) -> None:
@@ -422,9 +422,9 @@ def test_a_load_that_one_rank_has_lost_is_waited_for_by_no_other(make: Callable[
 
 
 @pytest.mark.parametrize("ends", ["loaded", "left"])
-def test_a_prefill_that_never_heard_ready_lets_go_when_another_try_took_its_place(make: Callable[..., Engine],
-                                                                                  ends: str) -> None:
-    """Its data link does not answer, so neither READY nor the word that a newer try took over comes to it there."""
+def test_a_prefill_that_was_never_asked_lets_go_when_another_try_took_its_place(make: Callable[..., Engine],
+                                                                                ends: str) -> None:
+    """Its data link does not answer, so neither ASK nor the word that a newer try took over comes to it there."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         first = make("p", advertise_data=f"127.0.0.1:{mute.getsockname()[1]}", keep_ttl_s=300.0)
         second, d = make("p2"), make("d", peer_timeout_s=60.0)
@@ -529,6 +529,18 @@ def test_statistics_add_up_over_intervals_and_pipes() -> None:
     assert not one.is_empty()
     one.reset()
     assert one.is_empty()
+
+
+def test_statistics_become_metrics_with_the_labels_that_their_names_carry() -> None:
+    registry = CollectorRegistry()
+    kinds: Any = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    config: Any = SimpleNamespace(kv_transfer_config=None)
+    made = PromMetrics(config, kinds, ["engine"], {0: ["0"]})
+    made.observe({f"{metrics.LINKS_REFUSED}:nixl": 2, "link:tcp": 3, "send/ok": 4, metrics.RETRIES: 5}, 0)
+    for name, labels, value in (("xpyd_kv_links_refused_total", {"link": "nixl"}, 2), ("xpyd_kv_retries_total", {}, 5),
+                                ("xpyd_kv_link_bytes_total", {"link": "tcp"}, 3),
+                                ("xpyd_kv_transfers_total", {"side": "send", "outcome": "ok"}, 4)):
+        assert registry.get_sample_value(name, {"engine": "0", **labels}) == value
 
 
 def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

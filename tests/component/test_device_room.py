@@ -16,13 +16,15 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 from xpyd_sidecar.contract.launch import KvOptions, kv_transfer_config
 from xpyd_sidecar.engine import device_room
 from xpyd_sidecar.engine.compat import device_room as compat_room
-from xpyd_sidecar.engine.memory_sizes import ROUNDS, SLAB_LEAST
+from xpyd_sidecar.engine.device_landing import THROUGH_BYTES
+from xpyd_sidecar.engine.memory_sizes import RING_LEAST, RING_MOST, ROUNDS, SLAB_LEAST
 from xpyd_sidecar.engine.nccl_setup import most_bytes
-from xpyd_sidecar.memory.device import TABLE_BYTES
 
 FREE = 60 << 30
 STEP = 8192 * 36 * 4096
 """Bytes of KV of a step: 8,192 tokens of 36 layers."""
+OURS = STEP // ROUNDS + RING_MOST + THROUGH_BYTES
+"""What copies of such steps pass through."""
 THEIRS = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {}}
 
 
@@ -57,15 +59,15 @@ def test_executors_ask_the_wrapper_of_each_worker() -> None:
 @pytest.mark.parametrize("beside", [(), (THEIRS,)], ids=["alone", "beside another"])
 def test_what_the_connector_takes_is_left(beside: tuple[Any, ...]) -> None:
     transfer = kv_transfer_config(KvOptions(transport="tcp"), "recompute", beside)
-    assert FREE - wrapper(transfer).determine_available_memory() == STEP // ROUNDS + TABLE_BYTES
-    assert compat_room.left() == STEP // ROUNDS + TABLE_BYTES
+    assert FREE - wrapper(transfer).determine_available_memory() == OURS
+    assert compat_room.left() == OURS
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "shm", "rdma", "nccl"])
 def test_nccl_is_counted_where_it_is_the_link(transport: Literal["auto", "tcp", "shm", "rdma", "nccl"]) -> None:
     options = KvOptions(transport=transport)
     left = FREE - wrapper(kv_transfer_config(options, "recompute")).determine_available_memory()
-    assert left == STEP // ROUNDS + TABLE_BYTES + (most_bytes(options) if transport == "nccl" else 0)
+    assert left == OURS + (most_bytes(options) if transport == "nccl" else 0)
 
 
 @pytest.mark.parametrize("given", [
@@ -85,7 +87,7 @@ def test_a_size_that_vllm_remembers_of_an_earlier_start_leaves_as_much() -> None
         return FREE
 
     made.worker.determine_available_memory = remembered
-    assert FREE - made.determine_available_memory() == STEP // ROUNDS + TABLE_BYTES
+    assert FREE - made.determine_available_memory() == OURS
 
 
 def test_wrong_settings_are_left_to_the_connector() -> None:
@@ -95,4 +97,4 @@ def test_wrong_settings_are_left_to_the_connector() -> None:
 
 
 def test_small_steps_leave_the_least() -> None:
-    assert device_room.room({"xpyd": {"transport": "tcp"}}, 1) == SLAB_LEAST + TABLE_BYTES
+    assert device_room.room({"xpyd": {"transport": "tcp"}}, 1) == SLAB_LEAST + RING_LEAST + THROUGH_BYTES

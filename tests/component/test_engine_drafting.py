@@ -107,8 +107,9 @@ def test_the_same_draft_elsewhere_is_the_same_and_another_one_is_not(drafts: Vll
 
 
 def test_the_type_of_a_drafts_kv_is_its_own_or_the_engines() -> None:
-    said = drafting.told(config(eagle(), kv_cache_dtype="fp8_e5m2"), cache(OWN, DRAFT))
-    assert said.kv_cache_dtype == "fp8_e5m2"
+    for given, is_called in (("fp8_e5m2", "fp8_e5m2"), ("fp8", "fp8_e4m3")):
+        said = drafting.told(config(eagle(), kv_cache_dtype=given), cache(OWN, DRAFT))
+        assert said.kv_cache_dtype == is_called
 
 
 def test_heads_of_a_drafts_layers_are_the_drafts(drafts: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,6 +135,29 @@ def test_many_at_once_with_a_cache_of_prefixes_and_prompts_in_chunks(make: Calla
     until(lambda: all(one.over for one in asked), p, d)
     assert [one.wrong for one in asked] == [0] * 16
     until(lambda: not p.scheduler.has_requests() and not d.scheduler.has_requests(), p, d)
+
+
+def test_kv_of_other_weights_is_refused_by_name_and_of_the_same_is_taken(
+        make: Callable[..., Scheduled], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    p, d = make("p"), make("d")
+    monkeypatch.setattr(logging.getLogger("xpyd_sidecar"), "propagate", True)  # it does as vLLM's own
+
+    def handed(prompt: int) -> int:
+        """Tokens that decode has computed itself."""
+        transfer = uuid.uuid4().hex
+        ours = d.ask(tokens(70, prompt), decode_leg(transfer))
+        theirs = p.ask(tokens(70, prompt), prefill_leg(transfer, d.known()), most=1)
+        until(lambda: ours.over and theirs.over, p, d)
+        assert (ours.wrong, theirs.wrong) == (0, 0)
+        return ours.computed
+
+    assert handed(1) == 1
+    d.core.set_weight_version("step 7")
+    assert handed(2) == 70
+    p.core.set_weight_version("step 7")
+    assert handed(3) == 1
+    until(lambda: not p.scheduler.has_requests() and not d.scheduler.has_requests(), p, d)
+    assert "weights: version 'step 7' here, 'default' there" in caplog.text
 
 
 # --- two versions ---

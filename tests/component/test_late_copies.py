@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import nixl_fake
 import numpy as np
 import pytest
 import torch
@@ -38,22 +37,22 @@ from nccl_fake import FakeNccl, HostDevice, World
 from xpyd_sidecar.broadcast.rpc import WorkerGroup
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.engine import compat, memory_sizes, worker_rpc, worker_side
+from xpyd_sidecar.engine import compat, data_plane, worker_rpc
 from xpyd_sidecar.engine.connector import XpydConnector
-from xpyd_sidecar.engine.kv_cache import Move
-from xpyd_sidecar.kv.copies import Copy
+from xpyd_sidecar.engine.kv_cache import CacheRows
+from xpyd_sidecar.engine.memory_sizes import MemorySizes
+from xpyd_sidecar.engine.nccl_setup import NcclLinks
+from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.sender import Kept
+from xpyd_sidecar.kv.packing import PackedArray, sum_of
+from xpyd_sidecar.kv.session_bodies import Gpu as NcclGpu
+from xpyd_sidecar.memory.addresses import address_of
+from xpyd_sidecar.memory.device import PackedRows
+from xpyd_sidecar.session.stored_copy import StoredCopy
 from xpyd_sidecar.threads import termination_log
 from xpyd_sidecar.threads.watched import ThreadEnded
-from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.nccl.decode import NcclGrouping
 from xpyd_sidecar.transport.nccl.driver import Driver
 from xpyd_sidecar.transport.nccl.thread import FLIGHT, NcclLimits, NcclThread
-from xpyd_sidecar.transport.nixl.prefill import PIECE_BYTES, NixlReading
-from xpyd_sidecar.transport.nixl.session import ReadLimits
-from xpyd_sidecar.transport.nixl.thread import NixlThread
 
 pytestmark = pytest.mark.timeout(300)
 LAYER_BLOCK = 2 * BLOCK * 4 * 4
@@ -82,10 +81,11 @@ class Transfer:
         p.scheduler.allocated(self.theirs, (self.source,), 0)
 
     def ask(self) -> None:
-        """READY comes to prefill before it has computed anything."""
+        """Decode has blocks, and has asked prefill before it has computed anything."""
         until(lambda: self.d.scheduler.matched(self.ours, 0) == (self.tokens, True), self.d)
         self.d.scheduler.allocated(self.ours, (self.target,), self.tokens)
-        until(lambda: self.p.workers[0]._sender._machine._early, self.d)
+        self.d.step()
+        until(lambda: self.p.workers[0]._publisher._machine._early, self.d)
 
     def compute(self, **more: Any) -> None:
         """The whole prompt in one step."""
@@ -94,7 +94,7 @@ class Transfer:
         self.p.scheduler.ended(self.theirs)
 
     def ask_late(self) -> None:
-        """READY comes when all is computed."""
+        """Decode has blocks when all is computed."""
         until(lambda: self.d.scheduler.matched(self.ours, 0)[0] is not None, self.p, self.d)
         assert self.d.scheduler.matched(self.ours, 0) == (self.tokens, True)
         self.d.scheduler.allocated(self.ours, (self.target,), self.tokens)
@@ -133,13 +133,17 @@ def test_a_copy_is_garbage_until_it_is_complete_and_has_what_was_enqueued_before
     memory = p.workers[0]._memory
     p.fill([3], prompt=2)
     out = torch.empty(LAYER_BLOCK, dtype=torch.uint8)
-    mark = memory.gather([Move(0, np.array([3]), out)])
+    packed = PackedArray(0, 1, *memory.layouts({})[0])
+    assert memory.copies is not None
+    rows = memory.rows([CacheRows([0], [(packed, 0)], np.array([3]))])
+    mark, sums = memory.copies.gather(PackedRows(rows, [(packed, 0)], LAYER_BLOCK), [(out, 0)])
     memory.fence()
     p.fill([3], prompt=5)
     assert set(out.tolist()) == {0xA5}
     p.clock.advance(1.0)
     assert mark.done()
     assert out.view(torch.float32).tolist() == [2000.0] * (LAYER_BLOCK // 4)
+    assert sums.read().tolist() == [sum_of(out.numpy())]
     assert p.holds([3], prompt=5, first=0)
 
 
@@ -178,7 +182,7 @@ def test_blocks_of_a_transfer_that_has_ended_are_nobody_elses_before_its_ranks_h
         d.step()
     assert not d.recved or d.holds(one.target, one.prompt, first=0), "KV of another request, with right checksums"
     (release,) = told
-    p.workers[0]._sender.release(release.key, release.outcome, release.reason)
+    p.workers[0]._publisher.release(release.key, release.outcome, release.reason)
     until(lambda: one.theirs.request_id in p.sent, p, d)
 
 
@@ -191,17 +195,12 @@ def test_a_step_may_bring_more_than_keep_bytes_while_decode_takes_it(make: Calla
     one.wait_loaded()
 
 
-@late
-def test_decode_takes_in_more_while_it_makes_no_step(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_sizes, "STAGING_BYTES", 1)  # two chunks, the least there may be
+def test_decode_takes_in_all_of_a_load_while_it_makes_no_step(make: Callable[..., Engine]) -> None:
     p, d = make("p"), make("d")
     one = Transfer(p, d)
     one.ask()
     one.compute()
-    inbox = d.workers[0]._receiver.inbox
-    until(lambda: len(inbox) == LAYERS - 1, p)
-    d.step()  # both are placed; their marks pass while prefill steps
-    until(lambda: inbox, p)  # d makes no step
+    until(lambda: d.holds(one.target, one.prompt, first=0), p)
     one.wait_loaded()
 
 
@@ -244,7 +243,9 @@ def test_micro_batches_come_whole(make: Callable[..., Engine], hooks: str) -> No
 
 
 @late
-def test_a_step_is_one_gather_and_all_that_came_is_one_scatter(make: Callable[..., Engine]) -> None:
+def test_a_step_is_one_gather_and_a_prompt_one_scatter_whatever_its_layers_and_blocks(
+        make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_plane, "memory_sizes", lambda *_, **__: MemorySizes(1 << 20, 1 << 20, 1 << 16, ""))
     p, d = make("p", tensor=2), make("d", tensor=2)
     transfers = [Transfer(p, d, tokens=16 * (n + 1), prompt=n) for n in range(4)]
     runs = []
@@ -253,22 +254,18 @@ def test_a_step_is_one_gather_and_all_that_came_is_one_scatter(make: Callable[..
         p.fill(one.source, one.prompt)
         runs.append((one.theirs, one.source, 0, one.tokens))
     p.step(new=tuple(runs))
-    assert [worker._memory.gathers for worker in p.workers] == [1, 1]
+    assert [copies_of(worker).gathers for worker in p.workers] == [1, 1]
     for one in transfers:
         p.scheduler.ended(one.theirs)
-    until(lambda: all(d.scheduler.matched(one.ours, 0)[0] is not None for one in transfers), p, d)
     for one in transfers:
-        one.ask_late()  # decode makes no step before it has asked for all
-    inboxes = [worker._receiver.inbox for worker in d.workers]
-    d.step()
-    before = [worker._memory.scatters for worker in d.workers]
-    until(lambda: all(len(inbox) == LAYERS * len(transfers) for inbox in inboxes), p)
-    d.step()
-    assert [worker._memory.scatters - seen for worker, seen in zip(d.workers, before, strict=True)] == [1, 1]
-    for one in transfers:
-        until(lambda name=one.ours.request_id: name in d.recved, p, d)
-        assert d.holds(one.target, one.prompt, first=0)
-    assert d.failed == []
+        one.ask_late()
+        one.wait_loaded()
+    assert [copies_of(worker).scatters for worker in d.workers] == [len(transfers)] * 2
+
+
+def copies_of(worker: WorkerSide) -> Any:
+    """What copies of a scripted GPU were enqueued."""
+    return worker._memory.copies
 
 
 # --- B: anywhere ---
@@ -277,14 +274,14 @@ def test_a_step_is_one_gather_and_all_that_came_is_one_scatter(make: Callable[..
 def test_copies_are_where_they_are_counted(make: Callable[..., Engine]) -> None:
     p, d = make("p", keep_bytes=3 * 4096), make("d")
     store, views = p.workers[0].store, []
-    push = p.workers[0]._sender.push
+    push = p.workers[0]._publisher.push
 
-    def pushed(key: Key, made: Iterable[Copy[Kept]], hold: int = 0) -> None:
+    def pushed(key: Key, made: Iterable[StoredCopy], hold: int = 0) -> None:
         copies = list(made)
-        views.extend(copy.data.view for copy in copies)
+        views.extend(copy.view for copy in copies)
         push(key, copies, hold)
 
-    p.workers[0]._sender.push = pushed  # type: ignore[method-assign]
+    p.workers[0]._publisher.push = pushed  # type: ignore[method-assign]
     for _ in range(2):
         prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3])
     until(lambda: views, p.clock)
@@ -295,29 +292,12 @@ def test_copies_are_where_they_are_counted(make: Callable[..., Engine]) -> None:
 
 def one_engine_over_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
     """With a communicator thread, and a scripted NCCL."""
-    def choose(*_: object) -> tuple[LinkOptions, NcclGrouping]:
+    def scripted(*_: object) -> NcclLinks:
         driver = Driver(FakeNccl(World()), HostDevice("gpu"), ctas=4, piece=1 << 20, groups=1, flight=FLIGHT)
-        return LinkOptions("tcp"), NcclGrouping(NcclThread(driver, NcclLimits(1)), 1)
+        return NcclLinks(NcclThread(driver, NcclLimits(1)), NcclGpu("gpu", "2.29.7", 1 << 20), one_gpu=False)
 
-    monkeypatch.setattr(worker_side, "choose", choose)
+    monkeypatch.setattr(data_plane, "nccl_links", scripted)
     return Engine("p", tmp_path)
-
-
-def test_a_piece_that_comes_over_nixl_has_room_in_a_chunk_of_staging(monkeypatch: pytest.MonkeyPatch,
-                                                                     tmp_path: Path) -> None:
-    """Where blocks cannot be written directly (a device's): a piece may be larger than a frame."""
-    reading = NixlReading(NixlThread(nixl_fake.World().driver(), ReadLimits()), PIECE_BYTES, timeout_s=5.0)
-
-    def prepare(options: object, ways: LinkOptions, largest: int, keep: int, copies: object) -> tuple[object, ...]:
-        assert largest < PIECE_BYTES
-        return ways, reading, copies
-
-    monkeypatch.setattr(worker_side.nixl_setup, "prepare", prepare)
-    engine = Engine("d", tmp_path)
-    chunk = engine.workers[0]._receiver.staging.take()
-    assert chunk is not None
-    assert len(chunk.view) == PIECE_BYTES
-    engine.stop()
 
 
 class Fault:
@@ -357,11 +337,11 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         engine = made()
         worker = engine.workers[0]
         if thread == "xpyd-nccl":
-            assert worker._groups is not None
-            machine = worker._groups.hub._machine
+            assert worker._plane._nccl is not None
+            machine = worker._plane._nccl.hub._machine
             machine.tick = fault = Fault(thread, machine.tick)  # type: ignore[assignment]
         elif thread not in where:
-            selector = (worker._sender if thread == "xpyd-sender" else worker._receiver)._loop._selector
+            selector = (worker._publisher if thread == "xpyd-sender" else worker._receiver)._loop._selector
             selector.select = fault = Fault(thread, selector.select)  # type: ignore[assignment]
         engine.step()
         until(lambda: fault.after and engine.scheduler._carrying.crew._ready, Clock())
@@ -468,7 +448,17 @@ def test_mode_put_waits_for_a_forward_that_takes_longer_than_its_patience(
     one.ask()
     until(lambda: all(one.scheduler._carrying.crew._ready for one in (p, d)), p, d)  # that has a deadline of its own
     p.devices[0].compute(0.1, partial(skip, 60.0))
+    computed = threading.Event()
+
+    def devices_go_on() -> None:
+        while not computed.wait(0.001):
+            p.clock.step()
+
+    beside = threading.Thread(target=devices_go_on)
+    beside.start()
     one.compute()
+    computed.set()
+    beside.join()
     one.wait_loaded()
     until(lambda: idle(p) and idle(d), p, d)
     assert metrics.PUT_LATE not in p.counts

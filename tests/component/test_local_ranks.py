@@ -46,7 +46,7 @@ class Ranks(LocalService):
 
     def wait_life(self, name: str, before: str = "") -> str:
         """The incarnation of another life than the one before."""
-        return wait_life(self.folder, self.port, name, 300, before)
+        return wait_life(self.folder, self.admin, name, 300, before)
 
     def asked(self, name: str) -> list[Counter[str]]:
         """What the members of an instance were asked so far, the leader first."""

@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from kv_ranks import PATIENCE_S, until
-from nccl_fake import FakeNccl, HostDevice, World
+from manifest_ranks import wait_until
+from nccl_fake import FakeNccl, World
 from nccl_streams import StreamDevice
 
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine.nccl_setup import choose
+from xpyd_sidecar.engine.nccl_setup import nccl_links
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.transport.nccl import driver as nccl_driver
 from xpyd_sidecar.transport.nccl import thread as nccl_thread
-from xpyd_sidecar.transport.nccl.driver import Driver, Piece, load
+from xpyd_sidecar.transport.nccl.driver import Driver, Message, load
 from xpyd_sidecar.transport.nccl.thread import NcclLimits, NcclThread
 
 SIZE = 1000
-LIMITS = NcclLimits(groups=4, open_s=PATIENCE_S, move_s=PATIENCE_S, idle_s=60)
+SLOTS = 3
+LIMITS = NcclLimits(groups=4, open_s=20.0, move_s=20.0, idle_s=60)
 
 
 class Side:
@@ -31,59 +32,75 @@ class Side:
 
     def __init__(self, hub: NcclThread, way: Way, uid: bytes | None = None) -> None:
         self.uid, self.open, self.reason = uid, False, ""
-        self.done: list[Piece] = []
-        self.back: list[Piece] = []
-        self.ended = False
+        self.done: list[Message] = []
+        self.back: list[Message] = []
         self.hub = hub
         self.number = hub.join(self, way, uid)
 
     def post(self, call: Callable[[], None]) -> None:
         call()
 
-    def begun(self, uid: bytes) -> None:
+    def begun(self, number: int, uid: bytes) -> None:
         self.uid = uid
 
     def opened(self, number: int) -> None:
         self.open = True
 
-    def posted(self, piece: Piece) -> None:
+    def posted(self, message: Message) -> None:
         """The peer would be told."""
 
-    def moved(self, piece: Piece) -> None:
-        self.done.append(piece)
+    def moved(self, message: Message) -> None:
+        self.done.append(message)
 
-    def lost(self, number: int, reason: str, *, busy: bool) -> None:
+    def lost(self, number: int, reason: str) -> None:
         self.reason = reason
 
-    def over(self, pieces: tuple[Piece, ...]) -> None:
-        self.back += pieces
-        self.ended = True
+    def over(self, messages: tuple[Message, ...]) -> None:
+        self.back += messages
+
+    def give(self, message: Message) -> Message:
+        self.hub.move(self.number, message, self)
+        return message
 
 
 class Pair:
-    """Prefill with a plain device, decode with streams; one piece at a time of each direction."""
+    """Prefill and decode, each with streams."""
 
     def __init__(self) -> None:
         self.world = World()
-        self.gpu = StreamDevice("d", self.world)
-        self.hubs = [NcclThread(Driver(FakeNccl(self.world), device, ctas=4, piece=4096, groups=4, flight=2), LIMITS)
-                     for device in (HostDevice("p"), self.gpu)]
+        self.gpus = [StreamDevice(name, self.world) for name in "pd"]
+        self.hubs = [NcclThread(Driver(FakeNccl(self.world), gpu, ctas=4, piece=4096, groups=4, flight=SLOTS), LIMITS)
+                     for gpu in self.gpus]
+        self.gpu = self.gpus[0]
 
     def group(self, *, spins: bool = False) -> tuple[Side, Side]:
         self.world.spins = spins
         p = Side(self.hubs[0], Way.SEND)
-        until(lambda: p.uid)
+        wait_until(lambda: p.uid)
         d = Side(self.hubs[1], Way.RECEIVE, p.uid)
-        until(lambda: p.open and d.open)
+        wait_until(lambda: p.open and d.open)
         return p, d
 
-    def receive(self, side: Side) -> Piece:
-        piece = Piece(SIZE, True, slot=torch.zeros(self.hubs[1].driver.slot_bytes, dtype=torch.uint8))
-        self.hubs[1].move(side.number, piece, side)
-        return piece
+    def carry(self, p: Side, d: Side, data: bytes) -> bytes:
+        """Have a message sent and received; what comes."""
+        at = len(d.done)
+        message = receive(d)
+        send(p, data)
+        wait_until(lambda: len(d.done) > at)
+        return received(message)
 
-    def send(self, side: Side, data: bytes) -> None:
-        self.hubs[0].move(side.number, Piece(SIZE, True, memoryview(bytearray(data))), side)
+
+def receive(side: Side) -> Message:
+    return side.give(Message(SIZE, torch.zeros(SIZE, dtype=torch.uint8)))
+
+
+def received(message: Message) -> bytes:
+    assert message.memory is not None
+    return bytes(message.memory.numpy())
+
+
+def send(side: Side, data: bytes) -> Message:
+    return side.give(Message(SIZE, spans=[(0, memoryview(bytearray(data)))]))
 
 
 @pytest.fixture
@@ -91,62 +108,72 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     monkeypatch.setattr(nccl_thread, "STOP_S", 1.0)
     made = Pair()
     yield made
-    made.gpu.looked = made.gpu.run_tails
+    for gpu in made.gpus:
+        gpu.looked = gpu.run_tails
     for hub in made.hubs:
         hub.stop()
     assert made.world.misuse == []
 
 
-def aborted(pair: Pair) -> tuple[Side, Piece]:
-    """A group that was left in the middle of a piece: its kernel is gone, its stream has still to copy the verdict."""
-    _, d = pair.group(spins=True)
-    piece = pair.receive(d)
-    until(lambda: any(stream.behind for stream in pair.gpu.streams))
-    pair.hubs[1].leave(d.number, "the session has ended")
-    until(lambda: not any(stream.spinning for stream in pair.gpu.streams))
-    until(lambda: d.reason)
+def aborted(pair: Pair) -> tuple[Side, list[Message]]:
+    """A group that prefill has left in the middle of a message: its kernel is gone, its stream has still to copy the next
+    one into a slot.
+    """
+    p, d = pair.group(spins=True)
+    assert pair.carry(p, d, b"f" * SIZE) == b"f" * SIZE
+    wait_until(lambda: p.done)
+    sent = [send(p, b"1" * SIZE), send(p, b"2" * SIZE)]
+    wait_until(lambda: any(stream.behind for stream in pair.gpu.streams))
+    pair.hubs[0].leave(p.number, "the session has ended")
+    wait_until(lambda: not any(stream.spinning for stream in pair.gpu.streams))
+    wait_until(lambda: p.reason)
     time.sleep(0.05)  # for those who give back too early
-    return d, piece
+    return p, sent
 
 
 def test_the_tail_of_an_aborted_stream_does_not_reach_the_next_group(pair: Pair) -> None:
-    d, lost = aborted(pair)
+    p, lost = aborted(pair)
     other_p, other_d = pair.group()
-    got = pair.receive(other_d)
-    until(lambda: other_d.hub._joined[other_d.number].pieces)
-    pair.gpu.looked = lambda: pair.gpu.run_tails() if got.mark is not None else None  # before its verdict is looked at
-    pair.send(other_p, b"k" * SIZE)
-    until(lambda: other_d.done)
-    assert got.intact, "the tail of another stream has written into its verdict"
-    assert bytes(got.slot[:SIZE].numpy()) == b"k" * SIZE  # type: ignore[index]
-    until(lambda: d.back == [lost])
+    sent = send(other_p, b"k" * SIZE)
+    wait_until(lambda: sent.memory is not None and bytes(sent.memory[:SIZE].numpy()) == b"k" * SIZE)
+    pair.gpu.run_tails()  # while it has still to be received
+    got = receive(other_d)
+    wait_until(lambda: other_d.done)
+    assert received(got) == b"k" * SIZE, "the tail of another stream has written into its slot"
+    wait_until(lambda: p.back == lost)
 
 
-def test_what_a_piece_lies_in_comes_back_when_the_stream_is_empty(pair: Pair) -> None:
-    d, lost = aborted(pair)
-    assert d.back == []
-    assert len(pair.hubs[1]._kits[Way.RECEIVE]) == 1
-    assert pair.hubs[1].usage.groups == 1
+def test_what_a_message_lies_in_comes_back_when_the_stream_is_empty(pair: Pair) -> None:
+    p, lost = aborted(pair)
+    assert p.back == []
+    assert len(pair.hubs[0]._slots) == SLOTS - len(lost)
+    assert pair.hubs[0].usage.groups == 1
     pair.gpu.run_tails()
-    until(lambda: d.back == [lost])
-    until(lambda: pair.hubs[1].usage.groups == 0)
-    assert len(pair.hubs[1]._kits[Way.RECEIVE]) == 2
+    wait_until(lambda: p.back == lost)
+    wait_until(lambda: pair.hubs[0].usage.groups == 0)
+    assert len(pair.hubs[0]._slots) == SLOTS
 
 
 def test_a_stream_that_is_never_empty_keeps_what_it_has_and_holds_up_nobody(
         pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(nccl_driver, "TAIL_S", 0.1)
-    d, _ = aborted(pair)
-    until(lambda: "its stream still runs 0.1 s after the abort" in caplog.text)
-    assert f"NCCL group {d.number} could not be aborted; its memory stays taken" in caplog.text
-    other_p, other_d = pair.group()
-    got = pair.receive(other_d)
-    until(lambda: other_d.hub._joined[other_d.number].pieces)
-    pair.send(other_p, b"k" * SIZE)
-    until(lambda: other_d.done)
-    assert got.intact
-    assert d.back == []
-    assert pair.hubs[1].usage.groups == 2
+    p, _ = aborted(pair)
+    wait_until(lambda: "its stream still runs 0.1 s after the abort" in caplog.text)
+    assert f"NCCL group {p.number} could not be aborted; its memory stays taken" in caplog.text
+    assert pair.carry(*pair.group(), b"k" * SIZE) == b"k" * SIZE
+    assert p.back == []
+    assert pair.hubs[0].usage.groups == 2
+
+
+def test_a_message_has_just_what_it_is_made_of_and_zeros_between(pair: Pair) -> None:
+    p, d = pair.group()
+    assert pair.carry(p, d, b"x" * SIZE) == b"x" * SIZE
+    for _ in range(SLOTS):
+        message = receive(d)
+        spans = [(8, memoryview(bytearray(b"ab"))), (10, memoryview(bytearray(b"c"))), (992, memoryview(bytearray(b"de")))]
+        p.give(Message(SIZE, spans=spans))
+        wait_until(lambda: message in d.done)  # noqa: B023 (now)
+        assert received(message) == bytes(8) + b"abc" + bytes(981) + b"de" + bytes(6), "what a slot had before stays here"
 
 
 # --- two NCCLs in one process ---
@@ -184,5 +211,5 @@ def test_two_nccls_in_one_process_are_refused(monkeypatch: pytest.MonkeyPatch) -
     reason = ("two NCCLs in one process: torch has 2.27.5, nccl4py loads 2.28.9; install torch's "
               "(nvidia-nccl-cu12==2.27.5), or set kv.transport to another link")
     with pytest.raises(ConfigError, match="transport: nccl cannot be used: two NCCLs in one process") as raised:
-        choose(KvOptions(transport="nccl"), torch.device("cuda"), 4096)
+        nccl_links(KvOptions(transport="nccl"), torch.device("cuda"), [])
     assert reason in str(raised.value)

@@ -19,11 +19,11 @@ import pytest
 from cluster import Cluster
 from engines import MODEL_NAME, post
 from fleets import serving
-from processes import Group
+from processes import Group, free_port
 
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.router.endpoints.application import RENDERED_S
+from xpyd_sidecar.router.endpoints.probes import RENDERED_S
 
 pytestmark = pytest.mark.engines
 GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "max_tokens": 24}
@@ -101,10 +101,12 @@ def test_https_and_passed_paths_before_real_engines(cluster: Cluster, tmp_path: 
     cert, key = certificates.write(tmp_path, "router")
     trust = ssl.create_default_context(cafile=cert)
     whole = post(f"{cluster.url}/v1/completions", {**GREEDY, "prompt": PROMPT})["choices"][0]["text"]
-    with cluster.other_router(tls_cert_file=cert, tls_key_file=key) as (router, port):
+    admin = free_port()
+    with cluster.other_router(tls_cert_file=cert, tls_key_file=key, admin_port=admin) as (router, port):
         url = f"https://localhost:{port}"
         router.wait_until(lambda: _ready(url, trust), 120.0, "ready over TLS", poll_s=0.2)
-        router.wait_until(lambda: _knows(cluster, url, trust), 120.0, "told of both instances", poll_s=0.2)
+        told = f"https://localhost:{admin}"
+        router.wait_until(lambda: _knows(cluster, told, trust), 120.0, "told of both instances", poll_s=0.2)
 
         def client() -> openai.OpenAI:
             """On a connection of its own."""

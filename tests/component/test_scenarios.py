@@ -19,6 +19,8 @@ from scenario import LEGS, Fault, Report, draw, summed
 from scripted_scenarios import run_life
 from traffic import plain_answers
 
+from xpyd_sidecar.transport.tcp import cipher
+
 WAVES, AT_ONCE = 3, 5
 ENGINES: dict[Fault, int] = {fault: weight for fault, weight in LEGS.items() if fault is not Fault.NO_DECODE}
 """Without the one that nobody ever claims."""
@@ -46,9 +48,20 @@ def test_what_is_told_goes_through_json_and_adds_up() -> None:
 
 @pytest.mark.timeout(300)
 def test_the_judge_sees_what_nothing_checks(tmp_path: Path) -> None:
-    """Blocks that are ruined on their way change what decode has, where checksums are off."""
-    report = run_life(tmp_path, 3, 0, 12, {Fault.CORRUPT: 1}, checksum="none", transport="tcp", tensor=1)
+    """Blocks that are ruined on their way change what decode has, where nothing is encrypted and checksums are off."""
+    report = run_life(tmp_path, 3, 0, 12, {Fault.CORRUPT: 1}, checksum="disabled", encryption="disabled", transport="tcp",
+                      tensor=1)
     assert report.wrong > 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(cipher.lack()), reason="there is no libcrypto here")
+def test_where_kv_is_encrypted_nothing_that_was_ruined_is_taken_though_nothing_else_checks(tmp_path: Path) -> None:
+    ruins = {Fault.CORRUPT: 2, Fault.CORRUPT_HEADER: 1, Fault.HALF_FRAME: 1, Fault.CUT: 1}
+    report = run_life(tmp_path, 3, 0, 12, ruins, checksum="disabled", transport="tcp", tensor=1, encryption="enabled",
+                      leak_s=30.0)
+    assert report.clean, report.examples
+    assert report.outcomes["loaded"] > 0
 
 
 @pytest.mark.engines

@@ -80,7 +80,7 @@ async def test_a_killed_process_costs_no_wrong_answer_and_comes_back_by_itself(
     instance = next((one["name"] for one in service.status()["instances"] if one["role"] == role), "")
     name = f"{instance}/{kind}" if instance else role
     old = processes[name]
-    where = ServiceFolder(NAME, service.home), service.port, instance, SLOW_S
+    where = ServiceFolder(NAME, service.home), service.admin, instance, SLOW_S
     life = await asyncio.to_thread(wait_life, *where) if kind in {"engine", "core"} else ""
     async with Steady(service.url, CASES, references) as steady:
         await asyncio.sleep(2)

@@ -144,8 +144,10 @@ async def test_a_document_becomes_a_service_and_then_nothing_is_asked(place: Pla
     await place.wait(lambda: sum(label(pod, ROUTER) == "true" for pod in pods.values()) == 2, "both decode pods route")
     assert service["status"]["url"] == f"http://qwen.{place.namespace}.svc.cluster.local:10001"
     assert len(service["status"]["fingerprints"]) == 1
-    owners = [each["metadata"]["ownerReferences"][0] for kind in ("Pod", "Service", "Secret", "NetworkPolicy", "DisaggPool")
+    owners = [each["metadata"]["ownerReferences"][0] for kind in ("Pod", "Secret", "DisaggPool")
               for each in place.of(kind).values() if label(each, SERVICE)]
+    assert not [each for kind in ("Service", "NetworkPolicy") for each in place.of(kind).values()
+                if each["metadata"].get("ownerReferences")], "these outlive the last pod"
     assert {(owner["uid"], owner["controller"], owner.get("blockOwnerDeletion", False)) for owner in owners} == {
         (service["metadata"]["uid"], True, False)}
     pool = place.of("DisaggPool")

@@ -13,7 +13,7 @@ import pytest
 from kube_client import KubeError, Object
 from kube_faults import WRITES, Fault, FaultProxy
 from kube_operator import OperatorProcess
-from kube_team import CHILDREN, Team
+from kube_team import CHILDREN, LASTING, Team
 from kube_watchdog import Bounds, Watchdog
 from kube_watched import is_ready, label
 from node_agent import SERVICE, Script, by_image, same_for_all
@@ -133,7 +133,7 @@ class Chaos:
 
 
 def invariants(team: Team) -> None:
-    """One owner for each object, which is the service; no finalizer anywhere."""
+    """One owner for each object, which is the service, or none where it lasts; no finalizer anywhere."""
     service = team.of("DisaggService").get("qwen")
     assert service is not None
     assert "finalizers" not in service["metadata"]
@@ -141,7 +141,8 @@ def invariants(team: Team) -> None:
         for name, each in team.of(kind).items():
             if label(each, SERVICE):
                 owners = [one["uid"] for one in each["metadata"].get("ownerReferences", ()) if one.get("controller")]
-                assert owners == [service["metadata"]["uid"]], f"{kind} {name} is owned by {owners}"
+                wanted = [] if kind in LASTING else [service["metadata"]["uid"]]
+                assert owners == wanted, f"{kind} {name} is owned by {owners}"
                 assert "finalizers" not in each["metadata"], f"{kind} {name}"
 
 

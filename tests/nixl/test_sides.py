@@ -14,6 +14,7 @@ from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.engine.stats import LINK
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.memory.addresses import address_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -60,12 +61,12 @@ def test_memory_that_others_may_read_stays_where_it_is_whatever_the_role(make: C
     p, d = make("p"), make("d")
     transfer(p, d, 7)
     [worker] = p.workers
-    where = worker._reading.base
+    where = address_of(worker.store._arena.at(0, 1).view)
     for role in (Role.DECODE, Role.PREFILL):
-        worker.duty(role)
+        worker._plane.serve(role)
     transfer(p, d, 8)
-    assert worker.store.lease(1).chunk.view.nbytes == 1
-    assert worker._reading.holds(where, worker._reading.size)
+    assert address_of(worker.store._arena.at(0, 1).view) == where
+    assert d.counts[LINK + "nixl"] == d.counts[metrics.LOADED_BYTES]
 
 
 def test_without_a_device_and_without_a_choice_no_engine_starts(

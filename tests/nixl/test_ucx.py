@@ -6,28 +6,29 @@ import gc
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from kv_ranks import REGIONS, DecodeRank, content, key, until
+from manifest_ranks import HEADS, LAYERS, DecodeRank, RankPlace, key, wait_until
 from nixl_peers import Peer, PrefillPeer, driver
 from nixl_ranks import LIMITS, PATIENT, NixlProcess
 
-from xpyd_sidecar.kv.bodies import Offer
-from xpyd_sidecar.kv.frames import Header
+from xpyd_sidecar.errors import PeerGone
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.reads import METADATA_MAX
-from xpyd_sidecar.transport.nixl.decode import NixlTaker
-from xpyd_sidecar.transport.nixl.session import ReadLimits
+from xpyd_sidecar.kv.reads import METADATA_MAX, ReadLimits
+from xpyd_sidecar.kv.receiving import Cancel, Confirm
+from xpyd_sidecar.transport.nixl.reading import Reading, ReadOrder
 
 STOPPED_S = 20.0
-BLOCK = 100_003
+HEAD_BYTES = 25_003
+BLOCKS = 200
 
 
 @dataclass
@@ -38,14 +39,15 @@ class Stage:
     stack: ExitStack
     processes: list[NixlProcess] = field(default_factory=list)
 
-    def prefill(self, *, block: int = BLOCK, tls: str = "tcp", **more: Any) -> PrefillPeer:
-        return self.stack.enter_context(PrefillPeer(block=block, tls=tls, site=self.site, **more))
+    def prefill(self, *, head_bytes: int = HEAD_BYTES, tls: str = "tcp", **more: Any) -> PrefillPeer:
+        return self.stack.enter_context(PrefillPeer(head_bytes=head_bytes, tls=tls, site=self.site, **more))
 
-    def decode(self, *, block: int = BLOCK, limits: ReadLimits = PATIENT, **more: Any) -> DecodeRank:
-        self.processes.append(NixlProcess(driver(), piece=max(block, 1 << 20), limits=limits))
+    def decode(self, *, head_bytes: int = HEAD_BYTES, limits: ReadLimits = PATIENT, **more: Any) -> DecodeRank:
+        self.processes.append(NixlProcess(driver(), limits=limits))
         self.stack.callback(self.processes[-1].stop)
-        patient = {"timeout_s": limits.silence_s, "load_s": 60.0}
-        return self.stack.enter_context(self.processes[-1].decode(block=block, **patient | more))
+        made = self.processes[-1].decode(**{"head_bytes": head_bytes, "blocks": BLOCKS, "timeout_s": 15.0} | more)
+        self.stack.callback(made.stop)
+        return made
 
 
 @pytest.fixture
@@ -54,69 +56,111 @@ def stage(site: str) -> Iterator[Stage]:
         yield Stage(site, stack)
 
 
-def whole(d: DecodeRank, count: int) -> bool:
-    return d.cache == {(region, 100 + n): content(region, n, d.block) for region in range(REGIONS) for n in range(count)}
+def over(d: DecodeRank, number: int, count: int) -> bool:
+    """Whether a load has ended, well or not."""
+    return d.has(key(number), 0, count) or any(one.key == key(number) for one in d.broken)
 
 
-def load(p: PrefillPeer, d: DecodeRank, which: str, count: int, attempt: int = 1) -> Outcome:
+def load(p: PrefillPeer, d: DecodeRank, number: int, count: int) -> Outcome:
     """A transfer from start to end."""
-    p.tell(push=which, count=count, attempt=attempt)
-    name, before = f"{which}{attempt}", len(d.finished)
-    d.load(name, key(which, attempt), p.address, first=0, count=count)
-    d.wait(lambda: any(one.request == name for one in d.finished[before:]))
-    return next(one.outcome for one in d.finished[before:] if one.request == name)
+    p.tell(push=number, count=count)
+    return loaded(p, d, number, count)
+
+
+def loaded(p: RankPlace, d: DecodeRank, number: int, count: int) -> Outcome:
+    ids = tuple(range(count))
+    want = d.want(key(number), p, ids)
+    wait_until(lambda: over(d, number, count), 60)
+    broken = [one.outcome for one in d.broken if one.key == key(number)]
+    if broken:
+        d.receiver.close(want.request)
+        return broken[0]
+    assert d.right(key(number), 0, ids), "other bytes than prefill's"
+    d.receiver.carry_out(Confirm(key(number), 0, LAYERS * count * HEADS * d.head_bytes))
+    return Outcome.OK
+
+
+def end_sessions(d: DecodeRank) -> None:
+    for session in list(d.receiver._numbers.values()):
+        session.idle = True  # as when nobody needs it
+        session.link.post(partial(session.link.close, PeerGone(session.link.peer, "it ends")))
+    wait_until(lambda: not d.receiver._numbers)
 
 
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-@pytest.mark.parametrize("direct", [True, False], ids=["to their places", "staged"])
-@pytest.mark.parametrize("block", [1000, 65536, 2 << 20])
-def test_blocks_come_whole_over_whatever_ucx_takes(stage: Stage, tls: str, block: int, direct: bool) -> None:
-    count = min(60, (24 << 20) // block)
-    p, d = stage.prefill(block=block, tls=tls), stage.decode(block=block, direct=direct)
-    for which in "abc":
-        assert load(p, d, which, count) is Outcome.OK
-        assert whole(d, count)
-    assert d.moved == {"nixl": 3 * REGIONS * count * block}
-    until(lambda: p.tell(used=0) == 0)
+@pytest.mark.parametrize(("head_bytes", "decode"), [
+    (250, {}), (16384, {}), (512 << 10, {}), (16384, {"ring": 64 << 20}), (16384, {"head": 1, "heads": 2})],
+    ids=["small blocks", "blocks", "large blocks", "a ring", "heads"])
+def test_blocks_come_whole_over_whatever_ucx_takes(
+        stage: Stage, tls: str, head_bytes: int, decode: dict[str, Any]) -> None:
+    count = min(60, (24 << 20) // (HEADS * head_bytes))
+    p = stage.prefill(head_bytes=head_bytes, tls=tls)
+    d = stage.decode(head_bytes=head_bytes, blocks=count, piece=2 << 20, **decode)
+    for number in range(3):
+        assert load(p, d, number, count) is Outcome.OK
+    assert d.links == {"nixl"}
+    wait_until(lambda: p.tell(used=0) == 0)
 
 
-def test_bytes_that_are_not_what_was_offered_end_the_load(stage: Stage, tcp: str) -> None:
+def test_a_session_reads_from_more_peers_than_there_were_agents_for(stage: Stage, tcp: str) -> None:
+    p, d = stage.prefill(head_bytes=250, tls=tcp, ranks=36, timeout_s=60.0), stage.decode(head_bytes=250, timeout_s=60.0)
+    p.tell(push=1, count=2)
+    for number, rank in enumerate(p.ranks):
+        assert loaded(rank, d, 1, 2) is Outcome.OK, number
+        d.arrived.clear()
+    assert len(stage.processes[0].hub._reading.agent.known) == 36
+    assert d.links == {"nixl"}
+
+
+def test_bytes_that_are_not_what_was_told_end_the_load(stage: Stage, tcp: str) -> None:
     p, d = stage.prefill(tls=tcp), stage.decode()
-    assert load(p, d, "a", 4) is Outcome.OK
+    assert load(p, d, 1, 4) is Outcome.OK
     memory = p.tell(memory=0)
-    p.tell(shown={"base": memory["base"]})
-    before = dict(d.cache)
+    wait_until(lambda: p.tell(used=0) == 0)
     with Path(f"/proc/{p.process.pid}/mem").open("r+b", buffering=0) as its:
-        p.tell(push="b", count=4)
+        p.tell(push=2, count=4)
         p.tell(summed=0)
         its.seek(memory["base"])
         copies = its.read(4 << 20)
         its.seek(memory["base"])
         its.write(bytes(one ^ 1 for one in copies))
-        d.load("b", key("b"), p.address, first=0, count=4)
-        assert d.wait_outcomes(2)[1] is Outcome.CHECKSUM
-    assert d.cache.items() >= before.items() or d.cache == before
+        assert loaded(p, d, 2, 4) is Outcome.CHECKSUM
+    assert not d.has(key(2), 0, 1)
 
 
-def test_a_prefill_that_is_killed_in_the_middle_ends_its_loads_and_no_others(stage: Stage, tls: str) -> None:
-    p, q = stage.prefill(tls=tls, timeout_s=30), stage.prefill(tls=tls)
-    d, e = stage.decode(chunks=2), stage.decode()
-    assert load(q, e, "a", 20) is Outcome.OK
+def test_a_prefill_that_is_killed_in_the_middle_ends_its_loads_and_no_others(
+        stage: Stage, tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, q = stage.prefill(tls=tls, timeout_s=30.0), stage.prefill(tls=tls)
+    d = stage.decode()
+    assert load(q, d, 1, 20) is Outcome.OK
     files = descriptors()
-    p.tell(push="a", count=200)
-    d.load("a", key(), p.address, first=0, count=200)
-    until(lambda: len(d.receiver.inbox) >= 2)  # two chunks hold the rest up: pieces are on offer and in slots
-    p.process.kill()
+    assert load(p, d, 2, 1) is Outcome.OK
+    p.tell(push=3, count=BLOCKS)
+    agent = p.tell(memory=0)["agent"]
+    kill_at(monkeypatch, stage.processes[0].hub._reading, agent, 3, partial(p.process.kill))
     began = time.monotonic()
-    assert d.wait_outcomes() == [Outcome.PEER_LOST]
+    assert loaded(p, d, 3, BLOCKS) is Outcome.PEER_LOST
     assert time.monotonic() - began < 2 * PATIENT.silence_s
-    assert load(q, e, "b", 20) is Outcome.OK
-    until(lambda: descriptors() <= files)
-    new = stage.prefill(tls=tls)
-    assert load(new, d, "c", 20) is Outcome.OK
+    assert load(q, d, 4, 20) is Outcome.OK
+    wait_until(lambda: descriptors() <= files)
+    assert load(stage.prefill(tls=tls), d, 5, 20) is Outcome.OK
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, reading: Reading, agent: str, orders: int, call: Any) -> None:
+    """Have a call made when so many orders of a peer were told, before the last of them is begun."""
+    true, seen = Reading.order, [0]
+
+    def order(self: Reading, session: int, one: ReadOrder) -> None:
+        if self is reading and self._peers[session].memory.agent == agent:
+            seen[0] += 1
+            if seen[0] == orders:
+                call()
+        true(self, session, one)
+
+    monkeypatch.setattr(Reading, "order", order)
 
 
 @pytest.mark.parametrize("lingers", [True, False])
@@ -124,87 +168,90 @@ def test_a_prefill_that_is_stopped_costs_nobody_else_anything(
         stage: Stage, tcp: str, monkeypatch: pytest.MonkeyPatch, *, lingers: bool) -> None:
     """For 20 s, with reads under way. Its own load ends by silence; what it sends when it wakes up goes nowhere.
 
-    Where the agent of that session ends before it wakes (``linger_s``), UCX often ends the process that was stopped
-    (ucp_request.inl: unexpected error: Endpoint timeout), so nothing is asked of it then (docs/decisions/0038).
+    Where the agent ends before it wakes (``fence_s``), UCX often ends the process that was stopped (ucp_request.inl:
+    unexpected error: Endpoint timeout), so nothing is asked of it then (docs/decisions/0038).
     """
-    limits = PATIENT._replace(linger_s=60.0 if lingers else 0.1)
-    p, q, d = stage.prefill(tls=tcp, timeout_s=60), stage.prefill(tls=tcp), stage.decode(limits=limits)
-    assert load(p, d, "a", 20) is Outcome.OK
-    assert load(q, d, "b", 20) is Outcome.OK
-    agent, hub, offered = p.tell(memory=0)["agent"], stage.processes[0].hub, NixlTaker.offered
-    [stuck] = [one for one in hub._joined.values() if one.memory.agent == agent]
-    p.tell(push="c", count=200)
+    limits = PATIENT._replace(fence_s=60.0 if lingers else 2.0)
+    p, q, d = stage.prefill(tls=tcp, timeout_s=60.0), stage.prefill(tls=tcp), stage.decode(limits=limits)
+    assert load(p, d, 1, 20) is Outcome.OK
+    assert load(q, d, 2, 20) is Outcome.OK
+    agent, reading = p.tell(memory=0)["agent"], stage.processes[0].hub._reading
+    p.tell(push=3, count=BLOCKS)
     stopped: list[float] = []
 
-    def stopping(taker: NixlTaker, header: Header, offer: Offer) -> None:
-        if taker._memory.agent == agent and not stopped:
-            os.kill(p.process.pid, signal.SIGSTOP)
-            stopped.append(time.monotonic())
-        offered(taker, header, offer)
+    def stop() -> None:
+        os.kill(p.process.pid, signal.SIGSTOP)
+        stopped.append(time.monotonic())
 
-    monkeypatch.setattr(NixlTaker, "offered", stopping)
+    kill_at(monkeypatch, reading, agent, 1, stop)
+    first = reading.agent.reader
     try:
-        d.load("c", key("c"), p.address, first=0, count=200)
-        d.wait(lambda: stopped and stuck.pieces)
-        meanwhile = 0
-        while not any(one.request == "c" for one in d.finished):
-            assert load(q, d, "d", 20, meanwhile + 1) is Outcome.OK
+        want = d.want(key(3), p, tuple(range(BLOCKS)))
+        meanwhile = 4
+        while not d.broken:
+            assert load(q, d, meanwhile, 20) is Outcome.OK
             meanwhile += 1
-        assert meanwhile > 3, "others wait for the one that is stopped"
-        until(lambda: stuck.over and stuck in hub._lingering if lingers else stuck.reader is None)
-        left = bytes(stuck.slots)
-        time.sleep(max(0.0, stopped[0] + STOPPED_S - time.monotonic()))
+        assert meanwhile > 7, "others wait for the one that is stopped"
+        d.receiver.close(want.request)
+        d.receiver.carry_out(Cancel(key(3), 0, Outcome.ABORTED, "over"))
+        if not lingers:
+            wait_until(lambda: not reading._machine.stuck)
+            assert reading.agent.reader is not first
+        while time.monotonic() < stopped[0] + STOPPED_S:
+            assert load(q, d, meanwhile, 20) is Outcome.OK
+            meanwhile += 1
+        left = slots_of(reading)
     finally:
         os.kill(p.process.pid, signal.SIGCONT)
     if lingers:
-        until(lambda: stuck.reader is None)
-        assert load(p, d, "e", 20) is Outcome.OK
+        assert reading.agent.reader is first
+        wait_until(lambda: not reading._machine.stuck)
+        assert load(p, d, 901, 20) is Outcome.OK
         assert p.process.poll() is None
     else:
         time.sleep(1.0)
-        assert bytes(stuck.slots) == left, "what it had in flight was written after the end of the agent"
-    assert [one.outcome for one in d.finished if one.request == "c"] == [Outcome.PEER_LOST]
-    assert load(q, d, "f", 20) is Outcome.OK
-    assert load(stage.prefill(tls=tcp), d, "f", 20, 2) is Outcome.OK
+        assert (slots_of(reading) == left).all(), "what it had in flight was written after the end of the agent"
+    assert [one.outcome for one in d.broken if one.key == key(3)] == [Outcome.PEER_LOST]
+    assert load(q, d, 902, 20) is Outcome.OK
+    assert load(stage.prefill(tls=tcp), d, 903, 20) is Outcome.OK
+
+
+def slots_of(reading: Reading) -> np.ndarray:
+    """What lies in the slots."""
+    return np.frombuffer(reading.agent.memory._view, np.uint8).copy()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_decode_that_ends_or_stops_in_the_middle_gives_prefill_its_copies_back(
         stage: Stage, tcp: str, how: signal.Signals) -> None:
     p, d = stage.prefill(tls=tcp), stage.decode()
-    p.tell(push="a", count=200)
-    with Peer("decode", str(BLOCK), "200", p.address, tls=tcp, site=stage.site) as other:
+    p.tell(push=1, count=BLOCKS)
+    with Peer("decode", str(HEAD_BYTES), str(BLOCKS), *p.place, tls=tcp, site=stage.site) as other:
         assert other.hear() == "reads"
-        assert p.tell(used=0) > 0
         other.process.send_signal(how)
-        until(lambda: p.tell(used=0) == 0)
-        assert load(p, d, "b", 20) is Outcome.OK
-        assert whole(d, 20)
+        wait_until(lambda: p.tell(used=0) == 0, 60)
+        assert load(p, d, 2, 20) is Outcome.OK
 
 
 def test_what_a_former_life_has_shown_is_never_read_as_valid(stage: Stage, tcp: str) -> None:
     first, d = stage.prefill(tls=tcp), stage.decode()
-    assert load(first, d, "a", 4) is Outcome.OK
+    assert load(first, d, 1, 4) is Outcome.OK
     former = first.tell(memory=0)
     first.process.kill()
     first.process.wait()
     second = stage.prefill(tls=tcp)
-    second.tell(shown=former)
-    assert load(second, d, "b", 4) is Outcome.INCOMPATIBLE
-    assert "nixl" in d.finished[1].reason
-    second.tell(shown={"ticket": former["ticket"]})
-    assert load(second, d, "c", 4) is Outcome.INCOMPATIBLE
-    assert "other memory is where its ticket was" in d.finished[2].reason
-    second.tell(shown={"agent": former["agent"]})
-    assert load(second, d, "d", 4) is Outcome.INCOMPATIBLE
+    for number, shown, why in ((2, former, "nixl"), (3, {"ticket": former["ticket"]}, "other memory is where its ticket"),
+                               (4, {"agent": former["agent"]}, "nixl")):
+        second.tell(shown=shown)
+        assert load(second, d, number, 4) is Outcome.INCOMPATIBLE
+        assert why in d.broken[-1].reason
     second.tell(shown={})
-    assert load(second, d, "e", 4) is Outcome.OK
-    assert whole(d, 4)
+    assert load(second, d, 5, 4) is Outcome.OK
 
 
 def test_a_description_that_is_garbage_or_huge_is_refused_and_hurts_nobody(stage: Stage, tcp: str) -> None:
-    p, d = stage.prefill(tls=tcp), stage.decode()
-    assert load(p, d, "a", 4) is Outcome.OK
+    p, d = stage.prefill(tls=tcp), stage.decode(limits=PATIENT._replace(open_s=LIMITS.open_s))
+    assert load(p, d, 1, 4) is Outcome.OK
     true = bytes.fromhex(p.tell(memory=0)["metadata"])
     draw = random.Random("garbage")
     wrong = [b"x", draw.randbytes(300), bytes(METADATA_MAX), draw.randbytes(METADATA_MAX + 1), true[:-1], true[:40],
@@ -214,12 +261,11 @@ def test_a_description_that_is_garbage_or_huge_is_refused_and_hurts_nobody(stage
         one[draw.randrange(len(one))] ^= 1 << draw.randrange(8)
         wrong.append(bytes(one))
     again = stage.prefill(tls=tcp)
-    stage.processes[0].hub._limits = LIMITS  # what nobody answers is not waited for any longer
     for turn, metadata in enumerate(wrong):
         again.tell(shown={"metadata": metadata.hex()})
-        assert load(again, d, "f", 4, turn + 1) in {Outcome.INCOMPATIBLE, Outcome.PEER_LOST}
+        assert load(again, d, 10 + turn, 4) in {Outcome.INCOMPATIBLE, Outcome.PEER_LOST}
     assert again.process.poll() is None
-    assert load(p, d, "b", 4) is Outcome.OK
+    assert load(p, d, 2, 4) is Outcome.OK
 
 
 def test_sessions_that_end_leave_no_descriptors_or_threads(stage: Stage, tcp: str) -> None:
@@ -227,11 +273,8 @@ def test_sessions_that_end_leave_no_descriptors_or_threads(stage: Stage, tcp: st
     p, d = stage.prefill(tls=tcp), stage.decode()
     seen = []
     for turn in range(12):
-        assert load(p, d, "0123456789ab"[turn], 4) is Outcome.OK
-        d.receiver._loop.post(lambda: [one.link.mistaken(ValueError()) for one in list(d.receiver._sources.values())])
-        until(lambda: not d.receiver._sources and not stage.processes[0].hub._joined)
-        ended = threading.Event()
-        stage.processes[0].hub.tell(ended.set)  # after the call that ends the agent
-        assert ended.wait(60)
+        assert load(p, d, turn, 4) is Outcome.OK
+        end_sessions(d)
+        wait_until(lambda: not stage.processes[0].hub._reading._peers)
         seen.append((descriptors(), len(list(Path("/proc/self/task").iterdir()))))
     assert len(set(seen[3:])) == 1, seen

@@ -15,11 +15,12 @@ from files import no_files
 from xpyd_sidecar import resources
 from xpyd_sidecar.agent import engine as engine_module
 from xpyd_sidecar.agent.engine import BadAnswer, Probe, choose_model, parse_load
-from xpyd_sidecar.contract import record
+from xpyd_sidecar.contract import pair_notes, record
 from xpyd_sidecar.contract.group import MemberRanks
-from xpyd_sidecar.contract.ids import HostPort
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import GroupConfig
 from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
+from xpyd_sidecar.contract.pair_notes import PairNotes, RefusedPeer
 
 TWO_ENGINES = b"""\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -85,7 +86,8 @@ def test_an_engine_has_no_more_names_than_a_beat_may_have() -> None:
         choose_model(answer(MAX_ALSO + 2), "m0")
 
 
-@pytest.mark.parametrize("answer", [b"", b"[]", b'{"data": 1}', b'{"data": [{"name": "a"}]}'])
+@pytest.mark.parametrize("answer", [b"", b"[]", b'{"data": 1}', b'{"data": [{"name": "a"}]}',
+                                    b'{"data": [{"id": "\xff"}]}'])
 def test_what_is_no_list_of_models_is_refused(answer: bytes) -> None:
     with pytest.raises(BadAnswer, match="/v1/models"):
         choose_model(answer, "")
@@ -118,6 +120,25 @@ async def test_a_healthy_engine(fake: FakeEngine, probe: Probe) -> None:
     assert look.load == Load(running=2, kv_usage=0.5, transfers=3)
     assert (look.model, look.max_model_len) == ("tiny", 2048)
     assert (await probe.look(scrape=False)).load is None
+
+
+async def test_what_the_engine_has_found_of_its_peers_is_read_with_each_look(fake: FakeEngine, probe: Probe,
+                                                                            caplog: pytest.LogCaptureFixture) -> None:
+    """What is of another start is not; what cannot be read is as it was read last, and is said once."""
+    ours, nothing = Incarnation("a" * 32), PairNotes(Incarnation("a" * 32))
+    assert (await probe.look(scrape=True)).pairs == nothing
+    found = PairNotes(ours, (RefusedPeer(InstanceName("p0"), Incarnation("1"), "another model"),), ("over tcp",))
+    pair_notes.write(fake.run_dir, 0, found)
+    assert (await probe.look(scrape=True)).pairs == found
+    pair_notes.path_of(fake.run_dir, 0).write_bytes(b"{")
+    for _ in range(2):
+        look = await probe.look(scrape=False)
+        assert (look.health, look.problem, look.pairs) == ("up", "", found)
+    assert [record.getMessage() for record in caplog.records].count(
+        f"what the engine has found of its peers cannot be read: {pair_notes.path_of(fake.run_dir, 0)}: "
+        "Input data was truncated") == 1
+    pair_notes.write(fake.run_dir, 0, PairNotes(Incarnation("b" * 32), found.refused, found.links))
+    assert (await probe.look(scrape=True)).pairs == nothing
 
 
 async def test_nobody_listens(fake: FakeEngine, probe: Probe) -> None:

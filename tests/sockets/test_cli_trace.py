@@ -126,7 +126,7 @@ def test_a_service_of_this_host_is_asked_by_its_name_with_the_token_of_its_key(
     assert "no router of q runs" in capsys.readouterr().err
     with router(200, msgspec.json.encode(TRACES)) as (url, asked):
         config = SidecarConfig(service=ServiceName("q"), instance=InstanceName("router"), key_file=str(folder.key),
-                               run_dir=str(tmp_path), router=RouterConfig(port=int(url.rpartition(":")[2])))
+                               run_dir=str(tmp_path), router=RouterConfig(admin_port=int(url.rpartition(":")[2])))
         store.save(folder.router / "config.json", config)
         assert main.main(["trace"]) == 0
     assert [(one["Authorization"], one[HEADER]) for one in asked] == [(f"Bearer {keys.admin_token(key)}", "last 1")]

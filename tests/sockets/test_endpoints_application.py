@@ -43,7 +43,8 @@ async def test_models_in_openais_form() -> None:
 @pytest.mark.parametrize(("method", "path", "status"), [
     ("GET", "/v1/completions", 405), ("PUT", "/v1/chat/completions", 405), ("POST", "/v1/models", 405),
     ("POST", "/health", 405),
-    ("DELETE", "/fleet", 405), ("GET", "/v1/embeddings", 405), ("POST", "/version", 405), ("GET", "/", 404),
+    ("GET", "/fleet", 404), ("GET", "/dashboard", 404), ("GET", "/trace", 404),
+    ("GET", "/v1/embeddings", 405), ("POST", "/version", 405), ("GET", "/", 404),
     ("POST", "/sleep", 404), ("GET", "/v1/responses/r1", 404), ("POST", "/v1/responses/r1/cancel", 404),
     ("GET", "/v1/completions/", 404), ("POST", "/V1/completions", 404), ("GET", "/%2e%2e/health", 404),
 ])
@@ -80,7 +81,7 @@ async def test_health_is_the_process_and_ready_says_why_not() -> None:
         assert (answer.status, b"not settled" in answer.body) == (503, True)
     async with fleet(1, 1) as f:
         f.beat(f.d[0], state=State.DRAINING)
-        await f.wait(lambda: "d0 draining" in f.router.paths.not_ready(), "a settled router")
+        await f.wait(lambda: "d0 draining" in f.router.probes.not_ready(), "a settled router")
         f.beat(f.d[0])
         assert (await f.get("/ready?x")).status == 200
         f.context.watch.on_message(bye("d0"))
@@ -92,7 +93,7 @@ async def test_beside_an_engine_a_router_is_ready_without_members_once_it_has_li
     async with fleet(0, 0, beside_engine=True, resolve_s=60.0) as f:
         assert (await f.get("/ready")).status == 503
     async with fleet(0, 0, beside_engine=True) as f:
-        await f.wait(lambda: f.router.paths.not_ready() == "", "a router that has listened")
+        await f.wait(lambda: f.router.probes.not_ready() == "", "a router that has listened")
         assert not f.context.roster.settled(f.context.loop.time())
         f.router.turn_away(True)
         answer = await f.get("/ready")
@@ -117,8 +118,10 @@ async def test_client_keys(tmp_path: Path) -> None:
         for key in ("key-one", "key-two"):
             answer = await f.post("/v1/completions", {"prompt": "x"}, headers={"authorization": f"bearer {key}"})
             assert answer.status == 200
-        for path in ("/health", "/metrics"):
-            assert (await f.get(path)).status == 200
+        assert (await f.get("/health")).status == 200
+        assert (await f.get("/metrics")).status == 401
+        assert (await f.get("/metrics", headers={"Authorization": "Bearer key-two"})).status == 200
+        assert (await f.ask("/metrics")).status == 200
 
 
 async def test_client_keys_change_without_a_restart_or_a_lost_request(tmp_path: Path) -> None:
@@ -156,8 +159,8 @@ async def test_client_keys_change_without_a_restart_or_a_lost_request(tmp_path: 
 async def test_the_fleet_needs_the_admin_token() -> None:
     async with fleet() as f:
         for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Bearer " + keys.mint().hex()}):
-            assert (await f.get("/fleet", headers=headers)).status == 401
-        answer = await f.get("/fleet", headers={"Authorization": "Bearer " + keys.admin_token(KEY)})
+            assert (await f.ask("/fleet", headers=headers)).status == 401
+        answer = await f.ask("/fleet", headers={"Authorization": "Bearer " + keys.admin_token(KEY)})
         assert [i["instance"] for i in answer.json["instances"]] == ["d0", "p0"]
 
 
@@ -169,7 +172,7 @@ async def test_the_operator_asks_by_signed_calls_and_each_is_taken_once() -> Non
     async with fleet() as f:
         name = f.router.context.name
         right = signed("/fleet", instance=name)
-        assert (await f.get("/fleet", headers=right)).status == 200
+        assert (await f.ask("/fleet", headers=right)).status == 200
         for wrong, words in (
             (right, "the call was taken already"),
             (signed("/trace", instance=name), "the signature is wrong for GET /fleet"),
@@ -178,11 +181,11 @@ async def test_the_operator_asks_by_signed_calls_and_each_is_taken_once() -> Non
             (signed("/fleet", instance=name, now=time.time() - 90), "are the clocks right?"),
             ({signing.HEADER: "v1"}, "has not the form"),
         ):
-            answer = await f.get("/fleet", headers=wrong)
+            answer = await f.ask("/fleet", headers=wrong)
             assert answer.status == 401
             assert words in answer.json["error"]["message"]
             assert answer.json["error"]["code"] == "invalid_signature"
-        mixed = await f.get("/fleet", headers=right | {"Authorization": f"Bearer {keys.admin_token(KEY)}"})
+        mixed = await f.ask("/fleet", headers=right | {"Authorization": f"Bearer {keys.admin_token(KEY)}"})
         assert mixed.status == 200, "an operator that sends both is let in by either"
 
 
@@ -191,11 +194,11 @@ async def test_the_admin_token_is_not_taken_where_others_could_read_it(monkeypat
     token = {"Authorization": f"Bearer {keys.admin_token(KEY)}"}
     async with fleet(api_key_file=None) as f:
         for path in ("/fleet", "/trace", "/dashboard/data"):
-            answer = await f.get(path, headers=token)
+            answer = await f.ask(path, headers=token)
             assert (answer.status, answer.json["error"]["code"]) == (403, "token_in_clear")
             assert "kubectl port-forward" in answer.json["error"]["message"]
-            assert (await f.get(path, headers={"Authorization": "Bearer x"})).status == 401
-        assert (await f.get("/fleet", headers=signed("/fleet", instance=f.router.context.name))).status == 200
+            assert (await f.ask(path, headers={"Authorization": "Bearer x"})).status == 401
+        assert (await f.ask("/fleet", headers=signed("/fleet", instance=f.router.context.name))).status == 200
 
 
 async def test_metrics_count_requests_legs_and_instances() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from router_fleet import KEY, Answer, RouterFleet, fleet
+from router_fleet import KEY, Answer, RouterFleet, fleet, read_answer
 
 from xpyd_sidecar import curve
 from xpyd_sidecar.contract import keys
@@ -78,7 +78,7 @@ def engines(**kinds: str) -> Iterator[dict[str, Control_]]:
 
 
 async def trace(f: RouterFleet, asked: str = "", headers: dict[str, str] | None = None) -> Answer:
-    return await f.get("/trace", headers=TOKEN | ({HEADER: asked} if asked else {}) if headers is None else headers)
+    return await f.ask("/trace", headers=TOKEN | ({HEADER: asked} if asked else {}) if headers is None else headers)
 
 
 def known(f: RouterFleet, controls: dict[str, Control_]) -> None:
@@ -137,8 +137,11 @@ async def test_a_transfer_of_another_router_is_asked_of_all_engines() -> None:
                                    "last 000000001" + "0" * 5000])
 async def test_wrong_questions_are_answered_with_what_would_be_right(asked: str) -> None:
     async with fleet(1, 1) as f:
-        answer = await f.raw(f"GET /trace HTTP/1.1\r\nHost: r\r\nAuthorization: {TOKEN['Authorization']}\r\n"
-                             f"{HEADER}: {asked}\r\n\r\n".encode())
+        reader, writer = await asyncio.open_connection("127.0.0.1", f.router.admin_port)
+        writer.write(f"GET /trace HTTP/1.1\r\nHost: r\r\nAuthorization: {TOKEN['Authorization']}\r\n"
+                     f"{HEADER}: {asked}\r\n\r\n".encode())
+        answer = await read_answer(reader)
+        writer.transport.abort()
         assert (answer.status, answer.json["error"]["code"]) == (400, "bad_trace")
         assert "last N, slowest N" in answer.json["error"]["message"]
 

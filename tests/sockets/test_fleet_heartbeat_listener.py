@@ -292,3 +292,14 @@ async def test_answers_of_a_batch_leave_at_its_end_each_to_its_sender() -> None:
         assert [(await agent.ack()).seq for agent in agents] == list(range(5))
         assert sorted(sender for answers in answered for sender, _ in answers) == [b"a%d" % i for i in range(5)]
         assert len(taken.messages) == 10
+
+
+async def test_an_acknowledgement_says_that_the_router_has_ejected_the_instance() -> None:
+    taken = Taken()
+    members = HeartbeatListener("r0", taken.take, taken.count, lambda message: message.instance == "d0")
+    try:
+        async with beater(members.listen("127.0.0.1", 0, KEY)) as agent:
+            assert (await agent.say(beat("d0"))).ejected
+            assert not (await agent.say(beat("d1"))).ejected
+    finally:
+        members.close()

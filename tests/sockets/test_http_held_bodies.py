@@ -12,10 +12,11 @@ from router_fleet import Answer, read_answer, request_bytes
 
 from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.server import RequestBounds, Server
+from xpyd_sidecar.router.serving.generation import IDS, LEGS
+from xpyd_sidecar.router.stream.answers import MAX_EARLY
 
 LOOPS = ("uvloop",)
 LARGEST = 400_000
-BUDGET = 800_000
 RESERVE, REST = 100_000, 700_000
 SMALL = 64 << 10
 JSON = {"content-type": "application/json"}
@@ -24,8 +25,9 @@ Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @contextlib.asynccontextmanager
 async def full_site() -> AsyncIterator[Site]:
-    """A server with room for two bodies of the largest size, and a reserve."""
-    async with site(body=LARGEST, budget=BUDGET) as s:
+    """A server with a reserve, and with less room for bodies than it would have by itself."""
+    async with site(body=LARGEST) as s:
+        s.server.bodies.reserve.limit, s.server.bodies.rest.limit = RESERVE, REST
         yield s
         for later in s.app.later:
             if not later.gone and not later.reply.done:
@@ -210,11 +212,18 @@ async def test_a_body_that_is_handed_on_counts_for_the_little_that_is_kept_of_it
         writer.transport.abort()
 
 
-async def test_two_of_the_largest_bodies_always_fit() -> None:
-    def limit(largest: int, **budget: int) -> int:
-        bodies = Server(None, RequestBounds(100, largest, 1.0), connect=ClientConnection, **budget).bodies  # type: ignore[arg-type]
-        return bodies.reserve.limit + bodies.rest.limit
+async def test_the_largest_request_is_accepted_where_no_other_is_whatever_the_budget() -> None:
+    def server(largest: int, **budget: int) -> Server:
+        return Server(None, RequestBounds(100, largest, 1.0), connect=ClientConnection, **budget)  # type: ignore[arg-type]
 
-    assert limit(400, body_budget=100) == 800
-    assert limit(400, body_budget=1000) == 1000
-    assert limit(400) == 512 << 20
+    largest = 100 << 20
+    s = server(largest, body_budget=100)
+    body, ended = s.bodies.begin(None, largest, 0.0)  # type: ignore[arg-type]
+    assert body is not None
+    assert ended == s.bodies.grow(body, largest, 1.0) == []
+    s.bodies.whole(body)
+    s.ledger.release(s.ledger.reserve("", largest, (LEGS + IDS) * largest, 1.0)[0])
+    s.ledger.release(s.ledger.reserve("", largest, LEGS * largest + MAX_EARLY, 1.0)[0])
+    for given, budget in ((100, 2400), (3000, 3000)):
+        bodies = server(400, body_budget=given).bodies
+        assert bodies.reserve.limit + bodies.whole_rest == budget

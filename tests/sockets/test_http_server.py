@@ -21,6 +21,10 @@ class Hello:
         """Every body is wanted."""
         return True
 
+    def whose(self, headers: dict[bytes, bytes]) -> str | None:
+        """Everybody's."""
+        return ""
+
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         if request.refusal is not None:
             raise request.refusal
@@ -47,16 +51,16 @@ async def test_it_listens_answers_and_lets_go() -> None:
 
 async def test_too_many_connections_are_refused_with_a_word() -> None:
     server = Server(Hello(), BOUNDS, connect=ClientConnection)
-    server.most = 1
+    server.places.most = 1
     port = await server.listen("127.0.0.1", 0)
     first = await asyncio.open_connection("127.0.0.1", port)
-    first[1].write(request_bytes("/"))
+    first[1].write(request_bytes("/") + request_bytes("/", b"x" * 10)[:-1])
     await read_answer(first[0])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = await read_answer(reader)
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     writer.close()
-    first[1].write(request_bytes("/"))
+    first[1].write(b"x")
     assert (await read_answer(first[0])).status == 200
     first[1].close()
     server.abort()

@@ -84,7 +84,8 @@ async def test_paths_and_parameters(server: Server) -> None:
         assert api.requests == 12
     assert server.asked == [
         ("GET", "/api/v1/namespaces/a/pods/x", {}, None, "application/json"),
-        ("POST", "/apis/xpyd.dev/v1beta1/namespaces/a/disaggpools", {"fieldManager": "xpyd", "dryRun": "All"},
+        ("POST", "/apis/xpyd.dev/v1beta1/namespaces/a/disaggpools",
+         {"fieldManager": "xpyd", "dryRun": "All", "fieldValidation": "Strict"},
          {"metadata": {"name": "x"}}, "application/json"),
         ("PATCH", "/apis/networking.k8s.io/v1/namespaces/a/networkpolicies/x", {"fieldManager": "xpyd", "force": "true"},
          {"metadata": {"name": "x"}}, "application/apply-patch+yaml"),
@@ -173,13 +174,17 @@ async def test_nobody_listens(server: Server) -> None:
 
 
 async def test_nonsense_is_an_error_with_its_place(server: Server) -> None:
-    server.answers = [lambda: web.Response(body=b"<html>"), lambda: web.Response(status=502, body=b"bad gateway")]
+    server.answers = [lambda: web.Response(body=b"<html>"), lambda: web.Response(body=b'{"kind": "\xff"}'),
+                      lambda: web.Response(status=502, body=b"bad gateway"),
+                      lambda: web.Response(status=502, body=b'{"message": "\xff gateway"}')]
     async with connect(server) as api:
-        with pytest.raises(ApiError, match="the answer is not JSON"):
-            await api.get("Pod", "a", "x")
-        with pytest.raises(ApiError, match="bad gateway") as caught:
-            await api.get("Pod", "a", "x")
-    assert caught.value.status == 502
+        for _ in range(2):
+            with pytest.raises(ApiError, match="the answer is not JSON"):
+                await api.get("Pod", "a", "x")
+        for _ in range(2):
+            with pytest.raises(ApiError, match="gateway") as caught:
+                await api.get("Pod", "a", "x")
+            assert caught.value.status == 502
 
 
 async def test_width_bounds_what_is_under_way(server: Server) -> None:

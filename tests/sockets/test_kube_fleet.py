@@ -70,7 +70,9 @@ class Routers:
         return self.pod(number)
 
     def pod(self, number: int) -> Facts:
-        return facts(pod(number, status=pod(number)["status"] | {"podIP": f"127.0.0.{number}"}))
+        ports = [{"name": "http", "containerPort": 1}, {"name": "admin", "containerPort": self.port}]
+        made = pod(number, status=pod(number)["status"] | {"podIP": f"127.0.0.{number}"})
+        return facts(made | {"spec": {"containers": [{"name": "main"}, {"name": "sidecar", "ports": ports}]}})
 
     async def close(self) -> None:
         for runner in self._runners:
@@ -94,11 +96,11 @@ async def ask(fleets: Fleets, routers: Routers, route: list[Facts], learn: list[
               picture: object = None) -> Told:
     """What is known once the answers are there, also those that nobody waits for."""
     routers.asked.clear()
-    told = await fleets.ask(route, learn, routers.port, lambda pod: KEY, now, limit=limit, picture=hash(picture))
+    told = await fleets.ask(route, learn, lambda pod: KEY, now, limit=limit, picture=hash(picture))
     if fleets._later is None:
         return told
     await fleets._later
-    return await fleets.ask(route, learn, routers.port, lambda pod: KEY, now, limit=limit, picture=hash(picture))
+    return await fleets.ask(route, learn, lambda pod: KEY, now, limit=limit, picture=hash(picture))
 
 
 async def test_one_settled_router_tells_for_all(routers: Routers, fleets: Fleets) -> None:
@@ -150,7 +152,7 @@ async def test_while_nothing_is_under_way_nobody_waits_for_an_answer(routers: Ro
     one = await routers.start(11)
     first = await ask(fleets, routers, [one], [], 100.0)
     routers.says[11] = "slow"
-    calm = await fleets.ask([one], [], routers.port, lambda pod: KEY, 100.0 + EVERY_S, limit=9, picture=hash(None))
+    calm = await fleets.ask([one], [], lambda pod: KEY, 100.0 + EVERY_S, limit=9, picture=hash(None))
     assert calm == first, "the answer before counts until there is another one"
     assert not (await ask(fleets, routers, [one], [], 100.0 + 2 * EVERY_S)).settled, "silence counts once it lasts"
 
@@ -220,7 +222,7 @@ async def test_an_old_answer_is_not_believed_for_ever(routers: Routers, fleets: 
 
 async def test_pods_that_speak_the_other_scheme_still_are_asked(routers: Routers, fleets: Fleets) -> None:
     """While a service goes over to HTTPS, its older pods speak plain HTTP."""
-    told = await fleets.ask([await routers.start(11)], [], routers.port, lambda pod: KEY, 100.0, limit=9, tls=True)
+    told = await fleets.ask([await routers.start(11)], [], lambda pod: KEY, 100.0, limit=9, tls=True)
     assert told.fleet is not None
     assert routers.asked == [11]
 
@@ -231,7 +233,7 @@ async def test_calls_are_signed_and_carry_no_token(routers: Routers, fleets: Fle
 
 
 async def test_a_pod_whose_key_is_not_known_is_not_asked(routers: Routers, fleets: Fleets) -> None:
-    told = await fleets.ask([await routers.start(11)], [], routers.port, lambda pod: None, 100.0, limit=9)
+    told = await fleets.ask([await routers.start(11)], [], lambda pod: None, 100.0, limit=9)
     assert (told.fleet, routers.asked) == (None, [])
 
 
@@ -265,6 +267,19 @@ def instance(name: str, role: Role, fingerprint: str = "f-1") -> FleetInstance:
 async def test_everyone_is_asked_and_those_that_know_the_roster_are_believed(routers: Routers, fleets: Fleets) -> None:
     pods = [await routers.start(number, says) for number, says in
             ((11, "settled"), (12, "learning"), (13, "broken"), (14, "failing"), (15, "settled"))]
-    answers = await fleets.everyone([*pods, routers.pod(16)], routers.port, lambda pod: KEY)
+    answers = await fleets.everyone([*pods, routers.pod(16)], lambda pod: KEY)
     assert {uid: fleet.router for uid, fleet in answers.items()} == {pods[0].uid: "qwen-e11", pods[4].uid: "qwen-e15"}
     assert sorted(routers.asked) == [11, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize(("ports", "port"), [
+    ([{"name": "http", "containerPort": 10001}, {"name": "admin", "containerPort": 10002}], 10002),
+    ([{"name": "http", "containerPort": 10001}, {"name": "members", "containerPort": 30001}], 10001),
+    ([], 0),
+])
+def test_a_router_is_asked_where_its_container_says_and_one_of_the_release_before_where_clients_come(
+        ports: list[dict[str, object]], port: int) -> None:
+    for name, kind in (("sidecar", "initContainers"), ("router", "containers")):
+        others = [{"name": "main", "ports": [{"name": "admin", "containerPort": 1}]}]
+        spec = {"containers": others, kind: [*others, {"name": name, "ports": ports}]}
+        assert facts(pod(1) | {"spec": spec}).admin_port == port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import AsyncIterator
@@ -100,7 +101,8 @@ class Host:
         (self.instance.folder / f"{name}.ends").write_bytes(msgspec.json.encode(ends))
 
     def route(self) -> None:
-        config = SidecarConfig(ServiceName("qwen"), InstanceName("r"), "/k", "/r", router=RouterConfig(port=self.port))
+        router = RouterConfig(admin_port=self.port)
+        config = SidecarConfig(ServiceName("qwen"), InstanceName("r"), "/k", "/r", router=router)
         store.save(self.router.file, config)
         self.runs("router")
 
@@ -221,6 +223,16 @@ async def test_drains_are_asked_for_and_taken_back(host: Host) -> None:
     assert await agents.agent_status(host.instance.run_dir / "nowhere") is None
 
 
+async def test_a_router_of_a_release_without_an_admin_port_is_asked_where_clients_come(host: Host) -> None:
+    host.runs("engine", "agent")
+    host.route()
+    saved = json.loads(host.router.file.read_bytes())
+    saved["router"]["port"] = saved["router"].pop("admin_port")
+    host.router.file.write_text(json.dumps(saved))
+    host.fleet = {"service": "qwen", "router": "r", "uptime_s": 1, "settled": True, "instances": []}
+    assert (await host.look(1.0)).observed.fleet_known
+
+
 async def test_a_switch_lasts_until_agent_and_router_know_and_whoever_looks_sees_it(host: Host) -> None:
     """All that a supervisor needs to go on in the middle stands in the record and comes from agent and router."""
     record = msgspec.structs.replace(RECORD, role=Role.PREFILL, epoch=2, assigned=50.0)
@@ -230,13 +242,14 @@ async def test_a_switch_lasts_until_agent_and_router_know_and_whoever_looks_sees
     known: dict[str, object] = {
         "instance": NAME, "role": "decode", "epoch": 1, "state": "ready", "incarnation": "", "fingerprint": "f7",
         "http": [], "control": [], "model": "", "load": {}, "drained": False, "in_flight": 0, "beat_age_s": 0.1,
-        "cached": 7,
+        "cached": 7, "refused": [{"instance": "qwen-e9", "incarnation": "1", "reason": "why"}], "links": ["over tcp"],
     }
     host.fleet = {"service": "qwen", "router": "r", "uptime_s": 9.0, "settled": True, "instances": [known]}
     host.says = {"state": "ready", "role": "decode", "epoch": 1}
     seen = await host.see(60.0)
     assert (seen.role, seen.epoch, seen.switching, seen.assigned, seen.cached) == (Role.PREFILL, 2, True, 50.0, 7)
     assert seen.fingerprint == "f7", "by which Compatible is told"
+    assert (seen.refuses, seen.links) == ((("qwen-e9", "why"),), ("over tcp",)), "and what it is told with"
     assert host.instance.told() == Assignment(Role.PREFILL, 2, 50.0)
     await agents.assign(host.instance.run_dir, Assignment(Role.PREFILL, 2, 50.0))
     assert host.roles == [Assignment(Role.PREFILL, 2, 50.0)]

@@ -166,14 +166,14 @@ def documented() -> dict[str, tuple[str, ...]]:
 def test_the_process_is_shown_with_what_it_knows_of_itself() -> None:
     metrics = RouterMetrics(list)
     assert value(metrics, "xpyd_router_connections") == 0
-    one = Vitals(connections=3, refused={"unavailable": 2}, accept_errors=3, body_bytes=70)
+    one = Vitals(connections=3, refused={"unavailable": 2}, accept_errors=3, held={"bodies": 70})
     for seconds in (-1.0, 0.0005, 0.3, 99.0):
         one.lagged(seconds)
     metrics.vitals = lambda: one
     assert value(metrics, "xpyd_router_connections") == 3
     assert value(metrics, "xpyd_router_connections_refused_total", code="unavailable") == 2
     assert value(metrics, "xpyd_router_accept_errors_total") == 3
-    assert value(metrics, "xpyd_router_body_bytes") == 70
+    assert value(metrics, "xpyd_router_held_bytes", kind="bodies") == 70
     assert value(metrics, "xpyd_router_loop_lag_seconds_sum") == pytest.approx(99.3005)
     les = ("0.001", "0.25", "0.5", "10.0", "+Inf")
     assert [value(metrics, "xpyd_router_loop_lag_seconds_bucket", le=le) for le in les] == [2, 2, 3, 3, 4]
@@ -212,6 +212,7 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.count("membership_messages", "taken")
         metrics.count("probes", "healthy")
         metrics.count("roster_changes", "joined")
+        metrics.count("canaries", "answered")
         metrics.audited(P1.instance, D1.instance, "equal", 0.0)
         f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))
         f.context.roster.members()[0].load = Load(drafts=Drafts(1, 1, 1))

@@ -210,10 +210,10 @@ def test_an_engine_that_starts_again_in_its_pod_takes_its_drain_back(tmp_path: P
 
 
 def test_the_sidecar_ends_after_the_engine_and_says_when_its_router_is_ready() -> None:
-    sidecar = sidecar_of(pod_of(make(router={"ports": {"http": 9001, "members": 9002}})))
+    sidecar = sidecar_of(pod_of(make(router={"ports": {"http": 9001, "members": 9002, "admin": 9003}})))
     assert sidecar["restartPolicy"] == "Always"
-    assert sidecar["readinessProbe"]["httpGet"] == {"path": "/ready", "port": 9001}
-    assert [port["containerPort"] for port in sidecar["ports"]] == [9001, 9002]
+    assert sidecar["readinessProbe"]["httpGet"] == {"path": "/ready", "port": 9003}
+    assert [port["containerPort"] for port in sidecar["ports"]] == [9001, 9002, 9003]
     apart = sidecar_of(pod_of(make(router={"placement": "deployment"})))
     assert "readinessProbe" not in apart
     assert apart["startupProbe"]["exec"]["command"][-2:] == ["xpyd_sidecar.agent.ask", "status"]
@@ -426,7 +426,8 @@ def revision(role: Role = Role.DECODE, key: str = "k", **spec: Any) -> str:
         {"engine": {"image": "other:1"}},
         {"engine": {"args": ["--enforce-eager"]}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": SECRET}}]}},
-        {"kv": {"checksum": "none"}},
+        {"kv": {"checksum": "disabled"}},
+        {"kv": {"encryption": "enabled"}},
         {"decode": {"args": ["--max-num-seqs", "8"]}},
         {"decode": {"resources": {}}},
         {"decode": {"parallelism": {"device": "none"}}},
@@ -456,6 +457,7 @@ def test_what_a_pod_is_made_of_changes_its_revision(spec: dict[str, Any]) -> Non
         {"limits": {"maxInstances": 9}},
         {"networkPolicy": {"enabled": False}},
         {"router": {"maxSidecars": 3}},
+        {"kv": {"network": "trusted", "encryption": "disabled"}},
         {"decode": {"parallelism": {"device": "nvidia.com/gpu"}}},
         {"router": {"policy": "round_robin", "ports": {"http": 10001}, "maxBodySize": "32Mi"}},
         {"engine": {"image": "vllm/vllm-openai:v0.32.0", "args": []}, "decode": {"parallelism": {"tensor": 1}}},

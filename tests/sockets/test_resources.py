@@ -10,6 +10,7 @@ import pytest
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.resources import PER_REQUEST, RESERVE, Complaint, Lack, ours, raise_files, room, words
+from xpyd_sidecar.router.http.server import ADMIN_CONNECTIONS, REFUSED
 
 
 @pytest.mark.parametrize("number", sorted(resources.WORDS))
@@ -35,9 +36,13 @@ def test_what_is_allowed_fits_into_the_limit_of_files(files: int) -> None:
         assert RESERVE + found.connections + (PER_REQUEST - 1) * found.in_flight <= files
 
 
+def test_the_reserve_has_room_for_all_that_are_open_beside_clients_with_a_place() -> None:
+    assert RESERVE >= REFUSED + ADMIN_CONNECTIONS + REFUSED + 128
+
+
 def test_a_limit_that_is_high_enough_changes_nothing() -> None:
     assert room(65536, 16384, 4096) == resources.Room(16384, 4096)
-    assert room(1024, 16384, 4096) == resources.Room(480, 240)
+    assert room(1024, 16384, 4096) == resources.Room(352, 176)
 
 
 @pytest.mark.parametrize(("soft", "hard", "then"), [(64, 512, 512), (512, 512, 512)])

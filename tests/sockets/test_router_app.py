@@ -24,7 +24,8 @@ ADMIN = {"Authorization": f"Bearer {keys.admin_token(KEY)}"}
 
 
 def config(**settings: Any) -> SidecarConfig:
-    made: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "members_port": 0, "heartbeat_s": 0.1, "resolve_s": 0.0}
+    made: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "members_port": 0, "admin_port": 0,
+                            "heartbeat_s": 0.1, "resolve_s": 0.0}
     return SidecarConfig(service=ServiceName("test"), instance=InstanceName("r0"), key_file="", run_dir="",
                          router=RouterConfig(**(made | settings)))
 
@@ -39,10 +40,10 @@ async def test_agents_make_a_router_ready_and_a_goodbye_makes_it_unready() -> No
             ack = await agent.say(beat("d0", Role.DECODE, d.address, seq=7))
             assert (ack.seq, ack.router, ack.refused) == (7, "r0", "")
             await agent.say(beat("p0", Role.PREFILL, p.address))
-            await f.wait(lambda: f.router.paths.not_ready() == "", "a settled router")
+            await f.wait(lambda: f.router.probes.not_ready() == "", "a settled router")
             assert (await f.get("/ready")).status == 200
             assert (await f.complete(stream=True)).text == "t0 t1 t2 "
-            shown = msgspec.json.decode((await f.get("/fleet", headers=ADMIN)).body, type=Fleet)
+            shown = msgspec.json.decode((await f.ask("/fleet", headers=ADMIN)).body, type=Fleet)
             assert [(i.instance, i.role) for i in shown.instances] == [("d0", Role.DECODE), ("p0", Role.PREFILL)]
             assert (shown.settled, shown.requests_total, shown.requests_failed) == (True, 1, 0)
             await agent.say(bye("d0"))
@@ -74,7 +75,7 @@ async def test_a_stopping_router_ends_its_streams_and_takes_no_new_connections()
         await f.wait(lambda: bool(f.d[0].seen), "the stream")
         stopping = asyncio.create_task(f.router.stop())
         assert await idle_reader.read() == b"", "an idle connection is closed at once"
-        assert f.router.paths.not_ready() == "the router is stopping"
+        assert f.router.probes.not_ready() == "the router is stopping"
         await f.wait(lambda: f.router.server.listening is False, "the end of listening")
         with pytest.raises(ConnectionRefusedError):
             await f.connect()
@@ -88,7 +89,7 @@ async def test_a_stopping_router_ends_its_streams_and_takes_no_new_connections()
 async def test_while_it_still_listens_a_stopping_router_serves_and_says_close() -> None:
     async with fleet(listen_on_s=60.0) as f:
         stopping = asyncio.create_task(f.router.stop())
-        await f.wait(lambda: f.router.paths.not_ready() == "the router is stopping", "it to be told")
+        await f.wait(lambda: f.router.probes.not_ready() == "the router is stopping", "it to be told")
         assert (await f.get("/ready")).status == 503
         answer = await f.complete()
         assert (answer.status, answer.headers["connection"]) == (200, "close")
@@ -139,9 +140,10 @@ async def test_run_router_runs_until_told_to_stop() -> None:
 
 
 async def test_a_cancelled_router_lets_go_of_everything() -> None:
-    port, members_port = free_port(), free_port()
+    port, members_port, admin_port = free_port(), free_port(), free_port()
     for _ in range(2):
-        task = asyncio.create_task(run_router(config(port=port, members_port=members_port), KEY, asyncio.Event()))
+        made = config(port=port, members_port=members_port, admin_port=admin_port)
+        task = asyncio.create_task(run_router(made, KEY, asyncio.Event()))
         _, writer = await opened(port)
         writer.transport.abort()
         task.cancel()

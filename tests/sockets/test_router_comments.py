@@ -105,7 +105,7 @@ async def test_decode_dies_after_a_comment_and_another_answers_a_sampled_request
 
     async def engine(body: bytes, writer: asyncio.StreamWriter) -> bool:
         nonlocal asked
-        asked += 1
+        asked += b'"canary"' not in body  # those are the router's own
         writer.write(HEAD + chunk(COMMENT))
         await asyncio.sleep(0.05)
         if stays:

@@ -95,7 +95,7 @@ def engine_of(f: RouterFleet, name: str) -> ScriptedEngine:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("api", ["completions", "chat"])
 async def test_a_stream_goes_on_elsewhere(api: Api, way: str, death: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.router.serving.request.STREAM_STALL_S", 0.1)
+    monkeypatch.setattr("xpyd_sidecar.router.serving.attempts.STREAM_STALL_S", 0.1)
     async with failing(api, DEATHS[death]) as (f, line, kills, records):
         body = asked(line, **WAYS[way], **USAGE)
         check(await f.post(PATHS[api], body), line, body)

@@ -28,7 +28,7 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 LINE = made_line("completions", random.Random(5))
 CROWD = 350
 """Streams of two seconds, all at once: they take three files each."""
-FEW, MANY = 512, 4096
+FEW, MANY = 704, 4096
 pytestmark = pytest.mark.unsanitized  # clients and engines would take a minute there, and what is tested is no C
 BEAT_S = 5.0
 """Clients and engines share the loop of this test, which is late with beats while it serves a crowd."""
@@ -42,8 +42,8 @@ async def process(folder: Path, limits: tuple[int, int], engines: list[ScriptedE
     keys.write(key_file, KEY)
     config_file.write_bytes(msgspec.json.encode(SidecarConfig(
         service=SERVICE, instance=InstanceName("r0"), key_file=str(key_file), run_dir=str(folder), log_format="text",
-        router=RouterConfig(host="127.0.0.1", port=port, members_port=members_port, heartbeat_s=BEAT_S, resolve_s=0.5,
-                            queue_size=0))))
+        router=RouterConfig(host="127.0.0.1", port=port, members_port=members_port, admin_port=free_port(),
+                            heartbeat_s=BEAT_S, resolve_s=0.5, queue_size=0))))
     with log.open("wb") as file:
         router = await asyncio.create_subprocess_exec(
             "prlimit", f"--nofile={limits[0]}:{limits[1]}", sys.executable, "-m", "xpyd_sidecar", "--config",

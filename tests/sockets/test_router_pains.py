@@ -1,6 +1,6 @@
 """What users of other routers have reported, each by its symptom: none of it happens here.
 
-Discovery's own symptoms are in ``test_router_discovery_pains``; those of the KV transfer in the tests of ``kv``.
+Discovery's own symptoms are in the tests of membership; those of the KV transfer in the tests of ``kv``.
 """
 
 from __future__ import annotations

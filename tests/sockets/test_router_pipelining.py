@@ -10,6 +10,7 @@ from http_site import Echo, Site, site
 from router_fleet import read_answer, request_bytes
 
 from xpyd_sidecar.router.http import connection as co
+from xpyd_sidecar.router.http import pipeline
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 
 LOOPS = ("asyncio", "uvloop")
@@ -82,7 +83,7 @@ async def test_pipelined_answers_wait_for_a_client_that_reads_and_then_all_come(
         assert connection._transport is not None
         assert 0 < connection._transport.get_write_buffer_size() <= HELD
         assert answered < many // 2
-        assert len(connection._queue) <= co.MAX_QUEUED + co.SLICE // len(GET) + 1, "what one slice of a read holds"
+        assert len(connection._queue) <= pipeline.MAX_QUEUED + co.SLICE // len(GET) + 1, "what one slice of a read holds"
         async with asyncio.timeout(60):
             for _ in range(many):
                 answer = await read_answer(reader)

@@ -92,7 +92,8 @@ async def test_a_router_that_was_stopped_beyond_every_deadline_fails_no_request(
     config = SidecarConfig(
         service=SERVICE, instance=InstanceName("r0"), key_file=str(tmp_path / "key"), run_dir=str(tmp_path),
         router=RouterConfig(
-            host="127.0.0.1", port=port, members_port=members, heartbeat_s=0.2, resolve_s=0.2, on_no_prefill="reject",
+            host="127.0.0.1", port=port, members_port=members, admin_port=free_port(), heartbeat_s=0.2,
+            resolve_s=0.2, on_no_prefill="reject",
             policy="round_robin", max_per_instance=1, pair_timeout_s=DEADLINE_S, request_timeout_s=DEADLINE_S,
             queue_timeout_s=DEADLINE_S, receive_timeout_s=DEADLINE_S))
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))

@@ -1,338 +1,252 @@
-"""Decode's I/O thread against a real sender: bytes in place, faults named, nothing waited for beyond its time."""
+"""Decode's sessions over real sockets: faults are named, nothing is waited for beyond its time, and the next goes on."""
 
 from __future__ import annotations
 
-import os
-import random
 import selectors
+import socket
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
-from kv_ranks import REGIONS, TIMEOUT_S, DecodeRank, PrefillRank, content, key, push, until
+from files import no_files
+from manifest_ranks import At, Behind, DecodeRank, PrefillRank, key, wait_until
 from running_threads import running, until_none_runs
 from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
-from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.frames import FrameKind, Header
+from xpyd_sidecar.kv import wire as kv_wire
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.session import endpoint
-from xpyd_sidecar.transport import moves
-from xpyd_sidecar.transport.tcp.frame_reader import FrameReader
+from xpyd_sidecar.kv.receiving import Cancel, Confirm
+from xpyd_sidecar.kv.session_keys import stripe_name
+from xpyd_sidecar.kv.wire import FrameKind
+from xpyd_sidecar.session import decode_session
+from xpyd_sidecar.transport.shm.fetch import ShmFetchLink
+from xpyd_sidecar.transport.tcp.pool import STRIPES
+
+IDS = (9, 3, 4, 5, 30, 31)
+TIMEOUT_S = 1.5
+"""Of tests that wait for somebody's silence."""
 
 
-def test_missing_blocks_arrive_in_their_places_and_prefill_hears_of_it() -> None:
-    with PrefillRank() as p, DecodeRank() as d:
-        push(p, count=2)
-        d.load("r", key(), p, first=1, count=3)
-        push(p, first=2, count=2)
-        assert d.wait_outcomes() == [Outcome.OK]
-        assert d.cache == {(region, 100 + n): content(region, n) for region in range(REGIONS) for n in (1, 2, 3)}
-        (report,) = p.wait_reports()
-        assert (report.outcome, report.size) == (Outcome.OK, REGIONS * 3 * 1000)
-        assert p.sender.store.used == 0
+def behind(p: PrefillRank) -> Wire:
+    return Wire(split_host_port(p.publisher.address)[1])
 
 
-def test_ready_may_come_before_anything_is_computed() -> None:
-    with PrefillRank() as p, DecodeRank() as d:
-        d.load("r", key(), p, first=0, count=4)
-        time.sleep(0.1)
-        push(p)
-        assert d.wait_outcomes() == [Outcome.OK]
+def through(p: PrefillRank, wire: Wire) -> Behind:
+    return Behind(p, port=wire.port)
 
 
-def test_one_connection_serves_many_loads_and_lives_through_idle_times() -> None:
-    with PrefillRank(timeout_s=TIMEOUT_S) as p, DecodeRank(timeout_s=TIMEOUT_S) as d:
-        for at, letter in enumerate("abc"):
-            push(p, letter)
-            d.load(letter, key(letter), p, first=0, count=4)
-            d.wait_outcomes(at + 1)
-            time.sleep(TIMEOUT_S * 1.2 if letter == "a" else 0)
-        assert d.wait_outcomes(3) == [Outcome.OK] * 3
+def elsewhere(count: int) -> tuple[int, ...]:
+    """Blocks that no other try of the test has."""
+    return tuple(range(40, 40 + count))
+
+
+def on_loop(rank: DecodeRank | PrefillRank, call: Callable[[], object]) -> None:
+    """Have a call made on a rank's thread, and wait for it."""
+    over = threading.Event()
+    loop = (rank.receiver if isinstance(rank, DecodeRank) else rank.publisher)._loop
+    loop.post(lambda: [call(), over.set()])  # type: ignore[func-returns-value]
+    assert over.wait(20)
+
+
+def test_one_session_serves_many_tries_and_lives_through_idle_times() -> None:
+    with PrefillRank(timeout_s=TIMEOUT_S) as p, DecodeRank(timeout_s=TIMEOUT_S, transport="tcp") as d:
+        for number in range(3):
+            p.compute(key(number), 0, 6)
+            d.want(key(number), p, IDS)
+            d.whole(key(number), 0, IDS)
+            d.receiver.carry_out(Confirm(key(number), 0, 1))
+            time.sleep(TIMEOUT_S * 1.2 if not number else 0)
+        assert len(d.receiver._numbers) == 1
+        assert [one.outcome for one in p.reported(3)] == [Outcome.OK] * 3
 
 
 def test_a_session_without_work_is_ended_by_decode_which_may_ask_over_it_in_that_moment() -> None:
     with PrefillRank() as p, DecodeRank() as d:
-        push(p)
-        d.load("r", key(), p, first=0, count=4)
-        assert d.wait_outcomes() == [Outcome.OK]
-        p.wait_reports()
-        later, looked = time.monotonic() + endpoint.IDLE_S + 1, threading.Event()
-        p.sender._loop.post(lambda: p.sender._tick(later))
-        p.sender._loop.post(looked.set)
-        assert looked.wait(10)
-        assert len(p.sender._peers) == 1
-        d.receiver._loop.post(lambda: d.receiver._tick(later))
-        d.wait(lambda: not p.sender._peers)
-
-
-def test_large_blocks_with_two_chunks_of_staging_only_slow_it_down() -> None:
-    size = 1 << 20
-    with PrefillRank(keep_bytes=64 << 20, block=size) as p, DecodeRank(chunks=2, block=size) as d:
-        blocks = [os.urandom(size) for _ in range(12)]
-        for region in range(REGIONS):
-            p.copy(key(), region, 0, blocks)
-        d.load("r", key(), p, first=0, count=12)
-        until(lambda: len(d.receiver.inbox) == 2)
-        time.sleep(0.3)
-        assert len(d.receiver.inbox) == 2  # the rest waits in the kernel and at prefill
-        assert d.wait_outcomes() == [Outcome.OK]
-        assert d.cache == {(region, 100 + n): blocks[n] for region in range(REGIONS) for n in range(12)}
-
-
-def test_a_stuck_engine_thread_is_not_mistaken_for_a_dead_peer() -> None:
-    size = 1 << 20
-    with (PrefillRank(keep_bytes=64 << 20, block=size, timeout_s=TIMEOUT_S) as p,
-          DecodeRank(chunks=2, block=size, timeout_s=TIMEOUT_S) as d):
-        for region in range(REGIONS):
-            p.copy(key(), region, 0, [os.urandom(size) for _ in range(8)])
-        d.load("r", key(), p, first=0, count=8)
-        time.sleep(2.5 * TIMEOUT_S)  # no poll: staging is full, nothing is read
-        assert d.wait_outcomes() == [Outcome.OK]
-
-
-def test_a_frame_of_a_load_that_was_given_up_keeps_no_memory_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connection may have nothing to bring for minutes."""
-    real, comes, is_given_up = FrameReader._receive, threading.Event(), threading.Event()
-
-    def given_up(self: FrameReader, beside: bool) -> tuple[int, bytes]:
-        if self._header is not None and self._header.kind is FrameKind.DATA and not is_given_up.is_set():
-            comes.set()
-            assert is_given_up.wait(30)
-            raise BlockingIOError  # the rest of the frame comes later
-        return real(self, beside)
-
-    monkeypatch.setattr(FrameReader, "_receive", given_up)
-    with PrefillRank() as p, PrefillRank() as other, DecodeRank(chunks=1) as d:
-        d.load("r", key("a"), p, first=0, count=4)
-        time.sleep(0.2)
-        push(p, "a")
-        assert comes.wait(30)
-        d.abandon("r")  # by this thread, to which the machine belongs
-        is_given_up.set()
-        assert d.wait_outcomes() == [Outcome.ABORTED]
-        monkeypatch.undo()
-        push(other, "b")
-        d.load("s", key("b"), other, first=0, count=4)
-        assert d.wait_outcomes(2) == [Outcome.ABORTED, Outcome.OK]
+        p.compute(key(), 0, 6)
+        d.want(key(), p, IDS)
+        d.whole(key(), 0, IDS)
+        d.receiver.carry_out(Confirm(key(), 0, 1))
+        p.reported()
+        later = time.monotonic() + decode_session.IDLE_S + 1
+        on_loop(p, lambda: p.publisher._tick(later))
+        assert len(p.publisher._sessions) == 1
+        on_loop(d, lambda: d.receiver._tick(later))
+        wait_until(lambda: not p.publisher._sessions)
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_a_side_that_was_held_up_itself_does_not_call_its_peer_late_with_its_greeting(side: str) -> None:
-    hasty = {"timeout_s": TIMEOUT_S}
-    with PrefillRank(**(hasty if side == "prefill" else {})) as p, DecodeRank(**(hasty if side == "decode" else {})) as d:
-        push(p)
-        held, watched = threading.Event(), threading.Event()
+    slow = {"timeout_s": TIMEOUT_S}
+    with PrefillRank(**(slow if side == "prefill" else {})) as p, DecodeRank(**(slow if side == "decode" else {})) as d:
+        p.compute(key(), 0, 6)
+        held = threading.Event()
         if side == "prefill":
-            accept = p.sender._accept
+            accept = p.publisher._accept
 
             def accepted(events: int) -> None:
                 accept(events)
                 time.sleep(1.5 * TIMEOUT_S)
                 held.set()
 
-            p.sender._loop.post(lambda: p.sender._loop.watch(p.sender._listener, selectors.EVENT_READ, accepted))
-            p.sender._loop.post(watched.set)
-            assert watched.wait(30)  # one look may find both that call and the connection
-        d.load("r", key(), p, first=0, count=4)
+            on_loop(p, lambda: p.publisher._loop.watch(p.publisher._listener, selectors.EVENT_READ, accepted))
+        d.want(key(), p, IDS)
         if side == "decode":
-            d.receiver._loop.post(lambda: held.set() or time.sleep(1.5 * TIMEOUT_S))  # type: ignore[func-returns-value]
-        assert d.wait_outcomes() == [Outcome.OK]
+            d.receiver._loop.post(lambda: [held.set(), time.sleep(1.5 * TIMEOUT_S)])  # type: ignore[func-returns-value]
+        d.whole(key(), 0, IDS)
         assert held.is_set()
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_a_peer_without_the_key_is_refused_on_either_side(side: str, caplog: pytest.LogCaptureFixture) -> None:
-    other = bytes(32)
-    with (PrefillRank(data_key=other if side == "prefill" else bytes(range(32))) as p,
-          DecodeRank(data_key=other if side == "decode" else bytes(range(32))) as d):
-        push(p)
-        d.load("r", key(), p, first=0, count=4)
-        assert d.wait_outcomes() == [Outcome.AUTH]
-        assert d.cache == {}
+    keys = {name: {"data_key": bytes(32)} if name == side else {} for name in ("prefill", "decode")}
+    with PrefillRank(**keys["prefill"]) as p, DecodeRank(**keys["decode"]) as d:  # type: ignore[arg-type]
+        p.compute(key(), 0, 6)
+        d.want(key(), p, IDS)
+        assert d.broken_off() == [Outcome.AUTH]
+        assert d.broken[0].final
+        assert not any(cache.any() for cache in d.caches)
     assert "does not hold the service key" in caplog.text
+
+
+@pytest.mark.parametrize("cover", [True, False])
+def test_bytes_that_were_ruined_on_their_way_are_noticed_only_with_sums_and_the_next_try_is_whole(cover: bool) -> None:
+    with PrefillRank() as p, DecodeRank(cover=cover, transport="tcp") as d, behind(p) as wire:
+        wire.corrupt = 1
+        p.compute(key(), 0, 6)
+        d.want(key(), through(p, wire), IDS)
+        if not cover:
+            wait_until(lambda: d.has(key(), 0, 6))
+            assert not d.right(key(), 0, IDS)
+            return
+        assert d.broken_off() == [Outcome.CHECKSUM]
+        assert d.broken[0].final
+        d.broken.clear()
+        p.compute(key(2), 0, 6)
+        d.want(key(2), through(p, wire), IDS)
+        d.whole(key(2), 0, IDS)
+
+
+@pytest.mark.parametrize(("what", "at"), [("ruin_piece", 0), ("ruin_piece", 4), ("ruin_piece", 8), ("ruin_header", 0),
+                                          ("ruin_header", 4), ("ruin_header", 8)])
+def test_a_header_that_was_ruined_on_its_way_ends_the_session_by_name_and_not_the_next(what: str, at: int) -> None:
+    """Of a piece: the number of its fetch, its own, its length. Of a frame: that it is one, its version, its length."""
+    with PrefillRank() as p, DecodeRank(transport="tcp") as d, behind(p) as wire:
+        p.compute(key(), 0, 6)
+        d.want(key(), through(p, wire), IDS)
+        d.whole(key(), 0, IDS)
+        d.receiver.carry_out(Confirm(key(), 0, 1))
+        p.reported()
+        wire.ruin_at = at
+        setattr(wire, what, 1)
+        p.compute(key(2), 0, 6)
+        d.want(key(2), through(p, wire), elsewhere(6))
+        assert d.broken_off() == [Outcome.PROTOCOL]
+        d.broken.clear()
+        p.compute(key(3), 0, 6)
+        d.want(key(3), through(p, wire), IDS)
+        d.whole(key(3), 0, IDS)
+
+
+def test_half_a_piece_is_no_piece_and_the_rest_comes_by_another_session() -> None:
+    with PrefillRank() as p, DecodeRank(transport="tcp") as d, behind(p) as wire:
+        wire.half = 1
+        p.compute(key(), 0, 6, layers=1)
+        d.want(key(), through(p, wire), IDS)
+        d.whole(key(), 0, IDS)
+        wait_until(lambda: p.store.used == 0)
+
+
+def test_a_session_that_breaks_goes_on_once_and_once_more_only_after_something_has_come() -> None:
+    with PrefillRank() as p, DecodeRank(transport="tcp") as d, behind(p) as wire:
+        d.want(key(), through(p, wire), IDS)
+        wait_until(lambda: p.publisher._by_life)
+        p.compute(key(), 0, 2)
+        wait_until(lambda: d.has(key(), 0, 2))
+        for first in (2, 4):
+            (life,) = p.publisher._by_life.values()
+            wire.cut()
+            wait_until(lambda life=life: [one for one in p.publisher._by_life.values() if one is not life])
+            p.compute(key(), first, 2)
+            wait_until(lambda first=first: d.has(key(), first, 2))
+        assert d.outcomes() == []
+        d.receiver.carry_out(Confirm(key(), 0, 1))
+        p.reported()
+        wire.hold.set()
+        d.want(key(2), through(p, wire), elsewhere(2))
+        for ends in (4, 2):  # with a data connection; without one, since nothing comes through
+            wait_until(lambda ends=ends: len(wire._ends) >= ends)
+            wire.cut()
+        assert d.broken_off() == [Outcome.PEER_LOST]
+        assert d.broken[0].key == key(2)
+        assert not d.broken[0].final
+
+
+def test_a_silent_peer_is_given_up_and_delays_no_other() -> None:
+    with PrefillRank() as p, PrefillRank() as q, DecodeRank(timeout_s=TIMEOUT_S) as d, behind(p) as wire:
+        wire.hold.set()
+        p.compute(key(), 0, 6)
+        q.compute(key(2), 0, 6)
+        began = time.monotonic()
+        d.want(key(), through(p, wire), elsewhere(6))
+        d.want(key(2), q, IDS)
+        d.whole(key(2), 0, IDS)
+        assert d.broken_off() == [Outcome.PEER_LOST]
+        assert TIMEOUT_S <= time.monotonic() - began < 20 * TIMEOUT_S
+
+
+def test_one_that_falls_silent_in_the_middle_is_given_up_too() -> None:
+    with PrefillRank() as p, DecodeRank(timeout_s=TIMEOUT_S, transport="tcp") as d, behind(p) as wire:
+        d.want(key(), through(p, wire), IDS)
+        p.compute(key(), 0, 2)
+        wait_until(lambda: d.has(key(), 0, 2))
+        wire.hold.set()
+        p.compute(key(), 2, 4)
+        assert d.broken_off() == [Outcome.PEER_LOST]
+        assert f"silent for {TIMEOUT_S} s" in d.broken[0].reason or "no connection within" in d.broken[0].reason
+
+
+def test_a_fetch_that_takes_longer_than_prefill_waits_for_a_word_goes_on() -> None:
+    hasty = {"timeout_s": TIMEOUT_S}
+    with PrefillRank(send_s=1.0, **hasty) as p, DecodeRank(transport="tcp", **hasty) as d, behind(p) as wire:
+        wire.slow_piece_s = 0.9
+        p.compute(key(), 0, 6)
+        d.want(key(), through(p, wire), IDS)
+        d.whole(key(), 0, IDS)
+        assert p.publisher.take_reports() == []
+
+
+def test_nobody_listens() -> None:
+    with PrefillRank() as p, DecodeRank() as d:
+        d.want(key(), Behind(p, port=1), IDS)
+        assert d.broken_off() == [Outcome.PEER_LOST]
+        assert "refused" in d.broken[0].reason
+
+
+@pytest.mark.parametrize("address", ["prefill.example:1", "127.0.0.1", "127.0.0.1:0"])
+def test_an_address_that_cannot_be_used_breaks_the_try_with_it(address: str) -> None:
+    with PrefillRank() as p, DecodeRank() as d:
+        d.want(key(), At(HostPort(address), p.me.incarnation), IDS)
+        assert d.broken_off() == [Outcome.PEER_LOST]
+        assert address in d.broken[0].reason
 
 
 def test_another_life_of_prefill_is_refused() -> None:
     with PrefillRank() as p, DecodeRank() as d:
-        push(p)
-        d.load("r", key(), p, first=0, count=4, life=Incarnation("9" * 32))
-        assert d.wait_outcomes() == [Outcome.INCARNATION]
+        p.compute(key(), 0, 6)
+        d.want(key(), Behind(p, life=Incarnation("9" * 32)), IDS)
+        assert d.broken_off() == [Outcome.INCARNATION]
+        assert p.store.used
 
 
-@pytest.mark.parametrize("cover", [True, False])
-def test_a_corrupted_payload_is_noticed_only_with_checksums(cover: bool) -> None:
-    with PrefillRank(cover=cover) as p, DecodeRank(cover=cover) as d, Wire(split_host_port(p.address)[1]) as wire:
-        wire.corrupt = 1
-        push(p)
-        d.load("r", key(), HostPort(f"127.0.0.1:{wire.port}"), first=0, count=4)
-        assert d.wait_outcomes() == [Outcome.CHECKSUM if cover else Outcome.OK]
-        if not cover:
-            assert d.cache[0, 100] == bytes(1000)
-
-
-def drawn(region: int, n: int, size: int) -> bytes:
-    """As ``content``, for large blocks."""
-    return random.Random(region * 1000 + n).randbytes(size)
-
-
-@pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch) -> list[Header]:
-    """Frames, of 64 KiB, that were received in one call with the one before them."""
-    monkeypatch.setattr(frames, "DIRECT_BYTES", 64 << 10)
-    found: list[Header] = []
-    real = FrameReader._next
-
-    def following(self: FrameReader, raw: bytes) -> None:
-        real(self, raw)
-        found.append(frames.decode(raw))
-
-    monkeypatch.setattr(FrameReader, "_next", following)
-    return found
-
-
-@pytest.mark.parametrize("cover", [True, False], ids=["covered", "bare"])
-def test_frames_come_to_their_places_in_whatever_order_and_cut_prefill_sends_them(
-        cover: bool, followed: list[Header]) -> None:
-    """Chunks of any size, some before READY and some after: what decode expects to follow is right only now and then."""
-    draw = random.Random(7)
-    for turn in range(8):
-        block, count = draw.choice([1000, 5000, 30_000, 70_000]), draw.randrange(2, 30)
-        with (PrefillRank(keep_bytes=64 << 20, block=block, cover=cover) as p,
-              DecodeRank(block=block, cover=cover, direct=True) as d):
-            first = draw.randrange(2)
-            d.load("r", key(), p, first=first, count=count - first)
-            at = 0
-            while at < count:
-                many = min(draw.choice([1, 3, 40]), count - at)
-                for region in draw.sample(range(REGIONS), REGIONS):
-                    p.copy(key(), region, at, [drawn(region, at + n, block) for n in range(many)])
-                at += many
-                time.sleep(draw.choice([0, 0.01]))
-            assert d.wait_outcomes() == [Outcome.OK], turn
-            assert d.cache == {(region, 100 + n): drawn(region, n, block)
-                               for region in range(REGIONS) for n in range(first, count)}
-    assert followed or not moves.COMPILED
-
-
-@pytest.mark.parametrize(("fault", "outcome"), [
-    ("corrupt", Outcome.CHECKSUM), ("half", Outcome.PEER_LOST), (9, Outcome.CHECKSUM), (32, Outcome.CHECKSUM),
-    (50, Outcome.CHECKSUM), (60, Outcome.CHECKSUM)])
-def test_a_fault_in_a_frame_that_followed_ends_the_load_and_not_the_next(
-        fault: str | int, outcome: Outcome, followed: list[Header]) -> None:
-    block = 30_000
-    with (PrefillRank(keep_bytes=64 << 20, block=block) as p, DecodeRank(block=block, direct=True) as d,
-          Wire(split_host_port(p.address)[1]) as wire):
-        for at, name in enumerate("abc"):
-            for region in range(REGIONS):
-                p.copy(key(name), region, 0, [drawn(region, n, block) for n in range(12)])
-            if name == "b":
-                wire.spare = 5
-                wire.corrupt, wire.half = int(fault == "corrupt"), int(fault == "half")
-                wire.ruin_header, wire.ruin_at = int(isinstance(fault, int)), fault if isinstance(fault, int) else 0
-            d.load(name, key(name), HostPort(f"127.0.0.1:{wire.port}"), first=0, count=12)
-            d.wait_outcomes(at + 1)
-        assert [one.outcome for one in d.finished] == [Outcome.OK, outcome, Outcome.OK]
-        assert d.cache == {(region, 100 + n): drawn(region, n, block) for region in range(REGIONS) for n in range(12)}
-    assert followed or not moves.COMPILED
-
-
-def test_the_first_frame_is_expected_as_soon_as_it_was_asked_for(followed: list[Header]) -> None:
-    with PrefillRank(keep_bytes=64 << 20, block=30_000) as p, DecodeRank(block=30_000, direct=True) as d:
-        for at, name in enumerate("ab"):
-            d.load(name, key(name), p, first=0, count=4)
-            time.sleep(0.05)
-            for region in range(REGIONS):
-                p.copy(key(name), region, 0, [drawn(region, n, 30_000) for n in range(4)])
-            assert d.wait_outcomes(at + 1)[at] is Outcome.OK
-    if moves.COMPILED:
-        assert (key("b"), 0) in [(header.key, header.region) for header in followed]
-
-
-def test_decode_gets_checksums_when_it_alone_wants_them() -> None:
-    with PrefillRank(cover=False) as p, DecodeRank() as d, Wire(split_host_port(p.address)[1]) as wire:
-        wire.corrupt = 1
-        push(p)
-        d.load("r", key(), HostPort(f"127.0.0.1:{wire.port}"), first=0, count=4)
-        assert d.wait_outcomes() == [Outcome.CHECKSUM]
-
-
-def test_a_broken_connection_fails_the_load_after_the_grace_and_the_next_one_connects_anew() -> None:
-    with PrefillRank() as p, DecodeRank() as d, Wire(split_host_port(p.address)[1]) as wire:
-        place = HostPort(f"127.0.0.1:{wire.port}")
-        push(p, "b")
-        d.load("first", key("b"), place, first=0, count=4)
-        assert d.wait_outcomes() == [Outcome.OK]
-        wire.hold.set()
-        push(p)
-        d.load("r", key(), place, first=0, count=4)
-        until(lambda: key() in p.sender._sent)
-        wire.cut()
-        assert d.wait_outcomes(2)[1] is Outcome.PEER_LOST
-        assert [one.outcome for one in p.wait_reports(2)] == [Outcome.OK, Outcome.PEER_LOST]
-        wire.hold.clear()
-        push(p, "c")
-        d.load("s", key("c"), place, first=0, count=4)
-        assert d.wait_outcomes(3)[2] is Outcome.OK
-
-
-def test_a_silent_peer_is_given_up_and_delays_no_other() -> None:
-    with (PrefillRank() as p, PrefillRank() as q, DecodeRank(timeout_s=TIMEOUT_S) as d,
-          Wire(split_host_port(p.address)[1]) as wire):
-        wire.hold.set()
-        push(p)
-        began = time.monotonic()
-        d.load("stuck", key(), HostPort(f"127.0.0.1:{wire.port}"), first=0, count=4)
-        push(q, "b")
-        d.load("free", key("b"), q, first=0, count=4)
-        assert d.wait_outcomes() == [Outcome.OK]
-        assert d.wait_outcomes(2) == [Outcome.OK, Outcome.PEER_LOST]
-        assert TIMEOUT_S <= time.monotonic() - began < 20 * TIMEOUT_S
-
-
-def test_nobody_listens() -> None:
-    with DecodeRank() as d:
-        d.load("r", key(), HostPort("127.0.0.1:1"), first=0, count=4)
-        assert d.wait_outcomes() == [Outcome.PEER_LOST]
-        assert "refused" in d.finished[0].reason
-
-
-@pytest.mark.parametrize("address", ["prefill.example:1", "127.0.0.1", "127.0.0.1:0"])
-def test_an_address_that_cannot_be_used_fails_the_load(address: str) -> None:
-    with DecodeRank() as d:
-        d.load("r", key(), HostPort(address), first=0, count=4)
-        assert d.wait_outcomes() == [Outcome.PEER_LOST]
-        assert address in d.finished[0].reason
-
-
-def test_a_newer_try_replaces_one_in_progress_and_late_bytes_of_the_old_are_dropped() -> None:
-    with PrefillRank() as p, PrefillRank() as q, DecodeRank() as d, Wire(split_host_port(p.address)[1]) as wire:
-        wire.hold.set()
-        push(p)
-        d.load("r", key(), HostPort(f"127.0.0.1:{wire.port}"), first=0, count=4)
-        time.sleep(0.1)  # the wire shows nothing of prefill, also no greeting
-        for region in range(REGIONS):
-            q.copy(key(attempt=2), region, 0, [content(region, 50 + n) for n in range(4)])
-        d.load("r", key(attempt=2), q, first=0, count=4)
-        assert d.wait_outcomes() == [Outcome.OK]
-        wire.hold.clear()
-        time.sleep(0.2)
-        d.poll()
-        assert d.cache == {(region, 100 + n): content(region, 50 + n) for region in range(REGIONS) for n in range(4)}
-        assert p.wait_reports()[0].outcome is Outcome.STALE
-
-
-def test_after_an_abandoned_load_nothing_is_written() -> None:
+def test_a_load_for_which_there_is_no_file_fails_at_once_and_not_by_its_prefill() -> None:
     with PrefillRank() as p, DecodeRank() as d:
-        d.load("r", key(), p, first=0, count=4)
-        d.abandon("r")
-        push(p)
-        time.sleep(0.2)
-        d.poll()
-        assert d.cache == {}
-        assert p.wait_reports()[0].outcome is Outcome.ABORTED
-        until(lambda: p.sender.store.used == 0)
+        with no_files():
+            d.want(key(), p, IDS)
+            assert d.broken_off() == [Outcome.OVERFLOW]
+        assert d.broken[0].reason == "decode cannot connect: no file descriptors are left to this process"
+        assert d.broken[0].final
 
 
 def test_its_thread_ends() -> None:
@@ -341,10 +255,76 @@ def test_its_thread_ends() -> None:
     until_none_runs("xpyd-receiver")
 
 
-def test_a_frame_of_another_size_than_its_blocks_ends_the_link_and_reaches_no_cache() -> None:
+# --- whose blocks are written ---
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """The first read out of shared memory takes its time: that it has begun, and that it may go on."""
+    inside, go_on = threading.Event(), threading.Event()
+    real = ShmFetchLink._read
+
+    def read(self: ShmFetchLink, *args: object) -> None:
+        if not inside.is_set():
+            inside.set()
+            assert go_on.wait(20)
+        real(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ShmFetchLink, "_read", read)
+    return inside, go_on
+
+
+def test_a_load_is_settled_only_when_nobody_writes_into_its_blocks(slow: tuple[threading.Event, threading.Event]) -> None:
+    inside, go_on = slow
     with PrefillRank() as p, DecodeRank() as d:
-        p.copy(key(), 0, 0, [b"too short"])
-        d.load("r", key(), p, first=0, count=1)
-        assert d.wait_outcomes() == [Outcome.PROTOCOL]
-        assert "9 bytes for 1 blocks, not 1000" in d.finished[0].reason
-        assert not d.cache
+        p.compute(key(), 0, 6)
+        want = d.want(key(), p, IDS)
+        assert inside.wait(20)
+        d.receiver.close(want.request)
+        d.receiver.carry_out(Cancel(key(), 0, Outcome.ABORTED, "over"))
+        time.sleep(0.05)
+        assert not d.receiver.settled(want.request)
+        go_on.set()
+        wait_until(lambda: d.receiver.settled(want.request))
+        seen = [cache.copy() for cache in d.caches]
+        assert [one.outcome for one in p.reported()] == [Outcome.ABORTED]
+        assert all((cache == before).all() for cache, before in zip(d.caches, seen, strict=True))
+
+
+def test_a_newer_try_is_not_overwritten_by_an_older_one(slow: tuple[threading.Event, threading.Event]) -> None:
+    inside, go_on = slow
+    with PrefillRank() as p, PrefillRank(transport="tcp") as q, DecodeRank() as d:
+        newer = key(generation=2)
+        p.compute(key(), 0, 6)
+        d.want(key(), p, IDS)
+        assert inside.wait(20)
+        d.receiver.carry_out(Cancel(key(), 0, Outcome.STALE, "a newer try has taken its place"))
+        d.want(newer, q, IDS)
+        for first in (0, 3):
+            q.compute(newer, first, 3)
+        go_on.set()
+        d.whole(newer, 0, IDS)
+        assert [one.outcome for one in p.reported()] == [Outcome.STALE]
+        assert d.right(newer, 0, IDS)
+
+
+def test_a_stripe_that_names_nobody_is_closed_and_so_is_a_second_one_of_a_name_alone(
+        caplog: pytest.LogCaptureFixture) -> None:
+    with PrefillRank() as p, DecodeRank(transport="tcp") as d:
+        p.compute(key(), 0, 2)
+        d.want(key(), p, IDS)
+        wait_until(lambda: d.has(key(), 0, 2))
+        (mine,) = d.receiver._numbers.values()
+        assert mine.keys is not None
+        for name, words in ((b"n" * 32, "names no session of this rank"), (b"n", "names no session of this rank"),
+                            (stripe_name(mine.keys, STRIPES), "names no session of this rank"),
+                            (stripe_name(mine.keys, 0), "")):
+            caplog.clear()
+            with socket.create_connection(split_host_port(p.publisher.address), timeout=20) as stranger:
+                stranger.sendall(kv_wire.Wire().frame(FrameKind.NAME, name))
+                while stranger.recv(4096):
+                    pass
+            wait_until(lambda words=words: words in caplog.text)
+            wait_until(lambda: len(p.publisher._sessions) == 1)
+        assert mine.link.open
+        p.compute(key(), 2, 4)
+        d.whole(key(), 0, IDS)

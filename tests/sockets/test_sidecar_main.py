@@ -109,13 +109,13 @@ def test_an_agent_ends_with_0_at_sigterm(config: SidecarConfig, tmp_path: Path) 
     assert not (tmp_path / "run" / AGENT_SOCKET).exists()
 
 
-@pytest.mark.parametrize("field", ["port", "members_port"])
+@pytest.mark.parametrize("field", ["port", "members_port", "admin_port"])
 def test_a_taken_port_is_named_with_its_field(config: SidecarConfig, field: str, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        ports = {"port": free_port(), "members_port": free_port(), field: taken}
+        ports = {"port": free_port(), "members_port": free_port(), "admin_port": free_port(), field: taken}
         router = RouterConfig(host="127.0.0.1", **ports)
         assert run(msgspec.structs.replace(config, router=router, agent=None)) == 2
     err = capfd.readouterr().err
@@ -189,18 +189,19 @@ async def test_router_and_agent_in_one_process_find_each_other(config: SidecarCo
     (tmp_path / "run").mkdir()
     async with FakeEngine(tmp_path / "run") as engine:
         engine.write_record()
-        port, members = free_port(), free_port()
+        port, members, admin = free_port(), free_port(), free_port()
         assert config.agent is not None
         agent = msgspec.structs.replace(config.agent, engine=HostPort(engine.address), heartbeat_s=0.2, resolve_s=0.2,
                                         routers=(HostPort(f"127.0.0.1:{members}"),))
-        router = RouterConfig(host="127.0.0.1", port=port, members_port=members, heartbeat_s=0.2, resolve_s=0.2)
+        router = RouterConfig(host="127.0.0.1", port=port, members_port=members, admin_port=admin, heartbeat_s=0.2,
+                              resolve_s=0.2)
         both = msgspec.structs.replace(config, agent=agent, router=router)
         group = Group([sys.executable, "-m", "xpyd_sidecar", "--config-json", msgspec.json.encode(both).decode()],
                       log=tmp_path / "log", name="sidecar")
         try:
             await asyncio.to_thread(group.wait_until, lambda: answers(f"http://127.0.0.1:{port}/ready"), 60, "ready")
             token = keys.admin_token(keys.read(Path(config.key_file)))
-            text = await asyncio.to_thread(get, f"http://127.0.0.1:{port}/fleet", 5, {"Authorization": f"Bearer {token}"})
+            text = await asyncio.to_thread(get, f"http://127.0.0.1:{admin}/fleet", 5, {"Authorization": f"Bearer {token}"})
             [instance] = msgspec.json.decode(text, type=Fleet).instances
             assert (instance.instance, instance.state, instance.http) == ("test-e0", State.READY, ("10.0.0.7:8000",))
             assert await asyncio.to_thread(group.stop, 20) == 0, group.tail()

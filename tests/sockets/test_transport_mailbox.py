@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import resource
 import socket
 import time
 from array import array
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
-from kv_ranks import until
+from control_ends import wait_until
 from mailboxes import box_in, descriptor_in, files, secret_in
 
-from xpyd_sidecar.errors import ProtocolError
-from xpyd_sidecar.transport.link import Session
 from xpyd_sidecar.transport.shm import mailbox
 from xpyd_sidecar.transport.shm.mailbox import Mailbox, MailboxSender
-from xpyd_sidecar.transport.shm.prefill import HEAD_BYTES, SharedCopies
+from xpyd_sidecar.transport.shm.serve import SharedCopies
 
 NAME = b"n" * 32
-
-
-class Decode(Session):
-    peer = "d"
 
 
 @pytest.fixture
@@ -49,7 +41,7 @@ def test_a_descriptor_comes_to_its_mailbox(folder: Path | None, shared: SharedCo
     with box_in(folder) as box:
         sender = MailboxSender(box.name, folder)
         assert secret_in(box, mailbox.mark(sender.secret)) == sender.secret
-        sender.send(shared.name, shared.shown_fd)
+        sender.send(shared.name, shared.fd)
         fd = descriptor_in(box, shared.name)
         assert fd is not None
         assert os.fstat(fd).st_ino == os.fstat(shared.fd).st_ino
@@ -57,7 +49,7 @@ def test_a_descriptor_comes_to_its_mailbox(folder: Path | None, shared: SharedCo
         os.close(fd)
         assert descriptor_in(box, shared.name) is None
     with pytest.raises(ConnectionRefusedError):
-        sender.send(shared.name, shared.shown_fd)
+        sender.send(shared.name, shared.fd)
     sender.close()
     with pytest.raises(OSError, match=r"refused|No such file"):
         MailboxSender(box.name, folder)
@@ -78,45 +70,25 @@ def test_who_puts_a_socket_in_a_mailboxs_place_gets_no_descriptor(when: str, fol
 
         if when == "before the secret":
             steal()
-        link = shared.link(Decode(), box.name, folder)
-        shown = link.shown()
+        sender = MailboxSender(box.name, folder)
         if when == "before the secret":
-            assert mailbox.mark(thief.recv(100)) == shown.mark
+            assert thief.recv(100) == sender.secret
             if folder is not None:  # decode finds nothing, so it tells nothing
-                assert box.take(lambda letter: mailbox.mark(letter) == shown.mark) is None
-            link.close()
+                assert box.take(lambda letter: letter == sender.secret) is None
         else:
-            secret = secret_in(box, shown.mark)
+            assert secret_in(box, mailbox.mark(sender.secret)) == sender.secret
             steal()
             if folder is not None:
-                link.hand_over(secret)
+                sender.send(shared.name, shared.fd)
                 fd = descriptor_in(box, shared.name)
                 assert fd is not None, "it comes to whom the secret came to"
                 os.close(fd)
             else:
                 with pytest.raises(ConnectionRefusedError):
-                    link.hand_over(secret)
+                    sender.send(shared.name, shared.fd)
+        sender.close()
         with pytest.raises(BlockingIOError):
             thief.recvmsg(100, socket.CMSG_SPACE(4))
-
-
-def test_who_does_not_tell_the_secret_gets_no_descriptor(shared: SharedCopies) -> None:
-    with box_in(None) as box:
-        link = shared.link(Decode(), box.name, None)
-        for wrong in (b"", bytes(32), link.shown().mark):
-            with pytest.raises(ProtocolError, match="does not know what was sent"):
-                link.hand_over(wrong)
-        secret = secret_in(box, link.shown().mark)
-        assert descriptor_in(box, shared.name) is None
-        link.hand_over(secret)
-        with pytest.raises(OSError, match="Bad file"):
-            link.hand_over(secret)  # once
-        fd = descriptor_in(box, shared.name)
-        assert fd is not None
-        for change in (partial(os.pwrite, fd, b"x", HEAD_BYTES), partial(mmap.mmap, fd, shared.size)):
-            with pytest.raises(OSError, match=r"Bad file|Permission denied"):
-                change()
-        os.close(fd)
 
 
 def test_what_strangers_send_is_closed_and_does_not_stand_in_for_it(shared: SharedCopies) -> None:
@@ -130,7 +102,7 @@ def test_what_strangers_send_is_closed_and_does_not_stand_in_for_it(shared: Shar
         sender = MailboxSender(box.name, None)
         assert secret_in(box, mailbox.mark(sender.secret)) == sender.secret
         sock.sendmsg([b"x" * 5000], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, many)], 0, at)
-        sender.send(shared.name, shared.shown_fd)
+        sender.send(shared.name, shared.fd)
         sender.send(shared.name, stranger)  # later than the right one
         sender.close()
         fd = descriptor_in(box, shared.name)
@@ -138,10 +110,10 @@ def test_what_strangers_send_is_closed_and_does_not_stand_in_for_it(shared: Shar
         assert os.fstat(fd).st_ino == os.fstat(shared.fd).st_ino
         os.close(fd)
     os.close(stranger)
-    until(lambda: files() <= before)  # threads of other tests may have some for a moment
+    wait_until(lambda: files() <= before)  # threads of other tests may have some for a moment
 
 
-def test_a_full_mailbox_is_told_at_once(shared: SharedCopies) -> None:
+def test_a_full_mailbox_is_told_at_once() -> None:
     with box_in(None) as box:
         def fill() -> None:
             for _ in range(10_000):
@@ -150,10 +122,7 @@ def test_a_full_mailbox_is_told_at_once(shared: SharedCopies) -> None:
         with pytest.raises(BlockingIOError):
             fill()
         assert box.take(lambda letter: letter == NAME) is None
-        free = shared.tickets._free.copy()
-        link = shared.link(Decode(), box.name, None)
-        link.close()
-        assert sorted(shared.tickets._free) == sorted(free)
+        MailboxSender(box.name, None).close()
 
 
 @pytest.mark.parametrize("name", ["", "@", "x", "@x", "/etc/passwd", f"{mailbox.PREFIX}../../etc",
@@ -208,7 +177,7 @@ def test_a_mailbox_in_whose_place_is_something_else_is_closed_all_the_same(tmp_p
     (tmp_path / box.name).mkdir()
     box.close()
     box.close()
-    until(lambda: files() <= before)  # threads of other tests may have some for a moment
+    wait_until(lambda: files() <= before)  # threads of other tests may have some for a moment
 
 
 def test_a_mailbox_that_cannot_be_bound_leaves_no_file(tmp_path: Path) -> None:
@@ -224,4 +193,4 @@ def test_a_mailbox_that_cannot_be_bound_leaves_no_file(tmp_path: Path) -> None:
             Mailbox(None)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    until(lambda: files() <= before)  # threads of other tests may have some for a moment
+    wait_until(lambda: files() <= before)  # threads of other tests may have some for a moment

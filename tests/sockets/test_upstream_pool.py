@@ -28,7 +28,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def ask(pool: EnginePool, address: HostPort, request: bytes, sink: Any, events: EventStream | None = None) -> UpstreamCall:
     """Send a request."""
     call = UpstreamCall(pool, address, sink, events)
-    pool.send(call, request)
+    pool.send(call, lambda: request)
     return call
 
 

@@ -91,7 +91,13 @@ MALFORMED: dict[str, Bad] = {
     "argument too long": bad("spec.engine.args[0]", "at most 2048", args("--" + "x" * 2048)),
     "unquoted off": bad("spec.planner.mode", "is read as false by YAML; write disabled", planner={"mode": False}),
     "unquoted dpStepSync off": bad("spec.engine.dpStepSync", "write disabled", {"spec.engine.dpStepSync": False}),
-    "unquoted none": bad("spec.kv.checksum", "write none", kv={"checksum": False}),
+    "unquoted off of a checksum": bad("spec.kv.checksum", "write disabled", kv={"checksum": False}),
+    "unquoted on of encryption": bad("spec.kv.encryption", "must be one of disabled, enabled", kv={"encryption": True}),
+    "unquoted off of encryption": bad("spec.kv.encryption", "write disabled", kv={"encryption": False}),
+    "encryption by rdma": bad(
+        "spec.kv.encryption", "rdma does not encrypt", kv={"transport": "rdma", "encryption": "enabled"}),
+    "encryption by nccl": bad(
+        "spec.kv.encryption", "nccl does not encrypt", kv={"transport": "nccl", "encryption": "enabled"}),
     "a word in a third spelling": bad("spec.router.placement", "did you mean sidecar?", router={"placement": "SIDECAR"}),
     "a word of before, misspelled": bad("spec.planner.mode", "did you mean auto?", planner={"mode": "Autos"}),
     "on": bad("spec.planner.mode", "must be one of auto, disabled, observe", planner={"mode": True}),
@@ -414,6 +420,9 @@ MALFORMED: dict[str, Bad] = {
     ),
     "clients without a policy": bad(
         "spec.networkPolicy.enabled", "must be true", networkPolicy={"enabled": False, "clients": [{"podSelector": {}}]}
+    ),
+    "a field of a rule that no NetworkPolicy has": bad(
+        "spec.networkPolicy.egress[0].port", "write ports", server=False, networkPolicy={"egress": [{"port": 8443}]}
     ),
     "revision of a folder": bad(
         "spec.model.revision", "only for a hub id", {"spec.model": {"source": "/models/x", "revision": "main"}}

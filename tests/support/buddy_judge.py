@@ -19,9 +19,9 @@ class Seen(NamedTuple):
     """1: what was free at the end was not what was free at the start."""
     refused: int
     external: list[float]
-    """Fragmentation at each refusal of what would have fit into the free bytes together."""
+    """At each refusal of what would have fit into the free bytes together: the share of them that no request can have."""
     internal: list[float]
-    """Rounding loss, sampled."""
+    """The share of the used bytes that is lost to rounding, sampled."""
 
 
 def run(seed: int, operations: int, size: int, unit: int, largest: int) -> Seen:
@@ -29,8 +29,9 @@ def run(seed: int, operations: int, size: int, unit: int, largest: int) -> Seen:
     draw = random.Random(seed)
     buddy = Buddy(size, unit)
     start = buddy.usage
-    assert start.used == start.asked == 0
+    assert start.used == 0
     held: dict[int, int] = {}
+    asked: dict[int, int] = {}
     order: list[int] = []  # offsets, sorted
     names: list[int] = []  # offsets, for a random choice in constant time
     places: dict[int, int] = {}
@@ -38,7 +39,7 @@ def run(seed: int, operations: int, size: int, unit: int, largest: int) -> Seen:
     for number in range(operations):
         if number % 997 == 0:
             fill = draw.random()
-            internal.append(buddy.usage.internal)
+            internal.append(1 - sum(asked.values()) / buddy.usage.used if asked else 0.0)
         if names and draw.random() > (0.75 if buddy.usage.used < fill * buddy.size else 0.25):
             at = draw.randrange(len(names))
             offset, last = names[at], names[-1]
@@ -46,7 +47,7 @@ def run(seed: int, operations: int, size: int, unit: int, largest: int) -> Seen:
             names.pop()
             del places[offset]
             order.pop(bisect_left(order, offset))
-            del held[offset]
+            del held[offset], asked[offset]
             buddy.free(offset)
             continue
         want = int(largest ** draw.random()) + draw.randrange(2)
@@ -56,7 +57,7 @@ def run(seed: int, operations: int, size: int, unit: int, largest: int) -> Seen:
             usage = buddy.usage
             assert usage.largest < want, "refused although a block fits"
             if usage.size - usage.used >= want:
-                external.append(usage.external)
+                external.append(1 - usage.largest / (usage.size - usage.used))
             continue
         offset = offset_or_none
         block = unit << (-(-want // unit) - 1).bit_length()
@@ -65,7 +66,7 @@ def run(seed: int, operations: int, size: int, unit: int, largest: int) -> Seen:
                      or (at > 0 and order[at - 1] + held[order[at - 1]] > offset)
                      or (at < len(order) and offset + block > order[at]))
         insort(order, offset)
-        held[offset] = block
+        held[offset], asked[offset] = block, want
         places[offset] = len(names)
         names.append(offset)
         assert buddy.usage.used <= buddy.size

@@ -99,10 +99,11 @@ class Cluster:
         self.folder = folder
         self.key_file = folder / "key"
         keys.write(self.key_file, keys.mint())
-        self.port = free_port()
+        self.port, self.admin_port = free_port(), free_port()
         self.members_address, self.other_address = (HostPort(f"127.0.0.1:{free_port()}") for _ in range(2))
         self.url = f"http://127.0.0.1:{self.port}"
-        settings = {"host": "127.0.0.1", "port": self.port, "members_port": int(self.members_address.rpartition(":")[2]),
+        settings = {"host": "127.0.0.1", "port": self.port, "admin_port": self.admin_port,
+                    "members_port": int(self.members_address.rpartition(":")[2]),
                     "heartbeat_s": HEARTBEAT_S, "resolve_s": RESOLVE_S, "drain_timeout_s": 10.0, **(router or {})}
         self._router_config = self._router("router", settings)
         self._engine: dict[str, Any] = {"args": engine_args, "options": options, "on_load_failure": on_load_failure,
@@ -161,7 +162,7 @@ class Cluster:
         (self.folder / "other").mkdir(exist_ok=True)
         router = start_sidecar(self.folder, "other", self._router("other", {
             **msgspec.structs.asdict(config), "port": port, "members_port": int(self.other_address.rpartition(":")[2]),
-            **settings}))
+            "admin_port": free_port(), **settings}))
         try:
             yield router, port
         finally:
@@ -170,12 +171,14 @@ class Cluster:
     def fleet(self) -> Fleet:
         """What the router knows."""
         token = keys.admin_token(keys.read(self.key_file))
-        return msgspec.json.decode(get(f"{self.url}/fleet", 60, {"Authorization": f"Bearer {token}"}), type=Fleet)
+        answer = get(f"http://127.0.0.1:{self.admin_port}/fleet", 60, {"Authorization": f"Bearer {token}"})
+        return msgspec.json.decode(answer, type=Fleet)
 
     def traces(self, question: str) -> Traces:
         """Timelines, as ``GET /trace`` tells them."""
         token = keys.admin_token(keys.read(self.key_file))
-        answer = get(f"{self.url}{PATH}", 60, {"Authorization": f"Bearer {token}", HEADER: question})
+        url = f"http://127.0.0.1:{self.admin_port}{PATH}"
+        answer = get(url, 60, {"Authorization": f"Bearer {token}", HEADER: question})
         return msgspec.json.decode(answer, type=Traces)
 
     def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> Self:

@@ -8,12 +8,13 @@ from pathlib import Path
 from scripts import load
 
 from xpyd_sidecar.router.relay import fast
-from xpyd_sidecar.transport import moves
+from xpyd_sidecar.transport import gates, moves
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKEN: dict[str, Callable[[], bool]] = {
     "_fast": lambda: fast.COMPILED,
     "_moves": lambda: moves.COMPILED,
+    "_stripes": lambda: gates.COMPILED,
     "_answer": lambda: fast.COMPILED,
 }
 """By extension: whether what imports it has found it, and found it to be of this revision."""

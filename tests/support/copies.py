@@ -3,14 +3,16 @@
     clock = Clock()
     gpu = Gpu(clock)                            one for each rank; the ranks and engines of a test share the clock
     gpu.compute(LAYER_S, write)                 a kernel: nothing is written before the clock has come to its end
-    gpu.memory(caches, blocks).gather(…)        a mark that passes later
+    gpu.memory(caches, blocks).copies.gather(…)  a mark that passes later
     clock.step()                                a moment passes
 
-A GPU has two streams, as ``engine.kv_cache`` uses them on CUDA. Who enqueues does not wait, so the host runs ahead:
+A GPU has the streams that ``memory.device`` uses on CUDA. Who enqueues does not wait, so the host runs ahead:
 
     host      forward n │ forward n+1 │ …
     compute   ──[layer 0]──[layer 1]──[layer 2]──[layer 0]──
-    side                                         └─[gather]──          waits for what compute had when it was enqueued
+    leave                                        └─[gather]──          waits for what compute had when it was enqueued
+    come      ──[bring]──[bring]──                                     waits for nothing
+    place                └─[scatter]──                                 waits for what it is told to
 
 Everything happens at the end of its time, in that order: a copy out has what the cache holds *then*, so what the host
 enqueued before it is in it, and what ought to wait for it and does not ruins it. Host memory of a copy that is not complete
@@ -19,6 +21,7 @@ is filled with ``GARBAGE``. The clock moves when it is told to, and never by its
 
 from __future__ import annotations
 
+import ctypes
 import heapq
 import itertools
 import threading
@@ -28,12 +31,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from xpyd_sidecar.engine.kv_cache import KvCache, Move
+from xpyd_sidecar.engine.kv_cache import KvCache
+from xpyd_sidecar.kv.packing import sums_of
 from xpyd_sidecar.kv.reach import LayerGroup
+from xpyd_sidecar.memory import device, device_rows
 from xpyd_sidecar.memory.marks import NOW, CopyMark
-from xpyd_sidecar.transport.gates import CacheArray
 
 Groups = Mapping[str, LayerGroup]
 ONE: Final[Groups] = {}
@@ -78,7 +84,7 @@ class Event:
         """Whether it has passed. The thread that waits for copies leaves the clock alone; any other is the host of a
         forward, which the device goes on with meanwhile.
         """
-        if threading.current_thread().name == "xpyd-copies":
+        if threading.current_thread().name in {"xpyd-copies", "xpyd-arrivals"}:
             return self._passed.wait(min(seconds, PATIENCE_S))
         self._clock.advance(max(0.0, self.at - self._clock.now))
         return self.done()
@@ -148,7 +154,7 @@ class Gpu:
         self.capturing = False
         self._compute = 0.0
         """When all that was enqueued so far will be done."""
-        self._side = 0.0
+        self._side = self._come = self._place = 0.0
 
     def compute(self, seconds: float, call: Callable[[], object] | None = None) -> None:
         self._compute = max(self._compute, self.clock.now) + seconds
@@ -167,6 +173,20 @@ class Gpu:
         self._side = max(self._side, self._compute, self.clock.now) + seconds
         return self.clock.at(self._side, call)
 
+    def moment(self) -> Event:
+        """When all kernels that are enqueued now will have ended."""
+        return self.clock.at(max(self._compute, self.clock.now), lambda: None)
+
+    def come(self, call: Callable[[], None]) -> Event:
+        """Enqueue a copy that comes: it waits for those before it alone."""
+        self._come = max(self._come, self.clock.now) + self.copy_s
+        return self.clock.at(self._come, call)
+
+    def place(self, after: Sequence[Event], call: Callable[[], None]) -> Event:
+        """Enqueue a kernel that places what has come, after those events."""
+        self._place = max(self._place, self.clock.now, *(event.at for event in after)) + self.place_s
+        return self.clock.at(self._place, call)
+
     def fence(self, event: Event) -> None:
         """Kernels that are enqueued later wait for an event."""
         self._compute = max(self._compute, event.at)
@@ -182,49 +202,145 @@ class Gpu:
 
 
 class LateMemory(KvCache):
-    """The connector's memory on a scripted GPU: what it does there with CUDA's streams and events."""
+    """The cache of a scripted GPU: its copies are ``LateCopies``."""
 
     def __init__(self, gpu: Gpu, caches: dict[str, torch.Tensor], num_blocks: int, groups: Groups = ONE) -> None:
         super().__init__(caches, num_blocks, groups)
+        copies: Any = LateCopies(gpu)
+        self.copies = copies
+
+
+class LateSums:
+    """Sums that a kernel makes: there when its event has passed."""
+
+    def __init__(self) -> None:
+        self.made: NDArray[np.uint64] | None = None
+
+    def read(self) -> NDArray[np.uint64]:
+        """All of them."""
+        if self.made is None:
+            raise Misuse("sums were read before their kernel has ended")
+        return self.made
+
+
+class LateCopies:
+    """What ``memory.device.DeviceCopies`` does on CUDA's streams, on those of a scripted GPU."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gathers = self.scatters = self.launches = 0
+        """Times that something was enqueued."""
+        self.registered: dict[int, int] = {}
+        """Bytes, by address."""
         self._gpu = gpu
-        self._out: Event | None = None
-        self.gathers = self.scatters = 0
-        """Times that copies were enqueued."""
+        self._last: Event | None = None
+        self._slab = self._ring = torch.empty(0, dtype=torch.uint8)
+
+    def prepare(self, slab_bytes: int, ring_bytes: int) -> None:
+        """Take the device memory that copies pass through."""
+        self._slab = torch.empty(SLAB_BYTES, dtype=torch.uint8)
+        self._ring = torch.empty(ring_bytes, dtype=torch.uint8)
+
+    def ring_range(self, at: int, size: int) -> torch.Tensor:
+        """Of the ring, for who fills it otherwise than by ``bring``."""
+        return self._ring[at:at + size]
 
     @property
-    def at_once(self) -> bool:
-        """Copies are enqueued when the whole step is."""
-        return False
+    def slab_bytes(self) -> int:
+        """The most that one ``gather`` may have."""
+        return len(self._slab)
 
     @property
-    def most_bytes(self) -> int | None:
-        """Of device memory that copies out pass through."""
-        return SLAB_BYTES
+    def capturing(self) -> bool:
+        """Whether the compute stream records a graph."""
+        return self._gpu.capturing
 
-    def caches(self) -> list[CacheArray | None]:
-        """Other threads may write into none."""
-        return [None for _ in self.regions]
+    def compile(self, shape: device_rows.RowShape, heads: int) -> None:
+        """Nothing is compiled."""
 
-    def gather(self, moves: Sequence[Move]) -> CopyMark:
-        """Enqueue it."""
+    def register(self, address: int, size: int) -> int:
+        """The copy engine reads it from now on."""
+        self.registered[address] = size
+        return 0
+
+    def unregister(self, address: int) -> int:
+        """Not any more."""
+        del self.registered[address]
+        return 0
+
+    def moment(self) -> Event:
+        """Now, in the order of the compute stream."""
+        return self._gpu.moment()
+
+    def gather(self, packed: device.PackedRows, spans: Sequence[tuple[torch.Tensor, int]]) -> tuple[Event, LateSums]:
+        """Copy blocks out, after all kernels that are enqueued now."""
         self.gathers += 1
-        for move in moves:
-            move.packed.fill_(GARBAGE)
-        host = super().gather
-        self._out = self._gpu.side(self._gpu.copy_s, lambda: _nothing(host(moves)))
-        return self._out
+        sums = LateSums()
+        for host, _ in spans:
+            host.fill_(GARBAGE)
+
+        def act() -> None:
+            moved(packed.rows, self._slab.data_ptr(), out=True)
+            sums.made = summed(packed, self._slab)
+            for host, at in spans:
+                host.copy_(self._slab[at:at + len(host)])
+
+        self._last = self._gpu.side(self._gpu.copy_s, act)
+        return self._last, sums
 
     def fence(self) -> None:
         """Later kernels wait for the copies out."""
-        if self._out is not None:
-            self._gpu.fence(self._out)
-            self._out = None
+        if self._last is not None:
+            self._gpu.fence(self._last)
 
-    def scatter(self, moves: Sequence[Move]) -> CopyMark:
-        """Enqueue it: packed memory is read then."""
+    def bring(self, spans: Sequence[tuple[torch.Tensor, int]]) -> Event:
+        """Copy host memory into the ring: it is read then."""
+        def act() -> None:
+            for host, at in spans:
+                self._ring[at:at + len(host)].copy_(host)
+
+        return self._gpu.come(act)
+
+    def scatter(self, packed: device.PackedRows, at: int, after: Sequence[Event]) -> tuple[Event, LateSums]:
+        """Copy blocks out of the ring into the cache, after those events: it is read then."""
         self.scatters += 1
-        host = super().scatter
-        return self._gpu.side(self._gpu.place_s, lambda: _nothing(host(moves)))
+        sums = LateSums()
+
+        def act() -> None:
+            moved(packed.rows, self._ring.data_ptr() + at, out=False)
+            sums.made = summed(packed, self._ring[at:])
+
+        return self._gpu.place(after, act), sums
+
+
+def summed(packed: device.PackedRows, memory: torch.Tensor) -> NDArray[np.uint64]:
+    """The sums of packed arrays, in their order."""
+    view = memory.numpy()
+    found = [sums_of(view[at:at + one.size], one) for one, at in packed.arrays]
+    return np.concatenate(found) if found else np.zeros(0, np.uint64)
+
+
+def moved(rows: Sequence[device_rows.BlockRows], address: int, *, out: bool) -> None:
+    """What ``memory.device_kernel`` does: words of each row go from the cache to packed memory, or back."""
+    for shape, heads, addresses, _ in device_rows.tables(rows, address):
+        word, head = np.arange(shape.words), shape.words // heads
+        outer = word // shape.together
+        second = outer // shape.sizes[2]
+        there = (second // shape.sizes[1] * shape.strides[0] + second % shape.sizes[1] * shape.strides[1] +
+                 outer % shape.sizes[2] * shape.strides[2] + word % shape.together)
+        for cache, place, apart in addresses.tolist():
+            here = word // head * apart + word % head
+            theirs, ours = words_at(cache, shape.width, there), words_at(place, shape.width, here)
+            if out:
+                ours[here] = theirs[there]
+            else:
+                theirs[there] = ours[here]
+
+
+def words_at(address: int, width: int, used: NDArray[np.int64]) -> NDArray[Any]:
+    """Memory from an address on, as far as it is used."""
+    kind = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}[width]
+    found: NDArray[Any] = np.ctypeslib.as_array((kind * (int(used.max()) + 1)).from_address(address))
+    return found
 
 
 @dataclass
@@ -260,7 +376,3 @@ def at_once() -> CopyMark:
 def after_looks() -> CopyMark:
     """A mark of a GPU that is asked three times."""
     return Looks(3)
-
-
-def _nothing(_: object) -> None:
-    """What an action returned."""

@@ -37,7 +37,7 @@ class Stage:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.fleet.router.port}/dashboard"
+        return f"http://127.0.0.1:{self.fleet.router.admin_port}/dashboard"
 
     async def beats(self) -> None:
         """Every engine tells its load, again and again."""

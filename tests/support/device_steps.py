@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from xpyd_sidecar.engine.kv_cache import KvCache, Move
+from xpyd_sidecar.engine.kv_cache import KvCache
 from xpyd_sidecar.engine.memory_sizes import MemorySizes, StepLoad, memory_sizes
 from xpyd_sidecar.kv.reach import LayerGroup, Reach
 from xpyd_sidecar.memory import device, device_rows
-from xpyd_sidecar.memory.staging import Chunk
+from xpyd_sidecar.memory.chunk import Chunk
 
 LAYERS, BLOCK, TOKENS = 36, 64 << 10, 16
 """Of an 8B model: a block of one layer has 16 tokens, keys and values of 8 heads of 128 in 16 bits."""
@@ -66,46 +67,58 @@ def sizes_of(tokens: int = STEP_TOKENS, *, keep: int | None = None) -> MemorySiz
     return memory_sizes(keep, LAYERS * BLOCK // TOKENS, StepLoad(tokens, device_room=1 << 40), device=True)
 
 
+class StepSums:
+    """Sums of bytes that there are none of."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def read(self) -> NDArray[np.uint64]:
+        """As many as a kernel would make."""
+        return np.zeros(self._count, np.uint64)
+
+
+class StepCopies:
+    """Copies of whole steps, one after the other on a bus."""
+
+    def __init__(self, clock: StepClock, slab: int) -> None:
+        self.clock, self.slab_bytes, self.free_at = clock, slab, 0.0
+        self.launches = 0
+        self.capturing = False
+        self.gathered: list[int] = []
+        """Bytes of each gather."""
+        self.computed_at = 0.0
+        """When the compute stream will have done what was enqueued so far."""
+
+    def gather(self, packed: device.PackedRows, spans: Sequence[tuple[torch.Tensor, int]]) -> tuple[StepMark, StepSums]:
+        """Out of the cache: a table and a kernel for each shape, the same for sums, their copy, and one for each span."""
+        assert packed.size <= self.slab_bytes
+        assert sum(len(host) for host, _ in spans) == packed.size
+        tabled = len([*device_rows.tables(packed.rows, 0)]) + len([*device_rows.sum_tables(packed.arrays)])
+        self.launches += 2 * tabled + 1 + len(spans)
+        self.gathered.append(packed.size)
+        return self.bring(packed.size), StepSums(sum(one.sums for one, _ in packed.arrays))
+
+    def bring(self, size: int) -> StepMark:
+        """Have so many bytes pass over the bus."""
+        self.free_at = max(self.free_at, self.clock.now, self.computed_at) + size / BUS
+        return StepMark(self.free_at, self.clock)
+
+    def fence(self) -> None:
+        """Nothing follows on a compute stream that is not there."""
+
+
 class StepDevice(KvCache):
-    """The cache of that model, with hardly a byte of memory: copies take their time, one after the other."""
+    """The cache of that model, with hardly a byte of memory."""
 
     def __init__(self, clock: StepClock, slab: int) -> None:
         memory = torch.empty(LAYERS, 8, TOKENS, 2 * 128, dtype=torch.bfloat16)
         caches = {f"layer{n}": memory[n].expand(CACHE_BLOCKS, -1, -1, -1) for n in range(LAYERS)}
         super().__init__(caches, CACHE_BLOCKS, dict.fromkeys(caches, LayerGroup(0, Reach("all", TOKENS))))
         assert (self.block_bytes, self.token_bytes) == ((BLOCK,) * LAYERS, LAYERS * BLOCK // TOKENS)
-        self.clock, self.slab, self.free_at = clock, slab, 0.0
-        self.enqueued: list[int] = []
-        """Launches of each gather or scatter."""
-        self.rounds: list[int] = []
-
-    @property
-    def at_once(self) -> bool:
-        """Copies of all layers are enqueued when the step is."""
-        return False
-
-    @property
-    def most_bytes(self) -> int | None:
-        """Of device memory that copies out pass through."""
-        return self.slab
-
-    def gather(self, moves: Sequence[Move]) -> StepMark:
-        """Out of the cache."""
-        return self._enqueue(moves)
-
-    def scatter(self, moves: Sequence[Move]) -> StepMark:
-        """Into it."""
-        return self._enqueue(sorted(moves, key=lambda move: move.packed.data_ptr()))
-
-    def _enqueue(self, moves: Sequence[Move]) -> StepMark:
-        packed = [self._packed(move) for move in moves]
-        rounds = [*device.rounds(packed, self.slab)]
-        tables = [table for some in rounds for table in device_rows.tables([move.at(move.address) for move in some])]
-        tabled = sum(2 * math.ceil(len(table.addresses) / device.ROWS) for table in tables)
-        self.enqueued.append(tabled + sum(len(device.spans(some)) for some in rounds))
-        self.rounds.append(len(rounds))
-        self.free_at = max(self.free_at, self.clock.now) + sum(move.size for move in packed) / BUS
-        return StepMark(self.free_at, self.clock)
+        self.steps = StepCopies(clock, slab)
+        copies: Any = self.steps
+        self.copies = copies
 
 
 def untouched(size: int) -> Chunk:

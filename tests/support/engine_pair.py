@@ -60,7 +60,7 @@ class Pair:
         """``env``: of both engines, ``prefill_env``: of prefill besides. ``beside``: connectors after ours, of both.
         ``blocks``: of each cache."""
         port = self.data_port = free_port()
-        self.wire = Wire(port)
+        self.wire = Wire(port, sealed=options.get("encryption") == "enabled")
         self.pool = ThreadPoolExecutor(48)
         self.answer_s = HTTP_TIMEOUT_S
         """How long an answer of a leg is waited for."""

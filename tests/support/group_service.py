@@ -59,7 +59,7 @@ class GroupService(Service):
     def fleet(self, role: str) -> list[FleetInstance]:
         """Instances of a role, as the router knows them; on a busy machine it may have to be asked again."""
         key, end = keys.read(self.home / NAME / "key"), time.monotonic() + ANSWER_S
-        while (found := asyncio.run(agents.fleet(self.host, self.port, key))) is None:
+        while (found := asyncio.run(agents.fleet(self.host, self.admin, key))) is None:
             assert time.monotonic() < end, "the router does not answer"
         return [each for each in found.instances if each.role == role]
 

@@ -14,6 +14,7 @@ from router_fleet import Answer, read_answer
 
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.connection import ClientConnection
+from xpyd_sidecar.router.http.places import ConnectionPlaces
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import RequestBounds, Server
 
@@ -43,10 +44,16 @@ class Echo:
     def __init__(self) -> None:
         self.requests: list[HttpRequest] = []
         self.later: list[Later] = []
+        self.keys: tuple[str, ...] = ()
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Every body is wanted."""
         return True
+
+    def whose(self, headers: dict[bytes, bytes]) -> str | None:
+        """A key is asked for where ``keys`` names some."""
+        key = headers.get(b"authorization", b"").decode()
+        return "" if not self.keys else key if key in self.keys else None
 
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         if request.refusal is not None:
@@ -94,9 +101,10 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def site(header: int = 4096, body: int = 100_000, receive_s: float = 30.0, *, budget: int = 1 << 30,
-               streamed: frozenset[str] = frozenset()) -> AsyncIterator[Site]:
+               streamed: frozenset[str] = frozenset(), places: ConnectionPlaces | None = None) -> AsyncIterator[Site]:
     app = Echo()
-    server = Server(app, RequestBounds(header, body, receive_s), streamed, connect=ClientConnection, body_budget=budget)
+    server = Server(app, RequestBounds(header, body, receive_s), streamed, connect=ClientConnection, body_budget=budget,
+                    places=places)
     port = await server.listen("127.0.0.1", 0)
     try:
         yield Site(server, app, port)

@@ -169,9 +169,10 @@ class Kube:
         return await self.request("PATCH", path, body, content="application/apply-patch+yaml", fieldManager=manager,  # type: ignore[no-any-return]
                                   force="true")
 
-    async def delete(self, kind: str, namespace: str, name: str, *, grace_s: int | None = None, uid: str = "") -> None:
+    async def delete(self, kind: str, namespace: str, name: str, *, grace_s: int | None = None, uid: str = "",
+                     propagation: str = "Background") -> None:
         """Delete; gone already is fine."""
-        options: Object = {"propagationPolicy": "Background"}
+        options: Object = {"propagationPolicy": propagation}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         if uid:

@@ -15,23 +15,24 @@ from xpyd_sidecar.contract import keys as contract
 from xpyd_sidecar.contract import signing
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.launch import SidecarConfig
 
-PORT = 10001
+PORT = 10002
 FLAG = "--config-json"
 
 
 def router_port(pod: Object) -> int:
-    """Where the router of a pod listens, from the configuration that the pod carries."""
+    """Where the router of a pod answers the operator, from the configuration that the pod carries. One of the release
+    before has no admin port, and answers where clients come.
+    """
     containers = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
     for container in containers:
         words = [*container.get("command", ()), *container.get("args", ())]
         for word, after in itertools.pairwise([*words, ""]):
             raw = after if word == FLAG else word.removeprefix(f"{FLAG}=") if word.startswith(f"{FLAG}=") else ""
             if raw:
-                config = msgspec.json.decode(raw, type=SidecarConfig)
-                if config.router is not None:
-                    return config.router.port
+                router = msgspec.json.decode(raw)["router"]
+                if router is not None:
+                    return int(router.get("admin_port", router["port"]))
     return PORT
 
 

@@ -29,6 +29,8 @@ USER = f"system:serviceaccount:{OPERATOR_NAMESPACE}:{OPERATOR}"
 ROUNDS = "xpyd_operator_reconcile_seconds_count"
 """How often an operator has looked at a service."""
 CHILDREN = ("Service", "Secret", "NetworkPolicy", "PodDisruptionBudget", "DisaggPool", "Deployment")
+LASTING = ("Service", "NetworkPolicy")
+"""What has no owner, and goes after the last pod."""
 WATCHED = ("DisaggService", "DisaggPool", "Pod", *(kind for kind in CHILDREN if kind != "DisaggPool"))
 
 
@@ -59,9 +61,9 @@ class Team(Watched):
         """As ``kubectl apply --server-side``."""
         return await self.kube.apply("DisaggService", self.namespace, document)
 
-    async def delete(self, name: str = "qwen") -> None:
-        """As ``kubectl delete``, without waiting."""
-        await self.kube.delete("DisaggService", self.namespace, name)
+    async def delete(self, name: str = "qwen", propagation: str = "Background") -> None:
+        """As ``kubectl delete``, without waiting; ``propagation``: Background, Foreground or Orphan."""
+        await self.kube.delete("DisaggService", self.namespace, name, propagation=propagation)
 
     async def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """kubectl in this namespace."""

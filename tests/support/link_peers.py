@@ -1,7 +1,7 @@
-"""A prefill or a decode rank in a process of its own, which a test may kill or stop.
+"""A rank of prefill or of decode in a process of its own, which a test may kill in the middle of transfers.
 
-    python link_peers.py prefill TRANSPORT FOLDER BLOCK COUNT          offers COUNT blocks of every region, says its address
-    python link_peers.py decode LINK FOLDER BLOCK COUNT ADDRESS        asks for them, takes some, and says so
+    python link_peers.py prefill LINK FOLDER              has two blocks of the six of a prompt, and says where it is
+    python link_peers.py decode LINK FOLDER ADDRESS LIFE  takes two blocks of one prompt, and has none for those of another
 """
 
 from __future__ import annotations
@@ -13,78 +13,71 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kv_ranks import REGIONS, DecodeRank, PrefillRank, key
+from manifest_ranks import At, DecodeRank, PrefillRank, RankPlace, key, wait_until
 
-from xpyd_sidecar.contract.ids import HostPort
-from xpyd_sidecar.session.link_choice import LinkOptions
-from xpyd_sidecar.session.receiver_events import Arrived
+from xpyd_sidecar.contract.ids import HostPort, Incarnation
+
+HEAD_BYTES = 1 << 14
+"""Of a rank in a process of its own, and so of its peer."""
 
 
-class PrefillProcess:
+class PeerProcess:
     """The process; killed at the end."""
 
-    def __init__(self, transport: str, folder: Path | None, *, block: int, count: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "prefill", transport, str(folder or ""), str(block), str(count)],
-            stdout=subprocess.PIPE, text=True)
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        self.address = HostPort(self.process.stdout.readline().strip())
+        self.said = self.process.stdout.readline().split()
+
+    def kill(self) -> None:
+        """As the kernel does when memory is short."""
+        self.process.kill()
+        self.process.wait()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-class DecodeProcess:
-    """The process, in the middle of a transfer; killed at the end."""
-
-    def __init__(self, link: str, folder: Path, address: HostPort, *, block: int, count: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "decode", link, str(folder), str(block), str(count), address],
-            stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        said = self.process.stdout.readline().strip()
-        assert said == link
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.kill()
         if self.process.stdout is not None:
             self.process.stdout.close()
 
 
-def prefill(transport: str, folder: str, block: int, count: int) -> None:
-    ways = LinkOptions(transport, Path(folder) if folder else None)
-    with PrefillRank(keep_bytes=1 << 30, keep_s=60, block=block, ways=ways) as p:
-        for region in range(REGIONS):
-            p.copy(key(), region, 0, [bytes([region]) * block] * count)
-        print(p.address, flush=True)
-        time.sleep(60)
+class PrefillProcess(PeerProcess):
+    """Of prefill."""
+
+    def __init__(self, link: str, folder: Path) -> None:
+        super().__init__("prefill", link, str(folder))
+        self.place = HostPort(self.said[0]), Incarnation(self.said[1])
 
 
-def decode(link: str, folder: str, block: int, count: int, address: HostPort) -> None:
-    ways = LinkOptions(link, Path(folder))
-    with DecodeRank(block=block, chunks=2, ways=ways, timeout_s=30) as d:
-        d.load("r", key(), address, first=0, count=count)
-        while not d.receiver.inbox:  # two chunks hold the rest up
-            time.sleep(0.01)
-        first = d.receiver.inbox[0]
-        print(first.way if isinstance(first, Arrived) else first, flush=True)
-        time.sleep(60)
+class DecodeProcess(PeerProcess):
+    """Of decode, in the middle of transfers."""
+
+    def __init__(self, link: str, folder: Path, source: RankPlace) -> None:
+        super().__init__("decode", link, str(folder), *source.place)
+        assert self.said == [link]
+
+
+def prefill(link: str, folder: str) -> None:
+    with PrefillRank(transport=link, folder=Path(folder), store_bytes=16 << 20, head_bytes=HEAD_BYTES) as p:
+        p.compute(key(), 0, 2)
+        print(*p.place, flush=True)
+        time.sleep(120)
+
+
+def decode(link: str, folder: str, address: str, life: str) -> None:
+    source = At(HostPort(address), Incarnation(life))
+    with DecodeRank(transport=link, folder=Path(folder), head_bytes=HEAD_BYTES) as d:
+        d.want(key(), source, (9, 3, 4, 5, 30, 31))
+        d.want(key(2), source, None)
+        wait_until(lambda: d.has(key(), 0, 2))
+        print(*d.links, flush=True)
+        time.sleep(120)
 
 
 def main() -> None:
-    role, way, folder, block, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
-    if role == "prefill":
-        prefill(way, folder, block, count)
-    else:
-        decode(way, folder, block, count, HostPort(sys.argv[6]))
+    {"prefill": prefill, "decode": decode}[sys.argv[1]](*sys.argv[2:])
 
 
 if __name__ == "__main__":

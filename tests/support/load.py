@@ -181,10 +181,11 @@ async def running(
     """A router process that knows scripted engines; its port."""
     key_file = folder / "key"
     keys.write(key_file, keys.mint())
-    port, members = free_port(), free_port()
+    port, members, admin = free_port(), free_port(), free_port()
     config = SidecarConfig(
         service=SERVICE, instance=InstanceName("router"), key_file=str(key_file), run_dir=str(folder), log_level="warning",
-        router=RouterConfig(host="127.0.0.1", port=port, members_port=members, heartbeat_s=BEAT_S, resolve_s=BEAT_S,
+        router=RouterConfig(host="127.0.0.1", port=port, members_port=members, admin_port=admin,
+                            heartbeat_s=BEAT_S, resolve_s=BEAT_S,
                             access_log=False, policy="least_loaded", api_key_file=api_key_file))
     replay, source = Replay(load()), random.Random(5)
     killed: set[str] = set()

@@ -40,7 +40,7 @@ class LocalService:
         self.file = folder / "service.yaml"
         self.python = make_stand_in(folder)
         self.port = free_port()
-        self.members = free_port()
+        self.members, self.admin = free_port(), free_port()
         monkeypatch.setenv("XPYD_HOME", str(folder / "home"))
         self.home = folder / "home"
         home_begins(self.home)
@@ -52,7 +52,7 @@ class LocalService:
             "metadata": {"name": name},
             "spec": {
                 "model": {"source": str(folder / "model")},
-                "router": {"ports": {"http": self.port, "members": self.members}},
+                "router": {"ports": {"http": self.port, "members": self.members, "admin": self.admin}},
                 "drain": {"timeout": "20s"},
                 "prefill": {"replicas": 1},
                 "decode": {"replicas": 1},

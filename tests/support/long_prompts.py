@@ -47,13 +47,14 @@ class LongPrompt:
         """Tokens that were computed, or are in the last step."""
 
     def begin(self) -> None:
-        """Both legs are there and READY has come to prefill."""
+        """Both legs are there, decode has blocks, and has asked prefill."""
         self.d.scheduler.new_request(self.ours)
         self.p.scheduler.new_request(self.theirs)
         self.p.scheduler.allocated(self.theirs, (self.source,), 0)
         until(lambda: self.d.scheduler.matched(self.ours, 0) == (self.tokens, True), self.d)
         self.d.scheduler.allocated(self.ours, (self.target,), self.tokens)
-        until(lambda: self.p.workers[0]._sender._machine._early, self.d)
+        self.d.step()
+        until(lambda: self.p.workers[0]._publisher._machine._early, self.d)
         self.p.fill(self.source, PROMPT)
 
     def _run(self, tokens: int) -> dict[str, Any]:

@@ -120,11 +120,13 @@ class MemoryApi:
         self._note("status", kind, name)
         return self.put(kind, merged(self._there(kind, namespace, name), {"status": status}))
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> Body:
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "", *, version: str = "") -> Body:
         self._note("delete", kind, name)
         there = self._there(kind, namespace, name)
         if uid and uid != there["metadata"]["uid"]:
             raise ApiError(409, "Conflict", "another uid")
+        if version and version != there["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "another resourceVersion")
         if kind == "Pod":
             mark = {"deletionTimestamp": "2099-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
             return self.put(kind, merged(there, {"metadata": mark}))

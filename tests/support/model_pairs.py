@@ -80,7 +80,7 @@ class ModelPair(Pair):
         facts = FACTS[model]
         path = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))
         common: dict[str, Any] = {"peer_timeout_s": 10.0, "load_timeout_s": 20.0, **options}
-        through = {"transport": "tcp", "checksum": "none", "data_port": self.data_port,
+        through = {"transport": "tcp", "checksum": "disabled", "data_port": self.data_port,
                    "advertise_data": join_host_port("127.0.0.1", self.wire.port)} if wired else {}
         made: dict[str, Any] = {"model": ensure(model), "env": {"PYTHONPATH": path}}
         self.p = Engine("p", folder, args=facts.args, options=KvOptions(**common | through), **made)

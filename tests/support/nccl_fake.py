@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -18,8 +19,11 @@ from typing import Any, Literal
 
 import torch
 from copies import at_once
+from manifest_ranks import DecodeRank
 
+from xpyd_sidecar.kv.selection import Piece
 from xpyd_sidecar.memory.marks import CopyMark
+from xpyd_sidecar.transport.moves import Scatter
 
 
 class Misuse(AssertionError):
@@ -67,8 +71,8 @@ class World:
     """The nth call of a communicator is never over."""
     never_abort: bool = False
     spins: bool = False
-    """Of communicators that are made from now on: a call is over at once, and its kernel runs until the peer has called or
-    the communicator is aborted (``nccl_streams``)."""
+    """Of communicators that are made from now on: a call is over at once, so that others may be made behind it, and its
+    kernel runs until the peer has called or the communicator is aborted (``nccl_streams``)."""
     allocates: bool = False
     """To make a group, and to move its first piece, takes memory of a GPU: that waits for the process's receives, and the
     process's sends wait for it."""
@@ -80,6 +84,8 @@ class World:
     threads: set[str] = field(default_factory=set)
     """Those that have called, aborts aside."""
     most_open: int = 0
+    carried: int = 0
+    """Bytes that have come."""
     misuse: list[str] = field(default_factory=list)
     kernels: dict[int, set[Communicator]] = field(default_factory=dict)
     """That run, by stream."""
@@ -101,6 +107,8 @@ class Communicator:
         self.born = time.monotonic()
         self.state: Literal["alive", "failed", "ended"] = "alive"
         self.call: tuple[Literal["send", "recv"], torch.Tensor] | None = None
+        self.behind: deque[tuple[Literal["send", "recv"], torch.Tensor]] = deque()
+        """Calls whose kernels wait for that one's."""
         self.calls = 0
         self.pair = pair
         self.spins = world.spins
@@ -151,7 +159,7 @@ class Communicator:
         if self.world.stuck_at and self.world.stuck_at <= min(self.calls, peer.calls):
             return
         (how, mine), (other, theirs) = self.call, peer.call
-        if how == other or len(mine) != len(theirs) or self.calls != peer.calls:
+        if how == other or len(mine) != len(theirs) or self.calls - len(self.behind) != peer.calls - len(peer.behind):
             self.state = peer.state = "failed"
             self.world.misuse.append(f"{how} {len(mine)} bytes met {other} {len(theirs)}, calls {self.calls} {peer.calls}")
             return
@@ -161,14 +169,17 @@ class Communicator:
         self.used = peer.used = True
         source, target = (mine, theirs) if how == "send" else (theirs, mine)
         target.copy_(source)
+        self.world.carried += len(target)
         if self.world.change is not None:
             self.world.change(target)
-        self.call = peer.call = None
-        self._kernels_end()
-        peer._kernels_end()
+        self._next()
+        peer._next()
 
-    def _kernels_end(self) -> None:
-        self.world.kernels.get(self.stream, set()).discard(self)
+    def _next(self) -> None:
+        """A kernel has ended."""
+        self.call = self.behind.popleft() if self.behind else None
+        if self.call is None:
+            self.world.kernels.get(self.stream, set()).discard(self)
 
     def send(self, data: torch.Tensor, peer: int, *, stream: int) -> None:
         self._launch("send", data, peer, stream)
@@ -185,7 +196,11 @@ class Communicator:
             if self.world.fail_at and self.calls >= self.world.fail_at:
                 self.state = "failed"
                 return
-            self.call, self.stream = (how, data), stream
+            self.stream = stream
+            if self.call is None:
+                self.call = how, data
+            else:
+                self.behind.append((how, data))
             if self.spins:
                 self.world.kernels.setdefault(stream, set()).add(self)
 
@@ -194,7 +209,7 @@ class Communicator:
         wrong = ""
         if self.state == "ended":
             wrong = "called after its end"
-        elif not quiet and (self.call is not None or self._opening()):
+        elif not quiet and ((self.call is not None and not self.spins) or self._opening()):
             wrong = "called while a call is in progress"
         if wrong:
             self.world.misuse.append(wrong)
@@ -211,8 +226,9 @@ class Communicator:
         while self.world.never_abort:
             time.sleep(0.01)
         with self.world.lock:
-            self.state, self.call = "ended", None
-            self._kernels_end()
+            self.state = "ended"
+            self.behind.clear()
+            self._next()
 
 
 class FakeNccl:
@@ -283,5 +299,15 @@ class HostDevice:
     def empty(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
-    def host(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8)
+
+class OneRing:
+    """A ring whose memory is the same for the device and the host (``links.RingMemory``)."""
+
+    def __init__(self, decode: DecodeRank) -> None:
+        self._decode = decode
+
+    def device(self, at: int, size: int) -> torch.Tensor:
+        return torch.from_numpy(self._decode.ring)[at:at + size]
+
+    def held(self, batch: Sequence[Piece], at: int) -> Sequence[Scatter]:
+        return self._decode.landing.held(batch, at)

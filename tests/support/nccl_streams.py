@@ -1,11 +1,11 @@
 """Streams for the scripted NCCL of ``nccl_fake``: what is enqueued behind a kernel runs when a test says so.
 
-    device = StreamDevice("d", world)
+    device = StreamDevice("p", world)
     world.spins = True                     a group made now: its kernels run until both sides have called, or an abort
     …                                      an abort ends the kernel; what was enqueued behind it is the stream's tail
-    device.run_tails()                     the tail runs: verdicts are copied to host memory
+    device.run_tails()                     the tail runs: the next message is copied into its slot
 
-Only copies to host memory are made late, which is what the host reads of a stream, or another user of that memory.
+Only writes into the device's memory are made late: those of a slot, which another message may have by then.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from nccl_fake import HostDevice, World
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xpyd_sidecar.memory.marks import CopyMark
+
+_numbers = itertools.count(1)
 
 
 class Stream:
@@ -45,17 +47,17 @@ class Stream:
 
 
 class Behind(TorchDispatchMode):
-    """Copies to host memory wait for their turn."""
+    """Writes into device memory wait for their turn, and read what they copy then."""
 
-    def __init__(self, stream: Stream, hosts: set[int]) -> None:
+    def __init__(self, stream: Stream, memory: set[int]) -> None:
         super().__init__()
-        self._stream, self._hosts = stream, hosts
+        self._stream, self._memory = stream, memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.copy_.default and args[0].untyped_storage().data_ptr() in self._hosts:
-            target, source = args[0], args[1].clone()
-            self._stream.behind.append(lambda: target.copy_(source))
-            return target
+        late = func in {torch.ops.aten.copy_.default, torch.ops.aten.zero_.default}
+        if late and args[0].untyped_storage().data_ptr() in self._memory:
+            self._stream.behind.append(lambda: func(*args, **(kwargs or {})))
+            return args[0]
         return func(*args, **(kwargs or {}))
 
 
@@ -80,15 +82,14 @@ class StreamDevice(HostDevice):
         """Called at each look at a mark."""
         self.streams: list[Stream] = []
         self._world = world
-        self._hosts: set[int] = set()
-        self._numbers = itertools.count(1)
+        self._memory: set[int] = set()
 
     def stream(self) -> Stream:
-        self.streams.append(Stream(next(self._numbers), self._world))
+        self.streams.append(Stream(next(_numbers), self._world))
         return self.streams[-1]
 
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
-        return Behind(stream, self._hosts) if stream.spinning else contextlib.nullcontext(stream)
+        return Behind(stream, self._memory) if stream.spinning else contextlib.nullcontext(stream)
 
     def handle(self, stream: Stream) -> int:
         return stream.number
@@ -96,9 +97,9 @@ class StreamDevice(HostDevice):
     def mark(self, stream: Stream) -> CopyMark:
         return Empty(self, stream)
 
-    def host(self, size: int) -> torch.Tensor:
-        made = super().host(size)
-        self._hosts.add(made.untyped_storage().data_ptr())
+    def empty(self, size: int) -> torch.Tensor:
+        made = super().empty(size)
+        self._memory.add(made.untyped_storage().data_ptr())
         return made
 
     def run_tails(self) -> None:

@@ -3,17 +3,21 @@
     world = World()
     hub = NixlThread(world.driver(), ReadLimits())        …
     world.held = True                          reads that begin now stay under way until it is False again
+
+What it keeps of NIXL: a read that was begun goes on whatever is done with its handle, until the agent that reads has ended;
+a handle is begun again only when it is done; memory that is not registered, and peers that are not known, are refused.
 """
 
 from __future__ import annotations
 
 import ctypes
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from xpyd_sidecar.kv.bodies import NixlMemory
 from xpyd_sidecar.kv.reads import TICKET_BYTES
+from xpyd_sidecar.kv.session_bodies import NixlMemory
+from xpyd_sidecar.transport.nixl.driver import LandingMemory, ReadSpan
 
 
 class FakeError(Exception):
@@ -27,6 +31,12 @@ class World:
     held: bool = False
     held_pieces: bool = False
     """As ``held``, but the tickets are read."""
+    stopped: set[str] = field(default_factory=set)
+    """Agents of which nothing comes."""
+    hollow: bool = False
+    """Reads are said to be done, and nothing has come."""
+    needs_target: bool = False
+    """A read goes on only when the agent that is read from is asked for news after it was begun, as without RDMA."""
     broken: str = ""
     never_ends: bool = False
     before: Callable[[int, int], None] | None = None
@@ -34,7 +44,12 @@ class World:
     agents: dict[bytes, str] = field(default_factory=dict)
     alive: int = 0
     """Agents that read."""
+    made: int = 0
+    """Of them, ever."""
+    reached: int = 0
+    """Times that a peer was made known."""
     polls: int = 0
+    """Times that agents that are read from were asked for news."""
     misuse: list[str] = field(default_factory=list)
 
     def driver(self) -> Driver:
@@ -43,10 +58,12 @@ class World:
 
 @dataclass
 class Handle:
-    at: int
-    address: int
-    size: int
+    peer: str
+    spans: tuple[ReadSpan, ...]
     done: bool = False
+    begun: bool = False
+    refused: bool = False
+    polls: int = 0
 
 
 class Target:
@@ -54,7 +71,7 @@ class Target:
         self.name = f"agent-{secrets.token_hex(8)}"
         self._world = world
 
-    def register(self, regions: list[tuple[int, int]]) -> bytes:
+    def register(self, regions: Sequence[tuple[int, int]]) -> bytes:
         if self._world.broken == "register":
             raise FakeError("no memory can be registered")
         metadata = repr((self.name, regions)).encode()
@@ -71,38 +88,85 @@ class Target:
 
 
 class Reader:
-    def __init__(self, world: World, memory: NixlMemory, address: int, size: int) -> None:
-        if world.broken == "reach":
-            raise FakeError("no backend reaches it")
-        if world.agents.get(bytes(memory.metadata)) != memory.agent:
-            raise FakeError("NIXL_ERR_MISMATCH")
-        self._world, self._first, self._size, self._open = world, address, size, True
+    def __init__(self, world: World, regions: Sequence[LandingMemory]) -> None:
+        if world.broken == "reader":
+            raise FakeError("NIXL_ERR_BACKEND")
+        self._world, self._regions, self._open = world, regions, True
+        self.peers: set[str] = set()
+        self._under_way: list[Handle] = []
         world.alive += 1
+        world.made += 1
 
-    def read(self, at: int, address: int, size: int) -> Handle:
-        if not self._first <= at <= self._first + self._size - size:
-            self._world.misuse.append(f"reads to {at - self._first}")
-        if self._world.broken == "read":
+    def reach(self, memory: NixlMemory) -> str:
+        if self._world.broken == "reach":
+            raise FakeError("no backend reaches it")
+        name = self._world.agents.get(bytes(memory.metadata))
+        if name is None:
+            raise FakeError("NIXL_ERR_MISMATCH")
+        if memory.agent in self.peers:
+            self._world.misuse.append("reached twice")
+        self._world.reached += 1
+        self.peers.add(name)
+        return name
+
+    def leave(self, name: str) -> None:
+        if any(one.peer == name and not one.done for one in self._under_way):
+            self._world.misuse.append("left a peer of which something is under way")
+        self.peers.remove(name)
+
+    def prepare(self, name: str, spans: Sequence[ReadSpan], into: LandingMemory) -> Handle:
+        if name not in self.peers:
+            self._world.misuse.append("reads of a peer that it does not know")
+        for _, at, size in spans:
+            if not any(one.address <= at <= one.address + one.size - size for one in self._regions):
+                self._world.misuse.append(f"reads {size} bytes to memory that is not registered")
+        if self._world.broken == "prepare":
+            raise FakeError("NIXL_ERR_NOT_FOUND")
+        return Handle(name, tuple(spans))
+
+    def begin(self, handle: Handle) -> None:
+        if handle.begun and not handle.done:
+            self._world.misuse.append("begun again while it is under way")
+        handle.begun, handle.done, handle.polls = True, False, self._world.polls
+        if self._world.broken == "begin":
+            handle.refused = True
             raise FakeError("nixlRemoteDisconnectError")
-        return Handle(at, address, size)
+        self._under_way.append(handle)
 
     def done(self, handle: Handle) -> bool:
+        world = self._world
         if not self._open:
-            self._world.misuse.append("asked an agent that has ended")
-        if self._world.broken == "done":
+            world.misuse.append("asked an agent that has ended")
+        if handle.refused:
+            raise FakeError("NIXL_ERR_NOT_POSTED")
+        if world.broken == "done":
+            self._under_way.remove(handle)
             raise FakeError("nixlRemoteDisconnectError")
-        if self._world.held or handle.done or (self._world.held_pieces and handle.size > TICKET_BYTES):
-            return handle.done
-        if self._world.before is not None:
-            self._world.before(handle.address, handle.size)
-        ctypes.memmove(handle.at, handle.address, handle.size)
-        self._world.read.append((handle.address, handle.size))
-        handle.done = True
-        return True
+        self.progress()
+        return handle.done
+
+    def progress(self) -> None:
+        """What is under way comes, whoever still has its handle."""
+        world = self._world
+        for one in list(self._under_way):
+            pieces = world.held_pieces and one.spans[0].size > TICKET_BYTES
+            unserved = world.needs_target and world.polls == one.polls
+            if world.held or pieces or unserved or one.peer in world.stopped:
+                continue
+            for source, into, size in () if world.hollow else one.spans:
+                if world.before is not None:
+                    world.before(source, size)
+                ctypes.memmove(into, source, size)
+                world.read.append((source, size))
+            one.done = True
+            self._under_way.remove(one)
+
+    def poll(self) -> None:
+        self.progress()
 
     def end(self) -> None:
         if self._world.never_ends:
-            raise FakeError("cannot be ended")
+            raise RuntimeError("cannot be ended")
         if self._open:
             self._world.alive -= 1
         self._open = False
@@ -119,5 +183,5 @@ class Driver:
             raise FakeError("NIXL_ERR_BACKEND")
         return Target(self._world)
 
-    def reader(self, memory: NixlMemory, address: int, size: int) -> Reader:
-        return Reader(self._world, memory, address, size)
+    def reader(self, regions: Sequence[LandingMemory]) -> Reader:
+        return Reader(self._world, regions)

@@ -1,14 +1,14 @@
 """A prefill or a decode rank over NIXL itself, in a process of its own, which a test may kill, stop, or have lie.
 
-    python nixl_peers.py prefill BLOCK          says its address, then does what it is told, a line of JSON at a time:
-        {"push": "a", "count": 4, "ahead": 0}   offers blocks of every array, of their right content; "wrong": of another
+    python nixl_peers.py prefill HEAD RANKS      says where it listens, then does what it is told, a line of JSON at a time:
+        {"push": 1, "count": 4}                 computes blocks of every array
         {"shown": {"ticket": "…"}}              shows this of its memory from now on (hex, or as it is)
-        {"summed": 0}                           answers when all its copies have their checksums
+        {"summed": 0}                           answers when all its copies have their sums
         {"used": 0}                             answers with the bytes of copies that it holds
-        {"memory": 0}                           answers with what it shows of its memory
-    python nixl_peers.py decode BLOCK COUNT ADDRESS     asks for them, and says so when some have been read; then waits
+        {"memory": 0}                           answers with what it has shown of its memory last
+    python nixl_peers.py decode HEAD COUNT ADDRESS LIFE   asks for them, and says so when some have been read; then waits
 
-UCX_TLS in the environment says what they travel over.
+HEAD: bytes of a head. UCX_TLS in the environment says what they travel over.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from fair_clock import fair_clock
-from kv_ranks import REGIONS, PrefillRank, content, key
+from manifest_ranks import PrefillRank, key, wait_until
 from nixl_ranks import PATIENT, NixlProcess
 
-from xpyd_sidecar.contract.ids import HostPort
-from xpyd_sidecar.kv.bodies import NixlMemory
-from xpyd_sidecar.memory.marks import NOW
+from xpyd_sidecar.contract.ids import HostPort, Incarnation
+from xpyd_sidecar.kv.session_bodies import NixlMemory
 from xpyd_sidecar.transport.nixl import driver as nixl_driver
-from xpyd_sidecar.transport.nixl.prefill import NixlLink
+from xpyd_sidecar.transport.nixl import thread as nixl_thread
+from xpyd_sidecar.transport.nixl.serve import NixlServer
 
-KEEP: int = 512 << 20
+STORE: int = 512 << 20
+SMALL_STORE: int = 1 << 20
+MANY_POLL_S = 0.005
+"""Between two looks of each of many threads, which share two processors."""
 
 
 class Peer:
@@ -66,12 +68,21 @@ class Peer:
                 pipe.close()
 
 
-class PrefillPeer(Peer):
-    """A prefill rank."""
+class PlacedRank:
+    """One of its ranks (``manifest_ranks.RankPlace``)."""
 
-    def __init__(self, *, block: int, tls: str, site: str, timeout_s: float = PATIENT.silence_s) -> None:
-        super().__init__("prefill", str(block), str(timeout_s), tls=tls, site=site)
-        self.address = HostPort(self.hear())
+    def __init__(self, address: str, life: str) -> None:
+        self.place = HostPort(address), Incarnation(life)
+
+
+class PrefillPeer(Peer):
+    """A prefill process with some ranks, of which orders are for the first, but ``push``, which is for all."""
+
+    def __init__(self, *, head_bytes: int, tls: str, site: str, timeout_s: float = PATIENT.silence_s,
+                 ranks: int = 1) -> None:
+        super().__init__("prefill", str(head_bytes), str(ranks), str(timeout_s), tls=tls, site=site)
+        self.ranks = [PlacedRank(*self.hear().split()) for _ in range(ranks)]
+        self.place = self.ranks[0].place
 
 
 def driver() -> nixl_driver.NixlDriver:
@@ -81,96 +92,83 @@ def driver() -> nixl_driver.NixlDriver:
     return made
 
 
-def shown(link: NixlLink, changed: dict[str, Any], true: Any = NixlLink.shown) -> NixlMemory:
-    memory: NixlMemory = true(link)
+def changed_memory(memory: NixlMemory, changed: dict[str, Any]) -> NixlMemory:
     fields = {name: getattr(memory, name) for name in memory.__struct_fields__}
     return NixlMemory(**fields | {name: bytes.fromhex(value) if isinstance(fields[name], bytes) else value
                                   for name, value in changed.items()})
 
 
-def told(memory: NixlMemory) -> dict[str, Any]:
+def in_json(memory: NixlMemory) -> dict[str, Any]:
     fields = {name: getattr(memory, name) for name in memory.__struct_fields__}
     return {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
 
 
 def wait_summed(rank: PrefillRank) -> None:
-    """What was pushed so far is complete, and its checksums are made: on the loop, one copy after the other."""
-    def passed(post: Callable[[Callable[[], None]], None]) -> None:
+    """What was pushed so far has its sums: made on the loop, one copy after the other."""
+    loop = rank.publisher._loop
+
+    def passed() -> None:
         reached = threading.Event()
-        post(reached.set)
+        loop.post(reached.set)
         reached.wait()
 
-    loop = rank.sender._loop
-    passed(lambda call: rank.completions.add(NOW, call))
-    passed(loop.post)
-    while rank.sender._unsummed:
-        passed(loop.post)
-    passed(loop.post)  # the last one's may still be made
+    passed()
+    while rank.publisher._unsummed:
+        passed()
+    passed()  # the last one's may still be made
 
 
-def prefill(block: int, timeout_s: float) -> None:
+def prefill(head_bytes: int, ranks: int, timeout_s: float) -> None:
     changed: dict[str, Any] = {}
     seen: list[NixlMemory] = []
+    true = NixlServer.shown
 
-    def show(link: NixlLink) -> NixlMemory:
-        seen.append(shown(link, changed))
+    def show(server: NixlServer, cell: int) -> NixlMemory:
+        seen.append(changed_memory(true(server, cell), changed))
         return seen[-1]
 
-    NixlLink.shown = show  # type: ignore[method-assign]
-    process = NixlProcess(driver(), keep=KEEP, piece=max(block, 1 << 20), limits=PATIENT)
-    with process.prefill(block=block, keep_s=60, timeout_s=timeout_s) as rank:
-        print(rank.address, flush=True)
-        for line in sys.stdin:
-            order = json.loads(line)
-            answer: Any = None
-            if "push" in order:
-                count, wrong = order["count"], order.get("wrong", 0)
-                for region in range(REGIONS):
-                    blocks = [content(region, n + wrong, block) for n in range(count)]
-                    rank.copy(key(order["push"], order.get("attempt", 1)), region, 0, blocks)
-            elif "shown" in order:
-                changed.clear()
-                changed.update(order["shown"])
-            elif "summed" in order:
-                wait_summed(rank)
-            elif "memory" in order:
-                answer = told(seen[-1])
-            else:
-                answer = rank.store.used
-            print(json.dumps(answer), flush=True)
-    process.stop()
+    NixlServer.shown = show  # type: ignore[method-assign]
+    if ranks > 1:
+        nixl_thread.POLL_S = MANY_POLL_S  # type: ignore[misc]
+    size = STORE if ranks == 1 else SMALL_STORE
+    made = [NixlProcess(driver()).prefill(head_bytes=head_bytes, store_bytes=size, timeout_s=timeout_s, grace_s=timeout_s)
+            for _ in range(ranks)]
+    for rank in made:
+        print(*rank.place, flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        answer: Any = None
+        if "push" in order:
+            for rank in made:
+                rank.compute(key(order["push"]), 0, order["count"], layers=1)
+        elif "shown" in order:
+            changed.clear()
+            changed.update(order["shown"])
+        elif "summed" in order:
+            wait_summed(made[0])
+        elif "memory" in order:
+            answer = in_json(seen[-1])
+        else:
+            answer = sum(rank.store.used for rank in made)
+        print(json.dumps(answer), flush=True)
 
 
-def decode(block: int, count: int, address: str) -> None:
-    process = NixlProcess(driver(), piece=max(block, 1 << 20), limits=PATIENT)
-    with process.decode(block=block, timeout_s=30, load_s=60, chunks=2) as rank:
-        rank.load("r", key(), HostPort(address), first=0, count=count)
-        while not rank.receiver.inbox:  # two chunks hold the rest up
-            time.sleep(0.01)
-        print("reads", flush=True)
-        time.sleep(120)
-
-
-def reading(block: int, count: int, address: str, attempt: int) -> None:
-    """A decode that says when it asks, and takes all that comes."""
-    process = NixlProcess(driver(), piece=max(block, 1 << 20), limits=PATIENT)
-    with process.decode(block=block, timeout_s=30, load_s=60, direct=True) as rank:
-        print("go", flush=True)
-        rank.load("r", key("a", attempt), HostPort(address), first=0, count=count)
-        rank.wait_outcomes()
-        time.sleep(120)
+def decode(head_bytes: int, count: int, source: PlacedRank) -> None:
+    rank = NixlProcess(driver()).decode(head_bytes=head_bytes, blocks=count, timeout_s=30.0, piece=1 << 20)
+    rank.want(key(), source, tuple(range(count)))
+    wait_until(lambda: rank.receiver.inbox, 60)
+    print("reads", flush=True)
+    time.sleep(120)
 
 
 def main() -> None:
-    role, block = sys.argv[1], int(sys.argv[2])
+    role, head_bytes, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     sys.path.append(os.environ["XPYD_NIXL_SITE"])
     with fair_clock():
         if role == "prefill":
-            prefill(block, float(sys.argv[3]))
-        elif role == "kill":
-            reading(block, int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+            prefill(head_bytes, count, float(sys.argv[4]))
         else:
-            decode(block, int(sys.argv[3]), sys.argv[4])
+            decode(head_bytes, count, PlacedRank(*sys.argv[4:]))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,10 @@ class Echo:
         """Every body is wanted."""
         return True
 
+    def whose(self, headers: dict[bytes, bytes]) -> str | None:
+        """Everybody's."""
+        return ""
+
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         if request.refusal is not None:
             raise request.refusal

@@ -77,6 +77,9 @@ class Engine:
                         continue
                     size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
                     body = json.loads(await reader.readexactly(size))
+                    if "x-request-id: xpyd-canary-" in head:  # of the router's own, which no test is about
+                        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                        continue
                     nth += 1
                     last = Request(body, number, nth, writer)
                     self.asked.append(last)

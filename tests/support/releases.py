@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-BEFORE = "65c0e5f7b419998022f9cf0f2d4ada50921e6516"
+BEFORE = "31667683b326aa1b5e1b654edcf119ce905c14df"
 """The release before: the oldest state from which upgrades are promised. Whoever makes a release moves it there."""
 TREE = ("sidecar", "operator", "images", "requirements", "manifests", "crds", "LICENSE", "README.md")
 """What of this tree a next release is made of."""
@@ -38,7 +38,7 @@ GIT_S, COMPILE_S, BUILD_S = 30.0, 240.0, 1200.0
 Change = Literal["wire", "fingerprint"]
 CHANGES: dict[Change, tuple[tuple[str, str], ...]] = {
     "wire": (("sidecar/src/xpyd_sidecar/kv/messages.py", r"^WIRE_VERSION: Final = (\d+)$"),
-             ("sidecar/src/xpyd_sidecar/kv/frames.py", r"^WIRE_VERSION: Final = (\d+)$")),
+             ("sidecar/src/xpyd_sidecar/kv/wire.py", r"^WIRE_VERSION: Final = (\d+)$")),
     "fingerprint": (("sidecar/src/xpyd_sidecar/contract/fingerprint.py", r"xpyd fingerprint (\d+)"),),
 }
 """By what changes: in which file, and the number that is one more in the next release. Each is there exactly once."""

@@ -157,6 +157,15 @@ class RouterFleet:
     async def get(self, path: str, **options: Any) -> Answer:
         return await self.raw(request_bytes(path, method="GET", **options))
 
+    async def ask(self, path: str, *, method: str = "GET", **options: Any) -> Answer:
+        """One request to the admin port."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.router.admin_port, limit=1 << 26)
+        try:
+            writer.write(request_bytes(path, method=method, **options))
+            return await read_answer(reader)
+        finally:
+            writer.transport.abort()
+
     async def complete(self, **fields: Any) -> Answer:
         """A completion."""
         return await self.post("/v1/completions", {"model": "tiny", "prompt": "hi", "max_tokens": 8, **fields})
@@ -181,8 +190,8 @@ async def fleet(prefills: int = 1, decodes: int = 1, replay: Replay | None = Non
     """Start engines and a router; beats are sent once, far apart, so that nothing is evicted."""
     ps = [await ScriptedEngine(f"p{i}", replay).start() for i in range(prefills)]
     ds = [await ScriptedEngine(f"d{i}", replay).start() for i in range(decodes)]
-    made: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "members_port": 0, "heartbeat_s": 0.1, "resolve_s": 0.0,
-                            "drain_timeout_s": 1.0, "hosts": HOSTS}
+    made: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "members_port": 0, "admin_port": 0,
+                            "heartbeat_s": 0.1, "resolve_s": 0.0, "drain_timeout_s": 1.0, "hosts": HOSTS}
     config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file="", run_dir="",
                            router=RouterConfig(**(made | settings)))
     router = RouterProcess(config, KEY)

@@ -3,6 +3,7 @@
     tree = sanitized.build(folder)            sidecar/src, copied, with sanitized extensions in it
     subprocess.run(…, env=sanitized.environment(tree))
     sanitized.tests_of_c()                    tests without engines that run any of it
+    sanitized.build_for_races(folder)         the same with the sanitizer of threads, which cannot go with the others
 
 What a release has beside its source stays as it is. Fortified functions are left out, since they hide faults from the
 sanitizers; every fault ends the process. Each extension counts which ways its calls take (``fuzz/edges.c``).
@@ -28,6 +29,11 @@ EDGES = ROOT / "tests" / "support" / "fuzz" / "edges.c"
 PATHS = ("operator/src", "tests/support", "lab/cluster", "e2e/support")
 """What pytest imports from beside the package, as in pyproject.toml."""
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
+RACES = ("-fsanitize=thread", "-fno-omit-frame-pointer", "-g", "-Wno-tsan")
+"""Looks for memory that two threads use at once with nothing between them. It does not see fences that stand alone, of
+which none orders what threads share here."""
+THREADED = ("tests/sockets/test_transport_stripes.py", "tests/sockets/test_transport_sealed_stripes.py")
+"""Tests of what has threads in C."""
 FOLDERS = tuple(ROOT / "tests" / name for name in ("unit", "sockets", "workshop"))
 LIMIT_S = 600
 
@@ -37,6 +43,27 @@ hook = load(ROOT / "sidecar" / "hatch_build.py")
 def compiler() -> list[str]:
     """The compiler's command: gcc, whose library is known by name; CC names another."""
     return shlex.split(os.environ.get("CC") or "gcc")
+
+
+def build_for_races(tree: Path) -> Path:
+    """As ``build``, with the sanitizer of threads alone.
+
+    Raises:
+        RuntimeError: it cannot be compiled here, and why.
+    """
+    shutil.copytree(SOURCES, tree / "src", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for source in hook.SOURCES:
+        if wrong := hook.compile_one(tree, source, (*hook.NEEDED, "-O1", *RACES)):
+            raise RuntimeError(wrong)
+    return tree / "src"
+
+
+def environment_for_races(package: Path) -> dict[str, str]:
+    """Of a process that is to load what ``build_for_races`` has made; its first report ends it."""
+    options = {"TSAN_OPTIONS": "halt_on_error=1:abort_on_error=0:exitcode=66:report_thread_leaks=0",
+               "LD_PRELOAD": library("libtsan.so"),
+               "PYTHONPATH": os.pathsep.join(map(str, (package, *(ROOT / path for path in PATHS))))}
+    return os.environ | options
 
 
 def flags(counter: Path) -> tuple[str, ...]:

@@ -52,8 +52,6 @@ class Fault(StrEnum):
     KILL_DECODE = "kill -9 of decode"
 
 
-ON_THE_WIRE = frozenset({Fault.CORRUPT, Fault.CORRUPT_HEADER, Fault.HALF_FRAME, Fault.CUT, Fault.HOLD, Fault.SLOW})
-SIGNALS = frozenset({Fault.STOP_PREFILL, Fault.STOP_DECODE, Fault.KILL_PREFILL, Fault.KILL_DECODE})
 LEGS: Mapping[Fault, int] = {
     Fault.NONE: 6, Fault.LATE_PREFILL: 3, Fault.LATE_DECODE: 3, Fault.NO_PREFILL: 1, Fault.NO_DECODE: 1,
     Fault.DECODE_LEAVES: 4, Fault.PREFILL_LEAVES: 2, Fault.RETRIED: 4, Fault.TWO_TRIES: 3, Fault.OTHER_PROMPT: 2,

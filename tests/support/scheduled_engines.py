@@ -29,6 +29,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
@@ -77,6 +78,14 @@ class Answer:
         """Tokens of the prompt that this engine computed itself."""
 
 
+class Core(EngineCore):
+    """Of vLLM's engine core that it makes the scheduler, and knows how the weights are called."""
+
+    def __init__(self, make: Callable[[], Scheduler]) -> None:
+        self._weight_version = "default"
+        self.scheduler = make()
+
+
 class Scheduled:
     """One engine."""
 
@@ -98,7 +107,8 @@ class Scheduled:
         init_none_hash(hash_of)
         self._hasher = get_request_block_hasher(BLOCK, hash_of)
         with mock.patch.dict(os.environ, environ), mock.patch.object(compat, "rest_while"):
-            self.scheduler = Scheduler(self.config, kv_cache, StructuredOutputManager(self.config), BLOCK)
+            self.core = Core(lambda: Scheduler(self.config, kv_cache, StructuredOutputManager(self.config), BLOCK))
+            self.scheduler = self.core.scheduler
             self.worker = XpydConnector(self.config, KVConnectorRole.WORKER, kv_cache)
             self.worker.register_kv_caches(self.caches)
         connector = self.scheduler.get_kv_connector()

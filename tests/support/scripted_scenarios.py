@@ -27,6 +27,7 @@ from scenario import LEAK_S, SCRIPTED, Fault, Report, Scenario, draw
 from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort
+from xpyd_sidecar.transport.tcp import cipher
 
 Work = tuple[Any, list[int], int, int]
 """What a request does in a step: it, its new blocks, tokens computed before, and now."""
@@ -84,7 +85,7 @@ class Stage:
         self.wire: Wire | None = None
         if options.get("tensor", 1) == 1:
             port = free_port()
-            self.wire = Wire(port)
+            self.wire = Wire(port, sealed=options.get("encryption") == "enabled")
             options |= {"data_port": port, "advertise_data": HostPort(f"127.0.0.1:{self.wire.port}")}
         self.options = options
         self.jobs: list[Job] = []
@@ -260,7 +261,9 @@ class Life:
             "keep_bytes": source.choice((12, 40, 1000)) * unit, "buffer_bytes": source.choice((8, 30, 300)) * unit,
             "host_pool_bytes": source.choice((0, 0, 10)) * unit, "peer_timeout_s": 2.0, "load_timeout_s": 6.0,
             "claim_s": 2.0, "keep_ttl_s": 4.0, "put_wait_s": 0.02, "window_bytes": 2 * unit,
-            "clock": Clock() if late else None, **options}
+            "clock": Clock() if late else None,
+            "encryption": "disabled" if cipher.lack() else random.Random(f"cipher {seed}").choice(("disabled", "enabled")),
+            **options}
         modes = {"p": ("put_async", "put_async", "put"), "d": ("put_async", "put_async", "get")}
         self.prefills, self.decodes = ([
             Stage(f"{role}{n}", folder, report, source, **common, mode=source.choice(modes[role]),
@@ -381,10 +384,8 @@ def _held(stage: Stage) -> list[str]:
     found = [] if idle(stage.engine) else [f"{stage.name} is not idle: {stage.engine.counts}"]
     if len(stage.free) != BLOCKS - 1:
         found.append(f"{stage.name} holds {BLOCKS - 1 - len(stage.free)} blocks")
-    for worker in stage.engine.workers:
-        ahead = worker._receiver.ahead
-        if any(ahead.used):
-            found.append(f"{stage.name} has {ahead.used} bytes in its buffer")
+    found += [f"{stage.name} has {worker._receiver.buffered} bytes in its buffer" for worker in stage.engine.workers
+              if any(worker._receiver.buffered)]
     return found
 
 

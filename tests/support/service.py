@@ -45,7 +45,9 @@ class Service:
         self.folder = folder
         self.home = folder / "home"
         self.file = folder / "service.yaml"
-        self.port, self.members = free_port(), free_port()
+        self.port, self.members, self.admin = free_port(), free_port(), free_port()
+        self.has_admin = True
+        """The release that it runs knows of an admin port."""
         self.url = f"http://127.0.0.1:{self.port}"
         self.spec: dict[str, Any] = {}
         """Further sections of the document, from the next ``write`` on."""
@@ -75,13 +77,14 @@ class Service:
     def write(self, prefill: int, decode: int) -> None:
         """The document with these counts."""
         env = {**BASE_ENV, **self.engine_env}
+        ports = {"http": self.port, "members": self.members} | ({"admin": self.admin} if self.has_admin else {})
         self.file.write_text(yaml.safe_dump({
             "apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "metadata": {"name": NAME},
             "spec": {
                 "model": {"source": str(ensure_model()), "servedName": MODEL_NAME},
                 "engine": {"args": list(BASE_ARGS), "env": [{"name": k, "value": v} for k, v in env.items()]},
                 "prefill": {"replicas": prefill}, "decode": {"replicas": decode},
-                "router": {"ports": {"http": self.port, "members": self.members}, "policy": "least_loaded"},
+                "router": {"ports": ports, "policy": "least_loaded"},
                 **self.spec,
             },
         }))
@@ -177,7 +180,7 @@ def wait(condition: Callable[[], bool], deadline_s: float, what: str) -> None:
 
 
 def wait_life(folder: ServiceFolder, port: int, instance: str, deadline_s: float, before: str = "") -> str:
-    """The incarnation of another life than the one before, once the router at this port would send it requests.
+    """The incarnation of another life than the one before, once the router with this admin port would send it requests.
 
     One look at a full machine may miss an answer.
     """

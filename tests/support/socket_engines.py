@@ -63,6 +63,8 @@ class Engine:
     def __init__(self, name: str, role: Role, serve: Serve) -> None:
         self.name, self.role, self.serve = name, role, serve
         self.legs: list[Leg] = []
+        self.canaries: list[Leg] = []
+        """Requests of the router's own."""
         self.healthy = False
         """It answers probes."""
         self.farewells: list[Leg] = []
@@ -89,7 +91,7 @@ class Engine:
                     await leg.answer(400)
                     first = await reader.read(1)
                     continue
-                self.legs.append(leg)
+                (self.canaries if "x-request-id: xpyd-canary-" in head else self.legs).append(leg)
                 serving = asyncio.create_task(self._serve(leg))  # type: ignore[arg-type]
                 self.tasks.add(serving)
                 first = await reader.read(1)

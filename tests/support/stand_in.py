@@ -3,7 +3,7 @@
     make_stand_in(folder) → path of an executable to put in the place of the interpreter
 
     <it> -m vllm.entrypoints.launchers.api_server.entry --host H --port P …   listens, prints vLLM's phrases, has a child
-    <it> -m xpyd_sidecar --config FILE                               an agent (Unix socket) or a router (/fleet)
+    <it> -m xpyd_sidecar --config FILE                               an agent (Unix socket), a router (/fleet, admin port)
     <it> anything else                                               the real interpreter
 
 Variables of the environment change what they do: STAND_IN_START_S (seconds until an engine listens), STAND_IN_EXIT (an
@@ -164,8 +164,14 @@ def router(config: dict, beats: Path) -> None:
             self.answer({"service": config["service"], "router": config["instance"], "uptime_s": 1.0, "settled": True,
                          "instances": instances, "requests_total": 7, "requests_failed": 0})
 
+    class Clients(Quiet):
+        def do_GET(self) -> None:
+            self.answer({}, 200 if self.path == "/health" else 404)
+
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    ThreadingHTTPServer((config["router"]["host"], config["router"]["port"]), Handler).serve_forever()
+    of = config["router"]
+    threading.Thread(target=ThreadingHTTPServer((of["host"], of["port"]), Clients).serve_forever, daemon=True).start()
+    ThreadingHTTPServer((of["host"], of["admin_port"]), Handler).serve_forever()
 
 
 if __name__ == "__main__":

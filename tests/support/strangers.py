@@ -45,6 +45,7 @@ class Router:
 
     port: int
     process: Group
+    admin_port: int = 0
 
     @property
     def rss(self) -> float:
@@ -64,9 +65,9 @@ class Router:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(text.partition(f"{name}:")[2].split()[0]) / 1024
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection of a client."""
-        return await asyncio.open_connection("127.0.0.1", self.port, limit=MIB)
+    async def connect(self, port: int = 0) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of a client, or to another port."""
+        return await asyncio.open_connection("127.0.0.1", port or self.port, limit=MIB)
 
     async def ask(self, raw: bytes) -> int:
         """One request on a connection of its own; the status."""
@@ -85,7 +86,7 @@ class Cost:
     grown_mib: float
     """The most memory during it, beyond what there was before."""
     worst_s: float
-    """The longest /health during it."""
+    """The longest /health during it, on the admin port."""
     idle_s: float
     """The same of a router beside it that nobody attacked."""
     seconds: float
@@ -94,14 +95,14 @@ class Cost:
 
 
 @contextlib.asynccontextmanager
-async def router(folder: Path, **settings: Any) -> AsyncIterator[Router]:
-    """A router process before one prefill and one decode engine."""
+async def router(folder: Path, *, decode: str = "", **settings: Any) -> AsyncIterator[Router]:
+    """A router process before one prefill and one decode engine, or before that at the address ``decode``."""
     folder.mkdir(exist_ok=True)  # noqa: ASYNC240 (before anything runs)
     key_file = folder / "key"
     keys.write(key_file, keys.mint())
-    port, members = free_port(), free_port()
-    made: dict[str, Any] = {"host": "127.0.0.1", "port": port, "members_port": members, "heartbeat_s": 0.2,
-                            "resolve_s": 0.2, "access_log": False}
+    port, members, admin = free_port(), free_port(), free_port()
+    made: dict[str, Any] = {"host": "127.0.0.1", "port": port, "members_port": members, "admin_port": admin,
+                            "heartbeat_s": 0.2, "resolve_s": 0.2, "access_log": False}
     config = SidecarConfig(service=SERVICE, instance=InstanceName("router"), key_file=str(key_file), run_dir=str(folder),
                            log_level="warning", router=RouterConfig(**(made | settings)))
     engines = {Role.PREFILL: await ScriptedEngine("p0").start(), Role.DECODE: await ScriptedEngine("d0").start()}
@@ -109,9 +110,10 @@ async def router(folder: Path, **settings: Any) -> AsyncIterator[Router]:
     agent = Beater(members, keys.read(key_file), b"a")
     try:
         for role, engine in engines.items():
-            await agent.send(beat(engine.name, role, engine.address, interval_s=600.0))
+            address = decode if decode and role is Role.DECODE else engine.address
+            await agent.send(beat(engine.name, role, address, interval_s=600.0))
         await wait_ready(port, process)
-        yield Router(port, process)
+        yield Router(port, process, admin)
     finally:
         process.kill()
         agent.close()
@@ -125,7 +127,7 @@ async def measured(attacked: Router, idle: Router, attack: Awaitable[dict[str, A
     ended = asyncio.Event()
 
     async def ask(one: Router) -> None:
-        reader, writer = await one.connect()
+        reader, writer = await one.connect(one.admin_port)
         while not ended.is_set():
             began = time.monotonic()
             writer.write(request_bytes("/health", method="GET"))
@@ -153,7 +155,7 @@ def _socket(port: int) -> socket.socket:
     return sock
 
 
-async def unread(r: Router, path: str = "/dashboard/page.css", seconds: float = 3.0) -> dict[str, Any]:
+async def unread(r: Router, path: str = "/metrics", seconds: float = 3.0) -> dict[str, Any]:
     """Pipelined requests on one connection, as many as it takes, and no answer is ever read."""
     loop, raw, sent = asyncio.get_running_loop(), request_bytes(path, method="GET") * 1000, 0
     with _socket(r.port) as sock, contextlib.suppress(TimeoutError):

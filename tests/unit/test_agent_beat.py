@@ -23,12 +23,15 @@ from xpyd_sidecar.agent.beat import (
     RoleTold,
     UndrainAsked,
     disagreement,
+    together,
 )
 from xpyd_sidecar.contract.assignment import Assignment
+from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.fingerprint import digest
-from xpyd_sidecar.contract.ids import AgentId, HostPort, Role, State
+from xpyd_sidecar.contract.ids import AgentId, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.launch import GroupConfig
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
+from xpyd_sidecar.contract.pair_notes import MOST_LINKS, MOST_REFUSED, PairNotes, RefusedPeer
 from xpyd_sidecar.contract.speculation import Speculation
 
 IDLE = Load()
@@ -65,6 +68,35 @@ def test_begins_as_starting_and_says_so() -> None:
     beat = Machine(config_of(), AGENT).heartbeat()
     assert (beat.state, beat.seq, beat.incarnation, beat.drained) == (State.STARTING, 1, "", False)
     assert (beat.service, beat.instance, beat.role, beat.http) == ("test", "test-e0", Role.DECODE, ("10.0.0.7:8000",))
+
+
+def test_what_the_engine_has_found_of_its_peers_is_beaten_at_once_and_goes_with_it() -> None:
+    machine = ready()
+    peer = RefusedPeer(InstanceName("p0"), Incarnation("1" * 32), "another model")
+    look = msgspec.structs.replace(up().look, pairs=PairNotes(Incarnation("a" * 32), (peer,), ("over tcp",)))
+    assert machine.handle(Looked(look, ()), 1.0) == (BeatNow("ready"),)
+    beat = machine.heartbeat()
+    assert (beat.refused, beat.links) == ((peer,), ("over tcp",))
+    assert machine.handle(SLOW, 1.5) == ()
+    assert machine.heartbeat().refused == (peer,), "a look without news changes nothing"
+    words = msgspec.structs.replace(look, pairs=PairNotes(Incarnation("a" * 32), (peer,), ()))
+    assert machine.handle(Looked(words, ()), 2.0) == (), "words for people can wait for the next beat"
+    assert machine.handle(up(), 3.0) == (BeatNow("ready"),)
+    assert machine.heartbeat().refused == ()
+
+
+def test_what_ranks_have_found_is_put_together_without_what_is_of_another_start() -> None:
+    def peer(name: str) -> RefusedPeer:
+        return RefusedPeer(InstanceName(name), Incarnation("1"), name)
+
+    ours = Incarnation("a")
+    before = PairNotes(Incarnation("b"), (peer("p9"),), ("z",))
+    found = together([PairNotes(ours, (peer("p0"), peer("p1")), ("x", "y")), before,
+                      PairNotes(ours, (peer("p1"), peer("p2")), ("y", "w"))], ours)
+    assert found == PairNotes(ours, (peer("p0"), peer("p1"), peer("p2")), ("x", "y", "w"))
+    many = [PairNotes(ours, tuple(peer(f"p{rank}-{n}") for n in range(MOST_REFUSED)),
+                      tuple(f"{rank}-{n}" for n in range(MOST_LINKS))) for rank in range(3)]
+    assert (len(together(many, ours).refused), len(together(many, ours).links)) == (MOST_REFUSED, MOST_LINKS)
 
 
 def test_ready_from_the_second_look_that_shows_the_incarnation() -> None:
@@ -264,6 +296,31 @@ def test_legs_in_flight_at_a_router_hold_the_drain_up_though_the_engine_shows_no
     machine.handle(with_routers(up(), done), 3.0)
     machine.handle(with_routers(up(), done), 3.5)
     assert machine.drained
+
+
+def test_routers_that_have_ejected_the_instance_are_told_to_all_of_them_and_at_once() -> None:
+    machine = ready()
+    assert machine.heartbeat().ejected_by == ()
+    ejects = KnownRouter("10.0.0.1:1", "r1", acked=1, heard=1.0, ejected=True)
+    others = (KnownRouter("10.0.0.2:1", "r0", acked=1, heard=1.0), KnownRouter("10.0.0.3:1", acked=-1, ejected=True))
+    out = machine.handle(with_routers(up(), ejects, *others), 1.0)
+    assert [type(one) for one in out] == [BeatNow]
+    assert machine.heartbeat().ejected_by == ("r1",), "not who has no name yet"
+    assert machine.handle(with_routers(up(), ejects), 2.0) == ()
+    machine.handle(with_routers(up(), ejects), 60.0)
+    assert machine.heartbeat().ejected_by == (), "it has been silent for too long to be believed"
+
+
+def test_beats_tell_how_far_the_core_has_got_as_long_as_somebody_looks() -> None:
+    machine = ready()
+    assert machine.heartbeat().core is None
+    for core in (CoreSteps(5, 20.0), CoreSteps(7, 20.0)):
+        assert machine.handle(Looked(msgspec.structs.replace(up().look, core=core), ()), 1.0) == ()
+        assert machine.heartbeat().core == core
+    machine.handle(Looked(Look("slow", records=up().look.records, core=CoreSteps(8, 20.0)), ()), 2.0)
+    assert machine.heartbeat().core == CoreSteps(8, 20.0), "a busy server does not make the core stand still"
+    machine.handle(Looked(Look("unmade"), ()), 2.0)
+    assert machine.heartbeat().core is None, "nor does an agent that could not look"
 
 
 def test_a_router_that_died_with_legs_open_is_not_waited_for_beyond_its_bound() -> None:

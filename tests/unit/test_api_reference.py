@@ -42,4 +42,4 @@ def test_defaults_required_and_bounds_are_shown() -> None:
     assert "| `http` | whole number, 1024 to 65535 | `10001` |" in text
     assert "| `source` | text | required |" in text
     assert "| `timeout` | duration, from 1s to 168h | `10m` |" in text
-    assert "- http and members must be two ports" in text
+    assert "- http, members and admin must be three ports" in text

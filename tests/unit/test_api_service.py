@@ -108,6 +108,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert ours == {name: getattr(theirs, name) for name in ours}
     options = KvOptions()
     assert (spec.kv.transport, spec.kv.mode, spec.kv.checksum) == (options.transport, options.mode, options.checksum)
+    assert spec.kv.encryption == options.encryption
     assert spec.kv.load_limit_s == options.load_limit_s
     agent = {field.name: field.default for field in msgspec.structs.fields(AgentConfig)}
     assert (spec.drain.timeout_s, spec.engine.startup_timeout_s) == (agent["drain_timeout_s"], agent["startup_timeout_s"])

@@ -58,6 +58,8 @@ CASES: list[tuple[str, Args, dict[str, str], dict[str, str]]] = [
      {"spec.engine.args[0]": "-sc: an engine with it ends at its start, as its value is no JSON object"}, {}),
     ("a variable", {"decode": ["--speculative-config", "$(DRAFTS)"]}, {}, {}),
     ("none", {"decode": ["--speculative-config", "None"]}, {}, {}),
+    ("one type by two names", {role: ["-sc", f'{{"method": "eagle", "model": "m", "kv_cache_dtype": "{name}"}}']
+                               for role, name in (("prefill", "fp8"), ("decode", "fp8_e4m3"))}, {}, {}),
 ]
 
 

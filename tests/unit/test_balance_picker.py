@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 from beats import SERVICE, beat
 
-from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role, State
+from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, State
+from xpyd_sidecar.contract.pair_notes import RefusedPeer
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.fleet.member import FleetMember, Pair
@@ -52,6 +53,46 @@ def test_without_any_partner_decode_is_picked_alone() -> None:
     pick = picker({"pa": {"fingerprint": A}}, {"db": {"fingerprint": B}})
     assert both(pick.asked(RAW).pair(alone=False)) == (None, "db")
     assert both(picker({"p0": {"state": State.DRAINING}}, {"d0": {}}).asked(RAW).pair(alone=False)) == (None, "d0")
+
+
+def refusing(*names: str) -> dict[str, Any]:
+    """Of a decode instance that cannot take the KV of these, as they are now."""
+    return {"refused": tuple(RefusedPeer(InstanceName(name), beat(name).incarnation, "why") for name in names)}
+
+
+def test_a_pair_that_cannot_be_is_not_made_and_all_others_are() -> None:
+    pick = picker({"p0": {}, "p1": {}}, {"d0": refusing("p0"), "d1": {}})
+    assert {both(pick.asked(RAW).pair(alone=False)) for _ in range(16)} == {("p1", "d0"), ("p0", "d1"), ("p1", "d1")}
+    pair = pick.asked(RAW).pair(alone=False, not_decode={InstanceName("d1")})
+    assert both(pair) == ("p1", "d0")
+    assert pair is not None
+    assert pick.asked(RAW).prefill_for(pair.decode, {InstanceName("p1")}) is None
+    found = pick.asked(RAW).prefill_for(pair.decode)
+    assert found is not None
+    assert found.instance == "p1"
+
+
+def test_a_decode_instance_that_can_take_from_nobody_comes_last_and_alone() -> None:
+    pick = picker({"p0": {}, "p1": {}}, {"d0": refusing("p0", "p1"), "d1": {}})
+    assert {both(pick.asked(RAW).pair(alone=False))[1] for _ in range(8)} == {"d1"}
+    assert both(pick.asked(RAW).pair(alone=False, not_decode={InstanceName("d1")})) == (None, "d0")
+    assert both(pick.asked(RAW).pair(alone=False, not_prefill={InstanceName("p0"), InstanceName("p1")}))[0] is None
+    tried = picker({"p0": {}, "p1": {}}, {"d0": refusing("p0"), "d1": refusing("p1")})
+    assert {both(tried.asked(RAW).pair(alone=False, not_prefill={InstanceName("p1")})) for _ in range(4)} == {("p0", "d1")}
+
+
+def test_another_start_of_a_refused_instance_is_paired_again() -> None:
+    refused = {"refused": (RefusedPeer(InstanceName("p0"), Incarnation("of before"), "why"),)}
+    assert both(picker({"p0": {}}, {"d0": refused}).asked(RAW).pair(alone=False)) == ("p0", "d0")
+
+
+def test_a_refusal_that_is_told_no_more_is_over() -> None:
+    roster = Roster(SERVICE, started=0.0, settle_s=0.0, missed_beats=3)
+    pick = Picker(roster, policies.make("round_robin", {}, float))
+    roster.on_message(0.0, beat("p0", Role.PREFILL))
+    for seq, (fields, prefill) in enumerate(((refusing("p0"), None), ({}, "p0"), (refusing("p0"), None)), 1):
+        roster.on_message(0.0, beat("d0", seq=seq, **fields))
+        assert both(pick.asked(RAW).pair(alone=False)) == (prefill, "d0")
 
 
 def test_who_was_tried_is_left_out() -> None:

@@ -26,6 +26,8 @@ LOCAL = ROOT / "docs/guide.md"
 NOT_REASONS = frozenset({
     # statuses and types of conditions and Events; Degraded, Ready, Compatible and Valid are reasons too
     "True", "False", "Normal", "Warning", "Progressing", "Limited", "Stalled", "Not",
+    # a kind of three APIs, so that none of them has it among the operator's resources by this name
+    "PodGroup",
     # what pods, containers and the API server say themselves
     "Completed", "ContainerCreating", "ContainersReady", "CrashLoopBackOff",
     "CreateContainerConfigError", "CreateContainerError",
@@ -35,7 +37,7 @@ NOT_REASONS = frozenset({
     "RegistryUnavailable", "ReplicaFailure", "RunContainerError", "SchedulingGated", "Succeeded",
     # errors of requests, headers, names of types
     "Accept", "All", "AlreadyExists", "Authorization", "Background", "BadAnswer", "BearerToken", "Revision", "Status",
-    "Timeout", "Unreachable",
+    "Strict", "Timeout", "Unreachable",
     # settings
     "Always", "Deployment", "IfNotPresent", "Never", "Sidecar",
 })

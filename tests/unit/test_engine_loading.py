@@ -1,136 +1,170 @@
-"""Decode's half of a step under load: a fast link is kept busy however long the steps are, and nothing waits for copies.
-
-Loading, staging and the machine of loads as they are; a device and a link on a virtual clock, and no bytes move.
-"""
+"""Decode's half beside a worker: what it asks the receiver for, and when it reports a load."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
+import time
 
 import pytest
-from device_steps import BLOCK, BUS, CACHE_BLOCKS, LAYERS, LINK, StepClock, StepDevice, sizes_of, untouched
+import torch
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
-from xpyd_sidecar.engine.loading import Loading
-from xpyd_sidecar.engine.memory_sizes import MemorySizes
-from xpyd_sidecar.engine.worker_side import staging_of
-from xpyd_sidecar.kv.frames import FRAME_BYTES
-from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.engine.kv_cache import KvCache
+from xpyd_sidecar.engine.loading import UNHEARD_STEPS, Loading
+from xpyd_sidecar.engine.reports import ExpectOrder, FailOrder, LoadOrder, LoadReport, Orders
+from xpyd_sidecar.engine.stats import LINK
+from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import geometry, plan
-from xpyd_sidecar.kv.reach import TableSpan
-from xpyd_sidecar.kv.receiving import From, Order, Receiving
-from xpyd_sidecar.session.receiver_events import Arrived
+from xpyd_sidecar.kv.messages import Announce, ListeningRank
+from xpyd_sidecar.kv.reach import LayerGroup, TableSpan
+from xpyd_sidecar.kv.receiving import Cancel, Confirm, Instruction, Receiving, WantTry
+from xpyd_sidecar.memory.marks import NOW, CopyMark
+from xpyd_sidecar.session.receiver import BrokenSource, FetchedBlocks, Withdraw
 from xpyd_sidecar.session.transfer_trace import Forwards
-from xpyd_sidecar.threads.idle_polling import Inbox
+from xpyd_sidecar.threads.idle_polling import NAP_S, Inbox
 
-PROMPT = 128
-"""Blocks: 2,048 tokens, 288 MiB."""
-LAUNCHES = 8
-FRAME = FRAME_BYTES // BLOCK
+BLOCKS = 32
+KEY = Key(TransferId("ab" * 16), Attempt(1), 1)
+SPAN = TableSpan(0, (7, 8, 9))
+RANK = ListeningRank(HostPort("10.0.0.1:4000"), Incarnation("cd" * 16))
+SOURCE = Announce(*KEY, b"prompt", 40, 39, (RANK,))
 
 
-class Link:
-    """The receiver: frames of as many prompts as there are, one after the other, while there is a chunk to put them in."""
+class ListedReceiver:
+    """A receiver that lists what it is asked for."""
 
-    def __init__(self, clock: StepClock, staging: Any, frames: Iterator[tuple[Key, int, int]]) -> None:
-        self.clock, self.staging, self.frames = clock, staging, frames
-        self.inbox: Inbox[Any] = Inbox()
-        self.busy = False
-        self.size = 0
-        staging.on_free(self.go_on)
+    def __init__(self) -> None:
+        self.inbox: Inbox[FetchedBlocks | BrokenSource] = Inbox()
+        self.steps: list[Instruction | Withdraw] = []
+        self.closed: list[str] = []
+        self.moments: list[CopyMark | None] = []
+        self.written: set[str] = set()
+        """Requests into whose blocks something is being written."""
 
-    def go_on(self) -> None:
-        if self.busy or (chunk := self.staging.take()) is None:
-            return
-        frame = next(self.frames)
-        self.busy = True
-        self.clock.at(self.clock.now + FRAME_BYTES / LINK, lambda: self.arrived(chunk, *frame))
-
-    def arrived(self, chunk: Any, key: Key, region: int, first: int) -> None:
-        self.busy = False
-        self.size += FRAME_BYTES
-        self.inbox.append(Arrived(key, region, first, FRAME, chunk, FRAME_BYTES, "rdma", 0, self.clock.now))
-        self.go_on()
-
-    def carry_out(self, step: object) -> None:
-        """What decode says to prefill has no effect here."""
+    def carry_out(self, step: Instruction | Withdraw, moment: CopyMark | None = None) -> None:
+        """Take one."""
+        self.steps.append(step)
+        self.moments.append(moment)
 
     def close(self, request: str) -> None:
-        """Nobody else writes into its blocks."""
+        """Nothing more is to be written."""
+        self.closed.append(request)
 
     def settled(self, request: str) -> bool:
-        return True
+        """Whether nothing is."""
+        return request not in self.written
 
 
-class Decode:
-    """A rank that loads so many prompts at once, again and again."""
+class Rank:
+    """A rank of two layers in two groups, and a prefill instance of the same shape."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, together: int, sizes: MemorySizes) -> None:
-        self.clock, self.together = StepClock(), together
-        monkeypatch.setattr("xpyd_sidecar.engine.loading.time", SimpleNamespace(monotonic=lambda: self.clock.now))
-        self.device = StepDevice(self.clock, sizes.slab)
-        self.staging = staging_of(sizes.staging, FRAME_BYTES, untouched)
-        self.link: Any = Link(self.clock, self.staging, self.frames())
-        arrays = self.device.arrays(dict.fromkeys((f"layer{n}" for n in range(LAYERS)), 0))
-        ranks = geometry(1, [arrays])
-        ((self.source,),) = plan(ranks, ranks)
-        completions: Any = SimpleNamespace(add=lambda mark, call: self.clock.at(mark.when, call))
-        self.loads = Receiving(load_s=30.0, grace_s=1.0, regions=LAYERS, cover=True)
-        self.loading = Loading(0, self.device, self.link, self.loads, staging=self.staging, forwards=Forwards(),
-                               completions=completions)
-        self.names = itertools.count(1)
-        self.loaded = 0
+    def __init__(self, *, ahead: bool = True) -> None:
+        caches = {name: torch.zeros(BLOCKS, 2, 16, 8) for name in ("a", "b")}
+        memory = KvCache(caches, BLOCKS, {"a": LayerGroup(0), "b": LayerGroup(1)})
+        shape = geometry(1, [memory.arrays({})])
+        self.plan = plan(shape, shape)
+        self.receiver = ListedReceiver()
+        self.loading = Loading(0, memory, self.receiver, Receiving(load_s=30.0, grace_s=0.0), ahead=ahead,  # type: ignore[arg-type]
+                               forwards=Forwards())
 
-    def frames(self) -> Iterator[tuple[Key, int, int]]:
-        """Of prompts that come at the same time, by turns, as prefill makes them: chunk by chunk, layer by layer."""
-        while True:
-            keys = [self.load(next(self.names)) for _ in range(self.together)]
-            yield from ((key, region, first) for first in range(0, PROMPT, FRAME) for region in range(LAYERS)
-                        for key in keys)
+    def start(self, moment: CopyMark | None = None, *, request: str = "r", source: Announce = SOURCE) -> None:
+        """Begin a load of three blocks of one group, and two of the other."""
+        tables = SPAN, TableSpan(1, (4, 5))
+        self.loading.start(Orders(loads=[LoadOrder(request, source, tables, 39, self.plan)]), moment)
 
-    def load(self, number: int) -> Key:
-        key = Key(TransferId(f"{number:032x}"), Attempt(1), 1)
-        first = number * PROMPT % (CACHE_BLOCKS - PROMPT)
-        table = TableSpan(0, tuple(range(first, first + PROMPT)))
-        source = From(HostPort("127.0.0.1:1"), Incarnation("0" * 32), self.source.parts)
-        self.loads.load(Order(f"r{number}", key, (table,), (source,)), self.clock.now)
-        return key
-
-    def step(self, seconds: float) -> None:
-        before = len(self.device.enqueued)
-        over, failed = self.loading.poll(calm=False)
-        assert not failed
-        assert len(self.device.enqueued) - before <= 1
-        self.loaded += len(over)
-        self.clock.advance(self.clock.now + seconds)
+    def fetched(self, *blocks: tuple[int, int, int], key: Key = KEY) -> None:
+        """Blocks of the first source are in their places."""
+        self.receiver.inbox.append(FetchedBlocks(key, 0, blocks, 100, "tcp", time.monotonic()))
 
 
-@pytest.mark.parametrize("sizes", [sizes_of(), sizes_of(0)], ids=["followed", "least"])
-@pytest.mark.parametrize("together", [1, 4])
-@pytest.mark.parametrize("step_ms", [25, 50])
-def test_a_fast_link_is_kept_busy_beside_decodes_steps(monkeypatch: pytest.MonkeyPatch, step_ms: int, together: int,
-                                                       sizes: MemorySizes) -> None:
-    d = Decode(monkeypatch, together, sizes)
-    d.link.go_on()
-    for _ in range(3):
-        d.step(step_ms / 1e3)
-    before, began = d.link.size, d.clock.now
-    for _ in range(12):
-        d.step(step_ms / 1e3)
-    assert (d.link.size - before) / (d.clock.now - began) >= 0.9 * LINK
-    assert max(d.device.enqueued) <= LAUNCHES, "of a step, however many layers and requests it has"
-    assert d.loaded
+@pytest.fixture
+def rank() -> Rank:
+    return Rank()
 
 
-def test_chunks_come_back_when_their_copy_is_complete_and_not_with_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = sizes_of(0)._replace(staging=16 * FRAME_BYTES)
-    d = Decode(monkeypatch, 1, sizes)
-    d.link.go_on()
-    d.clock.advance(1.0)
-    assert d.link.size == sizes.staging, "no more than there are chunks"
-    d.loading.poll(calm=False)
-    d.clock.advance(d.clock.now + 2 * sizes.staging / BUS + 17 * FRAME_BYTES / LINK)
-    assert d.link.size == 2 * sizes.staging, "the next ones have come without a step of decode"
+def test_where_its_blocks_may_be_written_from_is_told_with_a_load_and_with_nothing_else(rank: Rank) -> None:
+    rank.start(NOW)
+    rank.loading.start(Orders(abandons=["r"]))
+    assert rank.receiver.moments == [NOW, None]
+
+
+def test_a_load_asks_each_source_for_its_part_and_ends_with_the_last_block(rank: Rank) -> None:
+    rank.start()
+    [want] = rank.receiver.steps
+    assert isinstance(want, WantTry)
+    assert (want.request, want.address, want.incarnation, want.ident) == ("r", RANK.address, RANK.incarnation, (KEY, 0))
+    assert (want.tables, want.plan.identity, want.plan.slots) == ((SPAN, TableSpan(1, (4, 5))), b"prompt", 0)
+    assert {region: (part.into, part.table) for region, part in want.plan.parts.items()} == {0: (0, 0), 1: (1, 1)}
+    rank.fetched((0, 0, 3))
+    assert rank.loading.poll(calm=False) == (set(), set())
+    rank.fetched((1, 0, 3))
+    assert rank.loading.poll(calm=False) == ({"r"}, set())
+    assert rank.receiver.steps[1:] == [Confirm(KEY, 0, 200)]
+    assert rank.receiver.closed == ["r"]
+    assert rank.loading.report.loads == [LoadReport(0, "r", KEY, Outcome.OK, "", 200)]
+    assert rank.loading.report.counts == {LINK + "tcp": 200}
+    assert len(rank.loading.report.load_notes) == 1
+
+
+def test_nothing_is_reported_while_something_is_written_into_the_blocks(rank: Rank) -> None:
+    rank.receiver.written.add("r")
+    rank.start()
+    rank.fetched((0, 0, 3), (1, 0, 3))
+    assert rank.loading.poll(calm=False) == (set(), set())
+    assert rank.loading.report.loads == []
+    rank.receiver.written.clear()
+    assert rank.loading.poll(calm=False) == ({"r"}, set())
+
+
+def test_a_load_whose_source_is_lost_fails_and_so_does_one_that_is_to(rank: Rank) -> None:
+    rank.start()
+    rank.receiver.inbox.append(BrokenSource(KEY, 0, Outcome.PEER_LOST, "gone", final=False))
+    assert rank.loading.poll(calm=False) == ({"r"}, {"r"})
+    other = KEY._replace(transfer=TransferId("ef" * 16))
+    rank.loading.start(Orders(fails=[FailOrder("s", other, Outcome.DEADLINE, "late")]), None)
+    assert rank.loading.poll(calm=False) == ({"s"}, {"s"})
+    assert [(one.request, one.outcome, one.size) for one in rank.loading.report.loads] == [
+        ("r", Outcome.PEER_LOST, 0), ("s", Outcome.DEADLINE, 0)]
+
+
+def test_a_load_that_is_abandoned_tells_its_source(rank: Rank) -> None:
+    rank.start()
+    rank.loading.start(Orders(abandons=["r"]), None)
+    assert isinstance(rank.receiver.steps[-1], Cancel)
+    assert rank.loading.poll(calm=False) == ({"r"}, {"r"})
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_try_without_blocks_is_asked_for_with_what_all_of_it_has(ahead: bool) -> None:
+    rank = Rank(ahead=ahead)
+    rank.loading.start(Orders(expects=[ExpectOrder(SOURCE, (3, 2), rank.plan)]), None)
+    [want] = rank.receiver.steps
+    assert isinstance(want, WantTry)
+    assert (want.tables, want.plan.slots, want.plan.ahead, want.ident) == (None, 5, ahead, (KEY, 0))
+
+
+def test_a_calm_engine_sleeps_until_something_comes_and_not_for_longer_than_a_nap(rank: Rank) -> None:
+    rank.start()
+    began = time.monotonic()
+    rank.loading.poll(calm=True)
+    assert time.monotonic() - began >= NAP_S
+    rank.fetched((0, 0, 3), (1, 0, 3))
+    assert rank.loading.poll(calm=True) == ({"r"}, set())
+
+
+def test_no_step_naps_while_the_scheduler_may_not_have_heard_of_a_load_that_is_over(rank: Rank) -> None:
+    rank.start()
+    rank.start(request="other", source=Announce(TransferId("cd" * 16), *KEY[1:], b"other", 40, 39, (RANK,)))
+    rank.fetched((0, 0, 3), (1, 0, 3))
+    assert rank.loading.poll(calm=True) == ({"r"}, set())
+    began = time.monotonic()
+    for _ in range(UNHEARD_STEPS):
+        rank.loading.poll(calm=True)
+    assert time.monotonic() - began < NAP_S
+    rank.loading.poll(calm=True)
+    assert time.monotonic() - began >= NAP_S
+
+
+def test_a_calm_engine_that_loads_nothing_does_not_sleep(rank: Rank) -> None:
+    began = time.monotonic()
+    assert rank.loading.poll(calm=True) == (set(), set())
+    assert time.monotonic() - began < NAP_S

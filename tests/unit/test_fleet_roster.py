@@ -12,6 +12,7 @@ from rosters import D0, I0, losts, make, names, probes
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
+from xpyd_sidecar.contract.pair_notes import RefusedPeer
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.member import BeatRefused, Changed, InstanceLeaves, Probed, ProbeInstance
 
@@ -31,6 +32,20 @@ def test_who_is_not_ready_is_not_picked(fields: dict[str, Any]) -> None:
     roster.on_message(1.0, beat("d0", **fields))
     assert names(roster) == []
     assert "d0" in roster.why_not(Role.DECODE)
+
+
+def test_what_an_instance_cannot_take_kv_from_is_said_when_it_changes_and_shown() -> None:
+    roster = make()
+    roster.on_message(1.0, beat("d0"))
+    refused = (RefusedPeer(InstanceName("p0"), I0, "another model"),)
+    assert roster.on_message(2.0, beat("d0", seq=2, refused=refused, links=("over tcp",))) == [
+        Changed(D0, "cannot take KV from p0 (another model)", "pairs")]
+    assert roster.on_message(3.0, beat("d0", seq=3, refused=refused, links=("over tcp",))) == []
+    [shown] = roster.fleet(3.0)
+    assert (shown.refused, shown.links) == (refused, ("over tcp",))
+    assert roster.on_message(4.0, beat("d0", seq=4)) == [Changed(D0, "may take KV from all again", "pairs")]
+    [shown] = roster.fleet(4.0)
+    assert (shown.refused, shown.links) == ((), ())
 
 
 def test_why_not_names_what_is_missing() -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
 
 import pytest
 
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http import body_budget as bb
 from xpyd_sidecar.router.http.body_budget import BodyBudget, HeldBody
 
 SMALL = 4
-BUDGET = 32
+BUDGET = 36
 RESERVE, REST = 4, 28
+"""The reserve, and what bodies may have of the 32 others."""
 MB = 1_000_000
+LARGE = 73_142_857
+"""A budget of which large bodies may have 56 MB."""
 
 
 def tiny() -> BodyBudget:
@@ -197,7 +202,7 @@ def test_where_all_others_are_whole_the_one_that_grows_goes_itself() -> None:
 
 
 def test_an_announcement_takes_the_room_of_slow_ones_alone() -> None:
-    budget = BodyBudget(64 * MB)
+    budget = BodyBudget(LARGE)
     stalled, fast = begun(budget, "stalled", 30 * MB), begun(budget, "fast", 30 * MB)
     budget.grow(stalled, 20 * MB, 1.0)
     budget.grow(fast, 28 * MB, 1.0)
@@ -209,7 +214,7 @@ def test_an_announcement_takes_the_room_of_slow_ones_alone() -> None:
 
 
 def test_nobody_is_ended_for_one_that_would_not_fit_even_so() -> None:
-    budget = BodyBudget(64 * MB)
+    budget = BodyBudget(LARGE)
     stalled, whole = begun(budget, "stalled", MB), begun(budget, "whole", 50 * MB)
     budget.grow(stalled, MB, 1.0)
     budget.grow(whole, 50 * MB, 1.0)
@@ -219,13 +224,82 @@ def test_nobody_is_ended_for_one_that_would_not_fit_even_so() -> None:
 
 
 def test_after_a_look_in_vain_no_other_is_made_for_a_while() -> None:
-    budget = BodyBudget(64 * MB)
+    budget = BodyBudget(LARGE)
     body = begun(budget, "stalled", None, 0.0)
     budget.grow(body, 50 * MB, 1.0)
     assert budget.begin("a", 20 * MB, 49.98)[0] is None
     assert budget.begin("b", 20 * MB, 50.01)[0] is None, "it is slow now, but nobody looks"
     assert budget.begin("c", 20 * MB, 50.04)[0] is not None
     assert body.ended
+
+
+def test_the_last_eighth_of_the_rest_is_not_for_bodies() -> None:
+    others = 0
+    budget = BodyBudget(BUDGET, SMALL, lambda: others)
+    large, more = begun(budget, "large", 28), begun(budget, "more", None)
+    assert budget.begin("larger", 29, 0.0) == (None, [])
+    assert budget.grow(large, 28, 0.0) == []
+    budget.whole(large)
+    assert names(budget.grow(more, 5, 0.0)) == ["more"]
+    budget.give_back(large)
+    others = 20
+    assert budget.begin("large", 9, 0.0) == (None, [])
+    begun(budget, "small enough", 8)
+
+
+def test_bodies_that_come_too_slowly_are_let_go_for_a_request_if_that_is_enough() -> None:
+    budget = BodyBudget(LARGE)
+    slow, fast = begun(budget, "slow", 20 * MB), begun(budget, "fast", 30 * MB)
+    budget.grow(slow, 5 * MB, 1.0)
+    budget.grow(fast, 30 * MB, 1.0)
+    assert budget.let_go(6 * MB, 10.0) == []
+    assert budget.let_go(5 * MB, 10.1) == ["slow"]
+    assert (slow.ended, budget.held) == (True, 30 * MB)
+
+
+def test_of_several_keys_each_has_its_share_from_its_first_byte_on_and_one_body_always() -> None:
+    budget = BodyBudget(BUDGET, SMALL)
+    assert budget.shares.share == 16
+    budget.shares.several = lambda: True
+    first = budget.begin("first", 20, 0.0, "a")[0]
+    assert first is not None
+    assert budget.grow(first, 20, 0.0) == []
+    with pytest.raises(HttpFault, match="a key's share is 16"):
+        budget.begin("second", 5, 0.0, "a")
+    chunks, other = budget.begin("chunks", None, 0.0, "a")[0], budget.begin("other", 8, 0.0, "b")[0]
+    assert chunks is not None
+    assert other is not None
+    with pytest.raises(HttpFault) as fault:
+        budget.grow(chunks, 1, 0.0)
+    assert (fault.value.status, chunks.ended) == (429, True)
+    assert budget.grow(chunks, 9, 0.0) == [], "what still comes of it is nothing to anybody"
+    assert budget.grow(other, 8, 0.0) == []
+    budget.whole(first)
+    assert budget.shares.had("a") == 20, "also while it waits"
+    for body in (first, other, first):
+        budget.give_back(body)
+    assert (budget.shares._had, budget.held) == ({}, 0)
+
+
+def test_what_is_counted_of_a_key_is_what_its_bodies_have() -> None:
+    dice, budget = random.Random(3), tiny()
+    budget.shares.several = lambda: True
+    here: list[HeldBody] = []
+    refused = 0
+    for now in range(4000):
+        with contextlib.suppress(HttpFault):
+            refused += 1
+            if dice.random() < 0.3:
+                body, _ = budget.begin("x", dice.choice([None, 3, 9]), now / 4, dice.choice("ab"))
+                here += [] if body is None else [body]
+            elif here and dice.random() < 0.7:
+                budget.grow(here[-1 - dice.randrange(min(6, len(here)))], dice.randrange(9), now / 4)
+            elif here:
+                budget.give_back(here.pop(dice.randrange(len(here))))
+            refused -= 1
+        for key in "ab":
+            assert budget.shares.had(key) == sum(body.size for body in here if body.key == key)
+    assert refused > 50
 
 
 def test_what_passes_through_counts_for_the_speed_alone() -> None:
@@ -239,5 +313,6 @@ def test_what_passes_through_counts_for_the_speed_alone() -> None:
 
 def test_the_numbers() -> None:
     budget = BodyBudget(512 << 20)
-    assert (budget.reserve.limit, budget.rest.limit) == (64 << 20, 448 << 20)
+    assert (budget.reserve.limit, budget.whole_rest, budget.rest.limit) == (64 << 20, 448 << 20, 392 << 20)
+    assert BodyBudget(LARGE).rest.limit == 56 * MB
     assert (bb.SMALL, budget.small) == (64 << 10, 64 << 10)

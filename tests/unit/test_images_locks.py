@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,30 @@ def test_a_lock_is_for_its_platform_by_hashes_and_names_no_registry(name: str, p
         assert ";" not in block.partition("\n")[0], "what a wheel is for is said by the file, not by a condition"
     assert "://" not in text
     assert not re.search(r"^--(index|extra)", text, re.MULTILINE)
+
+
+def asked_for(path: Path) -> set[str]:
+    """Packages that an .in file names, also by those that it includes."""
+    found: set[str] = set()
+    for line in path.read_text().splitlines():
+        if line.startswith("-r "):
+            found |= asked_for(path.parent / line.removeprefix("-r "))
+        elif (name := re.match(r"[a-z0-9-]+", line)) is not None:
+            found.add(name[0])
+    return found
+
+
+@pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform.name)
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_lock_has_all_that_is_asked_for(name: str, platform: Platform) -> None:
+    wanted = asked_for(ROOT / f"requirements/{name}-image.in")
+    assert wanted <= pins(inputs.lock(name, platform)).keys()
+    assert wanted
+
+
+def test_what_the_sidecars_package_declares_is_what_is_pinned() -> None:
+    declared = tomllib.loads((ROOT / "sidecar/pyproject.toml").read_text())["project"]["dependencies"]
+    assert asked_for(ROOT / "requirements/sidecar.in") == set(declared)
 
 
 def test_pins_are_made_for_each_platform() -> None:

@@ -44,7 +44,8 @@ async def test_everything_is_made_once_and_then_nothing_is_asked(world: MemoryWo
     assert world.named("Pod") == {"qwen-e0", "qwen-e1", "qwen-e2"}
     assert world.named("DisaggPool") == {"qwen-prefill", "qwen-decode"}
     assert [each for each in world.api.asked if each[0] == "dry-run"] == [
-        ("dry-run", "Pod", "qwen-check-prefill"), ("dry-run", "Pod", "qwen-check-decode")]
+        ("dry-run", "Pod", "qwen-check-prefill"), ("dry-run", "Pod", "qwen-check-decode"),
+        ("dry-run", "NetworkPolicy", "qwen-check"), ("dry-run", "NetworkPolicy", "qwen-clients-check")]
     world.api.asked.clear()
     done = await world.round()
     assert (world.api.asked, done.failures, done.plan.actions) == ([], (), ())
@@ -183,6 +184,54 @@ async def test_a_rejected_template_keeps_the_old_revision(world: MemoryWorld) ->
     assert done.plan.actions == ()
     assert world.condition("Valid")["reason"] == "TemplateRejected"
     assert "spec.nodeName" in world.condition("Valid")["message"]
+
+
+UNKNOWN = ApiError(400, "BadRequest", 'strict decoding error: unknown field "spec.egress[3].port"')
+
+
+async def test_policies_that_the_api_server_refuses_leave_the_last_good_document_in_force(world: MemoryWorld) -> None:
+    world.api.fault = lambda verb, kind, name: UNKNOWN if (verb, kind) == ("dry-run", "NetworkPolicy") else None
+    world.write(networkPolicy={"egress": [{"ports": [{"port": 8443}]}]})
+    with pytest.raises(Refused, match=r"spec\.egress\[3\]\.port"):
+        await world.round()
+    await world.backend.close()
+    assert world.condition("Valid")["reason"] == "TemplateRejected"
+    assert "a NetworkPolicy of spec.networkPolicy: strict decoding error" in world.condition("Valid")["message"]
+    assert {at[0] for at in world.api.objects} & {"Pod", "NetworkPolicy"} == set()
+    world.api.fault = lambda verb, kind, name: None
+    world.write()
+    await settle(world)
+    world.api.fault = lambda verb, kind, name: UNKNOWN if (verb, kind) == ("dry-run", "NetworkPolicy") else None
+    world.write(decode={"replicas": 3, "resources": {}}, networkPolicy={"egress": [{"ports": [{"port": 8443}]}]})
+    done = await world.round()
+    assert (done.desired.shape, done.failures, done.postponed) == ("1P2D", (), ())
+    assert world.condition("Valid")["reason"] == "TemplateRejected"
+
+
+async def test_what_a_pod_waits_for_is_said_and_nothing_is_said_once_it_is_there(world: MemoryWorld) -> None:
+    denied = ApiError(403, "Forbidden", "this team writes no policies")
+    world.api.fault = lambda verb, kind, name: denied if (verb, name) == ("apply", "qwen-clients") else None
+    world.write()
+    done = await world.round()
+    assert (world.named("Pod"), world.named("NetworkPolicy")) == (set(), {"qwen"})
+    assert done.postponed == ("making instances waits: NetworkPolicy qwen-clients is not there yet",)
+    assert world.condition("Progressing")["reason"] == "Waiting"
+    assert done.postponed[0] in world.condition("Progressing")["message"]
+    assert "this team writes no policies" in world.condition("Degraded")["message"]
+    world.api.fault = lambda verb, kind, name: None
+    await settle(world)
+    assert world.named("Pod") == {"qwen-e0", "qwen-e1", "qwen-e2"}
+    assert "NetworkPolicy" not in str([world.condition(kind) for kind in ("Progressing", "Degraded")])
+
+
+async def test_a_policy_that_somebody_else_has_by_name_lets_no_pod_be_made(world: MemoryWorld) -> None:
+    policy = {"metadata": {"name": "qwen", "namespace": "team-a"}, "spec": {"ingress": [{}]}}
+    theirs = world.api.put("NetworkPolicy", policy)
+    world.write()
+    await settle(world)
+    assert world.api.objects["NetworkPolicy", "team-a", "qwen"] == theirs
+    assert world.named("Pod") == set()
+    assert "NetworkPolicy qwen is somebody else's" in world.condition("Degraded")["message"]
 
 
 APART = {"placement": "deployment"}

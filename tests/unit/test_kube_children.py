@@ -9,12 +9,13 @@ import pytest
 from kube_documents import service
 from memory_api import MemoryApi
 
-from xpyd_operator.errors import XpydError
+from xpyd_operator.errors import NotYet, XpydError
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.children import AGAIN_S, Children
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.render import labels
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
 
@@ -28,13 +29,18 @@ class World:
         self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
         settings = KubeSettings(sidecar_image="sidecar:1")
         self.children = Children(self.api, self.cache, self.events, settings)  # type: ignore[arg-type]
+        self.waits = ""
+        """For what those wait that need others."""
 
-    async def tend(self, **spec: Any) -> list[tuple[str, str, str]]:
+    async def tend(self, *, before: bool = False, several: bool = False, **spec: Any) -> list[tuple[str, str, str]]:
         """What was asked for that."""
         self.api.asked.clear()
         self.api.show(self.cache)
-        await self.children.tend(service(**spec), COUNTS, self.now)
+        await self.children.tend(service(**spec), COUNTS, self.now, lacking=self._lacking, before=before, several=several)
         return list(self.api.asked)
+
+    def _lacking(self, made: Body) -> str:
+        return self.waits if made["kind"] == "Deployment" else ""
 
     def edit(self, kind: str, name: str, **changes: Any) -> None:
         body = copy.deepcopy(self.api.objects[kind, "team-a", name])
@@ -131,3 +137,70 @@ async def test_one_refusal_holds_up_nothing_else() -> None:
         await world.tend()
     made = {(at[0], at[2]) for at in world.api.objects}
     assert {("Service", "qwen"), ("PodDisruptionBudget", "qwen-decode"), ("DisaggPool", "qwen-prefill")} <= made
+
+
+APART = {"router": {"placement": "deployment"}}
+
+
+async def test_what_needs_others_comes_after_them_and_not_at_all_while_they_lack() -> None:
+    world = World()
+    world.waits = "NetworkPolicy qwen is not there yet"
+    with pytest.raises(NotYet, match="NetworkPolicy qwen is not there yet"):
+        await world.tend(**APART)
+    there = {(at[0], at[2]) for at in world.api.objects}
+    assert {("NetworkPolicy", "qwen"), ("PodDisruptionBudget", "qwen-router")} <= there
+    assert "Deployment" not in {kind for kind, _ in there}
+    world.waits = ""
+    assert await world.tend(**APART) == [("get", "Deployment", "qwen-router"), ("apply", "Deployment", "qwen-router")]
+    world.waits = "NetworkPolicy qwen is not there yet"
+    assert await world.tend(**APART) == [], "what is there as it should be waits for nothing"
+
+
+def _left(body: Body) -> Body:
+    """As a service of this name before leaves it, after its end."""
+    meta = body["metadata"]
+    return body | {"metadata": meta | {"labels": meta["labels"] | {labels.SERVICE_UID: "before"}}}
+
+
+async def test_what_a_service_of_this_name_before_left_is_taken_over() -> None:
+    world = World()
+    await world.tend()
+    for name in ("qwen", "qwen-members"):
+        world.api.put("Service", _left(world.api.objects["Service", "team-a", name]))
+    assert await world.tend() == [("apply", "Service", "qwen"), ("apply", "Service", "qwen-members")]
+    assert world.children.taken == []
+    uid = service().metadata.uid
+    assert world.api.objects["Service", "team-a", "qwen"]["metadata"]["labels"][labels.SERVICE_UID] == uid
+    assert await world.tend() == []
+
+
+async def test_policies_stay_as_long_as_pods_of_the_service_before_or_a_group_that_goes_may_need_them() -> None:
+    world = World()
+    await world.tend()
+    open_ = {"networkPolicy": {"enabled": False}}
+    assert [each for each in await world.tend(before=True, **open_) if each[0] == "delete"] == []
+    assert [each for each in await world.tend(several=True, **open_) if each[0] == "delete"] == []
+    gone = {name for verb, kind, name in await world.tend(**open_) if (verb, kind) == ("delete", "NetworkPolicy")}
+    assert gone == {"qwen", "qwen-clients"}
+
+
+async def test_an_owner_that_a_release_before_wrote_is_taken_away() -> None:
+    world = World()
+    await world.tend()
+    body = world.api.objects["NetworkPolicy", "team-a", "qwen"]
+    owner = {"apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "name": "qwen", "uid": service().metadata.uid,
+             "controller": True}
+    world.api.put("NetworkPolicy", body | {"metadata": body["metadata"] | {"ownerReferences": [owner]}})
+    assert ("apply", "NetworkPolicy", "qwen") in await world.tend()
+    assert not world.api.objects["NetworkPolicy", "team-a", "qwen"]["metadata"]["ownerReferences"]
+
+
+async def test_a_name_of_another_services_object_is_not_taken_over_although_nothing_owns_it() -> None:
+    """``qwen-members`` is the Service for clients of a service of that name."""
+    world = World()
+    await world.tend()
+    body = _left(world.api.objects["Service", "team-a", "qwen-members"])
+    theirs = {"labels": body["metadata"]["labels"] | {labels.SERVICE: "qwen-members"}}
+    world.api.put("Service", body | {"metadata": body["metadata"] | theirs})
+    await world.tend()
+    assert world.children.taken == ["Service qwen-members"]

@@ -35,17 +35,19 @@ def test_fault(error: ApiError, at_fault: bool) -> None:
 
 
 class Server:
-    def __init__(self, *answers: ApiError | None) -> None:
+    """``answers``: a refusal, the spec that it takes instead, or None where it takes all of it."""
+
+    def __init__(self, *answers: ApiError | dict[str, Any] | None) -> None:
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
 
     async def create(self, kind: str, namespace: str, body: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-        assert (kind, namespace, dry_run) == ("Pod", "team-a", True)
+        assert (kind, namespace, dry_run) == (body["kind"], "team-a", True)
         self.asked.append(body)
         answer = self.answers.pop(0)
-        if answer is not None:
+        if isinstance(answer, ApiError):
             raise answer
-        return body
+        return body if answer is None else body | {"spec": answer}
 
 
 def made(server: Server) -> DryRun:
@@ -89,3 +91,28 @@ async def test_a_revision_that_runs_is_not_tried() -> None:
     dry_run = made(server)
     dry_run.accept(Role.DECODE, REVISION)
     assert await dry_run.ask(service(), Role.DECODE, REVISION, 0.0) == ""
+
+
+async def test_what_the_api_server_left_out_is_a_fault_with_its_path() -> None:
+    """Such as an image volume, or a claim of a device, where that feature is off: the engine would end without it."""
+    document = service(decode={"replicas": 1, "resources": {}, "template": {"spec": {
+        "volumes": [{"name": "weights", "image": {"reference": "quay.io/weights:1"}}], "priorityClassName": "high"}}})
+    server = Server(None)
+    await made(server).ask(document, Role.DECODE, REVISION, 0.0)
+    (pod,) = server.asked
+    without = pod["spec"] | {"volumes": [each for each in pod["spec"]["volumes"] if each["name"] != "weights"]}
+    words = await made(Server(without)).ask(document, Role.DECODE, REVISION, 0.0)
+    assert words.startswith("it leaves out spec.volumes[weights] (")
+    changed = pod["spec"] | {"priorityClassName": "low", "priority": 7, "tolerations": [{"key": "added"}]}
+    assert await made(Server(changed)).ask(document, Role.DECODE, REVISION, 0.0) == "", "what has another value is there"
+
+
+async def test_all_policies_are_tried_and_each_verdict_is_remembered() -> None:
+    refused = ApiError(400, "BadRequest", 'unknown field "spec.ingress[0].from[0].namespaceSelector.matchLabel"')
+    server = Server(None, refused, None)
+    dry_run = made(server)
+    for now in (0.0, AGAIN_S - 1):
+        assert await dry_run.ask_policies(service(), now) == refused.message
+    assert await dry_run.ask_policies(service(), AGAIN_S + 1) == ""
+    assert [each["metadata"]["name"] for each in server.asked] == ["qwen-check", "qwen-clients-check", "qwen-clients-check"]
+    assert await made(Server()).ask_policies(service(networkPolicy={"enabled": False}), 0.0) == ""

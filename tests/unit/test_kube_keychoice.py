@@ -20,7 +20,7 @@ from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backend import KubeBackend
 from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.events import Events
-from xpyd_operator.kube.facts import Facts, facts, secret_of
+from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import KeyOf
 from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.master import KeyTrouble, Master
@@ -32,6 +32,7 @@ from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
+from xpyd_operator.render.keys import secret_of
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.keys import file_name
@@ -128,7 +129,7 @@ class Routers:
         self.hurried = False
 
     async def ask(
-        self, routers: Sequence[Facts], learners: Sequence[Facts], port: int, key_of: KeyOf, now: float, *, limit: int,
+        self, routers: Sequence[Facts], learners: Sequence[Facts], key_of: KeyOf, now: float, *, limit: int,
         tls: bool = False, picture: Hashable = None, prefill: bool = True,
     ) -> Told:
         engines = [fact for fact in self._cluster.engines(self._name) if fact.ready]

@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from kube_documents import UID, pod
 
@@ -17,6 +18,7 @@ from xpyd_operator.render import labels
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.pair_notes import RefusedPeer
 
 NOW = 1_800_000_000.0
 SERVICE = ServiceName("qwen")
@@ -127,7 +129,16 @@ def test_load_fingerprint_and_labels() -> None:
     body = pod(1, labelled={labels.ROSTER: "true", labels.ROUTER: "true"})
     found = one(body, told(told_of(1, load=4)))
     assert (found.load, found.fingerprint, found.roster, found.router, found.settled) == (7, "f", True, True, True)
+    refusing = msgspec.structs.replace(told_of(1), links=("over tcp",), refused=(
+        RefusedPeer(InstanceName("qwen-e0"), Incarnation("i"), "another model"),))
+    found = one(body, told(refusing))
+    assert (found.refuses, found.links) == ((("qwen-e0", "another model"),), ("over tcp",))
+    assert found.ejected == ""
+    for fields, words in (({"ejected": "it hangs", "ejected_by": ("r1",)}, "it hangs"),
+                          ({"ejected_by": ("r0", "r1")}, "it was ejected by r0, r1")):
+        assert one(body, told(msgspec.structs.replace(told_of(1), **fields))).ejected == words
     alone = one(pod(1))
+    assert (alone.refuses, alone.links) == ((), ())
     assert (alone.load, alone.fingerprint, alone.roster, alone.router, alone.settled) == (0, "", False, False, False)
 
 

@@ -17,6 +17,7 @@ from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.services import Services
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.render.labels import SERVICE, SERVICE_UID
 
 
 class World:
@@ -37,6 +38,16 @@ class World:
         gone = body | {"metadata": body["metadata"] | {"resourceVersion": "10000000"}}
         self.cache.gone(OWNER_KIND, gone)
         self.services.wake("team-a", name)
+
+    def collect(self, kind: str) -> None:
+        """As the garbage collector, once all of this kind have ended."""
+        for at in [at for at in self.api.objects if at[0] == kind]:
+            body = self.api.objects.pop(at)
+            self.cache.gone(kind, body)
+            self.services.wake("team-a", body["metadata"]["labels"][SERVICE])
+
+    def left(self) -> set[tuple[str, str]]:
+        return {(at[0], at[2]) for at in self.api.objects if at[0] in ("Service", "NetworkPolicy") and "other" not in at[2]}
 
     def pods(self, name: str = "qwen") -> int:
         return sum(1 for at in self.api.objects if at[0] == "Pod" and at[2].startswith(f"{name}-e"))
@@ -82,7 +93,12 @@ async def test_a_service_begins_and_ends_with_its_object() -> None:
         world.write("other")
         await wait(lambda: world.pods() == 3 and world.pods("other") == 3)
         world.remove()
+        await asyncio.sleep(0.4)
+        assert world.left() == {("NetworkPolicy", "qwen"), ("NetworkPolicy", "qwen-clients"), ("Service", "qwen"),
+                                ("Service", "qwen-members")}, "until the last pod has gone"
+        world.collect("Pod")
         await wait(lambda: world.tasks() == 1)
+        assert world.left() == set()
         asked = len([each for each in world.api.asked if each[2].startswith("qwen")])
         world.services.wake("team-a", "qwen")
         await asyncio.sleep(0.2)
@@ -95,14 +111,45 @@ async def test_one_of_the_same_name_is_another_one() -> None:
         world.write()
         await wait(lambda: world.pods() == 3)
         world.remove()
-        for at in [at for at in world.api.objects if at[0] != OWNER_KIND]:  # the garbage collector
-            body = world.api.objects.pop(at)
-            world.cache.gone(at[0], body | {"metadata": body["metadata"] | {"resourceVersion": "10000001"}})
-        world.api._version = 20_000_000
         world.write(uid="uid-of-the-next")
+        await asyncio.sleep(0.1)
+        world.collect("Pod")
         await wait(lambda: world.pods() == 3)
         owners = {body["metadata"]["ownerReferences"][0]["uid"] for at, body in world.api.objects.items() if at[0] == "Pod"}
         assert owners == {"uid-of-the-next"}
+        marks = {world.api.objects[kind, "team-a", name]["metadata"]["labels"][SERVICE_UID] for kind, name in world.left()}
+        assert marks == {"uid-of-the-next"}, "what was left is taken over"
+
+
+async def test_what_was_left_while_no_operator_ran_goes_at_the_start() -> None:
+    world = World()
+    async with world.running():
+        world.write()
+        await wait(lambda: world.pods() == 3)
+    world.remove()
+    world.collect("Pod")
+    assert world.left()
+    again = Services(world.api, world.cache, OperatorSettings(sidecar_image="sidecar:1"), world.metrics)  # type: ignore[arg-type]
+    world.services = again
+    async with world.running():
+        await wait(lambda: not world.left())
+
+
+async def test_what_cannot_be_deleted_is_tried_again_later_and_later(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(resync_s=0.05)
+    async with world.running():
+        world.write()
+        await wait(lambda: world.pods() == 3)
+        world.api.fault = lambda verb, kind, name: ApiError(403, "Forbidden", "no right") if verb == "delete" else None
+        world.remove()
+        world.collect("Pod")
+        await wait(lambda: "cannot delete what is left of it" in caplog.text)
+        await asyncio.sleep(0.5)
+        tries = len([each for each in world.api.asked if each == ("delete", "Service", "qwen")])
+        assert 2 <= tries <= 8
+        world.api.fault = lambda verb, kind, name: None
+        await wait(lambda: not world.left())
+        await wait(lambda: world.tasks() == 0)
 
 
 async def test_a_service_that_ends_is_left_alone() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.buddy import Buddy
-from xpyd_sidecar.kv.buffer import Buffer, BufferedCut, BufferPlace, Item
+from xpyd_sidecar.kv.buffer import Buffer, BufferedCut, BufferPlace, Item, TryId
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.reach import ArraySpan
 
@@ -15,11 +15,11 @@ A, B = b"a" * 32, b"b" * 32
 UNIT = 16
 
 
-def key(letter: str, attempt: int = 1) -> Key:
-    return Key(TransferId(letter * 32), Attempt(attempt), 1)
+def key(letter: str, attempt: int = 1, source: int = 0) -> TryId:
+    return Key(TransferId(letter * 32), Attempt(attempt), 1), source
 
 
-def buffer(units: int = 8, pool: int = 0, *, most: int = 100) -> Buffer:
+def buffer(units: int = 8, pool: int = 0, *, most: int = 100) -> Buffer[str]:
     return Buffer(Buddy(units * UNIT, UNIT), Buddy(pool * UNIT, UNIT), ttl_s=10, most=most)
 
 
@@ -27,12 +27,12 @@ def cut(region: int, first: int, blocks: int = 1) -> BufferedCut:
     return BufferedCut(region, first, blocks, blocks * UNIT)
 
 
-def insert(buffer: Buffer, which: Key, *cuts: BufferedCut) -> None:
+def insert(buffer: Buffer[str], which: TryId, *cuts: BufferedCut) -> None:
     assert buffer.offer(which, cuts)
     for one in cuts:
         place = buffer.take(which, one)
         assert place is not None
-        assert buffer.insert(which, one, place)
+        assert buffer.insert(which, one, place, f"array {one.region}")
 
 
 def test_what_was_inserted_is_selected_by_its_transfer_once() -> None:
@@ -40,7 +40,7 @@ def test_what_was_inserted_is_selected_by_its_transfer_once() -> None:
     b.expect(key("a"), A, 4, 0)
     insert(b, key("a"), cut(0, 0, 2), cut(1, 0))
     items = b.drop_select(key("a"), 0, 2)
-    assert [(item.region, item.first, item.blocks) for item in items] == [(0, 0, 2), (1, 0, 1)]
+    assert [(item.cut, item.what) for item in items] == [(cut(0, 0, 2), "array 0"), (cut(1, 0), "array 1")]
     assert b.used == (3 * UNIT, 0)
     for item in items:
         b.free(item.place)
@@ -48,13 +48,12 @@ def test_what_was_inserted_is_selected_by_its_transfer_once() -> None:
     assert b.drop_select(key("a"), 0, 2) == []
 
 
-def test_only_the_blocks_that_decode_lacks_are_selected_and_the_others_places_are_free() -> None:
+def test_only_what_has_blocks_that_decode_lacks_is_selected_and_other_places_are_free() -> None:
     b = buffer()
     b.expect(key("a"), A, 8, 0)
     insert(b, key("a"), cut(0, 0, 4), cut(1, 0, 2), cut(1, 2, 2))
     items = b.drop_select(key("a"), 3, 1)
-    assert [item[:3] for item in items] == [(0, 3, 1), (1, 3, 1)]
-    assert [(item.skip, item.size) for item in items] == [(3 * UNIT, UNIT), (UNIT, UNIT)]
+    assert [item.cut for item in items] == [cut(0, 0, 4), cut(1, 2, 2)]
     assert b.used == (6 * UNIT, 0)  # the place of blocks 0 and 1 of region 1 is free
 
 
@@ -62,9 +61,9 @@ def test_of_arrays_with_other_blocks_those_are_selected() -> None:
     b = buffer()
     b.expect(key("a"), A, 6, 0)
     insert(b, key("a"), cut(0, 0, 4), cut(1, 2, 2))
-    items = b.drop_select_content(key("a").transfer, A, 1, 3, (ArraySpan(1, 1, 3, 1),))
-    assert [item[:3] for item in items] == [(0, 1, 3), (1, 3, 1)]
-    assert [(item.skip, item.size) for item in items] == [(UNIT, 3 * UNIT), (UNIT, UNIT)]
+    items = b.drop_select(key("a"), 1, 3, (ArraySpan(1, 1, 0, 1),))
+    assert [item.cut for item in items] == [cut(0, 0, 4)]
+    assert b.used == (4 * UNIT, 0)
 
 
 def test_by_content_only_whole_entries_of_the_same_transfer_and_prompt_are_selected() -> None:
@@ -75,12 +74,42 @@ def test_by_content_only_whole_entries_of_the_same_transfer_and_prompt_are_selec
     insert(b, older, cut(0, 0))
     insert(b, newer, cut(0, 0), cut(0, 1))
     insert(b, others, cut(0, 0), cut(0, 1))
-    assert b.drop_select_content(newer.transfer, B, 0, 2) == []
-    assert len(b.drop_select_content(newer.transfer, A, 0, 2)) == 2
+    later = key("a", 3)
+    assert b.find_content(later, B) is None
+    assert b.find_content(key("a", 3, source=1), A) is None
+    assert b.find_content(later, A) == newer
+    assert len(b.drop_select(newer, 0, 2)) == 2
     assert newer not in b
-    assert b.drop_select_content(newer.transfer, A, 0, 2) == []
+    assert b.find_content(later, A) is None
     assert older in b
     assert others in b
+
+
+def test_what_will_not_come_may_be_offered_again() -> None:
+    b = buffer()
+    b.expect(key("a"), A, 3, 0)
+    insert(b, key("a"), cut(0, 0))
+    assert b.offer(key("a"), [cut(0, 1), cut(0, 2)])
+    place = b.take(key("a"), cut(0, 2))
+    assert place is not None
+    for one in (cut(0, 0), cut(0, 1), cut(0, 2)):
+        b.withdraw(key("a"), one)
+    b.free(place)
+    assert b.used == (UNIT, 0), "what is there stays"
+    assert [b.has(key("a"), cut(0, at)) for at in range(3)] == [True, False, False]
+    assert b.offer(key("a"), [cut(0, 1), cut(0, 2)])
+    with pytest.raises(ValueError, match="offered twice"):
+        b.offer(key("a"), [cut(0, 0)])
+    b.withdraw(key("b"), cut(0, 0))
+
+
+def test_it_is_busy_while_its_memory_is_being_made_and_the_pool_is_not_asked_in_its_place() -> None:
+    asked: list[int] = []
+    b: Buffer[str] = Buffer(Buddy(2 * UNIT, UNIT), Buddy(2 * UNIT, UNIT), ttl_s=10,
+                            usable=lambda tier: bool(asked.append(tier)))
+    b.expect(key("a"), A, 4, 0)
+    assert not b.offer(key("a"), [cut(0, 0)])
+    assert (asked, b.used) == ([0], (0, 0))
 
 
 def test_the_pool_takes_over_and_then_it_is_busy_until_something_leaves() -> None:
@@ -138,7 +167,7 @@ def test_a_lost_source_takes_what_is_unfinished_and_leaves_what_is_whole() -> No
     assert key("b") in b
 
 
-def test_a_frame_that_is_still_arriving_when_its_entry_leaves_gives_its_place_back() -> None:
+def test_a_fetch_that_is_still_under_way_when_its_entry_leaves_gives_its_place_back() -> None:
     b = buffer()
     b.expect(key("a"), A, 2, 0)
     assert b.offer(key("a"), [cut(0, 0), cut(0, 1)])
@@ -146,7 +175,7 @@ def test_a_frame_that_is_still_arriving_when_its_entry_leaves_gives_its_place_ba
     assert place is not None
     assert b.forget(key("a"))
     assert b.used == (UNIT, 0)
-    assert not b.insert(key("a"), cut(0, 0), place)
+    assert not b.insert(key("a"), cut(0, 0), place, "late")
     assert b.used == (0, 0)
     assert b.take(key("a"), cut(0, 1)) is None
 
@@ -178,12 +207,12 @@ class Judge:
         self.sizes = (self.draw.randrange(1, 20), self.draw.randrange(0, 8))
         self.buffer = buffer(*self.sizes, most=4)
         self.memory = [bytearray(units * UNIT) for units in self.sizes]
-        self.prompts: dict[Key, tuple[bytes, int]] = {}
-        self.granted: dict[Key, list[BufferedCut]] = {}
-        self.offered: dict[Key, set[tuple[int, int]]] = {}
-        self.writing: list[tuple[Key, BufferedCut, BufferPlace]] = []
-        self.selected: list[tuple[bytes, Item]] = []
-        self.claimed: set[Key] = set()
+        self.prompts: dict[TryId, tuple[bytes, int]] = {}
+        self.granted: dict[TryId, list[BufferedCut]] = {}
+        self.offered: dict[TryId, set[tuple[int, int]]] = {}
+        self.writing: list[tuple[TryId, BufferedCut, BufferPlace]] = []
+        self.selected: list[tuple[bytes, Item[str]]] = []
+        self.claimed: set[TryId] = set()
         self.now = 0.0
         self.count = 0
 
@@ -211,13 +240,13 @@ class Judge:
         identity, blocks = self.prompts[which]
         self.gone(self.buffer.expect(which, identity, 2 * blocks, self.now))
 
-    def gone(self, keys: list[Key]) -> None:
+    def gone(self, keys: list[TryId]) -> None:
         for which in keys:
             assert which not in self.buffer
             assert which not in self.claimed
             self.granted[which] = []
 
-    def some(self) -> Key | None:
+    def some(self) -> TryId | None:
         return self.draw.choice(list(self.prompts)) if self.prompts else None
 
     def offer(self) -> None:
@@ -261,7 +290,7 @@ class Judge:
             return
         for at in range(wanted.blocks):
             view[at * UNIT:(at + 1) * UNIT] = bytes(self.stamp(self.prompts[which][0], wanted.region, wanted.first + at))
-        assert self.buffer.insert(which, wanted, place) == known
+        assert self.buffer.insert(which, wanted, place, "") == known
 
     def stamp(self, identity: bytes, region: int, block: int) -> Iterator[int]:
         return iter([identity[0], region, block] + [0] * (UNIT - 3))
@@ -275,31 +304,30 @@ class Judge:
         self.keep(which, items, first)
 
     def content(self) -> None:
-        identity, transfer = self.draw.choice((A, B)), (self.some() or key("a")).transfer
-        before = [one for one in self.prompts if one in self.buffer]
-        items = self.buffer.drop_select_content(transfer, identity, 0, 9)
-        left = [one for one in before if one not in self.buffer]
-        assert len(left) == (1 if items else 0)
-        for which in left:
-            prompt, blocks = self.prompts[which]
-            assert (prompt, which.transfer) == (identity, transfer)
-            assert sum(item.blocks for item in items) == 2 * blocks
-            self.keep(which, items, 0)
+        identity, ((transfer, _, _), _) = self.draw.choice((A, B)), self.some() or key("a")
+        which = self.buffer.find_content((Key(transfer, Attempt(99), 1), 0), identity)
+        if which is None:
+            return
+        prompt, blocks = self.prompts[which]
+        items = self.buffer.drop_select(which, 0, 9)
+        assert (prompt, which[0].transfer) == (identity, transfer)
+        assert sum(item.cut.blocks for item in items) == 2 * blocks
+        self.keep(which, items, 0)
 
-    def keep(self, which: Key, items: list[Item], first: int) -> None:
+    def keep(self, which: TryId, items: list[Item[str]], first: int) -> None:
         if items:
             self.claimed.add(which)
-        assert all(item.first >= first for item in items)
+        assert all(item.cut.first + item.cut.blocks > first for item in items)
         self.selected += [(self.prompts[which][0], item) for item in items]
 
     def use(self) -> None:
         if not self.selected:
             return
         identity, item = self.selected.pop(self.draw.randrange(len(self.selected)))
-        start = item.place.offset + item.skip
-        for at in range(item.blocks):
+        start = item.place.offset
+        for at in range(item.cut.blocks):
             read = self.memory[item.place.tier][start + at * UNIT:start + (at + 1) * UNIT]
-            assert bytes(read) == bytes(self.stamp(identity, item.region, item.first + at)), "another's bytes"
+            assert bytes(read) == bytes(self.stamp(identity, item.cut.region, item.cut.first + at)), "another's bytes"
         self.buffer.free(item.place)
 
     def lose(self) -> None:

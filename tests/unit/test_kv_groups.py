@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpyd_sidecar.kv import groups
-from xpyd_sidecar.kv.groups import Begin, End, GroupLost, Groups, Launch, Moved, Opened, Over, Way
+from xpyd_sidecar.kv.groups import (
+    EndGroup,
+    GroupLost,
+    GroupOpened,
+    GroupOver,
+    Groups,
+    LaunchPiece,
+    MakeGroup,
+    PieceMoved,
+    Way,
+)
 
 
 def machine(most: int = 2, flight: int = 4, depth: int = 2) -> Groups[str]:
@@ -20,30 +30,30 @@ def machine(most: int = 2, flight: int = 4, depth: int = 2) -> Groups[str]:
 
 def opened(m: Groups[str], *numbers: int, way: Way = Way.SEND, now: float = 0.0) -> None:
     for number in numbers:
-        assert m.open(number, way, now) == [Begin(number)]
-        assert m.opened(number, now) == [Opened(number)]
+        assert m.open(number, way, now) == [MakeGroup(number)]
+        assert m.opened(number, now) == [GroupOpened(number)]
 
 
 def connected(m: Groups[str], *numbers: int, way: Way = Way.SEND, now: float = 0.0) -> None:
     """Groups that have carried a piece."""
     for number in numbers:
         opened(m, number, way=way, now=now)
-        assert m.move(number, "first", now) == [Launch(number, "first")]
+        assert m.move(number, "first", now) == [LaunchPiece(number, "first")]
         assert m.launched(number, now) == []
-        assert m.done(number, now) == [Moved(number, "first")]
+        assert m.done(number, now) == [PieceMoved(number, "first")]
 
 
 def test_pieces_go_in_order_one_launch_at_a_time_and_two_at_once() -> None:
     m = machine()
-    assert m.open(1, Way.SEND, 0) == [Begin(1)]
+    assert m.open(1, Way.SEND, 0) == [MakeGroup(1)]
     assert m.move(1, "first", 0) == []
-    assert m.opened(1, 1) == [Opened(1), Launch(1, "first")]
+    assert m.opened(1, 1) == [GroupOpened(1), LaunchPiece(1, "first")]
     assert m.move(1, "a", 1) == [] == m.launched(1, 1), "the first one goes alone"
-    assert m.done(1, 1) == [Moved(1, "first"), Launch(1, "a")]
+    assert m.done(1, 1) == [PieceMoved(1, "first"), LaunchPiece(1, "a")]
     assert m.move(1, "b", 1) == [] == m.move(1, "c", 1)
-    assert m.launched(1, 1) == [Launch(1, "b")]
+    assert m.launched(1, 1) == [LaunchPiece(1, "b")]
     assert m.launched(1, 1) == [], "two are under way"
-    assert m.done(1, 2) == [Moved(1, "a"), Launch(1, "c")]
+    assert m.done(1, 2) == [PieceMoved(1, "a"), LaunchPiece(1, "c")]
     assert list(m.running()) == [(1, "b")]
     assert list(m.launching()) == [1]
 
@@ -52,40 +62,43 @@ def test_slots_go_round_and_each_direction_has_its_own() -> None:
     m = machine(most=4, flight=2, depth=2)
     connected(m, 1, 2)
     connected(m, 3, way=Way.RECEIVE)
-    assert m.move(1, "a", 0) == [Launch(1, "a")]
+    assert m.move(1, "a", 0) == [LaunchPiece(1, "a")]
     m.launched(1, 0)
     m.move(1, "b", 0)
     assert m.move(2, "x", 0) == [], "two sends are under way"
-    assert m.move(3, "r", 0) == [Launch(3, "r")]
+    assert m.move(3, "r", 0) == [LaunchPiece(3, "r")]
     m.launched(1, 0)
     m.move(1, "c", 0)
-    assert m.done(1, 0) == [Moved(1, "a"), Launch(2, "x")], "who has waited goes first"
+    assert m.done(1, 0) == [PieceMoved(1, "a"), LaunchPiece(2, "x")], "who has waited goes first"
 
 
 def test_the_longest_idle_group_makes_room_and_the_new_one_waits_for_its_end() -> None:
     m = machine(most=2)
     opened(m, 1, now=0)
     opened(m, 2, now=1)
-    assert m.open(3, Way.SEND, 2) == [GroupLost(1, "another group needs its place", busy=False), End(1)]
+    assert m.open(3, Way.SEND, 2) == [GroupLost(1, "another group needs its place"), EndGroup(1)]
     assert m.count == 2
-    assert m.ended(1, 3) == [Over(1, ()), Begin(3)]
+    assert m.ended(1, 3) == [GroupOver(1, ()), MakeGroup(3)]
 
 
-def test_a_group_that_is_about_to_work_is_not_idle() -> None:
+def test_a_group_that_waits_for_its_turn_is_not_idle() -> None:
     m = machine(most=1)
     opened(m, 1)
-    m.hold(1, 1, 0)
-    assert m.open(2, Way.SEND, 1) == [GroupLost(2, "1 groups are in use", busy=False), Over(2, ())]
-    m.hold(1, -1, 1)
-    assert m.tick(60) == []
-    assert m.tick(62) == [GroupLost(1, "idle", busy=False), End(1)]
+    assert m.move(1, "a", 0) == [LaunchPiece(1, "a")]
+    assert m.open(2, Way.SEND, 1) == [GroupLost(2, "1 groups are in use"), GroupOver(2, ())]
+    m.launched(1, 1)
+    m.done(1, 1)
+    assert m.open(3, Way.SEND, 2) == [GroupLost(1, "another group needs its place"), EndGroup(1)]
 
 
-def test_a_receiver_is_the_more_patient_one() -> None:
+def test_decode_which_says_what_is_fetched_ends_an_idle_group_and_prefill_is_the_more_patient_one() -> None:
     m = machine()
     opened(m, 1, way=Way.RECEIVE)
-    assert m.tick(119) == []
-    assert m.tick(121) == [GroupLost(1, "idle", busy=False), End(1)]
+    opened(m, 2, way=Way.SEND)
+    assert m.tick(60) == []
+    assert m.tick(61) == [GroupLost(1, "idle"), EndGroup(1)]
+    assert m.tick(120) == []
+    assert m.tick(121) == [GroupLost(2, "idle"), EndGroup(2)]
 
 
 @pytest.mark.parametrize("state", ["opening", "launching", "running"])
@@ -101,10 +114,9 @@ def test_deadlines(state: str) -> None:
     assert m.tick(late - 0.2) == []
     lost, end = m.tick(late)
     assert isinstance(lost, GroupLost)
-    assert lost.busy is (state != "opening")
-    assert end == End(1)
+    assert end == EndGroup(1)
     assert m.tick(100) == []
-    assert m.ended(1, 100) == [Over(1, () if state == "opening" else ("a",))]
+    assert m.ended(1, 100) == [GroupOver(1, () if state == "opening" else ("a",))]
 
 
 def test_what_waits_behind_a_slow_piece_is_not_blamed_for_it() -> None:
@@ -124,12 +136,12 @@ def test_pieces_come_back_only_when_the_end_is_complete() -> None:
     for piece in "abc":
         m.move(1, piece, 0)
     m.launched(1, 0)
-    assert m.broken(1, "remote error") == [GroupLost(1, "remote error", busy=True), End(1)]
+    assert m.broken(1, "remote error") == [GroupLost(1, "remote error"), EndGroup(1)]
     assert m.broken(1, "again") == []
     assert m.done(1, 1) == [] == m.move(1, "d", 1)
     assert m.count == 1
-    assert m.ended(1, 2) == [Over(1, ("a", "b", "c", "d"))]
-    assert m.move(1, "e", 3) == [Over(1, ("e",))]
+    assert m.ended(1, 2) == [GroupOver(1, ("a", "b", "c", "d"))]
+    assert m.move(1, "e", 3) == [GroupOver(1, ("e",))]
 
 
 def test_bounds_are_checked() -> None:
@@ -153,7 +165,7 @@ def test_memory_of_a_group() -> None:
 
 def receiving(m: Groups[str], number: int = 9) -> None:
     connected(m, number, way=Way.RECEIVE)
-    assert m.move(number, "r", 0) == [Launch(number, "r")]
+    assert m.move(number, "r", 0) == [LaunchPiece(number, "r")]
     assert m.launched(number, 0) == []
 
 
@@ -162,15 +174,15 @@ def test_a_group_is_begun_when_no_receive_runs_and_none_begins_before() -> None:
     receiving(m)
     assert m.open(1, Way.SEND, 0) == []
     assert m.move(9, "s", 0) == [], "it would never end"
-    assert m.done(9, 0) == [Moved(9, "r"), Begin(1)]
-    assert m.opened(1, 0) == [Opened(1), Launch(9, "s")]
+    assert m.done(9, 0) == [PieceMoved(9, "r"), MakeGroup(1)]
+    assert m.opened(1, 0) == [GroupOpened(1), LaunchPiece(9, "s")]
 
 
 def test_sends_go_on_while_groups_are_made() -> None:
     m = machine(most=4)
     connected(m, 1)
-    assert m.open(2, Way.RECEIVE, 0) == [Begin(2)]
-    assert m.move(1, "a", 0) == [Launch(1, "a")]
+    assert m.open(2, Way.RECEIVE, 0) == [MakeGroup(2)]
+    assert m.move(1, "a", 0) == [LaunchPiece(1, "a")]
 
 
 def test_a_first_send_waits_for_receives_and_new_receives_for_it() -> None:
@@ -178,34 +190,34 @@ def test_a_first_send_waits_for_receives_and_new_receives_for_it() -> None:
     opened(m, 1)
     receiving(m)
     assert m.move(1, "a", 0) == [] == m.move(9, "s", 0)
-    assert m.done(9, 0) == [Moved(9, "r"), Launch(1, "a")]
+    assert m.done(9, 0) == [PieceMoved(9, "r"), LaunchPiece(1, "a")]
     assert m.launched(1, 0) == []
-    assert m.done(1, 0) == [Moved(1, "a"), Launch(9, "s")]
+    assert m.done(1, 0) == [PieceMoved(1, "a"), LaunchPiece(9, "s")]
 
 
 def test_a_first_receive_goes_alone_but_beside_first_sends() -> None:
     m = machine(most=4)
     opened(m, 1)
     opened(m, 2, 3, way=Way.RECEIVE)
-    assert m.move(2, "r", 0) == [Launch(2, "r")]
+    assert m.move(2, "r", 0) == [LaunchPiece(2, "r")]
     assert m.move(3, "s", 0) == []
     assert m.open(4, Way.SEND, 0) == []
-    assert m.move(1, "a", 0) == [Launch(1, "a")], "else two that cross would wait for each other"
+    assert m.move(1, "a", 0) == [LaunchPiece(1, "a")], "else two that cross would wait for each other"
     m.launched(2, 0)
     m.launched(1, 0)
-    assert m.done(2, 0) == [Moved(2, "r"), Begin(4)]
-    assert m.done(1, 0) == [Moved(1, "a")]
-    assert m.opened(4, 0) == [Opened(4), Launch(3, "s")]
+    assert m.done(2, 0) == [PieceMoved(2, "r"), MakeGroup(4)]
+    assert m.done(1, 0) == [PieceMoved(1, "a")]
+    assert m.opened(4, 0) == [GroupOpened(4), LaunchPiece(3, "s")]
 
 
 def test_a_group_that_is_not_open_soon_is_given_up_where_others_wait_to_receive() -> None:
     m = Groups[str](most=4, flight=4, depth=2, open_s=10, move_s=5, idle_s=60, hold_s=3)
     connected(m, 9, way=Way.RECEIVE)
-    assert m.open(1, Way.RECEIVE, 0) == [Begin(1)]
+    assert m.open(1, Way.RECEIVE, 0) == [MakeGroup(1)]
     assert m.tick(4) == [], "nobody waits"
     assert m.move(9, "r", 4) == []
-    assert m.tick(4) == [GroupLost(1, "the group was not open within 3 s, and others wait to receive", busy=False), End(1),
-                         Launch(9, "r")]
+    assert m.tick(4) == [GroupLost(1, "the group was not open within 3 s, and others wait to receive"), EndGroup(1),
+                         LaunchPiece(9, "r")]
 
 
 # --- any order of events: the laws hold ---
@@ -231,12 +243,12 @@ class Judge:
     def take(self, steps: list[Any]) -> None:
         for step in steps:
             match step:
-                case Begin(number):
+                case MakeGroup(number):
                     assert number not in self.began
                     self.began.append(number)
                     self.alive.add(number)
                     assert len(self.alive) <= self.most
-                case Launch(number, piece):
+                case LaunchPiece(number, piece):
                     assert number in self.alive
                     assert number not in self.ends
                     self.launched.setdefault(number, []).append(piece)
@@ -245,13 +257,13 @@ class Judge:
                     for way in Way:
                         assert sum(len(f) for n, f in self.flying.items() if self.way[n] is way) <= self.flight
                     assert len(self.flying[number]) <= 2
-                case Moved(number, piece):
+                case PieceMoved(number, piece):
                     assert self.flying[number].pop(0) == piece
                     self.back.append(piece)
-                case End(number):
+                case EndGroup(number):
                     assert number not in self.ends
                     self.ends.append(number)
-                case Over(number, pieces):
+                case GroupOver(number, pieces):
                     self.over.add(number)
                     self.alive.discard(number)
                     self.flying.pop(number, None)
@@ -331,7 +343,7 @@ def test_engines_that_all_send_to_each_other_never_wait_in_a_circle(count: int, 
 
     def carry_out(who: int, steps: list[Any]) -> None:
         for step in steps:
-            if isinstance(step, Launch):
+            if isinstance(step, LaunchPiece):
                 gpus[who].queued.append((step.number, step.piece))
                 if pairs[step.number][1] == who:
                     posted.append((step.number, step.piece))
@@ -402,14 +414,14 @@ def test_engines_that_make_groups_while_they_receive_never_wait_in_a_circle(coun
 
     def carry_out(who: int, steps: list[Any]) -> None:
         for step in steps:
-            if isinstance(step, Begin):
+            if isinstance(step, MakeGroup):
                 ranks[who].opening.add(step.number)
-            elif isinstance(step, Launch):
+            elif isinstance(step, LaunchPiece):
                 ranks[who].called.setdefault(step.number, deque()).append(step.piece)
                 if step.number in ranks[who].receives:
                     posted.append((step.number, step.piece))
                 carry_out(who, ranks[who].m.launched(step.number, 0))
-            elif isinstance(step, Opened) and step.number in ranks[who].receives:
+            elif isinstance(step, GroupOpened) and step.number in ranks[who].receives:
                 for piece in range(wanted[step.number]):
                     carry_out(who, ranks[who].m.move(step.number, piece, 0))
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpyd_sidecar.kv import mapping
-from xpyd_sidecar.kv.mapping import UNKNOWN, Array, ArrayKind, Cut, Geometry, PlacedCut, Source, Unmappable
+from xpyd_sidecar.kv.array_layout import ArrayPart
+from xpyd_sidecar.kv.mapping import UNKNOWN, Array, ArrayKind, Geometry, Source, Unmappable
 from xpyd_sidecar.kv.reach import Reach
 
 TENSORS = (1, 2, 3, 4, 6, 8)
@@ -81,33 +82,27 @@ def test_every_head_of_every_layer_of_every_decode_rank_comes_from_one_source_th
         for source in sources:
             assert source.takers == takers[source.rank]
             theirs = prefill.arrays(source.rank // prefill.tensor)
-            after = 0
-            for cut, into, at in source.parts:
-                assert cut.region >= after, "READY names arrays in order, each once"
-                after = cut.region + cut.count
-                for nth in range(cut.count):
-                    there, here = theirs[cut.region + nth], ours[into + nth]
-                    assert there.name == here.name
-                    has = held(totals[here.name], prefill.tensor, source.rank % prefill.tensor)
-                    wants = held(totals[here.name], decode.tensor, t)
-                    heads = cut.heads or here.kind.heads
-                    assert cut.size == heads * 64
-                    assert cut.heads or (here.kind.block_bytes == there.kind.block_bytes and (cut.head, at) == (0, 0))
-                    assert wants[at:at + heads] == has[cut.head:cut.head + heads]
-                    for head in range(at, at + heads):
-                        got[here.name, head] = got.get((here.name, head), 0) + 1
+            assert source.arrays == tuple(one.kind.layout for one in theirs)
+            assert len({region for region, _ in source.parts}) == len(source.parts), "each array once"
+            for region, part in source.parts:
+                there, here = theirs[region], ours[part.into]
+                assert there.name == here.name
+                has = held(totals[here.name], prefill.tensor, source.rank % prefill.tensor)
+                wants = held(totals[here.name], decode.tensor, t)
+                assert wants[part.at:part.at + part.heads] == has[part.head:part.head + part.heads]
+                for head in range(part.at, part.at + part.heads):
+                    got[here.name, head] = got.get((here.name, head), 0) + 1
         assert got == {(one.name, head): 1 for one in ours for head in range(one.kind.heads)}
 
 
 @settings(max_examples=100)
 @given(pairs())
-def test_whole_ranks_are_few_runs(pair: tuple[Geometry, Geometry, dict[str, int]]) -> None:
-    prefill, _, totals = pair
-    for sources in mapping.plan(prefill, prefill):
-        assert [(one.takers, sum(part.cut.count for part in one.parts)) for one in sources] == [
-            (1, len(prefill.arrays(sources[0].rank // prefill.tensor)))]
-    if len(set(totals.values())) == 1:
-        assert all(len(source.parts) == 1 for sources in mapping.plan(prefill, prefill) for source in sources)
+def test_equal_sizes_take_whole_ranks(pair: tuple[Geometry, Geometry, dict[str, int]]) -> None:
+    prefill, _, _ = pair
+    for rank, sources in enumerate(mapping.plan(prefill, prefill)):
+        layouts = tuple(one.kind.layout for one in prefill.arrays(rank // prefill.tensor))
+        parts = tuple((at, ArrayPart(at, 0, one.heads, 0)) for at, one in enumerate(layouts))
+        assert sources == (Source(rank, 1, layouts, parts),)
 
 
 def test_one_prefill_and_two_decode_engines_of_two_ranks_form_four_links_and_seven_nccl_groups() -> None:
@@ -128,20 +123,26 @@ def test_the_number_of_links(p: Geometry, d: Geometry, count: int) -> None:
     assert links(mapping.plan(p, d)) == count
 
 
+def takes(plan: mapping.Plan) -> list[list[tuple[int, int, tuple[tuple[int, ArrayPart], ...]]]]:
+    """Rank, takers and parts of each source, by decode rank."""
+    return [[(one.rank, one.takers, one.parts) for one in sources] for sources in plan]
+
+
+def heads(head: int, count: int, at: int, arrays: range = range(4)) -> tuple[tuple[int, ArrayPart], ...]:
+    return tuple((region, ArrayPart(region, head, count, at)) for region in arrays)
+
+
 def test_one_rank_is_cut_in_two() -> None:
-    assert mapping.plan(model(1), model(2)) == (
-        (Source(0, 2, (PlacedCut(Cut(0, 4, 0, 2, 128), 0, 0),)),),
-        (Source(0, 2, (PlacedCut(Cut(0, 4, 2, 2, 128), 0, 0),)),))
+    assert takes(mapping.plan(model(1), model(2))) == [[(0, 2, heads(0, 2, 0))], [(0, 2, heads(2, 2, 0))]]
 
 
 def test_two_ranks_are_laid_side_by_side() -> None:
-    assert mapping.plan(model(2), model(1)) == (
-        (Source(0, 1, (PlacedCut(Cut(0, 4, 0, 2, 128), 0, 0),)), Source(1, 1, (PlacedCut(Cut(0, 4, 0, 2, 128), 0, 2),))),)
+    assert takes(mapping.plan(model(2), model(1))) == [[(0, 1, heads(0, 2, 0)), (1, 1, heads(0, 2, 2))]]
 
 
 def test_a_latent_that_all_have_comes_in_shares_from_all() -> None:
-    assert mapping.plan(model(2, total=0), model(1, total=0)) == (
-        (Source(0, 1, (PlacedCut(Cut(0, 2, 0, 0, 64), 0, 0),)), Source(1, 1, (PlacedCut(Cut(2, 2, 0, 0, 64), 2, 0),))),)
+    assert takes(mapping.plan(model(2, total=0), model(1, total=0))) == [
+        [(0, 1, heads(0, 1, 0, range(2))), (1, 1, heads(0, 1, 0, range(2, 4)))]]
 
 
 def test_a_rank_that_is_not_needed_is_asked_for_nothing() -> None:
@@ -173,7 +174,7 @@ def beside_state(tensor: int, *, block_tokens: int) -> Geometry:
     (changed(model(2), heads=1), model(1), "heads: 1 on each of 2 ranks of prefill, of 4"),
     (changed(model(3, total=0), total=4), model(1),
      "parallel.tensor: 3 in prefill does not divide the 4 KV heads of layer0"),
-    (msgspec.structs.replace(model(1), version=1), model(1), "geometry.version: 2 here, 1 in prefill"),
+    (msgspec.structs.replace(model(1), version=1), model(1), "geometry.version: 3 here, 1 in prefill"),
     (changed(model(1), reach=WINDOW), model(1), "kv cache layer0, reach.over: all in decode, window in prefill"),
     (changed(model(1), reach=WINDOW), changed(model(2), reach=msgspec.structs.replace(WINDOW, window=128)),
      "kv cache layer0, reach.window: 128 in decode, 200 in prefill"),
@@ -245,16 +246,13 @@ def moved(prefill: Geometry, decode: Geometry, totals: dict[str, int]) -> None:
         writes = [bytearray(len(block)) for block in wanted]
         for source in sources:
             theirs = blocks_of_rank(prefill, source.rank, totals)
-            ours = mapping.units(source.parts)
-            for cut, _, _ in source.parts:
-                for region in range(cut.region, cut.region + cut.count):
-                    unit = ours[region]
-                    start = cut.head * (cut.size // cut.heads) if cut.heads else 0
-                    piece = theirs[region][start:start + cut.size] if cut.heads else theirs[region]
-                    assert len(piece) == unit.size == cut.size
-                    got[unit.region][unit.offset:unit.offset + unit.size] = piece
-                    for at in range(unit.offset, unit.offset + unit.size):
-                        writes[unit.region][at] += 1
+            for region, part in source.parts:
+                each = source.arrays[region].head_bytes
+                piece = theirs[region][part.head * each:(part.head + part.heads) * each]
+                assert len(piece) == part.heads * each
+                got[part.into][part.at * each:(part.at + part.heads) * each] = piece
+                for at in range(part.at * each, (part.at + part.heads) * each):
+                    writes[part.into][at] += 1
         assert [bytes(one) for one in got] == wanted
         assert all(set(one) == {1} for one in writes)
 

@@ -1,4 +1,4 @@
-"""Control messages and frame bodies: round trips, other versions, malformed bytes."""
+"""Control messages: round trips, other versions, malformed bytes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
-from xpyd_sidecar.kv import bodies, messages
-from xpyd_sidecar.kv.bodies import Ready, Reason
+from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.mapping import Array, ArrayKind, Cut, geometry
+from xpyd_sidecar.kv.mapping import Array, ArrayKind, geometry
 from xpyd_sidecar.kv.messages import (
     Announce,
     Drop,
@@ -86,13 +85,23 @@ def test_an_older_peer_does_not_say_what_it_had_cached_and_is_not_asked_for_it()
     assert messages.unpack(msgspec.msgpack.encode(fields)) == msgspec.structs.replace(ANNOUNCE, cached=-1)
 
 
+def test_an_older_peer_does_not_say_how_its_weights_are_called() -> None:
+    known = msgspec.structs.replace(ANNOUNCE, weights="step 7")
+    assert messages.unpack(messages.pack(known)[1]) == known
+    fields = msgspec.msgpack.decode(messages.pack(known)[1])
+    assert fields.pop("weights") == "step 7"
+    assert messages.unpack(msgspec.msgpack.encode(fields)) == msgspec.structs.replace(ANNOUNCE, weights="")
+
+
 def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
     raw = msgspec.msgpack.encode({"t": "ping", "seq": 4, "colour": "blue"})
     assert messages.unpack(raw) == Ping(4)
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xc1", b"xpyd", msgspec.msgpack.encode({"t": "what"}), msgspec.msgpack.encode([1]),
-                                 msgspec.msgpack.encode({"t": "ping"}), msgspec.msgpack.encode({"t": "ping", "seq": "x"})])
+                                 msgspec.msgpack.encode({"t": "ping"}), msgspec.msgpack.encode({"t": "ping", "seq": "x"}),
+                                 b"\x82\xa1t\xa5re\xffct\xa6reason\xa0",
+                                 msgspec.msgpack.encode(Reject(Outcome.OK, "xx")).replace(b"xx", b"\xff\xfe")])
 def test_malformed_bodies_are_refused(raw: bytes) -> None:
     with pytest.raises(MessageError):
         messages.unpack(raw)
@@ -130,9 +139,3 @@ def test_keys_of_messages() -> None:
     assert ANNOUNCE.key == key
     assert Drop(*key, Outcome.UNUSED, "").key == Gone(*key, Outcome.ABORTED, "", False).key == key
 
-
-def test_bodies_come_back_as_they_were_and_name_what_is_wrong() -> None:
-    ready = Ready(1, 2, 3, 4, True, (Cut(0, 3, 1, 2, 64),), 2)
-    assert bodies.read_body(bodies.body(ready), Ready) == ready
-    with pytest.raises(MessageError, match=r"Ready: .*first"):
-        bodies.read_body(bodies.body(Reason(Outcome.OK, "")), Ready)

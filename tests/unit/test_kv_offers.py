@@ -54,6 +54,28 @@ def test_after_a_preemption_only_what_was_not_pushed_follows_from_the_new_blocks
     assert offers.step("r", [[11, 12, 13]], computed=300) == [Push(KEY, 2, (13,), D.instance)]
 
 
+def test_a_prompt_is_announced_with_the_weights_by_which_it_is_computed_and_by_no_two() -> None:
+    offers = Offers(groups=GROUPS, ranks=1)
+    assert offers.weights_are("step 6") == []
+    for name, number in (("r", 1), ("whole", 2), ("queued", 3)):
+        offers.register(name, Key(KEY.transfer, KEY.attempt, number), D, PROMPT, (301, 300))
+    (said,) = offers.allocated("r", 0)
+    offers.allocated("whole", 0)
+    offers.step("whole", [[1, 2, 3]], computed=300)
+    assert isinstance(said, SendAnnounce)
+    assert said.weights == "step 6"
+    reason = "weights changed from version 'step 6' to 'step 7' while the prompt was computed"
+    assert offers.weights_are("step 7") == [SendGone(D, KEY, Outcome.STALE, reason, retry=False),
+                                            Release(KEY, Outcome.STALE, reason, with_step=True)]
+    assert offers.weights_are("step 7") == []
+    assert offers.step("r", [[1, 2, 3]], computed=300) == []
+    again = [one for one in offers.announced(D) if isinstance(one, SendAnnounce)]
+    assert [(one.key.generation, one.weights) for one in again] == [(2, "step 6")], "its KV is what it was"
+    (said,) = offers.allocated("queued", 0)
+    assert isinstance(said, SendAnnounce)
+    assert said.weights == "step 7"
+
+
 def test_it_is_announced_once() -> None:
     assert opened().allocated("r", 0) == []
 

@@ -203,6 +203,59 @@ def test_what_was_computed_before_a_reset_is_not_loaded_when_it_is_announced_aga
     assert pairing.ask("r", 3.0) is LoadVerdict.LOAD
 
 
+OTHER_WEIGHTS = Outcome.INCOMPATIBLE, "weights: version 'step 7' here, 'step 6' there"
+
+
+def test_kv_of_other_weights_is_refused_by_their_names_and_the_leg_fails_at_once() -> None:
+    pairing = parked()
+    assert pairing.weights_are("step 7") == []
+    drops = pairing.announce(b"p1", source(weights="step 6"), 1.0, ranks=1)
+    assert drops == [DropPeer(b"p1", source().key, *OTHER_WEIGHTS)]
+    assert pairing.ask("r", 1.0) is LoadVerdict.COMPUTE
+    assert pairing.allocated("r", 0) == [DecodeLegEnded("r", Key(T, Attempt(1), 1), *OTHER_WEIGHTS)]
+
+
+@pytest.mark.parametrize(("here", "there"), [("step 7", "step 7"), ("step 7", ""), ("", "step 6"), ("", "")])
+def test_kv_of_the_same_weights_is_taken_and_where_a_side_does_not_say(here: str, there: str) -> None:
+    pairing = parked()
+    assert pairing.weights_are(here) == []
+    assert pairing.announce(b"p1", source(weights=there), 1.0, ranks=1) == []
+    assert pairing.ask("r", 1.0) is LoadVerdict.LOAD
+
+
+def test_what_was_announced_before_weights_changed_is_looked_at_again() -> None:
+    pairing = parked()
+    pairing.weights_are("step 6")
+    pairing.announce(b"p1", source(weights="step 6"), 1.0, ranks=1)
+    assert pairing.weights_are("step 7") == [DropPeer(b"p1", source().key, *OTHER_WEIGHTS)]
+    assert pairing.weights_are("step 7") == []
+    assert pairing.ask("r", 1.0) is LoadVerdict.COMPUTE
+    assert pairing.announce(b"p2", source(2, weights="step 7"), 2.0, ranks=1) == []
+    assert pairing.ask("r", 2.0) is LoadVerdict.LOAD
+
+
+def test_what_nobody_had_claimed_is_compared_with_the_weights_of_when_it_is_claimed() -> None:
+    pairing = machine()
+    pairing.weights_are("step 6")
+    assert pairing.announce(b"p1", source(weights="step 7"), 0.0, ranks=1) == []
+    pairing.weights_are("step 7")
+    assert pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, handed=299, lease=Lease(10.0)) == []
+    assert pairing.ask("r", 0.0) is LoadVerdict.LOAD
+
+
+def test_a_load_that_is_under_way_goes_on_when_weights_change_and_takes_no_try_of_others() -> None:
+    pairing = loading()
+    assert pairing.weights_are("step 7") == []
+    drops = pairing.announce(b"p2", source(2, weights="step 6"), 2.0, ranks=1)
+    assert drops == [DropPeer(b"p2", source(2).key, *OTHER_WEIGHTS)]
+    assert pairing.newer() == []
+    assert pairing.finished("r", Outcome.OK, "", [source().key]) == [DecodeLegEnded("r", source().key, Outcome.OK, "")]
+
+
+def test_kv_of_one_prompt_by_two_weights_are_two_contents() -> None:
+    assert len({source(weights=one).content for one in ("", "step 6", "step 7")}) == 3
+
+
 def test_attempts_below_the_legs_own_are_stale() -> None:
     pairing = parked(attempt=2)
     assert pairing.announce(b"p1", source(1), 0.0, ranks=1)[0].outcome is Outcome.STALE  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.mapping import Array, ArrayKind, Geometry, geometry, units
+from xpyd_sidecar.kv.mapping import Array, ArrayKind, Geometry, geometry
 from xpyd_sidecar.kv.peers import Met, Self, meet
 
 FIELDS = FingerprintFields("m", "float32", "float32", 128, "HND", "vec", "0.32.0")
@@ -32,17 +32,17 @@ def hello(**changes: Any) -> Any:
 
 def test_an_equal_peer_is_welcome() -> None:
     met = meet(HERE, hello())
-    assert (met.refused, met.ranks, met.alike) == (None, 2, True)
+    assert (met.refused, met.ranks) == (None, 2)
     assert [[source.rank for source in sources] for sources in met.plan] == [[0], [1]]
 
 
-def test_a_peer_whose_arrays_come_in_another_order_is_welcome_and_not_alike() -> None:
+def test_a_peer_whose_arrays_come_in_another_order_is_welcome() -> None:
     kinds = [ArrayKind("float32", 2, (8, 8), 256, 4), ArrayKind("float32", 2, (8, 8), 256, 4)]
     arrays = [Array(f"layer{n}", kind) for n, kind in enumerate(kinds)]
     ours = msgspec.structs.replace(HERE, geometry=geometry(2, [arrays] * 2))
     met = meet(ours, hello(geometry=geometry(2, [arrays[::-1]] * 2)))
-    assert (met.refused, met.alike) == (None, False)
-    assert [[(region, unit.region) for region, unit in units(source.parts).items()]
+    assert met.refused is None
+    assert [[(region, part.into) for region, part in source.parts]
             for sources in met.plan for source in sources] == [[(0, 1), (1, 0)]] * 2
 
 
@@ -111,13 +111,13 @@ def pair(decode: tuple[Geometry, Speculation], prefill: tuple[Geometry, Speculat
 
 def taken(met: Met) -> list[list[tuple[int, int, bool]]]:
     """By decode rank: (prefill's array, the array here, nothing stays) of what comes from its only source."""
-    return [[(region, unit.region, source.whole) for region, unit in units(source.parts).items()]
+    return [[(region, part.into, len(source.parts) == len(source.arrays)) for region, part in source.parts]
             for sources in met.plan for source in sources]
 
 
 def test_the_same_draft_moves_as_any_layer() -> None:
     met = pair((drafted(), EAGLE), (drafted(), EAGLE))
-    assert (met.refused, met.warning, met.alike) == (None, "", True)
+    assert (met.refused, met.warning) == (None, "")
     assert taken(met) == [[(0, 0, True), (1, 1, True), (2, 2, True)]] * 2
 
 
@@ -126,7 +126,6 @@ def test_a_decode_engine_that_drafts_alone_takes_all_but_its_drafts_arrays() -> 
         met = pair((drafted(first=first), EAGLE), (target(), Speculation()))
         assert met.refused is None
         assert "few drafts will be accepted" in met.warning
-        assert not met.alike
         assert taken(met) == [[(at, to, True) for at, to in enumerate(into)]] * 2
 
 

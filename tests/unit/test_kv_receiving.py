@@ -8,16 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
-from xpyd_sidecar.kv.bodies import Ready
+from xpyd_sidecar.kv.array_layout import ArrayLayout, ArrayPart
+from xpyd_sidecar.kv.fetch_steps import FetchPlan
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import LOOKS
-from xpyd_sidecar.kv.mapping import Cut, PlacedCut, units
-from xpyd_sidecar.kv.reach import ArraySpan, TableSpan
-from xpyd_sidecar.kv.receiving import Ask, Cancel, Confirm, Finished, From, Order, PlaceBlocks, Pull, Receiving
+from xpyd_sidecar.kv.reach import TableSpan
+from xpyd_sidecar.kv.receiving import Cancel, Confirm, Finished, From, Order, Receiving, WantTry
 
 P1, P2 = HostPort("10.0.0.1:1"), HostPort("10.0.0.2:1")
 INC = Incarnation("p" * 32)
-WHOLE = (PlacedCut(Cut(0, 2, 0, 0, 32), 0, 0),)
+LAYOUTS = (ArrayLayout(2, 16, 1),) * 4
+
+
+def plan(parts: dict[int, ArrayPart], takers: int = 1) -> FetchPlan:
+    return FetchPlan(LAYOUTS, parts, takers)
+
+
+WHOLE = plan({0: ArrayPart(0, 0, 2, 0), 1: ArrayPart(1, 0, 2, 0)})
 TABLES = (TableSpan(2, (40, 41, 42)),)
 
 
@@ -30,13 +37,12 @@ def order(attempt: int = 1, address: HostPort = P1, ids: tuple[int, ...] = (40, 
 
 
 def machine() -> Receiving:
-    return Receiving(load_s=30, grace_s=1, regions=2, cover=True)
+    return Receiving(load_s=30, grace_s=1)
 
 
 def begun() -> Receiving:
     receiving = machine()
-    ready = Ready(2, 3, 2, 64, checksum=True)
-    assert receiving.load(order(), 0.0) == [Ask(P1, INC, key(), ready, "r", TABLES, 0, units(WHOLE))]
+    assert receiving.load(order(), 0.0) == [WantTry("r", key(), 0, P1, INC, WHOLE, TABLES)]
     return receiving
 
 
@@ -50,53 +56,63 @@ def silence(receiving: Receiving, start: float, end: float) -> list[object]:
 def fill(receiving: Receiving, attempt: int = 1) -> list[object]:
     out: list[object] = []
     for region in range(2):
-        assert receiving.arrived(key(attempt), 0, region, (2, 3), 100) == PlaceBlocks("r", region, (40, 41, 42))
-        out += receiving.placed(key(attempt))
+        out += receiving.arrived(key(attempt), 0, [(region, 2, 3)], 100)
     return out
 
 
 def test_a_load_is_committed_when_every_block_of_every_region_is_placed() -> None:
     receiving = begun()
-    assert receiving.arrived(key(), 0, 0, (2, 3), 30) == PlaceBlocks("r", 0, (40, 41, 42))
-    assert receiving.arrived(key(), 0, 1, (4, 1), 10) == PlaceBlocks("r", 1, (42,))
-    assert receiving.placed(key()) == []
-    assert receiving.arrived(key(), 0, 1, (2, 2), 20) == PlaceBlocks("r", 1, (40, 41))
-    assert receiving.placed(key()) == [Confirm(key(), 0), Finished("r", key(), Outcome.OK, "", 60)]
+    assert receiving.arrived(key(), 0, [(0, 2, 3)], 30) == []
+    assert receiving.arrived(key(), 0, [(1, 4, 1)], 10) == []
+    assert receiving.arrived(key(), 0, [(1, 2, 2)], 20) == [Confirm(key(), 0, 60), Finished("r", key(), Outcome.OK, "", 60)]
     assert receiving.open == 0
-    assert receiving.arrived(key(), 0, 0, (2, 3), 30) is None
+    assert receiving.arrived(key(), 0, [(0, 2, 3)], 30) == []
+
+
+def test_blocks_of_several_arrays_come_at_once() -> None:
+    receiving = begun()
+    assert receiving.arrived(key(), 0, [(0, 2, 3), (1, 2, 3)], 60) == [
+        Confirm(key(), 0, 60), Finished("r", key(), Outcome.OK, "", 60)]
+
+
+def test_of_a_run_only_the_blocks_count_that_were_wanted() -> None:
+    receiving = begun()
+    assert receiving.arrived(key(), 0, [(0, 0, 16), (1, 0, 4)], 60) == []
+    assert receiving.arrived(key(), 0, [(1, 4, 9)], 60) == [
+        Confirm(key(), 0, 120), Finished("r", key(), Outcome.OK, "", 120)]
 
 
 def test_a_block_that_comes_twice_counts_once() -> None:
     receiving = begun()
     for _ in range(6):
-        receiving.arrived(key(), 0, 0, (2, 1), 10)
-    assert receiving.placed(key()) == []
+        assert receiving.arrived(key(), 0, [(0, 2, 1)], 10) == []
 
 
-def test_nothing_outside_the_load_is_placed() -> None:
+def test_nothing_outside_the_load_counts() -> None:
     receiving = begun()
-    for region, first, blocks in ((2, 2, 1), (0, 1, 1), (0, 4, 2), (0, 5, 1), (0, 2, 0), (-1, 2, 1)):
-        assert receiving.arrived(key(), 0, region, (first, blocks), 10) is None
-    assert receiving.arrived(key(2), 0, 0, (2, 1), 10) is None
+    for region, first, blocks in ((2, 2, 3), (0, 1, 1), (0, 5, 1), (-1, 2, 3)):
+        assert receiving.arrived(key(), 0, [(region, first, blocks)], 10) == []
+    assert receiving.arrived(key(2), 0, [(0, 2, 3), (1, 2, 3)], 10) == []
+    assert receiving.arrived(key(), 0, [(0, 2, 3)], 10) == []
+    assert [type(one) for one in receiving.arrived(key(), 0, [(1, 2, 3)], 10)] == [Confirm, Finished]
 
 
 def test_a_newer_try_starts_over_in_the_same_blocks() -> None:
     receiving = begun()
-    receiving.arrived(key(), 0, 0, (2, 3), 30)
+    receiving.arrived(key(), 0, [(0, 2, 3)], 30)
     steps = receiving.load(order(2, P2, ids=()), 5.0)
     assert steps == [Cancel(key(), 0, Outcome.STALE, "a newer try has taken its place"),
-                     Ask(P2, INC, key(2), Ready(2, 3, 2, 64, checksum=True), "r", TABLES, 0, units(WHOLE))]
-    assert receiving.arrived(key(1), 0, 1, (2, 3), 30) is None  # stale
-    receiving.arrived(key(2), 0, 1, (2, 3), 30)
-    assert receiving.placed(key(2)) == []  # region 0 is there of the old try only
+                     WantTry("r", key(2), 0, P2, INC, WHOLE, TABLES)]
+    assert receiving.arrived(key(1), 0, [(1, 2, 3)], 30) == []  # stale
+    assert receiving.arrived(key(2), 0, [(1, 2, 3)], 30) == []  # array 0 is there of the old try only
     receiving.load(order(3, P2, ids=()), 6.0)
-    assert fill(receiving, 3) == [Confirm(key(3), 0), Finished("r", key(3), Outcome.OK, "", 200)]
+    assert fill(receiving, 3) == [Confirm(key(3), 0, 200), Finished("r", key(3), Outcome.OK, "", 200)]
 
 
 def test_a_newer_try_alone_can_be_committed() -> None:
     receiving = begun()
     receiving.load(order(2, P2, ids=()), 5.0)
-    assert fill(receiving, 2) == [Confirm(key(2), 0), Finished("r", key(2), Outcome.OK, "", 200)]
+    assert fill(receiving, 2) == [Confirm(key(2), 0, 200), Finished("r", key(2), Outcome.OK, "", 200)]
 
 
 def test_an_older_try_changes_nothing() -> None:
@@ -115,8 +131,7 @@ def test_a_lost_source_is_waited_for_shortly() -> None:
 def test_another_try_in_time_rescues_a_load_that_has_lost_its_source() -> None:
     receiving = begun()
     receiving.broken(key(), 0, (Outcome.PEER_LOST, "reset"), 10.0, final=False)
-    ready = Ready(2, 3, 2, 64, checksum=True)
-    assert receiving.load(order(2, P2), 10.5) == [Ask(P2, INC, key(2), ready, "r", TABLES, 0, units(WHOLE))]
+    assert receiving.load(order(2, P2), 10.5) == [WantTry("r", key(2), 0, P2, INC, WHOLE, TABLES)]
     assert receiving.tick(12.0) == []
 
 
@@ -133,6 +148,17 @@ def test_a_final_failure_is_reported_at_once() -> None:
     assert receiving.broken(key(), 0, (Outcome.CHECKSUM, "bad"), 1.0, final=True) == [
         Finished("r", key(), Outcome.CHECKSUM, "bad", 0)]
     assert receiving.broken(key(), 0, (Outcome.CHECKSUM, "bad"), 1.0, final=True) == []
+
+
+def test_what_others_call_well_is_no_end_of_a_load_whose_blocks_have_not_come() -> None:
+    assert begun().broken(key(), 0, (Outcome.OK, "fine"), 1.0, final=True) == [
+        Finished("r", key(), Outcome.PROTOCOL, "fine", 0)]
+    assert begun().fail("r", key(), Outcome.OK, "fine")[-1] == Finished("r", key(), Outcome.PROTOCOL, "fine", 0)
+    assert machine().fail("r", key(), Outcome.OK, "fine") == [Finished("r", key(), Outcome.PROTOCOL, "fine", 0)]
+    orphan = begun()
+    assert orphan.broken(key(), 0, (Outcome.OK, "fine"), 1.0, final=False) == []
+    said = [one for now in range(2, 60) for one in orphan.tick(float(now))]
+    assert said == [Finished("r", key(), Outcome.PROTOCOL, "fine", 0)]
 
 
 SILENT = "no progress for 30 s"
@@ -156,9 +182,8 @@ def test_a_block_per_29_seconds_is_progress_and_the_load_lasts_until_all_are_the
     for region, block in blocks:
         assert silence(receiving, now, now + 29.0) == []
         now += 29.0
-        receiving.arrived(key(), 0, region, (block, 1), 16)
-        out = receiving.placed(key())
-    assert out == [Confirm(key(), 0), Finished("r", key(), Outcome.OK, "", 96)]
+        out = receiving.arrived(key(), 0, [(region, block, 1)], 16)
+    assert out == [Confirm(key(), 0, 96), Finished("r", key(), Outcome.OK, "", 96)]
 
 
 def test_a_prefill_whose_work_grows_is_waited_for() -> None:
@@ -173,7 +198,7 @@ def test_a_prefill_whose_work_grows_is_waited_for() -> None:
 
 def test_the_limit_ends_a_load_however_much_comes() -> None:
     for limit_s, own in ((100.0, 600.0), (600.0, 100.0)):
-        receiving = Receiving(load_s=30, grace_s=1, regions=2, cover=True, limit_s=limit_s)
+        receiving = Receiving(load_s=30, grace_s=1, limit_s=limit_s)
         receiving.load(order()._replace(limit_s=own), 0.0)
         for second in range(1, 100):
             receiving.progressed(key())
@@ -183,7 +208,7 @@ def test_the_limit_ends_a_load_however_much_comes() -> None:
 
 
 def test_a_newer_try_has_no_limit_of_its_own() -> None:
-    receiving = Receiving(load_s=30, grace_s=1, regions=2, cover=True, limit_s=50)
+    receiving = Receiving(load_s=30, grace_s=1, limit_s=50)
     receiving.load(order(), 0.0)
     receiving.load(order(2, P2), 40.0)
     assert silence(receiving, 40.0, 49.0) == []
@@ -192,11 +217,11 @@ def test_a_newer_try_has_no_limit_of_its_own() -> None:
 
 def test_what_is_no_news_renews_nothing() -> None:
     receiving = begun()
-    receiving.arrived(key(), 0, 0, (2, 1), 16)
+    receiving.arrived(key(), 0, [(0, 2, 1)], 16)
     for second in range(1, 30):
-        assert receiving.arrived(key(), 0, 0, (2, 1), 16) is not None  # again
-        assert receiving.arrived(key(2), 0, 0, (3, 1), 16) is None  # of another try
-        assert receiving.arrived(key(), 0, 0, (1, 1), 16) is None  # not asked for
+        assert receiving.arrived(key(), 0, [(0, 2, 1)], 16) == []  # again
+        assert receiving.arrived(key(2), 0, [(0, 3, 1)], 16) == []  # of another try
+        assert receiving.arrived(key(), 0, [(0, 1, 1)], 16) == []  # not asked for
         receiving.progressed(key(2))
         assert receiving.tick(float(second)) == []
     assert silence(receiving, 29.0, 31.0) == ended(SILENT)  # the first block was seen at 1.0
@@ -206,7 +231,7 @@ def test_a_clock_that_jumps_is_no_silence_and_no_reason_to_wait_for_ever() -> No
     receiving = begun()
     assert receiving.tick(1.0) == []
     assert receiving.tick(500.0) == []
-    receiving.arrived(key(), 0, 0, (2, 1), 16)
+    receiving.arrived(key(), 0, [(0, 2, 1)], 16)
     assert receiving.tick(499.0) == []
     assert silence(receiving, 499.0, 529.0 - 0.5) == []
     assert silence(receiving, 528.5, 529.0) == ended(SILENT)
@@ -219,7 +244,7 @@ def test_a_load_that_has_lost_a_source_is_not_kept_by_the_other_one() -> None:
     receiving = two()
     lost = Outcome.PEER_LOST, "reset"
     receiving.broken(key(), 1, lost, 1.0, final=False)
-    receiving.arrived(key(), 0, 0, (2, 1), 16)
+    receiving.arrived(key(), 0, [(0, 2, 1)], 16)
     receiving.progressed(key())
     assert receiving.tick(2.0) == [Finished("r", key(), *lost, 0)]
 
@@ -239,15 +264,14 @@ def test_a_load_ends_by_silence_or_by_its_limit_and_by_nothing_else(course: list
                                                                     limit_s: int) -> None:
     """Law 4: progress within ``load_s`` of listening keeps it, silence of that ends it, and the limit always does."""
     blocks = 80
-    receiving = Receiving(load_s=load_s, grace_s=1, regions=1, cover=True, limit_s=limit_s)
-    part = (PlacedCut(Cut(0, 1, 0, 0, 16), 0, 0),)
-    receiving.load(Order("r", key(), (TableSpan(0, tuple(range(blocks))),), (From(P1, INC, part),)), 0.0)
+    receiving = Receiving(load_s=load_s, grace_s=1, limit_s=limit_s)
+    one = plan({0: ArrayPart(0, 0, 2, 0)})
+    receiving.load(Order("r", key(), (TableSpan(0, tuple(range(blocks))),), (From(P1, INC, one),)), 0.0)
     now, sent, silent, waited = 0.0, 0, 0.0, 0
     for what, gap in [*course, *[Course("nothing")] * load_s]:
         now += gap
         if what == "block":
-            receiving.arrived(key(), 0, 0, (sent, 1), 16)
-            assert receiving.placed(key()) == []
+            assert receiving.arrived(key(), 0, [(0, sent, 1)], 16) == []
             sent += 1
         elif what == "word":
             receiving.progressed(key())
@@ -270,7 +294,7 @@ def test_an_abandoned_load_is_reported_once_and_places_nothing_more() -> None:
     assert isinstance(cancel, Cancel)
     assert isinstance(finished, Finished)
     assert receiving.abandon("r") == []
-    assert receiving.arrived(key(), 0, 0, (2, 3), 30) is None
+    assert receiving.arrived(key(), 0, [(0, 2, 3)], 30) == []
 
 
 def test_a_load_that_was_never_begun_can_be_failed() -> None:
@@ -281,7 +305,7 @@ def test_a_load_that_was_reported_is_not_opened_again_by_a_newer_try_for_other_r
     receiving = begun()
     fill(receiving)
     assert receiving.load(order(2, P2), 1.0) == []
-    assert receiving.arrived(key(2), 0, 0, (2, 3), 30) is None
+    assert receiving.arrived(key(2), 0, [(0, 2, 3)], 30) == []
     assert receiving.fail("r", key(2), Outcome.DEADLINE, "x") == receiving.abandon("r") == receiving.tick(99.0) == []
 
 
@@ -296,48 +320,42 @@ def test_a_name_that_comes_again_with_another_transfer_is_another_load() -> None
     receiving = begun()
     fill(receiving)
     other = Key(TransferId("b" * 32), Attempt(1), 1)
-    assert [type(one) for one in receiving.load(order()._replace(key=other), 1.0)] == [Ask]
+    assert [type(one) for one in receiving.load(order()._replace(key=other), 1.0)] == [WantTry]
     assert [type(one) for one in receiving.abandon("r")] == [Cancel, Finished]
     assert receiving.fail("r", other, Outcome.DEADLINE, "x") == []
     third = other._replace(transfer=TransferId("c" * 32))
     assert receiving.fail("r", third, Outcome.DEADLINE, "x") == [Finished("r", third, Outcome.DEADLINE, "x", 0)]
 
 
-TWO = (From(P1, INC, (PlacedCut(Cut(0, 2, 0, 1, 16), 0, 0),)),
-       From(P2, INC, (PlacedCut(Cut(0, 2, 1, 1, 16), 0, 1),), takers=2))
+TWO = (From(P1, INC, plan({0: ArrayPart(0, 0, 1, 0), 1: ArrayPart(1, 0, 1, 0)})),
+       From(P2, INC, plan({0: ArrayPart(0, 1, 1, 1), 1: ArrayPart(1, 1, 1, 1)}, takers=2)))
 
 
 def two() -> Receiving:
     """Two sources with one of two heads each; the second has another taker too."""
     receiving = machine()
-    asks = receiving.load(Order("r", key(), TABLES, TWO), 0.0)
-    assert [(one.address, one.source, one.ready, one.plain) for one in asks if isinstance(one, Ask)] == [
-        (P1, 0, Ready(2, 3, 2, 32, checksum=True, cuts=(Cut(0, 2, 0, 1, 16),)), False),
-        (P2, 1, Ready(2, 3, 2, 32, checksum=True, cuts=(Cut(0, 2, 1, 1, 16),), takers=2), False)]
+    assert receiving.load(Order("r", key(), TABLES, TWO), 0.0) == [
+        WantTry("r", key(), at, one.address, INC, one.plan, TABLES) for at, one in enumerate(TWO)]
     return receiving
 
 
 def fill_two(receiving: Receiving, source: int) -> list[object]:
-    out: list[object] = []
-    for region in range(2):
-        assert receiving.arrived(key(), source, region, (2, 3), 48) == PlaceBlocks("r", region, (40, 41, 42), source, 1)
-        out += receiving.placed(key())
-    return out
+    return [*receiving.arrived(key(), source, [(0, 2, 3)], 48), *receiving.arrived(key(), source, [(1, 2, 3)], 48)]
 
 
 def test_a_load_of_two_sources_is_committed_when_both_have_sent_all_and_both_are_told() -> None:
     receiving = two()
     assert fill_two(receiving, 1) == fill_two(receiving, 1) == []
-    assert fill_two(receiving, 0) == [Confirm(key(), 0), Confirm(key(), 1), Finished("r", key(), Outcome.OK, "", 288)]
+    assert fill_two(receiving, 0) == [
+        Confirm(key(), 0, 96), Confirm(key(), 1, 192), Finished("r", key(), Outcome.OK, "", 288)]
 
 
 def test_a_rank_that_was_reported_keeps_nobody_waiting_who_takes_from_the_same_source_of_a_newer_try() -> None:
     receiving = two()
     fill_two(receiving, 0)
     fill_two(receiving, 1)
-    nothing = Ready(2, 3, 0, 0, checksum=True, takers=2)
-    assert receiving.load(Order("r", key(2), TABLES, TWO), 1.0) == [Ask(P2, INC, key(2), nothing, "r", TABLES, 1, {})]
-    assert receiving.arrived(key(2), 1, 0, (2, 3), 48) is None
+    assert receiving.load(Order("r", key(2), TABLES, TWO), 1.0) == [WantTry("r", key(2), 1, P2, INC, plan({}, 2), TABLES)]
+    assert receiving.arrived(key(2), 1, [(0, 2, 3)], 48) == []
     lost = Outcome.STALE, "released"
     assert receiving.broken(key(2), 1, lost, 2.0, final=True) == receiving.tick(99.0) == []
 
@@ -375,71 +393,40 @@ def test_a_newer_try_with_other_sources_cancels_all_old_ones() -> None:
     receiving = two()
     steps = receiving.load(order(2), 1.0)
     assert [(type(one), one.key, one.source) for one in steps if not isinstance(one, Finished)] == [
-        (Cancel, key(), 0), (Cancel, key(), 1), (Ask, key(2), 0)]
-    assert receiving.arrived(key(), 0, 0, (2, 3), 48) is None
+        (Cancel, key(), 0), (Cancel, key(), 1), (WantTry, key(2), 0)]
+    assert receiving.arrived(key(), 0, [(0, 2, 3)], 48) == []
 
 
 def test_a_source_that_nothing_is_wanted_of_is_asked_and_told_all_the_same() -> None:
     receiving = machine()
-    one, none = receiving.load(Order("r", key(), TABLES, (From(P1, INC, WHOLE), From(P2, INC, ()))), 0.0)
-    assert isinstance(none, Ask)
-    assert (none.ready, none.plain) == (Ready(2, 3, 0, 0, checksum=True), False)
-    assert isinstance(one, Ask)
-    assert one.plain
-    assert receiving.arrived(key(), 1, 0, (2, 3), 48) is None
-    assert receiving.arrived(key(), 2, 0, (2, 3), 48) is None
-    assert fill(receiving) == [Confirm(key(), 0), Confirm(key(), 1), Finished("r", key(), Outcome.OK, "", 200)]
-
-
-def test_a_source_some_of_whose_arrays_stay_is_asked_for_the_others_by_name_of_their_place() -> None:
-    (ask,) = machine().load(order()._replace(sources=(From(P1, INC, WHOLE, whole=False),)), 0.0)
-    assert isinstance(ask, Ask)
-    assert ask.ready.cuts == tuple(part.cut for part in WHOLE)
-    assert not ask.plain
-
-
-def test_pulling_asks_every_source_for_what_follows_the_blocks_that_all_have_sent() -> None:
-    receiving = Receiving(load_s=30, grace_s=1, regions=2, cover=True, window=1)
-    asks = receiving.load(Order("r", key(), TABLES, TWO), 0.0)
-    assert [one.ready.window for one in asks if isinstance(one, Ask)] == [1, 1]
-    for source, region in ((0, 0), (0, 1), (1, 0)):
-        receiving.arrived(key(), source, region, (2, 1), 16)
-        assert receiving.placed(key()) == []
-    receiving.arrived(key(), 1, 1, (2, 1), 16)
-    assert receiving.placed(key()) == [Pull(key(), 0, 4), Pull(key(), 1, 4)]
+    wants = receiving.load(Order("r", key(), TABLES, (From(P1, INC, WHOLE), From(P2, INC, plan({})))), 0.0)
+    assert [one.plan.parts for one in wants if isinstance(one, WantTry)] == [WHOLE.parts, {}]
+    assert receiving.arrived(key(), 1, [(0, 2, 3)], 48) == []
+    assert receiving.arrived(key(), 2, [(0, 2, 3)], 48) == []
+    assert fill(receiving) == [Confirm(key(), 0, 200), Confirm(key(), 1, 0), Finished("r", key(), Outcome.OK, "", 200)]
 
 
 SEVERAL = (TableSpan(0, (40, 41, 42)), TableSpan(1, (50, 51)), TableSpan(0, (60,)))
 """Of arrays that reach over all, over a window, and of a state."""
-FOUR = (PlacedCut(Cut(0, 4, 0, 0, 32), 0, 0),)
+FOUR = plan({at: ArrayPart(at, 0, 2, 0, table) for at, table in enumerate((0, 1, 1, 2))})
 
 
-def test_arrays_of_several_groups_are_asked_for_with_their_own_blocks_and_placed_into_them() -> None:
-    receiving = Receiving(load_s=30, grace_s=1, regions=4, cover=True, groups=(0, 1, 1, 2))
-    (ask,) = receiving.load(Order("r", key(), SEVERAL, (From(P1, INC, FOUR),)), 0.0)
-    assert isinstance(ask, Ask)
-    assert ask.ready == Ready(0, 3, 4, 128, checksum=True, spans=(ArraySpan(1, 2, 1, 2), ArraySpan(3, 1, 0, 1)))
-    assert ask.plain
-    assert [ask.slot(*what) for what in ((0, 0, 3), (1, 1, 2), (2, 2, 1), (3, 0, 1))] == [0, 3, 7, 9]
-    assert [ask.slot(*what) for what in ((0, 0, 4), (1, 0, 1), (1, 2, 2), (3, 1, 1), (4, 0, 1), (0, 0, 0))] == [None] * 6
-    assert ask.slots == 12
-    for outside in ((1, (0, 1)), (1, (2, 2)), (3, (1, 1)), (3, (0, 2)), (0, (2, 2))):
-        assert receiving.arrived(key(), 0, outside[0], outside[1], 32) is None
-    assert receiving.arrived(key(), 0, 0, (0, 3), 96) == PlaceBlocks("r", 0, (40, 41, 42))
-    assert receiving.arrived(key(), 0, 1, (1, 2), 64) == PlaceBlocks("r", 1, (50, 51))
-    assert receiving.arrived(key(), 0, 2, (2, 1), 32) == PlaceBlocks("r", 2, (51,))
-    assert receiving.arrived(key(), 0, 3, (0, 1), 32) == PlaceBlocks("r", 3, (60,))
-    assert receiving.placed(key()) == [], "a block of the second window layer is missing"
-    assert receiving.arrived(key(), 0, 2, (1, 1), 32) == PlaceBlocks("r", 2, (50,))
-    assert receiving.placed(key()) == [Confirm(key(), 0), Finished("r", key(), Outcome.OK, "", 256)]
+def test_arrays_of_several_groups_have_their_own_blocks() -> None:
+    receiving = machine()
+    assert receiving.load(Order("r", key(), SEVERAL, (From(P1, INC, FOUR),)), 0.0) == [
+        WantTry("r", key(), 0, P1, INC, FOUR, SEVERAL)]
+    for region, first, count in ((1, 0, 1), (1, 3, 2), (3, 1, 1), (4, 0, 1)):
+        assert receiving.arrived(key(), 0, [(region, first, count)], 32) == []
+    for region, first, count in ((0, 0, 3), (1, 1, 2), (2, 2, 1), (3, 0, 1)):
+        assert receiving.arrived(key(), 0, [(region, first, count)], 32) == []
+    assert receiving.arrived(key(), 0, [(2, 1, 1)], 32) == [
+        Confirm(key(), 0, 256), Finished("r", key(), Outcome.OK, "", 256)]
 
 
-def test_a_source_whose_arrays_are_grouped_otherwise_is_asked_by_its_own_order() -> None:
-    receiving = Receiving(load_s=30, grace_s=1, regions=3, cover=True, groups=(0, 0, 1))
-    # Its first array is this rank's last.
-    parts = (PlacedCut(Cut(0, 1, 0, 0, 32), 2, 0), PlacedCut(Cut(1, 2, 0, 0, 32), 0, 0))
-    (ask,) = receiving.load(Order("r", key(), (TableSpan(0, (4, 5)), TableSpan(1, (9,))), (From(P1, INC, parts),)), 0.0)
-    assert isinstance(ask, Ask)
-    assert (ask.ready.first, ask.ready.count, ask.ready.spans) == (0, 2, (ArraySpan(0, 1, 1, 1),))
-    assert not ask.plain
-    assert receiving.arrived(key(), 0, 0, (1, 1), 32) == PlaceBlocks("r", 2, (9,))
+def test_a_source_whose_arrays_stand_in_another_order_counts_by_its_own() -> None:
+    receiving = machine()
+    parts = plan({0: ArrayPart(2, 0, 2, 0, 1), 1: ArrayPart(0, 0, 2, 0), 2: ArrayPart(1, 0, 2, 0)})
+    tables = (TableSpan(0, (4, 5)), TableSpan(1, (9,)))
+    receiving.load(Order("r", key(), tables, (From(P1, INC, parts),)), 0.0)
+    assert receiving.arrived(key(), 0, [(0, 1, 1), (1, 0, 2)], 32) == []
+    assert [type(one) for one in receiving.arrived(key(), 0, [(2, 0, 2)], 32)] == [Confirm, Finished]

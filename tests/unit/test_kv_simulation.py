@@ -1,4 +1,4 @@
-"""The four machines against each other, over channels that lose, delay and break, in many random orders.
+"""The five machines against each other, over channels that lose, delay and break, in many random orders.
 
 Held in every order: a committed load has exactly the prompt's blocks in its slots; nothing is written into blocks that are
 no longer held; every request ends; nothing stays open and every copy is freed once.
@@ -15,22 +15,28 @@ import pytest
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
-from xpyd_sidecar.kv import bodies, offers, pairing, receiving, sending
-from xpyd_sidecar.kv.copies import Copy
+from xpyd_sidecar.kv import fetch_steps, offers, pairing, publishing, receiving
+from xpyd_sidecar.kv.array_layout import ArrayLayout, ArrayPart
+from xpyd_sidecar.kv.buddy import Buddy
+from xpyd_sidecar.kv.buffer import Buffer
+from xpyd_sidecar.kv.fetch_steps import Fetch, FetchPlan
+from xpyd_sidecar.kv.fetching import Fetching
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
-from xpyd_sidecar.kv.mapping import Cut, PlacedCut
+from xpyd_sidecar.kv.manifests import Ask, Manifest, Taken
 from xpyd_sidecar.kv.messages import Announce, Drop, Gone, ListeningRank
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import LoadVerdict, Pairing
+from xpyd_sidecar.kv.publishing import Publishing
 from xpyd_sidecar.kv.reach import CacheGroup, Reach, TableSpan
 from xpyd_sidecar.kv.receiving import From, Order, Receiving
-from xpyd_sidecar.kv.sending import Sending
+from xpyd_sidecar.kv.ring import Ring
 
 BLOCK = 4
 GROUPS = (CacheGroup(Reach("all", BLOCK), BLOCK),)
 REGIONS = 2
-WHOLE = (PlacedCut(Cut(0, REGIONS, 0, 0, 4), 0, 0),)
+WHOLE = FetchPlan((ArrayLayout(1, 256, 1),) * REGIONS, {at: ArrayPart(at, 0, 1, 0) for at in range(REGIONS)}, 1)
+ME = Incarnation("d" * 32)
 DECODE = legs.Peer(InstanceName("d"), Incarnation("d" * 32), HostPort("d:1"))
 
 
@@ -58,8 +64,9 @@ class Prefill:
     def __init__(self, sim: Sim, name: str) -> None:
         self.sim, self.name, self.alive = sim, name, True
         self.offers = Offers(groups=GROUPS, ranks=1)
-        self.sending = Sending[Block](keep_s=20 if sim.lossy else 1e9, send_s=30, regions=REGIONS, block_bytes=8,
-                                      cover=True)
+        self.publishing = Publishing[Block](keep_s=20 if sim.lossy else 1e9, send_s=30, grace_s=2)
+        self.told: dict[tuple[Key, int], Block] = {}
+        """By the number of its manifest."""
         self.to_d: deque[Announce | Gone] = deque()
         self.from_d: deque[Drop] = deque()
         self.running: dict[str, list[int]] = {}
@@ -83,9 +90,14 @@ class Prefill:
                 self.sim.copies.append(block)
                 if self.sim.random.random() < 0.02:  # over the budget: never made
                     self.sim.copies.remove(block)
-                    self.send(self.sending.release(one.key, Outcome.OVERFLOW, "full"))
+                    self.send(self.publishing.release(one.key, Outcome.OVERFLOW, "full"))
                     break
-                self.send(self.sending.copy(one.key, Copy(region, one.first, len(one.ids), block), self.sim.now))
+
+                def manifest(number: int, block: Block = block, key: Key = one.key) -> Manifest:
+                    self.told[key, number] = block
+                    return Manifest(number, block.region, 1, block.first, block.blocks, 0)
+
+                self.send(self.publishing.publish(one.key, manifest, (block, 1), self.sim.now))
         if done == tokens:
             self.end(request)
 
@@ -96,7 +108,7 @@ class Prefill:
     def offer(self, steps: list[offers.Instruction]) -> None:
         for one in steps:
             if isinstance(one, offers.Release):
-                self.send(self.sending.release(one.key, one.outcome, one.reason, retry=one.outcome is Outcome.ABORTED))
+                self.send(self.publishing.release(one.key, one.outcome, one.reason, retry=one.outcome is Outcome.ABORTED))
             elif isinstance(one, offers.SendAnnounce):
                 rank = ListeningRank(HostPort(self.name), Incarnation(""))
                 self.to_d.append(Announce(*one.key, one.identity, one.prompt, one.tokens, (rank,), one.cached))
@@ -106,42 +118,45 @@ class Prefill:
                 assert isinstance(one, offers.PrefillLegEnded)
                 self.ended.append(one)
 
-    def send(self, steps: list[sending.Step[Block]]) -> None:
+    def send(self, steps: list[publishing.Step[Block]]) -> None:
         for one in steps:
-            if isinstance(one, sending.Send):
-                link = self.links.get(one.link)
-                if link is not None:
-                    link.to_d.append(("data", one.key, (one.copy.data, one.first, one.blocks)))
-                one.copy.data.freed += 1
-            elif isinstance(one, sending.Free):
-                one.copy.data.freed += 1
-            elif isinstance(one, sending.RefuseTransfer):
-                if one.link in self.links:
-                    self.links[one.link].to_d.append(("gone", one.key, (one.outcome, one.retry)))
-            else:
+            if isinstance(one, publishing.FreeCopy):
+                one.data.freed += 1
+            elif isinstance(one, publishing.PublishEnded):
                 self.offer(self.offers.rank_ended(0, one.key, one.outcome, one.reason, 1 if one.confirmed else 0))
+            elif one.link not in self.links:
+                raise AssertionError("said over a session that has ended")
+            elif isinstance(one, publishing.Tell):
+                self.links[one.link].to_d.append(("manifest", one.key, one.manifest))
+            elif isinstance(one, publishing.RefuseTry):
+                self.links[one.link].to_d.append(("gone", one.key, (one.outcome, one.retry)))
 
     def hear(self, link: Link) -> None:
-        what, key, body = link.to_p.popleft()
-        if what == "ready":
-            assert isinstance(body, bodies.Ready)
-            self.send(self.sending.ready(link.number, key, body, self.sim.now))
-        elif what == "done":
-            self.send(self.sending.done(link.number, key))
+        _, key, body = link.to_p.popleft()
+        if isinstance(body, Ask):
+            self.send(self.publishing.ask(link.number, ME, key, body, self.sim.now))
+        elif isinstance(body, Taken):
+            self.send(self.publishing.taken(link.number, ME, key, body.number))
+        elif body == "done":
+            self.send(self.publishing.done(link.number, ME, key))
         else:
-            self.send(self.sending.cancel(link.number, key, Outcome.ABORTED, "cancelled"))
+            self.send(self.publishing.cancel(link.number, ME, key, Outcome.ABORTED, "cancelled"))
 
     def tick(self) -> None:
-        self.send(self.sending.tick(self.sim.now))
+        self.send(self.publishing.tick(self.sim.now))
 
 
 class Decode:
     def __init__(self, sim: Sim, *, recompute: bool) -> None:
         self.sim, self.recompute = sim, recompute
         self.pairing = Pairing(recompute=recompute, unclaimed_s=20)
-        self.receiving = Receiving(load_s=15, grace_s=1, regions=REGIONS, cover=True)
+        self.receiving = Receiving(load_s=15, grace_s=1)
+        self.fetching = Fetching(Ring(0), Buffer(Buddy(0), Buddy(0), ttl_s=60), piece=512, window=1024, cover=False)
         self.links: dict[str, Link] = {}
-        self.of_key: dict[Key, Link] = {}
+        self.wants: dict[Key, receiving.WantTry] = {}
+        self.flights: dict[int, Fetch] = {}
+        self.again: set[Key] = set()
+        """Tries whose session has ended, of which nothing has come since."""
         self.waiting: dict[str, tuple[int, int, int]] = {}  # request → prompt, tokens, first missing block
         self.held: dict[str, tuple[int, ...]] = {}
         self.aborted: set[str] = set()
@@ -149,7 +164,7 @@ class Decode:
         self.cache: dict[tuple[int, int], tuple[Key, int, int, int]] = {}
         self.slots = 0
         self.finished: dict[str, int] = {}
-        self.inbox: deque[tuple[Key, object]] = deque()
+        self.inbox: deque[fetch_steps.Arrived] = deque()
         self.orders: deque[Callable[[], None]] = deque()
         """To the worker, which hears of them with a step."""
         self.reports: deque[receiving.Finished] = deque()
@@ -213,20 +228,70 @@ class Decode:
 
     def receive(self, steps: list[receiving.Instruction]) -> None:
         for one in steps:
-            if isinstance(one, receiving.Ask):
-                link = self.connect(one.address)
-                if link is None:
-                    lost = Outcome.PEER_LOST, "refused"
-                    self.receive(self.receiving.broken(one.key, 0, lost, self.sim.now, final=False))
-                    continue
-                self.of_key[one.key] = link
-                link.to_p.append(("ready", one.key, one.ready))
+            if isinstance(one, receiving.WantTry):
+                self.wants[one.key] = one
+                self.ask(one)
+                assert one.tables is not None
+                if one.key in self.wants:
+                    self.fetch(self.fetching.allot(one.ident, one.tables))
             elif isinstance(one, receiving.Finished):
                 self.finish(one)
             else:
-                link = self.of_key.pop(one.key, None)
+                want = self.wants.pop(one.key, None)
+                if want is not None and (link := self.links.get(want.address)) is not None:
+                    link.to_p.append(("", one.key, "done" if isinstance(one, receiving.Confirm) else "cancel"))
+                self.fetch(self.fetching.cancel((one.key, one.source)))
+
+    def ask(self, want: receiving.WantTry) -> None:
+        """Ask over the session with its source, which is begun where there is none."""
+        link = self.connect(want.address)
+        if link is None:
+            self.broken(want.key, (Outcome.PEER_LOST, "refused"), final=False)
+        else:
+            self.fetch(self.fetching.begin(want.ident, link.number, want.plan, self.sim.now))
+
+    def broken(self, key: Key, why: tuple[Outcome, str], *, final: bool) -> None:
+        if self.wants.pop(key, None) is not None:
+            self.again.discard(key)
+            self.fetch(self.fetching.cancel((key, 0)))
+            self.orders.append(lambda: self.receive(self.receiving.broken(key, 0, why, self.sim.now, final=final)))
+
+    def fetch(self, steps: list[fetch_steps.Step]) -> None:
+        for one in steps:
+            if isinstance(one, Fetch):
+                self.flights[one.number] = one
+            elif isinstance(one, fetch_steps.Arrived):
+                self.again.discard(one.key)
+                self.inbox.append(one)
+            elif isinstance(one, fetch_steps.Say):
+                link = next((link for link in self.links.values() if link.number == one.link), None)
                 if link is not None:
-                    link.to_p.append(("done" if isinstance(one, receiving.Confirm) else "cancel", one.key, None))
+                    link.to_p.append(("", one.key, one.body))
+            else:
+                pytest.fail(f"neither a ring nor sums are here: {one}")
+
+    def land(self) -> None:
+        """A fetch has an end. What it writes goes into blocks only while their load is open."""
+        number = self.sim.random.choice(list(self.flights))
+        flight = self.flights.pop(number)
+        want = self.wants.get(flight.key)
+        link = self.links.get(want.address) if want is not None else None
+        if want is None or link is None or link.number != flight.link:
+            self.fetch(self.fetching.failed(number))
+            return
+        block = self.sim.prefills[want.address].told[flight.key, flight.manifest]
+        assert block.freed == 0, "a copy was freed under a fetch"
+        if want.request not in self.held:
+            self.fetch(self.fetching.failed(number))
+            return
+        assert want.tables is not None
+        (table,) = want.tables
+        for piece in flight.batch:
+            for at in range(piece.packed.first, piece.packed.first + piece.packed.blocks):
+                slot = table.ids[at - table.first]
+                assert slot not in self.sim.sealed, "wrote into a block that is no longer held"
+                self.cache[piece.region, slot] = (flight.key, block.prompt, block.region, at)
+        self.fetch(self.fetching.fetched(number))
 
     def connect(self, name: str) -> Link | None:
         prefill = self.sim.prefills[name]
@@ -257,23 +322,23 @@ class Decode:
 
     def hear(self, link: Link) -> None:
         what, key, body = link.to_d.popleft()
-        if what == "data" and self.sim.random.random() < 0.05:
-            link.to_d.append((what, key, body))  # a link that repeats itself
-        if self.of_key.get(key) is not link:
-            return
+        want = self.wants.get(key)
         if what == "gone":
             outcome, retry = body  # type: ignore[misc]
-            del self.of_key[key]
-            self.receive(self.receiving.broken(key, 0, (outcome, "gone"), self.sim.now, final=not retry))
-            return
-        self.inbox.append((key, body))
+            if want is not None and self.links.get(want.address) is link:
+                self.broken(key, (outcome, "gone"), final=not retry)
+            link.to_p.append(("", key, "cancel"))
+        else:
+            assert isinstance(body, Manifest)
+            self.fetch(self.fetching.told(link.number, (key, 0), body))
 
     def poll(self) -> None:
-        """A step at the worker, which takes what its I/O thread has received, also of tries that are cancelled by now."""
+        """A step at the worker, which takes what its I/O thread has fetched, also of tries that are cancelled by now."""
         while self.orders:
             self.orders.popleft()()
         while self.inbox:
-            self.place(*self.inbox.popleft())
+            one = self.inbox.popleft()
+            self.receive(self.receiving.arrived(one.key, one.source, one.blocks, one.size))
 
     def listen(self) -> None:
         """The scheduler hears of what the worker has reported."""
@@ -281,26 +346,20 @@ class Decode:
             one = self.reports.popleft()
             self.pair(self.pairing.finished(one.request, one.outcome, one.reason, [one.key]))
 
-    def place(self, key: Key, body: object) -> None:
-        block, first, count = body  # type: ignore[misc]
-        place = self.receiving.arrived(key, 0, block.region, (first, count), count)
-        if place is None:
-            return
-        for at, slot in enumerate(place.ids):
-            assert slot not in self.sim.sealed, "wrote into a block that is no longer held"
-            self.cache[block.region, slot] = (key, block.prompt, block.region, first + at)
-        self.receive(self.receiving.placed(key))
-
     def cut(self, name: str, outcome: Outcome) -> None:
+        """A session ends; what was taken over it is asked for once more, if that is no fault of prefill's."""
         link = self.links.pop(name, None)
         if link is None:
             return
         prefill = self.sim.prefills[name]
         del prefill.links[link.number]
-        prefill.send(prefill.sending.lost(link.number, Outcome.PEER_LOST, "cut"))
-        for key in [k for k, one in self.of_key.items() if one is link]:
-            del self.of_key[key]
-            self.receive(self.receiving.broken(key, 0, (outcome, "cut"), self.sim.now, final=outcome is Outcome.CHECKSUM))
+        prefill.send(prefill.publishing.lost(link.number, self.sim.now))
+        for key, _ in self.fetching.lost(link.number):
+            if outcome is Outcome.PEER_LOST and key not in self.again and key in self.wants:
+                self.again.add(key)
+                self.ask(self.wants[key])
+            else:
+                self.broken(key, (outcome, "cut"), final=outcome is Outcome.CHECKSUM)
 
 
 class Sim:
@@ -358,11 +417,13 @@ class Sim:
         elif pick < 0.75:
             decode.poll()
         elif pick < 0.95:
-            if link := decode.links.get(name):
-                if link.to_p and self.random.random() < 0.5:
-                    prefill.hear(link)
-                elif link.to_d:
-                    decode.hear(link)
+            link = decode.links.get(name)
+            if decode.flights and self.random.random() < 0.3:
+                decode.land()
+            elif link is not None and link.to_p and self.random.random() < 0.5:
+                prefill.hear(link)
+            elif link is not None and link.to_d:
+                decode.hear(link)
         elif pick < 0.96:
             decode.cut(name, self.random.choice((Outcome.PEER_LOST, Outcome.CHECKSUM)))
         elif pick < 0.97:
@@ -417,13 +478,16 @@ class Sim:
                     self.prefills[name].hear(link)
                 while link.to_d:
                     self.decode.hear(link)
+            while self.decode.flights:
+                self.decode.land()
             self.decode.poll()
             self.decode.listen()
             self.decode.step()
             self.decode.pair(self.decode.pairing.tick(self.now))
             decode = self.decode
             if not (self.plans or decode.waiting or decode.held or decode.orders or decode.reports or any(
-                    p.alive and (p.running or p.offers.open) for p in self.prefills.values())):
+                    p.alive and (p.running or p.offers.open) for p in self.prefills.values()) or any(
+                    link.to_p or link.to_d for link in decode.links.values())):
                 return
         raise AssertionError("did not come to an end")
 
@@ -448,7 +512,7 @@ def test_no_order_of_events_commits_a_wrong_block_or_leaves_anything_behind(bloc
         loaded += sum(result == "loaded" for result in decode.result.values())
         for prefill in sim.prefills.values():
             if prefill.alive:
-                assert prefill.offers.open == prefill.sending.open == 0, seed
+                assert prefill.offers.open == prefill.publishing.open == 0, seed
         dead = not all(p.alive for p in sim.prefills.values())
         assert all(c.freed == 1 or (dead and c.freed == 0) for c in sim.copies), seed
     assert loaded > 12  # the orders are not all of failures

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from plan_world import desired
 from render_service import service
 
 from xpyd_operator.local import store
 from xpyd_operator.local.paths import ServiceFolder
-from xpyd_operator.local.view import Viewer
+from xpyd_operator.local.view import Viewer, _wanting
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.plan.observed import Observed, ObservedRouter, ObservedUnit
+from xpyd_operator.plan.observed import Instance, Observed, ObservedRouter, ObservedUnit, Phase
 from xpyd_operator.plan.round import think
+from xpyd_sidecar.contract.ids import InstanceName, Role
 
 
 @pytest.fixture
@@ -39,3 +41,11 @@ def test_the_state_of_a_router_is_what_was_found(
     assert row is not None
     assert (row.state, row.ready, row.problem, row.address) == (state, ready, problem, "127.0.0.1:8000")
     assert viewer._router(think(desired(1, 1), Observed(), 1000.0), "http://x", 1000.0) is None
+
+
+def test_what_could_be_better_of_an_instance_that_serves_is_said() -> None:
+    seen = Instance(InstanceName("qwen-e1"), 1, Role.DECODE, Revision("r"), Phase.READY)
+    assert _wanting(seen) == ""
+    seen = msgspec.structs.replace(seen, refuses=((InstanceName("qwen-e0"), "another model"),), links=("over tcp: why",))
+    assert _wanting(seen) == "cannot take KV from qwen-e0: another model; over tcp: why"
+    assert _wanting(msgspec.structs.replace(seen, refuses=(), links=(), ejected="it hangs")) == "ejected: it hangs"

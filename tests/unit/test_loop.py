@@ -8,7 +8,7 @@ import pytest
 from plan_world import World, desired
 
 from xpyd_operator import loop
-from xpyd_operator.errors import LocalError
+from xpyd_operator.errors import LocalError, NotYet, XpydError
 from xpyd_operator.plan.actions import Action
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
@@ -25,6 +25,9 @@ class FakeBackend:
         self.want: Desired | Exception = desired(1, 1)
         self.blind = 0
         self.clumsy = 0
+        self.lacks = ""
+        """What actions wait for."""
+        self.unprepared: XpydError | None = None
         self.rounds: list[Round] = []
         self.prepared: list[Round] = []
 
@@ -32,6 +35,8 @@ class FakeBackend:
 
     async def prepare(self, round_: Round) -> None:
         self.prepared.append(round_)
+        if self.unprepared is not None:
+            raise self.unprepared
 
     async def desired(self) -> Desired:
         if isinstance(self.want, Exception):
@@ -45,6 +50,8 @@ class FakeBackend:
         return self.world.observe()
 
     async def apply(self, action: Action) -> None:
+        if self.lacks:
+            raise NotYet(self.lacks)
         if self.clumsy:
             self.clumsy -= 1
             raise LocalError("cannot act")
@@ -82,6 +89,20 @@ async def test_an_action_that_fails_is_reported_and_planned_again() -> None:
     assert (await run(backend)).plan.settled
     assert backend.rounds[0].failures == ("start the router: none runs: cannot act",)
     assert backend.world.log.count("start the router: none runs") == 1
+
+
+async def test_what_waits_for_something_that_is_not_there_is_no_failure_and_planned_again() -> None:
+    backend = FakeBackend()
+    backend.lacks, backend.unprepared = "the policy is not there yet", NotYet("a Deployment waits for the policy")
+    done = await loop.converge(backend, 0.0)
+    assert done.plan.actions
+    assert (done.failures, backend.world.log) == ((), [])
+    assert done.postponed == ("what goes with the service waits: a Deployment waits for the policy",
+                              "making instances waits: the policy is not there yet"), "once, however many wait"
+    backend.unprepared = LocalError("cannot prepare")
+    assert (await loop.converge(backend, 0.0)).failures == ("what goes with the service: cannot prepare",)
+    backend.lacks, backend.unprepared = "", None
+    assert (await run(backend)).plan.settled
 
 
 async def test_while_the_wish_cannot_be_read_the_last_one_counts() -> None:

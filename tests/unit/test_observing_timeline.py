@@ -29,7 +29,7 @@ def packed(value: object) -> bytes:
 def heard(ahead: float = 1000.0, clock: float = 50.0, side_clock: float = 50.0) -> list[EngineNotes]:
     base = 100.0 + ahead
     behind = clock - side_clock  # of a rank on another host
-    sent = TransferSide(0, {"ready": base + 0.1 + behind, "done": base + 0.42 + behind},
+    sent = TransferSide(0, {"heard": base + 0.1 + behind, "done": base + 0.42 + behind},
                         [Span(base + 0.2 + behind, base + 0.21 + behind, 4096, 2, "tcp")],
                         [Span(base + 0.05 + behind, base + 0.4 + behind, 300)], side_clock)
     prefill = Notes(T, True, Attempt(1), 300, "ok", {"arrived": base + 0.02, "announced": base + 0.04}, (packed(sent),))

@@ -131,6 +131,24 @@ def test_compatible_names_the_fingerprints() -> None:
     assert (apart.status, apart.message) == ("False", f"prefill serves {'f' * 32}, decode {'b' * 32}")
 
 
+def test_pairs_that_cannot_be_are_named_and_all_of_them_are_no_pair() -> None:
+    refusing = pod(1, Role.DECODE, refuses=((P.name, "another model"), (InstanceName("qwen-e9"), "it has gone")))
+    alone = said(wish(1, 1), seen(P, refusing))["Compatible"]
+    words = "qwen-e1 cannot take KV from qwen-e0: another model"
+    assert (alone.status, alone.reason, alone.message) == ("False", "PairsRefused", words)
+    beside = said(wish(1, 2), seen(P, refusing, pod(2, Role.DECODE)))["Compatible"]
+    assert (beside.status, beside.reason, beside.message) == ("True", "SomePairsRefused", words)
+    other = pod(1, Role.DECODE, fingerprint="b" * 32, refuses=((P.name, "another model"),))
+    assert said(wish(1, 2), seen(P, other, pod(2, Role.DECODE)))["Compatible"].reason == "SeveralFingerprints"
+
+
+def test_links_that_could_be_better_are_said_with_whose_they_are() -> None:
+    words = "blocks come over tcp: nixl: NIXL cannot be loaded"
+    both = said(wish(1, 2), seen(P, pod(1, Role.DECODE, links=(words,)), pod(2, Role.DECODE, links=(words,))))["Compatible"]
+    served = f"prefill serves {'f' * 32}, decode {'f' * 32}"
+    assert (both.status, both.reason, both.message) == ("True", "SameFingerprint", f"{served}; qwen-e1, qwen-e2: {words}")
+
+
 def test_messages_are_bounded() -> None:
     long = Problem("CrashLoop", "x" * 5000)
     out = said(wish(1, 99), seen(P, *(pod(n, Role.DECODE, Phase.CRASHED, problem=long) for n in range(1, 90))))

@@ -124,3 +124,18 @@ def test_after_a_restart_of_the_operator_only_what_is_wrong_is_told() -> None:
     reporter.run(wish(1, 3), 10)
     reporter.before = None
     assert reporter.run(wish(1, 3), 5) == ["Degraded"]
+
+
+def test_an_instance_that_routers_eject_and_pick_again_is_told_of() -> None:
+    reporter = Reporter()
+    reporter.run(wish(1, 1), 60)
+    assert reporter.before is not None
+    instances = reporter.before.observed.instances
+    hung = [msgspec.structs.replace(one, ejected="it hangs" if one.name == "qwen-e1" else "") for one in instances]
+    away = msgspec.structs.replace(reporter.before, observed=msgspec.structs.replace(
+        reporter.before.observed, instances=tuple(hung)))
+    assert [(one.type, one.instance, one.reason, one.message) for one in news(reporter.before, away) if one.instance] == [
+        ("Warning", "qwen-e1", "Ejected", "routers send it nothing: it hangs")]
+    assert [one for one in news(away, away) if one.instance] == []
+    assert [(one.type, one.instance, one.reason) for one in news(away, reporter.before) if one.instance] == [
+        ("Normal", "qwen-e1", "Readmitted")]

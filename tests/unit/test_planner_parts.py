@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from random import Random
 
 import msgspec
@@ -18,6 +19,7 @@ from xpyd_operator.plan.planner.forecast import Holt, Series
 from xpyd_operator.plan.planner.gather import Gather
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Role, ServiceName, State
+from xpyd_sidecar.contract.membership import Load
 
 
 def learned(batches: list[float], *, base: float = 0.01, slope: float = 0.0005, rate: float = 8000.0,
@@ -41,7 +43,13 @@ def test_a_ramp_is_seen_ahead() -> None:
         series = series.seen(100.0 + 10 * index, 1.0, 30.0)
     now = 100.0 + 10 * 39
     assert series.level == pytest.approx(now, rel=0.1)
-    assert series.ahead(180) > now * 1.03
+    assert series.ahead(180) > now * 1.02
+
+
+def test_a_step_is_believed_at_once_and_is_no_trend() -> None:
+    series = Holt(100.0, 0.0, True).seen(300.0, 2.0, 30.0)
+    assert series.level > 295
+    assert series.ahead(180) < 1.3 * series.level
 
 
 def test_what_chance_explains_moves_the_level_little_and_what_it_does_not_moves_it_much() -> None:
@@ -177,4 +185,22 @@ def test_instances_are_counted_by_role_where_they_serve() -> None:
     assert figures is not None
     assert (figures.prefill.ready, figures.decode.ready) == (2, 1)
     assert (figures.arrivals, figures.ended, figures.over_s) == (10, 10, 30.0)
+    assert figures.parked == 0
     assert figures.queued == 2, "a prefill instance computes one of three; what leaves is asked for nothing more"
+
+
+def test_a_line_changes_gently_with_what_batches_were_seen() -> None:
+    """From batches that are all equal to some that differ: no step between a guess and a fit."""
+    slopes = [learned([10.0 * (1 + spread / 100 * sign) for sign in (-1, 1)] * 10).line[1] for spread in range(0, 60, 2)]
+    assert slopes[0] == pytest.approx(0.5 * 0.015 / 10)
+    assert slopes[-1] == pytest.approx(0.0005, rel=0.1)
+    assert max(abs(after - before) for before, after in pairwise(slopes)) < 0.15 * (slopes[0] - slopes[-1])
+
+
+def test_what_waits_at_decode_alone_is_parked() -> None:
+    busy = msgspec.structs.replace(instance("d0", Role.DECODE, 4), load=Load(running=4, waiting=9))
+    gather = Gather()
+    assert gather.figures(told(instance("p0", Role.PREFILL, 3), busy, many=10), 100.0) is None
+    figures = gather.figures(told(instance("p0", Role.PREFILL, 3), busy, many=20), 130.0)
+    assert figures is not None
+    assert figures.parked == 6, "decode has a request from its beginning, so three of nine are prefill's"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from xpyd_operator.render.compare import differs
+from xpyd_operator.render.compare import differs, dropped
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,20 @@ def test_as_wanted(wanted: dict[str, Any], live: dict[str, Any]) -> None:
 )
 def test_the_path_of_what_differs(wanted: Any, live: Any, path: str) -> None:
     assert differs(wanted, live) == path
+
+
+@pytest.mark.parametrize(("wanted", "live", "path"), [
+    ({"a": 1}, {"a": 2}, ""),
+    ({"a": {"b": 1}}, {"a": {"c": 1}}, "a.b"),
+    ({"a": {}, "b": None, "c": False, "d": [], "e": 0, "f": {"g": [{}, 0]}}, {}, ""),
+    ({"a": {"b": 0, "c": "0"}}, {"d": 1}, "a"),
+    ({"l": [{"name": "x", "v": 1}, {"name": "y", "v": 1}]}, {"l": [{"name": "y", "v": 2}, {"name": "z"}]}, "l[x]"),
+    ({"m": [{"name": "v", "mountPath": "/a"}, {"name": "v", "mountPath": "/b"}]},
+     {"m": [{"name": "v", "mountPath": "/b"}]}, "m[/a]"),
+    ({"m": [{"name": "v", "mountPath": "/a"}, {"name": "v", "mountPath": "/b"}]},
+     {"m": [{"name": "v", "mountPath": "/b"}, {"name": "v", "mountPath": "/a"}, {"name": "added", "mountPath": "/c"}]}, ""),
+    ({"l": [1, 2]}, {"l": [3, 4, 5]}, ""), ({"l": [1, 2]}, {"l": [3]}, "l"),
+    ({"a": {"b": 1}}, {"a": "text"}, ""), ({"a": "1000m"}, {"a": 1}, ""), ({"a": 1}, None, "document"), ({}, None, ""),
+], ids=str)
+def test_the_path_of_what_is_not_there_at_all(wanted: Any, live: Any, path: str) -> None:
+    assert dropped(wanted, live) == path

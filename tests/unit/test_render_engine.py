@@ -42,13 +42,14 @@ def test_what_roles_speculate_with_is_passed_as_it_is_written() -> None:
 
 
 def test_the_connector_gets_the_kv_section() -> None:
-    one = service(kv={"transport": "tcp", "checksum": "none", "onLoadFailure": "fail"})
+    one = service(kv={"transport": "tcp", "checksum": "disabled", "encryption": "enabled", "onLoadFailure": "fail"})
     config = json.loads(value(engine_args(one, Role.PREFILL, "m"), "--kv-transfer-config"))
     assert config["kv_connector"] == CONNECTOR_CLASS
     assert config["kv_role"] == "kv_both"
     assert config["kv_load_failure_policy"] == "fail"
     assert config["kv_connector_extra_config"]["xpyd"]["transport"] == "tcp"
-    assert config["kv_connector_extra_config"]["xpyd"]["checksum"] == "none"
+    assert config["kv_connector_extra_config"]["xpyd"]["checksum"] == "disabled"
+    assert config["kv_connector_extra_config"]["xpyd"]["encryption"] == "enabled"
 
 
 def test_model_revision_and_served_name() -> None:
@@ -71,7 +72,8 @@ def test_environment_of_the_user() -> None:
     [
         {"engine": {"args": ["--enforce-eager"]}},
         {"engine": {"env": [{"name": "A", "value": "1"}]}},
-        {"kv": {"checksum": "none"}},
+        {"kv": {"checksum": "disabled"}},
+        {"kv": {"encryption": "enabled"}},
         {"kv": {"loadLimit": "20m"}},
         {"model": {"source": "Qwen/Qwen3-8B", "revision": "v2"}},
         {"decode": {"args": ["--max-num-seqs", "8"]}},

@@ -191,7 +191,7 @@ def test_members_reach_each_other_and_nobody_else_does() -> None:
         clients = found["NetworkPolicy", "qwen-clients"]["spec"]["podSelector"]["matchLabels"]
         assert not clients.items() <= pod["metadata"]["labels"].items(), "before the operator says that it routes"
     assert "ports" not in among
-    assert {each["port"] for each in operator["ports"]} == {8009, 10001}
+    assert {each["port"] for each in operator["ports"]} == {8009, 10001, 10002}
 
 
 def test_members_are_placed_together_and_away_from_other_instances() -> None:

@@ -51,7 +51,9 @@ def test_all_of_them_belong_to_the_service() -> None:
     assert (owner["controller"], owner["blockOwnerDeletion"], owner["uid"]) == (True, False, "u-1")
     others = [key_secret(make(), "ab"), pool(make(), Role.DECODE, 2)]
     for one in [*made(**APART).values(), *others]:
-        assert one["metadata"]["ownerReferences"] == [owner]
+        lasts = one["kind"] in ("Service", "NetworkPolicy")
+        assert one["metadata"]["ownerReferences"] == ([] if lasts else [owner]), "these outlive the service's last pod"
+        assert one["metadata"]["labels"]["xpyd.dev/service-uid"] == "u-1"
         assert one["metadata"]["namespace"] == "models"
         assert one["metadata"]["labels"]["xpyd.dev/service"] == "qwen"
     with pytest.raises(ValueError, match="qwen has no uid"):
@@ -59,14 +61,14 @@ def test_all_of_them_belong_to_the_service() -> None:
 
 
 def test_clients_reach_routers_and_heartbeats_reach_those_that_are_not_ready_too() -> None:
-    found = made(router={"ports": {"http": 9001, "members": 9002}})
+    found = made(router={"ports": {"http": 9001, "members": 9002, "admin": 9003}})
     clients, members = found["Service", "qwen"]["spec"], found["Service", "qwen-members"]["spec"]
     assert clients["selector"] == {"xpyd.dev/service": "qwen", "xpyd.dev/router": "true"}
     assert clients["ports"] == [
         {"name": "http", "port": 9001, "targetPort": 9001, "protocol": "TCP", "appProtocol": "http"}]
     assert members["selector"] == {"xpyd.dev/service": "qwen", "xpyd.dev/roster": "true"}
     assert (members["clusterIP"], members["publishNotReadyAddresses"]) == ("None", True)
-    assert members["ports"][0]["port"] == 9002
+    assert [(each["name"], each["port"]) for each in members["ports"]] == [("members", 9002), ("admin", 9003)]
 
 
 def router(**spec: Any) -> dict[str, Any]:
@@ -113,7 +115,7 @@ RESOURCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a larger budget": ({"bodyBudget": "2Gi"},
                         {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "2560Mi"}}),
     "bodies beyond the budget": ({"maxBodySize": "1Gi"},
-                                 {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "2560Mi"}}),
+                                 {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "6656Mi"}}),
     "none": ({"resources": {}}, {}),
     "a limit": ({"resources": {"limits": {"cpu": 2, "memory": "3Gi"}}},
                 {"requests": {"cpu": 2, "memory": "3Gi"}, "limits": {"cpu": 2, "memory": "3Gi"}}),
@@ -204,7 +206,7 @@ def test_who_may_reach_the_pods() -> None:
     assert operator == {
         "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ops"}},
                   "podSelector": {"matchLabels": {"app.kubernetes.io/name": "xpyd-operator"}}}],
-        "ports": [{"protocol": "TCP", "port": 10001}, {"protocol": "TCP", "port": 8009}],
+        "ports": [{"protocol": "TCP", "port": port} for port in (10001, 10002, 8009)],
     }
     assert pods["egress"] == [
         {"to": [own]},

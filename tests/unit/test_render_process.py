@@ -104,6 +104,17 @@ def test_agent_and_router_agree() -> None:
     assert router.instance == "qwen-router"
 
 
+@pytest.mark.parametrize(("ports", "admin"), [
+    ({}, 10002), ({"http": 10002}, 10003), ({"members": 10002}, 10003), ({"http": 10003, "members": 10002}, 10004),
+    ({"http": 10002, "admin": 9000}, 9000)])
+def test_a_service_that_had_the_admin_port_for_something_else_before_there_was_one_keeps_it(
+        ports: dict[str, int], admin: int) -> None:
+    router = processes.router_config(service(router={"ports": ports}), PLACE, "127.0.0.1").router
+    assert router is not None
+    assert router.admin_port == admin
+    assert len({router.port, router.members_port, router.admin_port}) == 3
+
+
 def test_a_routers_revision_changes_with_its_settings() -> None:
     def revision(**spec: object) -> str:
         return processes.sidecar_revision(processes.router_config(service(**spec), PLACE, "127.0.0.1"))

@@ -31,6 +31,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"offload": {"disk": "1Gi"}}, "decode": {"parallelism": {"data": 2}}}, "spec.kv.offload.disk"),
     ({"router": {"ports": {"http": 8000}}}, "spec.router.ports.http"),
     ({"router": {"ports": {"members": 8000}}}, "spec.router.ports.members"),
+    ({"router": {"ports": {"admin": 8009}}}, "spec.router.ports.admin"),
 ]
 
 
@@ -72,10 +73,27 @@ def test_memory_is_counted_per_rank_and_the_figures_are_given() -> None:
     assert reason.startswith("must be above 2048Mi, not 2000Mi: each of 2 ranks keeps at least 512Mi of KV to send and ")
     more = service(None, decode={"resources": {"limits": {"memory": "1Gi"}}}, kv={"keep": "1Gi"})
     assert "must be above 1536Mi, not 1Gi: each of 1 ranks keeps up to 1024Mi" in next(iter(kube_refusals(more)))[1]
-    odd = service(None, decode={"resources": {"limits": {"memory": "4Gi"}}}, kv={"keep": "3Gi"})
-    assert "must be above 4608Mi, not 4Gi: each of 1 ranks keeps up to 4096Mi" in next(iter(kube_refusals(odd)))[1]
+    odd = service(None, decode={"resources": {"limits": {"memory": "3Gi"}}}, kv={"keep": "3Gi"})
+    assert "must be above 3584Mi, not 3Gi: each of 1 ranks keeps up to 3072Mi" in next(iter(kube_refusals(odd)))[1]
+    read = service(None, decode={"resources": {"limits": {"memory": "1279Mi"}}}, kv={"transport": "rdma"})
+    assert "of KV to send and 768Mi to receive" in next(iter(kube_refusals(read)))[1]
     less = service(None, decode={"resources": {"limits": {"memory": "1023Mi"}}}, kv={"keep": "1Mi"})
     assert "must be above 1024Mi, not 1023Mi: each of 1 ranks keeps up to 512Mi" in next(iter(kube_refusals(less)))[1]
+
+
+@pytest.mark.parametrize(("kv", "device", "needed"), [
+    ({}, True, 1024), ({"transport": "tcp"}, True, 1024), ({"transport": "shm"}, True, 512), ({}, False, 256),
+    ({"transport": "rdma"}, True, 1280), ({"transport": "rdma"}, False, 512),
+    ({"keep": "2Gi", "hostPool": "64Gi"}, True, 2048 + 2 * (64 << 10) + 512),
+    ({"bufferSize": "1Gi"}, True, 1024 + 1024), ({"bufferSize": "1Gi", "mode": "get"}, True, 1024 + 2048),
+    ({"bufferSize": "10%", "mode": "get"}, True, 1024),
+], ids=str)
+def test_all_that_a_rank_takes_is_counted_and_no_more(kv: dict[str, Any], device: bool, needed: int) -> None:
+    """As docs/operations.md has it, and an engine takes it (``test_engine_plane_sizes``)."""
+    for most, refused in ((needed, False), (needed - 1, True)):
+        role = {"parallelism": {} if device else {"device": "none"}, **limit(f"{most}Mi")}
+        found = dict(kube_refusals(service(None, kv=kv, decode=role)))
+        assert ("spec.decode.resources.limits.memory" in found) is refused
 
 
 def test_memory_that_is_offloaded_to_is_in_the_limit_once_and_both_roles_without_gpus_are_named() -> None:

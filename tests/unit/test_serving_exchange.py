@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from exchanges import Drive, FakeBudget, FakeCourse, FakePicks, lost
+from exchanges import Drive, FakeBudget, FakeCourse, FakePicks, begun, lost
 
 from xpyd_sidecar.router.api.faults import FailureKind, unavailable
 from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
     AttemptEnded,
+    AttemptStalls,
     Begun,
     DeadlinePassed,
     Event,
@@ -307,3 +308,50 @@ def test_events_of_legs_that_are_not_open_change_nothing() -> None:
     drive.on(lost(1))
     for event in (lost(1), Answered(1, 200), Begun(1), AttemptEnded(1), Answered(77, 200)):
         assert drive.on(event) == []
+
+
+def test_a_stream_leg_that_stalls_before_its_first_byte_is_asked_elsewhere_and_costs_the_budget() -> None:
+    budget = FakeBudget(1)
+    drive = Drive(budget=budget)
+    drive.on(Answered(1, 200))
+    assert drive.on(AttemptStalls(2)) == ["cancel 2", "send 3 p0 a2", "send 4 d1 a2"]
+    assert budget.left == 0
+    drive.on(Answered(3, 200))
+    assert drive.on(AttemptStalls(4)) == [], "nobody else is left, and nothing is lost by waiting"
+    assert drive.on(Begun(4)) == ["relay 4"]
+
+
+def test_without_budget_a_silent_leg_stays_unless_its_instance_is_known_to_hang() -> None:
+    drive = Drive(budget=FakeBudget(0))
+    drive.on(Answered(1, 200))
+    assert drive.on(AttemptStalls(2)) == []
+    assert drive.on(AttemptStalls(2, free=True)) == ["cancel 2", "send 3 p0 a2", "send 4 d1 a2"]
+
+
+def test_a_prefill_leg_that_stalls_is_replaced_while_decode_waits() -> None:
+    drive = Drive(budget=FakeBudget(1))
+    assert drive.on(AttemptStalls(1)) == ["cancel 1", "send 3 p1 a2"]
+    assert drive.on(AttemptStalls(3)) == [], "no other is left: decode computes alone only where it is known to hang"
+    assert drive.on(AttemptStalls(3, free=True)) == ["cancel 3", "cancel 2", "send 4 d0 alone"]
+    assert drive.on(AttemptStalls(3)) == [], "that leg is over"
+
+
+def test_a_prefill_leg_stays_where_decode_may_not_do_without() -> None:
+    drive = Drive(picks=FakePicks(prefills=1), on_no_prefill="reject")
+    assert drive.on(AttemptStalls(1, free=True)) == []
+    assert drive.on(Answered(1, 200)) == []
+
+
+def test_a_stream_that_pauses_goes_on_elsewhere_only_if_it_can() -> None:
+    course = FakeCourse()
+    drive = begun(course=course)
+    course.goes_on = False
+    assert drive.on(AttemptStalls(2, free=True)) == []
+    course.goes_on = True
+    assert drive.on(AttemptStalls(2)) == ["cancel 2", "resume", "send 3 p0 a2", "send 4 d1 a2"]
+
+
+def test_what_was_answered_does_not_stall() -> None:
+    drive = Drive()
+    drive.on(Answered(2, 200))
+    assert drive.on(AttemptStalls(1, free=True)) == []

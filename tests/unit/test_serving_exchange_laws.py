@@ -14,6 +14,7 @@ from xpyd_sidecar.router.serving.instructions import (
     Answered,
     AttemptEnded,
     AttemptLeaves,
+    AttemptStalls,
     Begun,
     CancelAttempt,
     Complete,
@@ -121,7 +122,8 @@ def _random_event(exchange: Exchange, dice: random.Random, open_legs: dict[int, 
         return exchange.handle(Answered(999, 200), now), None, now
     leg = dice.choice(list(open_legs))
     if roll < 0.2:
-        return exchange.handle(AttemptLeaves(leg), now), None, now
+        stirs: Event = dice.choice([AttemptLeaves(leg), AttemptStalls(leg), AttemptStalls(leg, free=True)])
+        return exchange.handle(stirs, now), None, now
     if open_legs[leg] is Role.DECODE and relaying:
         if roll < 0.6:
             return [], None, now

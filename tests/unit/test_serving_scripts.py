@@ -15,14 +15,13 @@ import msgspec
 import pytest
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
-from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.endpoints.application import Paths
+from xpyd_sidecar.router.endpoints.probes import Probes
 from xpyd_sidecar.router.fleet.member import InstanceLeaves, InstanceLost
 from xpyd_sidecar.router.http import connection, heads
-from xpyd_sidecar.router.http.auth import Admin
 from xpyd_sidecar.router.http.server import RequestBounds, Server
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -117,12 +116,13 @@ class World:
     """A router between papers."""
 
     def __init__(self, script: Script) -> None:
-        router = RouterConfig(host="127.0.0.1", port=0, members_port=0, model="tiny", failover=script.failover,  # type: ignore[arg-type]
+        router = RouterConfig(host="127.0.0.1", port=0, members_port=0, admin_port=0, model="tiny",
+                              failover=script.failover,  # type: ignore[arg-type]
                               policy="round_robin", access_log=False)
         self.context = context = RequestContext(SidecarConfig(
             service=ServiceName("s"), instance=InstanceName("r"), key_file="", run_dir="", router=router))
         self.clock = context.loop = context.pool.loop = context.line._loop = context.farewells._loop = Clock()  # type: ignore[assignment]
-        paths = Paths(context, Keys(), Admin(ServiceKey(bytes(32)), "r"))  # type: ignore[arg-type]
+        paths = Paths(context, Keys(), Probes(context))  # type: ignore[arg-type]
         self.server = Server(paths, RequestBounds(1 << 16, 1 << 20, 30.0), connect=connection.ClientConnection)
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]
         self.engines: dict[engine_connection.EngineConnection, tuple[str, Paper]] = {}

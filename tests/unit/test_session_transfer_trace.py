@@ -30,16 +30,16 @@ def key(n: int = 0, attempt: int = 1) -> Key:
 def test_a_rank_notes_marks_once_and_pieces_until_the_end() -> None:
     noting = TransferTrace()
     before = time.monotonic()
-    noting.mark(key(), "ready")
+    noting.mark(key(), "heard")
     after = time.monotonic()
     while time.monotonic() <= after:
         pass
-    noting.mark(key(), "ready")
+    noting.mark(key(), "heard")
     noting.piece(key(), 1.0, 2.0, 100, "tcp")
     noted = noting.end(key())
     assert noted is not None
-    assert noted.marks.keys() == {"ready"}
-    assert before <= noted.marks["ready"] <= after, "the first time counts"
+    assert noted.marks.keys() == {"heard"}
+    assert before <= noted.marks["heard"] <= after, "the first time counts"
     assert noted.pieces == [Span(1.0, 2.0, 100, 1, "tcp")]
     assert noting.end(key()) is None
     side = msgspec.msgpack.decode(packed(3, noted, [Span(0.5, 1.0, 7)]), type=TransferSide)
@@ -49,7 +49,7 @@ def test_a_rank_notes_marks_once_and_pieces_until_the_end() -> None:
 def test_open_transfers_are_bounded_and_the_oldest_are_forgotten() -> None:
     noting, forwards = TransferTrace(), Forwards()
     for n in range(OPEN_MOST + 5):
-        noting.mark(key(n), "ready")
+        noting.mark(key(n), "heard")
         forwards.begin()
         forwards.end(1, [key(n)])
     assert noting.end(key(4)) is None

@@ -46,6 +46,8 @@ def test_a_right_document() -> None:
     ({"router__port": 0}, "a port from 1 to 65535, not 0 - at `$.router.port`"),
     ({"router__members_port": 70000}, "not 70000 - at `$.router.members_port`"),
     ({"router__port": 30001}, "must differ from port, both are 30001 - at `$.router.members_port`"),
+    ({"router__admin_port": 30001}, "must differ from port and members_port, not 30001 - at `$.router.admin_port`"),
+    ({"router__trusted_proxies": ["10.0.0.0/40"]}, "'10.0.0.0/40' is no network, such as 10.0.0.0/8"),
     ({"router__heartbeat_s": -1}, "above 0, not -1.0 - at `$.router.heartbeat_s`"),
     ({"router__listen_on_s": -1}, "not be negative, not -1.0 - at `$.router.listen_on_s`"),
     ({"router__body_budget_bytes": 0}, "above 0, not 0 - at `$.router.body_budget_bytes`"),

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,3 +156,45 @@ def test_perfect_foresight_serves_a_step_that_nobody_could_see_coming() -> None:
     replayed = foresight.replay(trace, MODEL, foresight.schedule(both, MODEL, 1.0, Bounds((1, 12), (1, 3))))
     assert replayed.attained(1.0, 0.06) > 0.97
     assert replayed.hours < 12 * 600 / 3600
+
+
+LINKED = msgspec.structs.replace(MODEL, kv_bytes=100_000.0, link=1e9)
+"""A prompt of 4,000 tokens takes a link 0.4 s, as long as its prefill."""
+
+
+def test_a_link_that_is_free_adds_nothing_and_one_that_is_slower_than_prefill_adds_the_rest() -> None:
+    trace = [Arrival(0.0, 4000, 10)]
+    free = World(trace, MODEL, (1, 1), Static()).play()
+    assert World(trace, LINKED, (1, 1), Static()).play().ttft == pytest.approx(free.ttft)
+    slow = msgspec.structs.replace(LINKED, link=0.25e9)
+    assert World(trace, slow, (1, 1), Static()).play().ttft[0] == pytest.approx(1.6 + MODEL.step_s(1, 4000), abs=0.01)
+
+
+def test_several_prefills_use_up_the_link_into_one_decode() -> None:
+    trace = [Arrival(index * 0.1, 4000, 10) for index in range(600)]
+    free, one, four = (
+        World(trace, model, counts, Static()).play().attained(3.0, 0.06)
+        for model, counts in ((MODEL, (5, 1)), (LINKED, (5, 1)), (LINKED, (5, 4)))
+    )
+    assert free == four == 1.0
+    assert one < 0.1
+
+
+def test_the_link_out_of_a_prefill_is_used_up_too() -> None:
+    slow = msgspec.structs.replace(LINKED, link=0.5e9)
+    trace = [Arrival(index * 0.5, 4000, 10) for index in range(100)]
+    assert World(trace, slow, (1, 8), Static()).play().attained(3.0, 0.06) < 0.3
+    assert World(trace, slow, (2, 8), Static()).play().attained(3.0, 0.06) == 1.0
+
+
+def test_every_request_is_answered_over_links_however_counts_change() -> None:
+    trace = [Arrival(index * 0.2, 4000, 30) for index in range(600)]
+    schedule = [(at * 20.0, counts) for at, counts in enumerate([(2, 2), (1, 3), (3, 1), (1, 1), (2, 2)])]
+    run = World(trace, LINKED, (2, 2), Scheduled(schedule, 5.0)).play()
+    assert all(0 < each < math.inf for each in run.ttft)
+    assert all(each < math.inf for each in run.tpot)
+
+
+def test_decode_alone_waits_for_no_kv() -> None:
+    run = World([Arrival(0.0, 4000, 10)], LINKED, (0, 1), Static()).play()
+    assert run.ttft[0] == pytest.approx(MODEL.step_s(1, 4000))

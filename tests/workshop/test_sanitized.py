@@ -31,7 +31,7 @@ def test_tests_that_import_an_extension_over_any_number_of_modules_are_found(tmp
 def test_of_this_repository_those_of_each_extension_are_among_them() -> None:
     found = {path.stem for path in sanitized.tests_of_c()}
     assert found >= {"test_relay_fast", "test_relay_answer", "test_http_incoming", "test_transport_moves",
-                     "test_transport_shm", "test_session_receiver", "test_session_links"}
+                     "test_transport_shm_fetch", "test_session_receiver", "test_session_links"}
 
 
 @with_gcc

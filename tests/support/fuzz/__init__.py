@@ -18,5 +18,6 @@ sanitizers, one of two is.
 
 from __future__ import annotations
 
-TARGETS = ("answers", "events", "blocks", "heads", "bodies")
+TARGETS = ("answers", "events", "blocks", "heads", "bodies", "frames", "manifests",
+           "pieces", "records")
 """In the order in which they start."""
