@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 MODEL ?=
 ARGS ?=
 
-.PHONY: help setup demo lint test test-all test-unit test-sockets test-component test-kube test-e2e check-gpu generate images install clean
+.PHONY: help setup demo lint test test-all test-unit test-sockets test-component test-kube test-e2e check-gpu check-gpu-engines generate images install clean
 
 help: ## List the targets, and the tiers of tests with their minutes
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -19,7 +19,7 @@ setup: $(STAMP) ## Check the machine and install everything, pinned
 
 $(STAMP): requirements/uv.txt requirements/cpu.txt operator/pyproject.toml sidecar/pyproject.toml \
 		sidecar/hatch_build.py $(wildcard sidecar/src/xpyd_sidecar/router/relay/_*.[ch]) \
-		sidecar/src/xpyd_sidecar/transport/_moves.c scripts/preflight.py
+		$(wildcard sidecar/src/xpyd_sidecar/transport/_*.[ch]) scripts/preflight.py
 	@$(PYTHON) scripts/preflight.py $(VENV)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt
@@ -56,8 +56,11 @@ test-kube: $(STAMP) ## A real API server, which is built once (root)
 test-e2e: $(STAMP) ## A whole cluster with real engines in pods (root)
 	$(call TIERS,cluster cluster-rest)
 
-check-gpu: ## What xpyd does on this machine's GPUs, without vLLM (PYTHON=… names another, ARGS='--wheels FOLDER --write')
+check-gpu: ## What xpyd does on this machine's GPUs, without vLLM (PYTHON=… names another, ARGS='--only NAMES --write')
 	@$(if $(filter command line,$(origin PYTHON)),$(PYTHON),$(BIN)/python) -m lab check-gpu $(ARGS)
+
+check-gpu-engines: ## Real vLLM engines on this machine's GPU, which must have vLLM (docs/development/gpu.md brings it to one without)
+	@$(if $(filter command line,$(origin PYTHON)),$(PYTHON),$(BIN)/python) -m lab check-gpu-engines $(ARGS)
 
 generate: $(STAMP) ## Write what is made from the API and from manifests/base: crds, docs/reference.md, manifests, the chart
 	$(BIN)/xpyd render crds
