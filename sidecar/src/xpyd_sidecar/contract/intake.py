@@ -51,6 +51,8 @@ class IntakeRates(msgspec.Struct, frozen=True):
     received_s: float = 0.0
     computed_s: float = 0.0
     """Tokens of prompts that it has computed itself."""
+    cached_s: float = 0.0
+    """Tokens of prompts that it has found in its own prefix cache."""
     bytes_s: float = 0.0
     """Payload that came in over links."""
     best_bytes_s: float = 0.0
@@ -59,6 +61,8 @@ class IntakeRates(msgspec.Struct, frozen=True):
     """Mean of the loads: from the arrival of the leg until its KV was in place, seconds."""
     loads_s: float = 0.0
     """Loads that ended well."""
+    blocks_waiting: int = 0
+    """Of a prefill engine: blocks that find no room to be copied out, now."""
 
 
 class LinkRate(msgspec.Struct, frozen=True):

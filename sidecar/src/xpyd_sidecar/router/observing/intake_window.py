@@ -122,6 +122,7 @@ class IntakeWindow:
         loads = dict(more.outcomes).get("ok", 0)
         return IntakeRates(
             received_s=round(more.received / over_s, 3), computed_s=round(_computed(more) / over_s, 3),
+            cached_s=round(more.cached / over_s, 3), blocks_waiting=more.blocks_waiting,
             bytes_s=round(_bytes(more) / over_s, 1), best_bytes_s=round(seen.best_bytes_s, 1),
             wait_s=round(more.wait_s / loads, 6) if loads else 0.0, loads_s=round(loads / over_s, 4))
 

@@ -29,6 +29,7 @@ from xpyd_sidecar.router.observing import history as hi
 from xpyd_sidecar.router.observing.intake_window import IntakeWindow
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.traffic_sample import TrafficSample
 
 if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import SpanTracing
@@ -135,6 +136,7 @@ class RouterObserver:
         self.metrics = RouterMetrics(roster.members, self.settle)
         self.history = hi.History(time())
         self.counting = batch.Counting(time())
+        self.sample = TrafficSample(time())
         self.metrics.disaggregation = lambda: self.intakes.told
 
     # ---- requests
@@ -223,6 +225,7 @@ class RouterObserver:
             skipped, self._skipped = self._skipped, Counter[str]()
             self.intakes.opened(self._loop.time(), sum(opened), skipped)
         records, self._unsettled = self._unsettled, []
+        self.sample.add(records)
         for api in {record.api for record in records}:
             done = batch.of_records(api, [record for record in records if record.api == api])
             self.metrics.closed(done)
