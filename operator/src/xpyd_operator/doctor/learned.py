@@ -32,7 +32,7 @@ class Learned(msgspec.Struct, frozen=True):
     step_base: float
     step_per_request: float
     handover: float
-    """Median."""
+    """Median; what is left of a decode step when KV comes, and decode's first step, are in it."""
     prompt: float
     """Mean."""
     output: float
@@ -41,6 +41,8 @@ class Learned(msgspec.Struct, frozen=True):
     """Requests a second."""
     alone: float
     """Share of the requests that decode served without prefill."""
+    running: float = 0.0
+    """Requests that decode at a time on one instance, median."""
 
     def prefill_s(self, prompt: float) -> float:
         """What a prompt takes a prefill engine that has nothing else to do."""
@@ -49,6 +51,11 @@ class Learned(msgspec.Struct, frozen=True):
     def step_s(self, requests: float) -> float:
         """A decode step of so many requests."""
         return self.step_base + requests * self.step_per_request
+
+    @property
+    def way_s(self) -> float:
+        """What of a hand-over is the way of the KV: half a step is left when it comes, and one more gives the first token."""
+        return max(0.0, self.handover - 1.5 * self.step_s(self.running))
 
     @property
     def pays_from(self) -> float:
@@ -73,7 +80,8 @@ def learn(sample: Sample | None, decodes: int) -> Learned | None:
         prefill_start=start, prefill_per_token=per_token, step_base=base, step_per_request=slope,
         handover=median(one.handover for one in paired),
         prompt=sum(one.prompt for one in sample.requests) / len(sample.requests), output=sum(outputs) / len(outputs),
-        rate=len(sample.requests) / sample.covers_s, alone=1 - len(paired) / len(sample.requests))
+        rate=len(sample.requests) / sample.covers_s, alone=1 - len(paired) / len(sample.requests),
+        running=median(n for n, _ in steps))
 
 
 def _prefill(paired: Sequence[SampledRequest]) -> tuple[float, float]:

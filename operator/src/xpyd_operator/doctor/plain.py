@@ -139,7 +139,7 @@ def as_pd(requests: Sequence[SampledRequest], model: Learned, prefills: int, dec
         start = max(one.arrived, heapq.heappop(free))
         done = start + model.prefill_s(one.prompt)
         heapq.heappush(free, done)
-        one.begun, one.left = done + model.handover, 0
+        one.begun, one.left = done + model.way_s, 0
     decoding = msgspec.structs.replace(model, prefill_start=0.0)
     return _outcome(_run(sorted(played, key=lambda one: one.begun), [PlainEngine(decoding) for _ in range(decodes)]))
 

@@ -31,7 +31,9 @@ SHORT: Final = 2.0
 SHORT_S: Final = 0.2
 BETTER: Final = 0.8
 WORSE: Final = 1.25
-"""Ratios of two outcomes that say something."""
+"""Ratios of two outcomes that say something,"""
+EQUAL: Final = 1.2
+"""and what TPOT may cost where TTFT is better."""
 FITS: Final = 2.0
 """A model that is off what was measured by more says nothing."""
 HITS: Final = 0.3
@@ -59,9 +61,9 @@ class Comparison(msgspec.Struct, frozen=True):
             return "unknown"
         first = self.as_plain.ttft_p95 / max(self.as_pd.ttft_p95, 1e-9)
         each = self.as_plain.tpot_p95 / max(self.as_pd.tpot_p95, 1e-9)
-        if first <= BETTER and each <= 1.05:
-            return "plain"
-        return "keep" if first >= WORSE or each >= WORSE else "equal"
+        if first >= WORSE or each >= WORSE:
+            return "keep"
+        return "plain" if first <= BETTER and each <= EQUAL else "equal"
 
 
 def compare(service: ServiceReading, learned: Learned | None) -> Comparison | None:
