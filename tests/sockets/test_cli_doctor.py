@@ -97,7 +97,7 @@ def test_nobody_there_and_no_token_are_exit_code_2(monkeypatch: pytest.MonkeyPat
     assert routers.TOKEN in capsys.readouterr().err
 
 
-def test_this_host_is_examined_without_a_service(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_host_is_examined_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "host_facts", lambda: HostReading(files=256))
     assert main.main(["doctor"]) == 0
     assert "1. a process of this host may have 256 files open (costly: files)" in capsys.readouterr().out

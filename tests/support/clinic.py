@@ -55,8 +55,9 @@ def traffic(prompt: int, rate: float, *, engine: Learned = GPU, prefills: int = 
 def instance(name: str, role: Role, **more: Any) -> FleetInstance:
     """One that serves."""
     fields: dict[str, Any] = {
-        "instance": InstanceName(name), "role": role, "epoch": 1, "state": State.READY, "incarnation": Incarnation(f"i-{name}"),
-        "fingerprint": Fingerprint("f" * 32), "http": (HostPort("10.0.0.1:8000"),), "control": (HostPort("10.0.0.1:9"),),
+        "instance": InstanceName(name), "role": role, "epoch": 1, "state": State.READY,
+        "incarnation": Incarnation(f"i-{name}"), "fingerprint": Fingerprint("f" * 32),
+        "http": (HostPort("10.0.0.1:8000"),), "control": (HostPort("10.0.0.1:9"),),
         "model": "qwen", "load": Load(running=4, kv_usage=0.3), "drained": False, "in_flight": 4, "beat_age_s": 1.0}
     return FleetInstance(**(fields | more))
 
@@ -81,8 +82,8 @@ def healthy(sample: Sample | None = None, **more: Any) -> ServiceReading:
 
 def sound(**more: Any) -> HostReading:
     """A host of which nothing is wrong. ``more``: what is otherwise."""
-    fields: dict[str, Any] = {"memory": 512 << 30, "memory_free": 300 << 30, "shm": 64 << 30, "shm_free": 60 << 30, "gpus": 8,
-                              "rdma": ("mlx5_0",)}
+    fields: dict[str, Any] = {"memory": 512 << 30, "memory_free": 300 << 30, "shm": 64 << 30, "shm_free": 60 << 30,
+                              "gpus": 8, "rdma": ("mlx5_0",)}
     return HostReading(**(fields | more))
 
 

@@ -48,7 +48,8 @@ FAULTS: dict[str, Callable[[], Reading]] = {
         FleetFailure(1.0, "failed", 502, "d0: broke off", "r"),)),
     "loads-fail": lambda: of(P, D, disaggregation=fails("LoadsFail", "9 of 10 loads failed", failed=(("checksum", 9),))),
     "not-received": lambda: of(P, D, disaggregation=fails("Computed", "decode received none", computed_s=4000.0)),
-    "link": lambda: of(P, instance("d0", Role.DECODE, intake=intake(8000.0, best=8000.0 * KV_BYTES)), latencies=HANDOVER_LATE),
+    "link": lambda: of(P, instance("d0", Role.DECODE, intake=intake(8000.0, best=8000.0 * KV_BYTES)),
+                       latencies=HANDOVER_LATE),
     "decode-short": lambda: of(P, instance("d0", Role.DECODE, load=Load(running=64, waiting=32, kv_usage=0.97),
                                            intake=intake(4000.0)), latencies=HANDOVER_LATE),
     "prefill-short": waits_for_prefill,
@@ -154,3 +155,12 @@ def test_a_router_that_keeps_no_sample_is_examined_without_it() -> None:
 def test_what_is_not_asked_for_is_no_fault() -> None:
     alone = healthy(instances=(D,), disaggregation=fails("NoPrefill", "…"))
     assert examine(reading(msgspec.structs.replace(alone, prefill_wanted=False))).findings == ()
+
+
+def test_where_plain_engines_would_do_worse_short_prompts_are_no_reason_to_end_it() -> None:
+    """Short prompts of a slow engine: each is a long stall for those that decode."""
+    slow = msgspec.structs.replace(GPU, prefill_per_token=1 / 4000, prefill_start=0.0, handover=0.12)
+    diagnosis = examine(reading(healthy(traffic(400, 4.0, engine=slow, output=100))))
+    assert diagnosis.compared is not None
+    assert diagnosis.compared.verdict == "keep"
+    assert "no-payoff" not in [one.name for one in diagnosis.findings]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from beats import SERVICE, beat
@@ -178,7 +179,7 @@ def test_words_stay_while_the_reason_does() -> None:
     played = Played()
     played.until("Receiving")
     told = [played.well() for _ in range(int(3 * KEPT_S))]
-    changes = sum(one is not before for before, one in zip(told, told[1:], strict=False))
+    changes = sum(one is not before for before, one in pairwise(told))
     assert changes <= 3
 
 

@@ -33,7 +33,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="say what is wrong with this host or a service, and what to do",
-        description=f"What is wrong, most harmful first, with evidence and what to do. Without WHERE this host. {WHERE} "
+        description="What is wrong, most harmful first, with evidence and what to do. Without WHERE this host. "
+        f"{WHERE} "
         "Of a service: what does not work, which link or role is short, whether P/D pays, and what the same GPUs would do as "
         "plain engines on the last hour's traffic.",
         epilog="Exit codes: 0 nothing is broken, 1 something is, 2 nobody could be asked.",
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _read(where: str | None) -> Reading:
-    """This host, and a service if one is named. Of a service elsewhere this host says nothing."""
+    """Read this host, and a service if one is named. Of a service elsewhere this host says nothing."""
     if where is None:
         return Reading(host_facts())
     url, token = router_of(where)

@@ -1,6 +1,4 @@
-"""What this host is like, for ``xpyd doctor``: limits, memory, devices, clock. What cannot be read is not known, which is said
-of nothing.
-"""
+"""What this host is like, for ``xpyd doctor``: limits, memory, devices, clock. What cannot be read is taken to be right."""
 
 from __future__ import annotations
 

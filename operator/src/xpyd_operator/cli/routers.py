@@ -21,8 +21,8 @@ TIMEOUT_S = 10.0
 TOKEN = "XPYD_ADMIN_TOKEN"  # noqa: S105 (the name of a variable)
 ANSWER_MAX = 16 << 20
 """Bytes of a router's answer."""
-WHERE = (f"WHERE is a service of this host, or the URL of a router (in a cluster: kubectl port-forward svc/NAME-members 10002), "
-         f"whose admin token is read from the variable {TOKEN}.")
+WHERE = ("WHERE is a service of this host, or the URL of a router (in a cluster: kubectl port-forward svc/NAME-members "
+         f"10002), whose admin token is read from the variable {TOKEN}.")
 
 
 def router_of(where: str | None) -> tuple[str, str]:

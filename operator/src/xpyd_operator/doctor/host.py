@@ -29,7 +29,7 @@ def host_findings(host: HostReading) -> Iterator[Finding]:
                       (f"RDMA devices that are up: {', '.join(host.rdma[:4])}", "Python finds no package nixl"),
                       "install nixl into engine.image (docs/rdma.md), or use an image that has it")
     if host.rdma and 0 <= host.memlock < MEMLOCK:
-        yield Finding("memlock", f"a process of this host may lock {host.memlock / GB:.3g} GB of memory: too little for RDMA",
+        yield Finding("memlock", f"a process here may lock {host.memlock / GB:.3g} GB of memory: too few for RDMA",
                       (f"RDMA devices that are up: {', '.join(host.rdma[:4])}",
                        f"limit of locked memory: {host.memlock} bytes, of which {MEMLOCK} should be there"),
                       "raise it: `ulimit -Hl unlimited`, LimitMEMLOCK=infinity of the container runtime's unit "

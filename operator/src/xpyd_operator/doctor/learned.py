@@ -1,6 +1,6 @@
 """What the traffic of the last hour tells of the engines: what a prefill takes, a decode step, a hand-over. Pure.
 
-    prefill     start + L * per_token                 by prefill legs; of those like it the quicker quarter waited for nobody
+    prefill     start + L * per_token                 by prefill legs: the quicker quarter of those like it did not wait
     step        base + n * per_request                by TPOT against how many were decoding at the time
     handover    from the end of the prefill leg to decode's first event
 
@@ -54,7 +54,7 @@ class Learned(msgspec.Struct, frozen=True):
 
     @property
     def way_s(self) -> float:
-        """What of a hand-over is the way of the KV: half a step is left when it comes, and one more gives the first token."""
+        """What of a hand-over is the way of the KV: half a step is left when it comes, one more gives the first token."""
         return max(0.0, self.handover - 1.5 * self.step_s(self.running))
 
     @property

@@ -1,10 +1,10 @@
-"""The links that KV takes: whether they are the limit, with the GB/s that are needed and had; and better ones that are not used.
+"""The links that KV takes: whether they are the limit, with the GB/s that are needed and had; and better ones not used.
 
     needed    prompt tokens a second that decode is to receive, times bytes of KV for one, by decode instance
     had       the most bytes a second that ever came into one decode instance
 
-A link is the limit where decode takes in nearly the most that it ever took, what is needed is as much or more, KV comes late,
-and decode has room for it: without room the KV waits for decode and not for the link.
+A link is the limit where decode takes in nearly the most that it ever took, what is needed is as much or more, KV comes
+late, and decode has room for it: without room the KV waits for decode and not for the link.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from xpyd_operator.doctor.learned import Learned
 from xpyd_operator.doctor.finding import Finding
+from xpyd_operator.doctor.learned import Learned
 from xpyd_operator.doctor.reading import ServiceReading
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Role
@@ -91,9 +91,10 @@ def link_findings(service: ServiceReading, use: LinkUse | None) -> Iterator[Find
     """Of a service."""
     if use is not None and use.limits:
         yield Finding(
-            "link", f"the link into decode is the limit: {use.needed / GB:.3g} GB/s are needed, {use.had / GB:.3g} GB/s are had",
-            (f"{use.instance} takes in {use.now / GB:.3g} GB/s over {use.link}, of {use.had / GB:.3g} GB/s at best "
-             f"({use.had * 8 / GB:.3g} Gb/s)",
+            "link",
+            f"the link into decode is the limit: {use.needed / GB:.3g} GB/s are needed, {use.had / GB:.3g} GB/s are had",
+            ((f"{use.instance} takes in {use.now / GB:.3g} GB/s over {use.link}, of {use.had / GB:.3g} GB/s at best "
+              f"({use.had * 8 / GB:.3g} Gb/s)"),
              f"a token of a prompt is {use.kv_bytes / 1e3:.4g} kB of KV",
              f"hand-over {use.handover_s:.3g} s in the median, {use.alone_s:.3g} s with nobody else on the link"),
             f"{_more(use)}; else a better link (docs/rdma.md), kv-cache-dtype fp8 (half the bytes), or plain engines")
@@ -111,7 +112,7 @@ def _more(use: LinkUse) -> str:
 
 def _better(words: str) -> str:
     if _LOCK.search(words):
-        return "raise the limit of locked memory: `ulimit -l unlimited`, LimitMEMLOCK=infinity of the container runtime's unit"
+        return "raise the limit of locked memory: `ulimit -l unlimited`, LimitMEMLOCK=infinity of the container runtime"
     if _NIXL.search(words):
         return "an engine.image with NIXL (docs/rdma.md), and the RDMA device in both pods"
     if _SHARED.search(words):

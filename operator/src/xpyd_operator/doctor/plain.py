@@ -1,13 +1,13 @@
 """The same requests on the same GPUs: as prefill and decode engines, and as plain engines with chunked prefill. Pure.
 
-    plain engine    a step has a token for each of n that decode, and up to ``CHUNK - n`` tokens of prompts, in order of arrival
+    plain engine    a step has a token for each of n that decode, and up to ``CHUNK - n`` tokens of prompts, by arrival
                     base + n * per_request + tokens * per_token                        seconds of a step
-    P/D             a prefill engine does one prompt after the other; its KV takes the hand-over; a decode engine is a plain
-                    engine whose prompts have one token
+    P/D             a prefill engine does one prompt after the other; its KV takes the hand-over; a decode engine is a
+                    plain engine whose prompts are computed
 
-Requests go to the engine with the fewest tokens to do. KV memory and what differs in parallel sizes are left out: where memory
-is what P/D or plain engines lack, this does not say it. Stretches in which nothing begins or ends are one event, so an hour of
-traffic takes seconds.
+Requests go to the engine with the fewest tokens to do. KV memory and what differs in parallel sizes are left out: where
+memory is what P/D or plain engines lack, this does not say it. Stretches in which nothing begins or ends are one event, so
+an hour of traffic takes seconds.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ ENOUGH: Final = 20
 """Requests of the last minute without which shares say nothing."""
 _NAMED: Final = 3
 WHY: Final = {
-    "checksum": "bytes change on their way: memory or network cards of the two hosts; the audit says whether answers differ",
+    "checksum": "bytes change on their way: memory or network cards of the hosts; the audit says whether answers differ",
     "peer_lost": "connections between the engines break: the network, a NetworkPolicy, or a prefill that ends",
     "deadline": "KV comes too late: a link or a prefill that cannot keep up (see the other findings)",
     "overflow": "no room for KV: raise kv.bufferSize or kv.hostPool, or add decode instances",
@@ -39,8 +39,8 @@ def service_findings(service: ServiceReading) -> Iterator[Finding]:
     elif service.prefill_wanted and not prefills:
         yield Finding("no-prefill", "no prefill instance serves: decode computes all prompts",
                       _states(service, Role.PREFILL),
-                      "look at the pods or logs of prefill: `kubectl describe dsvc`, `xpyd status` (nothing, where the document "
-                      "asks for none)")
+                      "look at the pods or logs of prefill: `kubectl describe dsvc`, `xpyd status` (nothing, where the "
+                      "document asks for none)")
     elif service.prefill_wanted:
         yield from _pairs(prefills, decodes)
     yield from _failing(service)
@@ -67,13 +67,13 @@ def _pairs(prefills: Sequence[FleetInstance], decodes: Sequence[FleetInstance]) 
                       (f"prefill: {', '.join(sorted(ours)[:_NAMED])}", f"decode: {', '.join(sorted(theirs)[:_NAMED])}"),
                       "give both roles one image, types, block size and attention backend")
         return
-    lives = {(one.instance, one.incarnation): one for one in prefills}
-    refused = [(decode, lives[peer.instance, peer.incarnation], peer.reason) for decode in decodes for peer in decode.refused
+    lives = {(one.instance, one.incarnation) for one in prefills}
+    refused = [(decode.instance, peer.instance, peer.reason) for decode in decodes for peer in decode.refused
                if (peer.instance, peer.incarnation) in lives]
     possible = sum(prefill.fingerprint == decode.fingerprint for prefill in prefills for decode in decodes)
     if refused and len(refused) >= possible:
         yield Finding("pairs-refused", "decode has found that it can take KV from no prefill",
-                      tuple(f"{decode.instance} from {prefill.instance}: {why}" for decode, prefill, why in refused[:_NAMED]),
+                      tuple(f"{decode} from {prefill}: {why}" for decode, prefill, why in refused[:_NAMED]),
                       "mend what is named; pairs are tried again by themselves (docs/operations.md)")
 
 
@@ -83,7 +83,7 @@ def _failing(service: ServiceReading) -> Iterator[Finding]:
     found += [f"{one.instance} ({one.role}): its core has not stepped for {one.stalled_s:.0f} s, with requests"
               for one in service.fleet.instances if one.stalled_s and not _why(one)]
     if found:
-        yield Finding("instances-fail", f"{len(found)} of {len(service.fleet.instances)} instances get no requests, or hang",
+        yield Finding("instances-fail", f"{len(found)} of {len(service.fleet.instances)} get no requests, or hang",
                       tuple(found[:_NAMED]), "its log says why; a pod that lives and does not answer is deleted by hand")
 
 

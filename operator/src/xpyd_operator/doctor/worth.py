@@ -123,7 +123,8 @@ def _prefill_short(service: ServiceReading, prefills: tuple[FleetInstance, ...],
     busy = own * len(lately) / max(1.0, min(300.0, service.sample.covers_s)) / len(prefills)
     yield Finding("prefill-short", "prefill is short: requests wait for it longer than their prompts take",
                   (f"{wait:.3g} s of waiting for {own:.3g} s of prefill, in the mean of the last {len(lately)} requests",
-                   f"TTFT {sum(ttfts) / len(ttfts):.3g} s", f"{len(prefills)} prefill instances are {min(1.0, busy):.0%} busy"),
+                   f"TTFT {sum(ttfts) / len(ttfts):.3g} s",
+                   f"{len(prefills)} prefill instances are {min(1.0, busy):.0%} busy"),
                   "more prefill instances (prefill.replicas), or planner.mode: auto")
 
 
@@ -134,24 +135,21 @@ def _payoff(service: ServiceReading, learned: Learned, compared: Comparison | No
     tokens = sum(one.prompt for one in handed)
     share = sum(one.prompt for one in short) / tokens if tokens else 0.0
     below = _round(learned.pays_from)
-    evidence = (f"a hand-over takes {learned.handover * 1e3:.3g} ms, prefill of the mean prompt of {learned.prompt:.0f} tokens "
-                f"{learned.prefill_s(learned.prompt) * 1e3:.3g} ms",
-                f"{share:.0%} of the prompts' tokens are in prompts below {below} tokens, for which the hand-over takes longer",
-                *_compared(compared))
-    if share >= MOSTLY:
+    mean = f"prefill of the mean prompt of {learned.prompt:.0f} tokens {learned.prefill_s(learned.prompt) * 1e3:.3g} ms"
+    evidence = (f"a hand-over takes {learned.handover * 1e3:.3g} ms, {mean}",
+                f"{share:.0%} of the prompts' tokens are in prompts below {below} tokens, whose hand-over takes longer")
+    keeps = compared is not None and compared.verdict == "keep"
+    if share >= MOSTLY and not keeps:
         yield Finding("no-payoff", "P/D cannot pay with this traffic: hand-overs take longer than the prompts",
-                      evidence, f"router.skipPrefill.belowTokens: {below}; or end P/D: prefill.replicas: 0, and its GPUs for "
-                                "decode")
-    elif len(short) >= SOME * len(handed) and below >= 16:
+                      evidence, f"router.skipPrefill.belowTokens: {below}; or end P/D: prefill.replicas: 0, and its GPUs "
+                                "for decode")
+    elif share < MOSTLY and len(short) >= SOME * len(handed) and below >= 16:
         yield Finding("skip-short", f"prompts below {below} tokens are computed sooner by decode itself", evidence,
                       f"router.skipPrefill.belowTokens: {below}")
     if compared is not None and compared.verdict == "plain" and share < MOSTLY:
-        yield Finding("plain-engines", f"the same GPUs as {compared.engines} plain engines would do better", evidence,
+        yield Finding("plain-engines", f"the same GPUs as {compared.engines} plain engines would do better",
+                      (words_of(compared),),
                       "try it: prefill.replicas: 0 and all GPUs for decode is the same as plain engines")
-
-
-def _compared(compared: Comparison | None) -> tuple[str, ...]:
-    return () if compared is None else (words_of(compared),)
 
 
 def words_of(compared: Comparison) -> str:
@@ -161,8 +159,8 @@ def words_of(compared: Comparison) -> str:
 
     said = {"keep": "keep P/D", "plain": "plain engines would do better", "equal": "no great difference",
             "unknown": "which says nothing here, since the model of what runs does not fit what was measured"}
-    return (f"{compared.requests} requests of the last {compared.covers_s / 60:.0f} minutes: {pair(compared.was)}; by the model "
-            f"{pair(compared.as_pd)} as P/D and {pair(compared.as_plain)} as {compared.engines} plain engines: "
+    return (f"{compared.requests} requests of the last {compared.covers_s / 60:.0f} minutes: {pair(compared.was)}; by the "
+            f"model {pair(compared.as_pd)} as P/D and {pair(compared.as_plain)} as {compared.engines} plain engines: "
             f"{said[compared.verdict]}")
 
 

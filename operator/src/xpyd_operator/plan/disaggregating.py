@@ -1,8 +1,8 @@
-"""The condition ``Disaggregating``: whether decode receives the prompts that it was to receive, as a router judges it, with the
-share of their tokens, the links in use and their GB/s.
+"""The condition ``Disaggregating``: whether decode receives the prompts that it was to receive, as a router judges it, with
+the share of their tokens, the links in use and their GB/s.
 
     True     ``Receiving``
-    False    ``LoadsFail``, ``NoPrefill``, ``NoPair``, ``Computed``, ``SkippedByRule``; ``DecodeAlone``: no prefill is asked for
+    False    ``LoadsFail``, ``NoPrefill``, ``NoPair``, ``Computed``, ``SkippedByRule``; ``DecodeAlone``: none is asked for
     Unknown  ``NoTraffic``, ``NoDecode``, ``NotTold``; ``NoRouter``: no router that knows the fleet tells
 
 It says nothing of ``Ready``: answers are right without it, and cost what P/D was to save.

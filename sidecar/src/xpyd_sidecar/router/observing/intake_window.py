@@ -1,5 +1,5 @@
-"""Whether the service is disaggregating: what decode engines received of prompts and what they computed, by their beats, and
-what this router sent to decode alone by rule. Pure: time is an argument.
+"""Whether the service is disaggregating: what decode engines received of prompts and what they computed, by their beats,
+and what this router sent to decode alone by rule. Pure: time is an argument.
 
     beats ──look──▶ readings of each instance ──▶ sums of the last ``WINDOW_S`` ──judge──▶ Disaggregation
 
@@ -107,7 +107,7 @@ class IntakeWindow:
         self._take(members)
         while self._asked and self._asked[0][0] < now - WINDOW_S:
             self._asked.popleft()
-        verdict = self._judge(now, members)
+        verdict = self._judge(members)
         same = (verdict.holds, verdict.reason) == (self._told.holds, self._told.reason)
         if not same or now - self._told_at >= KEPT_S:
             self._told, self._told_at = verdict, now
@@ -173,7 +173,7 @@ class IntakeWindow:
 
     # ---- the verdict
 
-    def _judge(self, now: float, members: Collection[FleetMember]) -> Disaggregation:
+    def _judge(self, members: Collection[FleetMember]) -> Disaggregation:
         decodes = [one for one in members if one.role is Role.DECODE and one.pickable]
         prefills = [one for one in members if one.role is Role.PREFILL and one.pickable]
         sums, asked = self._sums(), sum(tokens for _, tokens, _ in self._asked)
@@ -183,7 +183,7 @@ class IntakeWindow:
         share = sums.received / (sums.received + due) if sums.received + due >= MIN_TOKENS else None
         figures = Disaggregation(
             share=None if share is None else round(share, 2), skipped=round(part, 2),
-            links=tuple(LinkRate(link, _three(size / 1e9)) for link, size in 
+            links=tuple(LinkRate(link, _three(size / 1e9)) for link, size in
                         sorted(sums.links.items(), key=itemgetter(1), reverse=True) if size),
             failed=tuple(sums.failed.most_common()), received_s=_three(sums.received_s), computed_s=_three(sums.computed_s))
         if not decodes:
@@ -194,14 +194,14 @@ class IntakeWindow:
             return _say(figures, "False", "NoPrefill",
                         f"decode computes all prompts, since no prefill instance can be picked{cause}")
         if not _pairs(prefills, decodes):
-            return _say(figures, "False", "NoPair", "decode computes all prompts, since no prefill and decode instance that "
-                                                    "can be picked can pair (see Compatible)")
+            return _say(figures, "False", "NoPair", "decode computes all prompts, since no prefill and decode instance can "
+                                                    "pair (see Compatible)")
         if all(one.load.intake is None for one in decodes):
             return _say(figures, "Unknown", "NotTold", "no decode instance tells what it receives: their agents or engines "
                                                        "are older, or not xpyd's")
-        return self._by_traffic(figures, sums, share, skipped, now)
+        return self._by_traffic(figures, sums, share, skipped)
 
-    def _by_traffic(self, figures: Disaggregation, sums: _Sums, share: float | None, skipped: Counter[str], now: float
+    def _by_traffic(self, figures: Disaggregation, sums: _Sums, share: float | None, skipped: Counter[str]
                     ) -> Disaggregation:
         failed = sum(sums.failed.values())
         rule = f"{figures.skipped:.0%} of the prompts' tokens skip prefill by rule ({_list(_by(skipped))})"
