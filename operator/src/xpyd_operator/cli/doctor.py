@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.sample import Sample
 
 FLEET = "/fleet"
+_Told = TypeVar("_Told", Fleet, Sample)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -35,8 +36,8 @@ def add_parser(subparsers: Any) -> None:
         help="say what is wrong with this host or a service, and what to do",
         description="What is wrong, most harmful first, with evidence and what to do. Without WHERE this host. "
         f"{WHERE} "
-        "Of a service: what does not work, which link or role is short, whether P/D pays, and what the same GPUs would do as "
-        "plain engines on the last hour's traffic.",
+        "Of a service: what does not work, which link or role is short, whether P/D pays, and what the same GPUs would do "
+        "as plain engines on the last hour's traffic.",
         epilog="Exit codes: 0 nothing is broken, 1 something is, 2 nobody could be asked.",
     )
     parser.add_argument("where", nargs="?", metavar="WHERE", help="a service of this host, or the URL of a router")
@@ -74,7 +75,7 @@ async def _sample(url: str, token: str) -> Sample | None:
         return None  # a router of an earlier version
 
 
-def _decoded(what: str, body: bytes, kind: Any) -> Any:
+def _decoded(what: str, body: bytes, kind: type[_Told]) -> _Told:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -77,7 +77,8 @@ class PlainEngine:
     def _mixed(self) -> None:
         """One step with a chunk of prompts."""
         model, running = self._model, len(self._ends)
-        room, done, begun = max(1, CHUNK - running), 0, []
+        room, done = max(1, CHUNK - running), 0
+        begun: list[Played] = []
         while self._waiting and done < room and running + len(begun) < MOST_RUNNING:
             head = self._waiting[0]
             part = min(head.left, room - done)
