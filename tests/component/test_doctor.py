@@ -13,7 +13,7 @@ from engines import MODEL_NAME, complete, get
 
 from xpyd_operator.doctor.examine import examine
 from xpyd_operator.doctor.learned import LEAST
-from xpyd_operator.doctor.reading import Reading, ServiceReading
+from xpyd_operator.doctor.reading import Examination, ServiceReading
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.sample import PATH, Sample
@@ -58,9 +58,9 @@ def told(cluster: Cluster, reason: str, begin: int) -> float:
     raise AssertionError(cluster.fleet().disaggregation)
 
 
-def reading(fleet: Fleet, sample: Sample) -> Reading:
+def reading(fleet: Fleet, sample: Sample) -> Examination:
     """Without the host, which is whatever runs the tests."""
-    return Reading(None, ServiceReading(fleet, sample))
+    return Examination(None, ServiceReading(fleet, sample))
 
 
 def test_nothing_is_named_on_a_healthy_pair(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from xpyd_operator.doctor.learned import Learned
 from xpyd_operator.doctor.plain import PlainEngine, Played
-from xpyd_operator.doctor.reading import HostReading, Reading, ServiceReading
+from xpyd_operator.doctor.reading import Examination, HostReading, ServiceReading
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, Quantiles, Rates
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.intake import Disaggregation, IntakeRates, LinkRate
@@ -87,6 +87,6 @@ def sound(**more: Any) -> HostReading:
     return HostReading(**(fields | more))
 
 
-def reading(service: ServiceReading | None = None, host: HostReading | None = None) -> Reading:
+def reading(service: ServiceReading | None = None, host: HostReading | None = None) -> Examination:
     """Both, healthy where nothing is given."""
-    return Reading(host or sound(), service or healthy())
+    return Examination(host or sound(), service or healthy())

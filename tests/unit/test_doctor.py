@@ -10,7 +10,7 @@ from clinic import GPU, KV_BYTES, healthy, instance, intake, reading, sound, tra
 
 from xpyd_operator.doctor.examine import examine
 from xpyd_operator.doctor.finding import HARM, broken
-from xpyd_operator.doctor.reading import Reading, ServiceReading
+from xpyd_operator.doctor.reading import Examination, ServiceReading
 from xpyd_sidecar.contract.fleet import FleetFailure, Quantiles, Rates
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.intake import Disaggregation, IntakeRates
@@ -28,16 +28,16 @@ def fails(reason: str, message: str, **more: object) -> Disaggregation:
     return msgspec.structs.replace(Disaggregation("False", reason, message), **more)
 
 
-def of(*instances: object, **more: object) -> Reading:
+def of(*instances: object, **more: object) -> Examination:
     return reading(healthy(instances=instances, **more))
 
 
-def waits_for_prefill() -> Reading:
+def waits_for_prefill() -> Examination:
     """Prefill is asked for nearly all that it can."""
     return reading(healthy(traffic(4000, 4.8)))
 
 
-FAULTS: dict[str, Callable[[], Reading]] = {
+FAULTS: dict[str, Callable[[], Examination]] = {
     "no-decode": lambda: of(P, instance("d0", Role.DECODE, state=State.STARTING)),
     "fingerprints": lambda: of(P, instance("d0", Role.DECODE, fingerprint=Fingerprint("e" * 32))),
     "pairs-refused": lambda: of(P, instance("d0", Role.DECODE, refused=REFUSES)),
@@ -89,7 +89,7 @@ def test_all_that_can_be_found_has_its_planted_fault() -> None:
 
 
 def test_of_several_faults_the_most_harmful_comes_first() -> None:
-    both = Reading(sound(files=1024, shm_free=0), FAULTS["loads-fail"]().service)
+    both = Examination(sound(files=1024, shm_free=0), FAULTS["loads-fail"]().service)
     assert [one.name for one in examine(both).findings] == ["loads-fail", "files", "memory"]
 
 
@@ -140,7 +140,7 @@ def test_a_mix_is_told_which_prompts_to_skip() -> None:
 
 
 def test_a_host_alone_is_examined_too() -> None:
-    diagnosis = examine(Reading(host=sound(files=256)))
+    diagnosis = examine(Examination(host=sound(files=256)))
     assert [one.name for one in diagnosis.findings] == ["files"]
     assert (diagnosis.service, diagnosis.compared) == ("", None)
 

@@ -15,7 +15,7 @@ from xpyd_operator.cli.host_facts import host_facts
 from xpyd_operator.cli.routers import WHERE, read_of, router_of
 from xpyd_operator.doctor.examine import Diagnosis, examine
 from xpyd_operator.doctor.finding import broken
-from xpyd_operator.doctor.reading import Reading, ServiceReading
+from xpyd_operator.doctor.reading import Examination, ServiceReading
 from xpyd_operator.doctor.worth import words_of
 from xpyd_operator.errors import NotFound, XpydError
 from xpyd_operator.local import store
@@ -51,15 +51,15 @@ def run(args: argparse.Namespace) -> int:
     return 1 if broken(diagnosis.findings) else 0
 
 
-async def _read(where: str | None) -> Reading:
+async def _read(where: str | None) -> Examination:
     """Read this host, and a service if one is named. Of a service elsewhere this host says nothing."""
     if where is None:
-        return Reading(host_facts())
+        return Examination(host_facts())
     url, token = router_of(where)
     elsewhere = "://" in where
     wanted = elsewhere or await _prefill_wanted(choose(where))
     fleet = _decoded(url + FLEET, await read_of(url, token, FLEET), Fleet)
-    return Reading(None if elsewhere else host_facts(), ServiceReading(fleet, await _sample(url, token), wanted))
+    return Examination(None if elsewhere else host_facts(), ServiceReading(fleet, await _sample(url, token), wanted))
 
 
 async def _prefill_wanted(folder: ServiceFolder) -> bool:

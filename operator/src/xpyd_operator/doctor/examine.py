@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from xpyd_operator.doctor.finding import Finding, ordered
+from xpyd_operator.doctor.finding import Ailment, ordered
 from xpyd_operator.doctor.host import clock_finding, host_findings
 from xpyd_operator.doctor.learned import learn
 from xpyd_operator.doctor.links import link_findings, link_use
-from xpyd_operator.doctor.reading import Reading, ServiceReading
+from xpyd_operator.doctor.reading import Examination, ServiceReading
 from xpyd_operator.doctor.service import service_findings
 from xpyd_operator.doctor.worth import Comparison, compare, worth_findings
 from xpyd_sidecar.contract.ids import Role, split_host_port
@@ -23,12 +23,12 @@ class Diagnosis(msgspec.Struct, frozen=True):
     service: str = ""
     """Empty: only a host was looked at."""
     disaggregation: Disaggregation | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Ailment, ...] = ()
     compared: Comparison | None = None
     """With plain engines; None: too little traffic, or nobody of a role serves."""
 
 
-def examine(reading: Reading) -> Diagnosis:
+def examine(reading: Examination) -> Diagnosis:
     """All that follows from a reading, the most harmful first."""
     service = reading.service
     if service is None:
@@ -37,7 +37,7 @@ def examine(reading: Reading) -> Diagnosis:
     compared = compare(service, learned)
     use = link_use(service, learned)
 
-    def found() -> Iterator[Finding | None]:
+    def found() -> Iterator[Ailment | None]:
         if reading.host is not None:
             yield from host_findings(reading.host)
             yield clock_finding(reading.host, _hosts(service))

@@ -25,7 +25,7 @@ HARM: Final[dict[str, Level]] = {
 _RANK: Final = {name: rank for rank, name in enumerate(HARM)}
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Ailment(msgspec.Struct, frozen=True):
     """One thing."""
 
     name: str
@@ -43,11 +43,11 @@ class Finding(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "level", HARM[self.name])
 
 
-def ordered(found: Iterable[Finding | None]) -> tuple[Finding, ...]:
+def ordered(found: Iterable[Ailment | None]) -> tuple[Ailment, ...]:
     """The most harmful first; None is nothing."""
     return tuple(sorted((one for one in found if one is not None), key=lambda one: _RANK[one.name]))
 
 
-def broken(found: Iterable[Finding]) -> bool:
+def broken(found: Iterable[Ailment]) -> bool:
     """Whether something is."""
     return any(one.level == "broken" for one in found)

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from xpyd_operator.doctor.finding import Finding
+from xpyd_operator.doctor.finding import Ailment
 from xpyd_operator.doctor.learned import Learned
 from xpyd_operator.doctor.reading import ServiceReading
 from xpyd_sidecar.contract.fleet import FleetInstance
@@ -87,10 +87,10 @@ def link_use(service: ServiceReading, learned: Learned | None) -> LinkUse | None
         prompt * kv_bytes / had if had else 0.0, all(one.load.kv_usage < ROOM for one in decodes))
 
 
-def link_findings(service: ServiceReading, use: LinkUse | None) -> Iterator[Finding]:
+def link_findings(service: ServiceReading, use: LinkUse | None) -> Iterator[Ailment]:
     """Of a service."""
     if use is not None and use.limits:
-        yield Finding(
+        yield Ailment(
             "link",
             f"the link into decode is the limit: {use.needed / GB:.3g} GB/s are needed, {use.had / GB:.3g} GB/s are had",
             ((f"{use.instance} takes in {use.now / GB:.3g} GB/s over {use.link}, of {use.had / GB:.3g} GB/s at best "
@@ -100,7 +100,7 @@ def link_findings(service: ServiceReading, use: LinkUse | None) -> Iterator[Find
             f"{_more(use)}; else a better link (docs/rdma.md), kv-cache-dtype fp8 (half the bytes), or plain engines")
     words = [(one, word) for one in service.fleet.instances for word in one.links]
     if words:
-        yield Finding("worse-link", "KV takes a worse link than it could",
+        yield Ailment("worse-link", "KV takes a worse link than it could",
                       tuple(f"{one.instance}: {word}" for one, word in words[:3]), _better(words[0][1]))
 
 

@@ -117,7 +117,7 @@ class PlainEngine:
             one.ended = self.now
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class LatencyFigures(msgspec.Struct, frozen=True):
     """What became of the requests, seconds."""
 
     ttft_p50: float
@@ -126,13 +126,13 @@ class Outcome(msgspec.Struct, frozen=True):
     tpot_p95: float
 
 
-def as_plain(requests: Sequence[SampledRequest], model: Learned, engines: int) -> Outcome:
+def as_plain(requests: Sequence[SampledRequest], model: Learned, engines: int) -> LatencyFigures:
     """On so many plain engines."""
     fleet = [PlainEngine(model) for _ in range(engines)]
     return _outcome(_run(_played(requests, model), fleet))
 
 
-def as_pd(requests: Sequence[SampledRequest], model: Learned, prefills: int, decodes: int) -> Outcome:
+def as_pd(requests: Sequence[SampledRequest], model: Learned, prefills: int, decodes: int) -> LatencyFigures:
     """On so many prefill and decode engines."""
     played = _played(requests, model)
     free = [0.0] * prefills
@@ -145,7 +145,7 @@ def as_pd(requests: Sequence[SampledRequest], model: Learned, prefills: int, dec
     return _outcome(_run(sorted(played, key=lambda one: one.begun), [PlainEngine(decoding) for _ in range(decodes)]))
 
 
-def measured(requests: Sequence[SampledRequest]) -> Outcome:
+def measured(requests: Sequence[SampledRequest]) -> LatencyFigures:
     """As it was."""
     streams = [one for one in requests if one.ttft > 0]
     tpots = [(one.total - one.ttft) / (one.output - 1) for one in streams if one.output > 1]
@@ -169,13 +169,13 @@ def _run(played: list[Played], fleet: list[PlainEngine]) -> list[Played]:
     return played
 
 
-def _outcome(played: Sequence[Played]) -> Outcome:
+def _outcome(played: Sequence[Played]) -> LatencyFigures:
     return _quantiles([one.first - one.arrived for one in played],
                       [(one.ended - one.first) / (one.tokens - 1) for one in played if one.tokens > 1])
 
 
-def _quantiles(ttfts: list[float], tpots: list[float]) -> Outcome:
+def _quantiles(ttfts: list[float], tpots: list[float]) -> LatencyFigures:
     def at(values: list[float], share: float) -> float:
         return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
-    return Outcome(at(ttfts, 0.5), at(ttfts, 0.95), at(tpots, 0.5), at(tpots, 0.95))
+    return LatencyFigures(at(ttfts, 0.5), at(ttfts, 0.95), at(tpots, 0.5), at(tpots, 0.95))

@@ -49,7 +49,7 @@ class ServiceReading(msgspec.Struct, frozen=True):
         return tuple(one for one in self.of(role) if one.state is State.READY and not one.suspended and not one.ejected)
 
 
-class Reading(msgspec.Struct, frozen=True):
+class Examination(msgspec.Struct, frozen=True):
     """All that was read; None: it was not looked at."""
 
     host: HostReading | None = None

@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from xpyd_operator.doctor.finding import Finding
+from xpyd_operator.doctor.finding import Ailment
 from xpyd_operator.doctor.learned import LEAST, Learned
 from xpyd_operator.doctor.links import ROOM, LinkUse
-from xpyd_operator.doctor.plain import Outcome, as_pd, as_plain, measured
+from xpyd_operator.doctor.plain import LatencyFigures, as_pd, as_plain, measured
 from xpyd_operator.doctor.reading import ServiceReading
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Role
@@ -47,10 +47,10 @@ class Comparison(msgspec.Struct, frozen=True):
     engines: int
     requests: int
     covers_s: float
-    was: Outcome
-    as_pd: Outcome
+    was: LatencyFigures
+    as_pd: LatencyFigures
     """By the model, so that it is compared with its like."""
-    as_plain: Outcome
+    as_plain: LatencyFigures
     fits: bool
     """The model of what runs is near what was measured."""
 
@@ -80,7 +80,7 @@ def compare(service: ServiceReading, learned: Learned | None) -> Comparison | No
 
 
 def worth_findings(service: ServiceReading, learned: Learned | None, use: LinkUse | None, compared: Comparison | None
-                   ) -> Iterator[Finding]:
+                   ) -> Iterator[Ailment]:
     """Of a service of which both roles serve."""
     prefills, decodes = service.serving(Role.PREFILL), service.serving(Role.DECODE)
     if not prefills or not decodes:
@@ -92,7 +92,7 @@ def worth_findings(service: ServiceReading, learned: Learned | None, use: LinkUs
     yield from _cache(prefills, decodes)
 
 
-def _decode_short(service: ServiceReading, decodes: tuple[FleetInstance, ...], use: LinkUse | None) -> Iterator[Finding]:
+def _decode_short(service: ServiceReading, decodes: tuple[FleetInstance, ...], use: LinkUse | None) -> Iterator[Ailment]:
     handover = service.fleet.latencies.get("handover")
     late = handover is not None and handover.count >= LEAST and handover.p50 >= LATE_S and (
         use is not None and not use.limits and use.now < 0.7 * use.had)
@@ -106,11 +106,11 @@ def _decode_short(service: ServiceReading, decodes: tuple[FleetInstance, ...], u
     if handover is not None and handover.count:
         evidence.append(f"hand-over {handover.p50:.3g} s in the median")
     more = max(1, round(len(decodes) * waiting / max(1, running)))
-    yield Finding("decode-short", "decode is short: prompts are ready and find no room", tuple(evidence),
+    yield Ailment("decode-short", "decode is short: prompts are ready and find no room", tuple(evidence),
                   f"{more} more decode instance{'s' if more > 1 else ''} (decode.replicas), or planner.mode: auto")
 
 
-def _prefill_short(service: ServiceReading, prefills: tuple[FleetInstance, ...], learned: Learned) -> Iterator[Finding]:
+def _prefill_short(service: ServiceReading, prefills: tuple[FleetInstance, ...], learned: Learned) -> Iterator[Ailment]:
     assert service.sample is not None
     lately = [one for one in service.sample.requests if one.at >= service.sample.covers_s - 300 and one.prefill > 0]
     if len(lately) < LEAST:
@@ -121,14 +121,14 @@ def _prefill_short(service: ServiceReading, prefills: tuple[FleetInstance, ...],
     if not ttfts or wait < max(SHORT_S, SHORT * own) or wait < 0.5 * sum(ttfts) / len(ttfts):
         return
     busy = own * len(lately) / max(1.0, min(300.0, service.sample.covers_s)) / len(prefills)
-    yield Finding("prefill-short", "prefill is short: requests wait for it longer than their prompts take",
+    yield Ailment("prefill-short", "prefill is short: requests wait for it longer than their prompts take",
                   (f"{wait:.3g} s of waiting for {own:.3g} s of prefill, in the mean of the last {len(lately)} requests",
                    f"TTFT {sum(ttfts) / len(ttfts):.3g} s",
                    f"{len(prefills)} prefill instances are {min(1.0, busy):.0%} busy"),
                   "more prefill instances (prefill.replicas), or planner.mode: auto")
 
 
-def _payoff(service: ServiceReading, learned: Learned, compared: Comparison | None) -> Iterator[Finding]:
+def _payoff(service: ServiceReading, learned: Learned, compared: Comparison | None) -> Iterator[Ailment]:
     assert service.sample is not None
     handed = [one for one in service.sample.requests if one.prefill > 0]
     short = [one for one in handed if one.prompt < learned.pays_from]
@@ -140,21 +140,21 @@ def _payoff(service: ServiceReading, learned: Learned, compared: Comparison | No
                 f"{share:.0%} of the prompts' tokens are in prompts below {below} tokens, whose hand-over takes longer")
     keeps = compared is not None and compared.verdict == "keep"
     if share >= MOSTLY and not keeps:
-        yield Finding("no-payoff", "P/D cannot pay with this traffic: hand-overs take longer than the prompts",
+        yield Ailment("no-payoff", "P/D cannot pay with this traffic: hand-overs take longer than the prompts",
                       evidence, f"router.skipPrefill.belowTokens: {below}; or end P/D: prefill.replicas: 0, and its GPUs "
                                 "for decode")
     elif share < MOSTLY and len(short) >= SOME * len(handed) and below >= 16:
-        yield Finding("skip-short", f"prompts below {below} tokens are computed sooner by decode itself", evidence,
+        yield Ailment("skip-short", f"prompts below {below} tokens are computed sooner by decode itself", evidence,
                       f"router.skipPrefill.belowTokens: {below}")
     if compared is not None and compared.verdict == "plain" and share < MOSTLY:
-        yield Finding("plain-engines", f"the same GPUs as {compared.engines} plain engines would do better",
+        yield Ailment("plain-engines", f"the same GPUs as {compared.engines} plain engines would do better",
                       (words_of(compared),),
                       "try it: prefill.replicas: 0 and all GPUs for decode is the same as plain engines")
 
 
 def words_of(compared: Comparison) -> str:
     """In a sentence."""
-    def pair(outcome: Outcome) -> str:
+    def pair(outcome: LatencyFigures) -> str:
         return f"TTFT p95 {outcome.ttft_p95:.3g} s, TPOT p95 {outcome.tpot_p95 * 1e3:.3g} ms"
 
     said = {"keep": "keep P/D", "plain": "plain engines would do better", "equal": "no great difference",
@@ -164,11 +164,11 @@ def words_of(compared: Comparison) -> str:
             f"{said[compared.verdict]}")
 
 
-def _cache(prefills: tuple[FleetInstance, ...], decodes: tuple[FleetInstance, ...]) -> Iterator[Finding]:
+def _cache(prefills: tuple[FleetInstance, ...], decodes: tuple[FleetInstance, ...]) -> Iterator[Ailment]:
     ours, theirs = _hits(prefills), _hits(decodes)
     if ours is None or theirs is None or theirs < HITS or ours > theirs / 2:
         return
-    yield Finding("cache-elsewhere", "decode has the beginnings of prompts that prefill computes again",
+    yield Ailment("cache-elsewhere", "decode has the beginnings of prompts that prefill computes again",
                   (f"{theirs:.0%} of the prompts' tokens are in decode's prefix cache, {ours:.0%} in prefill's",
                    f"{len(prefills)} prefill instances, {len(decodes)} decode instances"),
                   "router.skipPrefill.cachedShare: 0.7 lets decode go on with what it has; router.policy: prefix_aware and "

@@ -49,7 +49,7 @@ class _Reading(msgspec.Struct, frozen=True):
     intake: Intake
 
 
-class _Seen(msgspec.Struct):
+class _Tracked(msgspec.Struct):
     incarnation: Incarnation
     role: Role
     readings: deque[_Reading]
@@ -60,7 +60,7 @@ class _Seen(msgspec.Struct):
     best_bytes_s: float = 0.0
 
 
-class _Sums(msgspec.Struct):
+class _WindowSums(msgspec.Struct):
     """Of the window, all decode instances together."""
 
     received: int = 0
@@ -77,7 +77,7 @@ class IntakeWindow:
     """Of one router."""
 
     def __init__(self) -> None:
-        self._seen: dict[InstanceName, _Seen] = {}
+        self._seen: dict[InstanceName, _Tracked] = {}
         self._asked: deque[tuple[int, int, Counter[str]]] = deque(maxlen=int(WINDOW_S) + 1)
         """Second, tokens that came, and those of them that skip prefill, by reason."""
         self._told = Disaggregation()
@@ -140,7 +140,7 @@ class IntakeWindow:
                 continue
             if seen is None or (seen.incarnation, seen.role) != (member.incarnation, member.role) or (
                     seen.readings[-1].intake.prompts > intake.prompts):
-                self._seen[member.name] = _Seen(member.incarnation, member.role,
+                self._seen[member.name] = _Tracked(member.incarnation, member.role,
                                                 deque([_Reading(at, intake)], maxlen=READINGS))
                 continue
             last = seen.readings[-1]
@@ -153,8 +153,8 @@ class IntakeWindow:
             first = seen.readings[0]
             seen.more, seen.over_s = _grown(first.intake, intake), at - first.at
 
-    def _sums(self) -> _Sums:
-        sums = _Sums()
+    def _sums(self) -> _WindowSums:
+        sums = _WindowSums()
         for seen in self._seen.values():
             if seen.role is not Role.DECODE or not seen.over_s:
                 continue
@@ -201,7 +201,7 @@ class IntakeWindow:
                                                        "are older, or not xpyd's")
         return self._by_traffic(figures, sums, share, skipped)
 
-    def _by_traffic(self, figures: Disaggregation, sums: _Sums, share: float | None, skipped: Counter[str]
+    def _by_traffic(self, figures: Disaggregation, sums: _WindowSums, share: float | None, skipped: Counter[str]
                     ) -> Disaggregation:
         failed = sum(sums.failed.values())
         rule = f"{figures.skipped:.0%} of the prompts' tokens skip prefill by rule ({_list(_by(skipped))})"
