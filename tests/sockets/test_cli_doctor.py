@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from clinic import healthy, instance, traffic
+from clinic import healthy, instance, packed, traffic
 
 from xpyd_operator.cli import doctor, main, routers
 from xpyd_operator.cli.host_facts import host_facts
@@ -26,7 +26,7 @@ def router(service: ServiceReading) -> Iterator[tuple[str, list[tuple[str, str]]
     asked: list[tuple[str, str]] = []
     answers = {"/fleet": msgspec.json.encode(service.fleet)}
     if service.sample is not None:
-        answers["/sample"] = msgspec.json.encode(service.sample)
+        answers["/sample"] = msgspec.json.encode(packed(service.sample))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from random import Random
 from typing import Any
 
@@ -14,7 +15,7 @@ from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, Quantiles, Rates
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.intake import Disaggregation, IntakeRates, LinkRate
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.contract.sample import Sample, SampledRequest
+from xpyd_sidecar.contract.sample import PackedSample, Sample, SampledRequest, little
 
 NAME = ServiceName("qwen")
 KV_BYTES = 147_456
@@ -90,3 +91,11 @@ def sound(**more: Any) -> HostReading:
 def reading(service: ServiceReading | None = None, host: HostReading | None = None) -> Examination:
     """Both, healthy where nothing is given."""
     return Examination(host or sound(), service or healthy())
+
+
+def packed(sample: Sample) -> PackedSample:
+    """As a router tells it."""
+    rows = [msgspec.structs.astuple(one) for one in sample.requests]
+    return PackedSample(sample.service, 1000.0, 1000.0 + sample.covers_s,
+                        little(array("d", [1000.0 + row[0] for row in rows])),
+                        little(array("f", [value for row in rows for value in row[1:]])))

@@ -23,10 +23,10 @@ from xpyd_operator.local.backend import LocalBackend
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_sidecar.contract import sample
 from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.contract.sample import Sample
+from xpyd_sidecar.contract.sample import PackedSample, Sample
 
 FLEET = "/fleet"
-_Told = TypeVar("_Told", Fleet, Sample)
+_Told = TypeVar("_Told", Fleet, PackedSample)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -70,9 +70,11 @@ async def _prefill_wanted(folder: ServiceFolder) -> bool:
 
 async def _sample(url: str, token: str) -> Sample | None:
     try:
-        return _decoded(url + sample.PATH, await read_of(url, token, sample.PATH), Sample)
+        return sample.unpack(_decoded(url + sample.PATH, await read_of(url, token, sample.PATH), PackedSample))
     except NotFound:
         return None  # a router of an earlier version
+    except ValueError as error:
+        raise XpydError(f"{url}{sample.PATH}: {error}") from None
 
 
 def _decoded(what: str, body: bytes, kind: type[_Told]) -> _Told:

@@ -1,7 +1,7 @@
 """Times and sizes of the requests of the last hour, in bounded memory and without content. Pure: time is an argument.
 
 Laws
-  * At most ``MOST`` requests, 40 bytes each; the oldest make room. Nothing is thinned out: what is there is all that ended
+  * At most ``MOST`` requests, 36 bytes each; the oldest make room. Nothing is thinned out: what is there is all that ended
     well within the time that it covers, so that a load played from it is the load that was.
   * Nothing older than ``HOUR_S`` is told.
 """
@@ -11,14 +11,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable
-from typing import Final
 
 from xpyd_sidecar.contract.ids import Role, ServiceName
-from xpyd_sidecar.contract.sample import HOUR_S, MOST, Sample, SampledRequest
+from xpyd_sidecar.contract.sample import COLUMNS, HOUR_S, MOST, PackedSample, little
 from xpyd_sidecar.router.observing.record import Record
-
-_COLUMNS: Final = 7
-"""Numbers of a request beside its arrival."""
 
 
 class TrafficSample:
@@ -31,7 +27,7 @@ class TrafficSample:
         self._at = array("d")
         """Arrivals, seconds since 1970; a ring once it is full."""
         self._rest = array("f")
-        """What else is known, ``_COLUMNS`` for each."""
+        """What else is known, ``COLUMNS`` for each."""
         self._next = 0
         """Where the next one goes, once it is full."""
         self._lost_at = -math.inf
@@ -54,20 +50,13 @@ class TrafficSample:
             place = self._next
             self._lost_at = max(self._lost_at, self._at[place])
             self._at[place] = record.arrived_unix
-            self._rest[place * _COLUMNS:(place + 1) * _COLUMNS] = array("f", row)
+            self._rest[place * COLUMNS:(place + 1) * COLUMNS] = array("f", row)
             self._next = (place + 1) % self._most
 
-    def told(self, service: ServiceName, now: float) -> Sample:
+    def told(self, service: ServiceName, now: float) -> PackedSample:
         """As it is now. ``now``: seconds since 1970."""
         begins = max(now - HOUR_S, self._since, self._lost_at)
-        places = sorted((at, place) for place, at in enumerate(self._at) if at >= begins)
-        return Sample(service, round(max(0.0, now - begins), 3), tuple(
-            self._request(at - begins, place) for at, place in places))
-
-    def _request(self, at: float, place: int) -> SampledRequest:
-        prompt, output, *times = self._rest[place * _COLUMNS:(place + 1) * _COLUMNS]
-        ttft, total, queued, prefill, handover = (round(value, 5) for value in times)
-        return SampledRequest(round(at, 4), int(prompt), int(output), ttft, total, queued, prefill, handover)
+        return PackedSample(service, begins, now, little(self._at), little(self._rest))
 
 
 def _row(record: Record) -> tuple[float, ...]:
