@@ -48,6 +48,9 @@ def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.Capture
     compatible = next(each for each in answer["status"]["conditions"] if each["type"] == "Compatible")
     assert (compatible["status"], compatible["reason"]) == ("True", "SameFingerprint")
     assert answer["router"]["state"] == "ready"
+    assert main.main(["doctor", "tiny", "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["service"], [one for one in told["findings"] if one["level"] == "broken"]) == ("tiny", [])
 
     first = service.pid("instances", "tiny-e0", "engine")
     service.write(1, 3)
