@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -48,7 +49,7 @@ async def test_short_prompts_are_served_though_requests_without_prefill_are_reje
 
 async def test_what_decode_holds_goes_to_the_same_one_alone(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "xpyd_sidecar.access")
-    async with fleet(1, 3, skip_prefill_cached=0.7) as f:
+    async with fleet(1, 3, skip_prefill_rest=200) as f:
         text = "a prompt that is long enough to have keys " * 40
         for turn in ("", "more", "and more"):
             assert (await f.complete(prompt=text + turn)).status == 200
@@ -59,23 +60,22 @@ async def test_what_decode_holds_goes_to_the_same_one_alone(caplog: pytest.LogCa
     assert [line["skips"] for line in lines] == ["", "cached", "cached"]
 
 
-async def test_a_session_stays_with_its_instances() -> None:
-    async with fleet(3, 3, affinity_header="X-Session-Id") as f:
+NAMES = ({"session_id": "NAME"}, {"prompt_cache_key": "NAME"}, {"metadata": {"user_id": "NAME"}}, {"user": "NAME"}, {})
+
+
+@pytest.mark.parametrize("named", NAMES, ids=["session_id", "prompt_cache_key", "user_id", "user", "header"])
+async def test_a_session_stays_with_its_instances(named: dict[str, Any]) -> None:
+    async with fleet(3, 3, policy="cost") as f:
         homes = set()
         for number in range(12):
             before = [len(engine.seen) for engine in (*f.p, *f.d)]
-            for _ in range(3):
-                answer = await f.post("/v1/completions", {"prompt": "x"}, headers={"X-Session-Id": f"s{number}"})
+            for turn in range(3):
+                fields = json.loads(json.dumps(named).replace("NAME", f"s{number}"))
+                headers = {} if named else {"X-Session-Id": f"s{number}"}
+                answer = await f.post("/v1/completions", {"prompt": f"{number} {turn}", **fields}, headers=headers)
                 assert answer.status == 200
                 await f.wait_quiet()
             got = [len(engine.seen) - was for engine, was in zip((*f.p, *f.d), before, strict=True)]
             assert sorted(got) == [0, 0, 0, 0, 3, 3]
             homes.add(tuple(got))
         assert len(homes) > 3, "and sessions are spread"
-
-
-async def test_without_the_header_requests_take_turns() -> None:
-    async with fleet(0, 3, affinity_header="x-session-id") as f:
-        for _ in range(6):
-            await f.complete()
-        assert [len(engine.seen) for engine in f.d] == [2, 2, 2]

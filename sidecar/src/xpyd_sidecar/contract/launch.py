@@ -175,7 +175,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members_port: int = 30001
     admin_port: int = 10002
     """For probes, metrics, the operator and people; clients cannot take its connections."""
-    policy: str = "round_robin"
+    policy: str = "cost"
     policy_options: dict[str, Any] = {}
     on_no_prefill: Literal["decode", "reject"] = "decode"
     failover: Literal["continue", "exact", "error"] = "continue"

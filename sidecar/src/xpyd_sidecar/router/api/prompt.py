@@ -106,7 +106,7 @@ class PromptPrefix(msgspec.Struct, eq=False):
 
     def _made(self) -> Iterator[tuple[int, int]]:
         data, size = memoryview(self._raw)[:MAX_BYTES].tobytes(), len(self._raw)
-        ends = self._ends(data) if self._chat else [size]
+        ends = self._ends(data) if self._chat and size else [size] if size else []
         before, key, at = 0, hash(self._beside), 0
         for cut in CUTS:
             while at < len(ends) and ends[at] < cut:  # aside: a key must not depend on which ends are looked at

@@ -109,10 +109,6 @@ MOST_NODES = 1 << 16
 """Nodes of one router: about 10 MB."""
 MOST_INSTANCES = 1024
 """Instances that have a bit; beyond it the belief begins anew."""
-TRUST_KEEP = 0.995
-"""Of what is known of predictions, at each new one."""
-TRUST_TOKENS = 1e5
-"""Tokens that are taken to have been predicted rightly, at first."""
 
 
 class Holdings:
@@ -132,19 +128,10 @@ class Holdings:
         """Nodes by bit, of the younger and the older generation."""
         self._bits: dict[tuple[InstanceName, Incarnation], int] = {}
         self._seen: dict[Role, tuple[Sequence[FleetMember], int, dict[int, int]]] = {}
-        self.trust = 1.0
-        """Of what is believed to be held, how much is: engines evict, and say so of each prompt afterwards."""
-        self._predicted = self._actual = TRUST_TOKENS
 
     def __len__(self) -> int:
         """Nodes."""
         return len(self._young) + len(self._old)
-
-    def learn(self, predicted: int, actual: int) -> None:
-        """So many tokens of a prompt were believed to be held, and so many were."""
-        self._predicted = TRUST_KEEP * self._predicted + predicted
-        self._actual = TRUST_KEEP * self._actual + min(predicted, actual)
-        self.trust = self._actual / self._predicted
 
     def add(self, member: FleetMember, prefix: PromptPrefix) -> None:
         """A prompt was sent to an instance."""

@@ -213,7 +213,8 @@ class Selection(Query, kw_only=True, eq=False):
     """The picks of one request."""
 
     picker: Picker
-    _stays: bool = False
+    stays: bool = False
+    """It goes to decode alone, which holds nearly all of it."""
     _held: dict[InstanceName, int] = {}
     """Bytes that those who were chosen held before."""
 
@@ -230,8 +231,8 @@ class Selection(Query, kw_only=True, eq=False):
     def cached(self) -> bool:
         """Whether decode probably holds so much of the prompt that it can go there alone. If so, it will be sent there."""
         picker = self.picker
-        self._stays = bool(picker._holders(self, picker._look().decodes))
-        return self._stays
+        self.stays = bool(picker._holders(self, picker._look().decodes))
+        return self.stays
 
     def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
              not_decode: Collection[InstanceName] = ()) -> Pair | None:
@@ -256,7 +257,7 @@ class Selection(Query, kw_only=True, eq=False):
         decodes: Sequence[FleetMember] = _but(known.decodes, not_decode)
         if not decodes:
             return None
-        if self._stays:
+        if self.stays:
             decodes = picker._holders(self, decodes) or decodes
         return Pair(picker._target(picker._choose(self, decodes, 1), self), None)
 

@@ -8,9 +8,8 @@ role and able to do the work. It returns an index; it may keep state of its own,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -21,14 +20,16 @@ from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance.candidates import Holdings, Mean, Rendezvous, backlog, score
 from xpyd_sidecar.router.fleet.member import FleetMember
 
-MATCHED = 0.1
-"""Share of a prompt that must be held to count: for less, the hash's balance is worth more than what is saved."""
+MATCHED = 0.05
+"""Share of a prompt that must be held to count: for less, the hash's agreement is worth more than what is saved."""
 FEW = 2
 """So many requests are never too many for the holder of a prefix, whatever the mean."""
 FEW_TOKENS = 1024
 """So many tokens that wait are never too many."""
 BOUND = 1.25
-"""Most load of an instance, relative to the mean."""
+"""Most requests of an instance, relative to the mean."""
+BOUND_TOKENS = 1.1
+"""Most tokens that wait: they are known more finely."""
 HOLDERS = 4
 """Those that hold the most of a prompt that are compared."""
 
@@ -145,13 +146,13 @@ class Cost:
     """Where the prompt is done soonest: least (tokens queued + tokens of it that are not held).
 
     Of prefill, loads are tokens (``backlog``), of decode requests (``score``): a prompt of 100,000 tokens keeps the next one
-    waiting 200 times as long as one of 500, a stream does not. An instance is *free* while its load is within ``BOUND`` times
+    waiting 200 times as long as one of 500, a stream does not. An instance is *free* while its load is within a bound (1.1, 1.25) of
     the mean (consistent hashing with bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018).
 
-    1. Nobody is believed to hold a tenth of it, beyond what most hold: a rendezvous hash of its conversation, the first in
+    1. Nobody is believed to hold a twentieth of it, beyond what most hold: a rendezvous hash of its conversation, the first in
        order that is free. So several routers find the same instance for what each sees for the first time.
-    2. Decode: who holds the most of it and is free.
-    3. Prefill: the least cost of a few: ``HOLDERS`` that hold the most, those first in the hash's order, and two drawn.
+    2. Decode: who holds the most of it and is free; else as 1.
+    3. Prefill: the least cost of a few: ``HOLDERS`` that hold the most, two that are first in order, and two drawn.
     """
 
     holds = True
@@ -166,39 +167,30 @@ class Cost:
         n, role = len(candidates), candidates[0].role
         if n == 1:
             return 0
-        now, size, prefix = query.now, query.tokens, query.prefix
-        computes = role is Role.PREFILL
-        load = partial(backlog, now=now) if computes else score
+        prefix, computes = query.prefix, role is Role.PREFILL
+        load = partial(backlog, now=query.now) if computes else score
+        mean = self._mean.of(role, candidates, load, query.tokens if computes else 1)
+        most = max(FEW_TOKENS, BOUND_TOKENS * mean) if computes else max(FEW, math.ceil(BOUND * mean))
         found, common = ([], 0) if query.holdings is None else query.holdings.holders(candidates, prefix)
-        mean = self._mean.of(role, candidates, load, size if computes else 1)
-        most = max(FEW_TOKENS, BOUND * mean) if computes else max(FEW, math.ceil(BOUND * mean))
         enough = common + MATCHED * (len(prefix) - common)
-        if not found or found[0][0] < enough:
-            best = -1
-            for index in self._rendezvous.order(role, candidates, prefix.home(common)):
-                if load(candidates[index]) < most:
-                    return index
-                best = index if best < 0 else best
-            return best if not computes else self._least(query, candidates, {best}, load, {}, common)
-        if not computes:
-            found.sort(key=lambda one: (-one[0], score(candidates[one[1]])))
-            for held, index in found:
+        order = self._rendezvous.order(role, candidates, prefix.home(common))
+        if found and found[0][0] >= enough:
+            if computes:
+                return self._least(query, candidates, load, dict([(i, held) for held, i in found[:HOLDERS]]), common, order)
+            for held, index in sorted(found, key=lambda one: (-one[0], score(candidates[one[1]]))):
                 if held >= enough and score(candidates[index]) < most:
                     return index
-            return next((index for index in self._rendezvous.order(role, candidates, prefix.home(common))
-                         if score(candidates[index]) < most), found[0][1])
-        holders = {index: held for held, index in found[:HOLDERS]}
-        first = islice(self._rendezvous.order(role, candidates, prefix.home(common)), 2)
-        return self._least(query, candidates, {*holders, *first}, load, holders, common)
+        for index in order:
+            if load(candidates[index]) < most:
+                return index
+        return min(range(n), key=lambda index: load(candidates[index]))
 
-    def _least(self, query: Query, candidates: Sequence[FleetMember], few: set[int], load: Callable[[FleetMember], float],
-               holders: Mapping[int, int], common: int) -> int:
-        """Of a few, and two that are drawn. ``common``: bytes that all others hold."""
+    def _least(self, query: Query, candidates: Sequence[FleetMember], load: Callable[[FleetMember], float],
+               holders: Mapping[int, int], common: int, order: Iterator[int]) -> int:
+        """Of who holds the most, the first two in order, and two that are drawn. ``common``: bytes that all others hold."""
         n, chance = len(candidates), self._chance
-        few |= {int(chance() * n), int(chance() * n)}
-        each = query.tokens / max(1, len(query.prefix))
-        if query.holdings is not None:
-            each *= query.holdings.trust
+        few = dict.fromkeys((*holders, next(order), next(order), int(chance() * n), int(chance() * n)))  # ties: who holds it
+        each = query.tokens / len(query.prefix)
         return min(few, key=lambda index: load(candidates[index]) - each * holders.get(index, common))
 
 

@@ -218,7 +218,10 @@ class OpenAttempts(dict[int, OpenAttempt]):
         record = LegRecord(send.role, target.instance, send.params.attempt if send.params else 0, perf_counter())
         self._record.legs.append(record)
         tokens = self._record.prompt_size if send.role is Role.PREFILL or send.params is None else 0
-        uncached = self.picks.uncached(target.instance) if tokens and self.picks is not None else tokens
+        picks = self.picks
+        uncached = picks.uncached(target.instance) if tokens and picks is not None else tokens
+        if picks is not None and picks.stays:
+            context.observer.metrics.skipped(uncached)
         self[send.leg] = OpenAttempt(send, call, record, tokens, uncached, target.member.queued_tokens)
         target.member.queued_tokens += tokens
         target.member.uncached_tokens += uncached
