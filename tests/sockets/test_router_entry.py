@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -56,6 +57,10 @@ async def test_what_decode_holds_goes_to_the_same_one_alone(caplog: pytest.LogCa
             await f.wait_quiet()
         assert sorted(len(engine.seen) for engine in f.d) == [0, 0, 3]
         assert skipped(f) == [False, True, True]
+        members = f.context.roster.members()
+        assert {(m.queued_tokens, m.uncached_tokens) for m in members} == {(0, 0)}, "what has ended waits no more"
+        text = f.context.observer.metrics.text().decode()
+        assert "xpyd_router_skipped_rest_tokens_count 2.0" in text
     lines = [record.__dict__ for record in caplog.records if record.name == "xpyd_sidecar.access"]
     assert [line["skips"] for line in lines] == ["", "cached", "cached"]
 
@@ -79,3 +84,17 @@ async def test_a_session_stays_with_its_instances(named: dict[str, Any]) -> None
             assert sorted(got) == [0, 0, 0, 0, 3, 3]
             homes.add(tuple(got))
         assert len(homes) > 3, "and sessions are spread"
+
+
+async def test_what_prefill_says_that_it_had_stands_beside_what_was_believed() -> None:
+    async with fleet(1, 1, policy="cost") as f:
+        text = "a prompt of some length " * 200
+        for cached in (None, 40, 1100):
+            f.p[0].cached = cached
+            assert (await f.complete(prompt=text)).status == 200
+            await f.wait_quiet()
+        metrics = f.context.observer.metrics.text().decode()
+    assert "xpyd_router_prefix_actual_tokens_total 1140.0" in metrics
+    predicted = re.search(r"xpyd_router_prefix_predicted_tokens_total ([0-9.]+)", metrics)
+    assert predicted is not None
+    assert float(predicted[1]) == pytest.approx(2 * len(text) / 4, rel=0.01), "of the first prompt nothing was, and nothing told"

@@ -375,7 +375,8 @@ class SchedulerSide:
         """
         cached = self._prompts.ended(request.request_id)
         params = request.kv_transfer_params
-        prefills = bool(params) and params.get("role") == Role.PREFILL.value
+        # vLLM takes such words of one connector alone; a store beside may have its own.
+        tells = self._siblings is None and bool(params) and params.get("role") == Role.PREFILL.value
         with self._lock:
             self._loaded_now.pop(request.request_id, None)
             self._loading.pop(request.request_id, None)
@@ -384,7 +385,7 @@ class SchedulerSide:
             self._carrying.offer(self._offers.end(request.request_id))
             self._carrying.pair(self._pairing.end(request.request_id))
             holds = self._offers.holds(request.request_id)
-        return holds, {legs.CACHED: cached} if prefills and cached >= 0 else None
+        return holds, {legs.CACHED: cached} if tells and cached >= 0 else None
 
     def pending(self) -> bool:
         """Whether the engine must keep stepping although it has no requests.

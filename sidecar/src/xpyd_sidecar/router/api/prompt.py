@@ -40,7 +40,6 @@ BYTES_PER_TOKEN = 4.0
 
 _IDS = regex(rb"\[[ \t\r\n]*[0-9]")
 _SPACE = b" \t\r\n"
-_MARKS = (b'},{"', b'}, {"')
 _BODY: Mapping[Api, str] = {"completions": "prompt", "chat": "messages", "messages": "messages", "responses": "input"}
 """The field that grows from turn to turn."""
 _BESIDE = ("cache_salt", "system", "instructions", "tools", "documents", "chat_template")
@@ -122,7 +121,7 @@ class PromptPrefix(msgspec.Struct, eq=False):
     def _ends(self, data: bytes) -> list[int]:
         """Where the last messages end, and perhaps objects in them."""
         at = max(0, len(data.rstrip(_SPACE)) - 1)  # without the list's bracket
-        out, floor, mark = [len(data[:at].rstrip(_SPACE))], at - TAIL, _mark(data, at)
+        out, floor, mark = [len(data[:at].rstrip(_SPACE))], at - TAIL, _mark(data)
         while len(out) < ENDS and (at := data.rfind(mark, max(0, floor), at)) >= 0:
             out.append(at + 1)
         return out[::-1]
@@ -134,15 +133,18 @@ class PromptPrefix(msgspec.Struct, eq=False):
         at = data.find(b'"user"')
         if at < 0:
             return 0
-        mark = _mark(data, len(data))
+        mark = _mark(data)
         begin, end = data.rfind(mark, 0, at) + 1, data.find(mark, at)
         end = len(data.rstrip(_SPACE + b"]")) - 1 if end < 0 else end
         return key_of(b"%b\0%b" % (self._whose, data[begin:min(end, begin + HOME_BYTES)].lstrip(b" ,[{")))
 
 
-def _mark(data: bytes, end: int) -> bytes:
-    """What stands between two messages. Not within a string, which has no quote without a backslash before it."""
-    return max(_MARKS, key=lambda mark: data.rfind(mark, max(0, end - TAIL), end))
+def _mark(data: bytes) -> bytes:
+    """What stands between two messages, by how the first one is written. Not within a string, where a quote has a backslash
+    before it.
+    """
+    colon = data.find(b'":', 0, 256)
+    return b'}, {"' if data[colon + 2:colon + 3] == b" " else b'},{"'
 
 
 def prefix_of(api: Api, fields: Mapping[str, Raw], whose: bytes, header: bytes = b"") -> PromptPrefix:

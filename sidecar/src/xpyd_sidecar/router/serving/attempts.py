@@ -163,6 +163,8 @@ class OpenAttempt(msgspec.Struct, eq=False):
     """About how many its prompt has, where it is computed there before its first byte; 0 once that has come."""
     uncached: int = 0
     """Of those, that are not believed to be cached there."""
+    cached: int = 0
+    """And that were believed to be, when it was sent."""
     ahead: int = 0
     """Those that were there before."""
 
@@ -222,7 +224,8 @@ class OpenAttempts(dict[int, OpenAttempt]):
         uncached = picks.uncached(target.instance) if tokens and picks is not None else tokens
         if picks is not None and picks.stays:
             context.observer.metrics.skipped(uncached)
-        self[send.leg] = OpenAttempt(send, call, record, tokens, uncached, target.member.queued_tokens)
+        self[send.leg] = OpenAttempt(send, call, record, tokens, uncached, tokens - uncached,
+                                      target.member.queued_tokens)
         target.member.queued_tokens += tokens
         target.member.uncached_tokens += uncached
         target.member.sent_tokens += uncached
@@ -242,7 +245,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
         if leg.send.role is Role.PREFILL:
             self._prefilled_at = member.heard_at
             if self._context.picker.holdings is not None and (actual := answers.cached_tokens(body)) >= 0:
-                self._context.observer.metrics.cached(leg.tokens - leg.uncached, actual)
+                self._context.observer.metrics.cached(leg.cached, actual)
         _computed(leg)
 
     def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
