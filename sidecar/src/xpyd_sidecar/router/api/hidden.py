@@ -130,6 +130,9 @@ _BY_ROOM = [re.compile(rb'[^"\[\]{}]*+(?:(?:%b)[^"\[\]{}]*+)*+' % over, re.DOTAL
 """Up to the next bracket, but over what goes no deeper than there is room for: by how many levels are left."""
 
 
+LONG = 64 << 10
+"""A body of more bytes is judged by its bones."""
+_FLESH = bytes(set(range(256)) - set(b'"{}[],:'))
 COUNTED = 4 << 10
 """Bytes of a body whose marks are counted."""
 
@@ -153,6 +156,18 @@ def shallow(body: bytes, depth: int) -> bool:
     return left >= 0 and few(body, b"[", left) >= 0
 
 
+def bones(body: bytes) -> bytes:
+    """A body without what says nothing of its outline: all that its strings hold but brackets, commas and colons, and all
+    blanks, numbers and words. A long one is judged by it in a quarter of the time.
+
+    Escaped backslashes go first, from the left, so that each quote which is escaped has one backslash before it. As long as it
+    is JSON there are none outside of strings.
+    """
+    if body.find(b"\\") >= 0:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return body.translate(None, _FLESH)
+
+
 def outline_fault(body: bytes, names: int = MAX_NAMES, depth: int = MAX_DEPTH) -> HttpFault | None:
     """What is wrong with the outline of a body that may have so many names and go so deep: how many names its object has,
     how deep it goes and how much is deep, judged before anything is built. None: nothing, or it is no object.
@@ -173,6 +188,10 @@ def outline_fault(body: bytes, names: int = MAX_NAMES, depth: int = MAX_DEPTH) -
     begin = _OBJECT.match(body)
     if begin is None:
         return None
+    if len(body) > LONG:
+        body = bones(body)
+        begin = _OBJECT.match(body)
+        assert begin is not None, "a brace that went"
     if depth < 1:
         return _too_deep(f"is nested more than {depth} deep")
     at, level, more = begin.end(), 1, names

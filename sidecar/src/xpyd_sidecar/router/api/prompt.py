@@ -33,6 +33,8 @@ TAIL = 64 << 10
 """Bytes at the end of a prompt in which they are looked for."""
 FIRST_USER = 256 << 10
 """Bytes at its beginning in which the first user message is."""
+COUNTED = 1 << 20
+"""Bytes of a list of ids whose commas are counted."""
 HOME_BYTES = 4 << 10
 """Of a first message, or of a prompt behind what all have in common: what a conversation is known by."""
 BYTES_PER_TOKEN = 4.0
@@ -177,7 +179,7 @@ def key_of(data: bytes | memoryview) -> int:
 
 
 class PromptLengths:
-    """How many tokens prompts have: exact for a list of token ids, else by the bytes of a token, which are learned from what
+    """How many tokens prompts have: exact for a list of token ids, unless that is very long, else by the bytes of a token, which are learned from what
     engines say.
     """
 
@@ -192,7 +194,10 @@ class PromptLengths:
 
     def tokens(self, raw: bytes | memoryview) -> int:
         """About how many a prompt has, rounded up."""
-        return bytes(raw).count(b",") + 1 if _IDS.match(raw) else -int(-len(raw) // self.bytes_per_token)
+        if not _IDS.match(raw):
+            return -int(-len(raw) // self.bytes_per_token)
+        some = bytes(memoryview(raw)[:COUNTED])
+        return (some.count(b",") + 1) * len(raw) // max(1, len(some))
 
     def learn(self, raw: bytes | memoryview, tokens: int) -> None:
         """An engine says that a prompt has so many."""
