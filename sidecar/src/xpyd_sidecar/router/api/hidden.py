@@ -188,13 +188,16 @@ def outline_fault(body: bytes, names: int = MAX_NAMES, depth: int = MAX_DEPTH) -
     begin = _OBJECT.match(body)
     if begin is None:
         return None
-    if len(body) > LONG:
-        body = bones(body)
-        begin = _OBJECT.match(body)
-        assert begin is not None, "a brace that went"
+    if len(body) > LONG:  # its beginning may say enough, before as much again is taken for its bones
+        return outline_fault(body[:LONG], names, depth) or _judge(bones(body), 1, names, depth)
+    return _judge(body, begin.end(), names, depth)
+
+
+def _judge(body: bytes, at: int, names: int, depth: int) -> HttpFault | None:
+    """See ``outline_fault``; behind the brace that begins it."""
     if depth < 1:
         return _too_deep(f"is nested more than {depth} deep")
-    at, level, more = begin.end(), 1, names
+    level, more = 1, names
     for _ in range(names + MAX_TURNS):
         skipped = (_SHALLOW if level == 1 else _BY_ROOM[min(depth - level, 3)]).match(body, at)
         assert skipped is not None  # it may be empty
