@@ -133,6 +133,7 @@ _BY_ROOM = [re.compile(rb'[^"\[\]{}]*+(?:(?:%b)[^"\[\]{}]*+)*+' % over, re.DOTAL
 LONG = 64 << 10
 """A body of more bytes is judged by its bones."""
 _FLESH = bytes(set(range(256)) - set(b'"{}[],:'))
+_NO_ESCAPE = bytes(set(_FLESH) - set(b"\\/bfnrtu"))
 COUNTED = 4 << 10
 """Bytes of a body whose marks are counted."""
 
@@ -160,10 +161,11 @@ def bones(body: bytes) -> bytes:
     """A body without what says nothing of its outline: all that its strings hold but brackets, commas and colons, and all
     blanks, numbers and words. A long one is judged by it in a quarter of the time.
 
-    Escaped backslashes go first, from the left, so that each quote which is escaped has one backslash before it. As long as it
-    is JSON there are none outside of strings.
+    Of escapes the backslashes go first, from the left, so that each quote which is escaped has one backslash before it; until
+    then all that may stand behind one stays. As long as it is JSON there are none outside of strings.
     """
-    if body.find(b"\\") >= 0:
+    body = body.translate(None, _NO_ESCAPE)
+    if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     return body.translate(None, _FLESH)
 
