@@ -97,4 +97,4 @@ async def test_what_prefill_says_that_it_had_stands_beside_what_was_believed() -
     assert "xpyd_router_prefix_actual_tokens_total 1140.0" in metrics
     predicted = re.search(r"xpyd_router_prefix_predicted_tokens_total ([0-9.]+)", metrics)
     assert predicted is not None
-    assert float(predicted[1]) == pytest.approx(2 * len(text) / 4, rel=0.01), "of the first prompt nothing was, and nothing told"
+    assert float(predicted[1]) == pytest.approx(2 * len(text) / 4, rel=0.01), "nothing of the first one"

@@ -12,8 +12,8 @@ from typing import Any, Final
 SETTINGS: Final[Mapping[str, str]] = {
     "spec.planner.scaleDownDelay": "leave it out; how long fewer must have been enough follows from spec.planner.lateCost, "
                                    "cold starts and what came of earlier removals",
-    "spec.router.affinity": "leave it out; the policy cost finds what belongs together: by prompt_cache_key, session_id, the "
-                            "header X-Session-Id, metadata.user_id or user, else by the first user message",
+    "spec.router.affinity": "leave it out; the policy cost finds what belongs together: by prompt_cache_key, session_id, "
+                            "the header X-Session-Id, metadata.user_id or user, else by the first user message",
     "spec.router.compat": "leave it out; engines of the service need nothing instead, and engines that only send the older "
                           "heartbeat (P2P and MoRIIO connectors) are served no more",
     "spec.router.policyOptions.blocks": "leave it out; the policy cost, in place of prefix_aware, has no settings",

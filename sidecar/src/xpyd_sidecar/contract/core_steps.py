@@ -27,8 +27,8 @@ class CoreSteps(msgspec.Struct, frozen=True):
 
 
 class PromptWork(msgspec.Struct, frozen=True):
-    """Tokens of prompts that an engine computes itself; those in its cache, or that come from elsewhere, left out once that is
-    known.
+    """Tokens of prompts that an engine computes itself; those in its cache, or that come from elsewhere, left out once that
+    is known.
     """
 
     queued: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -122,8 +122,8 @@ def _serves(each: FleetInstance, role: Role) -> bool:
 
 
 def _waiting(each: FleetInstance, mean: float) -> int:
-    """Prompts that wait there: by their tokens, where it tells them and the mean is known, else by requests. The one that it
-    computes does not wait.
+    """Prompts that wait there: by their tokens, where it tells them and the mean is known, else by requests. The one that
+    it computes does not wait.
     """
     if each.load.prompts is None or not mean:
         return max(0, each.load.running + each.load.waiting - 1)

@@ -161,8 +161,8 @@ def bones(body: bytes) -> bytes:
     """A body without what says nothing of its outline: all that its strings hold but brackets, commas and colons, and all
     blanks, numbers and words. A long one is judged by it in a quarter of the time.
 
-    Of escapes the backslashes go first, from the left, so that each quote which is escaped has one backslash before it; until
-    then all that may stand behind one stays. As long as it is JSON there are none outside of strings.
+    Of escapes the backslashes go first, from the left, so that each quote which is escaped has one backslash before it;
+    until then all that may stand behind one stays. As long as it is JSON there are none outside of strings.
     """
     body = body.translate(None, _NO_ESCAPE)
     if b"\\" in body:

@@ -1,13 +1,13 @@
-"""What a router can tell of a prompt without a tokenizer: keys of its prefixes, whose conversation it is, and about how many
-tokens it has.
+"""What a router can tell of a prompt without a tokenizer: keys of its prefixes, whose conversation it is, and about how
+many tokens it has.
 
     bytes   0    256   512   768   1024  1280 …  2048  2560 …      at most ``MAX_BYTES`` are read
     cuts         │     │     │     │     │       │     │           four to a doubling, from 256 KiB on one in ``STEP``
     ends       ╵              ╵                ╵                   of the last ``ENDS`` messages: there a turn is a prefix
                                                                    of the next one
 
-A key is the hash of everything before its cut, and of what is rendered into the prompt beside it: so equal keys mean an equal
-prefix, within this process alone (``hash`` is keyed anew in each). Keys of homes are the same in every router.
+A key is the hash of everything before its cut, and of what is rendered into the prompt beside it: so equal keys mean an
+equal prefix, within this process alone (``hash`` is keyed anew in each). Keys of homes are the same in every router.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class PromptPrefix(msgspec.Struct, eq=False):
         return len(self._raw)
 
     def home(self, common: int) -> int:
-        """What its conversation is known by, the same in every router: what its client calls it, else its first user message,
-        else what comes behind the first ``common`` bytes, which all prompts have.
+        """What its conversation is known by, the same in every router: what its client calls it, else its first user
+        message, else what comes behind the first ``common`` bytes, which all prompts have.
         """
         if not self._home:
             self._home = self.named or self._first_user() or key_of(
@@ -150,8 +150,7 @@ def _mark(data: bytes) -> bytes:
 
 
 def prefix_of(api: Api, fields: Mapping[str, Raw], whose: bytes, header: bytes = b"") -> PromptPrefix:
-    """Of a request with these fields. ``whose``: of which client and model. ``header``: what its head calls its conversation.
-    """
+    """Of a request with these fields. ``whose``: of which client and model. ``header``: its conversation, by its head."""
     raw = fields.get(_BODY[api], Raw(b""))
     beside = tuple([bytes(fields[name]) for name in ("model", *_BESIDE) if name in fields])
     named = header or _name(fields)
@@ -179,8 +178,8 @@ def key_of(data: bytes | memoryview) -> int:
 
 
 class PromptLengths:
-    """How many tokens prompts have: exact for a list of token ids, unless that is very long, else by the bytes of a token, which are learned from what
-    engines say.
+    """How many tokens prompts have: exact for a list of token ids, unless that is very long, else by the bytes of a token,
+    which are learned from what engines say.
     """
 
     KEEP = 0.99

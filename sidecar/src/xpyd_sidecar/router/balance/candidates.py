@@ -1,8 +1,8 @@
-"""What policies know of candidates: how loaded each is, in requests and in tokens, what is usual among them, their order by a
-key, and what they probably hold.
+"""What policies know of candidates: how loaded each is, in requests and in tokens, what is usual among them, their order
+by a key, and what they probably hold.
 
-Tokens that are queued (``backlog``): what the engine has told with its last beat, less what it has computed since, and what this
-router has sent since:
+Tokens that are queued (``backlog``): what the engine has told with its last beat, less what it has computed since, and what
+this router has sent since:
 
     max(0, told - rate * age) + sent           rate: tokens a second that it computed while some waited, by beats
 
@@ -48,9 +48,9 @@ def backlog(member: FleetMember, now: float) -> float:
     failed, prompts = UNTOLD * member.failed, member.load.prompts
     if prompts is not None:
         left = prompts.queued - member.computed_per_s * max(0.0, now - member.beat_at)
-        return (left if left > 0 else 0) + member.sent_tokens + failed
+        return (max(0, left)) + member.sent_tokens + failed
     others = member.load.running + member.load.waiting - member.in_flight_at_beat
-    return member.uncached_tokens + UNTOLD * (others if others > 0 else 0) + failed
+    return member.uncached_tokens + UNTOLD * (max(0, others)) + failed
 
 
 class Mean:

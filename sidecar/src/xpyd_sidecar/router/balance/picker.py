@@ -215,7 +215,7 @@ class Selection(Query, kw_only=True, eq=False):
     picker: Picker
     stays: bool = False
     """It goes to decode alone, which holds nearly all of it."""
-    _held: dict[InstanceName, int] = {}
+    _held: dict[InstanceName, int] = msgspec.field(default_factory=dict)
     """Bytes that those who were chosen held before."""
 
     def note(self, member: FleetMember) -> None:

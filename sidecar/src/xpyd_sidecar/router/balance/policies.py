@@ -8,7 +8,7 @@ role and able to do the work. It returns an index; it may keep state of its own,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Protocol
 
@@ -145,14 +145,14 @@ class LeastLoaded:
 class Cost:
     """Where the prompt is done soonest: least (tokens queued + tokens of it that are not held).
 
-    Of prefill, loads are tokens (``backlog``), of decode requests (``score``): a prompt of 100,000 tokens keeps the next one
-    waiting 200 times as long as one of 500, a stream does not. An instance is *free* while its load is within a bound (1.1, 1.25) of
-    the mean (consistent hashing with bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018).
+    Of prefill, loads are tokens (``backlog``), of decode requests (``score``): a prompt of 100,000 tokens keeps the next
+    one waiting 200 times as long as one of 500, a stream does not. An instance is *free* while its load is within a bound
+    of the mean (consistent hashing with bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018).
 
-    1. Nobody is believed to hold a twentieth of it, beyond what most hold: a rendezvous hash of its conversation, the first in
-       order that is free. So several routers find the same instance for what each sees for the first time.
+    1. Nobody is believed to hold a twentieth of it, beyond what most hold: a rendezvous hash of its conversation, the first
+       in order that is free. So several routers find the same instance for what each sees for the first time.
     2. Decode: who holds the most of it and is free; else as 1.
-    3. Prefill: the least cost of a few: ``HOLDERS`` that hold the most, two that are first in order, and two drawn.
+    3. Prefill: the least cost of a few: those that hold the most, two that are first in order, and two drawn.
     """
 
     holds = True
@@ -164,34 +164,32 @@ class Cost:
 
     def choose(self, query: Query, candidates: Sequence[FleetMember], partners: int = 1) -> int:  # noqa: ARG002 (as all)
         """Index of the chosen one."""
-        n, role = len(candidates), candidates[0].role
+        n, role, chance = len(candidates), candidates[0].role, self._chance
         if n == 1:
             return 0
         prefix, computes = query.prefix, role is Role.PREFILL
-        load = partial(backlog, now=query.now) if computes else score
+        load: Callable[[FleetMember], float] = partial(backlog, now=query.now) if computes else score
         mean = self._mean.of(role, candidates, load, query.tokens if computes else 1)
         most = max(FEW_TOKENS, BOUND_TOKENS * mean) if computes else max(FEW, math.ceil(BOUND * mean))
-        found, common = ([], 0) if query.holdings is None else query.holdings.holders(candidates, prefix)
+        found: list[tuple[int, int]] = []
+        common = 0  # bytes that most hold
+        if query.holdings is not None:
+            found, common = query.holdings.holders(candidates, prefix)
         enough = common + MATCHED * (len(prefix) - common)
         order = self._rendezvous.order(role, candidates, prefix.home(common))
-        if found and found[0][0] >= enough:
-            if computes:
-                return self._least(query, candidates, load, dict([(i, held) for held, i in found[:HOLDERS]]), common, order)
-            for held, index in sorted(found, key=lambda one: (-one[0], score(candidates[one[1]]))):
-                if held >= enough and score(candidates[index]) < most:
-                    return index
+        if computes and found and found[0][0] >= enough:
+            held = {index: size for size, index in found[:HOLDERS]}
+            few = dict.fromkeys((*held, next(order), next(order), int(chance() * n), int(chance() * n)))
+            each = query.tokens / len(prefix)
+            # Of equal ones it is the first: who holds it.
+            return min(few, key=lambda index: load(candidates[index]) - each * held.get(index, common))
+        for size, index in sorted(found, key=lambda one: (-one[0], score(candidates[one[1]]))):
+            if size >= enough and load(candidates[index]) < most:
+                return index
         for index in order:
             if load(candidates[index]) < most:
                 return index
         return min(range(n), key=lambda index: load(candidates[index]))
-
-    def _least(self, query: Query, candidates: Sequence[FleetMember], load: Callable[[FleetMember], float],
-               holders: Mapping[int, int], common: int, order: Iterator[int]) -> int:
-        """Of who holds the most, the first two in order, and two that are drawn. ``common``: bytes that all others hold."""
-        n, chance = len(candidates), self._chance
-        few = dict.fromkeys((*holders, next(order), next(order), int(chance() * n), int(chance() * n)))  # ties: who holds it
-        each = query.tokens / len(query.prefix)
-        return min(few, key=lambda index: load(candidates[index]) - each * holders.get(index, common))
 
 
 _POLICIES: dict[str, tuple[Callable[..., Policy], type[msgspec.Struct]]] = {

@@ -16,8 +16,8 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api.bodies import PassedBody, passed
-from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, unknown_model
+from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.paths import BodyKind, Route, RouteKind
 from xpyd_sidecar.router.api.prompt import PromptPrefix, prefix_of
