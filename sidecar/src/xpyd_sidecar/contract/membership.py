@@ -14,6 +14,7 @@ import msgspec
 
 from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.intake import Intake
 from xpyd_sidecar.contract.pair_notes import LinkWords, RefusedPeers
 
 WIRE_VERSION = 1
@@ -58,6 +59,8 @@ class Load(msgspec.Struct, frozen=True):
     """None: it does not speculate."""
     prompts: PromptWork | None = None
     """None: not known."""
+    intake: Intake | None = None
+    """What became of its prompts; None: it does not tell."""
 
 
 class Parallel(msgspec.Struct, frozen=True):
