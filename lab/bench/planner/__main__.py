@@ -27,8 +27,10 @@ from calibrate import measure_real
 from xpyd_operator.cli import report
 from xpyd_operator.plan.planner.figures import Bounds, Goals
 from xpyd_operator.simulation import study
-from xpyd_operator.simulation.engine import EngineModel, preset
-from xpyd_operator.simulation.trace import Trace, read, scaled, sinusoid
+from xpyd_operator.simulation.engine import EngineModel
+from xpyd_operator.simulation.families import sinusoid
+from xpyd_operator.simulation.hardware import preset
+from xpyd_operator.simulation.trace import Trace, read, scaled
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "bench/results/planner.json"
