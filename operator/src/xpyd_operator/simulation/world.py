@@ -65,6 +65,8 @@ class World:
         self._first = [0.0] * len(trace)
         self._begun = [0.0] * len(trace)
         """When the prefill began; then when the KV began to come."""
+        self._coming: dict[int, float] = {}
+        """Bytes by request, of those whose KV is on its way."""
         self._received: dict[int, float] = {}
         """Bytes by decode instance."""
         self._window = FiguresWindow()
@@ -196,8 +198,7 @@ class World:
         best.cache.insert(hashes)
         begins = self._begun[request] if source is not None else now
         at = max(source.carry(lacks, begins) if source is not None else now, best.expect(lacks, begins))
-        self._received[best.number] = self._received.get(best.number, 0.0) + lacks * best.model.kv_bytes
-        self._window.link_bytes += lacks * best.model.kv_bytes
+        self._coming[request] = lacks * best.model.kv_bytes
         if at > now:
             self._at(at, _CARRIED, request, best.number)
         else:
@@ -205,6 +206,9 @@ class World:
 
     def _carried(self, now: float, request: int, instance: SimulatedInstance) -> None:
         _, prompt, output, _ = self._trace[request]
+        came = self._coming.pop(request)
+        self._window.link_bytes += came
+        self._received[instance.number] = self._received.get(instance.number, 0.0) + came
         self._note_first(instance.receive(now, request, prompt, output))
         self._plan_end(instance)
 

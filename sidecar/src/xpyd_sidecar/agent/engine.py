@@ -43,7 +43,9 @@ KV_USAGE = "vllm:kv_cache_usage_perc"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 GENERATED = "vllm:generation_tokens_total"
-_SERIES = (RUNNING, WAITING, KV_USAGE, metrics.SENDS_OPEN, metrics.RECEIVES_OPEN, DRAFTED, ACCEPTED, GENERATED)
+RECEIVED = f"{metrics.LINK_BYTES}_total"
+_SERIES = (RUNNING, WAITING, KV_USAGE, metrics.SENDS_OPEN, metrics.RECEIVES_OPEN, DRAFTED, ACCEPTED, GENERATED,
+           RECEIVED)
 _SAMPLE = re.compile(rb"^(" + b"|".join(map(re.escape, (name.encode() for name in _SERIES))) + rb")(?:\{.*\})? (\S+)",
                      re.MULTILINE)
 
@@ -86,6 +88,7 @@ def parse_load(text: bytes) -> Load:
         waiting=round(sum(values[WAITING])),
         kv_usage=sum(usage) / len(usage) if usage else 0.0,
         transfers=round(sum(values[metrics.SENDS_OPEN]) + sum(values[metrics.RECEIVES_OPEN])),
+        kv_received=round(sum(values[RECEIVED])),
         drafts=Drafts(*(round(sum(values[name])) for name in (DRAFTED, ACCEPTED, GENERATED))) if values[DRAFTED] else None,
     )
 

@@ -56,6 +56,8 @@ class Load(msgspec.Struct, frozen=True):
     """KV transfers open on either side: pushed and not yet taken, or awaited."""
     drafts: Drafts | None = None
     """None: it does not speculate."""
+    kv_received: Count = 0
+    """Bytes of KV that came in over its links since its start."""
 
 
 class Parallel(msgspec.Struct, frozen=True):
