@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from xpyd_operator.errors import XpydError
 from xpyd_operator.plan.planner.figures import Bounds, Goals
-from xpyd_operator.simulation import foresight, study
+from xpyd_operator.simulation import foresight, statics, study
 from xpyd_operator.simulation.controllers import Hpa, Scheduled, Static
 from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.families import sinusoid
@@ -144,10 +144,10 @@ def test_on_a_swing_the_planner_beats_every_static_choice_of_no_more_hours() -> 
     goals = Goals(**SLO, cold_start_s=engine.cold_start)
     bounds = Bounds((1, 12), (1, 10))
     run, _ = study.planned(trace, engine, goals, bounds, (7, 3))
-    found = study.point("planner", run, goals)
-    statics = study.Statics(trace, engine, goals, bounds)
+    found = statics.point("planner", run, goals)
+    statics_ = statics.Statics(trace, engine, goals, bounds)
     total = int(found.hours / (run.ends_at / 3600))
-    rivals = [statics.of((p, total - p)) for p in range(total // 2 - 1, total // 2 + 4)]
+    rivals = [statics_.of((p, total - p)) for p in range(total // 2 - 1, total // 2 + 4)]
     assert found.attained > max(each.attained for each in rivals)
     assert found.changes_per_h <= 30
 

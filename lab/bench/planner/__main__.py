@@ -73,7 +73,8 @@ def measure(name: str, trace: Trace, model: EngineModel, *, write: bool) -> dict
     for choice_name, each in report.rivals(found).items():
         choice = choice_name.replace("+", "_")
         if each is None:
-            results |= {f"attainment_{name}_{choice}": None, f"hours_{name}_{choice}": report.cheapest(found, choice_name).hours}
+            dear = report.cheapest(found, choice_name)
+            results |= {f"attainment_{name}_{choice}": None, f"hours_{name}_{choice}": dear.hours}
             continue
         results |= {
             f"attainment_{name}_{choice}": each.attained, f"hours_{name}_{choice}": each.hours,

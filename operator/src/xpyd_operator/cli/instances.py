@@ -1,5 +1,6 @@
-"""Which engine models, bounds and rules of routers ``xpyd simulate`` plays: from its arguments, else from the document, else
-assumed, which is said."""
+"""Which engine models and rules of routers ``xpyd simulate`` plays: from its arguments, else from the document, else
+assumed, which is said.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +89,8 @@ def _of_file(name: str, service: DisaggService | None) -> Pools:
         return Pools(model, model)
     sizes = [service.spec.prefill.parallelism, service.spec.decode.parallelism]
     if sizes[0].devices != sizes[1].devices:
-        raise XpydError(f"--engine {name} has the figures of one instance, and those of prefill ({sizes[0].devices} devices) and "
-                        f"decode ({sizes[1].devices}) differ; leave it away, so that both come from data sheets")
+        raise XpydError(f"--engine {name} has the figures of one instance, and those of prefill ({sizes[0].devices} devices) "
+                        f"and decode ({sizes[1].devices}) differ; leave it away, so that both come from data sheets")
     if name in PRESETS and sizes[0].devices > 1:
         raise XpydError(f"--engine {name} is one GPU, and the document has {sizes[0].devices} per instance; give --gpu")
     return Pools(*(msgspec.structs.replace(model, gpus=each.devices, pods=each.pods) for each in sizes))

@@ -56,12 +56,12 @@ def table(found: Study, ttft_s: float, tpot_s: float) -> str:
     lines += [
         "",
         f"attained: share of requests with TTFT <= {ttft_s:g} s and TPOT <= {tpot_s * 1e3:g} ms",
-        "Of each rival: its best that costs no more than the planner. hpa: on requests per instance; law: on the service level;",
-        "threshold: on load; static and foresight know the trace beforehand, static mixes two choices over time.",
+        "Of each rival: its best that costs no more than the planner. hpa: on requests per instance; law: on the service",
+        "level; threshold: on load; static and foresight know the trace beforehand, static mixes two choices over time.",
         "",
         "Without a planner, from the cheapest to the best:",
-        f"{'':14} {'GPUs':>5} {'GPU-hours':>9} {'attained':>9} {'into a decode':>14} {'1P dead':>8} {'1D dead':>8}"
-        "  the same GPUs as plain engines",
+        (f"{'':14} {'GPUs':>5} {'GPU-hours':>9} {'attained':>9} {'into a decode':>14} {'1P dead':>8} {'1D dead':>8}"
+         "  the same GPUs as plain engines"),
     ]
     for row in found.frontier:
         plain = f"{row.plain}: {row.plain_attained:.2%}" if row.plain else "too few"
@@ -92,7 +92,7 @@ def as_json(found: Study) -> dict[str, Any]:
 
 
 def picture(title: str, found: Study, ttft_s: float, tpot_s: float) -> str:
-    """Counts and queue of the planner over time; TTFT, TPOT and what was attained beside the best HPA and foresight at equal hours."""
+    """Counts and queue of the planner over time; TTFT, TPOT and what was attained beside HPA and foresight."""
     run = found.planner_run
     marks = [(mark.at / 60, mark) for mark in run.marks]
     shown = rivals(found)

@@ -39,21 +39,21 @@ def add_parser(subparsers: Any) -> None:
         "fixed counts, plain engines and perfect foresight, compared at equal GPU-hours.",
         epilog="Exit codes: 0 done, 2 trace, document or model are wrong.",
     )
-    parser.add_argument("trace", help="CSV or JSON lines, .gz too; or a family of traffic with options, as square:period=18m: "
+    parser.add_argument("trace", help="CSV or JSON lines, .gz too; or a family of traffic, as square:period=18m: "
                         f"{', '.join(families.DEFAULTS)}")
-    parser.add_argument("-f", "--file", metavar="FILE", help="a DisaggService: its model and sizes, bounds, routers and goals")
+    parser.add_argument("-f", "--file", metavar="FILE", help="a DisaggService: model and sizes, bounds, routers, goals")
     parser.add_argument("--ttft", metavar="DURATION", help="goal for TTFT p95 (default: the document's, else 3s)")
     parser.add_argument("--tpot", metavar="DURATION", help="goal for TPOT p95 (default: the document's, else 60ms)")
-    parser.add_argument("--model", metavar="NAME", help=f"{', '.join(MODELS)}, each with -fp8 too, or its hub id (default: the "
-                        "document's, else qwen3-8b)")
-    parser.add_argument("--gpu", metavar="NAME", help=f"{', '.join(GPUS)} (default: the document's node selector, else h200)")
-    parser.add_argument("--tp", metavar="N[,N]", help="tensor-parallel size, of prefill and decode (default: the document's, "
-                        "else 1)")
+    parser.add_argument("--model", metavar="NAME", help=f"{', '.join(MODELS)}, each with -fp8 too, or a hub id (default: "
+                        "the document's, else qwen3-8b)")
+    parser.add_argument("--gpu", metavar="NAME", help=f"{', '.join(GPUS)} (default: the document's node selector, or h200)")
+    parser.add_argument("--tp", metavar="N[,N]", help="tensor-parallel size, of prefill and decode (default: the "
+                        "document's, else 1)")
     parser.add_argument("--link", metavar="RATE", help="out of and into an instance, as 100Gb or 12.5GB (default 200Gb)")
     parser.add_argument("--engine", metavar="MODEL", help=f"in their place: {', '.join(PRESETS)}, or a JSON file with the "
                         "figures of an instance")
     parser.add_argument("--load", type=positive, default=1.0, metavar="F", help="F times the requests (default 1)")
-    parser.add_argument("--time-unit", choices=tuple(UNITS), help="of numbers that are times (default: s in CSV, ms in JSON)")
+    parser.add_argument("--time-unit", choices=tuple(UNITS), help="of times that are numbers (default: s; ms in JSON)")
     parser.add_argument("--cold-start", metavar="DURATION", help="until a new instance serves, or between two, as 2m..5m "
                         "(default: 3m)")
     parser.add_argument("--max", type=int, default=16, metavar="N", help="most of a role, without -f (default 16)")
@@ -107,9 +107,9 @@ def _check_length(name: str, trace: Trace, goals: Goals) -> None:
     least = LONG * (patience + goals.cold_start_s)
     if trace[-1].at < least:
         raise XpydError(
-            f"{name}: {len(trace)} requests in {trace[-1].at / 60:.1f} minutes are too short for a planner, whose first removal "
-            f"takes {patience / 60:.1f} and a start {goals.cold_start_s / 60:.1f}: give at least {least / 60:.1f} minutes, or a "
-            "shorter --cold-start")
+            f"{name}: {len(trace)} requests in {trace[-1].at / 60:.1f} minutes are too short for a planner, whose first "
+            f"removal takes {patience / 60:.1f} and a start {goals.cold_start_s / 60:.1f}: give at least {least / 60:.1f} minutes, "
+            "or a shorter --cold-start")
 
 
 def _cached(cached: int, computed: int, trace: Trace) -> str:

@@ -1,5 +1,6 @@
-"""Who decides on counts in a simulation: nobody, xpyd's planner, rivals (Kubernetes' HPA, a control law on the service level,
-a threshold of load), or a schedule made beforehand."""
+"""Who decides on counts in a simulation: nobody, xpyd's planner, rivals (Kubernetes' HPA, a control law on the service
+level, a threshold of load), or a schedule made beforehand.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ class ControlLaw:
             self._smooth[role] = (self._smooth[role] + ratio) / 2
             count = look.counts[role]
             ratio = self._smooth[role]
-            wanted = count if abs(ratio - 1) <= 0.1 else math.ceil(count * ratio) if ratio > 1 else math.floor(count * ratio)
+            rounded = math.ceil(count * ratio) if ratio > 1 else math.floor(count * ratio)
+            wanted = count if abs(ratio - 1) <= 0.1 else rounded
             found.append(_held(self._seen[role], look.now, self.HOLD_S, count, max(1, wanted)))
         return _fitting(found[0], found[1], look.counts, self.bounds)
 

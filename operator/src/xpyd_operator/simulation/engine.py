@@ -1,7 +1,7 @@
 """What one instance can do: the engine model of the simulation.
 
-    prefill     start + (L - c) / rate + (L² - c²) * quadratic  seconds for a prompt of L tokens, c of them in the prefix cache,
-                                                                one prompt after the other
+    prefill     start + (L - c) / rate + (L² - c²) * quadratic  seconds for a prompt of L tokens, c of them in the prefix
+                                                                cache, one prompt after the other
     decode      base + n * per_request + kv * per_token         seconds of a step for n requests with kv tokens of KV
     both        max(base, prefill of the chunk) + n * per_request + kv * per_token
                                                                 seconds of a step that computes a chunk of prompts besides:
@@ -10,8 +10,8 @@
     link        L * kv_bytes / link                             seconds that it takes the links of both instances, one
                                                                 prompt after the other, from the prefill's beginning on
 
-In a prefill instance chunks of several prompts take as long in all as one prompt after the other; that they share the engine
-is left out. A request is admitted to decode while there is room for its whole context.
+In a prefill instance chunks of several prompts take as long in all as one prompt after the other; that they share the
+engine is left out. A request is admitted to decode while there is room for its whole context.
 
 ``hardware`` derives models from data sheets.
 """

@@ -1,7 +1,7 @@
 """Families of traffic, each with a seed: loads that stay, swing, rise, jump, pause, and change their lengths.
 
     flat       Poisson arrivals with heavy-tailed prompts
-    agents     sessions whose prompts grow turn by turn; each has the beginning of the one before it, which is told by hashes
+    agents     sessions whose prompts grow turn by turn; each begins with the one before it, which is told by hashes
     diurnal    from low to high and back, as a cosine; ``period``
     sinusoid   lengths that swing against each other, from prefill-heavy to decode-heavy and back; ``period``
     onoff      bursts and pauses of exponential lengths, ``period`` for both on average
@@ -65,8 +65,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of prompts: standard deviation over mean."""
 
     def __post_init__(self) -> None:
-        for name, most in (("hours", 168.0), ("rate", 10_000.0), ("times", 1000.0), ("period", 1e6), ("prompt", LONGEST_PROMPT),
-                           ("output", LONGEST_PROMPT), ("share", 0.99)):
+        for name, most in (("hours", 168.0), ("rate", 10_000.0), ("times", 1000.0), ("period", 1e6), ("share", 0.99),
+                           ("prompt", LONGEST_PROMPT), ("output", LONGEST_PROMPT)):
             value = getattr(self, name)
             if value is not None and not 0 < value <= most:
                 raise XpydError(f"{name} must be above 0 and at most {most:g}, not {value:g}")
@@ -140,7 +140,12 @@ def made(text: str, seed: int) -> Trace:
         prompt = lambda at: 1.5 * shape.prompt if at < length / 2 else 0.3 * shape.prompt  # noqa: E731
         output = lambda at: 0.6 * shape.output if at < length / 2 else 4.8 * shape.output  # noqa: E731
     level = _level(name, shape, length, draw)
-    return list(_thinned(draw, length, shape.rate * shape.times, level, prompt, output, shape.spread))
+    return list(_thinned(draw, shape, level, prompt, output))
+
+
+def period_of(shape: Shape, draw: Random) -> float:
+    """Seconds: as given, or evenly by logarithm between one and forty minutes."""
+    return shape.period or SHORTEST_S * (LONGEST_S / SHORTEST_S) ** draw.random()
 
 
 def _level(name: str, shape: Shape, length: float, draw: Random) -> Rate:
@@ -155,9 +160,9 @@ def _level(name: str, shape: Shape, length: float, draw: Random) -> Rate:
     if name == "spike":
         begin = (shape.phase or 0.0) * length
         return lambda at: high if begin <= at < begin + SPIKE_S else low
-    period = shape.period or SHORTEST_S * (LONGEST_S / SHORTEST_S) ** draw.random()
+    period = period_of(shape, draw)
     if name == "onoff":
-        return _bursts(low, high, period, shape.share, length, draw)
+        return _bursts((low, high), (period * (1 - shape.share), period * shape.share), length, draw)
     shift = period * (draw.random() if shape.phase is None and name == "square" else shape.phase or 0.0)
     if name == "diurnal":
         return lambda at: low + (high - low) * (1 - math.cos(2 * math.pi * (at + shift) / period)) / 2
@@ -166,11 +171,11 @@ def _level(name: str, shape: Shape, length: float, draw: Random) -> Rate:
     return lambda at: high if (at + shift) % period >= (1 - shape.share) * period else low
 
 
-def _bursts(low: float, high: float, period: float, share: float, length: float, draw: Random) -> Rate:
+def _bursts(levels: tuple[float, float], means: tuple[float, float], length: float, draw: Random) -> Rate:
     ends: list[float] = []
     at, on = 0.0, False
     while at < length:
-        at += draw.expovariate(1 / (period * (share if on else 1 - share)))
+        at += draw.expovariate(1 / means[on])
         ends.append(at)
         on = not on
     state = [0]
@@ -178,16 +183,17 @@ def _bursts(low: float, high: float, period: float, share: float, length: float,
     def level(when: float) -> float:
         while ends[state[0]] <= when:
             state[0] += 1
-        return high if state[0] % 2 else low
+        return levels[state[0] % 2]
 
     return level
 
 
 def _thinned(
-    draw: Random, length: float, most: float, level: Rate, prompt: Rate, output: Rate, spread: float
+    draw: Random, shape: Shape, level: Rate, prompt: Rate, output: Rate
 ) -> Iterator[Arrival]:
     """Poisson arrivals, log-normal prompts, exponential answers (Lewis and Shedler 1979)."""
-    deviation = math.sqrt(math.log1p(spread * spread))
+    deviation = math.sqrt(math.log1p(shape.spread * shape.spread))
+    length, most = shape.hours * 3600, shape.rate * shape.times
     at = 0.0
     while (at := at + draw.expovariate(most)) < length:
         if draw.random() * most > level(at):

@@ -46,7 +46,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def tables(
-    trace: Trace, engines: Engines, ttft_s: float, tpot_s: float, ranges: tuple[Pair, Pair],
+    trace: Trace, engines: Engines, ttft_s: float, tpot_s: float, ranges: tuple[Pair, Pair], *,
     rules: RouterRules | None = None,
 ) -> tuple[Table, Table]:
     """What each count of each role would miss, window by window; ``ranges`` are the least and the most of each role."""
@@ -91,7 +91,8 @@ def schedule(both: tuple[Table, Table], engines: Engines, price: float, bounds: 
     came: list[dict[Pair, Pair]] = []
     for index in range(len(prefill.misses)):
         local = {
-            (p, d): prefill.misses[index][p - prefill.low] + decode.misses[index][d - decode.low] + hour * (p * dear[0] + d * dear[1])
+            (p, d): prefill.misses[index][p - prefill.low] + decode.misses[index][d - decode.low]
+            + hour * (p * dear[0] + d * dear[1])
             for p, d in states
         }
         after: dict[Pair, float] = {}
@@ -104,7 +105,8 @@ def schedule(both: tuple[Table, Table], engines: Engines, price: float, bounds: 
                     if cost is None:
                         continue
                     if (a, b) != (p, d):
-                        cost += CHANGE + cold * max(0, (p - a) * dear[0] + (d - b) * dear[1])
+                        more = (p - a) * dear[0] + (d - b) * dear[1]
+                        cost += CHANGE + cold * max(0, more)
                     if cost < least:
                         least, whence = cost, (a, b)
             after[p, d] = least + local[p, d]

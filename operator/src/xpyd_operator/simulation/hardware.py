@@ -1,15 +1,16 @@
 """Engine models from data sheets: which model on which GPU, with which tensor-parallel size and link.
 
-A step reads all weights and the KV once; prefill is bound by arithmetic (two operations per weight and token; attention adds
-two per layer, hidden size and pair of tokens, halved by the causal mask, for scores and values each). Of a mixture of experts
-a token multiplies with the active weights, while a batch reads all. With t devices arithmetic, memory and its bandwidth are t
-times as much, and each layer has two all-reduces: 2 (t - 1) / t of the activations pass each device, and each takes at least
-``ALL_REDUCE_S``. Nothing here was measured: ``COMPUTE`` and ``BANDWIDTH`` are what kernels usually reach.
+A step reads all weights and the KV once; prefill is bound by arithmetic (two operations per weight and token; attention
+adds two per layer, hidden size and pair of tokens, halved by the causal mask, for scores and values each). Of a mixture
+of experts a token multiplies with the active weights, while a batch reads all. With t devices arithmetic, memory and its
+bandwidth are t times as much, and each layer has two all-reduces: 2 (t - 1) / t of the activations pass each device, and
+each takes at least ``ALL_REDUCE_S``. Nothing here was measured: ``COMPUTE`` and ``BANDWIDTH`` are what kernels usually
+reach.
 
 GPUs: the data sheets of their makers, dense figures of one device (SXM or OAM where there are several forms): NVIDIA A100
-(80 GB), H100, H200, H20, L40S, L4, HGX B200 / 8; AMD Instinct MI300X. ``peer``: bytes a second to the other devices, one way
-(NVLink, Infinity Fabric, or PCIe 4.0 x16). Models: config.json of each on the hub (layers, heads times head size, KV heads),
-parameters of its model card.
+(80 GB), H100, H200, H20, L40S, L4, HGX B200 / 8; AMD Instinct MI300X. ``peer``: bytes a second to the other devices, one
+way (NVLink, Infinity Fabric, or PCIe 4.0 x16). Models: config.json of each on the hub (layers, heads times head size, KV
+heads), parameters of its model card.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class _Prompt:
 class SimulatedInstance:
     """Its role, its state, and what it works on."""
 
-    __slots__ = ("arriving", "backlog", "batch", "born", "cache", "count", "free_at", "gone", "kv", "link_at", "model", "now",
-                 "number", "prompts", "reserved", "role", "state", "step_at", "steps", "to", "version", "waiting")
+    __slots__ = ("arriving", "backlog", "batch", "born", "cache", "count", "free_at", "gone", "kv", "link_at", "model",
+                 "now", "number", "prompts", "reserved", "role", "state", "step_at", "steps", "to", "version", "waiting")
 
     def __init__(self, model: EngineModel, role: int, born: float, number: int) -> None:
         self.model = model

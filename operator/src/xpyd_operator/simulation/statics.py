@@ -8,7 +8,7 @@ import msgspec
 
 from xpyd_operator.plan.planner.figures import Bounds, Goals
 from xpyd_operator.simulation.controllers import Static
-from xpyd_operator.simulation.engine import Engines, EngineModel, pools_of
+from xpyd_operator.simulation.engine import EngineModel, Engines, pools_of
 from xpyd_operator.simulation.outcome import Pair, Run, p95
 from xpyd_operator.simulation.rules import RouterRules
 from xpyd_operator.simulation.trace import Trace
@@ -75,7 +75,8 @@ class Statics:
     """Each simulated once."""
 
     def __init__(
-        self, trace: Trace, engines: Engines, goals: Goals, bounds: Bounds, *, rules: RouterRules | None = None, seed: int = 1
+        self, trace: Trace, engines: Engines, goals: Goals, bounds: Bounds, *, rules: RouterRules | None = None,
+        seed: int = 1,
     ) -> None:
         self.trace, self.pools, self.goals, self.bounds = trace, pools_of(engines), goals, bounds
         self.rules, self.seed = rules, seed
@@ -120,7 +121,8 @@ class Statics:
         found = []
         for prefill in range(low, min(high, total // each[0]) + 1):
             decode, rest = divmod(total - prefill * each[0], each[1])
-            if not rest and least <= decode <= most and (self.bounds.total is None or prefill + decode <= self.bounds.total):
+            fits = self.bounds.total is None or prefill + decode <= self.bounds.total
+            if not rest and least <= decode <= most and fits:
                 found.append((prefill, decode))
         return found
 

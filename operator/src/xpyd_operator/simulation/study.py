@@ -111,8 +111,10 @@ def study(
     switching = goals.switching
     law = [play.of("law", ControlLaw(target, goals, bounds, switching=switching), f"target {target:g}")
            for target in LAW_TARGETS]
-    threshold = [play.of("threshold", LoadThreshold(level, batch, goals, bounds, switching=switching), f"threshold {level:g}")
-                 for level in THRESHOLDS]
+    threshold = [
+        play.of("threshold", LoadThreshold(level, batch, goals, bounds, switching=switching), f"threshold {level:g}")
+        for level in THRESHOLDS
+    ]
     tell("perfect foresight")
     seen = [(mark.prefill, mark.decode) for mark in run.marks] + [start]
     ranges = (
@@ -120,7 +122,7 @@ def study(
         _around([each[1] for each in seen], bounds.decode),
     )
     ttft, tpot = limits(goals)
-    both = foresight.tables(trace, engines, ttft, tpot, ranges, rules)
+    both = foresight.tables(trace, engines, ttft, tpot, ranges, rules=rules)
     known: list[tuple[Point, Run]] = []
     for price in THOROUGH_PRICES if thorough else PRICES:
         replayed = foresight.replay(trace, engines, foresight.schedule(both, engines, price, bounds), rules, seed=seed)

@@ -78,8 +78,8 @@ def read(lines: Iterable[str], source: str, unit: Unit | None = None) -> Trace:
         if not found:
             start = one.at
         elif one.at - start < found[-1].at:
-            raise XpydError(f"{source}:{number}: its time is {found[-1].at + start - one.at:g} s before that of the request "
-                            "before it; sort the lines by time")
+            raise XpydError(f"{source}:{number}: its time is {found[-1].at + start - one.at:g} s before that of the "
+                            "request before it; sort the lines by time")
         found.append(one._replace(at=one.at - start))
     if not found:
         raise XpydError(f"{source}: no requests")
@@ -97,10 +97,10 @@ def _check_unit(found: Trace, where: str, taken: Unit) -> None:
     if dense or length > SPARSE_S * count:
         right: Unit = "s" if dense and taken == "ms" else "ms" if taken == "s" and not dense else "us"
         if dense and taken == "s":
-            raise XpydError(f"{where}: {count} requests in {length:.3g} s: times in CSV are seconds; write them in seconds, or "
-                            "say --time-unit s if they are")
-        raise XpydError(f"{where}: {count} requests in {length:.3g} s: times are taken for {taken}; say --time-unit {right}, or "
-                        f"--time-unit {taken} if they are")
+            raise XpydError(f"{where}: {count} requests in {length:.3g} s: times in CSV are seconds; write them in seconds, "
+                            "or say --time-unit s if they are")
+        raise XpydError(f"{where}: {count} requests in {length:.3g} s: times are taken for {taken}; say --time-unit {right}, "
+                        f"or --time-unit {taken} if they are")
 
 
 def _is_header(text: str) -> bool:
@@ -124,16 +124,16 @@ def _checked(parse: Callable[[str, Unit | None], Arrival], line: str, unit: Unit
     if not math.isfinite(one.at) or one.prompt < 1 or one.output < 1:
         raise XpydError(f"{where}: time {one.at}, prompt {one.prompt}, output {one.output}: lengths must be at least 1")
     if one.hashes and len(one.hashes) != -(-one.prompt // BLOCK):
-        raise XpydError(f"{where}: {len(one.hashes)} hash_ids for {one.prompt} prompt tokens; blocks have {BLOCK} tokens, so "
-                        f"{-(-one.prompt // BLOCK)} are right")
+        raise XpydError(f"{where}: {len(one.hashes)} hash_ids for {one.prompt} prompt tokens; blocks have {BLOCK} tokens, "
+                        f"so {-(-one.prompt // BLOCK)} are right")
     return one
 
 
 def _json(line: str, unit: Unit | None) -> Arrival:
     row = json.loads(line)
     hashes = tuple(int(each) for each in row.get("hash_ids") or ())
-    return Arrival(float(row["timestamp"]) * UNITS[unit or "ms"], int(row["input_length"]), max(1, int(row["output_length"])),
-                   hashes)
+    at = float(row["timestamp"]) * UNITS[unit or "ms"]
+    return Arrival(at, int(row["input_length"]), max(1, int(row["output_length"])), hashes)
 
 
 def _csv(line: str, unit: Unit | None) -> Arrival:

@@ -8,13 +8,13 @@
                     └────▶ decode instance, which computes the prompt beside its batch: short prompts, and all of them where
                            no prefill instance serves. A fleet of plain engines is one without prefill.
 
-KV is sent while the prompt is computed, so the links take a prompt from the beginning of its prefill on: where they are not
-used up they add nothing. What decode has cached is not sent. Who waits in the queue for too long is refused, as is who finds
-it full (``RouterRules``).
+KV is sent while the prompt is computed, so the links take a prompt from the beginning of its prefill on: where they are
+not used up they add nothing. What decode has cached is not sent. Who waits in the queue for too long is refused, as is
+who finds it full (``RouterRules``).
 
-A controller is asked every interval what counts it wants. Devices cost from the creation of their instance to its end, cold
-start and drain included. Starts vary and fail as the engine model says; nothing else is random: the same trace and seed give
-the same outcome.
+A controller is asked every interval what counts it wants. Devices cost from the creation of their instance to its end,
+cold start and drain included. Starts vary and fail as the engine model says; nothing else is random: the same trace and
+seed give the same outcome.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ LATE_S = 3.0
 TAIL_S = 900.0
 """After the last arrival the fleet runs on so long at most; what is not answered then counts as missed."""
 BOUND = 1.25
-"""Whoever computes prompts beside a batch has at most so many times the mean of requests, and one more: of these the one that
-is through with the prompt first is taken (consistent hashing with bounded loads, Mirrokni et al. 2018, has the same bound)."""
+"""Whoever computes prompts beside a batch has at most so many times the mean of requests, and one more: of these the one
+that is through with the prompt first is taken (consistent hashing with bounded loads, Mirrokni et al. 2018, has the same
+bound)."""
 _HANDED, _END, _BORN, _SAMPLE, _ASK, _CARRIED = 0, 1, 2, 3, 4, 5
 
 
@@ -293,7 +294,8 @@ class World:
 
 def _through_first(ready: list[SimulatedInstance], now: float, prompt: int, hashes: Hashes) -> SimulatedInstance | None:
     """The prefill instance that is through with a prompt first, of equals the one that is idle for longest; None where all
-    have enough to do."""
+    have enough to do.
+    """
     best: SimulatedInstance | None = None
     least = (math.inf, math.inf)
     for each in ready:

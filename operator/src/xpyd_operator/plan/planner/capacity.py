@@ -10,7 +10,7 @@ tokens of each request, 1 without speculation: TPOT is (a + b n) / m. The line i
 line outlasts a change of what drafts are worth, and m is followed as fast as lengths are.
 
 Link: bytes a second of one instance, of prefill's or of decode's, whichever are fewer, as seen while KV waited for it. It
-waits for the link where requests wait at decode though their hand-over takes long and there is room for KV; else it waits for
+waits for the link where requests wait at decode, their hand-over takes long, and there is room for KV; else it waits for
 room. What a token weighs is what came in over what prefill read, so tokens that decode has cached count for nothing.
 """
 
@@ -80,8 +80,10 @@ class Capacity(msgspec.Struct, frozen=True):
         carried = figures.link_bytes / figures.over_s / max(1, min(figures.prefill.ready, decode.ready))
         if link_waits:
             link = max(carried, 0.5 * self.link)
-        else:  # a link is what it is: it is forgotten slowly, and what it carries it can carry
-            link = max(self.link / keep**SLOW, carried) if self.link else 0.0
+        elif self.link:  # a link is what it is: it is forgotten slowly, and what it carries it can carry
+            link = max(self.link / keep**SLOW, carried)
+        else:
+            link = 0.0
         return Capacity(
             tokens=keep * self.tokens + (done if figures.prefill.busy > 0 else 0.0),
             busy_s=keep * self.busy_s + figures.prefill.busy * figures.over_s,
