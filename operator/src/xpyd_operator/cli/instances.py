@@ -89,8 +89,8 @@ def _of_file(name: str, service: DisaggService | None) -> Pools:
         return Pools(model, model)
     sizes = [service.spec.prefill.parallelism, service.spec.decode.parallelism]
     if sizes[0].devices != sizes[1].devices:
-        raise XpydError(f"--engine {name} has the figures of one instance, and those of prefill ({sizes[0].devices} devices) "
-                        f"and decode ({sizes[1].devices}) differ; leave it away, so that both come from data sheets")
+        raise XpydError(f"--engine {name} has the figures of one instance, and those of prefill ({sizes[0].devices} "
+                        f"devices) and decode ({sizes[1].devices}) differ; without it both come from data sheets")
     if name in PRESETS and sizes[0].devices > 1:
         raise XpydError(f"--engine {name} is one GPU, and the document has {sizes[0].devices} per instance; give --gpu")
     return Pools(*(msgspec.structs.replace(model, gpus=each.devices, pods=each.pods) for each in sizes))

@@ -108,8 +108,8 @@ def _check_length(name: str, trace: Trace, goals: Goals) -> None:
     if trace[-1].at < least:
         raise XpydError(
             f"{name}: {len(trace)} requests in {trace[-1].at / 60:.1f} minutes are too short for a planner, whose first "
-            f"removal takes {patience / 60:.1f} and a start {goals.cold_start_s / 60:.1f}: give at least {least / 60:.1f} minutes, "
-            "or a shorter --cold-start")
+            f"removal takes {patience / 60:.1f} and a start {goals.cold_start_s / 60:.1f}: give at least {least / 60:.1f} "
+            "minutes, or a shorter --cold-start")
 
 
 def _cached(cached: int, computed: int, trace: Trace) -> str:

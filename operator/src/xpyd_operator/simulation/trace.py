@@ -97,10 +97,10 @@ def _check_unit(found: Trace, where: str, taken: Unit) -> None:
     if dense or length > SPARSE_S * count:
         right: Unit = "s" if dense and taken == "ms" else "ms" if taken == "s" and not dense else "us"
         if dense and taken == "s":
-            raise XpydError(f"{where}: {count} requests in {length:.3g} s: times in CSV are seconds; write them in seconds, "
-                            "or say --time-unit s if they are")
-        raise XpydError(f"{where}: {count} requests in {length:.3g} s: times are taken for {taken}; say --time-unit {right}, "
-                        f"or --time-unit {taken} if they are")
+            raise XpydError(f"{where}: {count} requests in {length:.3g} s: times in CSV are seconds; write them in "
+                            "seconds, or say --time-unit s if they are")
+        raise XpydError(f"{where}: {count} requests in {length:.3g} s: times are taken for {taken}; say --time-unit "
+                        f"{right}, or --time-unit {taken} if they are")
 
 
 def _is_header(text: str) -> bool:
