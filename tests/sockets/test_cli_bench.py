@@ -222,7 +222,7 @@ def test_what_a_document_says_of_an_instance_is_simulated_or_refused(tmp_path: P
     assert (found.pools.prefill.gpus, found.pools.prefill.pods, found.pools.decode.gpus) == (4, 2, 1)
     assert "h100 and h200 (assumed; --gpu)" in found.words
     assert not found.pools.are_alike
-    with pytest.raises(XpydError, match=r"decode.parallelism.data is 2, which is not simulated; write 1, and so many times"):
+    with pytest.raises(XpydError, match=r"decode.parallelism.data is 2, which is not simulated; write 1, and so many"):
         of(SERVICE.replace("decode: {", "decode: {parallelism: {data: 2}, "))
     with pytest.raises(XpydError, match=r"those of prefill .4 devices. and decode .1. differ"):
         of(four, engine="h200-8b")

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from random import Random
 
 import pytest
 
 from xpyd_operator.errors import XpydError
 from xpyd_operator.simulation import families
+from xpyd_operator.simulation.chance import Chance
 from xpyd_operator.simulation.families import made
 from xpyd_operator.simulation.hardware import GPUS, MODELS, PRESETS, gpu_of, model_of, roofline
 from xpyd_operator.simulation.prefix import BLOCK
@@ -60,6 +60,19 @@ def test_hashes_of_a_trace_are_kept() -> None:
 # ---- families
 
 
+def test_chance_is_even_exponential_and_normal_and_the_same_for_a_seed() -> None:
+    one, again, other = Chance(7), Chance(7), Chance(8)
+    drawn = [one.random() for _ in range(4000)]
+    assert drawn == [again.random() for _ in range(4000)]
+    assert drawn != [other.random() for _ in range(4000)]
+    assert all(0 <= each < 1 for each in drawn)
+    for part in range(10):
+        assert sum(part <= 10 * each < part + 1 for each in drawn) == pytest.approx(400, rel=0.2)
+    waits, sizes = [one.exponential(3.0) for _ in range(4000)], [one.normal() for _ in range(4000)]
+    assert (statistics.mean(waits), statistics.pstdev(waits)) == (pytest.approx(3, rel=0.1), pytest.approx(3, rel=0.1))
+    assert (statistics.mean(sizes), statistics.pstdev(sizes)) == (pytest.approx(0, abs=0.06), pytest.approx(1, rel=0.05))
+
+
 def per_s(trace: Trace, begin: float, end: float) -> float:
     return sum(begin <= each.at < end for each in trace) / (end - begin)
 
@@ -86,7 +99,7 @@ def test_square_waves_have_the_period_and_the_phase_that_are_asked_for() -> None
 
 
 def test_periods_of_square_waves_are_drawn_from_one_to_forty_minutes() -> None:
-    draw, shape = Random(1), families.DEFAULTS["square"]
+    draw, shape = Chance(1), families.DEFAULTS["square"]
     drawn = sorted(families.period_of(shape, draw) for _ in range(600))
     assert 60 <= drawn[0] < 70
     assert 2000 < drawn[-1] <= 2400

@@ -21,12 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import count
-from random import Random
 
 import msgspec
 
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.errors import XpydError
+from xpyd_operator.simulation.chance import Chance
 from xpyd_operator.simulation.prefix import BLOCK
 from xpyd_operator.simulation.trace import MOST, Arrival, Draw, Trace
 
@@ -128,7 +128,7 @@ def made(text: str, seed: int) -> Trace:
         XpydError: as ``shape_of``.
     """
     name, shape = shape_of(text)
-    draw = Random(seed)
+    draw = Chance(seed)
     if name == "agents":
         return _agents(shape, draw)
     if name == "sinusoid":
@@ -143,12 +143,12 @@ def made(text: str, seed: int) -> Trace:
     return list(_thinned(draw, shape, level, prompt, output))
 
 
-def period_of(shape: Shape, draw: Random) -> float:
+def period_of(shape: Shape, draw: Chance) -> float:
     """Seconds: as given, or evenly by logarithm between one and forty minutes."""
     return shape.period or SHORTEST_S * (LONGEST_S / SHORTEST_S) ** draw.random()
 
 
-def _level(name: str, shape: Shape, length: float, draw: Random) -> Rate:
+def _level(name: str, shape: Shape, length: float, draw: Chance) -> Rate:
     """Requests a second over time."""
     low, high = shape.rate, shape.rate * shape.times
     if name in {"flat", "mix"}:
@@ -171,11 +171,11 @@ def _level(name: str, shape: Shape, length: float, draw: Random) -> Rate:
     return lambda at: high if (at + shift) % period >= (1 - shape.share) * period else low
 
 
-def _bursts(levels: tuple[float, float], means: tuple[float, float], length: float, draw: Random) -> Rate:
+def _bursts(levels: tuple[float, float], means: tuple[float, float], length: float, draw: Chance) -> Rate:
     ends: list[float] = []
     at, on = 0.0, False
     while at < length:
-        at += draw.expovariate(1 / means[on])
+        at += draw.exponential(means[on])
         ends.append(at)
         on = not on
     state = [0]
@@ -189,21 +189,21 @@ def _bursts(levels: tuple[float, float], means: tuple[float, float], length: flo
 
 
 def _thinned(
-    draw: Random, shape: Shape, level: Rate, prompt: Rate, output: Rate
+    draw: Chance, shape: Shape, level: Rate, prompt: Rate, output: Rate
 ) -> Iterator[Arrival]:
     """Poisson arrivals, log-normal prompts, exponential answers (Lewis and Shedler 1979)."""
     deviation = math.sqrt(math.log1p(shape.spread * shape.spread))
     length, most = shape.hours * 3600, shape.rate * shape.times
     at = 0.0
-    while (at := at + draw.expovariate(most)) < length:
+    while (at := at + draw.exponential(1 / most)) < length:
         if draw.random() * most > level(at):
             continue
-        tokens = prompt(at) * math.exp(deviation * draw.gauss(0, 1) - deviation * deviation / 2)
-        answer = output(at) * min(MOST_OUTPUT, max(0.05, draw.expovariate(1.0)))
+        tokens = prompt(at) * math.exp(deviation * draw.normal() - deviation * deviation / 2)
+        answer = output(at) * min(MOST_OUTPUT, max(0.05, draw.exponential(1.0)))
         yield Arrival(at, max(8, min(LONGEST_PROMPT, int(tokens))), max(2, int(answer)))
 
 
-def _agents(shape: Shape, draw: Random) -> Trace:
+def _agents(shape: Shape, draw: Chance) -> Trace:
     """Sessions with Poisson beginnings; each turn's prompt is the one before it with its answer and what a tool said."""
     length, found = shape.hours * 3600, []
     fresh = count(SYSTEM_BLOCKS)
@@ -211,7 +211,7 @@ def _agents(shape: Shape, draw: Random) -> Trace:
     # So that prompts are ``prompt`` long on average: turn k of about 2 TURNS / 2 has grown k times.
     grows = max(BLOCK / 4, shape.prompt / (TURNS + 2))
     at = -TURNS * THINK_S
-    while (at := at + draw.expovariate(shape.rate / TURNS)) < length:
+    while (at := at + draw.exponential(TURNS / shape.rate)) < length:
         when, tokens, hashes = at, SYSTEM_BLOCKS * BLOCK + int(2 * grows * draw.random()) + 8, system
         while when < length:
             tokens = min(LONGEST_PROMPT, tokens)
@@ -219,13 +219,13 @@ def _agents(shape: Shape, draw: Random) -> Trace:
             # The last block was not full: with more in it it is another one.
             kept = hashes[: max(SYSTEM_BLOCKS, len(hashes) - 1)]
             hashes = (*kept, *(next(fresh) for _ in range(blocks - len(kept))))
-            answer = max(2, int(shape.output * min(MOST_OUTPUT, max(0.05, draw.expovariate(1.0)))))
+            answer = max(2, int(shape.output * min(MOST_OUTPUT, max(0.05, draw.exponential(1.0)))))
             if when >= 0:
                 found.append(Arrival(when, tokens, answer, hashes))
             if tokens >= LONGEST_PROMPT or draw.random() < 1 / TURNS:
                 break
-            tokens += answer + int(grows * draw.expovariate(1.0))
-            when += THINK_S * draw.expovariate(1.0) + 0.02 * answer
+            tokens += answer + int(grows * draw.exponential(1.0))
+            when += THINK_S * draw.exponential(1.0) + 0.02 * answer
     return sorted(found)
 
 

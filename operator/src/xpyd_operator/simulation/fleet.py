@@ -8,8 +8,8 @@ Roles are switched only between pools whose instances are alike; between others 
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 
+from xpyd_operator.simulation.chance import Chance
 from xpyd_operator.simulation.engine import Pools
 from xpyd_operator.simulation.instance import DRAINING, GONE, READY, STARTING, SimulatedInstance
 from xpyd_operator.simulation.outcome import Pair, Run
@@ -25,7 +25,7 @@ class SimulatedFleet:
         self, pools: Pools, start: Pair, run: Run, born_at: BornAt, *, seed: int = 1, switching: bool = True
     ) -> None:
         self._pools, self._run, self._born_at = pools, run, born_at
-        self._draw = Random(seed).random
+        self._draw = Chance(seed).random
         self._switching = switching and pools.are_alike
         self.wanted = start
         self.all: list[SimulatedInstance] = []
