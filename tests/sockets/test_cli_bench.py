@@ -205,10 +205,18 @@ def test_traffic_that_there_is_not_is_named(name: str, words: str, capsys: pytes
     assert words in capsys.readouterr().err
 
 
+def _written(folder: Path, *texts: str) -> list[Path]:
+    paths = [folder / f"{index}.yaml" for index in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    return paths
+
+
 def test_what_a_document_says_of_an_instance_is_simulated_or_refused(tmp_path: Path) -> None:
     from xpyd_operator.api.rule import Target
     from xpyd_operator.cli.documents import load_service
     from xpyd_operator.cli.instances import instances, rules_of
+    from xpyd_operator.plan.planner.run import goals_of
 
     def of(text: str, **given: str) -> Any:
         document = tmp_path / "s.yaml"
@@ -222,6 +230,8 @@ def test_what_a_document_says_of_an_instance_is_simulated_or_refused(tmp_path: P
     assert (found.pools.prefill.gpus, found.pools.prefill.pods, found.pools.decode.gpus) == (4, 2, 1)
     assert "h100 and h200 (assumed; --gpu)" in found.words
     assert not found.pools.are_alike
+    services = [load_service(str(document), Target.KUBERNETES) for document in _written(tmp_path, four, SERVICE)]
+    assert [goals_of(each, 60.0).switching for each in services] == [False, True]
     with pytest.raises(XpydError, match=r"decode.parallelism.data is 2, which is not simulated; write 1, and so many"):
         of(SERVICE.replace("decode: {", "decode: {parallelism: {data: 2}, "))
     with pytest.raises(XpydError, match=r"those of prefill .4 devices. and decode .1. differ"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -75,8 +76,13 @@ def table(found: Study, ttft_s: float, tpot_s: float) -> str:
 
 def _line(each: Point) -> str:
     return (
-        f"{each.choice:14} {each.attained:9.2%} {each.hours:9.2f} {each.ttft_p95:8.2f}s {each.tpot_p95 * 1e3:7.1f}ms "
-        f"{each.changes_per_h:10.1f} {each.switches:9}  {each.detail}".rstrip())
+        f"{each.choice:14} {each.attained:9.2%} {each.hours:9.2f} {_p95_words(each.ttft_p95, 1, 's')} "
+        f"{_p95_words(each.tpot_p95, 1e3, 'ms')} {each.changes_per_h:10.1f} {each.switches:9}  {each.detail}".rstrip())
+
+
+def _p95_words(seconds: float, times: float, unit: str) -> str:
+    """Where more than 5 % were never answered there is no percentile."""
+    return f"{f'{seconds * times:.4g}{unit}' if seconds < math.inf else 'never':>9}"
 
 
 def as_json(found: Study) -> dict[str, Any]:
