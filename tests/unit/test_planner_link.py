@@ -15,6 +15,7 @@ from xpyd_operator.simulation.trace import Arrival
 from xpyd_operator.simulation.world import World
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.intake import Intake
 from xpyd_sidecar.contract.membership import Load
 
 MODEL = EngineModel(prefill_rate=20_000, step_base=0.01, step_per_request=0.001, kv_tokens=400_000, cold_start=60.0,
@@ -95,7 +96,8 @@ def fleet(**received: int) -> Fleet:
             FleetInstance(
                 instance=InstanceName(name), role=Role.PREFILL if name.startswith("p") else Role.DECODE, epoch=1,
                 state=State.READY, incarnation=Incarnation("i"), fingerprint=Fingerprint("f"), http=(), control=(),
-                model="m", load=Load(kv_received=count), drained=False, in_flight=0, beat_age_s=1.0)
+                model="m",
+                load=Load(intake=Intake(links=(("tcp", count // 2), ("shm", count - count // 2)))), drained=False, in_flight=0, beat_age_s=1.0)
             for name, count in received.items()
         ))
 

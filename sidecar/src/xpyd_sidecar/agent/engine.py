@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from xpyd_sidecar import resources
-from xpyd_sidecar.agent import ranks
+from xpyd_sidecar.agent import intake, ranks
 from xpyd_sidecar.agent.beat import Look, together
 from xpyd_sidecar.contract import core_steps, metrics, pair_notes, record
 from xpyd_sidecar.contract.core_steps import CoreSteps
@@ -43,9 +43,7 @@ KV_USAGE = "vllm:kv_cache_usage_perc"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 GENERATED = "vllm:generation_tokens_total"
-RECEIVED = f"{metrics.LINK_BYTES}_total"
-_SERIES = (RUNNING, WAITING, KV_USAGE, metrics.SENDS_OPEN, metrics.RECEIVES_OPEN, DRAFTED, ACCEPTED, GENERATED,
-           RECEIVED)
+_SERIES = (RUNNING, WAITING, KV_USAGE, metrics.SENDS_OPEN, metrics.RECEIVES_OPEN, DRAFTED, ACCEPTED, GENERATED)
 _SAMPLE = re.compile(rb"^(" + b"|".join(map(re.escape, (name.encode() for name in _SERIES))) + rb")(?:\{.*\})? (\S+)",
                      re.MULTILINE)
 
@@ -88,8 +86,8 @@ def parse_load(text: bytes) -> Load:
         waiting=round(sum(values[WAITING])),
         kv_usage=sum(usage) / len(usage) if usage else 0.0,
         transfers=round(sum(values[metrics.SENDS_OPEN]) + sum(values[metrics.RECEIVES_OPEN])),
-        kv_received=round(sum(values[RECEIVED])),
         drafts=Drafts(*(round(sum(values[name])) for name in (DRAFTED, ACCEPTED, GENERATED))) if values[DRAFTED] else None,
+        intake=intake.parse(text),
     )
 
 

@@ -88,7 +88,8 @@ class Gather:
         """What came into decode instances since figures were told last; of one that is new nobody knows since when."""
         before = self._received
         self._received = {
-            (each.instance, each.incarnation): each.load.kv_received for each in latest if each.role is Role.DECODE
+            (each.instance, each.incarnation): sum(count for _, count in each.load.intake.links)
+            for each in latest if each.role is Role.DECODE and each.load.intake is not None
         }
         return float(sum(max(0, now - before.get(key, now)) for key, now in self._received.items()))
 
