@@ -97,7 +97,8 @@ def fleet(**received: int) -> Fleet:
                 instance=InstanceName(name), role=Role.PREFILL if name.startswith("p") else Role.DECODE, epoch=1,
                 state=State.READY, incarnation=Incarnation("i"), fingerprint=Fingerprint("f"), http=(), control=(),
                 model="m",
-                load=Load(intake=Intake(links=(("tcp", count // 2), ("shm", count - count // 2)))), drained=False, in_flight=0, beat_age_s=1.0)
+                load=Load(intake=Intake(links=(("shm", count - count // 2), ("tcp", count // 2)))), drained=False,
+                in_flight=0, beat_age_s=1.0)
             for name, count in received.items()
         ))
 
