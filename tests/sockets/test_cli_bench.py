@@ -15,10 +15,17 @@ import pytest
 from aiohttp import web
 from processes import free_port
 
+from xpyd_operator.cli import report
 from xpyd_operator.cli.main import main
 from xpyd_operator.cli.plot import panels
 from xpyd_operator.errors import XpydError
+from xpyd_operator.plan.planner.figures import Goals
+from xpyd_operator.simulation.controllers import Static
+from xpyd_operator.simulation.engine import EngineModel
+from xpyd_operator.simulation.rules import RouterRules
+from xpyd_operator.simulation.statics import point
 from xpyd_operator.simulation.trace import Arrival
+from xpyd_operator.simulation.world import World
 from xpyd_operator.traffic.drive import TrafficTarget, body_of
 from xpyd_operator.traffic.measures import RequestOutcome, measure, percentile
 
@@ -203,6 +210,14 @@ def test_bad_simulations_are_refused(
 def test_traffic_that_there_is_not_is_named(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", name]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_who_was_never_answered_has_no_percentile() -> None:
+    trace = [Arrival(index * 0.01, 4000, 10) for index in range(300)]
+    model = EngineModel(prefill_rate=10_000, step_base=0.01, kv_tokens=50_000)
+    lost = World(trace, model, (1, 1), Static(), rules=RouterRules(queue_timeout_s=1.0)).play()
+    line = report._line(point("planner", lost, Goals(ttft_s=3.0, tpot_s=0.06)))
+    assert line.split()[3:5] == ["never", "never"]
 
 
 def _written(folder: Path, *texts: str) -> list[Path]:
