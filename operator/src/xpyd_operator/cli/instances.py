@@ -17,6 +17,7 @@ from xpyd_operator.errors import XpydError
 from xpyd_operator.simulation.engine import EngineModel, Pools
 from xpyd_operator.simulation.hardware import LINK, PRESETS, gpu_of, model_of, roofline
 from xpyd_operator.simulation.rules import RouterRules
+from xpyd_sidecar.contract.ids import Role
 
 MODEL, GPU = "qwen3-8b", "h200"
 PRODUCT = "nvidia.com/gpu.product"
@@ -66,7 +67,7 @@ def _of_data_sheets(args: argparse.Namespace, service: DisaggService | None) -> 
     except XpydError as error:
         raise XpydError(f"{'--model' if args.model else 'spec.model.source'}: {error}") from None
     said = [model if args.model or service is not None else f"{model} (assumed; --model)"]
-    roles = (None, None) if service is None else (service.spec.prefill, service.spec.decode)
+    roles = (None, None) if service is None else (service.spec.role(Role.PREFILL), service.spec.role(Role.DECODE))
     sizes = _sizes(args.tp) if args.tp else tuple(1 if each is None else each.parallelism.tensor for each in roles)
     made: list[EngineModel] = []
     gpus: list[str] = []
