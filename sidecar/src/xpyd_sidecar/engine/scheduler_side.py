@@ -369,14 +369,15 @@ class SchedulerSide:
         self._carrying.pair(self._pairing.finished(
             name, bad.outcome if bad else Outcome.OK, bad.reason if bad else "", [one.key for one in reports]))
 
-    def ended(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended. Whether its blocks are still needed: ``heard`` says when they are not; and what its answer
-        says to the router, where that is prefill's.
-        """
-        cached = self._prompts.ended(request.request_id)
-        params = request.kv_transfer_params
+    def answer(self, request: Any) -> dict[str, Any] | None:
+        """What the answer of a request that has ended says to the router, where that is prefill's. Before ``ended``."""
+        cached, params = self._prompts.ended(request.request_id), request.kv_transfer_params
         # vLLM takes such words of one connector alone; a store beside may have its own.
         tells = self._siblings is None and bool(params) and params.get("role") == Role.PREFILL.value
+        return {legs.CACHED: cached} if tells and cached >= 0 else None
+
+    def ended(self, request: Any) -> bool:
+        """A request has ended. Whether its blocks are still needed: ``heard`` says when they are not."""
         with self._lock:
             self._loaded_now.pop(request.request_id, None)
             self._loading.pop(request.request_id, None)
@@ -384,8 +385,7 @@ class SchedulerSide:
             self._room.left(request.request_id)
             self._carrying.offer(self._offers.end(request.request_id))
             self._carrying.pair(self._pairing.end(request.request_id))
-            holds = self._offers.holds(request.request_id)
-        return holds, {legs.CACHED: cached} if tells and cached >= 0 else None
+            return self._offers.holds(request.request_id)
 
     def pending(self) -> bool:
         """Whether the engine must keep stepping although it has no requests.
