@@ -162,6 +162,8 @@ class RouterMetrics(Collector):
                        for measure, (name, words, bounds, labels) in _TIMED.items()}
         self.queued: Callable[[], int] = int
         """Whom to ask how many requests wait."""
+        self.held: Callable[[], int] = int
+        """Whom to ask how many of those are held until an instance that is expected is there."""
         self.retries_left: Callable[[], float] = int
         """Whom to ask how many retries may be made."""
         self.vitals: Callable[[], Vitals] = Vitals
@@ -217,7 +219,8 @@ class RouterMetrics(Collector):
         yield from [filled(Counters, name, *_COUNTED[name], cells) for name, cells in self._counts.items()]
         yield from [one.family() for one in self._times.values()]
         yield Gauges("xpyd_router_in_flight", "Generation requests being served", self.in_flight)
-        yield Gauges("xpyd_router_queued", "Generation requests that wait for a place", self.queued())
+        yield Gauges("xpyd_router_queued", "Requests that wait for a place or an instance", self.queued())
+        yield Gauges("xpyd_router_held", "Those of them that wait for an instance", self.held())
         yield Gauges("xpyd_router_retry_budget", "Retries that may be made now", self.retries_left())
         yield filled(Gauges, "xpyd_router_build_info", "The version", ("version",), {(__version__,): 1})
         for ask in (self._ask_vitals, self._ask_poison, self._ask_pairs, self._ask_instances):

@@ -1,7 +1,8 @@
 """The doors for every request that engines answer: what is asked, whose it is, how urgent; then served, or refused.
 
     admit ──parsed, checked──▶ the queue (``waiting``) ──▶ served        completions, chats, dialects
-                      └──────────────────────────────────▶ served        other paths
+                      │    └─────────────────────────────▶ served        other paths
+                      └─ nobody there, somebody expected ▶ held (``hold``), and then as if it came now
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.serving.attempts import Asks
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.generation import Generation, Passthrough
+from xpyd_sidecar.router.serving.hold import HeldRequest
 from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.serving.waiting import QueuedRequest
 
@@ -47,8 +49,22 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
         raise unknown_model(asks.model, context.models())
     if context.poison.alert:
         context.poison.refuse(asks.request_hash())
+    below = context.config.skip_prefill_below
+    if below and asks.api and not asks.skips and prompt.tokens(asks.prompt) < below:
+        asks.skips = SHORT
     size = len(request.body)
     reply.connection.holding.reserve(key_of(request.headers, context.config), size, asks.reserves(size))
+    return _go_on(context, route, request, reply, asks)
+
+
+def _go_on(context: RequestContext, route: Route, request: HttpRequest, reply: Reply, asks: Asks,
+           waited_s: float = 0.0) -> RequestHandler:
+    """Hold, queue or serve a request that was accepted, and has waited for so long since. Raises HttpFault: 400, the
+    priority is no whole number; 429 and 503, it cannot wait, or not be served.
+    """
+    asks.waited_s += waited_s
+    if context.hold.takes(asks):
+        return _hold(context, route, request, reply, asks)
     if asks.api:
         return _enter(context, route, request, reply, asks)
     if len(context.servings) >= context.config.max_in_flight:
@@ -56,19 +72,44 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
     return serve(context, request, reply, asks, picks=context.picker.asked(b""))
 
 
-def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Selection,
-          queued_s: float = 0.0) -> Serving:
-    """Begin to serve a request that waited for so long. ``picks``: who may serve it."""
+def _hold(context: RequestContext, route: Route, request: HttpRequest, reply: Reply, asks: Asks) -> RequestHandler:
+    """A request for which somebody is expected. Raises HttpFault: as ``_go_on``."""
+    key, body = key_of(request.headers, context.config), len(request.body)
+    priority = priority_of(request.headers, asks.fields if asks.api else {})
+    asks.held = True
+    return context.hold.enter(HeldRequest(
+        context.hold, reply, key, priority, _cost(asks), alone=asks.alone, size=body + asks.reserves(body),
+        streams=asks.stream and not asks.opaque, serve=partial(_go_on, context, route, request, reply, asks),
+        unserved=partial(_unserved, context, route, request, reply)))
+
+
+def _unserved(context: RequestContext, route: Route, request: HttpRequest, reply: Reply, fault: HttpFault | None) -> None:
+    """A request that waited was not served, and gets this answer; None: its client has gone."""
+    if fault is not None and reply.started:  # with comments
+        reply.fail(fault.event())
+    elif fault is not None:
+        reply.fault(fault)
+    ended = ("client_gone", 0, LEFT) if fault is None else (fault.outcome, fault.status, fault.message)
+    context.observer.unserved(route, request.request_id, *ended)
+
+
+def _cost(asks: Asks) -> float:
+    """What a request counts for in its key's share."""
+    return 1 + len(asks.prompt) / BYTES_PER_COST
+
+
+def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Selection) -> Serving:
+    """Begin to serve a request. ``picks``: who may serve it."""
     now, headers = context.loop.time(), request.headers
     passed_on = [] if headers.keys().isdisjoint(asks.passed_on) else [
         (name, headers[name]) for name in asks.passed_on if name in headers]
     serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now,
                       key=key_of(headers, context.config))
     record, trace = serving.record, None
-    if queued_s:
-        record.queued_s = queued_s
-        record.arrived -= queued_s
-        record.arrived_unix -= queued_s
+    if asks.waited_s:
+        record.queued_s = asks.waited_s
+        record.arrived -= asks.waited_s
+        record.arrived_unix -= asks.waited_s
     context.servings.add(serving)
     if record.api:
         if context.tracing is not None:
@@ -96,32 +137,33 @@ def _enter(context: RequestContext, route: Route, request: HttpRequest, reply: R
     """A request that generates: served at once, or once there is room. Raises HttpFault: 400, the priority is no whole
     number; 429 and 503, it cannot wait.
     """
-    below, line = context.config.skip_prefill_below, context.line
-    if not asks.skips and below and prompt.tokens(asks.prompt) < below:
-        asks.skips = SHORT
+    line = context.line
     key, priority = key_of(request.headers, context.config), priority_of(request.headers, asks.fields)
     if line.passes(key) and context.room(alone=asks.alone):
         return _begin(context, request, reply, asks)
-
-    def unserved(fault: HttpFault | None) -> None:
-        if fault is not None:
-            reply.fault(fault)
-        ended = ("client_gone", 0, LEFT) if fault is None else (fault.outcome, fault.status, fault.message)
-        context.observer.unserved(route, request.request_id, *ended)
-
     return line.enter(QueuedRequest(
-        line, reply, key, priority, 1 + len(asks.prompt) / BYTES_PER_COST, room=lambda: context.room(alone=asks.alone),
-        serve=partial(_begin, context, request, reply, asks), unserved=unserved))
+        line, reply, key, priority, _cost(asks), room=lambda: context.room(alone=asks.alone),
+        serve=partial(_turn, context, route, request, reply, asks),
+        unserved=partial(_unserved, context, route, request, reply)))
 
 
-def _begin(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, queued_s: float = 0.0) -> Serving:
-    """Serve a request that generates, after it waited for so long."""
+def _turn(context: RequestContext, route: Route, request: HttpRequest, reply: Reply, asks: Asks,
+          queued_s: float) -> RequestHandler:
+    """It is the turn of a request that waited for so long; where all have gone meanwhile it may be held."""
+    asks.waited_s += queued_s
+    if context.hold.takes(asks):
+        return _hold(context, route, request, reply, asks)
+    return _begin(context, request, reply, asks)
+
+
+def _begin(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks) -> Serving:
+    """Serve a request that generates."""
     affinity = context.affinity_header
     session = request.headers.get(affinity, b"") if affinity else b""
     picks = context.picker.asked(asks.prompt, prompt.key_of(session) if session else 0)
     if not asks.skips and context.config.skip_prefill_cached and picks.cached():
         asks.skips = CACHED
-    return serve(context, request, reply, asks, picks=picks, queued_s=queued_s)
+    return serve(context, request, reply, asks, picks=picks)
 
 
 def key_of(headers: Mapping[bytes, bytes], config: RouterConfig) -> str:

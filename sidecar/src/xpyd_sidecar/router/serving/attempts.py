@@ -75,6 +75,10 @@ class Asks(ABC):
     """As the client wrote it; empty where there is none."""
     passed_on: tuple[bytes, ...]
     """Names of the client's headers that engines read."""
+    held: bool = False
+    """It has been held for somebody who was expected (``hold``)."""
+    waited_s: float = 0.0
+    """How long it has waited, held or in the queue."""
     _hash: RequestHash | None = None
 
     def __init__(self, kind: str, model: str | None, fields: Mapping[str, Raw]) -> None:

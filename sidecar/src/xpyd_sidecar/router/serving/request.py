@@ -214,7 +214,8 @@ class Serving(Sink):
         ``awake``: when this process last came back from standing still. Nobody was silent before.
         """
         self._reminder.at(self.exchange.deadline, now, self._on_time)
-        if self._reply.started and not self._reply.done and not self._gone:  # once it is done, the connection is another's
+        begun = not math.isnan(self.record.first_at)
+        if begun and not self._reply.done and not self._gone:  # once it is done, the connection is another's
             self._reply.connection.holding.settle(self._asks.keeps)
         if self._paused or self._asks.still_comes:
             return
