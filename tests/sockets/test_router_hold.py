@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from beats import beat, bye
 from router_fleet import Answer, RouterFleet, fleet, read_answer, request_bytes
-from scripted_engine import Play
+from scripted_engine import Play, ScriptedEngine
 
 from xpyd_sidecar.contract.ids import Incarnation, Role, State
 from xpyd_sidecar.router.fleet import expected
@@ -165,22 +165,14 @@ async def test_a_thousand_and_more_are_held_at_once_and_all_answered() -> None:
 async def test_bytes_are_bounded() -> None:
     async with starting(body_budget_bytes=6 << 20, max_body_bytes=1 << 20) as f:
         body = {"prompt": "x" * 450_000}
-        tasks = []
-        while True:
-            task = asyncio.create_task(f.post("/v1/completions", body))
-            await f.wait(lambda held=len(tasks): len(f.context.hold) > held or task.done(), "one more")
-            if task.done():
-                break
-            tasks.append(task)
-            assert len(tasks) < 12
-        answer = task.result()
+        tasks = [await send(f, body=body), await send(f, body=body)]
+        answer = await f.post("/v1/completions", body)
         assert answer.status == 503
         assert "bytes, and may hold 3145728" in answer.json["error"]["message"]
         assert f.context.hold.bytes <= 3 << 20
-        assert f.context.hold.bytes > 1 << 20, "something was held"
         small = await send(f)
         come(f, f.d[0])
-        assert [(await one).status for one in (*tasks, small)] == [200] * (len(tasks) + 1)
+        assert [(await one).status for one in (*tasks, small)] == [200] * 3
         assert not f.context.hold.bytes
 
 
@@ -333,3 +325,28 @@ async def test_a_request_is_held_once() -> None:
         answer = await asyncio.wait_for(task, 10.0)
         assert answer.status == 503
         assert request.ticket is None
+
+
+async def test_whom_no_engine_was_there_for_waits_for_the_next_one() -> None:
+    async with fleet(0, 1, hold_s=LONG_S) as f:
+        records = f.records()
+        await f.d[0].stop()
+        task = await send(f)
+        assert f.context.roster.why_not(Role.DECODE) == "no decode instance is ready (d0 suspended)"
+        again = await ScriptedEngine("d0").start()
+        try:
+            f.context.watch.on_message(beat("d0", Role.DECODE, again.address, interval_s=60.0,
+                                            incarnation=Incarnation("2")))
+            assert (await task).status == 200
+            assert len(again.seen) == 1
+            await f.wait_quiet()
+            assert [record.outcome for record in records] == ["held", "ok"]
+            assert f.context.observer.metrics.requests_failed == 0
+        finally:
+            await again.stop()
+
+
+async def test_whose_engine_broke_off_is_not_asked_again_for_ever() -> None:
+    async with fleet(0, 1, hold_s=LONG_S) as f:
+        f.d[0].plays.append(Play(die_at="request"))
+        assert (await f.complete()).status == 502, "an engine has seen it, and ended"

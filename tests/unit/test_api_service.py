@@ -95,7 +95,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         "on_no_prefill": router.on_no_prefill, "failover": router.failover, "heartbeat_s": router.heartbeat_s,
         "missed_beats": router.heartbeat.missed, "max_body_bytes": router.max_body_bytes,
         "max_in_flight": router.max_in_flight, "queue_size": router.queue.size, "queue_timeout_s": router.queue_timeout_s,
-        "max_per_instance": router.queue.per_instance, "skip_prefill_below": router.skip_prefill.below_tokens,
+        "hold_s": router.hold_s, "max_per_instance": router.queue.per_instance, "skip_prefill_below": router.skip_prefill.below_tokens,
         "skip_prefill_cached": router.skip_prefill.cached_share, "affinity_header": router.affinity.header or "",
         "retry_budget": router.retry_budget, "first_token": router.first_token,
         "tls_cert_file": router.tls.secret, "tls_key_file": router.tls.secret,

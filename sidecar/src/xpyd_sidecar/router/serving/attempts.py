@@ -179,12 +179,15 @@ class OpenAttempts(dict[int, OpenAttempt]):
                  "sent", "trace")
 
     def __init__(self, context: RequestContext, record: Record, asks: Asks, passed: Headers, key: str) -> None:
-        """``passed``: headers of the client that engines read. ``key``: whose request it is."""
+        """``passed``: headers of the client that engines read; the last one may be Via, with this router in it. ``key``:
+        whose request it is.
+        """
         self._context = context
         self._record = record
         self._asks = asks
         self._passed = passed
-        self._lines = b"x-request-id: %b\r\n" % record.request_id.encode()
+        via = b"" if passed and passed[-1][0] == b"via" else b"via: %b\r\n" % context.via
+        self._lines = b"x-request-id: %b\r\n%b" % (record.request_id.encode(), via)
         """Of the head of every leg; those of the client's headers go behind it."""
         self._key = key
         self._blamed: list[Blamed] = []

@@ -10,7 +10,7 @@ import math
 import random
 import secrets
 
-from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.ids import Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
@@ -44,6 +44,8 @@ class RequestContext:
         self.config = router
         self.service = config.service
         self.name = config.instance
+        self.via = b"1.1 xpyd-%b" % secrets.token_hex(8).encode()
+        """What this process is called in headers Via: who meets its own name there has sent the request itself."""
         self.started = self.loop.time()
         self._awake = -math.inf
         self.draining = False
@@ -102,15 +104,19 @@ class RequestContext:
         return found
 
     def serves(self, model: str) -> bool:
-        """Whether there is such a model."""
-        served = self.models()
-        return not served or model in served
+        """Whether there is such a model; also one of any name, as long as nobody has told its names."""
+        return model in self.models() or not self.names_told
+
+    @property
+    def names_told(self) -> bool:
+        """Whether an instance has told which names it answers to, adapters among them: one that starts has not."""
+        return any(one.also or (one.model and one.state is not State.STARTING) for one in self.roster.members())
 
     def room(self, *, alone: bool) -> bool:
         """Whether one more request could be served now, with prefill or without."""
         return len(self.servings) < self.config.max_in_flight and self.picker.room(alone=alone)
 
-    def _missing(self, alone: bool) -> Role | None:  # noqa: FBT001 (the one word that ``Hold`` asks with)
+    def _missing(self, alone: bool) -> Role | None:
         """The role of which nobody can be picked for a request; None: it can be served."""
         return self.picker.missing(alone=alone or self.config.on_no_prefill == "decode")
 

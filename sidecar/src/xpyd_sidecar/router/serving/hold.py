@@ -1,17 +1,17 @@
 """Requests that are held: nobody can be picked for them, and somebody is expected.
 
-    admission ──nobody can be picked──▶ nobody is expected: 503 at once
-                     │
-                     └─ somebody is expected (``fleet.expected``) ─▶ held ──somebody is there──▶ admission, as if it came now
-                                                                      ├─ client gone: its place is free at once
-                                                                      ├─ nobody is expected any more: 503, and why
-                                                                      ├─ the router stops, or sends clients elsewhere: 503
-                                                                      └─ held for too long: 503, and when to come again
+    nobody can be picked ──nobody is expected──▶ 503 at once
+            │
+            └─ somebody is expected (``fleet.expected``) ─▶ held ──somebody is there──▶ admission, as if it came now
+                                                             ├─ client gone: its place is free at once
+                                                             ├─ nobody is expected any more: 503, and why
+                                                             ├─ the router stops, or sends clients elsewhere: 503
+                                                             └─ held for too long: 503, and when to come again
 
 Laws
   * Held requests are bounded in time (``router.hold``), in number (a place for each ``PLACE_BYTES`` of the router's budget
     of bytes, ``LEAST_PLACES`` at least) and in bytes (a half of that budget: what they have reserved in its ledger).
-  * Between keys and priorities they are ordered as the queue is (``balance.queue``), and each key has its share of the places.
+  * They are ordered as the queue is (``balance.queue``): fairly between keys, each of which has its share of the places.
   * A request is held once. Whom nobody can be picked for afterwards hears of it at once.
   * Those that go on do so a few at a time, so that others have their turns of the loop.
   * A stream hears a comment every ``COMMENT_S``: proxies between do not take it for dead. What follows is the stream, or an
@@ -66,8 +66,8 @@ class HeldRequest(QueuedRequest):
     def __init__(self, hold: Hold, reply: Reply, key: str, priority: int, cost: float, *, alone: bool, size: int,
                  streams: bool, serve: Callable[[float], RequestHandler],
                  unserved: Callable[[HttpFault | None], None]) -> None:
-        """``alone``: it needs no prefill. ``size``: bytes that it has in the ledger. ``streams``: its client takes comments.
-        The others are ``QueuedRequest``'s.
+        """``alone``: it needs no prefill. ``size``: bytes that it has in the ledger. ``streams``: its client takes
+        comments. The others are ``QueuedRequest``'s.
         """
         super().__init__(hold, reply, key, priority, cost, room=lambda: hold.missing(alone) is None, serve=serve,
                          unserved=unserved)
@@ -119,8 +119,8 @@ class Hold(AdmissionQueue):
     def __init__(self, loop: asyncio.AbstractEventLoop, expected: ExpectedInstances, *, hold_s: float, budget: int,
                  missing: Callable[[bool], Role | None], why_not: Callable[[Role], str]) -> None:
         """``hold_s``: how long one is held at most; 0: none is. ``budget``: bytes of the router's ledger. ``missing``: of
-        which role nobody can be picked for a request that goes alone, or that does not; None: it can be served. ``why_not``:
-        why that is so.
+        which role nobody can be picked for a request that goes alone, or that does not; None: it can be served.
+        ``why_not``: why that is so.
         """
         places = max(LEAST_PLACES, budget // PLACE_BYTES)
         super().__init__(loop, places, hold_s, _Places(places, hold_s, self.again_s))

@@ -103,7 +103,8 @@ class QueuedRequest(RequestHandler):
 class AdmissionQueue:
     """All that wait in one router."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, size: int, timeout_s: float, queue: FairQueue | None = None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, size: int, timeout_s: float,
+                 queue: FairQueue | None = None) -> None:
         """``queue``: who orders them; None: a fair queue."""
         self._loop = loop
         self._timeout_s = timeout_s
