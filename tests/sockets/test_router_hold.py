@@ -134,7 +134,7 @@ async def test_retry_after_is_what_the_last_start_took() -> None:
         assert 90 <= int(answer.headers["retry-after"]) <= 100
 
 
-async def test_places_are_bounded_and_never_below_what_from_zero_needs() -> None:
+async def test_held_requests_are_bounded_in_number() -> None:
     assert hold.LEAST_PLACES >= 1024
     async with starting(body_budget_bytes=1 << 20, max_body_bytes=1 << 16) as f:
         f.context.hold._queue._size = 2
@@ -162,7 +162,7 @@ async def test_a_thousand_and_more_are_held_at_once_and_all_answered() -> None:
         assert statuses == [200] * 1024
 
 
-async def test_bytes_are_bounded() -> None:
+async def test_held_requests_are_bounded_in_bytes() -> None:
     async with starting(body_budget_bytes=6 << 20, max_body_bytes=1 << 20) as f:
         body = {"prompt": "x" * 450_000}
         tasks = [await send(f, body=body), await send(f, body=body)]

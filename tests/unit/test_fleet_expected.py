@@ -76,14 +76,23 @@ def test_who_starts_is_expected_while_its_agent_beats() -> None:
     assert not stage.is_expected(), "it never took requests: nothing says that it comes back"
 
 
-def test_whose_engine_is_suspended_or_ejected_is_expected_and_who_drains_is_not() -> None:
+def test_who_cannot_be_reached_is_expected_for_a_while_or_until_it_starts() -> None:
     stage = Stage()
     stage.beat()
     stage.roster.on_refused(stage.now, "d0", "i-d0", "refused")  # type: ignore[arg-type]
+    assert stage.is_expected(), "before anybody has looked"
+    stage.at(0.0)
+    assert stage.soonest() == RETURN_S
     stage.at(RETURN_S)
     stage.beat()
-    assert stage.is_expected()
-    assert stage.soonest() == RESUMES_S
+    assert not stage.is_expected(), "its agent calls it ready, and nobody knows whether it can be reached again"
+    stage.beat(state=State.STARTING)
+    assert stage.is_expected(), "its agent has seen it"
+
+
+def test_who_is_ejected_is_expected_and_who_drains_is_not() -> None:
+    stage = Stage()
+    stage.beat()
     stage.beat(state=State.DRAINING)
     stage.at(RETURN_S)
     stage.beat(state=State.DRAINING)
@@ -93,6 +102,7 @@ def test_whose_engine_is_suspended_or_ejected_is_expected_and_who_drains_is_not(
     stage.at(RETURN_S)
     stage.beat(incarnation=Incarnation("next"))
     assert stage.is_expected()
+    assert stage.soonest() == RESUMES_S
 
 
 @pytest.mark.parametrize("how", ["goodbye", "drain"])

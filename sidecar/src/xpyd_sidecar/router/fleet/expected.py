@@ -1,10 +1,12 @@
 """Who is expected: where nobody of a role takes requests, whether somebody will, and about when. Pure: time is an argument.
 
-    its agent beats, and it starts, is suspended or ejected     it is expected, for as long as its agent beats
-    the last one that took requests went a short while ago      somebody is expected in its place, for ``RETURN_S``: an
-                                                                agent that begins again beats by then, and says what it is
+    its agent says that it starts, or it is well but ejected    it is expected, for as long as its agent beats
+    the last one that took requests went a short while ago      somebody is expected in its place, for ``RETURN_S``: by
+                                                                then its agent, or one that begins again, says that it
+                                                                starts, or it is there
     agents that knew this router have not come back yet         somebody is expected until they had the time (``Roster``)
-    else                                                        nobody is
+    else                                                        nobody is: neither who drains, nor who cannot be reached
+                                                                though its agent calls it ready
 
 About when: a start takes as long as the one before it of this role. One that takes longer takes as much longer again, and
 where none was seen yet, as long again as it has taken so far.
@@ -21,7 +23,7 @@ from xpyd_sidecar.router.fleet.roster import Roster
 RETURN_S = 10.0
 """For so long who has gone may come back, or another one in its place."""
 RESUMES_S = 5.0
-"""About what it takes until who is suspended or ejected is picked again, where no start was seen."""
+"""About what it takes until who is ejected is picked again: until its next canary has ended well."""
 
 
 class ExpectedInstances:
@@ -54,7 +56,8 @@ class ExpectedInstances:
 
     def expected(self, role: Role, now: float) -> bool:
         """Whether somebody of the role may take requests soon."""
-        return (now - self._went[role] < RETURN_S or not self._roster.listened(now)
+        went = now - self._went[role] < RETURN_S or (self._able[role] and not self._roster.pickable(role))
+        return (went or not self._roster.listened(now)
                 or any(self._is_expected(member, role, now) for member in self._roster.members()))
 
     def soonest_s(self, role: Role, now: float) -> float:
@@ -63,16 +66,13 @@ class ExpectedInstances:
         if found:
             return min(found)
         if self.expected(role, now):
-            return max(0.0, RETURN_S - max(0.0, now - self._went[role])) + self._took.get(role, 0.0)
+            return max(0.0, RETURN_S - (now - self._went[role])) + self._took.get(role, 0.0)
         return math.inf
 
     def _is_expected(self, member: FleetMember, role: Role, now: float) -> bool:
-        return (member.role is role and member.state is not State.DRAINING and not member.pickable
-                and not self._roster.silent(now, member))
+        comes = member.state is State.STARTING or (member.able and member.ejected)
+        return member.role is role and bool(comes) and not self._roster.silent(now, member)
 
     def _left_s(self, member: FleetMember, now: float) -> float:
-        took = self._took.get(member.role)
         since = self._starting.get(member.name)
-        if since is None:
-            return RESUMES_S if took is None else took
-        return abs((took or 0.0) - (now - since))
+        return RESUMES_S if since is None else abs(self._took.get(member.role, 0.0) - (now - since))
