@@ -150,7 +150,7 @@ def serve(one: Accepted, *, picks: Selection) -> Serving:
         if context.tracing is not None:
             trace = context.tracing.begin(headers, record, asks.model or context.config.model)
         record.prompt_size = prompt.tokens(asks.prompt)
-        context.observer.opened(record.prompt_size)
+        context.observer.opened(record.prompt_size, record.skips)
     context.budget.on_request(now)
     serving.start(trace)
     return serving
