@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.contract.launch import RouterConfig
-from xpyd_sidecar.router.api import prompt
 from xpyd_sidecar.router.api.bodies import PassedBody, passed
 from xpyd_sidecar.router.api.faults import FailureKind, HttpFault, bad_request, came_back, unavailable, unknown_model
+from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.paths import BodyKind, Route, RouteKind
+from xpyd_sidecar.router.api.prompt import PromptPrefix, prefix_of
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.http import auth, heads
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
@@ -33,6 +34,7 @@ from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.serving.waiting import QueuedRequest
 
 PRIORITY = b"x-vllm-priority"
+SESSION = b"x-session-id"
 BYTES_PER_COST = 4096
 """A prompt of so many bytes counts for one request more in its key's share of the queue."""
 LEFT = "the client went away while its request waited"
@@ -57,7 +59,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
     if context.poison.alert:
         context.poison.refuse(asks.request_hash())
     below = context.config.skip_prefill_below
-    if below and asks.api and not asks.skips and prompt.tokens(asks.prompt) < below:
+    if below and asks.api and not asks.skips and context.lengths.tokens(asks.prompt) < below:
         asks.skips = SHORT
     size = len(request.body)
     reply.connection.holding.reserve(key_of(request.headers, context.config), size, asks.reserves(size))
@@ -116,7 +118,7 @@ def _go_on(one: Accepted, waited_s: float = 0.0) -> RequestHandler:
         return _enter(one)
     if len(context.servings) >= context.config.max_in_flight:
         raise unavailable(f"{context.config.max_in_flight} requests are being served, which is the limit")
-    return serve(one, picks=context.picker.asked(b""))
+    return serve(one, picks=context.picker.asked(PromptPrefix(b"")))
 
 
 def _hold(one: Accepted) -> RequestHandler:
@@ -140,6 +142,7 @@ def serve(one: Accepted, *, picks: Selection) -> Serving:
         passed_on.append((b"via", b"%b, %b" % (via, context.via)))
     serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now,
                       key=key_of(headers, context.config), again=one.again)
+    serving.legs.picks = picks
     record, trace = serving.record, None
     if asks.waited_s:
         record.queued_s = asks.waited_s
@@ -149,7 +152,7 @@ def serve(one: Accepted, *, picks: Selection) -> Serving:
     if record.api:
         if context.tracing is not None:
             trace = context.tracing.begin(headers, record, asks.model or context.config.model)
-        record.prompt_size = prompt.tokens(asks.prompt)
+        record.prompt_size = picks.tokens
         context.observer.opened(record.prompt_size, record.skips)
     context.budget.on_request(now)
     serving.start(trace)
@@ -187,11 +190,11 @@ def _turn(one: Accepted, queued_s: float) -> RequestHandler:
 
 def _begin(one: Accepted) -> Serving:
     """Serve a request that generates."""
-    context, request, asks = one.context, one.request, one.asks
-    affinity = context.affinity_header
-    session = request.headers.get(affinity, b"") if affinity else b""
-    picks = context.picker.asked(asks.prompt, prompt.key_of(session) if session else 0)
-    if not asks.skips and context.config.skip_prefill_cached and picks.cached():
+    context, asks, fields, headers = one.context, one.asks, one.asks.fields, one.request.headers
+    whose = key_of(headers, context.config).encode("latin-1") + bytes(fields.get("model", b""))
+    prefix = prefix_of(cast("Api", asks.api), fields, whose, headers.get(SESSION, b""))
+    picks = context.picker.asked(prefix, context.lengths.tokens(asks.prompt), context.loop.time())
+    if not asks.skips and context.config.skip_prefill_rest and picks.cached():
         asks.skips = CACHED
     return serve(one, picks=picks)
 
