@@ -168,6 +168,8 @@ class RouterMetrics(Collector):
         """Whom to ask what the process knows of itself."""
         self.poison: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
         """Whom to ask of requests that end engines: deaths so far, suspects, refused requests, held ones."""
+        self.labels: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Whom to ask of labels of requests that end engines: quarantined ones, refused ones."""
         self._pairs: dict[Pair, Flow] = {}
         self._audited: dict[Pair, dict[str, int]] = {}
 
@@ -258,6 +260,10 @@ class RouterMetrics(Collector):
         yield Gauges("xpyd_router_poison_suspects", "Requests that several dead engines had in common", suspects)
         yield Gauges("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused)
         yield Gauges("xpyd_router_poison_held", "Requests held until it is known whether engines die of them", held)
+
+        quarantined, refused = self.labels()
+        yield filled(Gauges, "xpyd_router_poison_labels", "What requests have in common that ended engines", ("state",),
+                     {("quarantined",): quarantined, ("refused",): refused})
 
     def _ask_instances(self) -> Iterator[Metric]:
         members, names = {(m.name, m.role.value): m for m in self._members()}, ("instance", "role")

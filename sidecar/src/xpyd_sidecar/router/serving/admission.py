@@ -46,7 +46,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
     if asks.model is not None and asks.model != context.config.model and not context.serves(asks.model):
         raise unknown_model(asks.model, context.models())
     if context.poison.alert:
-        context.poison.refuse(asks.request_hash())
+        context.poison.refuse(asks.request_hash(), asks.labels)
     size = len(request.body)
     reply.connection.holding.reserve(key_of(request.headers, context.config), size, asks.reserves(size))
     if asks.api:

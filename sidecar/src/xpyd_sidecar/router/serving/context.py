@@ -68,6 +68,7 @@ class RequestContext:
         self.observer = RouterObserver(self.roster, self.loop, access_log=router.access_log)
         self.observer.metrics.retries_left = lambda: self.budget.left(self.loop.time())
         self.observer.metrics.poison = self.poison.counts
+        self.observer.metrics.labels = self.poison.labels
         self.observer.metrics.queued = self.line.__len__
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
