@@ -1,5 +1,5 @@
-"""Requests that end engines and are alike, though no two are equal, before a router with sockets and engines that come back;
-and routers that tell each other.
+"""Requests that end engines and are alike, though no two are equal, before a router with sockets and engines that come
+back; and routers that tell each other.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from beats import beat
+from beats import Beater, beat
 from made_streams import MadeReplay
 from msgspec import Raw
 from poisons import Revenants, asked, check_whole, code_of, line
 from router_fleet import KEY, RouterFleet, fleet
-from test_fleet_heartbeat_listener import beater
+from scripted_engine import Play
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
+from xpyd_sidecar.contract.membership import Ack, Heartbeat
 from xpyd_sidecar.router.api.bodies import RequestHash, hash_of
 from xpyd_sidecar.router.api.labels import Label, labels_of
 from xpyd_sidecar.router.fleet.member import DeathVerdict
@@ -130,19 +131,10 @@ async def test_what_is_like_them_goes_to_one_instance_one_at_a_time_and_others_d
     async with fleet(1, 4) as f:
         suspect(f)
         gates = [asyncio.Event() for _ in range(3)]
-        held = []
+        left = iter(gates)
         for engine in f.d:
-            engine.choose = lambda seen: None
-        open_ = iter(gates)
-
-        def wait_at_gates() -> None:
-            from scripted_engine import Play
-            for engine in f.d:
-                engine.choose = lambda seen: Play(hold=next(open_)) if "structured_outputs" in seen.body else None
-
-        wait_at_gates()
-        for number in range(3):
-            held.append(asyncio.ensure_future(f.complete(prompt=f"like it {number}", **BAD)))
+            engine.choose = lambda seen: Play(hold=next(left)) if "structured_outputs" in seen.body else None
+        held = [asyncio.ensure_future(f.complete(prompt=f"like it {number}", **BAD)) for number in range(3)]
         await f.wait(lambda: len(f.context.poison) == 2, "one to go, two to be held")
         assert sum(engine.open for engine in f.d) == 1
         assert [(await f.complete(prompt=f"innocent {number}")).status for number in range(4)] == [200] * 4
@@ -174,8 +166,9 @@ async def test_metrics_the_log_and_the_answer_say_what_they_have_in_common(caplo
                                                       "user": "poison", **BAD})
         assert (answer.status, code_of(answer), len(engines.deaths)) == (502, "poison_request", 1)
         words = answer.json["error"]["message"]
-        assert words.startswith("3 engines have died of requests that have this in common: this value of structured_outputs")
-        [told] = [record for record in caplog.records if record.getMessage().startswith("requests are refused that are alike")]
+        assert words.startswith("3 engines have died of requests that have this in common: this value of structured_out")
+        [told] = [record for record in caplog.records
+                  if record.getMessage().startswith("requests are refused that are alike")]
         assert told.label in words
         page = (await f.get("/metrics")).body.decode()
         assert 'xpyd_router_poison_labels{state="refused"} 1.0' in page
@@ -189,14 +182,22 @@ async def test_metrics_the_log_and_the_answer_say_what_they_have_in_common(caplo
 # ---- among routers
 
 
+async def told_by(f: RouterFleet, message: Heartbeat) -> Ack:
+    """What a router answers an agent."""
+    agent = Beater(f.router.members_port, KEY)
+    try:
+        return await agent.say(message)
+    finally:
+        agent.close()
+
+
 async def test_a_router_tells_what_it_refuses_and_another_one_refuses_it_too() -> None:
     async with fleet(1, 2) as one, fleet(1, 2) as other:
         engines = Revenants(one, restart_s=60.0, pace_s=0.0)
         suspect(one)
         await one.post("/v1/completions", {"model": "tiny", "prompt": "like it", "max_tokens": 8, "user": "poison", **BAD})
         assert len(engines.deaths) == 1
-        async with beater(one.router.members_port) as agent:
-            ack = await agent.say(beat("d0"))
+        ack = await told_by(one, beat("d0"))
         assert len(ack.poisons) == 2
         assert {len(key) for key in ack.poisons} == {16, 32}
         assert (await other.complete(prompt="like it too", **BAD)).status == 200
@@ -205,7 +206,6 @@ async def test_a_router_tells_what_it_refuses_and_another_one_refuses_it_too() -
         other.context.poison.tick()
         assert code_of(await other.complete(prompt="like it again", **BAD)) == "poison_request"
         assert (await other.complete(prompt="another")).status == 200
-        async with beater(other.router.members_port) as agent:
-            assert (await agent.say(beat("d9", Role.PREFILL))).poisons == (), "what it has from others it does not tell on"
+        assert (await told_by(other, beat("d9", Role.PREFILL))).poisons == (), "what it has from others it does not tell on"
         for task in engines._dying.values():
             task.cancel()

@@ -56,7 +56,7 @@ def test_only_the_last_messages_of_many_have_labels() -> None:
 
 def test_fields_are_told_by_name_by_what_is_in_them_and_by_value() -> None:
     one = labels(prompt="a", structured_outputs={"grammar": "root ::= x"}, temperature=0.5)
-    assert {words for words in shared(one, labels(prompt="a", structured_outputs={"grammar": "root ::= x"}))} >= {
+    assert shared(one, labels(prompt="a", structured_outputs={"grammar": "root ::= x"})) >= {
         "this value of structured_outputs", "structured_outputs.grammar", "the field structured_outputs"}
     other = shared(one, labels(prompt="a", structured_outputs={"grammar": "root ::= y"}, temperature=0.7))
     assert "this value of structured_outputs" not in other
@@ -70,7 +70,8 @@ def test_what_differs_between_tries_of_one_request_is_no_label() -> None:
 
 
 def test_an_adapter_an_image_and_a_path_are_labels() -> None:
-    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}, {"type": "text", "text": "?"}]}]
+    parts = [{"type": "image_url", "image_url": {"url": "data:x"}}, {"type": "text", "text": "?"}]
+    image = [{"role": "user", "content": parts}]
     found = labels("/v1/other", model="lora", messages=image).values()
     assert {"the model lora", "parts of type image_url", "the path of /v1/other"} <= set(found)
     quoted = labels(messages=says('{"type": "image_url"}')).values()

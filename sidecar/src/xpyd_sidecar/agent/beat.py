@@ -295,8 +295,8 @@ class Machine:
 
     def _news(self) -> tuple[object, ...]:
         """What routers hear of at once when it changes."""
-        return (self.state, self._drained, self._leaving, self.incarnation, self._pairs.refused, self._ejected_by, self._poisons,
-                self._epoch)
+        return (self.state, self._drained, self._leaving, self.incarnation, self._pairs.refused, self._ejected_by,
+                self._poisons, self._epoch)
 
     def _take(self, look: Look) -> None:
         self._core = look.core if look.health != "unmade" else None  # what nobody has looked at does not stand still

@@ -40,7 +40,7 @@ _PREFIX, _VALUE, _NAME_IN, _PART, _MODEL, _NAME, _PATH = 100, 110, 111, 112, 113
 _GRAMMARS = ("structured_outputs", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
              "tools")
 """Of fields that are shared those that have ended engines before come first."""
-_PROMPTS = frozenset(name for names in PROMPT.values() for name in names) - {"tools"}
+_NO_LABELS = (ASIDE | {"model"} | {name for names in PROMPT.values() for name in names}) - {"tools"}
 _PART_TYPE = re.compile(rb'"type"\s*:\s*"([A-Za-z_]{1,32})"')
 _fields_of = msgspec.json.Decoder(dict[str, Raw]).decode
 _items_of = msgspec.json.Decoder(list[Raw]).decode
@@ -53,9 +53,9 @@ def labels_of(kind: str, model: str | None, fields: Mapping[str, Raw], prompt: b
     if model:
         out[_label(_MODEL, b"", model.encode(errors="surrogatepass"))] = f"the model {model}"
     out.update(_of_prompt(prompt or _passed_prompt(fields)))
-    for name, raw in [(name, raw) for name, raw in fields.items()
-                      if name not in ASIDE and name not in _PROMPTS and name != "model" and name and not is_null(raw)][:FIELDS]:
-        out.update(_of_field(name[:64], raw))
+    asked = [name for name, raw in fields.items() if name and name not in _NO_LABELS and not is_null(raw)]
+    for name in asked[:FIELDS]:
+        out.update(_of_field(name[:64], fields[name]))
     return out
 
 

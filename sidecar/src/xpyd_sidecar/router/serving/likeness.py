@@ -1,9 +1,9 @@
 """Which labels (``api.labels``) requests have in common that end engines, though no two are equal. Pure: time is given.
 
-    at deaths, with different requests, more often than by chance ─┐               ┌── the sole suspect at a death ──▶ refused
-    carried by a request that is convicted ────────────────────────┴▶ quarantined ─┤                                      │
-                                                                         ▲         └── a request that has it ends well ──▶ cleared
-                                                                         └──────────────── its time is over ──────────────┘
+    at deaths, with different requests, more often than by chance ─┐               ┌─ at one more death ─▶ refused
+    of a request that is convicted, and of none that ended well ───┴▶ quarantined ─┤                         │
+                                                                           ▲       └─ with success ─▶ cleared │
+                                                                           └─────────── its time is over ─────┘
 Laws
   1. The measure is requests that ended well lately. A label that more than ``SHARE`` of them have, or may have as far as is
      known, is no evidence, and another router's word on it is not taken.
@@ -68,7 +68,7 @@ class Traffic:
 
     def unseen(self, label: Label) -> bool:
         """Whether none has it of so many that less than ``SHARE`` of all do (three in n, with a certainty of 95 %)."""
-        return not self._count(label) and 3.0 <= SHARE * len(self._recent)
+        return not self._count(label) and SHARE * len(self._recent) >= 3.0
 
     def common(self, label: Label) -> bool:
         """Whether more than ``SHARE`` are known to have it."""
@@ -224,7 +224,8 @@ class Likeness:
         found = self._labels_of(engine)
         return any(label in found and self._refused(now, one) for label, one in self._verdicts.items())
 
-    def judge(self, now: float, engine: Engine, guilty: Collection[RequestHash]) -> tuple[LabelVerdict, list[Engine]] | None:
+    def judge(self, now: float, engine: Engine,
+              guilty: Collection[RequestHash]) -> tuple[LabelVerdict, list[Engine]] | None:
         """One of these ended an engine: what they all have, if that is quarantined, is refused. With the deaths that are
         explained by it.
         """

@@ -20,8 +20,8 @@ Laws
   5. Who is suspected or in question is never told GO; who is neither is never told anything else.
   6. A convicted request is refused for ``REFUSED_S``. For ``KNOWN_S`` after its conviction it is a suspect: one death more
      convicts it again.
-  7. Who is told ALONE goes where no other suspect is, and who is told QUARANTINE to one instance, one at a time. That is the
-     caller's to keep; law 2 rests on it.
+  7. Who is told ALONE goes where no other suspect is, and who is told QUARANTINE to one instance, one at a time. That is
+     the caller's to keep; law 2 rests on it.
   8. Who has a label that is quarantined (``likeness``) is a suspect; so is for that time who was at one of several deaths
      with others that have it. Where all suspects at a death have one in common, that label is refused, and law 3 holds for
      it as for a request.
@@ -237,7 +237,8 @@ class Ledger:
 
     def _judge(self, now: float, last: Engine, case: Case) -> Conviction | LabelVerdict | None:
         alike = self.alike
-        if any(one in self._convicted and self._convicted[one].holds(now) for one in case.present) or alike.explains(now, last):
+        convicted = [self._convicted[one] for one in case.present if one in self._convicted]
+        if any(one.holds(now) for one in convicted) or alike.explains(now, last):
             self._drop(last)  # it was in flight there while it was convicted elsewhere
             return None
         several = case.present & self._several

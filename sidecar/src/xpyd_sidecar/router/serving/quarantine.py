@@ -18,8 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
-from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.contract.membership import MAX_POISONS
+from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.router.api.faults import HttpFault, poisonous, unavailable
 from xpyd_sidecar.router.api.labels import Labels
 from xpyd_sidecar.router.fleet.member import DeathVerdict, EngineTarget
