@@ -27,7 +27,7 @@ from xpyd_sidecar.router.fleet.member import DeathVerdict
 from xpyd_sidecar.router.serving.poison_ledger import Word
 
 LOOPS = ("uvloop",)
-POISONS, HONEST, AT_ONCE = 15, 150, 10
+POISONS, HONEST, AT_ONCE = 15, 150, 5
 KINDS: dict[str, tuple[int, Any]] = {
     "a grammar": (4, lambda draw, _: {"prompt": f"{draw.random()}", "structured_outputs": {"grammar": "root ::= (a)*"}}),
     "a prefix": (4, lambda draw, number: {"prompt": "agent seven mends the parser " * 9 + f"{draw.random()} {number}"}),
@@ -86,15 +86,16 @@ async def test_fifteen_poisons_among_150_honest_streams(kind: str, monkeypatch: 
     most, made = KINDS[kind]
     draw = random.Random(7)
     async with fleet(2, 8, MadeReplay(line())) as f:
-        engines, load, told = Revenants(f, restart_s=0.3, pace_s=0.005), Load(f), quarantined(f)
+        engines, load, told = Revenants(f, restart_s=0.3, pace_s=0.0), Load(f), quarantined(f)
         await load.run(100)
+        engines.pace_s = 0.02
         await asyncio.sleep(1.1)  # until they count
         honest = asyncio.ensure_future(load.run(HONEST))
         codes = []
         for number in range(POISONS):
             body = {"model": "tiny", "max_tokens": 24, "user": f"poison {number}", **made(draw, number)}
             codes.append(code_of(await f.post("/v1/completions", body)))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.8)
         await honest
         assert codes == ["poison_request"] * POISONS
         assert len(engines.deaths) <= most, engines.deaths
@@ -107,7 +108,12 @@ async def test_fifteen_poisons_among_150_honest_streams(kind: str, monkeypatch: 
 # ---- quarantine
 
 
-BAD = {"structured_outputs": {"grammar": "g"}}
+def bad(number: int) -> dict[str, Any]:
+    """What requests of a kind have in common."""
+    return {"structured_outputs": {"grammar": f"g{number}"}}
+
+
+BAD = bad(0)
 
 
 def labels_of_body(body: dict[str, Any]) -> dict[Label, str]:
@@ -115,14 +121,14 @@ def labels_of_body(body: dict[str, Any]) -> dict[Label, str]:
     return labels_of("completions", body["model"], raw, raw["prompt"])
 
 
-def suspect(f: RouterFleet) -> None:
+def suspect(f: RouterFleet, number: int = 0) -> None:
     """Two engines died of one request with a grammar, alone; before it sixty others ended well."""
     poison = f.context.poison
     for _ in range(60):
         poison.ledger.alike.traffic.add(labels_of_body({"model": "tiny", "prompt": "as always", "max_tokens": 8}))
-    body = {"model": "tiny", "prompt": "the first one of that kind", **BAD}
-    for number in range(2):
-        engine = InstanceName(f"gone{number}"), Incarnation("i0")
+    body = {"model": "tiny", "prompt": f"{number} is the first one of that kind", **bad(number)}
+    for life in range(2):
+        engine = InstanceName(f"gone{number}"), Incarnation(f"i{life}")
         poison.noted(*engine, hash_of_body(body), labels_of_body(body))
         poison.judged(*engine, DeathVerdict.DIED)
 
@@ -141,7 +147,9 @@ async def test_what_is_like_them_goes_to_one_instance_one_at_a_time_and_others_d
         for gate in gates:
             gate.set()
         assert [answer.status for answer in await asyncio.gather(*held)] == [200] * 3
-        assert not f.context.poison.alert, "the first one that ended well cleared all of them"
+        body = {"model": "tiny", "prompt": "like it, too", "max_tokens": 8, **BAD}
+        said = f.context.poison.ledger.asked(0.0, hash_of_body(body), labels_of_body(body))
+        assert said is Word.GO, "the first one that ended well cleared what they have in common"
         await f.wait_quiet()
 
 
@@ -149,11 +157,10 @@ async def test_suspects_of_that_kind_go_to_the_same_instance_while_it_can_be_pic
     async with fleet(1, 4, policy="round_robin") as f:
         used = []
         for number in range(3):
-            suspect(f)
+            suspect(f, number)
             before = [len(engine.seen) for engine in f.d]
-            assert (await f.complete(prompt=f"like it {number}", **BAD)).status == 200
+            assert (await f.complete(prompt=f"like it {number}", **bad(number))).status == 200
             used += [engine.name for engine, seen in zip(f.d, before, strict=True) if len(engine.seen) > seen]
-            f.context.poison.ledger._convicted.clear()
         assert len(set(used)) == 1, used
 
 

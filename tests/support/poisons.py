@@ -65,7 +65,7 @@ class Revenants:
 
     def __init__(self, f: RouterFleet, *, restart_s: float, pace_s: float) -> None:
         """``pace_s``: between the tokens of honest streams."""
-        self._fleet, self._restart_s, self._pace_s = f, restart_s, pace_s
+        self._fleet, self._restart_s, self.pace_s = f, restart_s, pace_s
         self.deaths: list[str] = []
         self._lives = dict.fromkeys((engine.name for engine in f.d), 0)
         self._dying: dict[str, asyncio.Task[None]] = {}
@@ -76,7 +76,7 @@ class Revenants:
         def choose(seen: Seen) -> Play | None:
             user = str(seen.body.get("user", ""))
             if not user.startswith("poison"):
-                return Play(delay=self._pace_s)
+                return Play(delay=self.pace_s)
             if engine.name not in self._dying:
                 self.deaths.append(user)
                 self._dying[engine.name] = asyncio.ensure_future(self._die(engine))

@@ -157,7 +157,7 @@ def test_what_is_at_deaths_as_often_as_chance_has_it_is_not_quarantined() -> Non
     served(ledger, 290)
     served(ledger, 10, each=BAD)
     for number in range(3):
-        crowd = [(request(f"h{number}.{at}"), {}) for at in range(40)]
+        crowd: list[tuple[RequestHash, Labels]] = [(request(f"h{number}.{at}"), {}) for at in range(40)]
         death(ledger, 0.0, number, (request(f"b{number}"), BAD), *crowd)
     assert ledger.asked(0.0, request("new"), BAD) is Word.GO
 
