@@ -28,11 +28,12 @@ from xpyd_sidecar.router.serving.poison_ledger import Word
 
 LOOPS = ("uvloop",)
 POISONS, HONEST, AT_ONCE = 15, 150, 5
-KINDS: dict[str, tuple[int, Any]] = {
-    "a grammar": (4, lambda draw, _: {"prompt": f"{draw.random()}", "structured_outputs": {"grammar": "root ::= (a)*"}}),
-    "a prefix": (4, lambda draw, number: {"prompt": "agent seven mends the parser " * 9 + f"{draw.random()} {number}"}),
-    "nothing in common": (3 * POISONS, lambda draw, _: {"prompt": "".join(draw.choices("abcdefgh", k=200))}),
+KINDS: dict[str, tuple[int, float, Any]] = {
+    "a grammar": (4, 0.1, lambda draw: {"prompt": f"{draw.random()}", "structured_outputs": {"grammar": "root ::= (a)*"}}),
+    "a prefix": (4, 0.1, lambda draw: {"prompt": "agent seven mends the parser " * 9 + f"{draw.random()}"}),
+    "nothing in common": (3 * POISONS, 0.8, lambda draw: {"prompt": "".join(draw.choices("abcdefgh", k=200))}),
 }
+"""Deaths at most, seconds between two of them, and what one is like."""
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +84,7 @@ class Load:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_fifteen_poisons_among_150_honest_streams(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xpyd_sidecar.router.serving.context.secrets.randbits", lambda _: 7)
-    most, made = KINDS[kind]
+    most, every_s, made = KINDS[kind]
     draw = random.Random(7)
     async with fleet(2, 8, MadeReplay(line())) as f:
         engines, load, told = Revenants(f, restart_s=0.3, pace_s=0.0), Load(f), quarantined(f)
@@ -93,9 +94,9 @@ async def test_fifteen_poisons_among_150_honest_streams(kind: str, monkeypatch: 
         honest = asyncio.ensure_future(load.run(HONEST))
         codes = []
         for number in range(POISONS):
-            body = {"model": "tiny", "max_tokens": 24, "user": f"poison {number}", **made(draw, number)}
+            body = {"model": "tiny", "max_tokens": 24, "user": f"poison {number}", **made(draw)}
             codes.append(code_of(await f.post("/v1/completions", body)))
-            await asyncio.sleep(0.8)
+            await asyncio.sleep(every_s)
         await honest
         assert codes == ["poison_request"] * POISONS
         assert len(engines.deaths) <= most, engines.deaths
@@ -128,7 +129,7 @@ def suspect(f: RouterFleet, number: int = 0) -> None:
         poison.ledger.alike.traffic.add(labels_of_body({"model": "tiny", "prompt": "as always", "max_tokens": 8}))
     body = {"model": "tiny", "prompt": f"{number} is the first one of that kind", **bad(number)}
     for life in range(2):
-        engine = InstanceName(f"gone{number}"), Incarnation(f"i{life}")
+        engine = InstanceName(f"gone{number}.{life}"), Incarnation("i0")
         poison.noted(*engine, hash_of_body(body), labels_of_body(body))
         poison.judged(*engine, DeathVerdict.DIED)
 
@@ -142,8 +143,10 @@ async def test_what_is_like_them_goes_to_one_instance_one_at_a_time_and_others_d
             engine.choose = lambda seen: Play(hold=next(left)) if "structured_outputs" in seen.body else None
         held = [asyncio.ensure_future(f.complete(prompt=f"like it {number}", **BAD)) for number in range(3)]
         await f.wait(lambda: len(f.context.poison) == 2, "one to go, two to be held")
-        assert sum(engine.open for engine in f.d) == 1
-        assert [(await f.complete(prompt=f"innocent {number}")).status for number in range(4)] == [200] * 4
+        [there] = [engine for engine in f.d if engine.open]
+        assert there.open == 1
+        assert [(await f.complete(prompt=f"innocent {number}")).status for number in range(8)] == [200] * 8
+        assert len(there.seen) == 1, "others keep away from a suspect while there are other instances"
         for gate in gates:
             gate.set()
         assert [answer.status for answer in await asyncio.gather(*held)] == [200] * 3
