@@ -141,6 +141,7 @@ class KubeBackend:
             found,
             front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away),
             fleet_known=self._told.fleet is not None,
+            disaggregation=self._told.fleet.disaggregation if self._told.fleet is not None else None,
             problems=(
                 *troubles(self._named, self._blueprint.valid, self._shared.master.trouble),
                 *(gang_troubles(self._shared.gangs, ungrouped=self._pods.ungrouped) if spans(service) else ()),

@@ -7,6 +7,7 @@
                  ``Queued``: all that is not there yet waits to be admitted by something outside
     Degraded     a person should look: what is wrong, of which instance; the first three are named
     Compatible   all that serve can pair: False while a rollout is held, or nothing that serves can pair; names fingerprints
+    Disaggregating   decode receives the prompts that it was to receive (``disaggregating``)
 
 The same state gives the same words: there are no ages in them. Messages have at most ``LONGEST`` characters.
 """
@@ -22,6 +23,7 @@ from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.balance import group
 from xpyd_operator.plan.canary import RoleView, Stage, clash, hopeless, stage, view
 from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.disaggregating import disaggregating
 from xpyd_operator.plan.observed import QUEUED, Instance, Observed, Phase, Problem
 from xpyd_sidecar.contract.ids import Role
 
@@ -33,7 +35,7 @@ Views = tuple[RoleView, RoleView]
 
 
 def conditions(desired: Desired, observed: Observed, plan: Plan, roles: RolesStatus) -> tuple[Condition, ...]:
-    """Ready, Progressing, Degraded, Compatible."""
+    """Ready, Progressing, Degraded, Compatible, Disaggregating."""
     views = (
         view(Role.PREFILL, desired.prefill, observed.instances),
         view(Role.DECODE, desired.decode, observed.instances),
@@ -44,6 +46,7 @@ def conditions(desired: Desired, observed: Observed, plan: Plan, roles: RolesSta
         _progressing(desired, observed, plan, held),
         _degraded(observed, held),
         _compatible(views, held),
+        disaggregating(observed, prefill=desired.prefill.replicas > 0),
     )
 
 

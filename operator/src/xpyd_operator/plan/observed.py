@@ -8,6 +8,7 @@ import msgspec
 
 from xpyd_operator.plan.desired import Revision
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role
+from xpyd_sidecar.contract.intake import Disaggregation
 
 
 class Phase(StrEnum):
@@ -177,3 +178,5 @@ class Observed(msgspec.Struct, frozen=True):
     """What is wrong with the service as a whole, of no instance: ``TemplateRejected`` …"""
     fleet_known: bool = False
     """A settled router told the load and drain state. Without it nothing that serves is drained."""
+    disaggregation: Disaggregation | None = None
+    """What a router that knows the fleet says of that; None: none does."""
