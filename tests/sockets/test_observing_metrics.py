@@ -13,6 +13,7 @@ from records import D1, P1, leg, pair, record
 from router_fleet import fleet
 
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.intake import Disaggregation
 from xpyd_sidecar.contract.membership import Drafts, Load
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.observing import metrics as me
@@ -216,6 +217,7 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.audited(P1.instance, D1.instance, "equal", 0.0)
         f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))
         f.context.roster.members()[0].load = Load(drafts=Drafts(1, 1, 1))
+        metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
         found: dict[str, tuple[str, ...]] = {}
         for family in metrics.registry.collect():
             name = family.name + ("_total" if family.type == "counter" else "")
