@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from xpyd_operator.plan import backoff, balance, names, placing, routers, switch
+from xpyd_operator.plan.absent import Waiting, put_off
 from xpyd_operator.plan.actions import (
     Action,
     Create,
@@ -31,11 +32,10 @@ from xpyd_operator.plan.actions import (
     StartRouter,
     StopRouter,
     Undrain,
-    Wait,
 )
 from xpyd_operator.plan.canary import RoleView, alone, stage, view
 from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import NEVER_AGAIN, UNFINISHED, Instance, Observed, ObservedUnit, Phase
+from xpyd_operator.plan.observed import UNFINISHED, Instance, Observed, ObservedUnit, Phase
 from xpyd_operator.plan.rollout import Retire, missing, reason_to_wait, retire, returning
 from xpyd_sidecar.contract.ids import Role
 
@@ -48,7 +48,7 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     if desired.stopping:
         return _end(desired, observed, now)
     actions: list[Action] = []
-    waits: list[Wait] = []
+    waits: list[Waiting] = []
     _router(desired, observed, now, actions, waits)
     gone = [_finish(instance, desired, now) for instance in observed.instances]
     actions += [action for action in gone if action]
@@ -76,7 +76,7 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     for out in _patient(desired, views, outs, now):
         actions += [Remove(instance.name, reason) for instance, reason in out.remove]
         drains += [Drain(instance.name, reason) for instance, reason in out.drain]
-        waits += [Wait(f"draining {instance.name}", why) for instance, why in out.held]
+        waits += [put_off(f"draining {instance.name}", why) for instance, why in out.held]
         going.update(instance.name for instance, _ in (*out.remove, *out.drain))
 
     ordinals = names.free_ordinals([instance.ordinal for instance in observed.instances])
@@ -131,7 +131,7 @@ def _add(
     placed: str,
     *,
     fleet_known: bool,
-) -> tuple[list[Action], list[Wait]]:
+) -> tuple[list[Action], list[Waiting]]:
     """Take back and make what is missing of the first of ``views``. ``placed``: who finds its places first, in words."""
     mine, other = views
     at = stage(mine, other, fleet_known=fleet_known)
@@ -139,7 +139,7 @@ def _add(
     actions: list[Action] = [Undrain(instance.name, "asked for again") for instance in back]
     count = missing(mine, len(back), canary=alone(at))
     if count and placed and mine.target.parts > 1:
-        return actions, [Wait(f"creating {count} more of {mine.role}", placed, desired.place_after)]
+        return actions, [put_off(f"creating {count} more of {mine.role}", placed, desired.place_after)]
     for _, ordinal in zip(range(count), ordinals, strict=False):
         name = names.instance_name(desired.service, ordinal)
         actions.append(Create(name, ordinal, mine.role, mine.target.revision))
@@ -147,7 +147,7 @@ def _add(
     if short <= 0:
         return actions, []
     why = f"{len(mine.everything)} exist, surge is {mine.target.max_surge}"
-    return actions, [Wait(f"creating {short} more of {mine.role}", reason_to_wait(mine, other, at) if alone(at) else why)]
+    return actions, [put_off(f"creating {short} more of {mine.role}", reason_to_wait(mine, other, at) if alone(at) else why)]
 
 
 def _pause(desired: Desired, now: float) -> str:
@@ -163,12 +163,12 @@ def _seen(instance: Instance, now: float) -> Instance:
 
 def _spent(instance: Instance, now: float) -> bool:
     """Its platform never starts it again, and it ended a while ago (or in the future: the clock was set back)."""
-    if instance.phase is not Phase.CRASHED or instance.units or instance.problem is None:
+    if instance.phase is not Phase.CRASHED or instance.units or not instance.over:
         return False
-    return instance.problem.reason in NEVER_AGAIN and not 0 <= now - instance.since < REPLACE_S
+    return not 0 <= now - instance.since < REPLACE_S
 
 
-def _router(desired: Desired, observed: Observed, now: float, actions: list[Action], waits: list[Wait]) -> None:
+def _router(desired: Desired, observed: Observed, now: float, actions: list[Action], waits: list[Waiting]) -> None:
     there = observed.router
     if desired.router is None:
         if there is not None and not there.stopping:
@@ -176,7 +176,7 @@ def _router(desired: Desired, observed: Observed, now: float, actions: list[Acti
     elif there is None:
         actions.append(StartRouter(desired.router, "none runs"))
     elif there.stopping:
-        waits.append(Wait("starting the router", "the old one still finishes its streams"))
+        waits.append(put_off("starting the router", "the old one still finishes its streams"))
     elif not there.unit.alive:
         when = _when(there.unit, now, "restarting the router", waits)
         if when:
@@ -187,9 +187,9 @@ def _router(desired: Desired, observed: Observed, now: float, actions: list[Acti
 
 def _finish(instance: Instance, desired: Desired, now: float) -> Remove | None:
     """The removal of an instance that is through with its work, had all the time it gets, or never runs again."""
-    if _spent(instance, now) and instance.problem is not None:
-        pause_s = placing.pause_s(desired.uid, now) if instance.problem.reason == UNFINISHED else 0.0
-        return Remove(instance.name, f"it will never run again: {instance.problem.reason}", pause_s)
+    if _spent(instance, now) and instance.absent is not None:
+        pause_s = placing.pause_s(desired.uid, now) if instance.absent.reason == UNFINISHED else 0.0
+        return Remove(instance.name, f"it will never run again: {instance.absent.reason}", pause_s)
     if instance.phase is Phase.DRAINED:
         return Remove(instance.name, "drained")
     if instance.phase is Phase.DRAINING and now - instance.since >= desired.drain_timeout_s:
@@ -197,7 +197,7 @@ def _finish(instance: Instance, desired: Desired, now: float) -> Remove | None:
     return None
 
 
-def _revive(instance: Instance, desired: Desired, now: float, actions: list[Action], waits: list[Wait]) -> None:
+def _revive(instance: Instance, desired: Desired, now: float, actions: list[Action], waits: list[Waiting]) -> None:
     for unit in instance.units:
         if not unit.alive:
             reason = _when(unit, now, f"restarting {unit.name} of {instance.name}", waits)
@@ -212,13 +212,13 @@ def _revive(instance: Instance, desired: Desired, now: float, actions: list[Acti
         actions.append(Restart(instance.name, instance.units[0].name, f"{state} {limit_s:g} s"))
 
 
-def _when(unit: ObservedUnit, now: float, what: str, waits: list[Wait]) -> str:
+def _when(unit: ObservedUnit, now: float, what: str, waits: list[Waiting]) -> str:
     """The reason for a restart that is due, else an empty string and a wait."""
     due = backoff.due(unit.crashes, unit.ended, now)
     ended = unit.exit or "it ended"
     if now >= due:
         return ended
-    waits.append(Wait(what, f"{ended}, {unit.crashes} in a row", due))
+    waits.append(put_off(what, f"{ended}, {unit.crashes} in a row", due))
     return ""
 
 
@@ -227,7 +227,7 @@ def _end(desired: Desired, observed: Observed, now: float) -> Plan:
     if router is not None:
         if not router.stopping:
             return Plan((StopRouter("the service ends"),))
-        return Plan((), (Wait("the end", "the router finishes its streams"),))
+        return Plan((), (put_off("the end", "the router finishes its streams"),))
     actions: list[Action] = []
     for instance in observed.instances:
         if instance.phase in (Phase.STARTING, Phase.CRASHED):
