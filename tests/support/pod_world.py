@@ -93,14 +93,23 @@ class PodWorld:
     """The operator reaches a router."""
     pods: dict[str, Pod] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
+    freed: float = 0.0
+    """When a pod gave its place back last, as far as it was looked at."""
+    placed: set[str] = field(default_factory=set)
+    """Pods that had one then."""
 
     def observe(self) -> Observed:
         """What a backend would make of it."""
+        placed = {pod.name for pod in self.pods.values() if pod.scheduled}
+        if self.placed - placed:
+            self.freed = self.now
+        self.placed = placed
         known = self.answers and any(self.settled(pod) and pod.router for pod in self.serving(Role.DECODE))
         return Observed(
             instances=tuple(self._instance(pod, known) for pod in sorted(self.pods.values(), key=lambda pod: pod.ordinal)),
             front=None if known else Waiting("NoRouter", "no pod routes yet"),
             fleet_known=known,
+            freed=self.freed,
         )
 
     def _instance(self, pod: Pod, known: bool) -> Instance:
@@ -129,7 +138,7 @@ class PodWorld:
         if pod.failed:
             return Broken(pod.failed, "it was put off its node", replaced=True)
         if not pod.admitted:
-            return Waiting(QUEUED, "it waits to be admitted", place=True)
+            return Waiting(QUEUED, "it waits to be admitted", since=pod.since, place=True)
         if pod.phase is Phase.STARTING and not pod.scheduled:
             return waits(UNPLACED, "no node has room", self.now, since=pod.since, limit_s=STARTUP_S, place=True)
         if pod.phase is Phase.CRASHED:

@@ -41,7 +41,7 @@ def absent(pod: Body, now: float, limit_s: float = STARTUP_S) -> Absence | None:
     created = unix(pod["metadata"].get("creationTimestamp"))
     gates = (pod.get("spec") or {}).get("schedulingGates") or ()
     if gates:
-        return _queued(name, gates, pod["metadata"].get("labels") or {}, now)
+        return _queued(name, gates, pod["metadata"].get("labels") or {}, now, created)
     placing = condition(status, "PodScheduled")
     if placing is not None and placing.get("status") == "False" and placing.get("reason") != "SchedulingGated":
         return _not_placed(name, placing, pod, now, limit_s)
@@ -67,13 +67,13 @@ def _over(name: str, status: Body) -> Broken:
     return Broken(reason, f"pod {name} has ended ({why}) and will be replaced", replaced=True)
 
 
-def _queued(name: str, gates: Sequence[Body], labels: Body, now: float) -> Absence:
+def _queued(name: str, gates: Sequence[Body], labels: Body, now: float, created: float) -> Absence:
     """Nobody looks for a node before the gates are gone. Kueue's label names the queue."""
     queue = f", queue {labels[_QUEUE]}" if labels.get(_QUEUE) else ""
     which = ", ".join(gate["name"] for gate in gates)
     advice = "it goes on when whoever set the gate takes it away"
     words = f"pod {name} waits to be admitted (gate {which}{queue}); {advice}"
-    return waits(QUEUED, words, now, since=0.0, limit_s=0.0, place=True)
+    return waits(QUEUED, words, now, since=created, limit_s=0.0, place=True)
 
 
 def _not_placed(name: str, placing: Body, pod: Body, now: float, limit_s: float) -> Absence:

@@ -77,6 +77,10 @@ class KubeBackend:
         self._several = False  # there are instances of several pods
         self._before = False  # there are pods of a service of this name that was deleted
         self._place_after = 0.0  # when such instances are made again (``Remove.pause_s``)
+        self._placed: frozenset[str] = frozenset()
+        """uids of pods that have a node."""
+        self._freed = 0.0
+        """When one of them was gone."""
         self._waits_until = 0.0
         """When a surplus has waited long enough for the other role to want it."""
 
@@ -138,11 +142,16 @@ class KubeBackend:
         self._switching = any(each.switching for each in mine)
         self._planner.look(self._told.fleet, found, [each for each in routers if each.usable], now)
         self._named = self._taken
+        placed = frozenset(each.uid for each in mine if each.placed)
+        if self._placed - placed:
+            self._freed = now
+        self._placed = placed
         clients = f"Service {service.name}"
         return Observed(
             found,
             front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away),
             fleet_known=self._told.fleet is not None,
+            freed=self._freed,
             absent=(
                 *service_wide(self._named, self._blueprint.valid, self._shared.master.trouble),
                 *(ungrouped(self._shared.gangs, left_out=self._pods.ungrouped) if spans(service) else ()),

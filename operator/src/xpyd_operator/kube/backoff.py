@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.plan.absent import Waiting
+from xpyd_operator.plan.absent import PUT_OFF, Waiting
 
 FIRST_S = 5.0
 LONGEST_S = 60.0
@@ -49,4 +49,4 @@ class Holds:
     @property
     def waiting(self) -> tuple[Waiting, ...]:
         """What waits and why; empty where nothing does."""
-        return (Waiting("Refused", self._words, until=self._until, place=True),) if self._words else ()
+        return (Waiting(PUT_OFF, self._words, until=self._until, place=True),) if self._words else ()

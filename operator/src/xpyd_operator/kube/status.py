@@ -12,7 +12,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.status import Condition, PoolCondition, PoolStatus, ServiceStatus
 from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.master import KeyTrouble
-from xpyd_operator.plan.absent import Absence, Broken, Waiting
+from xpyd_operator.plan.absent import PUT_OFF, Absence, Broken, Waiting
 from xpyd_operator.plan.conditions import FAILED, bounded, conditions
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
@@ -36,7 +36,7 @@ def service_status(
     said = round_.status
     host = f"{service.name}.{service.metadata.namespace}.svc.{settings.cluster_domain}"
     scheme = "http" if service.spec.router.tls.secret is None else "https"
-    after = (*after, *(Waiting("Waiting", each) for each in round_.postponed),
+    after = (*after, *(Waiting(PUT_OFF, each) for each in round_.postponed),
              *(Broken(FAILED, each) for each in round_.failures))
     found = conditions(round_.desired, round_.observed, round_.plan, said.roles, after)
     put_off = [each.message for each in after if isinstance(each, Waiting)]

@@ -17,8 +17,8 @@ import msgspec
 
 QUEUED = "Queued"
 """Reason of what waits to be admitted by something outside, such as Kueue."""
-HELD = "Held"
-"""Reason of what the planner itself puts off."""
+PUT_OFF = "Waiting"
+"""Reason of what the operator wants to do and puts off."""
 UNPLACED = "Unschedulable"
 """Reason of a pod that finds no node."""
 
@@ -93,7 +93,7 @@ Absence = Waiting | Broken
 
 def put_off(what: str, why: str, until: float = 0.0) -> Waiting:
     """Something that the planner wants to do and does not do yet: ``what``, and why."""
-    return Waiting(HELD, f"{what} waits: {why}", what, until=until)
+    return Waiting(PUT_OFF, f"{what} waits: {why}", what, until=until)
 
 
 def waits(

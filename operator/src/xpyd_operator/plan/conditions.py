@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from xpyd_operator.api.status import Condition, RolesStatus
-from xpyd_operator.plan.absent import QUEUED, Absence, Broken, Waiting
+from xpyd_operator.plan.absent import PUT_OFF, QUEUED, Absence, Broken, Waiting
 from xpyd_operator.plan.actions import Plan
 from xpyd_operator.plan.balance import group
 from xpyd_operator.plan.canary import RoleView, Stage, clash, stage, view
@@ -153,7 +153,7 @@ def _progressing(desired: Desired, observed: Observed, plan: Plan, held: str, af
     parts += [_cut(each.message, LONGEST // _NAMED) for each in routers[:1]]
     words = "; ".join((*parts, *off)) + limit
     if off:
-        return _say("Progressing", "True", "Waiting", words)
+        return _say("Progressing", "True", PUT_OFF, words)
     if not plan.actions and not moving and (stuck or held):
         return _say("Progressing", "False", "Stuck", words)
     if not plan.actions and not moving and (without or any(each.place for each in routers)):

@@ -65,6 +65,8 @@ class Desired(msgspec.Struct, frozen=True):
     """Before this, unix seconds, no instance of several parts is made (``placing``)."""
     gang: bool = False
     """A scheduler is told which parts are one instance, and places all of them or none (``placing``)."""
+    same_places: bool = False
+    """A place of an instance of one role would do for one of the other (``stranded``)."""
     stopping: bool = False
     """The service is to end: router first, so that nothing new comes in, then the instances."""
 

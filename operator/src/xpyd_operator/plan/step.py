@@ -12,6 +12,7 @@ Laws
     9. What the platform restarts by itself is left to it; what it never starts again is removed.
    10. Where one role has too many and the other too few, a running instance takes the other role (``switch``).
    11. While an instance has places for a part of itself alone, no other one of several parts is made (``placing``).
+   12. Where one role has no place and the other all of them, the other gives some up, also without a router (``stranded``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from xpyd_operator.plan import backoff, balance, names, placing, routers, switch
+from xpyd_operator.plan import backoff, balance, names, placing, routers, stranded, switch
 from xpyd_operator.plan.absent import Waiting, put_off
 from xpyd_operator.plan.actions import (
     Action,
@@ -31,6 +32,7 @@ from xpyd_operator.plan.actions import (
     Restart,
     StartRouter,
     StopRouter,
+    Switch,
     Undrain,
 )
 from xpyd_operator.plan.canary import RoleView, alone, stage, view
@@ -66,9 +68,19 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
             going.add(instance.name)
     there = tuple(msgspec.structs.replace(one, phase=Phase.DRAINING) if one.name in going and not one.leaving else one
                   for one in there)
-    made, stays = switch.switches(desired, observed, _views(desired, there), now)
+    views = _views(desired, there)
+    if stranded.nothing_runs(views[1], now):
+        observed = msgspec.structs.replace(observed, fleet_known=True)
+    made, stays = switch.switches(desired, observed, views, now)
+    given = stranded.give_up(desired, views, observed.freed, now) if not made and not going else ()
+    made += [action for action in given if isinstance(action, Switch)]
+    leaving = [action for action in given if not isinstance(action, Switch)]
+    drains += leaving
+    going.update(action.instance for action in leaving)
     actions += made
     there = switch.after(there, made)
+    there = tuple(msgspec.structs.replace(one, phase=Phase.DRAINING) if one.name in going and not one.leaving else one
+                  for one in there)
     observed = msgspec.structs.replace(observed, instances=switch.after(observed.instances, made))
     views = _views(desired, there)
     outs, last = _retire(desired, observed, views, going)
@@ -80,10 +92,14 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
         going.update(instance.name for instance, _ in (*out.remove, *out.drain))
 
     ordinals = names.free_ordinals([instance.ordinal for instance in observed.instances])
+    creates: list[Create] = []
     for mine, other in (views, views[::-1]):
-        more, short = _add(desired, (mine, other), going, ordinals, held, fleet_known=observed.fleet_known)
-        actions += more
+        first = stranded.first_to_others(mine, other, now)
+        more, short = _add(desired, (mine, other), going, ordinals, (held, first), fleet_known=observed.fleet_known)
+        actions += [action for action in more if not isinstance(action, Create)]
+        creates += [action for action in more if isinstance(action, Create)]
         waits += short
+    actions += stranded.in_ratio(creates, views)
     actions += drains
     for instance in observed.instances:
         if instance.name not in going and not instance.leaving:
@@ -128,18 +144,22 @@ def _add(
     views: tuple[RoleView, RoleView],
     going: Collection[str],
     ordinals: Iterator[int],
-    placed: str,
+    first: tuple[str, str],
     *,
     fleet_known: bool,
 ) -> tuple[list[Action], list[Waiting]]:
-    """Take back and make what is missing of the first of ``views``. ``placed``: who finds its places first, in words."""
+    """Take back and make what is missing of the first of ``views``. ``first``: who finds its places first, in words; where
+    the missing ones are of several parts, and of any."""
     mine, other = views
     at = stage(mine, other, fleet_known=fleet_known)
     back = [one for one in returning(mine) if one.name not in going] if desired.keep_terminating else []
     actions: list[Action] = [Undrain(instance.name, "asked for again") for instance in back]
     count = missing(mine, len(back), canary=alone(at))
+    placed, others = first
     if count and placed and mine.target.parts > 1:
         return actions, [put_off(f"creating {count} more of {mine.role}", placed, desired.place_after)]
+    if count and others:
+        return actions, [put_off(f"creating {count} more of {mine.role}", others)]
     for _, ordinal in zip(range(count), ordinals, strict=False):
         name = names.instance_name(desired.service, ordinal)
         actions.append(Create(name, ordinal, mine.role, mine.target.revision))
