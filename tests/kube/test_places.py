@@ -1,4 +1,4 @@
-"""Fewer places than instances, on a real API server: what has a place is a pair that can serve, whoever had places before."""
+"""Fewer places than instances, on a real API server: what has a place is a pair that can serve, whoever had it before."""
 
 from __future__ import annotations
 

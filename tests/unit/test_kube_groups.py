@@ -12,8 +12,8 @@ from kube_documents import UID, pod
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.groups import INCOMPLETE
 from xpyd_operator.kube.observe import Told, instances
-from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.absent import QUEUED
+from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, Phase
 from xpyd_operator.plan.placing import HALF_S
 from xpyd_operator.render import labels

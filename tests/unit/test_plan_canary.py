@@ -8,8 +8,7 @@ from pod_world import PodWorld, wish
 from xpyd_operator.api.operation import Rollout
 from xpyd_operator.plan.absent import UNPLACED, Broken, Waiting
 from xpyd_operator.plan.canary import Stage, stage, view
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.desired import STARTUP_S
+from xpyd_operator.plan.desired import STARTUP_S, Desired
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.plan.status import is_true, status
 from xpyd_operator.plan.step import step

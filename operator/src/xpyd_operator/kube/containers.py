@@ -14,7 +14,7 @@ import re
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
-from xpyd_operator.kube.podstatus import condition, clock, last_line, unix
+from xpyd_operator.kube.podstatus import clock, condition, last_line, unix
 from xpyd_operator.kube.podwords import ROUTER, more_memory, words_of
 from xpyd_operator.plan.absent import Absence, Broken, Waiting, waits
 from xpyd_operator.plan.backoff import HEALTHY_S, LOOPING
@@ -121,9 +121,9 @@ def why_not(one: Container) -> Told | None:
     if "running" in one.state:
         return _running(one)
     since = one.placed
-    words = f"{one.where} is being made since {clock(since)}: its image is pulled, or a volume is mounted"
-    return Told(Rank.BLOCKED, _wait(one, "Creating", f"{words}; kubectl describe pod {one.pod['metadata']['name']} says which",
-                                    since))
+    words = (f"{one.where} is being made since {clock(since)}: its image is pulled, or a volume is mounted; "
+             f"kubectl describe pod {one.pod['metadata']['name']} says which")
+    return Told(Rank.BLOCKED, _wait(one, "Creating", words, since))
 
 
 def _wait(one: Container, reason: str, message: str, since: float, limit_s: float | None = None) -> Waiting:
@@ -143,7 +143,8 @@ def _refused(one: Container) -> Absence | None:
             return _wait(one, "ImagePull", f"{what}; {do}", one.placed, UNREADY_S)
         return Broken("ImagePull", what, do, of=one.name)
     if reason in _NEVER_PULL:
-        return Broken("ImagePull", f"{image} for {one.where} cannot be used: {words or reason}", "correct the image", one.name)
+        what = f"{image} for {one.where} cannot be used: {words or reason}"
+        return Broken("ImagePull", what, "correct the image", one.name)
     if reason == "CreateContainerConfigError":
         kind = "SecretMissing" if _SECRET.search(words) else "ConfigError"
         do = "create what is missing in the pod's namespace"
@@ -163,11 +164,12 @@ def _ended(one: Container) -> Absence | None:
     ran_s, when = unix(last.get("finishedAt")) - unix(last.get("startedAt")), unix(last.get("finishedAt"))
     times = max(1, one.status.get("restartCount", 0))
     if one.kind is Kind.INIT:
-        return _again(one, "InitFailed", f"{one.where} {_how(last)}", f"see kubectl logs {name} -c {one.name}", times, when)
+        found = Broken("InitFailed", f"{one.where} {_how(last)}", f"see kubectl logs {name} -c {one.name}", one.name)
+        return _again(one, found, times, when)
     often = "once" if times == 1 else f"{times} times"
     if last.get("reason") == "OOMKilled":
         do = more_memory(one.pod, one.name)
-        return _again(one, "OutOfMemory", f"{one.where} was killed for memory {often}", do, times, when)
+        return _again(one, Broken("OutOfMemory", f"{one.where} was killed for memory {often}", do, one.name), times, when)
     limit_s = _startup_limit_s(one)
     if limit_s and ran_s >= limit_s and last.get("exitCode") in (137, 143):
         said = words_of(one.pod)
@@ -178,14 +180,12 @@ def _ended(one: Container) -> Absence | None:
         times, often = 1, "once"  # it ran well before
     reason = "SidecarCrash" if one.name == SIDECAR else "CrashLoop"
     what = f"{one.where} ended {often}, last {_how(last)}"
-    return _again(one, reason, what, f"see kubectl logs {name} -c {one.name} --previous", times, when)
+    return _again(one, Broken(reason, what, f"see kubectl logs {name} -c {one.name} --previous", one.name), times, when)
 
 
-def _again(one: Container, reason: str, what: str, do: str, times: int, when: float) -> Absence:
+def _again(one: Container, found: Broken, times: int, when: float) -> Absence:
     """From ``LOOPING`` times on nobody waits for it any more."""
-    if times >= LOOPING:
-        return Broken(reason, what, do, one.name)
-    return _wait(one, reason, f"{what}; {do}", when)
+    return found if times >= LOOPING else _wait(one, found.reason, found.message, when)
 
 
 def _how(last: Body) -> str:

@@ -136,8 +136,8 @@ def _seen(
 
 
 def _first(parts: Sequence[Instance], members: Sequence[Facts]) -> Absence | None:
-    """Those that wait for admission or for a place speak for the others, which wait for them; then the first that is broken,
-    the first that ended, the first.
+    """Those that wait for admission or for a place speak for the others, which wait for them; then the first that is
+    broken, the first that ended, the first.
     """
     found = [each.absent for each in parts if each.absent is not None]
     if queued := next((each.absent for each in parts if each.queued), None):

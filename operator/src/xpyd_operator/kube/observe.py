@@ -79,7 +79,7 @@ def instances(
     for ordinal, entries in several.items():
         entries.sort(key=lambda one: one[0].member or 0)
         said = heard.get(entries[0][0].instance)
-        parts = [_instance(entry, fact, ordinal, said, now, limit_s, settled=fact.name in told.settled)
+        parts = [_instance(entry, fact, ordinal, said, now, limit_s=limit_s, settled=fact.name in told.settled)
                  for fact, entry in entries]
         members = [fact for fact, _ in entries]
         if len(parts) == 1 and members[0].member is None:
@@ -133,7 +133,7 @@ def _nobody(away: Sequence[Absence] | None) -> str:
 
 
 def _instance(
-    entry: Entry, fact: Facts, ordinal: int, heard: FleetInstance | None, now: float, limit_s: float, *, settled: bool
+    entry: Entry, fact: Facts, ordinal: int, heard: FleetInstance | None, now: float, *, limit_s: float, settled: bool
 ) -> Instance:
     phase, since = fact.phase, fact.since
     if fact.ends_by:
@@ -175,7 +175,8 @@ def _absent(entry: Entry, fact: Facts, phase: Phase, now: float, limit_s: float)
 def _foreign(name: str, ordinal: int, *, ours: bool, ending: bool) -> Instance:
     found = None
     if ours:
-        found = Broken("Unrecognized", f"pod {name} has lost the label {labels.ROLE}", "delete the pod, and it is made anew")
+        what = f"pod {name} has lost the label {labels.ROLE}"
+        found = Broken("Unrecognized", what, "delete the pod, and it is made anew")
     elif not ending:
         found = Broken("NameTaken", f"pod {name} belongs to somebody else", "rename or delete it to free the name")
     return Instance(member_of(name)[0], ordinal, Role.DECODE, Revision(""), Phase.LOST, absent=found)

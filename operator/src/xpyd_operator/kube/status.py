@@ -54,7 +54,8 @@ def stalled(found: Iterable[Condition], valid: Condition) -> tuple[Condition, ..
     """The condition ``Stalled`` while it holds, and nothing otherwise.
 
     It is what programs that wait for a document to take effect look at (kstatus, so Flux): the newest one is refused, or
-    nothing will move before a person does something, which is never so while something waits for a place. ``Ready`` does not say that, as what ran before serves on.
+    nothing will move before a person does something, which is never so of what waits for a place. ``Ready`` does not say
+    that, as what ran before serves on.
     """
     stuck = next((each for each in found if each.type == "Progressing" and each.reason == "Stuck"), None)
     cause = valid if valid.status == "False" else stuck

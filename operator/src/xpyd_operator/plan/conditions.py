@@ -9,7 +9,9 @@
     Compatible   all that serve can pair: False while a rollout is held, or nothing that serves can pair; names fingerprints
 
 Ready of what does not serve has the reason of what is broken, if anything is. All are folds over what is not there
-(``absent``), with what came of the round added (``after``). The same state gives the same words: there are no ages in them. Messages have at most ``LONGEST`` characters.
+(``absent``), with what came of the round added (``after``).
+
+The same state gives the same words: there are no ages in them. Messages have at most ``LONGEST`` characters.
 """
 
 from __future__ import annotations

@@ -149,7 +149,8 @@ def _add(
     fleet_known: bool,
 ) -> tuple[list[Action], list[Waiting]]:
     """Take back and make what is missing of the first of ``views``. ``first``: who finds its places first, in words; where
-    the missing ones are of several parts, and of any."""
+    the missing ones are of several parts, and of any.
+    """
     mine, other = views
     at = stage(mine, other, fleet_known=fleet_known)
     back = [one for one in returning(mine) if one.name not in going] if desired.keep_terminating else []
@@ -167,7 +168,8 @@ def _add(
     if short <= 0:
         return actions, []
     why = f"{len(mine.everything)} exist, surge is {mine.target.max_surge}"
-    return actions, [put_off(f"creating {short} more of {mine.role}", reason_to_wait(mine, other, at) if alone(at) else why)]
+    why = reason_to_wait(mine, other, at) if alone(at) else why
+    return actions, [put_off(f"creating {short} more of {mine.role}", why)]
 
 
 def _pause(desired: Desired, now: float) -> str:

@@ -1,8 +1,8 @@
 """No state that only a person can leave, where places are short.
 
 Prefill alone serves nobody, and routers live beside decode; so where prefill has all the places no router tells a load, and
-a rule that waits for one would wait for ever. A role is *stranded* when it serves nothing, and none of its instances has had
-a place for ``STRANDED_S``. Then
+a rule that waits for one would wait for ever. A role is *stranded* when it serves nothing, and none of its instances has
+had a place for ``STRANDED_S``. Then
 
     what the other role has too many goes without a router's word: without decode nothing can run in prefill
     of the other role nothing more is made, so that the next place is for who has none
@@ -37,7 +37,7 @@ def stranded(view: RoleView, now: float) -> bool:
 
 
 def nothing_runs(decode: RoleView, now: float) -> bool:
-    """There is no decode, or it is stranded: no request can be running, so the load is known to be none without a router."""
+    """There is no decode, or it is stranded: no request can be running, and no router need tell that there is no load."""
     return decode.wanted > 0 and (not decode.everything or stranded(decode, now))
 
 
@@ -67,7 +67,8 @@ def give_up(
         busy = mine.stale or other.stale or any(one.leaving or one.switching for one in mine.everything)
         if busy or not desired.same_places or not stranded(other, now) or 0 <= now - freed < STRANDED_S:
             continue
-        if len(holding) < 2 or len(mine.fresh) > mine.wanted or (mine.role is Role.DECODE and len(mine.fresh) < mine.wanted):
+        given = mine.role is Role.DECODE and len(mine.fresh) < mine.wanted
+        if len(holding) < 2 or len(mine.fresh) > mine.wanted or given:
             continue
         one = victims(holding)[0]
         why = f"{other.role} serves nothing and finds no place, {mine.role} has {len(holding)}"
@@ -78,8 +79,8 @@ def give_up(
 
 
 def in_ratio(made: Sequence[Create], views: tuple[RoleView, RoleView]) -> list[Create]:
-    """The same, in the order in which the wanted ratio is kept best: of the role of which the smaller share is there; prefill
-    among equals.
+    """The same, in the order in which the wanted ratio is kept best: of the role of which the smaller share is there;
+    prefill among equals.
     """
     left = {view.role: [each for each in made if each.role is view.role] for view in views}
     there = {view.role: len(view.fresh) for view in views}
