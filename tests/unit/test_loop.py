@@ -157,6 +157,8 @@ class SlowBackend(FakeBackend):
         self.under_way = 0
         self.answered = 0
         self.begun: list[str] = []
+        self.twenty = asyncio.Event()
+        """So many were answered for."""
         self.most: list[tuple[int, int]] = []
         """Under way, and answered by then."""
 
@@ -168,6 +170,8 @@ class SlowBackend(FakeBackend):
             await asyncio.sleep(0.001)
             self.under_way -= 1
             self.answered += 1
+            if self.answered == 20:
+                self.twenty.set()
         self.world.apply(action)
 
 
@@ -191,8 +195,7 @@ async def test_of_many_an_eighth_as_many_are_under_way_as_were_answered_for_and_
 async def test_when_a_round_is_cut_off_nothing_goes_on_being_made() -> None:
     backend = SlowBackend(100, 200)
     round_ = asyncio.ensure_future(loop.converge(backend, 0.0))
-    while backend.answered < 20:
-        await asyncio.sleep(0)
+    await backend.twenty.wait()
     round_.cancel()
     with pytest.raises(asyncio.CancelledError):
         await round_
