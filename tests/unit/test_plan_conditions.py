@@ -124,6 +124,11 @@ def test_a_lost_node_a_crash_loop_and_a_refused_template_are_degraded() -> None:
     assert said(wish(1, 1), refused)["Degraded"].reason == "TemplateRejected"
 
 
+def test_a_name_that_is_soon_free_is_nobodys_trouble() -> None:
+    """A pod of a service of this name before, which ends."""
+    assert said(wish(1, 1), seen(P, ROUTING, pod(2, Role.DECODE, Phase.LOST)))["Degraded"].status == "False"
+
+
 def test_compatible_names_the_fingerprints() -> None:
     assert said(wish(1, 1), seen(P, D))["Compatible"].reason == "SameFingerprint"
     assert said(wish(1, 1), seen(P))["Compatible"].status == "Unknown"

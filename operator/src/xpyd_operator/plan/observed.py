@@ -142,11 +142,13 @@ class Instance(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> Absence | None:
-        """Why it does not serve. None for one that serves, or leaves as it should: there is nothing to wait for."""
+        """Why it does not serve. None for one that serves, or leaves as it should: there is nothing to wait for; nor is there
+        where only its name is still somebody else's, who ends.
+        """
         if self.leaving and self.phase is not Phase.LOST:
             return None
         if self.phase is Phase.LOST or isinstance(self.absent, Broken):
-            return self.absent or Broken("Lost", f"{self.name} is on a node that does not answer")
+            return self.absent
         if self.crashes >= LOOPING and self.units:
             worst = max(self.units, key=lambda unit: unit.crashes)
             return Broken("CrashLoop", f"{worst.name} crashed {worst.crashes} times in a row ({worst.exit or 'it ended'})")
