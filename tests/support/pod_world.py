@@ -100,7 +100,7 @@ class PodWorld:
 
     def observe(self) -> Observed:
         """What a backend would make of it."""
-        placed = {pod.name for pod in self.pods.values() if pod.scheduled}
+        placed: set[str] = {pod.name for pod in self.pods.values() if pod.scheduled}
         if self.placed - placed:
             self.freed = self.now
         self.placed = placed
