@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from xpyd_operator.cli import main, timeline, trace
+from xpyd_operator.cli import main, routers, timeline, trace
 from xpyd_operator.errors import NotFound, XpydError
 from xpyd_operator.local import store
 from xpyd_operator.local.paths import ServiceFolder
@@ -104,7 +104,7 @@ def router(status: int, body: bytes) -> Iterator[tuple[str, list[dict[str, str]]
 
 def test_a_router_by_its_url_is_asked_with_the_admin_token(monkeypatch: pytest.MonkeyPatch,
                                                             capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv(trace.TOKEN, "secret")
+    monkeypatch.setenv(routers.TOKEN, "secret")
     with router(200, msgspec.json.encode(TRACES)) as (url, asked):
         assert main.main(["trace", f"{url}/", "--slowest", "3", "-o", "json"]) == 0
         assert json.loads(capsys.readouterr().out)["otherData"]["service"] == "q"
@@ -134,7 +134,7 @@ def test_a_service_of_this_host_is_asked_by_its_name_with_the_token_of_its_key(
 
 
 def test_no_request_yet_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv(trace.TOKEN, "secret")
+    monkeypatch.setenv(routers.TOKEN, "secret")
     with router(200, msgspec.json.encode(msgspec.structs.replace(TRACES, found=(), clocks=(), silent={}))) as (url, _):
         assert main.main(["trace", url]) == 1
     assert "remembers no request" in capsys.readouterr().out
@@ -144,7 +144,7 @@ def test_no_request_yet_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: 
     (404, b'{"error": {"message": "no request x among the last 3"}}', NotFound, "no request x among"),
     (401, b'{"error": {"message": "the API key is wrong"}}', XpydError, "401 the API key is wrong"),
     (200, b"<html>", XpydError, "not the answer of a router"),
-    (200, b" " * (trace.ANSWER_MAX + 1), XpydError, "longer than"),
+    (200, b" " * (routers.ANSWER_MAX + 1), XpydError, "longer than"),
 ])
 def test_what_a_router_refuses_is_said(status: int, body: bytes, error: type[XpydError], words: str) -> None:
     with router(status, body) as (url, _), pytest.raises(error, match=words):
@@ -153,10 +153,10 @@ def test_what_a_router_refuses_is_said(status: int, body: bytes, error: type[Xpy
 
 def test_nobody_there_and_no_token_are_errors_with_what_to_do(monkeypatch: pytest.MonkeyPatch,
                                                               capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv(trace.TOKEN, raising=False)
+    monkeypatch.delenv(routers.TOKEN, raising=False)
     assert main.main(["trace", "http://127.0.0.1:1"]) == 2
-    assert trace.TOKEN in capsys.readouterr().err
-    monkeypatch.setenv(trace.TOKEN, "t")
+    assert routers.TOKEN in capsys.readouterr().err
+    monkeypatch.setenv(routers.TOKEN, "t")
     assert main.main(["trace", "http://127.0.0.1:1"]) == 2
     assert "http://127.0.0.1:1/trace" in capsys.readouterr().err
 

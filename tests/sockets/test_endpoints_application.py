@@ -160,6 +160,9 @@ async def test_the_fleet_needs_the_admin_token() -> None:
     async with fleet() as f:
         for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Bearer " + keys.mint().hex()}):
             assert (await f.ask("/fleet", headers=headers)).status == 401
+            assert (await f.ask("/sample", headers=headers)).status == 401
+        sample = await f.ask("/sample", headers={"Authorization": "Bearer " + keys.admin_token(KEY)})
+        assert (sample.status, sample.json["at"], sample.json["rest"]) == (200, "", "")
         answer = await f.ask("/fleet", headers={"Authorization": "Bearer " + keys.admin_token(KEY)})
         assert [i["instance"] for i in answer.json["instances"]] == ["d0", "p0"]
 

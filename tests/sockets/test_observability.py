@@ -21,6 +21,7 @@ from scripts import load
 from xpyd_operator.kube.metrics import Metrics as OperatorMetrics
 from xpyd_sidecar.contract import metrics as kv
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.intake import Disaggregation
 from xpyd_sidecar.contract.membership import Drafts
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.router.observing.batch import of_records
@@ -62,6 +63,7 @@ def router() -> Labels:
     metrics = RouterMetrics(lambda: [member("p1", role=Role.PREFILL), member("d1", drafts=Drafts(1, 1, 1))])
     metrics.queued = lambda: 0
     metrics.retries_left = lambda: 30
+    metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
     of = record(P1, D1, retries=1, continued=1, skips="short")
     metrics.in_flight += 1
     metrics.closed(of_records(of.api, [of]))
@@ -91,6 +93,7 @@ def connector() -> Labels:
         for key in tables[table].keys:
             assert isinstance(key, ast.Attribute)
             found[getattr(kv, key.attr) + suffix] = {"model_name", "engine"}
+    found[f"{kv.LINK_BYTES}_total"] = {"model_name", "engine", "link"}
     found[f"{kv.TRANSFERS}_total"] = {"model_name", "engine", "side", "outcome"}
     return found
 
@@ -233,6 +236,7 @@ HEALTHY = {
     f"xpyd_router_ttft_seconds_bucket{{{POD}, api=\"chat\", le=\"20.0\"}}": "0+60x60",
     f"xpyd_router_ttft_seconds_bucket{{{POD}, api=\"chat\", le=\"+Inf\"}}": "0+60x60",
     f"xpyd_router_retry_budget{{{POD}}}": "30x60",
+    f"xpyd_router_disaggregating{{{POD}, reason=\"Receiving\"}}": "1x60",
     f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"ok\"}}": "0+60x60",
     f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"aborted\"}}": "0+30x60",
     f"xpyd_kv_sends_open{{{POD}}}": "4x60",
@@ -259,6 +263,8 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
                              QWEN | {"pod": "qwen-e0", "instance": "10.0.0.1:8000"}),
     "XpydTransfersFail": ({f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"checksum\"}}": "0+10x60"},
                           QWEN | {"side": "send", "outcome": "checksum"}),
+    "XpydNotDisaggregating": ({f"xpyd_router_disaggregating{{{POD}, reason=\"LoadsFail\"}}": "0x60"},
+                              {**QWEN, "reason": "LoadsFail"}),
     "XpydTransfersStuck": ({f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"ok\"}}": "7x60",
                             f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"aborted\"}}": "7x60"},
                            QWEN | {"pod": "qwen-e0", "instance": "10.0.0.1:8000"}),

@@ -48,9 +48,9 @@ def mapped() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
 
 
-@pytest.mark.parametrize("size", [1, 3 * MIB, (64 << 30) + (512 << 20)])
+@pytest.mark.parametrize("size", [1, 3 * MIB, 4608 * MIB])
 def test_so_much_is_taken_as_was_asked_for(cuda: Runtime, size: int) -> None:
-    """Nothing is rounded up but to pages: of 64 GiB and two steps of the model no power of two."""
+    """Nothing is rounded up but to pages: 4.5 GiB are not 8. No page of them is touched."""
     gc.collect()  # what others have left is not to go meanwhile
     before = mapped()
     memory = host_memory(size, pinned=True)
@@ -60,6 +60,11 @@ def test_so_much_is_taken_as_was_asked_for(cuda: Runtime, size: int) -> None:
     del memory
     gc.collect()
     assert cuda.held == {}
+
+
+def test_more_than_the_system_has_is_refused_with_its_size() -> None:
+    with pytest.raises(MemoryError, match="the system does not give 134217728 MiB of memory"):
+        host_memory(1 << 47, pinned=False)
 
 
 def test_a_part_keeps_all_of_it_and_the_last_one_gives_it_back(cuda: Runtime) -> None:

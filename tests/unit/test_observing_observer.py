@@ -39,6 +39,10 @@ class Untimed(asyncio.AbstractEventLoop):
     def call_later(self, delay: float, callback: object, *args: object, context: object = None) -> Any:
         """Never."""
 
+    def time(self) -> float:
+        """The roster's clock."""
+        return 3.0
+
 
 def observed() -> ob.RouterObserver:
     roster = Roster(SERVICE, started=0.0, settle_s=0.0, missed_beats=3)
@@ -55,10 +59,10 @@ def test_the_fleet_says_what_happened_within_the_window(clock: Clock) -> None:
     observer = observed()
     observer.metrics.queued = lambda: 4
     for number in range(10):
-        observer.opened(100)
+        observer.opened(100, "")
         observer.over(record(*pair("p1", "d1", 0.1), outcome="ok" if number else "broken", detail="it broke", bytes=100,
                                retries=1, continued=2))
-    observer.opened(100)
+    observer.opened(100, "")
     observer.refused("chat", "q", "unavailable", 503, "nobody decodes")
     clock.now += 2
     seen = fleet(observer)
@@ -80,7 +84,7 @@ def test_the_fleet_says_what_happened_within_the_window(clock: Clock) -> None:
 
 def test_what_is_older_than_the_window_is_left_out(clock: Clock) -> None:
     observer = observed()
-    observer.opened(100)
+    observer.opened(100, "")
     observer.over(record(*pair("p1", "d1")))
     clock.now += ob.WINDOW_S + 1
     seen = fleet(observer)

@@ -17,6 +17,7 @@ from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Instance, Observed, Phase
 from xpyd_operator.plan.round import think
 from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.intake import Disaggregation
 
 ANSWERS: Absence | None = None
 UNKNOWN = Waiting("NoRouter", "nothing is known of routers")
@@ -204,3 +205,20 @@ def test_a_thousand_instances_take_milliseconds() -> None:
         took.append(time.process_time() - began)
     print(f"a round over 1,000 instances: {min(took) * 1000:.1f} ms")
     assert min(took) < 0.2
+
+
+def test_disaggregating_says_what_a_router_judges() -> None:
+    told = Disaggregation("True", "Receiving", "decode received 100% of the tokens over tcp at 1.2 GB/s", share=1.0)
+    said_well = said(wish(1, 1), seen(P, D, disaggregation=told))["Disaggregating"]
+    assert (said_well.status, said_well.reason, said_well.message) == ("True", "Receiving", told.message)
+    failing = msgspec.structs.replace(told, holds="False", reason="LoadsFail", message="3 of 3 loads failed")
+    found = said(wish(1, 1), seen(P, D, disaggregation=failing))
+    assert (found["Disaggregating"].status, found["Disaggregating"].reason) == ("False", "LoadsFail")
+    assert found["Ready"].status == "True", "answers are right without it"
+
+
+def test_disaggregating_is_not_known_without_a_router_and_not_asked_for_without_prefill() -> None:
+    unknown = said(wish(1, 1), seen(P, D))["Disaggregating"]
+    assert (unknown.status, unknown.reason) == ("Unknown", "NoRouter")
+    alone = said(wish(0, 1), seen(D, disaggregation=Disaggregation("False", "NoPrefill", "…")))["Disaggregating"]
+    assert (alone.status, alone.reason) == ("False", "DecodeAlone")

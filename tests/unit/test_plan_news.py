@@ -5,9 +5,12 @@ from __future__ import annotations
 import msgspec
 from pod_world import PodWorld, wish
 
+from xpyd_operator.api.status import Condition
 from xpyd_operator.plan.desired import STARTUP_S, Desired
+from xpyd_operator.plan.disaggregating import is_news
 from xpyd_operator.plan.news import News, news
 from xpyd_operator.plan.round import Round, think
+from xpyd_sidecar.contract.intake import Disaggregation
 
 
 class Reporter:
@@ -151,3 +154,35 @@ def test_an_instance_that_routers_eject_and_pick_again_is_told_of() -> None:
     assert [one for one in news(away, away) if one.instance] == []
     assert [(one.type, one.instance, one.reason) for one in news(away, reporter.before) if one.instance] == [
         ("Normal", "qwen-e1", "Readmitted")]
+
+
+def test_disaggregation_that_turns_is_told_and_what_is_asked_for_is_not() -> None:
+    def turned(*, was: str, now: str) -> bool:
+        def condition(word: str) -> Condition:
+            holds, _, reason = word.partition(" ")
+            return Condition(type="Disaggregating", status=holds, reason=reason)
+
+        return is_news(condition(was) if was else None, condition(now))
+
+    assert turned(was="True Receiving", now="False LoadsFail")
+    assert turned(was="True Receiving", now="False NoPrefill")
+    assert turned(was="False LoadsFail", now="True Receiving")
+    assert turned(was="Unknown NoTraffic", now="False LoadsFail")
+    assert not turned(was="", now="True Receiving")
+    assert not turned(was="False LoadsFail", now="False LoadsFail")
+    assert not turned(was="Unknown NoDecode", now="False NoPrefill"), "instances come up in any order"
+    assert not turned(was="True Receiving", now="False SkippedByRule"), "the document asks for it"
+    assert not turned(was="False DecodeAlone", now="True Receiving")
+
+
+def test_an_event_tells_that_decode_computes_prompts() -> None:
+    reporter = Reporter()
+    reporter.run(wish(1, 1), 60)
+    for told in (Disaggregation("True", "Receiving", "all"), Disaggregation("False", "LoadsFail", "3 of 3 loads failed")):
+        assert reporter.before is not None
+        found = msgspec.structs.replace(reporter.before.observed, disaggregation=told)
+        done = think(reporter.before.desired, found, 1000.0)
+        said = news(reporter.before, done)
+        reporter.before = done
+    assert [(one.type, one.reason, one.message) for one in said] == [
+        ("Warning", "NotDisaggregating", "LoadsFail: 3 of 3 loads failed")]

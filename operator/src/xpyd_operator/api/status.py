@@ -18,8 +18,9 @@ class Condition(Part, frozen=True):
     """Which aspect. `Ready`: a request is answered now, by prefill (where it is wanted) and decode of one fingerprint,
     through a router that clients reach; reason `AllReady` when as many serve as are wanted, `Serving` when fewer do.
     `Progressing`: something changes or waits. `Degraded`: a person should look. `Compatible`: prefill and decode can
-    exchange KV. `Valid`: the document is used as it is. `Stalled`: only there while nothing will move before a person does
-    something, or the newest document is refused."""
+    exchange KV. `Disaggregating`: decode receives the prompts that it was to receive, instead of computing them; the
+    message has the share of their tokens and the links with their GB/s. `Valid`: the document is used as it is. `Stalled`:
+    only there while nothing will move before a person does something, or the newest document is refused."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Meta(max_length=1024)]

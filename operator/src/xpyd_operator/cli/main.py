@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "status": "show what runs on this host",
     "logs": "print logs of a service of this host",
     "trace": "show where the time of single requests went",
+    "doctor": "say what is wrong with this host or a service, and what to do",
     "down": "drain and stop a service of this host",
     "join": "add an engine of this host to a service on another one",
     "bench": "drive an OpenAI endpoint and measure it",

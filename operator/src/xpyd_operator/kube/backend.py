@@ -151,6 +151,7 @@ class KubeBackend:
             found,
             front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away),
             fleet_known=self._told.fleet is not None,
+            disaggregation=self._told.fleet.disaggregation if self._told.fleet is not None else None,
             freed=self._freed,
             absent=(
                 *service_wide(self._named, self._blueprint.valid, self._shared.master.trouble),

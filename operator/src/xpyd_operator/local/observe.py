@@ -93,7 +93,8 @@ class Observer:
         router = None
         if config is not None or "router" in work:
             router = self._seen_router(fleet, found, work.get("router"), now)
-        observed = Observed(found, router, fleet_known=known)
+        told = fleet.disaggregation if fleet is not None and fleet.settled else None
+        observed = Observed(found, router, fleet_known=known, disaggregation=told)
         return Picture(observed, tuple(sorted(sights, key=lambda sight: sight.record.ordinal)), fleet)
 
     async def _fleet(self, port: int | None) -> Fleet | None:

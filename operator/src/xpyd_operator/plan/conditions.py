@@ -7,6 +7,7 @@
                  ``Queued``, ``WaitingForNode``: all that is not there yet waits for a place that somebody outside gives
     Degraded     a person should look: what is wrong, of which instance; the first three are named
     Compatible   all that serve can pair: False while a rollout is held, or nothing that serves can pair; names fingerprints
+    Disaggregating   decode receives the prompts that it was to receive (``disaggregating``)
 
 Ready of what does not serve has the reason of what is broken, if anything is. All are folds over what is not there
 (``absent``), with what came of the round added (``after``).
@@ -26,6 +27,7 @@ from xpyd_operator.plan.actions import Plan
 from xpyd_operator.plan.balance import group
 from xpyd_operator.plan.canary import RoleView, Stage, clash, stage, view
 from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.disaggregating import disaggregating
 from xpyd_operator.plan.observed import STARTS, Instance, Observed, Phase
 from xpyd_sidecar.contract.ids import Role
 
@@ -43,7 +45,10 @@ Views = tuple[RoleView, RoleView]
 def conditions(
     desired: Desired, observed: Observed, plan: Plan, roles: RolesStatus, after: Sequence[Absence] = ()
 ) -> tuple[Condition, ...]:
-    """Ready, Progressing, Degraded, Compatible. ``after``: what a round could not do, and what it put off."""
+    """Ready, Progressing, Degraded, Compatible, Disaggregating.
+
+    ``after``: what a round could not do, and what it put off.
+    """
     views = (
         view(Role.PREFILL, desired.prefill, observed.instances),
         view(Role.DECODE, desired.decode, observed.instances),
@@ -54,6 +59,7 @@ def conditions(
         _progressing(desired, observed, plan, held, after),
         _degraded(observed, held, after),
         _compatible(views, held),
+        disaggregating(observed, prefill=desired.prefill.replicas > 0),
     )
 
 

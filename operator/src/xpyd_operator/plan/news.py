@@ -16,13 +16,14 @@ from xpyd_operator.plan.absent import Absence, Broken
 from xpyd_operator.plan.actions import Create, Drain, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.disaggregating import KIND, is_news
 from xpyd_operator.plan.observed import Instance, Observed, Phase
 from xpyd_operator.plan.round import Round
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 NORMAL: Literal["Normal"] = "Normal"
 WARNING: Literal["Warning"] = "Warning"
-_GOOD = {"Ready": "True", "Progressing": "False", "Degraded": "False", "Compatible": "True"}
+_GOOD = {"Ready": "True", "Progressing": "False", "Degraded": "False", "Compatible": "True", KIND: "True"}
 
 
 class News(msgspec.Struct, frozen=True):
@@ -137,6 +138,8 @@ def _conditions(before: Round | None, after: Round) -> Iterator[News]:
     for condition in after.status.conditions:
         was = old.get(condition.type)
         if condition.type == "Progressing" or condition.status == "Unknown" or _same(was, condition):
+            continue
+        if condition.type == KIND and not is_news(was, condition):
             continue
         good = condition.status == _GOOD[condition.type]
         if was is None and (good or condition.type == "Ready"):

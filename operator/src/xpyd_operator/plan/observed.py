@@ -10,6 +10,7 @@ from xpyd_operator.plan.absent import QUEUED, Absence, Broken, Waiting
 from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.desired import Revision
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role
+from xpyd_sidecar.contract.intake import Disaggregation
 
 
 class Phase(StrEnum):
@@ -142,8 +143,8 @@ class Instance(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> Absence | None:
-        """Why it does not serve. None for one that serves, or leaves as it should: there is nothing to wait for; nor is there
-        where only its name is still somebody else's, who ends.
+        """Why it does not serve. None for one that serves, or leaves as it should: there is nothing to wait for. Nor has one
+        of which only the name is still somebody else's, who ends.
         """
         if self.leaving and self.phase is not Phase.LOST:
             return None
@@ -203,3 +204,5 @@ class Observed(msgspec.Struct, frozen=True):
     """When an instance last gave its place back, unix seconds, as far as this process has seen."""
     fleet_known: bool = False
     """A settled router told the load and drain state. Without it nothing that serves is drained."""
+    disaggregation: Disaggregation | None = None
+    """What a router that knows the fleet says of that; None: none does."""

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from xpyd_sidecar import resources
-from xpyd_sidecar.agent import ranks
+from xpyd_sidecar.agent import intake, ranks
 from xpyd_sidecar.agent.beat import Look, together
 from xpyd_sidecar.contract import core_steps, metrics, pair_notes, record
 from xpyd_sidecar.contract.core_steps import CoreSteps
@@ -87,6 +87,7 @@ def parse_load(text: bytes) -> Load:
         kv_usage=sum(usage) / len(usage) if usage else 0.0,
         transfers=round(sum(values[metrics.SENDS_OPEN]) + sum(values[metrics.RECEIVES_OPEN])),
         drafts=Drafts(*(round(sum(values[name])) for name in (DRAFTED, ACCEPTED, GENERATED))) if values[DRAFTED] else None,
+        intake=intake.parse(text),
     )
 
 

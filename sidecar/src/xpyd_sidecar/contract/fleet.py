@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.intake import Disaggregation, IntakeRates
 from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.contract.pair_notes import RefusedPeer
 from xpyd_sidecar.contract.totals import Totals
@@ -50,6 +51,8 @@ class FleetInstance(msgspec.Struct, frozen=True):
     """Prefill engines whose KV it has found that it cannot take, so that this router does not pair them."""
     links: tuple[str, ...] = ()
     """Words on links of it that are worse than they could be."""
+    intake: IntakeRates | None = None
+    """What comes to it as KV, and what of prompts it computes; None: it does not tell, or has told but once."""
 
 
 def words_of_ejection(instance: FleetInstance) -> str:
@@ -146,3 +149,4 @@ class Fleet(msgspec.Struct, frozen=True):
     """Since the start, for who asks now and then."""
     changes: tuple[FleetNews, ...] = ()
     """Of the roster, the latest, oldest first."""
+    disaggregation: Disaggregation = Disaggregation()

@@ -14,6 +14,7 @@ import msgspec
 
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.intake import Intake
 from xpyd_sidecar.contract.pair_notes import LinkWords, RefusedPeers
 
 WIRE_VERSION = 1
@@ -56,6 +57,8 @@ class Load(msgspec.Struct, frozen=True):
     """KV transfers open on either side: pushed and not yet taken, or awaited."""
     drafts: Drafts | None = None
     """None: it does not speculate."""
+    intake: Intake | None = None
+    """What became of its prompts; None: it does not tell."""
 
 
 class Parallel(msgspec.Struct, frozen=True):

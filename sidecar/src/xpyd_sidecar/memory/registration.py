@@ -29,9 +29,12 @@ def host_memory(size: int, *, pinned: bool, binding: NodeBinding = UNBOUND) -> C
     Not torch's pinned memory: that is rounded up to a power of two, and kept when nobody has it any more.
 
     Raises:
-        MemoryError: CUDA does not lock so much.
+        MemoryError: the system does not give so much, or CUDA does not lock it.
     """
-    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"the system does not give {size >> 20} MiB of memory ({error.strerror})") from error
     view = memoryview(memory)
     binding.memory(view)
     if pinned:

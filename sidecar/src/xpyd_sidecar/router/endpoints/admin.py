@@ -5,6 +5,7 @@ take.
     GET  /ready                                   the roster is known and somebody decodes (see Probes.not_ready)
     GET  /metrics                                 Prometheus
     GET  /fleet                                   contract.fleet.Fleet; needs the admin token
+    GET  /sample                                  contract.sample.Sample; needs the admin token
     GET  /trace                                   contract.timeline.Traces; needs the admin token
     GET  /dashboard  /dashboard/<file>            a page for a person, its style and scripts
     GET  /dashboard/data                          what it draws, asked every second; needs the admin token
@@ -23,7 +24,7 @@ from importlib.resources import files
 
 import msgspec
 
-from xpyd_sidecar.contract import timeline
+from xpyd_sidecar.contract import sample, timeline
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.endpoints.probes import Probes
@@ -84,7 +85,7 @@ class AdminPaths:
         self._hosts = Hosts(context.config.host, context.config.hosts)
         self._get: dict[str, Answers] = {
             "/health": probes.health, "/ping": probes.health, "/ready": probes.ready, "/metrics": probes.metrics,
-            "/fleet": self._fleet, timeline.PATH: self._trace,
+            "/fleet": self._fleet, sample.PATH: self._sample, timeline.PATH: self._trace,
         }
         if context.config.dashboard:
             self._get |= {"/dashboard/data": self._data, **dict(_files_of_the_dashboard())}
@@ -112,6 +113,12 @@ class AdminPaths:
     def _fleet(self, request: HttpRequest, reply: Reply) -> None:
         self._admin.require(request, reply)
         reply.whole(200, _JSON, msgspec.json.encode(fleet_of(self._context)))
+
+    def _sample(self, request: HttpRequest, reply: Reply) -> None:
+        self._admin.require(request, reply)
+        observer = self._context.observer
+        observer.settle()
+        reply.whole(200, _JSON, msgspec.json.encode(observer.sample.told(self._context.service, time.time())))
 
     def _trace(self, request: HttpRequest, reply: Reply) -> RequestHandler:
         self._admin.require(request, reply)

@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
 from xpyd_sidecar.contract.ids import InstanceName
+from xpyd_sidecar.contract.intake import Disaggregation
 from xpyd_sidecar.router.fleet.member import FleetMember
 from xpyd_sidecar.router.observing.batch import Batch, Flow, Pair, place_of, still_here
 from xpyd_sidecar.router.observing.record import FAILED
@@ -168,6 +169,8 @@ class RouterMetrics(Collector):
         """Whom to ask what the process knows of itself."""
         self.poison: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
         """Whom to ask of requests that end engines: deaths so far, suspects, refused requests, held ones."""
+        self.disaggregation: Callable[[], Disaggregation] = Disaggregation
+        """Whom to ask whether decode receives prompts."""
         self._pairs: dict[Pair, Flow] = {}
         self._audited: dict[Pair, dict[str, int]] = {}
 
@@ -220,7 +223,7 @@ class RouterMetrics(Collector):
         yield Gauges("xpyd_router_queued", "Generation requests that wait for a place", self.queued())
         yield Gauges("xpyd_router_retry_budget", "Retries that may be made now", self.retries_left())
         yield filled(Gauges, "xpyd_router_build_info", "The version", ("version",), {(__version__,): 1})
-        for ask in (self._ask_vitals, self._ask_poison, self._ask_pairs, self._ask_instances):
+        for ask in (self._ask_vitals, self._ask_poison, self._ask_disaggregation, self._ask_pairs, self._ask_instances):
             yield from ask()
 
     def _ask_pairs(self) -> Iterator[Metric]:
@@ -258,6 +261,14 @@ class RouterMetrics(Collector):
         yield Gauges("xpyd_router_poison_suspects", "Requests that several dead engines had in common", suspects)
         yield Gauges("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused)
         yield Gauges("xpyd_router_poison_held", "Requests held until it is known whether engines die of them", held)
+
+    def _ask_disaggregation(self) -> Iterator[Metric]:
+        told = self.disaggregation()
+        yield filled(Gauges, "xpyd_router_disaggregating", "1: decode receives the prompts that it was to receive; 0: it "
+                     "does not; absent while that is not known", ("reason",),
+                     {} if told.holds == "Unknown" else {(told.reason,): float(told.holds == "True")})
+        yield filled(Gauges, "xpyd_router_received_share", "Of the tokens of prompts that decode was to receive", (),
+                     {} if told.share is None else {(): told.share})
 
     def _ask_instances(self) -> Iterator[Metric]:
         members, names = {(m.name, m.role.value): m for m in self._members()}, ("instance", "role")

@@ -26,8 +26,10 @@ from xpyd_sidecar.router.fleet.member import Changed, Probed
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
+from xpyd_sidecar.router.observing.intake_window import IntakeWindow
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.traffic_sample import TrafficSample
 
 if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import SpanTracing
@@ -127,17 +129,24 @@ class RouterObserver:
         self._unsettled: list[Record] = []
         self._opened: list[int] = []
         """About how many tokens the prompts of new requests have."""
+        self._skipped = Counter[str]()
+        """Of those, the tokens of prompts that skip prefill, by the rule or field."""
+        self.intakes = IntakeWindow()
         self._recent: deque[Record] = deque(maxlen=KEPT)
         self.metrics = RouterMetrics(roster.members, self.settle)
         self.history = hi.History(time())
         self.counting = batch.Counting(time())
+        self.sample = TrafficSample(time())
+        self.metrics.disaggregation = lambda: self.intakes.told
 
     # ---- requests
 
-    def opened(self, tokens: int) -> None:
-        """A request is being served, whose prompt has about so many tokens."""
+    def opened(self, tokens: int, skips: str) -> None:
+        """A request is being served, whose prompt has about so many tokens. ``skips``: as ``Record.skips``."""
         self.metrics.in_flight += 1
         self._opened.append(tokens)
+        if skips:
+            self._skipped[skips] += tokens
 
     def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request ended before it was served: count it, and log it."""
@@ -213,7 +222,10 @@ class RouterObserver:
         if opened:
             self.history.opened(len(opened))
             self.counting.opened(sum(opened), len(opened))
+            skipped, self._skipped = self._skipped, Counter[str]()
+            self.intakes.opened(self._loop.time(), sum(opened), skipped)
         records, self._unsettled = self._unsettled, []
+        self.sample.add(records)
         for api in {record.api for record in records}:
             done = batch.of_records(api, [record for record in records if record.api == api])
             self.metrics.closed(done)
@@ -237,6 +249,7 @@ class RouterObserver:
         """Called every second or oftener."""
         self.settle()
         self.history.turn(time(), self.metrics.in_flight, self.metrics.queued())
+        self.intakes.look(self._loop.time(), self._roster.members())
 
     def fleet(self, service: ServiceName, router: str, now: float, started: float, *, draining: bool) -> Fleet:
         """What ``GET /fleet`` says. Times are those of the roster's clock."""
@@ -253,6 +266,7 @@ class RouterObserver:
             service=service, router=router, uptime_s=round(now - started, 3), settled=self._roster.settled(now),
             instances=tuple(msgspec.structs.replace(
                 each, served_s=round(served[each.instance] / over, 4),
+                intake=self.intakes.rates(each.instance, each.incarnation),
                 cached=self.cached(each.instance, each.incarnation)) for each in self._roster.fleet(now)),
             requests_total=self.metrics.requests_total, requests_failed=self.metrics.requests_failed, draining=draining,
             in_flight=self.metrics.in_flight, queued=self.metrics.queued(), window_s=len(seconds),
@@ -260,7 +274,7 @@ class RouterObserver:
                 "failed", "retries", "continued", "tokens", "bytes")}),
             latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in batch.MEASURES},
             pairs=hi.pairs(seconds, over), failures=tuple(self.history.failures), totals=self.counting.told(),
-            changes=tuple(self.history.changes))
+            changes=tuple(self.history.changes), disaggregation=self.intakes.told)
 
 
 def tracing_of(endpoint: str, service: ServiceName, router: InstanceName) -> SpanTracing | None:

@@ -74,7 +74,7 @@ def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Ask
         if context.tracing is not None:
             trace = context.tracing.begin(headers, record)
         record.prompt_size = prompt.tokens(asks.prompt)
-        context.observer.opened(record.prompt_size)
+        context.observer.opened(record.prompt_size, record.skips)
     context.budget.on_request(now)
     serving.start(trace)
     return serving

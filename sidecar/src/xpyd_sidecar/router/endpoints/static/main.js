@@ -122,9 +122,20 @@ function header(fleet) {
     : !d ? ["nobody decodes", "bad"] : !p ? ["without prefill", "warn"] : ["serving", "good"];
   $("state").textContent = word;
   $("state").className = `pill ${kind}`;
+  received(fleet.disaggregation);
   $("about").textContent = [models.slice(0, 3).join(", "), `router ${fleet.router}`, `up ${span(fleet.uptime_s)}`].filter(Boolean).join(" · ");
   document.title = `${p}P${d}D ${fleet.service} · xpyd`;
   notice(fleet.draining ? "This router is stopping: it finishes what it has begun." : "", "warn");
+}
+
+/** Whether decode receives prompts instead of computing them: the share, the busiest link and its GB/s. */
+function received({ holds, share, links, message }) {
+  const known = holds !== "Unknown";
+  const link = links.length ? ` · ${links[0].link} ${links[0].gb_s} GB/s` : "";
+  $("received").hidden = !known;
+  $("received").className = `pill ${holds === "True" ? "good" : "warn"}`;
+  $("received").textContent = holds === "True" ? `${Math.round(share * 100)} % received${link}` : "not disaggregating";
+  $("received").title = message;
 }
 
 function theme(next) {

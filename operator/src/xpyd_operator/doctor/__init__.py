@@ -1,0 +1,7 @@
+"""What is wrong with a host or a service, most harmful first, with evidence and what to do.
+
+    cli/doctor ──reads──▶ Examination ──examine──▶ findings ──order──▶ words, or JSON
+
+Belongs here: what was read as plain values, what follows from it, and a model of a plain engine. Does not belong here:
+reading files or routers, printing (``cli/doctor``, ``cli/host_facts``).
+"""

@@ -1,0 +1,53 @@
+"""What a doctor finds: what it is, by what it shows, and what to do; and which comes first.
+
+    broken    requests fail, or P/D does not work as it is asked for: exit code 1
+    costly    it works, and is slower or dearer than it has to be
+    advice    it could be otherwise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+Level = Literal["broken", "costly", "advice"]
+HARM: Final[dict[str, Level]] = {
+    "no-decode": "broken", "fingerprints": "broken", "pairs-refused": "broken", "no-prefill": "broken",
+    "instances-fail": "broken", "requests-fail": "broken", "loads-fail": "broken", "not-received": "broken",
+    "link": "costly", "decode-short": "costly", "prefill-short": "costly", "no-payoff": "costly",
+    "prefill-idle": "costly", "cache-elsewhere": "costly", "worse-link": "costly", "memlock": "costly",
+    "nixl-missing": "costly", "files": "costly", "memory": "costly", "clocks": "costly",
+    "plain-engines": "advice", "skip-short": "advice",
+}
+"""What can be found, the most harmful first."""
+_RANK: Final = {name: rank for rank, name in enumerate(HARM)}
+
+
+class Ailment(msgspec.Struct, frozen=True):
+    """One thing."""
+
+    name: str
+    """Of ``HARM``."""
+    what: str
+    """In a sentence."""
+    evidence: tuple[str, ...]
+    """By which figures."""
+    do: str
+    """What a person would do about it."""
+    level: Level = "advice"
+    """How bad it is; follows from the name."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "level", HARM[self.name])
+
+
+def ordered(found: Iterable[Ailment | None]) -> tuple[Ailment, ...]:
+    """The most harmful first; None is nothing."""
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: _RANK[one.name]))
+
+
+def broken(found: Iterable[Ailment]) -> bool:
+    """Whether something is."""
+    return any(one.level == "broken" for one in found)
