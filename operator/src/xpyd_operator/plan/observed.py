@@ -143,8 +143,8 @@ class Instance(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> Absence | None:
-        """Why it does not serve. None for one that serves, or leaves as it should: there is nothing to wait for. Nor has one
-        of which only the name is still somebody else's, who ends.
+        """Why it does not serve. None for one that serves, or leaves as it should: there is nothing to wait for. Nor has
+        one of which only the name is still somebody else's, who ends.
         """
         if self.leaving and self.phase is not Phase.LOST:
             return None
