@@ -269,10 +269,34 @@ MALFORMED: dict[str, Bad] = {
         "must be 2, not 1",
         {"spec.decode": {"parallelism": {"tensor": 2}, "resources": {"requests": {"nvidia.com/mig-3g.40gb": 1}}}},
     ),
-    "fewer devices of a vendor that nobody knows": bad(
+    "a device of a vendor that nobody knows": bad(
         'spec.decode.resources.limits["example.com/npu"]',
-        "if the engine runs on something else, write parallelism.device",
+        "is example.com/npu what engines compute on?",
         {"spec.decode": {"parallelism": {"tensor": 2}, "resources": {"limits": {"example.com/npu": 1}}}},
+        server=False,
+    ),
+    "fewer devices of a vendor that the API server does not count": bad(
+        'spec.decode.resources.limits["hygon.com/dcu"]',
+        "if the engine runs on something else, write parallelism.device",
+        {"spec.decode": {"parallelism": {"tensor": 2}, "resources": {"limits": {"hygon.com/dcu": 1}}}},
+        server=False,
+    ),
+    "a token in two places": bad(
+        "spec.engine.env[0].name",
+        "HF_TOKEN would take the place of what spec.model.tokenSecret says",
+        {"spec.model.tokenSecret": {"name": "hub", "key": "token"},
+         "spec.engine": {"env": [{"name": "HF_TOKEN", "value": "x"}]}},
+    ),
+    "a cache in two places": bad(
+        "spec.engine.env[0].name",
+        "HF_HOME would take the place of what spec.model.cache says",
+        {"spec.model.cache": {"claim": "weights"}, "spec.engine": {"env": [{"name": "HF_HOME", "value": "/x"}]}},
+    ),
+    "a token in a template": bad(
+        "spec.template.spec.containers[0].env[0].name",
+        "HF_TOKEN would take the place of what spec.model.tokenSecret says",
+        {"spec.model.tokenSecret": {"name": "hub", "key": "token"},
+         "spec.template": {"spec": {"containers": [{"name": "main", "env": [{"name": "HF_TOKEN", "value": "x"}]}]}}},
         server=False,
     ),
     "more devices in the template": bad(

@@ -473,6 +473,16 @@ async def test_counts_that_do_not_fit_any_more_stop_no_service(world: MemoryWorl
     assert 'spec.decode.resources.limits["amd.com/gpu"]: must be 4, not 2' in valid["message"]
 
 
+async def test_an_address_that_its_own_policy_cuts_off_is_an_event_of_its_own_kind(world: MemoryWorld) -> None:
+    world.write(engine={"env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}]})
+    await settle(world)
+    await world.events.flush()
+    told = {body["reason"]: body["message"] for at, body in world.api.objects.items()
+            if at[0] == "Event" and body["reason"] in ("AddressCutOff", "EngineWouldRefuse")}
+    assert told.keys() == {"AddressCutOff"}
+    assert told["AddressCutOff"].startswith("spec.engine.env[0].value: HTTPS_PROXY goes to port 3128 of proxy.example")
+
+
 async def test_what_engines_would_not_start_with_is_an_event_once(world: MemoryWorld) -> None:
     def told() -> list[str]:
         return [body["message"] for at, body in world.api.objects.items()

@@ -85,7 +85,7 @@ class KubeBlueprint:
         self._judged: tuple[tuple[str, object], Judgement] | None = None
         self._service: DisaggService | None = None
         self.valid = Condition(type="Valid", status="Unknown", reason="NotSeen")
-        self.warnings: tuple[str, ...] = ()
+        self.warnings: tuple[tuple[str, str], ...] = ()
         """What engines would not do of the document in force."""
         self.revisions: dict[Role, Revision] = {}
         """Of the document in force."""
@@ -188,7 +188,8 @@ class KubeBlueprint:
             self._no_switch = pods_difference(service, self._settings)
             self._same_places = same_places(service, self._settings)
         self._service, self.revisions = service, revisions
-        self.warnings = tuple(str(each) for each in judged.warnings[:FAULTS_MAX])
+        kinds = (("EngineWouldRefuse", judged.starts), ("AddressCutOff", judged.cut_off))
+        self.warnings = tuple((kind, str(each)) for kind, found in kinds for each in found[:FAULTS_MAX])
         before = f"followed until it changes, as it was accepted before; new ones like it are refused: {refused}"
         said = {"AcceptedBefore": before if refused else "", "UnknownFields": _listed(judged.ignored)}
         reason = next((name for name, words in said.items() if words), "Valid")
@@ -236,7 +237,7 @@ class KubeBlueprint:
     async def _tried_router(self, service: DisaggService, now: float, key: Known) -> str:
         """The same of a router's pod, where the document says what it is like, and none like it exists."""
         router = service.spec.router
-        if router.placement != "deployment" or (router.template is None and router.resources is None):
+        if router.placement != "deployment" or (service.spec.router_template is None and router.resources is None):
             return ""
         there = self._cache.get("Deployment", service.metadata.namespace or "", router_name(service.name))
         try:

@@ -31,7 +31,7 @@ class ServiceReport:
         self._children = children
         self._holds = holds
         self._status = StatusWriter(shared.api, shared.cache)
-        self._warned: tuple[str, ...] = ()
+        self._warned: tuple[tuple[str, str], ...] = ()
 
     def write(self, entry: Entry, round_: Round, before: Round | None, sentence: str) -> None:
         """Write statuses where they differ, and Events for what is new since ``before``. ``sentence``: the planner's."""
@@ -52,8 +52,8 @@ class ServiceReport:
     def _warn(self, entry: Entry) -> None:
         """Of a document: once, and again when the operator begins."""
         if self._warned != self._blueprint.warnings:
-            for words in self._blueprint.warnings:
-                self._shared.events.say(entry, "Warning", "EngineWouldRefuse", words)
+            for reason, words in self._blueprint.warnings:
+                self._shared.events.say(entry, "Warning", reason, words)
         self._warned = self._blueprint.warnings
 
     def refused(self, entry: Entry, error: XpydError) -> None:

@@ -33,6 +33,8 @@ class Gather:
         self._drafts: dict[tuple[str, str], Drafts] = {}
         """By instance and life: what it had drafted, when figures were told last."""
         self._per_step = 1.0
+        self._received: dict[tuple[str, str], int] = {}
+        """Likewise, bytes of KV that came in."""
 
     def sample(self, fleet: Fleet) -> None:
         """One router's answer, for the loads."""
@@ -72,6 +74,7 @@ class Gather:
             output_tokens=sum(part.output_tokens for part in parts),
             queued=waiting + sum(fleet.queued for fleet in fleets.values()),
             parked=max(0, parked),
+            link_bytes=self._link_bytes(latest),
             handover_s=sum(part.handover_s for part in parts) / handovers if handovers else 0.0,
             ttft_p95=quantile(ttft, 0.95),
             tpot_p95=quantile(tpot, 0.95),
@@ -80,6 +83,15 @@ class Gather:
             prefill=roles[Role.PREFILL].figures(many, latest, Role.PREFILL),
             decode=roles[Role.DECODE].figures(many, latest, Role.DECODE),
         )
+
+    def _link_bytes(self, latest: Iterable[FleetInstance]) -> float:
+        """What came into decode instances since figures were told last; of one that is new nobody knows since when."""
+        before = self._received
+        self._received = {
+            (each.instance, each.incarnation): sum(count for _, count in each.load.intake.links)
+            for each in latest if each.role is Role.DECODE and each.load.intake is not None
+        }
+        return float(sum(max(0, now - before.get(key, now)) for key, now in self._received.items()))
 
     def _tokens_per_step(self, latest: Iterable[FleetInstance]) -> float:
         """A step of a request gives one token, and what is accepted of its drafts; as before, where there was none."""
