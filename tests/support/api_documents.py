@@ -394,11 +394,6 @@ MALFORMED: dict[str, Bad] = {
     "option of another policy": bad(
         "spec.router.policyOptions.choices", "least_loaded", router={"policyOptions": {"choices": 2}}
     ),
-    "bound of another policy": bad(
-        "spec.router.policyOptions.bound",
-        "prefix_aware",
-        router={"policy": "least_loaded", "policyOptions": {"bound": 1.25}},
-    ),
     "unknown policy option": bad(
         "spec.router.policyOptions.choice", "did you mean choices?", router={"policyOptions": {"choice": 2}}
     ),
@@ -412,9 +407,8 @@ MALFORMED: dict[str, Bad] = {
         "at most requestTimeout (10s)",
         router={"pairTimeout": "10s", "requestTimeout": "10s"},
     ),
-    "share above one": bad("spec.router.skipPrefill.cachedShare", "from 0", router={"skipPrefill": {"cachedShare": 1.5}}),
+    "rest below nothing": bad("spec.router.skipPrefill.restTokens", "from 0", router={"skipPrefill": {"restTokens": -1}}),
     "budget above one": bad("spec.router.retryBudget", "from 0", router={"retryBudget": 2}),
-    "header with a space": bad("spec.router.affinity.header", "name of a header", router={"affinity": {"header": "a b"}}),
     "host with a port": bad("spec.router.hosts[0]", "without a port", router={"hosts": ["a:80"]}),
     "origin with a path": bad("spec.router.cors.origins[0]", "no path", router={"cors": {"origins": ["https://a/"]}}),
     "collector without a scheme": bad(

@@ -23,7 +23,7 @@ EVERYWHERE: dict[str, dict[str, Any]] = {
     "no decode": {"decode": {"replicas": 0}},
     "store": {"kv": {"offload": {"store": {"connector": "NixlConnector"}}}},
     "offloading": {"engine": {"args": ["--kv-offloading-size=64"]}},
-    "policy": {"router": {"policy": "round_robin", "policyOptions": {"bound": 1.5}}},
+    "policy": {"router": {"policy": "round_robin", "policyOptions": {"choices": 3}}},
     "timeouts": {"router": {"pairTimeout": "2h", "requestTimeout": "1h"}},
     "stuck": {"rollout": {"maxSurge": 0, "maxUnavailable": 0}},
     "typo": {"decode": {"replica": 3}},

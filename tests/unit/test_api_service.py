@@ -96,7 +96,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         "missed_beats": router.heartbeat.missed, "max_body_bytes": router.max_body_bytes,
         "max_in_flight": router.max_in_flight, "queue_size": router.queue.size, "queue_timeout_s": router.queue_timeout_s,
         "max_per_instance": router.queue.per_instance, "skip_prefill_below": router.skip_prefill.below_tokens,
-        "skip_prefill_cached": router.skip_prefill.cached_share, "affinity_header": router.affinity.header or "",
+        "skip_prefill_rest": router.skip_prefill.rest_tokens,
         "retry_budget": router.retry_budget, "first_token": router.first_token,
         "tls_cert_file": router.tls.secret, "tls_key_file": router.tls.secret,
         "otlp_endpoint": router.tracing.endpoint or "", "dashboard": router.dashboard,

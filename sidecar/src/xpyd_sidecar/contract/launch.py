@@ -175,7 +175,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members_port: int = 30001
     admin_port: int = 10002
     """For probes, metrics, the operator and people; clients cannot take its connections."""
-    policy: str = "round_robin"
+    policy: str = "cost"
     policy_options: dict[str, Any] = {}
     on_no_prefill: Literal["decode", "reject"] = "decode"
     failover: Literal["continue", "exact", "error"] = "continue"
@@ -209,10 +209,8 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests of this router that one instance serves at once; 0: found from what the engines report as waiting."""
     skip_prefill_below: int = 0
     """Prompts of fewer tokens go to decode alone; 0: none. Exact for token ids, estimated for text."""
-    skip_prefill_cached: float = 0.0
-    """Prompts of which decode holds at least this share go to decode alone; 0: none."""
-    affinity_header: str = ""
-    """Requests with the same value of this header go to the same instances while they are there; empty: none do."""
+    skip_prefill_rest: int = 0
+    """Prompts that decode holds but for so many tokens go to decode alone; 0: none."""
     retry_budget: float = 0.2
     """Retries allowed, as a share of recent requests (beyond a small floor); 0: the floor alone."""
     first_token: Literal["decode", "prefill"] = "decode"  # noqa: S105  # a token of an answer

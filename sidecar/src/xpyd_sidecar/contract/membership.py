@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from xpyd_sidecar.contract.core_steps import CoreSteps
+from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.intake import Intake
 from xpyd_sidecar.contract.pair_notes import LinkWords, RefusedPeers
@@ -57,6 +57,8 @@ class Load(msgspec.Struct, frozen=True):
     """KV transfers open on either side: pushed and not yet taken, or awaited."""
     drafts: Drafts | None = None
     """None: it does not speculate."""
+    prompts: PromptWork | None = None
+    """None: not known."""
     intake: Intake | None = None
     """What became of its prompts; None: it does not tell."""
 

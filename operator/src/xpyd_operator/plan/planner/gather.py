@@ -9,6 +9,7 @@ all are asked for totals.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import ceil
 
 from xpyd_operator.plan.planner.figures import Figures, RoleFigures
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -63,7 +64,8 @@ class Gather:
         prefilling = sum(each.load.running + each.load.waiting for each in latest if each.role is Role.PREFILL)
         # Decode has a request from its beginning, so what prefill has waits at decode, too.
         parked = sum(each.load.waiting for each in latest if each.role is Role.DECODE) - prefilling
-        waiting = sum(max(0, each.load.running + each.load.waiting - 1) for each in latest if _serves(each, Role.PREFILL))
+        mean = prompts / ended if ended else 0.0
+        waiting = sum(_waiting(each, mean) for each in latest if _serves(each, Role.PREFILL))
         return Figures(
             over_s=now - begun,
             arrivals=sum(part.arrivals for part in parts),
@@ -129,6 +131,15 @@ class _Sums:
 
 def _serves(each: FleetInstance, role: Role) -> bool:
     return each.role is role and each.state is State.READY
+
+
+def _waiting(each: FleetInstance, mean: float) -> int:
+    """Prompts that wait there: by their tokens, where it tells them and the mean is known, else by requests. The one that
+    it computes does not wait.
+    """
+    if each.load.prompts is None or not mean:
+        return max(0, each.load.running + each.load.waiting - 1)
+    return max(0, ceil(each.load.prompts.queued / mean) - 1)
 
 
 def _since(before: Totals | None, now: Totals, begun: float) -> Totals:

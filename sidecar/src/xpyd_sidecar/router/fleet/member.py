@@ -82,6 +82,12 @@ class FleetMember(msgspec.Struct, eq=False):
     """Legs of this router that failed there a short while ago."""
     queued_tokens: int = 0
     """Of prompts of this router's legs there that have no byte of an answer yet, about."""
+    uncached_tokens: int = 0
+    """Of those, that it is not believed to have in its cache."""
+    sent_tokens: int = 0
+    """Such ones that this router has sent there since the last beat."""
+    computed_per_s: float = 0.0
+    """Tokens of prompts that its core computes while some wait, by its beats; 0: not known."""
     heard_at: float = -math.inf
     """When it last gave a byte to a leg of this router, as far as was looked at."""
     doubted: bool = False
@@ -119,6 +125,11 @@ class FleetMember(msgspec.Struct, eq=False):
     def hear(self, now: float, beat: Heartbeat) -> None:
         """Take the part of a beat that changes from beat to beat."""
         self.seq = beat.seq
+        before, prompts = self.load.prompts, beat.load.prompts
+        if before is not None and prompts is not None and now > self.beat_at and prompts.computed > before.computed:
+            rate = (prompts.computed - before.computed) / (now - self.beat_at)
+            busy = before.queued > 0 and prompts.queued > 0
+            self.computed_per_s = (rate + self.computed_per_s) / 2 if busy else max(rate, self.computed_per_s)
         self.load, self.drained = beat.load, beat.drained
         moves = beat.core is None or self.core is None or beat.core.turns != self.core.turns
         # What is between two beats counts once, so that a time in which nobody beat proves nothing.
@@ -130,7 +141,7 @@ class FleetMember(msgspec.Struct, eq=False):
         self.unanswered = 0
         if beat.state is not State.STARTING:
             self.stuck = 0
-        self.in_flight_at_beat = self.in_flight
+        self.in_flight_at_beat, self.sent_tokens = self.in_flight, 0
 
     def become(self, beat: Heartbeat) -> None:
         """Take the part of a beat that says what the instance is."""
@@ -142,6 +153,7 @@ class FleetMember(msgspec.Struct, eq=False):
         self.suspended = self.ejected = ""
         self.well, self.failed, self.hung = 0, 0, False
         self.core, self.still_s, self.stalled_s = None, 0.0, 0.0
+        self.computed_per_s = 0.0
         self.heard_at = -math.inf
         self.probing, self.doubted, self.probe_at = False, False, -math.inf
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
+from typing import cast
 
 import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.contract.launch import RouterConfig
-from xpyd_sidecar.router.api import prompt
 from xpyd_sidecar.router.api.bodies import PassedBody, passed
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, unknown_model
+from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.paths import BodyKind, Route, RouteKind
+from xpyd_sidecar.router.api.prompt import PromptPrefix, prefix_of
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.http import auth, heads
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
@@ -29,6 +31,7 @@ from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.serving.waiting import QueuedRequest
 
 PRIORITY = b"x-vllm-priority"
+SESSION = b"x-session-id"
 BYTES_PER_COST = 4096
 """A prompt of so many bytes counts for one request more in its key's share of the queue."""
 LEFT = "the client went away while its request waited"
@@ -53,7 +56,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
         return _enter(context, route, request, reply, asks)
     if len(context.servings) >= context.config.max_in_flight:
         raise unavailable(f"{context.config.max_in_flight} requests are being served, which is the limit")
-    return serve(context, request, reply, asks, picks=context.picker.asked(b""))
+    return serve(context, request, reply, asks, picks=context.picker.asked(PromptPrefix(b"")))
 
 
 def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Selection,
@@ -64,6 +67,7 @@ def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Ask
         (name, headers[name]) for name in asks.passed_on if name in headers]
     serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now,
                       key=key_of(headers, context.config))
+    serving.legs.picks = picks
     record, trace = serving.record, None
     if queued_s:
         record.queued_s = queued_s
@@ -73,7 +77,7 @@ def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Ask
     if record.api:
         if context.tracing is not None:
             trace = context.tracing.begin(headers, record)
-        record.prompt_size = prompt.tokens(asks.prompt)
+        record.prompt_size = picks.tokens
         context.observer.opened(record.prompt_size, record.skips)
     context.budget.on_request(now)
     serving.start(trace)
@@ -97,7 +101,7 @@ def _enter(context: RequestContext, route: Route, request: HttpRequest, reply: R
     number; 429 and 503, it cannot wait.
     """
     below, line = context.config.skip_prefill_below, context.line
-    if not asks.skips and below and prompt.tokens(asks.prompt) < below:
+    if not asks.skips and below and context.lengths.tokens(asks.prompt) < below:
         asks.skips = SHORT
     key, priority = key_of(request.headers, context.config), priority_of(request.headers, asks.fields)
     if line.passes(key) and context.room(alone=asks.alone):
@@ -116,10 +120,11 @@ def _enter(context: RequestContext, route: Route, request: HttpRequest, reply: R
 
 def _begin(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, queued_s: float = 0.0) -> Serving:
     """Serve a request that generates, after it waited for so long."""
-    affinity = context.affinity_header
-    session = request.headers.get(affinity, b"") if affinity else b""
-    picks = context.picker.asked(asks.prompt, prompt.key_of(session) if session else 0)
-    if not asks.skips and context.config.skip_prefill_cached and picks.cached():
+    fields, headers = asks.fields, request.headers
+    whose = key_of(headers, context.config).encode("latin-1") + bytes(fields.get("model", b""))
+    prefix = prefix_of(cast("Api", asks.api), fields, whose, headers.get(SESSION, b""))
+    picks = context.picker.asked(prefix, context.lengths.tokens(asks.prompt), context.loop.time())
+    if not asks.skips and context.config.skip_prefill_rest and picks.cached():
         asks.skips = CACHED
     return serve(context, request, reply, asks, picks=picks, queued_s=queued_s)
 

@@ -13,10 +13,10 @@ import secrets
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
+from xpyd_sidecar.router.api.prompt import PromptLengths
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.limits import ConcurrencyLimits, RetryBudget
 from xpyd_sidecar.router.balance.picker import Picker
-from xpyd_sidecar.router.balance.policies import SessionAffinity
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.fleet.watch import FleetWatch
@@ -49,10 +49,9 @@ class RequestContext:
         self.roster = Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
                                 missed_beats=router.missed_beats, beside_engine=router.beside_engine)
         policy = policies.make(router.policy, router.policy_options, random.Random(secrets.randbits(64)).random)
-        self.affinity_header = router.affinity_header.lower().encode()
+        self.lengths = PromptLengths()
         self.rooms = ConcurrencyLimits(router.max_per_instance)
-        self.picker = Picker(self.roster, SessionAffinity(policy) if self.affinity_header else policy, room=self.rooms,
-                             cached_share=router.skip_prefill_cached)
+        self.picker = Picker(self.roster, policy, room=self.rooms, rest_tokens=router.skip_prefill_rest)
         self.limits = RequestLimits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                                     load_s=router.load_limit_s, on_no_prefill=router.on_no_prefill)
         self._terms = SamplingTerms(router.failover == "continue")
@@ -69,6 +68,7 @@ class RequestContext:
         self.observer.metrics.retries_left = lambda: self.budget.left(self.loop.time())
         self.observer.metrics.poison = self.poison.counts
         self.observer.metrics.queued = self.line.__len__
+        self.observer.metrics.time = self.loop.time
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
         self.audits = Audits(self.pool, self.farewells, self.roster, router.audit, calm=self._calm,

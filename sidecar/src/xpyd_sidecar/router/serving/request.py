@@ -139,7 +139,7 @@ class Serving(Sink):
         if leg is not None:
             leg.record.first_at = leg.record.ended
             if status < 500 and not aborted:
-                self.legs.heard(leg)
+                self.legs.heard(leg, body)
             if status >= 400 and leg.send.role is Role.PREFILL:
                 logger.warning("prefill instance answered %d", status, extra={
                     "transfer": self.record.transfer, "peer": leg.send.target.instance,
