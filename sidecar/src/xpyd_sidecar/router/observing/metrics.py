@@ -179,6 +179,8 @@ class RouterMetrics(Collector):
         """The loop's time, by which beats are known."""
         self.poison: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
         """Whom to ask of requests that end engines: deaths so far, suspects, refused requests, held ones."""
+        self.labels: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Whom to ask of labels of requests that end engines: quarantined ones, refused ones."""
         self.disaggregation: Callable[[], Disaggregation] = Disaggregation
         """Whom to ask whether decode receives prompts."""
         self._pairs: dict[Pair, Flow] = {}
@@ -281,6 +283,9 @@ class RouterMetrics(Collector):
         yield Gauges("xpyd_router_poison_suspects", "Requests that several dead engines had in common", suspects)
         yield Gauges("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused)
         yield Gauges("xpyd_router_poison_held", "Requests held until it is known whether engines die of them", held)
+        quarantined, refused = self.labels()
+        yield filled(Gauges, "xpyd_router_poison_labels", "What requests have in common that ended engines", ("state",),
+                     {("quarantined",): quarantined, ("refused",): refused})
 
     def _ask_disaggregation(self) -> Iterator[Metric]:
         told = self.disaggregation()

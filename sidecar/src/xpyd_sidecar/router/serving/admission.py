@@ -57,7 +57,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
     if (via := request.headers.get(b"via")) is not None and context.via in via:
         raise came_back()
     if context.poison.alert:
-        context.poison.refuse(asks.request_hash())
+        context.poison.refuse(asks.request_hash(), asks.labels)
     below = context.config.skip_prefill_below
     if below and asks.api and not asks.skips and context.lengths.tokens(asks.prompt) < below:
         asks.skips = SHORT

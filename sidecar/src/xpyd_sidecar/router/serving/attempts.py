@@ -19,6 +19,7 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role
 from xpyd_sidecar.router.api.bodies import GenerationRequest, RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.api.labels import Labels, labels_of
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet import first_bytes
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
@@ -82,6 +83,7 @@ class Asks(ABC):
     waited_s: float = 0.0
     """How long it has waited, held or in the queue."""
     _hash: RequestHash | None = None
+    _labels: Labels | None = None
 
     def __init__(self, kind: str, model: str | None, fields: Mapping[str, Raw]) -> None:
         """``fields``: of its JSON body, as the client wrote them, and ``model`` the one they name. ``kind``: what makes
@@ -121,6 +123,12 @@ class Asks(ABC):
         if self._hash is None:
             self._hash = hash_of(self._kind, self.fields)
         return self._hash
+
+    def labels(self) -> Labels:
+        """What it has in common with others. Made when they are needed."""
+        if self._labels is None:
+            self._labels = labels_of(self._kind, self.model, self.fields, self.prompt)
+        return self._labels
 
     @abstractmethod
     def leg(self, send: mv.SendAttempt, lines: bytes, *, speaks: bool) -> bytes:

@@ -74,6 +74,7 @@ class RequestContext:
         self.observer = RouterObserver(self.roster, self.loop, access_log=router.access_log)
         self.observer.metrics.retries_left = lambda: self.budget.left(self.loop.time())
         self.observer.metrics.poison = self.poison.counts
+        self.observer.metrics.labels = self.poison.labels
         self.observer.metrics.queued = lambda: len(self.line) + len(self.hold)
         self.observer.metrics.held = self.hold.__len__
         self.observer.metrics.time = self.loop.time

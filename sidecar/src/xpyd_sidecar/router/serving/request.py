@@ -46,7 +46,8 @@ class Serving(Sink):
     """One request, from what is asked to its last byte."""
 
     __slots__ = ("_again", "_answer", "_asks", "_began", "_context", "_first", "_gone", "_paused", "_reminder",
-                 "_reply", "_withheld", "exchange", "handed_over", "instances", "legs", "record", "request_hash")
+                 "_reply", "_withheld", "exchange", "handed_over", "instances", "labels", "legs", "record",
+                 "request_hash")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
                  picks: Selection, began: float, key: str = "", again: Callable[[Serving, HttpFault], bool]) -> None:
@@ -69,6 +70,7 @@ class Serving(Sink):
         self._paused = self._gone = False
         self._again = again
         self.request_hash, self.instances, self.handed_over = asks.request_hash, self.legs.instances, self.legs.handed_over
+        self.labels = asks.labels
         self._withheld: list[Callable[[], None]] | None = None
         """Not None: it is held, because it may be what ends engines. These would ask another one: they are done when it
         goes on."""
@@ -382,7 +384,7 @@ class Serving(Sink):
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._withheld = None
         self._reminder.cancel()
-        if context.poison.watching:
+        if context.poison.watching or context.poison.samples:
             context.poison.closed(self, whole=record.whole)
         self.legs.over(self._reply.connection)
         context.closed(self)
