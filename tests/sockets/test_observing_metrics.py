@@ -241,6 +241,7 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
         f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))
         f.context.roster.members()[0].load = Load(drafts=Drafts(1, 1, 1))
+        metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
         found: dict[str, tuple[str, ...]] = {}
         for family in metrics.registry.collect():
             name = family.name + ("_total" if family.type == "counter" else "")

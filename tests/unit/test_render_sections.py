@@ -17,6 +17,7 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"skipPrefill": {"belowTokens": 64, "restTokens": 512}}, {"skip_prefill_below": 64, "skip_prefill_rest": 512}),
     ({"queue": {"size": 8, "timeout": "5s", "perInstance": 3}},
      {"queue_size": 8, "queue_timeout_s": 5.0, "max_per_instance": 3}),
+    ({"hold": "2m"}, {"hold_s": 120.0}),
     ({"retryBudget": 0.5, "firstToken": "prefill", "dashboard": False},
      {"retry_budget": 0.5, "first_token": "prefill", "dashboard": False}),
     ({"hosts": ["models.home"], "cors": {"origins": ["https://app.example"]}},

@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from xpyd_operator.errors import NotYet, XpydError
-from xpyd_operator.plan.actions import Action
+from xpyd_operator.plan.actions import Action, Create
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.round import Round, think
@@ -114,8 +114,29 @@ async def _carry_out(backend: Backend, done: Round, failures: list[str], postpon
                 logger.exception("could not %s", action)
                 failures.append(f"{action}: {error}")
 
-    for _, same in itertools.groupby(done.plan.actions, type):
-        await asyncio.gather(*(carry_out(action) for action in same))
+    for kind, same in itertools.groupby(done.plan.actions, type):
+        if kind is Create:
+            await _in_order(carry_out, list(same), backend.width)
+        else:
+            await asyncio.gather(*(carry_out(action) for action in same))
+
+
+async def _in_order(carry_out: Callable[[Action], Awaitable[None]], actions: Sequence[Action], width: int) -> None:
+    """Each is begun when those before are answered, but for an eighth as many as were answered by then: where places are
+    short they are given in the order in which they were asked for, and the ratio of what has one is right within that.
+    """
+    running: set[asyncio.Future[None]] = set()
+    answered = 0
+    try:
+        for action in actions:
+            while len(running) >= min(width, max(1, answered // 8)):
+                over, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                answered += len(over)
+            running.add(asyncio.ensure_future(carry_out(action)))
+        await asyncio.gather(*running)
+    finally:
+        for each in running:
+            each.cancel()
 
 
 async def run(

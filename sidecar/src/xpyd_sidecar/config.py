@@ -135,7 +135,7 @@ def _router_faults(router: RouterConfig) -> Iterator[str]:
                   "max_in_flight", "queue_timeout_s", "request_timeout_s", "receive_timeout_s", "pair_timeout_s",
                   "load_limit_s", "drain_timeout_s"):
         yield from _positive("router", field, getattr(router, field))
-    for field in ("listen_on_s", "queue_size", "max_per_instance", "skip_prefill_below",
+    for field in ("listen_on_s", "queue_size", "hold_s", "max_per_instance", "skip_prefill_below",
                   "skip_prefill_rest"):
         if not getattr(router, field) >= 0:
             yield f"must not be negative, not {getattr(router, field)} - at `$.router.{field}`"

@@ -151,6 +151,9 @@ class Router(Part, frozen=True):
     """Which prompts go to decode alone."""
     queue: Queue = Queue()
     """Requests that wait until an instance has room for them."""
+    hold: ShortDuration = "30s"
+    """How long a request waits where no instance is ready and one is expected: it is starting, it was lost a moment ago or
+    its engine restarts; then 503 with Retry-After. Waiting requests are bounded in number and bytes by `bodyBudget`."""
     retry_budget: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Most retries, as a share of recent requests, beyond a small floor."""
     first_token: Literal["decode", "prefill"] = "decode"  # noqa: S105  # a token of an answer
@@ -199,6 +202,11 @@ class Router(Part, frozen=True):
     def queue_timeout_s(self) -> float:
         """Seconds."""
         return seconds(self.queue.timeout)
+
+    @property
+    def hold_s(self) -> float:
+        """Seconds."""
+        return seconds(self.hold)
 
     @property
     def pair_timeout_s(self) -> float:

@@ -37,7 +37,7 @@ from xpyd_operator.render.labels import INSTANCE_OF, router_name
 from xpyd_operator.render.objects import policies, router_deployment
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_operator.render.switch import NEVER, pods_difference
+from xpyd_operator.render.switch import NEVER, pods_difference, same_places
 from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class KubeBlueprint:
         self._cache = cache
         self._settings = settings
         self._no_switch = ""
+        self._same_places = False
         self._counts_since = 0.0
         """Since when the counts are what they are. After a start of the operator a surplus waits once more."""
         self._children = children
@@ -154,6 +155,7 @@ class KubeBlueprint:
             max_sidecars=spec.router.max_sidecars if spec.router.placement == "sidecar" else 0,
             keep_terminating=False,
             switches=not self._no_switch,
+            same_places=self._same_places,
             no_switch="" if self._no_switch == NEVER else self._no_switch,
             switch_window_s=spec.rollout.switch_window_s,
             counts_since=self._counts_since if one_by_one else 0.0,
@@ -184,6 +186,7 @@ class KubeBlueprint:
             return
         if service is not self._service:
             self._no_switch = pods_difference(service, self._settings)
+            self._same_places = same_places(service, self._settings)
         self._service, self.revisions = service, revisions
         kinds = (("EngineWouldRefuse", judged.starts), ("AddressCutOff", judged.cut_off))
         self.warnings = tuple((kind, str(each)) for kind, found in kinds for each in found[:FAULTS_MAX])

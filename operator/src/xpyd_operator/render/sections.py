@@ -30,6 +30,7 @@ def router_section(service: DisaggService, listen: str) -> RouterConfig:
         max_in_flight=spec.max_in_flight,
         queue_size=spec.queue.size,
         queue_timeout_s=spec.queue_timeout_s,
+        hold_s=spec.hold_s,
         max_per_instance=spec.queue.per_instance,
         skip_prefill_below=spec.skip_prefill.below_tokens,
         skip_prefill_rest=spec.skip_prefill.rest_tokens,

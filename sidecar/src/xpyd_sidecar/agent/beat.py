@@ -32,7 +32,7 @@ from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.contract.membership import MAX_ROUTERS, WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
+from xpyd_sidecar.contract.membership import MAX_POISONS, MAX_ROUTERS, WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
 from xpyd_sidecar.contract.pair_notes import MOST_LINKS, MOST_REFUSED, PairNotes
 from xpyd_sidecar.contract.record import EngineRecord
 
@@ -83,6 +83,7 @@ class KnownRouter(msgspec.Struct, frozen=True):
     in_flight: int = 0
     """Legs that it had open on the instance at its last ack."""
     ejected: bool = False
+    poisons: tuple[str, ...] = ()
     """It said in its last ack that it does not pick the instance, for how that fails."""
 
 
@@ -155,6 +156,7 @@ class Machine:
         self._pairs = PairNotes(Incarnation(""))
         self._core: CoreSteps | None = None
         self._ejected_by: tuple[str, ...] = ()
+        self._poisons: tuple[str, ...] = ()
         self.problem = "the engine has not been looked at yet"
         """Why the instance is not ready; empty when it is."""
 
@@ -202,9 +204,9 @@ class Machine:
         match event:
             case Looked(look=look, routers=routers):
                 self._take(look)
-                self._ejected_by = tuple(sorted({
-                    router.name for router in routers if router.ejected and router.name
-                    and now - router.heard < SILENT_BEATS * self._agent.heartbeat_s}))[:MAX_ROUTERS]
+                heard = [one for one in routers if now - one.heard < SILENT_BEATS * self._agent.heartbeat_s]
+                self._ejected_by = tuple(sorted({one.name for one in heard if one.ejected and one.name}))[:MAX_ROUTERS]
+                self._poisons = tuple(sorted({each for one in heard for each in one.poisons}))[:MAX_POISONS]
                 if self._drain_since is not None and not self._drained:
                     reason = self._drain_progress(look, routers, now)
                     if self._drained:
@@ -257,6 +259,7 @@ class Machine:
             refused=self._pairs.refused,
             links=self._pairs.links,
             ejected_by=self._ejected_by,
+            poisons=self._poisons,
             core=self._core,
         )
 
@@ -293,7 +296,7 @@ class Machine:
     def _news(self) -> tuple[object, ...]:
         """What routers hear of at once when it changes."""
         return (self.state, self._drained, self._leaving, self.incarnation, self._pairs.refused, self._ejected_by,
-                self._epoch)
+                self._poisons, self._epoch)
 
     def _take(self, look: Look) -> None:
         self._core = look.core if look.health != "unmade" else None  # what nobody has looked at does not stand still

@@ -205,6 +205,8 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests that may wait; 0: none, a request that cannot be served now is refused."""
     queue_timeout_s: float = 30.0
     """Longest wait in the queue; then 503 with Retry-After."""
+    hold_s: float = 30.0
+    """How long a request is held at most where nobody can be picked and somebody is expected; 0: none is."""
     max_per_instance: int = 0
     """Requests of this router that one instance serves at once; 0: found from what the engines report as waiting."""
     skip_prefill_below: int = 0
@@ -242,6 +244,11 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     access_log: bool = True
     beside_engine: bool = False
     """The router runs in an engine's pod, where agents are told of it at some time, or never: ready also before that."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the router's ledger has: ``body_budget_bytes``, or what the largest request needs."""
+        return max(self.body_budget_bytes, LARGEST_FIT * self.max_body_bytes)
 
 
 class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

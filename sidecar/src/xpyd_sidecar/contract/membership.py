@@ -24,12 +24,16 @@ MAX_ALSO = 256
 """Further names of one instance."""
 MAX_ROUTERS = 64
 """Routers that an instance tells of."""
+MAX_POISONS = 64
+"""Hashes and labels of requests that end engines."""
 MAX_ADDED = 64
 """Fields that an engine adds to requests."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Addresses = Annotated[tuple[HostPort, ...], msgspec.Meta(max_length=MAX_RANKS)]
 Speaker = Annotated[AgentId, msgspec.Meta(min_length=1)]
 RouterName = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+Poisons = Annotated[tuple[Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16}|[0-9a-f]{32})$")], ...],
+                    msgspec.Meta(max_length=MAX_POISONS)]
 ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=MAX_ALSO)]
 
@@ -127,6 +131,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """Routers that say in their acknowledgements that they have ejected it, sorted."""
     core: CoreSteps | None = None
     """How far its cores have got; None: not known."""
+    poisons: Poisons = ()
+    """What routers say in their acknowledgements that they refuse, sorted."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
@@ -152,6 +158,9 @@ class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
     """Legs that this router has open on the instance: a drain waits until there are none."""
     ejected: bool = False
     """This router does not pick the instance, since requests fail there that end well on others."""
+    poisons: Poisons = ()
+    """What this router refuses, since engines died of it: hashes of requests (16 bytes) and labels of requests that are
+    alike (8 bytes), in hexadecimal digits, sorted."""
 
 
 Up = Heartbeat | Goodbye

@@ -151,6 +151,13 @@ class Picker:
         known = self._look()
         return room.room(known.decodes) and (alone or room.room(known.prefills))
 
+    def missing(self, *, alone: bool) -> Role | None:
+        """The role of which nobody can be picked for a request, with prefill or ``alone``; None: there is somebody."""
+        known = self._look()
+        if not known.decodes:
+            return Role.DECODE
+        return None if alone or known.paired else Role.PREFILL
+
     def _look(self) -> _Known:
         picks = self._roster.picks
         if picks is not None and picks is self._picks:

@@ -48,14 +48,17 @@ class HeartbeatListener:
     """
 
     def __init__(self, name: str, take: Callable[[Up], int | None], count: Callable[[str], None],
-                 ejected: Callable[[Up], bool] = lambda _: False) -> None:
+                 ejected: Callable[[Up], bool] = lambda _: False,
+                 refusals: Callable[[], tuple[str, ...]] = tuple) -> None:
         """``name``: the router's, told in acknowledgements. ``take`` returns how many legs are open on the instance that a
-        message speaks for (None: not counted), and ``ejected`` whether the router has ejected it.
+        message speaks for (None: not counted), and ``ejected`` whether the router has ejected it. ``refusals``: what
+        requests it refuses, for other routers.
         """
         self._name = name
         self._take = take
         self._count = count
         self._ejected = ejected
+        self._refusals = refusals
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
@@ -80,7 +83,7 @@ class HeartbeatListener:
             self._say(frames[-1], refused)
         seq = message.seq if isinstance(message, Heartbeat) else -1
         return _encode(Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight,
-                           ejected=ejected))
+                           ejected=ejected, poisons=self._refusals()))
 
     def _say(self, frame: zmq.Frame, reason: str) -> None:
         try:

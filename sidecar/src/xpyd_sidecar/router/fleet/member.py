@@ -20,7 +20,7 @@ INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
 
 TOLD = ("incarnation", "state", "agent", "epoch", "role", "http", "control", "fingerprint", "model", "max_model_len",
-        "also", "sampling", "refused", "links", "ejected_by")
+        "also", "sampling", "refused", "links", "ejected_by", "poisons")
 """What a beat says of what an instance is: the fields of a member that only change when it becomes another."""
 _told = attrgetter(*TOLD)
 
@@ -76,6 +76,8 @@ class FleetMember(msgspec.Struct, eq=False):
     """For that it answers nothing."""
     ejected_by: tuple[str, ...] = ()
     """Routers that say so, by its latest beat."""
+    poisons: tuple[str, ...] = ()
+    """What routers refuse since engines died of it, by its latest beat."""
     well: int = 0
     """Legs that ended well there since ``Outliers`` looked last."""
     failed: int = 0

@@ -169,6 +169,8 @@ class RouterMetrics(Collector):
                        for measure, (name, words, bounds, labels) in _TIMED.items()}
         self.queued: Callable[[], int] = int
         """Whom to ask how many requests wait."""
+        self.held: Callable[[], int] = int
+        """Whom to ask how many of those are held until an instance that is expected is there."""
         self.retries_left: Callable[[], float] = int
         """Whom to ask how many retries may be made."""
         self.vitals: Callable[[], Vitals] = Vitals
@@ -177,6 +179,8 @@ class RouterMetrics(Collector):
         """The loop's time, by which beats are known."""
         self.poison: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
         """Whom to ask of requests that end engines: deaths so far, suspects, refused requests, held ones."""
+        self.labels: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Whom to ask of labels of requests that end engines: quarantined ones, refused ones."""
         self.disaggregation: Callable[[], Disaggregation] = Disaggregation
         """Whom to ask whether decode receives prompts."""
         self._pairs: dict[Pair, Flow] = {}
@@ -237,7 +241,8 @@ class RouterMetrics(Collector):
         yield from [filled(Counters, name, *_COUNTED[name], cells) for name, cells in self._counts.items()]
         yield from [one.family() for one in self._times.values()]
         yield Gauges("xpyd_router_in_flight", "Generation requests being served", self.in_flight)
-        yield Gauges("xpyd_router_queued", "Generation requests that wait for a place", self.queued())
+        yield Gauges("xpyd_router_queued", "Requests that wait for a place or an instance", self.queued())
+        yield Gauges("xpyd_router_held", "Those of them that wait for an instance", self.held())
         yield Gauges("xpyd_router_retry_budget", "Retries that may be made now", self.retries_left())
         yield filled(Gauges, "xpyd_router_build_info", "The version", ("version",), {(__version__,): 1})
         for ask in (self._ask_vitals, self._ask_poison, self._ask_disaggregation, self._ask_pairs, self._ask_instances):
@@ -278,6 +283,9 @@ class RouterMetrics(Collector):
         yield Gauges("xpyd_router_poison_suspects", "Requests that several dead engines had in common", suspects)
         yield Gauges("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused)
         yield Gauges("xpyd_router_poison_held", "Requests held until it is known whether engines die of them", held)
+        quarantined, refused = self.labels()
+        yield filled(Gauges, "xpyd_router_poison_labels", "What requests have in common that ended engines", ("state",),
+                     {("quarantined",): quarantined, ("refused",): refused})
 
     def _ask_disaggregation(self) -> Iterator[Metric]:
         told = self.disaggregation()

@@ -19,6 +19,7 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role
 from xpyd_sidecar.router.api.bodies import GenerationRequest, RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.api.labels import Labels, labels_of
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet import first_bytes
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
@@ -77,7 +78,12 @@ class Asks(ABC):
     """As the client wrote it; empty where there is none."""
     passed_on: tuple[bytes, ...]
     """Names of the client's headers that engines read."""
+    held: bool = False
+    """It has been held for somebody who was expected (``hold``)."""
+    waited_s: float = 0.0
+    """How long it has waited, held or in the queue."""
     _hash: RequestHash | None = None
+    _labels: Labels | None = None
 
     def __init__(self, kind: str, model: str | None, fields: Mapping[str, Raw]) -> None:
         """``fields``: of its JSON body, as the client wrote them, and ``model`` the one they name. ``kind``: what makes
@@ -117,6 +123,12 @@ class Asks(ABC):
         if self._hash is None:
             self._hash = hash_of(self._kind, self.fields)
         return self._hash
+
+    def labels(self) -> Labels:
+        """What it has in common with others. Made when they are needed."""
+        if self._labels is None:
+            self._labels = labels_of(self._kind, self.model, self.fields, self.prompt)
+        return self._labels
 
     @abstractmethod
     def leg(self, send: mv.SendAttempt, lines: bytes, *, speaks: bool) -> bytes:
@@ -181,12 +193,15 @@ class OpenAttempts(dict[int, OpenAttempt]):
                  "relaying", "sent", "trace")
 
     def __init__(self, context: RequestContext, record: Record, asks: Asks, passed: Headers, key: str) -> None:
-        """``passed``: headers of the client that engines read. ``key``: whose request it is."""
+        """``passed``: headers of the client that engines read; the last one may be Via, with this router in it. ``key``:
+        whose request it is.
+        """
         self._context = context
         self._record = record
         self._asks = asks
         self._passed = passed
-        self._lines = b"x-request-id: %b\r\n" % record.request_id.encode()
+        via = b"" if passed and passed[-1][0] == b"via" else b"via: %b\r\n" % context.via
+        self._lines = b"x-request-id: %b\r\n%b" % (record.request_id.encode(), via)
         """Of the head of every leg; those of the client's headers go behind it."""
         self._key = key
         self._blamed: list[Blamed] = []
