@@ -53,11 +53,21 @@ class _Tracked(msgspec.Struct):
     incarnation: Incarnation
     role: Role
     readings: deque[_Reading]
-    more: Intake = Intake()
-    """What has come from the first of the readings to the last,"""
-    over_s: float = 0.0
-    """which took so long; 0: there is but one."""
     best_bytes_s: float = 0.0
+    known: Intake | None = None
+    """``more``, where somebody has asked since the last reading."""
+
+    @property
+    def over_s(self) -> float:
+        """From the first of the readings to the last; 0: there is but one."""
+        return self.readings[-1].at - self.readings[0].at
+
+    @property
+    def more(self) -> Intake:
+        """What has come in that time."""
+        if self.known is None:
+            self.known = _grown(self.readings[0].intake, self.readings[-1].intake)
+        return self.known
 
 
 class _WindowSums(msgspec.Struct):
@@ -146,12 +156,11 @@ class IntakeWindow:
             last = seen.readings[-1]
             if at - last.at < GAP_S:
                 continue
-            seen.best_bytes_s = max(seen.best_bytes_s, _bytes(_grown(last.intake, intake)) / (at - last.at))
+            seen.best_bytes_s = max(seen.best_bytes_s, (_bytes(intake) - _bytes(last.intake)) / (at - last.at))
             seen.readings.append(_Reading(at, intake))
             while len(seen.readings) > 2 and seen.readings[1].at <= at - WINDOW_S:
                 seen.readings.popleft()
-            first = seen.readings[0]
-            seen.more, seen.over_s = _grown(first.intake, intake), at - first.at
+            seen.known = None
 
     def _sums(self) -> _WindowSums:
         sums = _WindowSums()
