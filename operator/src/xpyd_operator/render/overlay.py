@@ -4,6 +4,7 @@
     containers, initContainers, volumes,   merged by ``name``; what is new comes last. A variable or a volume with another
     env, ports, imagePullSecrets           source replaces the one of that name
     volumeMounts                           merged by ``mountPath``
+    probes                                 merged; another way of asking (``exec``, ``httpGet`` …) replaces the one there
     every other list                       replaced
 
 What xpyd needs cannot be taken away, and is refused with its path: names, its labels, what its containers run, its
@@ -118,6 +119,8 @@ ROUTER_POD: Final = PodNeeds(
     ports=frozenset({labels.CLIENTS, "members", labels.ADMIN}),
     one_user=False,
 )
+_WAYS: Final = frozenset({"exec", "httpGet", "tcpSocket", "grpc"})
+"""Of asking, of which a probe has one."""
 _OWN: Final = frozenset({"name", "resources", "securityContext"})
 
 _USER: Final = ("runAsUser", "runAsGroup")
@@ -270,7 +273,10 @@ def _merged(base: Mapping[str, Any], given: Mapping[str, Any], lists: Mapping[st
         elif key in lists:
             merged[key] = _merged_list(below or [], part, lists[key], sources=key in _SOURCES)
         elif isinstance(part, dict):
-            merged[key] = _merged(below if isinstance(below, dict) else {}, part, {})
+            known = below if isinstance(below, dict) else {}
+            if key.endswith("Probe") and (ways := _WAYS & part.keys()):
+                known = {name: one for name, one in known.items() if name not in _WAYS - ways}
+            merged[key] = _merged(known, part, {})
         else:
             merged[key] = part
     return merged

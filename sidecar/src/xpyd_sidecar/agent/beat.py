@@ -32,6 +32,7 @@ from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.liveness import Restart
 from xpyd_sidecar.contract.membership import MAX_ROUTERS, WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
 from xpyd_sidecar.contract.pair_notes import MOST_LINKS, MOST_REFUSED, PairNotes
 from xpyd_sidecar.contract.record import EngineRecord
@@ -84,6 +85,10 @@ class KnownRouter(msgspec.Struct, frozen=True):
     """Legs that it had open on the instance at its last ack."""
     ejected: bool = False
     """It said in its last ack that it does not pick the instance, for how that fails."""
+    stalled: bool = False
+    """It said in its last ack that the core does not step though it has requests of that router."""
+    hold: bool = False
+    """It said in its last ack that the engine is not to be restarted now."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -228,8 +233,8 @@ class Machine:
             out.append(BeatNow(why))
         return tuple(out)
 
-    def heartbeat(self) -> Heartbeat:
-        """The next beat; counts it."""
+    def heartbeat(self, restart: Restart = Restart.NONE) -> Heartbeat:
+        """The next beat; counts it. ``restart``: what ``Liveness`` says of the engine."""
         self._seq += 1
         first = self._records[0] if self._records else None
         return Heartbeat(
@@ -258,6 +263,7 @@ class Machine:
             links=self._pairs.links,
             ejected_by=self._ejected_by,
             core=self._core,
+            restart=restart,
         )
 
     def goodbye(self) -> Goodbye:

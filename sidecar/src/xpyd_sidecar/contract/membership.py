@@ -14,6 +14,7 @@ import msgspec
 
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.liveness import Restart
 from xpyd_sidecar.contract.pair_notes import LinkWords, RefusedPeers
 
 WIRE_VERSION = 1
@@ -122,6 +123,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """Routers that say in their acknowledgements that they have ejected it, sorted."""
     core: CoreSteps | None = None
     """How far its cores have got; None: not known."""
+    restart: Restart = Restart.NONE
+    """Whether its engine is to be restarted because it stands still, so that no two of a role are at once."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
@@ -147,6 +150,10 @@ class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
     """Legs that this router has open on the instance: a drain waits until there are none."""
     ejected: bool = False
     """This router does not pick the instance, since requests fail there that end well on others."""
+    stalled: bool = False
+    """Its core does not step, as far as beats tell, though this router has sent it requests that have not ended."""
+    hold: bool = False
+    """It is not to be restarted now: another of its role is, or most of its role stands still."""
 
 
 Up = Heartbeat | Goodbye
