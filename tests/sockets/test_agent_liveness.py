@@ -131,7 +131,7 @@ async def test_the_stacks_of_processes_that_can_write_them_are_written_first_and
         await asyncio.sleep(0.3)
         text = log.read_text()
         assert text.count("in it_hangs_here") == 1
-        assert text.count("Thread 0x") == 2, "all threads"
+        assert text.count("hread 0x") == 2, "all threads"
         assert [process.poll() for process in processes] == [None, None], "who does not catch the signal does not get it"
     finally:
         for process in processes:
