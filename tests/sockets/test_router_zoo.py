@@ -193,7 +193,7 @@ async def test_a_core_that_does_not_step_is_stalled_and_what_had_not_begun_goes_
             assert shown["d1"] == shown["p0"] == 0.0
             assert one.member.hung
             said = [f.context.watch.verdict(beat(engine.name, Role.DECODE, engine.address)) for engine in f.d[:2]]
-            assert [(each.stalled, each.hold) for each in said] == [(True, False), (False, False)], "though nothing is there now"
+            assert [(each.stalled, each.hold) for each in said] == [(True, False), (False, False)], "though it was left"
             assert one.bad.aborts == 6
             await f.wait(lambda: not one.bad.open, "nothing to be left there")
         finally:

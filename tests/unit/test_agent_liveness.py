@@ -1,4 +1,4 @@
-"""When an engine that stands still is to be restarted: looks and routers' words by hand, then any of them against a model."""
+"""When an engine that stands still is to be restarted: looks and words of routers by hand, then any of them at all."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_of_two_one_may_and_whoever_has_begun_goes_on() -> None:
     assert may([*serving, member("d0", Restart.WANTED), member("d1", Restart.BEGUN)]) == ["d1"]
     assert may([*serving, member("d0", Restart.BEGUN), member("d1", Restart.BEGUN)]) == ["d0"]
     gone = member("d1", Restart.BEGUN, state=State.STARTING)
-    assert may([*serving, member("d0", Restart.BEGUN), gone]) == ["d1"], "it does not serve: another one must not go as well"
+    assert may([*serving, member("d0", Restart.BEGUN), gone]) == ["d1"], "it does not serve: another one must wait"
 
 
 def test_none_may_while_most_of_the_role_stands_still_for_a_common_cause() -> None:
@@ -50,8 +50,9 @@ def test_none_may_while_most_of_the_role_stands_still_for_a_common_cause() -> No
     assert may(both) == []
     assert may([*both, member("d2")]) == []
     assert may([*both, member("d2"), member("d3")]) == ["d0"]
-    assert may([*both, *(member(f"p{index}", role=Role.PREFILL) for index in range(4))]) == [], "the other role does not count"
-    assert may([*both, *(member(f"d{index}", state=State.STARTING) for index in range(2, 6))]) == [], "nor who starts"
+    assert may([*both, *(member(f"p{index}", role=Role.PREFILL) for index in range(4))]) == [], "nor the other role"
+    starting = [member(f"d{index}", state=State.STARTING) for index in range(2, 6)]
+    assert may([*both, *starting]) == [], "who starts does not count"
 
 
 def test_after_a_while_one_at_a_time_may_all_the_same() -> None:

@@ -116,8 +116,8 @@ class LocalBackend:
             match step:
                 case HangStep.DUMP:
                     states = ", ".join(f"{process.pid} ({process.state})" for process in engine.dump())
-                    logger.warning("the engine of %s stands still: %s; its processes write their stacks to %s: %s", name, why,
-                                   engine.log, states)
+                    logger.warning("the engine of %s stands still: %s; its processes write their stacks to %s: %s",
+                                   name, why, engine.log, states)
                 case HangStep.END:
                     logger.error("the engine of %s is ended, since it stands still: %s", name, why)
                     engine.abort()

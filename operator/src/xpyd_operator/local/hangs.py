@@ -1,4 +1,4 @@
-"""Engines that are ended because their agents say that they stand still, as a kubelet's probe would (``contract.liveness``).
+"""Engines that are ended because their agents say that they stand still, as by a kubelet's probe (``contract.liveness``).
 
     agent: hangs ──first time──▶ DUMP (its processes write their stacks)
           ──for PERIOD_S · FAILURES──▶ END; the planner starts it again, as one that crashed

@@ -87,9 +87,9 @@ def exec_probe(command: list[str], *, period_s: int, failures: int, timeout_s: i
 
 
 def live_probe() -> dict[str, Any]:
-    """Ends an engine of which its agent says for ``PERIOD_S`` times ``FAILURES`` seconds that it stands still. It runs in the
-    engine's container, since there a silent agent can be told from a bad word, and the engine's processes be asked for their
-    stacks.
+    """Ends an engine of which its agent says for ``PERIOD_S`` times ``FAILURES`` seconds that it stands still.
+
+    A command in the engine's container can tell a silent agent from a bad word, and ask the engine's processes for stacks.
     """
     return killing(exec_probe([*ASK, "live"], period_s=liveness.PERIOD_S, failures=liveness.FAILURES))
 

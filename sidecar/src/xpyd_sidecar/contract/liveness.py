@@ -1,4 +1,4 @@
-"""When an engine is restarted because it stands still, as agent, routers and whoever ends it tell each other (decision 0082).
+"""When an engine is restarted because it stands still, as agents, routers and whoever ends it say (decision 0082).
 
     router ──ack: stalled, hold──▶ agent ──beats: restart──▶ routers
                                      └──GET /live──▶ the kubelet's probe in the engine's container, or the supervisor:

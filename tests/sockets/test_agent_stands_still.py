@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from agent_fakes import KEY, FakeEngine, FakeRouter, config_of
@@ -31,6 +32,11 @@ threading.Thread(target=time.sleep, args=(1000,), name="another", daemon=True).s
 it_hangs_here()
 """
 DEAF = "import time; print('up', flush=True); time.sleep(1000)"
+
+
+def begin(code: str, log: BinaryIO) -> subprocess.Popen[bytes]:
+    """A process that says when it is up."""
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=log)
 
 
 class Stage:
@@ -113,8 +119,7 @@ async def test_a_server_that_was_up_and_is_silent_fails_the_probe(stage: Stage) 
 async def test_the_stacks_of_processes_that_can_write_them_are_written_first_and_once(stage: Stage) -> None:
     log = stage.folder / "log"
     with log.open("wb") as out:
-        processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=out)
-                     for code in (ENGINE, DEAF)]
+        processes = [begin(code, out) for code in (ENGINE, DEAF)]
     try:
         for process in processes:
             assert process.stdout is not None
