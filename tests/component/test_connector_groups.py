@@ -151,7 +151,7 @@ def ruin(p: GroupedEngine, job: Job, region: int, *, summed: bool) -> None:
         return [(copy, one) for copy in list(publisher._copies.values()) for one in layout(copy.manifest(0), copy._arrays)
                 if one.region == region and one.packed.first + one.packed.blocks == end]
 
-    until(lambda: last() and not publisher._unsummed, p)
+    until(lambda: any(copy.sums or not summed for copy, _ in last()), p)
     ((copy, one),) = last()
     assert bool(copy.sums) is summed
     copy.view[one.offset - copy.offset + one.packed.place(end - 1, 0)] ^= 0xFF
