@@ -59,4 +59,4 @@ class NotYet(XpydError):
 
 
 class Gone(XpydError):
-    """What was to be done is for something that does not exist any more, or is being deleted: nothing of it is left to do."""
+    """What was to be done is for something that does not exist any more, or is being deleted: nothing is left to do."""

@@ -91,8 +91,8 @@ class Services:
             settings = self._settings
             master = Master(self._api, settings.operator_namespace, settings.master_secret, self._derived_keys,
                             dry_run=settings.dry_run)
-            self._shared = Shared(self._api, self._cache, settings, self._events, session, self._api.server_clock.now, master,
-                                  Turns(self._cache), Gangs(self._api, settings), Topology(self._api), self._metrics)
+            self._shared = Shared(self._api, self._cache, settings, self._events, session, self._api.server_clock.now,
+                                  master, Turns(self._cache), Gangs(self._api, settings), Topology(self._api), self._metrics)
             sender = asyncio.create_task(self._events.run(), name="events")
             in_order = False
             try:
