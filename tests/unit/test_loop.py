@@ -8,7 +8,7 @@ import pytest
 from plan_world import World, desired
 
 from xpyd_operator import loop
-from xpyd_operator.errors import LocalError, NotYet, XpydError
+from xpyd_operator.errors import Gone, LocalError, NotYet, XpydError
 from xpyd_operator.plan.actions import Action, Create
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
@@ -28,6 +28,8 @@ class FakeBackend:
         self.lacks = ""
         """What actions wait for."""
         self.unprepared: XpydError | None = None
+        self.gone_after: int | None = None
+        """Actions after which the service does not exist any more."""
         self.rounds: list[Round] = []
         self.prepared: list[Round] = []
 
@@ -52,6 +54,10 @@ class FakeBackend:
     async def apply(self, action: Action) -> None:
         if self.lacks:
             raise NotYet(self.lacks)
+        if self.gone_after is not None:
+            if len(self.world.log) >= self.gone_after:
+                raise Gone("it is being deleted")
+            await asyncio.sleep(0)
         if self.clumsy:
             self.clumsy -= 1
             raise LocalError("cannot act")
@@ -89,6 +95,22 @@ async def test_an_action_that_fails_is_reported_and_planned_again() -> None:
     assert (await run(backend)).plan.settled
     assert backend.rounds[0].failures == ("start the router: none runs: cannot act",)
     assert backend.world.log.count("start the router: none runs") == 1
+
+
+async def test_a_service_that_goes_under_a_round_ends_it_without_a_word_for_each_action(
+        caplog: pytest.LogCaptureFixture) -> None:
+    backend = FakeBackend()
+    backend.want, backend.gone_after = desired(4, 4), 1
+    with pytest.raises(Gone, match="it is being deleted"):
+        await loop.converge(backend, 0.0)
+    assert len(backend.world.log) == 1
+    assert backend.rounds == [], "nothing is said of it"
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
+    for backend.gone_after, backend.unprepared, backend.want in (
+            (None, Gone("it is being deleted"), desired(1, 1)), (None, None, Gone("it is being deleted"))):
+        with pytest.raises(Gone):
+            await loop.converge(backend, 0.0, last=desired(1, 1))
+    assert len(backend.world.log) == 1
 
 
 async def test_what_waits_for_something_that_is_not_there_is_no_failure_and_planned_again() -> None:

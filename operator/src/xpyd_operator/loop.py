@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from xpyd_operator.errors import NotYet, XpydError
+from xpyd_operator.errors import Gone, NotYet, XpydError
 from xpyd_operator.plan.actions import Action, Create
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
@@ -63,11 +63,14 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
 
     Raises:
         XpydError: what is wanted cannot be told and ``last`` is not given, or the backend cannot observe.
+        Gone: the service has gone under the round, which ends there.
     """
     failures: list[str] = []
     postponed: list[str] = []
     try:
         desired = await backend.desired()
+    except Gone:
+        raise
     except Exception as error:
         if last is None:
             raise
@@ -85,10 +88,12 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
 
 async def _carry_out(backend: Backend, done: Round, failures: list[str], postponed: list[str]) -> None:
     """Everything that a round asks for, in its order; neighbours of one kind side by side. ``failures`` and ``postponed``
-    get what failed and what waits, in words.
+    get what failed and what waits, in words. Raises Gone: the rest is not begun.
     """
     try:
         await backend.prepare(done)
+    except Gone:
+        raise
     except NotYet as error:
         postponed.append(f"what goes with the service waits: {error}")
     except XpydError as error:
@@ -98,12 +103,17 @@ async def _carry_out(backend: Backend, done: Round, failures: list[str], postpon
         logger.exception("could not prepare")
         failures.append(f"what goes with the service: {error}")
     turns = asyncio.Semaphore(backend.width)
+    gone: list[Gone] = []
 
     async def carry_out(action: Action) -> None:
         async with turns:
+            if gone:
+                return
             logger.info("%s", action)
             try:
                 await backend.apply(action)
+            except Gone as error:
+                gone.append(error)
             except NotYet as error:
                 logger.info("%s waits: %s", action, error)
                 postponed.append(f"making instances waits: {error}")
@@ -119,6 +129,8 @@ async def _carry_out(backend: Backend, done: Round, failures: list[str], postpon
             await _in_order(carry_out, list(same), backend.width)
         else:
             await asyncio.gather(*(carry_out(action) for action in same))
+    if gone:
+        raise gone[0]
 
 
 async def _in_order(carry_out: Callable[[Action], Awaitable[None]], actions: Sequence[Action], width: int) -> None:

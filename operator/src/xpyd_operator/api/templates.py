@@ -6,7 +6,8 @@
     spec.router.template     of routers in pods of their own    ┘
 
 Maps are merged. Lists of things with names are merged by these (``LISTS``), and a variable or a volume with another source
-replaces the one of that name; every other list is replaced. This is Kubernetes' strategic merge without its directives.
+replaces the one of that name; every other list is replaced. A probe that asks another way (``exec``, ``httpGet`` …)
+replaces the one there. This is Kubernetes' strategic merge without its directives.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ LISTS: Final[Mapping[str, Keyed]] = {
 """Those of a pod's spec."""
 _SOURCES: Final = frozenset({"env", "volumes"})
 """Lists whose items have one source each: another one replaces it."""
+_WAYS: Final = frozenset({"exec", "httpGet", "tcpSocket", "grpc"})
+"""How a probe may ask: in one of these ways."""
 ENGINES_ALONE: Final[Mapping[str, frozenset[str]]] = {
     "containers": frozenset({"main"}),
     "initContainers": frozenset({"sidecar", "xpyd-install"}),
@@ -71,7 +74,10 @@ def merged(
         elif key in lists and _keyed(part, lists[key]) and (below is None or _keyed(below, lists[key])):
             made[key] = _list(below or [], part, lists[key], sources=key in _SOURCES, keep=keep)
         elif isinstance(part, dict):
-            made[key] = merged(below if isinstance(below, dict) else {}, part, {}, keep=keep)
+            known = below if isinstance(below, dict) else {}
+            if key.endswith("Probe") and (ways := _WAYS & part.keys()):
+                known = {name: one for name, one in known.items() if name not in _WAYS - ways}
+            made[key] = merged(known, part, {}, keep=keep)
         else:
             made[key] = part
     return made

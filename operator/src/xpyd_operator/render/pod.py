@@ -256,7 +256,7 @@ def _probes(service: DisaggService) -> dict[str, Any]:
     failures = math.ceil(service.spec.engine.startup_timeout_s / _STARTUP_PERIOD_S)
     return {
         "startupProbe": at.killing(_health(_STARTUP_PERIOD_S, failures)),
-        "livenessProbe": at.killing(_health(10, 12)),
+        "livenessProbe": at.live_probe(),
         "readinessProbe": _health(2, 3),
     }
 

@@ -32,6 +32,7 @@ from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.liveness import Restart
 from xpyd_sidecar.contract.membership import MAX_POISONS, MAX_ROUTERS, WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
 from xpyd_sidecar.contract.pair_notes import MOST_LINKS, MOST_REFUSED, PairNotes
 from xpyd_sidecar.contract.record import EngineRecord
@@ -83,8 +84,13 @@ class KnownRouter(msgspec.Struct, frozen=True):
     in_flight: int = 0
     """Legs that it had open on the instance at its last ack."""
     ejected: bool = False
-    poisons: tuple[str, ...] = ()
     """It said in its last ack that it does not pick the instance, for how that fails."""
+    poisons: tuple[str, ...] = ()
+    """What it said in its last ack that it refuses, since engines died of it."""
+    stalled: bool = False
+    """It said in its last ack that the core does not step though it has requests of that router."""
+    hold: bool = False
+    """It said in its last ack that the engine is not to be restarted now."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -230,8 +236,8 @@ class Machine:
             out.append(BeatNow(why))
         return tuple(out)
 
-    def heartbeat(self) -> Heartbeat:
-        """The next beat; counts it."""
+    def heartbeat(self, restart: Restart = Restart.NONE) -> Heartbeat:
+        """The next beat; counts it. ``restart``: what ``Liveness`` says of the engine."""
         self._seq += 1
         first = self._records[0] if self._records else None
         return Heartbeat(
@@ -261,6 +267,7 @@ class Machine:
             ejected_by=self._ejected_by,
             poisons=self._poisons,
             core=self._core,
+            restart=restart,
         )
 
     def goodbye(self) -> Goodbye:

@@ -15,6 +15,7 @@ import msgspec
 from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.intake import Intake
+from xpyd_sidecar.contract.liveness import Restart
 from xpyd_sidecar.contract.pair_notes import LinkWords, RefusedPeers
 
 WIRE_VERSION = 1
@@ -133,6 +134,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """How far its cores have got; None: not known."""
     poisons: Poisons = ()
     """What routers say in their acknowledgements that they refuse, sorted."""
+    restart: Restart = Restart.NONE
+    """Whether its engine is to be restarted because it stands still, so that no two of a role are at once."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
@@ -161,6 +164,10 @@ class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
     poisons: Poisons = ()
     """What this router refuses, since engines died of it: hashes of requests (16 bytes) and labels of requests that are
     alike (8 bytes), in hexadecimal digits, sorted."""
+    stalled: bool = False
+    """Its core does not step, as far as beats tell, though this router has sent it requests that have not ended."""
+    hold: bool = False
+    """It is not to be restarted now: another of its role is, or most of its role stands still."""
 
 
 Up = Heartbeat | Goodbye

@@ -10,6 +10,7 @@ import msgspec
 
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
+from xpyd_sidecar.contract.liveness import Restart
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling, Up
 from xpyd_sidecar.contract.pair_notes import RefusedPeer
 from xpyd_sidecar.router.api.faults import FailureReason
@@ -20,7 +21,7 @@ INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
 
 TOLD = ("incarnation", "state", "agent", "epoch", "role", "http", "control", "fingerprint", "model", "max_model_len",
-        "also", "sampling", "refused", "links", "ejected_by", "poisons")
+        "also", "sampling", "refused", "links", "ejected_by", "poisons", "restart")
 """What a beat says of what an instance is: the fields of a member that only change when it becomes another."""
 _told = attrgetter(*TOLD)
 
@@ -78,6 +79,10 @@ class FleetMember(msgspec.Struct, eq=False):
     """Routers that say so, by its latest beat."""
     poisons: tuple[str, ...] = ()
     """What routers refuse since engines died of it, by its latest beat."""
+    restart: Restart = Restart.NONE
+    """Whether it stands still and is to be restarted, by its latest beat."""
+    still_since: float = math.inf
+    """Since when its beats say so; infinity: they do not."""
     well: int = 0
     """Legs that ended well there since ``Outliers`` looked last."""
     failed: int = 0
@@ -137,6 +142,7 @@ class FleetMember(msgspec.Struct, eq=False):
         # What is between two beats counts once, so that a time in which nobody beat proves nothing.
         self.still_s = 0.0 if moves else self.still_s + min(max(0.0, now - self.beat_at), 2 * self.interval_s)
         self.core = beat.core
+        self.still_since = min(self.still_since, now) if beat.restart else math.inf
         if beat.interval_s != self.interval_s:
             self.interval_s = min(max(beat.interval_s, INTERVAL_RANGE_S[0]), INTERVAL_RANGE_S[1])
         self.beat_at = now
