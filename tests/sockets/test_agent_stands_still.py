@@ -19,7 +19,7 @@ from xpyd_sidecar.agent.app import Agent
 from xpyd_sidecar.contract import core_steps
 from xpyd_sidecar.contract.core_steps import CoreSteps, WrittenSteps
 from xpyd_sidecar.contract.ids import Incarnation, State
-from xpyd_sidecar.contract.liveness import Restart
+from xpyd_sidecar.contract.liveness import RestartWish
 
 ENGINE = """
 import sys, threading, time
@@ -87,24 +87,24 @@ async def test_a_core_that_stands_still_fails_the_probe_and_one_that_is_idle_doe
     while time.monotonic() < end:
         assert await stage.probe() == 0, "no router says that it waits"
     stage.router.stalled = True
-    await stage.router.wait_beat(lambda beat: beat.restart is Restart.WANTED)
-    await stage.router.wait_beat(lambda beat: beat.restart is Restart.BEGUN)
+    await stage.router.wait_beat(lambda beat: beat.restart is RestartWish.WANTED)
+    await stage.router.wait_beat(lambda beat: beat.restart is RestartWish.BEGUN)
     await stage.wait_probe(lambda code: code == 1)
     assert "its core has requests and has not stepped for" in capfd.readouterr().err
     stage.router.stalled = False
     assert await stage.probe() == 1, "requests that were moved say nothing for it"
     stage.steps(8)
     await stage.wait_probe(lambda code: code == 0)
-    await stage.router.wait_beat(lambda beat: beat.restart is Restart.NONE)
+    await stage.router.wait_beat(lambda beat: beat.restart is RestartWish.NONE)
 
 
 async def test_a_router_that_holds_the_restart_keeps_the_probe_well(stage: Stage) -> None:
     stage.router.stalled = stage.router.hold = True
-    await stage.router.wait_beat(lambda beat: beat.restart is Restart.WANTED)
+    await stage.router.wait_beat(lambda beat: beat.restart is RestartWish.WANTED)
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
         assert await stage.probe() == 0
-    assert not any(beat.restart is Restart.BEGUN for beat in stage.router.beats)
+    assert not any(beat.restart is RestartWish.BEGUN for beat in stage.router.beats)
     stage.router.hold = False
     await stage.wait_probe(lambda code: code == 1)
 

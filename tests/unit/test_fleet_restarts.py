@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, Role, State
-from xpyd_sidecar.contract.liveness import Restart
+from xpyd_sidecar.contract.liveness import RestartWish
 from xpyd_sidecar.router.fleet.member import FleetMember
 from xpyd_sidecar.router.fleet.restarts import COMMON_S, holds, stalled
 
 NOW = 10_000.0
 
 
-def member(name: str, restart: Restart = Restart.NONE, *, state: State = State.READY, role: Role = Role.DECODE,
+def member(name: str, restart: RestartWish = RestartWish.NONE, *, state: State = State.READY, role: Role = Role.DECODE,
            since: float = NOW - 1.0) -> FleetMember:
     return FleetMember(InstanceName(name), role=role, state=state, incarnation=Incarnation(f"i-{name}"), restart=restart,
                        http=(HostPort(f"{name}:1"),), still_since=since if restart else math.inf)
@@ -27,26 +27,26 @@ def may(members: list[FleetMember], now: float = NOW) -> list[str]:
 
 
 def test_one_among_others_may() -> None:
-    assert may([member("d0"), member("d1", Restart.WANTED)]) == ["d1"]
-    assert may([member("d0"), member("d1"), member("d2", Restart.WANTED)]) == ["d2"]
+    assert may([member("d0"), member("d1", RestartWish.WANTED)]) == ["d1"]
+    assert may([member("d0"), member("d1"), member("d2", RestartWish.WANTED)]) == ["d2"]
 
 
 def test_an_only_one_may() -> None:
     others = [member(f"p{index}", role=Role.PREFILL) for index in range(3)]
-    assert may([*others, member("d0", Restart.WANTED)]) == ["d0"]
+    assert may([*others, member("d0", RestartWish.WANTED)]) == ["d0"]
 
 
 def test_of_two_one_may_and_whoever_has_begun_goes_on() -> None:
     serving = [member(f"e{index}") for index in range(4)]
-    assert may([*serving, member("d0", Restart.WANTED), member("d1", Restart.WANTED)]) == ["d0"]
-    assert may([*serving, member("d0", Restart.WANTED), member("d1", Restart.BEGUN)]) == ["d1"]
-    assert may([*serving, member("d0", Restart.BEGUN), member("d1", Restart.BEGUN)]) == ["d0"]
-    gone = member("d1", Restart.BEGUN, state=State.STARTING)
-    assert may([*serving, member("d0", Restart.BEGUN), gone]) == ["d1"], "it does not serve: another one must wait"
+    assert may([*serving, member("d0", RestartWish.WANTED), member("d1", RestartWish.WANTED)]) == ["d0"]
+    assert may([*serving, member("d0", RestartWish.WANTED), member("d1", RestartWish.BEGUN)]) == ["d1"]
+    assert may([*serving, member("d0", RestartWish.BEGUN), member("d1", RestartWish.BEGUN)]) == ["d0"]
+    gone = member("d1", RestartWish.BEGUN, state=State.STARTING)
+    assert may([*serving, member("d0", RestartWish.BEGUN), gone]) == ["d1"], "it does not serve: another one must wait"
 
 
 def test_none_may_while_most_of_the_role_stands_still_for_a_common_cause() -> None:
-    both = [member("d0", Restart.WANTED), member("d1", Restart.WANTED)]
+    both = [member("d0", RestartWish.WANTED), member("d1", RestartWish.WANTED)]
     assert may(both) == []
     assert may([*both, member("d2")]) == []
     assert may([*both, member("d2"), member("d3")]) == ["d0"]
@@ -56,19 +56,19 @@ def test_none_may_while_most_of_the_role_stands_still_for_a_common_cause() -> No
 
 
 def test_after_a_while_one_at_a_time_may_all_the_same() -> None:
-    both = [member("d0", Restart.WANTED), member("d1", Restart.WANTED)]
+    both = [member("d0", RestartWish.WANTED), member("d1", RestartWish.WANTED)]
     assert may(both, NOW + COMMON_S - 2.0) == []
     assert may(both, NOW + COMMON_S) == ["d0"]
 
 
-STATES = st.tuples(st.sampled_from([Restart.NONE, Restart.WANTED, Restart.BEGUN]),
+STATES = st.tuples(st.sampled_from([RestartWish.NONE, RestartWish.WANTED, RestartWish.BEGUN]),
                    st.sampled_from([State.READY, State.STARTING, State.DRAINING]), st.sampled_from(list(Role)),
                    st.floats(0.0, 2 * COMMON_S))
 
 
 @given(st.lists(STATES, max_size=12), st.randoms())
 def test_of_any_fleet_at_most_one_of_a_role_may_and_in_time_one_does(
-        made: list[tuple[Restart, State, Role, float]], random: object) -> None:
+        made: list[tuple[RestartWish, State, Role, float]], random: object) -> None:
     members = [member(f"e{index}", restart, state=state, role=role, since=NOW - since)
                for index, (restart, state, role, since) in enumerate(made)]
     shuffled = members.copy()
@@ -87,7 +87,7 @@ def test_of_any_fleet_at_most_one_of_a_role_may_and_in_time_one_does(
 
 def test_since_when_it_stands_still_is_counted_from_its_first_beat_that_says_so() -> None:
     one = member("d0")
-    for now, restart in ((1.0, Restart.NONE), (2.0, Restart.WANTED), (3.0, Restart.BEGUN)):
+    for now, restart in ((1.0, RestartWish.NONE), (2.0, RestartWish.WANTED), (3.0, RestartWish.BEGUN)):
         one.hear(now, beat("d0", restart=restart))
     assert one.still_since == 2.0
     one.hear(4.0, beat("d0"))

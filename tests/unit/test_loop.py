@@ -8,7 +8,7 @@ import pytest
 from plan_world import World, desired
 
 from xpyd_operator import loop
-from xpyd_operator.errors import Gone, LocalError, NotYet, XpydError
+from xpyd_operator.errors import LocalError, NotYet, ServiceGone, XpydError
 from xpyd_operator.plan.actions import Action, Create
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
@@ -56,7 +56,7 @@ class FakeBackend:
             raise NotYet(self.lacks)
         if self.gone_after is not None:
             if len(self.world.log) >= self.gone_after:
-                raise Gone("it is being deleted")
+                raise ServiceGone("it is being deleted")
             await asyncio.sleep(0)
         if self.clumsy:
             self.clumsy -= 1
@@ -101,14 +101,14 @@ async def test_a_service_that_goes_under_a_round_ends_it_without_a_word_for_each
         caplog: pytest.LogCaptureFixture) -> None:
     backend = FakeBackend()
     backend.want, backend.gone_after = desired(4, 4), 1
-    with pytest.raises(Gone, match="it is being deleted"):
+    with pytest.raises(ServiceGone, match="it is being deleted"):
         await loop.converge(backend, 0.0)
     assert len(backend.world.log) == 1
     assert backend.rounds == [], "nothing is said of it"
     assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
     for backend.gone_after, backend.unprepared, backend.want in (
-            (None, Gone("it is being deleted"), desired(1, 1)), (None, None, Gone("it is being deleted"))):
-        with pytest.raises(Gone):
+            (None, ServiceGone("it is being deleted"), desired(1, 1)), (None, None, ServiceGone("it is being deleted"))):
+        with pytest.raises(ServiceGone):
             await loop.converge(backend, 0.0, last=desired(1, 1))
     assert len(backend.world.log) == 1
 

@@ -6,7 +6,7 @@
     ├── LocalError      the local backend cannot go on (port taken, no state folder …)
     ├── NotFound        no such service or instance
     ├── NotYet          nothing is wrong: what this needs is not there yet
-    └── Gone            nothing is wrong: what this is for does not exist any more
+    └── ServiceGone     nothing is wrong: what this is for does not exist any more
 """
 
 from __future__ import annotations
@@ -58,5 +58,5 @@ class NotYet(XpydError):
     """Something is not made yet, since what it needs is not there; the message says what lacks."""
 
 
-class Gone(XpydError):
-    """What was to be done is for something that does not exist any more, or is being deleted: nothing is left to do."""
+class ServiceGone(XpydError):
+    """The service does not exist any more, or is being deleted: nothing may be written for it."""

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from xpyd_operator.errors import Gone, NotYet, XpydError
+from xpyd_operator.errors import NotYet, ServiceGone, XpydError
 from xpyd_operator.plan.actions import Action, Create
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
@@ -63,13 +63,13 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
 
     Raises:
         XpydError: what is wanted cannot be told and ``last`` is not given, or the backend cannot observe.
-        Gone: the service has gone under the round, which ends there.
+        ServiceGone: the service has gone under the round, which ends there.
     """
     failures: list[str] = []
     postponed: list[str] = []
     try:
         desired = await backend.desired()
-    except Gone:
+    except ServiceGone:
         raise
     except Exception as error:
         if last is None:
@@ -88,11 +88,11 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
 
 async def _carry_out(backend: Backend, done: Round, failures: list[str], postponed: list[str]) -> None:
     """Everything that a round asks for, in its order; neighbours of one kind side by side. ``failures`` and ``postponed``
-    get what failed and what waits, in words. Raises Gone: the rest is not begun.
+    get what failed and what waits, in words. Raises ServiceGone: the rest is not begun.
     """
     try:
         await backend.prepare(done)
-    except Gone:
+    except ServiceGone:
         raise
     except NotYet as error:
         postponed.append(f"what goes with the service waits: {error}")
@@ -103,7 +103,7 @@ async def _carry_out(backend: Backend, done: Round, failures: list[str], postpon
         logger.exception("could not prepare")
         failures.append(f"what goes with the service: {error}")
     turns = asyncio.Semaphore(backend.width)
-    gone: list[Gone] = []
+    gone: list[ServiceGone] = []
 
     async def carry_out(action: Action) -> None:
         async with turns:
@@ -112,7 +112,7 @@ async def _carry_out(backend: Backend, done: Round, failures: list[str], postpon
             logger.info("%s", action)
             try:
                 await backend.apply(action)
-            except Gone as error:
+            except ServiceGone as error:
                 gone.append(error)
             except NotYet as error:
                 logger.info("%s waits: %s", action, error)

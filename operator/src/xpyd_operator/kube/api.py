@@ -269,7 +269,7 @@ class Api:
         asked = self._session.request(ask.method, f"{self._host}{ask.path}", params=ask.query, data=data, headers=headers,
                                       timeout=limit)
         async with asked as answer:
-            self.server_clock.answered(answer.headers.get("Date"), began)
+            self.server_clock.answered(answer.headers.get("date"), began)
             return answer.status, answer.headers.get("Retry-After"), await answer.read()
 
 

@@ -11,10 +11,10 @@ from functools import partial
 
 import msgspec
 
-from xpyd_operator.errors import XpydError
+from xpyd_operator.errors import ServiceGone, XpydError
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backoff import Holds
-from xpyd_operator.kube.blueprint import KubeBlueprint, ServiceGone
+from xpyd_operator.kube.blueprint import KubeBlueprint
 from xpyd_operator.kube.cache import OWNER_KIND, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
@@ -90,7 +90,7 @@ class KubeBackend:
         """From the watched document and the pools; one that cannot be followed shows in the status at once.
 
         Raises:
-            Gone: the service is not there any more.
+            ServiceGone: the service is not there any more.
             KeyTrouble: the key of its pods cannot be told, so nothing is done.
             XpydError: it cannot be told, and nothing before was accepted.
         """

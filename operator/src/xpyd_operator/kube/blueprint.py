@@ -20,7 +20,7 @@ from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.status import Condition, ServiceStatus
-from xpyd_operator.errors import Gone, Unsupported, XpydError
+from xpyd_operator.errors import Unsupported, XpydError
 from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
@@ -47,10 +47,6 @@ FAULTS_MAX = 20
 
 class Refused(XpydError):
     """The document cannot be followed, and there is none before it that could be."""
-
-
-class ServiceGone(Gone):
-    """The service does not exist any more, or is being deleted: nothing may be written for it."""
 
 
 def judge_body(body: Body) -> Judgement:

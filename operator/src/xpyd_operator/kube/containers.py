@@ -5,7 +5,7 @@
     main      the engine, or the router of a pod of its own: up when it is ready
     extra     one that the document's template adds: up when it is ready
 
-``Rank`` says which of several tells most: what is broken before what only follows from it.
+``Weight`` says which of several tells most: what is broken before what only follows from it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Kind(StrEnum):
     EXTRA = "extra"
 
 
-class Rank(IntEnum):
+class Weight(IntEnum):
     """The lower, the more it tells."""
 
     BROKEN = 0
@@ -53,10 +53,10 @@ class Rank(IntEnum):
     """A router is not ready as long as its engine is not."""
 
 
-class Told(NamedTuple):
+class NotUp(NamedTuple):
     """Why one container is not up."""
 
-    rank: Rank
+    rank: Weight
     why: Absence
 
 
@@ -109,7 +109,7 @@ def containers(pod: Body, now: float, limit_s: float) -> list[Container]:
     return found
 
 
-def why_not(one: Container) -> Told | None:
+def why_not(one: Container) -> NotUp | None:
     """Why it is not up; None: it is."""
     if one.kind is Kind.INIT and "terminated" in one.state and not one.state["terminated"].get("exitCode"):
         return None
@@ -117,13 +117,13 @@ def why_not(one: Container) -> Told | None:
         return None
     found = _refused(one) or _ended(one)
     if found is not None:
-        return Told(Rank.BROKEN if isinstance(found, Broken) else Rank.ENDED, found)
+        return NotUp(Weight.BROKEN if isinstance(found, Broken) else Weight.ENDED, found)
     if "running" in one.state:
         return _running(one)
     since = one.placed
     words = (f"{one.where} is being made since {clock(since)}: its image is pulled, or a volume is mounted; "
              f"kubectl describe pod {one.pod['metadata']['name']} says which")
-    return Told(Rank.BLOCKED, _wait(one, "Creating", words, since))
+    return NotUp(Weight.BLOCKED, _wait(one, "Creating", words, since))
 
 
 def _wait(one: Container, reason: str, message: str, since: float, limit_s: float | None = None) -> Waiting:
@@ -207,36 +207,36 @@ def _startup_limit_s(one: Container) -> float:
     return 0.0
 
 
-def _running(one: Container) -> Told:
+def _running(one: Container) -> NotUp:
     """It runs, and is not ready."""
     name = one.pod["metadata"]["name"]
     began = unix((one.state.get("running") or {}).get("startedAt"))
     logs = f"see kubectl logs {name} -c {one.name}"
     if one.kind is Kind.INIT:
         words = f"{one.where} runs since {clock(began)}, and the others wait for it; {logs}"
-        return Told(Rank.BLOCKED, _wait(one, "Initializing", words, began))
+        return NotUp(Weight.BLOCKED, _wait(one, "Initializing", words, began))
     if not one.status.get("started") and one.kind is not Kind.EXTRA:
         limit_s = _startup_limit_s(one) or one.limit_s
         words = f"{one.where} starts since {clock(began)}, and has {limit_s:.0f} s for it; {logs}"
-        rank = Rank.BLOCKED if one.kind is Kind.SIDECAR else Rank.STARTING
-        return Told(rank, _wait(one, "Starting", words, began, limit_s + UNREADY_S))  # the kubelet ends it first
+        rank = Weight.BLOCKED if one.kind is Kind.SIDECAR else Weight.STARTING
+        return NotUp(rank, _wait(one, "Starting", words, began, limit_s + UNREADY_S))  # the kubelet ends it first
     ready = condition(one.pod.get("status") or {}, "Ready") or {}
     since = unix(ready.get("lastTransitionTime"))
     served = since > began
     since, limit_s = (since, UNREADY_S) if served else (began, one.limit_s)
     if one.name == SIDECAR:
         words = f"the engine of pod {name} is up, and its router (container {SIDECAR}) does not know the roster"
-        return Told(Rank.ROSTER, _wait(one, "SidecarNotReady", f"{words} since {clock(since)}; {logs}", since, limit_s))
+        return NotUp(Weight.ROSTER, _wait(one, "SidecarNotReady", f"{words} since {clock(since)}; {logs}", since, limit_s))
     if one.kind is not Kind.MAIN:
         words = f"{one.where} runs and is not ready since {clock(since)}; {logs}"
-        return Told(Rank.UNREADY, _wait(one, "ContainerNotReady", words, since, limit_s))
+        return NotUp(Weight.UNREADY, _wait(one, "ContainerNotReady", words, since, limit_s))
     if words_of(one.pod) is ROUTER:  # not while nobody decodes, and the kubelet ends one that hangs
         words = f"{one.where} is up, and is ready once it knows the roster and an instance that decodes; {logs}"
-        return Told(Rank.UNREADY, _wait(one, "RouterNotReady", words, since, 0.0))
+        return NotUp(Weight.UNREADY, _wait(one, "RouterNotReady", words, since, 0.0))
     if member_of(name)[1] is not None:
         what = "served with the others of its instance and does not" if served else "does not serve with the others yet,"
         words = f"pod {name} {what} since {clock(since)} (container {one.name}); see kubectl logs {name} -c {SIDECAR}"
     else:
         what = "was up and does not answer its health check" if served else "does not answer its health check yet,"
         words = f"the engine of pod {name} {what} since {clock(since)} (container {one.name}); {logs}"
-    return Told(Rank.UNREADY, _wait(one, "EngineNotReady", words, since, limit_s))
+    return NotUp(Weight.UNREADY, _wait(one, "EngineNotReady", words, since, limit_s))

@@ -13,10 +13,10 @@ import time
 
 import aiohttp
 
-from xpyd_operator.errors import XpydError
+from xpyd_operator.errors import ServiceGone, XpydError
 from xpyd_operator.kube.api import Api
 from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.blueprint import Refused, ServiceGone
+from xpyd_operator.kube.blueprint import Refused
 from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import facts

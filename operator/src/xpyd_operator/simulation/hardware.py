@@ -34,7 +34,7 @@ LARGE = 70e9
 """A device of so many bytes has chunks of 8,192 tokens, a smaller one of 2,048, as vLLM's defaults are."""
 
 
-class Gpu(msgspec.Struct, frozen=True):
+class GpuData(msgspec.Struct, frozen=True):
     """One device."""
 
     bf16: float
@@ -61,15 +61,15 @@ class ModelShape(msgspec.Struct, frozen=True):
     """KV of one token, in bf16."""
 
 
-GPUS: dict[str, Gpu] = {
-    "a100": Gpu(312e12, 0.0, 2.039e12, 80e9, 300e9),
-    "h100": Gpu(989e12, 1979e12, 3.35e12, 80e9, 450e9),
-    "h200": Gpu(989e12, 1979e12, 4.8e12, 141e9, 450e9),
-    "h20": Gpu(148e12, 296e12, 4.0e12, 96e9, 450e9),
-    "b200": Gpu(2250e12, 4500e12, 7.7e12, 180e9, 900e9),
-    "mi300x": Gpu(1307e12, 2615e12, 5.3e12, 192e9, 448e9),
-    "l40s": Gpu(362e12, 733e12, 0.864e12, 48e9, 32e9),
-    "l4": Gpu(121e12, 242e12, 0.3e12, 24e9, 32e9),
+GPUS: dict[str, GpuData] = {
+    "a100": GpuData(312e12, 0.0, 2.039e12, 80e9, 300e9),
+    "h100": GpuData(989e12, 1979e12, 3.35e12, 80e9, 450e9),
+    "h200": GpuData(989e12, 1979e12, 4.8e12, 141e9, 450e9),
+    "h20": GpuData(148e12, 296e12, 4.0e12, 96e9, 450e9),
+    "b200": GpuData(2250e12, 4500e12, 7.7e12, 180e9, 900e9),
+    "mi300x": GpuData(1307e12, 2615e12, 5.3e12, 192e9, 448e9),
+    "l40s": GpuData(362e12, 733e12, 0.864e12, 48e9, 32e9),
+    "l4": GpuData(121e12, 242e12, 0.3e12, 24e9, 32e9),
 }
 MODELS: dict[str, ModelShape] = {
     "qwen3-0.6b": ModelShape(0.6e9, 0.6e9, 28, 2048, 114688),

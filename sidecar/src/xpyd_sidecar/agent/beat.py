@@ -32,7 +32,7 @@ from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.contract.liveness import Restart
+from xpyd_sidecar.contract.liveness import RestartWish
 from xpyd_sidecar.contract.membership import MAX_POISONS, MAX_ROUTERS, WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
 from xpyd_sidecar.contract.pair_notes import MOST_LINKS, MOST_REFUSED, PairNotes
 from xpyd_sidecar.contract.record import EngineRecord
@@ -236,7 +236,7 @@ class Machine:
             out.append(BeatNow(why))
         return tuple(out)
 
-    def heartbeat(self, restart: Restart = Restart.NONE) -> Heartbeat:
+    def heartbeat(self, restart: RestartWish = RestartWish.NONE) -> Heartbeat:
         """The next beat; counts it. ``restart``: what ``Liveness`` says of the engine."""
         self._seq += 1
         first = self._records[0] if self._records else None

@@ -25,7 +25,7 @@ from typing import Final
 
 from xpyd_sidecar.agent.beat import SLOW_LOOKS, KnownRouter, Look
 from xpyd_sidecar.contract.ids import Incarnation
-from xpyd_sidecar.contract.liveness import Restart
+from xpyd_sidecar.contract.liveness import RestartWish
 
 LOOK_MOST_S: Final = 5.0
 """A look takes its time-outs at most; what is longer between two, this process stood still itself."""
@@ -57,7 +57,7 @@ class Liveness:
         self._ended = False
         """That which stood still is gone; the one that follows does not serve yet."""
         self._asked = False
-        self.restart = Restart.NONE
+        self.restart = RestartWish.NONE
         """For beats."""
         self.reason = ""
         """Why the engine stands still, for people; empty: it does not."""
@@ -92,9 +92,9 @@ class Liveness:
         elif self._begun is None and not draining and self._wanted is not None and now - self._wanted >= self._fresh_s:
             self._begun = now
         if self._begun is None:
-            self.restart = Restart.WANTED if self.reason and not draining else Restart.NONE
+            self.restart = RestartWish.WANTED if self.reason and not draining else RestartWish.NONE
         else:
-            self.restart = Restart.NONE if late else Restart.BEGUN
+            self.restart = RestartWish.NONE if late else RestartWish.BEGUN
 
     def _known(self, now: float, look: Look) -> None:
         """Which incarnation this is."""

@@ -21,7 +21,7 @@ STACKS_SIGNAL: Final = signal.SIGRTMIN + 12
 """To be sent only to a process that catches it (``catches``): it would end any other."""
 
 
-class Restart(StrEnum):
+class RestartWish(StrEnum):
     """What an agent says of restarting its engine."""
 
     NONE = ""

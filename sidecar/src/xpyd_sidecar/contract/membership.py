@@ -15,7 +15,7 @@ import msgspec
 from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.intake import Intake
-from xpyd_sidecar.contract.liveness import Restart
+from xpyd_sidecar.contract.liveness import RestartWish
 from xpyd_sidecar.contract.pair_notes import LinkWords, RefusedPeers
 
 WIRE_VERSION = 1
@@ -134,7 +134,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """How far its cores have got; None: not known."""
     poisons: Poisons = ()
     """What routers say in their acknowledgements that they refuse, sorted."""
-    restart: Restart = Restart.NONE
+    restart: RestartWish = RestartWish.NONE
     """Whether its engine is to be restarted because it stands still, so that no two of a role are at once."""
 
 

@@ -50,11 +50,11 @@ _NAMED = ("prompt_cache_key", "session_id")
 """Fields that name a conversation; ``metadata.user_id`` and ``user`` name who speaks, which is better than nothing."""
 
 
-class _Metadata(msgspec.Struct):
+class _BodyMetadata(msgspec.Struct):
     user_id: Raw = Raw(b"")
 
 
-_metadata = msgspec.json.Decoder(_Metadata).decode
+_metadata = msgspec.json.Decoder(_BodyMetadata).decode
 
 
 def _cuts() -> Iterator[int]:

@@ -10,7 +10,7 @@ import msgspec
 
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
-from xpyd_sidecar.contract.liveness import Restart
+from xpyd_sidecar.contract.liveness import RestartWish
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling, Up
 from xpyd_sidecar.contract.pair_notes import RefusedPeer
 from xpyd_sidecar.router.api.faults import FailureReason
@@ -79,7 +79,7 @@ class FleetMember(msgspec.Struct, eq=False):
     """Routers that say so, by its latest beat."""
     poisons: tuple[str, ...] = ()
     """What routers refuse since engines died of it, by its latest beat."""
-    restart: Restart = Restart.NONE
+    restart: RestartWish = RestartWish.NONE
     """Whether it stands still and is to be restarted, by its latest beat."""
     still_since: float = math.inf
     """Since when its beats say so; infinity: they do not."""

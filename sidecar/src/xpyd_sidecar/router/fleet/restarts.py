@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from xpyd_sidecar.contract.ids import State
-from xpyd_sidecar.contract.liveness import Restart
+from xpyd_sidecar.contract.liveness import RestartWish
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 COMMON_S: Final = 600.0
@@ -24,7 +24,7 @@ def holds(now: float, member: FleetMember, members: Sequence[FleetMember]) -> bo
     """Whether an instance that is to be restarted must wait. ``members``: of all roles."""
     peers = [one for one in members if one.role is member.role]
     still = [one for one in peers if one.restart]
-    if member is not min(still, key=lambda one: (one.restart is not Restart.BEGUN, one.state is State.READY, one.name)):
+    if member is not min(still, key=lambda one: (one.restart is not RestartWish.BEGUN, one.state is State.READY, one.name)):
         return True
     serving = sum(one.state is State.READY and not one.restart for one in peers)
     return len(still) > 1 and len(still) > serving and now - member.still_since < COMMON_S
