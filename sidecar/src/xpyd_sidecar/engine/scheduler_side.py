@@ -159,7 +159,7 @@ class SchedulerSide:
     def new_request(self, request: Any) -> None:
         """A request has arrived."""
         params = request.kv_transfer_params
-        if not params or not params.get(legs.REMOTE):
+        if not isinstance(params, dict) or not params.get(legs.REMOTE):
             self._prompts.arrives(request.request_id, int(request.num_prompt_tokens))
         if not params:
             return
@@ -373,7 +373,7 @@ class SchedulerSide:
         """What the answer of a request that has ended says to the router, where that is prefill's. Before ``ended``."""
         cached, params = self._prompts.ended(request.request_id), request.kv_transfer_params
         # vLLM takes such words of one connector alone; a store beside may have its own.
-        tells = self._siblings is None and bool(params) and params.get("role") == Role.PREFILL.value
+        tells = self._siblings is None and isinstance(params, dict) and params.get("role") == Role.PREFILL.value
         return {legs.CACHED: cached} if tells and cached >= 0 else None
 
     def ended(self, request: Any) -> bool:
