@@ -11,9 +11,10 @@ import pytest
 from kube_documents import pod
 from memory_world import MemoryWorld
 
+from xpyd_operator.errors import ServiceGone
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.blueprint import Refused, ServiceGone
+from xpyd_operator.kube.blueprint import Refused
 from xpyd_operator.kube.cache import OWNER_KIND
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.actions import Drain, Label, Remove, Restart
