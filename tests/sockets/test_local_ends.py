@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from render_service import service
 
-from xpyd_operator.local import backend as backend_module
+from xpyd_operator.local import hangs as hangs_module
 from xpyd_operator.local import store
 from xpyd_operator.local.agents import AgentStatus
 from xpyd_operator.local.backend import LocalBackend
@@ -108,7 +108,7 @@ def seen(hangs: str) -> Any:
 async def test_an_engine_of_which_its_agent_says_that_it_stands_still_is_ended_as_a_crash_after_its_stacks(
         backend: Backend, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(backend_module, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    monkeypatch.setattr(hangs_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     unit = backend.engine
     there: Any = SimpleNamespace(units=(unit,), engine=unit)
     backend._instances[NAME] = there
@@ -116,15 +116,15 @@ async def test_an_engine_of_which_its_agent_says_that_it_stands_still_is_ended_a
     assert await wait_until(lambda: "up" in unit.log.read_text() and len(unit.processes()) == 2, 60)
     for at, hangs in ((0.0, "its core stands still"), (10.0, ""), (11.0, "its core stands still")):
         clock[0] = at
-        backend._end_hung(seen(hangs), {})
+        backend._hangs.tend(seen(hangs), {}, backend._instances)
         assert unit.leader() == leader
     assert await wait_until(lambda: unit.log.read_text().count("in it_hangs_here") == 2, 60), "for each time once"
     assert f"{leader.pid} (S)" in caplog.text
     while clock[0] < 11.0 + END_S:
         assert unit.alive()
-        backend._end_hung(seen("its core stands still"), {})
+        backend._hangs.tend(seen("its core stands still"), {}, backend._instances)
         clock[0] += 10.0
-    backend._end_hung(seen("its core stands still"), {})
+    backend._hangs.tend(seen("its core stands still"), {}, backend._instances)
     assert await wait_until(lambda: not unit.alive() and not unit.processes(), 60), "its children, too"
     ends = unit.note_end(time.time())
     assert ends is not None

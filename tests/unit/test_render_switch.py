@@ -74,7 +74,8 @@ def test_a_pod_shows_its_agent_what_it_is_told() -> None:
     ({"args": ["--max-num-seqs", "8"]}, True),
     ({"template": {"metadata": {"labels": {"team": "a"}}}}, True),
     ({"resources": {"limits": {"memory": "9Gi"}}}, False),
-    ({"parallelism": {"tensor": 2}}, False),
+    ({"parallelism": {"tensor": 2}}, True),  # on processors, as resources {} says
+    ({"parallelism": {"tensor": 2, "device": "nvidia.com/gpu"}}, False),
     ({"template": {"spec": {"nodeSelector": {"pool": "d"}}}}, False),
     ({"template": {"spec": {"tolerations": [{"key": "d", "operator": "Exists"}]}}}, False),
 ])

@@ -19,7 +19,7 @@ import msgspec
 from xpyd_operator.errors import LocalError, NotFound, XpydError
 from xpyd_operator.local import agents, procs, remains, store
 from xpyd_operator.local.blueprint import LocalBlueprint
-from xpyd_operator.local.hangs import Hangs, HangStep, HungEngine
+from xpyd_operator.local.hangs import Hangs
 from xpyd_operator.local.instance import LocalInstance
 from xpyd_operator.local.observe import Observer, Picture, Work
 from xpyd_operator.local.paths import ServiceFolder, matching
@@ -97,30 +97,9 @@ class LocalBackend:
             self._kept_at = now
             self._keep_house(working)
         self.picture = await self._look(working, now)
-        self._end_hung(self.picture, working)
+        self._hangs.tend(self.picture, working, self._instances)
         self._plan(self.picture, now)
         return self.picture.observed
-
-    def _end_hung(self, picture: Picture, working: dict[str, Work]) -> None:
-        """End engines of which their agents say for long enough that they stand still; their stacks are logged first."""
-        hung = {}
-        for sight in picture.sights:
-            name, status = sight.instance.name, sight.status
-            if status is not None and status.hangs and name not in working and name in self._instances:
-                engine = self._instances[name].engine
-                leader = engine.leader()
-                if leader is not None and engine.alive():
-                    hung[name] = HungEngine(leader, status.hangs)
-        for name, step in self._hangs.look(time.monotonic(), hung).items():
-            engine, why = self._instances[name].engine, hung[name].why
-            match step:
-                case HangStep.DUMP:
-                    states = ", ".join(f"{process.pid} ({process.state})" for process in engine.dump())
-                    logger.warning("the engine of %s stands still: %s; its processes write their stacks to %s: %s",
-                                   name, why, engine.log, states)
-                case HangStep.END:
-                    logger.error("the engine of %s is ended, since it stands still: %s", name, why)
-                    engine.abort()
 
     def _plan(self, picture: Picture, now: float) -> None:
         """Let the planner look, and decide when an interval is over; what it sets is in force from the next round on."""

@@ -32,3 +32,8 @@ class Chance:
     def normal(self) -> float:
         """Around 0, with a deviation of 1 (Box and Muller 1958)."""
         return math.sqrt(self.exponential(2.0)) * math.cos(2 * math.pi * self.random())
+
+
+def spread(number: int) -> float:
+    """Evenly spread from 0 to 1, the same each time: multiples of the golden ratio, without their whole part."""
+    return number * 0.6180339887498949 % 1.0

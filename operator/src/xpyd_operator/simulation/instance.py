@@ -242,3 +242,18 @@ class SimulatedInstance:
                 out.append(one.request)
         if not self.prompts:
             self.backlog = 0.0
+
+
+def through_first(ready: list[SimulatedInstance], now: float, prompt: int, hashes: Hashes) -> SimulatedInstance | None:
+    """The prefill instance that is through with a prompt first, of equals the one that is idle for longest; None where all
+    have enough to do.
+    """
+    best: SimulatedInstance | None = None
+    least = (math.inf, math.inf)
+    for each in ready:
+        if each.free_at - now <= AHEAD_S:
+            saved = each.cached(hashes, prompt) / each.model.prefill_rate if hashes else 0.0
+            key = (max(each.free_at, now) - saved, each.free_at)
+            if key < least:
+                best, least = each, key
+    return best

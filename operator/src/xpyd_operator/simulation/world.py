@@ -23,11 +23,11 @@ import heapq
 import math
 from collections import deque
 
+from xpyd_operator.simulation.chance import spread
 from xpyd_operator.simulation.engine import Engines, pools_of
 from xpyd_operator.simulation.fleet import SimulatedFleet
-from xpyd_operator.simulation.instance import AHEAD_S, DECODE, DRAINING, PREFILL, Entered, SimulatedInstance
+from xpyd_operator.simulation.instance import AHEAD_S, DECODE, DRAINING, PREFILL, Entered, SimulatedInstance, through_first
 from xpyd_operator.simulation.outcome import Controller, ControllerLook, Mark, Pair, Run
-from xpyd_operator.simulation.prefix import Hashes
 from xpyd_operator.simulation.rules import RouterRules
 from xpyd_operator.simulation.trace import Trace
 from xpyd_operator.simulation.window import FiguresWindow
@@ -101,11 +101,11 @@ class World:
             elif kind == _SAMPLE:
                 self._sample(now)
                 self._samples += 1
-                self._at(self._samples * SAMPLE_S + SAMPLE_S * (0.5 + _golden(self._samples)), _SAMPLE)
+                self._at(self._samples * SAMPLE_S + SAMPLE_S * (0.5 + spread(self._samples)), _SAMPLE)
             else:
                 self._ask(now)
                 self._asks += 1
-                self._at(self._asks * self._controller.interval_s + LATE_S * _golden(self._asks), _ASK)
+                self._at(self._asks * self._controller.interval_s + LATE_S * spread(self._asks), _ASK)
         self._fleet.bill(last)
         run.link_peak = max(self._received.values(), default=0.0) / max(1.0, last)
         run.ends_at = last
@@ -144,7 +144,7 @@ class World:
                     return
                 queue.popleft()
                 continue
-            best = _through_first(ready, now, prompt, hashes)
+            best = through_first(ready, now, prompt, hashes)
             if best is None:
                 return
             queue.popleft()
@@ -290,23 +290,3 @@ class World:
     def _at(self, at: float, kind: int, what: int = 0, version: int = 0) -> None:
         self._order += 1
         heapq.heappush(self._events, (at, self._order, kind, what, version))
-
-
-def _through_first(ready: list[SimulatedInstance], now: float, prompt: int, hashes: Hashes) -> SimulatedInstance | None:
-    """The prefill instance that is through with a prompt first, of equals the one that is idle for longest; None where all
-    have enough to do.
-    """
-    best: SimulatedInstance | None = None
-    least = (math.inf, math.inf)
-    for each in ready:
-        if each.free_at - now <= AHEAD_S:
-            saved = each.cached(hashes, prompt) / each.model.prefill_rate if hashes else 0.0
-            key = (max(each.free_at, now) - saved, each.free_at)
-            if key < least:
-                best, least = each, key
-    return best
-
-
-def _golden(number: int) -> float:
-    """Evenly spread from 0 to 1, the same each time."""
-    return number * 0.6180339887498949 % 1.0
