@@ -461,7 +461,7 @@ def test_what_a_pod_is_made_of_changes_its_revision(spec: dict[str, Any]) -> Non
         {"router": {"maxSidecars": 3}},
         {"kv": {"network": "trusted", "encryption": "disabled"}},
         {"decode": {"parallelism": {"device": "nvidia.com/gpu"}}},
-        {"router": {"policy": "round_robin", "ports": {"http": 10001}, "maxBodySize": "32Mi"}},
+        {"router": {"policy": "cost", "ports": {"http": 10001}, "maxBodySize": "32Mi"}},
         {"engine": {"image": "vllm/vllm-openai:v0.32.0", "args": []}, "decode": {"parallelism": {"tensor": 1}}},
     ],
     ids=str,
