@@ -30,12 +30,18 @@ async def test_2p2d_with_room_for_two_is_a_pair_each_time(team: Team) -> None:
 
 @pytest.mark.parametrize("window", ["0s", "30s"])
 async def test_prefill_that_has_all_places_gives_one_up_without_a_router(team: Team, window: str) -> None:
+    ago_s = 0.0
+
     def script(pod: Object) -> Script:
-        return Script(trouble="unschedulable" if label(pod, ROLE) == "decode" else "", ago_s=300)
+        return Script(trouble="unschedulable" if label(pod, ROLE) == "decode" else "", ago_s=ago_s)
 
     team.agent.devices, team.agent.script = 2, script
     rollout = {"switchWindow": window}
     await team.apply(team.document(prefill=2, decode=2, rollout=rollout))
+    await team.wait(lambda: team.shape() == "2P0D", "prefill has all places")
+    ago_s = 300.0
+    for pod in team.pods(role="decode"):  # made anew, they wait for minutes
+        await team.kube.delete("Pod", team.namespace, pod["metadata"]["name"])
     reason = "Switched" if window != "0s" else "Draining"
     await team.wait(lambda: [each for each in team.events(reason) if "finds no place" in each["message"]],
                     "prefill gives a place up, or takes the other role")

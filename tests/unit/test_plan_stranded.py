@@ -14,11 +14,11 @@ from xpyd_operator.plan.actions import Create
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed, Phase
 from xpyd_operator.plan.step import step
-from xpyd_operator.plan.stranded import STRANDED_S
+from xpyd_operator.plan.stranded import AGAIN_S, STRANDED_S
 from xpyd_sidecar.contract.ids import Role
 
 ROUND_S = 5.0
-REST_S = 3 * STRANDED_S
+REST_S = AGAIN_S + STRANDED_S
 SEEDS = 20
 WORLDS = int(os.environ.get("XPYD_WORLDS", "400")) // SEEDS
 """Worlds of each seed."""
@@ -104,14 +104,32 @@ def test_the_last_one_is_never_given_up_and_nothing_goes_while_the_place_before_
     assert served(world) == (1, 0)
 
 
-def test_decode_which_serves_gives_up_one_at_most() -> None:
+def test_decode_which_serves_waits_for_long_before_it_gives_up_another_one() -> None:
     world, want = PodWorld(), wish(1, 4, same_places=True)
     rest(world, want)
     only(world, Role.DECODE, want)
-    for _ in range(400):
+    gone: list[float] = []
+    while served(world) != (0, 1):
         world.room = 0
-        world.tick(want, ROUND_S)
-    assert served(world) == (0, 3)
+        plan = world.tick(want, ROUND_S)
+        gone += [world.now for action in plan.actions if "finds no place" in str(action)]
+        assert world.now < 5000
+    assert len(gone) == 3
+    assert gone[1] - gone[0] >= AGAIN_S
+    assert gone[2] - gone[1] >= AGAIN_S
+
+
+def test_who_waits_for_a_place_does_not_take_the_one_that_is_given_up() -> None:
+    """Those of the same role were made first, so a scheduler would give it to them."""
+    world, want = PodWorld(), wish(2, 4, same_places=True)
+    rest(world, want)
+    for pod in [pod for pod in world.pods.values() if pod.role is Role.PREFILL][:] + world.serving(Role.DECODE)[:2]:
+        del world.pods[pod.name]
+    world.room = 2
+    for pod in world.pods.values():
+        assert pod.scheduled
+    rest(world, want)
+    assert served(world) == (1, 1)
 
 
 @pytest.mark.parametrize(("counts", "order"), [

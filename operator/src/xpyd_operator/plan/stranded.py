@@ -7,11 +7,13 @@ had a place for ``STRANDED_S``. Then
     what the other role has too many goes without a router's word: without decode nothing can run in prefill
     of the other role nothing more is made, so that the next place is for who has none
     where counts are as asked for and both could have the same places, the other role gives one up, or one that serves takes
-    the stranded role: once ``STRANDED_S`` after a place was given back last, and never its last one
+    the stranded role: ``STRANDED_S`` after a place was given back last, and never its last one; those of it that wait for a
+    place go, too, since they would take what was given up
 
 What is given up is made anew only when the stranded role has a place. So nothing goes back and forth: each such step leaves
-the other role with fewer, and once both have a place neither is stranded. Decode, which serves without prefill too, gives
-up one at most. Instances are made in the ratio that is wanted (``in_ratio``), so that what is placed first can serve.
+the other role with fewer, and once both have a place neither is stranded. Decode, which serves without prefill too, waits
+``AGAIN_S`` before it gives up another one. Instances are made in the ratio that is wanted (``in_ratio``), so that what is
+placed first can serve.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from xpyd_sidecar.contract.ids import Role
 
 STRANDED_S: Final = 120.0
 """A scheduler that could place a pod has done so by then, also after others have gone."""
+AGAIN_S: Final = 600.0
+"""And by then it is not likely that somebody else takes this one, too."""
 
 
 def stranded(view: RoleView, now: float) -> bool:
@@ -61,20 +65,25 @@ def first_to_others(mine: RoleView, other: RoleView, now: float) -> str:
 def give_up(
     desired: Desired, views: tuple[RoleView, RoleView], freed: float, now: float
 ) -> tuple[Switch | Drain | Remove, ...]:
-    """Who gives its place to a stranded role, one at a time; ``freed``: when a place was given back last."""
+    """Who gives its place to a stranded role, one at a time, and who would take it; ``freed``: when a place was given back
+    last.
+    """
     for mine, other in (views, views[::-1]):
         holding = [one for one in mine.fresh if _holds(one)]
         busy = mine.stale or other.stale or any(one.leaving or one.switching for one in mine.everything)
-        if busy or not desired.same_places or not stranded(other, now) or 0 <= now - freed < STRANDED_S:
+        if busy or not holding or not desired.same_places or not stranded(other, now) or len(mine.fresh) > mine.wanted:
             continue
-        given = mine.role is Role.DECODE and len(mine.fresh) < mine.wanted
-        if len(holding) < 2 or len(mine.fresh) > mine.wanted or given:
+        why = f"{other.role} serves nothing and finds no place, {mine.role} has {len(holding)}"
+        waiting = tuple(Remove(one.name, why) for one in mine.fresh if not _holds(one))
+        if len(holding) == 1:
+            return waiting
+        again = mine.role is Role.DECODE and len(mine.fresh) < mine.wanted
+        if 0 <= now - freed < (AGAIN_S if again else STRANDED_S):
             continue
         one = victims(holding)[0]
-        why = f"{other.role} serves nothing and finds no place, {mine.role} has {len(holding)}"
         if one.ready and desired.switches and desired.prefill.revision == desired.decode.revision:
-            return (Switch(one.name, other.role, one.epoch + 1, why),)
-        return (Drain(one.name, why) if one.ready else Remove(one.name, why),)
+            return (*waiting, Switch(one.name, other.role, one.epoch + 1, why))
+        return (*waiting, Drain(one.name, why) if one.ready else Remove(one.name, why))
     return ()
 
 
