@@ -76,7 +76,7 @@ def test_a_container_whose_image_is_not_there_keeps_a_router_away_and_is_named(a
 
 def test_a_router_that_no_node_takes_is_named(apart: FullCluster) -> None:
     apart.kubectl.apply(document(template={"spec": {"nodeSelector": {"nowhere": "at-all"}}}))
-    wait_said(apart, "Degraded", "no node takes pod alone-router-", "didn't match Pod's node affin")
+    wait_said(apart, "Progressing", "no node takes pod alone-router-", "didn't match Pod's node affin")
 
 
 def test_what_the_namespace_forbids_is_a_fault_of_the_document(apart: FullCluster) -> None:
@@ -110,4 +110,4 @@ def test_a_template_brings_what_a_router_needs(apart: FullCluster) -> None:
     wait_until(lambda: re.match(r"1234567 200\n503 ", said()) is not None, 120, "the router answers, as that user")
     degraded = wait_said(apart, "Degraded", "alone-e0")
     assert name not in degraded["message"], "nothing is wrong with a router that waits for engines"
-    wait_until(lambda: condition(apart, "Ready")["reason"] == "Starting", 120, "what lacks is decode")
+    wait_until(lambda: condition(apart, "Ready")["reason"] == "ImagePull", 120, "what lacks is decode")

@@ -32,7 +32,7 @@ LAWS = tuple(f"tests/unit/test_{name}.py" for name in (
 BY_HAND = tuple(f"tests/component/test_{name}.py" for name in (
     "connector_sides", "connector_rest", "connector_refused", "connector_memory", "connector_groups", "connector_switch",
     "connector_reset", "late_copies", "engine_sampling", "engine_compat", "engine_kv_abi", "engine_versions", "dp_compat",
-    "dp_by_hand", "executor_queue", "executor_hosts", "request_fields", "hidden_fields", "owned_arguments"))
+    "dp_by_hand", "executor_queue", "executor_hosts", "request_fields", "hidden_fields", "owned_arguments", "vllm_options"))
 """Files that import vLLM and start no engine, so that sources without what is compiled are enough."""
 
 

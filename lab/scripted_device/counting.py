@@ -27,7 +27,7 @@ TASKS = Path("/proc/self/task")
 ENGINE = "engine"
 """The name of the thread that runs the core's busy loop."""
 MOMENTS = ("began", "ended")
-BY_TIME = ("frames PING", "control Ping", "control Pong")
+BY_TIME = ("frames PING", "frames GOES_ON", "control Ping", "control Pong")
 """Messages that come by the clock, whatever is handed over."""
 
 

@@ -481,6 +481,7 @@ def test_parameters_that_are_not_understood_make_an_ordinary_request(make: Calla
     d.scheduler.new_request(odd)
     assert d.scheduler.matched(odd, 0) == (0, False)
     d.scheduler.allocated(odd, ([1, 2, 3],), 0)
+    assert d.scheduler.answer(odd) is None
     d.scheduler.ended(odd)
     assert "is served as an ordinary one" in caplog.text
 

@@ -77,6 +77,12 @@ async def test_a_pod_that_no_node_takes(team: Team) -> None:
     await team.wait_nothing_left()
     team.agent.script = lambda _: Script(trouble="unschedulable", words=words, ago_s=300)
     await team.apply(team.document())
+    await team.wait_condition("Progressing", words=("WaitingForNode", "qwen-e0", "Insufficient nvidia.com/gpu"))
+    assert team.condition("Degraded")["status"] == "False", "within startupTimeout"
+    await team.delete()
+    await team.wait_nothing_left()
+    team.agent.script = lambda _: Script(trouble="unschedulable", words=words, ago_s=2000)
+    await team.apply(team.document())
     await team.wait_condition("Degraded", words=("Unschedulable", "qwen-e0", "Insufficient nvidia.com/gpu"))
     team.agent.script = lambda _: Script()
     team.agent.again()

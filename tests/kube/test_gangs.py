@@ -122,7 +122,7 @@ async def test_all_wait_for_places_at_once_where_the_scheduler_places_whole_grou
         await begin(team, monkeypatch, "coscheduling", replicas=4)
         await team.wait(lambda: len(team.pods(role="decode")) == 8, "all are made, though none has a place")
         before = {pod["metadata"]["uid"] for pod in team.pods()}
-        await team.wait_condition("Degraded", words=("Unschedulable", "2 of 2 pods of qwen-e"), deadline_s=300)
+        await team.wait_condition("Progressing", words=("WaitingForNode", "2 of 2 pods of qwen-e"), deadline_s=300)
         assert {pod["metadata"]["uid"] for pod in team.pods()} == before, "and none goes for another"
 
 

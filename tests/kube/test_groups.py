@@ -189,7 +189,7 @@ async def test_half_a_group_is_told_in_numbers_and_two_halves_do_not_wait_for_ea
     watch = GroupWatch(team)
     team.agent.devices = 1 + 4
     await team.apply(document(team) | {"spec": document(team)["spec"] | {"decode": DECODE | {"replicas": 3}}})
-    said = await team.wait_condition("Degraded", words=("Unschedulable", "pods of qwen-e"), deadline_s=300)
+    said = await team.wait_condition("Progressing", words=("without a node", "pods of qwen-e"), deadline_s=300)
     assert re.search(r"[12] of 2 pods of qwen-e\d find no node", said["message"])
     await team.wait(lambda: len(team.ready(role="decode")) == 4, "two groups serve")
     team.agent.devices = 1 + 6

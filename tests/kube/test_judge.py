@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from typing import Any
 
 import pytest
 from kube_client import KubeError, path_of
@@ -44,6 +45,24 @@ async def test_a_column_says_why_it_is_not_ready(team: Team) -> None:
     await team.wait_condition("Valid", "False", words=("Unsupported", "spec.decode.parallelism.executor"))
     row = await columns(team)
     assert (row["READY"], row["REASON"]) == ("False", "Unsupported")
+
+
+@pytest.mark.parametrize(("spec", "words"), [
+    ({"engine": {"args": ["--seed", "1", "--tensor-par=2"]}},
+     "--tensor-parallel-size is set by xpyd; write spec.prefill.parallelism or spec.decode.parallelism"),
+    ({"engine": {"env": [{"name": "VLLM_API_KEY", "value": "x"}]}}, "VLLM_API_KEY is set by xpyd; write spec.router.api"),
+    ({"model": {"source": "s3://bucket/qwen"}}, "s3://bucket/qwen is no source of a model; write a hub id"),
+    ({"model": {"source": "Qwen/Qwen3-8B", "tokenSecret": {"name": "s", "key": "k"}},
+      "engine": {"env": [{"name": "HF_TOKEN", "value": "x"}]}}, "HF_TOKEN would take the place of model.tokenSecret"),
+], ids=str)
+async def test_the_api_server_itself_says_what_is_wrong_and_what_to_write(
+    quiet_team: Team, spec: dict[str, Any], words: str
+) -> None:
+    document, path = quiet_team.document(**spec), path_of("DisaggService", quiet_team.namespace)
+    with pytest.raises(KubeError) as refused:
+        await quiet_team.kube.request("POST", path, document, dryRun="All")
+    assert refused.value.status == 422
+    assert words in str(refused.value)
 
 
 async def test_a_rule_that_came_later_stops_no_service(quiet_team: Team) -> None:

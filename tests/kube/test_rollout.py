@@ -93,7 +93,7 @@ async def test_a_surge_that_no_node_takes_is_told_and_costs_nothing(quiet_team: 
     dog = Watchdog(team, floors={"prefill": 1, "decode": 1})
     team.agent.script = lambda _: Script(ago_s=300)
     await team.apply(team.document(engine=NEW))
-    await team.wait_condition("Degraded", words=("Unschedulable", "Insufficient nvidia.com/gpu"))
+    await team.wait_condition("Progressing", words=("without a node", "Insufficient nvidia.com/gpu"))
     dog.check()
     team.agent.devices = 4
     await team.wait_settled("1P1D")

@@ -90,7 +90,8 @@ async def test_status_says_everything(running: Running) -> None:
     body = await running.wait_status(lambda body: body["routers"][0]["name"] == "r0")
     assert (body["state"], body["role"], body["epoch"], body["drained"]) == ("ready", "decode", 1, False)
     assert (body["incarnation"], body["problem"], body["waits_for"]) == ("a" * 32, "", "")
-    assert body["load"] == {"running": 0, "waiting": 0, "kv_usage": 0.0, "transfers": 0, "drafts": None}
+    assert body["load"] == {"running": 0, "waiting": 0, "kv_usage": 0.0, "transfers": 0, "drafts": None, "intake": None,
+                            "prompts": None}
     [router] = body["routers"]
     assert (router["address"], router["name"], router["refused"]) == (running.router.address, "r0", "")
     assert 0 <= router["ack_age_s"] < 30

@@ -21,13 +21,16 @@ from group_on_host import ENGINE, OVER_S, wait_for
 from processes import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
+from xpyd_sidecar.agent import ask
 from xpyd_sidecar.agent import rounds as rounds_module
 from xpyd_sidecar.agent.app import Agent
 from xpyd_sidecar.contract import run_folder
-from xpyd_sidecar.contract.group import LIVE_PATH, READY_PATH, ROUND, Pulse, pulse_path
+from xpyd_sidecar.contract.group import READY_PATH, ROUND, Pulse, pulse_path
 from xpyd_sidecar.contract.ids import HostPort, State
 from xpyd_sidecar.contract.launch import GroupConfig
 
+LIVE = "/live"
+"""Asked by the agent's socket, of which the probe runs in the engine's container."""
 LEADER = "test-e0-0.test-engines.models.svc.cluster.local."
 """As a cluster's name service knows it."""
 
@@ -105,6 +108,8 @@ class Pair:
 
     async def probe(self, path: str, index: int) -> str:
         """What a kubelet hears: empty where all is well."""
+        if path == LIVE:
+            return await asyncio.to_thread(ask.live, self.folders[index])
         try:
             async with (aiohttp.ClientSession() as session,
                         session.get(f"http://{self.listen[index]}{path}") as answer):
@@ -143,15 +148,15 @@ class Pair:
 async def test_both_are_ready_once_the_group_serves_and_not_while_it_is_drained(tmp_path: Path) -> None:
     async with Pair(tmp_path) as pair:
         for index in range(2):
-            await pair.wait_probe(LIVE_PATH, index, lambda said: "launcher does not answer" in said)
+            await pair.wait_probe(LIVE, index, lambda said: "launcher does not answer" in said)
             assert await pair.probe(READY_PATH, index)
         await pair.wait_serves()
-        for path, index in itertools.product((READY_PATH, LIVE_PATH), range(2)):
+        for path, index in itertools.product((READY_PATH, LIVE), range(2)):
             await pair.wait_probe(path, index)
         pair.agents[0].drain()
         for index in range(2):
             await pair.wait_probe(READY_PATH, index, lambda said: "drained" in said)
-            await pair.wait_probe(LIVE_PATH, index)
+            await pair.wait_probe(LIVE, index)
         pair.agents[0].undrain()
         for index in range(2):
             await pair.wait_probe(READY_PATH, index)
@@ -209,11 +214,11 @@ async def test_a_server_that_was_up_and_does_not_answer_is_not_alive(tmp_path: P
     async with Pair(tmp_path) as pair:
         await pair.wait_serves()
         pair.engine.health = 500
-        assert "was up in this life" in await pair.wait_probe(LIVE_PATH, 0, bool)
-        assert await pair.probe(LIVE_PATH, 1) == ""
+        assert "was up in this life" in await pair.wait_probe(LIVE, 0, bool)
+        assert await pair.probe(LIVE, 1) == ""
         assert "server is not up" in await pair.wait_probe(READY_PATH, 1, bool), "a budget sees the group as one"
         pair.engine.health = 200
-        for path in (LIVE_PATH, READY_PATH):
+        for path in (LIVE, READY_PATH):
             for index in range(2):
                 await pair.wait_probe(path, index)
 
@@ -223,13 +228,13 @@ async def test_a_server_that_does_not_come_up_in_its_time_is_not_alive(tmp_path:
         pair.engine.health = 503
         pair.launch()
         await wait_for(lambda: all((folder / "engine.log").exists() for folder in pair.folders))
-        assert "not up 1 s after" in await pair.wait_probe(LIVE_PATH, 0, lambda said: "not up" in said)
+        assert "not up 1 s after" in await pair.wait_probe(LIVE, 0, lambda said: "not up" in said)
 
 
 async def test_each_member_tells_of_itself_at_metrics(tmp_path: Path) -> None:
     async with Pair(tmp_path) as pair:
         for index in range(2):
-            await pair.wait_probe(LIVE_PATH, index, lambda said: said != "it does not listen")
+            await pair.wait_probe(READY_PATH, index, lambda said: said != "it does not listen")
         assert (await pair.metrics(1))["serving"] == (await pair.metrics(1))["lives_total"] == 0
         await pair.wait_serves()
         life = json.loads((pair.folders[1] / ROUND).read_text())["life"]

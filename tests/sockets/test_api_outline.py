@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 import tracemalloc
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import pytest
 from fuzz.bodies import outline
 from router_fleet import fleet
 
-from xpyd_sidecar.router.api import bodies
+from xpyd_sidecar.router.api import bodies, hidden
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import MAX_DEPTH, MAX_NAMES, MAX_TURNS
 from xpyd_sidecar.router.serving.profiles import Profiles
@@ -74,7 +75,10 @@ def test_bounds_are_exact_and_what_a_string_holds_does_not_count(body: bytes, fo
     assert outline(body, MAX_NAMES, MAX_DEPTH) == found
 
 
-def test_of_json_exactly_what_is_within_bounds_is_within() -> None:
+@pytest.mark.parametrize("long", [0, 24, hidden.LONG])
+def test_of_json_exactly_what_is_within_bounds_is_within(long: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of it is judged by its bones alone."""
+    monkeypatch.setattr(hidden, "LONG", long)
     rng = random.Random(7)
 
     def value(room: int) -> object:
@@ -95,6 +99,18 @@ def test_of_json_exactly_what_is_within_bounds_is_within() -> None:
         assert (outline(raw, 5, 99) == "names") is (len(body) > 5)
         for most in (1, 3, 4):
             assert (outline(raw, 99, most) == "depth") is (depth(body) > most)
+
+
+def test_a_chat_of_a_million_tokens_is_judged_within_a_turn_of_the_loop() -> None:
+    said = [{"role": "user", "content": 'text with "quotes"\n and a few words more ' * 220} for _ in range(400)]
+    body = json.dumps({"model": "m", "messages": said}).encode()
+    assert len(body) > 3_800_000
+    spent = []
+    for _ in range(5):
+        began = time.process_time()
+        assert outline(body, MAX_NAMES, MAX_DEPTH) == "within"
+        spent.append(time.process_time() - began)
+    assert min(spent) < 0.02, spent  # half of it on a machine that does nothing else
 
 
 # ---- who asks

@@ -6,17 +6,26 @@ import asyncio
 import json
 import math
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 from processes import free_port
 
+from xpyd_operator.cli import report
 from xpyd_operator.cli.main import main
 from xpyd_operator.cli.plot import panels
 from xpyd_operator.errors import XpydError
+from xpyd_operator.plan.planner.figures import Goals
+from xpyd_operator.simulation.controllers import Static
+from xpyd_operator.simulation.engine import EngineModel
+from xpyd_operator.simulation.rules import RouterRules
+from xpyd_operator.simulation.statics import point
 from xpyd_operator.simulation.trace import Arrival
+from xpyd_operator.simulation.world import World
 from xpyd_operator.traffic.drive import TrafficTarget, body_of
 from xpyd_operator.traffic.measures import RequestOutcome, measure, percentile
 
@@ -153,22 +162,37 @@ def test_a_trace_is_simulated_against_a_document(tmp_path: Path, capsys: pytest.
     trace, document, plot = tmp_path / "t.csv", tmp_path / "s.yaml", tmp_path / "p.svg"
     trace.write_text(TRACE)
     document.write_text(SERVICE)
-    assert main(["simulate", str(trace), "-f", str(document), "--plot", str(plot)]) == 0
+    assert main(["simulate", str(trace), "-f", str(document), "--plot", str(plot), "--cold-start", "5s..7s"]) == 0
     printed = capsys.readouterr().out
     assert "240 requests" in printed
-    for choice in ("planner", "hpa", "static", "foresight"):
+    assert "Qwen/Qwen3-8B, h200 (assumed; --gpu), 200 Gb/s (assumed; --link)" in printed
+    for choice in ("planner", "hpa", "law", "threshold", "static", "foresight", "from 2P2D"):
         assert choice in printed
-    assert "Recommended without a planner: 1P1D" in printed
+    assert "1P1D: the fewest GPUs with both goals met" in printed
+    assert "2 plain: " in printed
     assert "TTFT <= 2 s and TPOT <= 50 ms" in printed
     assert plot.read_text().startswith("<svg")
-    assert main(["simulate", str(trace), "-f", str(document), "-o", "json"]) == 0
+    again = ["simulate", str(trace), "-f", str(document), "-o", "json", "--cold-start", "6s", "--tp", "2,1"]
+    assert main([*again, "--link", "100Gb"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found["choices"]) == {"planner", "hpa", "hpa+switch", "static", "foresight"}
+    assert set(found["choices"]) == {"planner", "hpa", "hpa+switch", "law", "threshold", "static", "foresight"}
+    assert "2 GPUs (prefill), 1 (decode)" in found["instances"]
+    assert "12.5 GB/s" in found["instances"]
+    first = found["frontier"][0]
+    assert (first["choice"], first["gpus"], first["plain"]) == ("1P1D", 3, "3 plain")
+    assert first["link"] > 0
+    hours = found["choices"]["planner"]["hours"]
+    assert all(each is None or each["hours"] <= hours * 1.001 for each in found["choices"].values())
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--engine", "h300"], "no engine model h300"), (["--max", "0"], "--max must be at least 1"),
-    (["--tpot", "1"], "'1' is not a duration"),
+    (["--tpot", "1"], "'1' is not a duration"), (["--gpu", "h300"], "no GPU h300; there are a100, h100"),
+    (["--model", "gpt-9"], "--model: no model gpt-9; there are"), (["--tp", "x"], "--tp x: write a size, or two"),
+    (["--link", "10"], "--link 10: write bits or bytes a second"), (["--engine", "h200-8b", "--tp", "2"], "--tp cannot"),
+    (["--cold-start", "5m..2m"], "--cold-start 5m..2m: write a duration above 0, or two, the shorter one first"),
+    ([], "240 requests in 2.0 minutes are too short for a planner, whose first removal takes 10.0"),
+    ([], "a start 3.0: give at least 26.0 minutes"),
 ])
 def test_bad_simulations_are_refused(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -177,6 +201,64 @@ def test_bad_simulations_are_refused(
     trace.write_text(TRACE)
     assert main(["simulate", str(trace), *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("sqare", "sqare: no such file and no such family; there are flat, agents"),
+    ("square:perod=3m", "no field perod"), ("gone.csv", "gone.csv: No such file"),
+])
+def test_traffic_that_there_is_not_is_named(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", name]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_who_was_never_answered_has_no_percentile() -> None:
+    trace = [Arrival(index * 0.01, 4000, 10) for index in range(300)]
+    model = EngineModel(prefill_rate=10_000, step_base=0.01, kv_tokens=50_000)
+    lost = World(trace, model, (1, 1), Static(), rules=RouterRules(queue_timeout_s=1.0)).play()
+    line = report._line(point("planner", lost, Goals(ttft_s=3.0, tpot_s=0.06)))
+    assert line.split()[3:5] == ["never", "never"]
+
+
+def _written(folder: Path, *texts: str) -> list[Path]:
+    paths = [folder / f"{index}.yaml" for index in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    return paths
+
+
+def test_what_a_document_says_of_an_instance_is_simulated_or_refused(tmp_path: Path) -> None:
+    from xpyd_operator.api.rule import Target
+    from xpyd_operator.cli.documents import load_service
+    from xpyd_operator.cli.instances import instances, rules_of
+    from xpyd_operator.plan.planner.run import goals_of
+
+    def of(text: str, **given: str) -> Any:
+        document = tmp_path / "s.yaml"
+        document.write_text(text)
+        arguments = {"engine": None, "model": None, "gpu": None, "tp": None, "link": None, "cold_start": None} | given
+        return instances(Namespace(**arguments), load_service(str(document), Target.KUBERNETES))
+
+    four = SERVICE.replace("prefill: {", "prefill: {parallelism: {tensor: 4, pods: 2}, "
+                           "template: {spec: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}}, ")
+    found = of(four)
+    assert (found.pools.prefill.gpus, found.pools.prefill.pods, found.pools.decode.gpus) == (4, 2, 1)
+    assert "h100 and h200 (assumed; --gpu)" in found.words
+    assert not found.pools.are_alike
+    services = [load_service(str(document), Target.KUBERNETES) for document in _written(tmp_path, four, SERVICE)]
+    assert [goals_of(each, 60.0).switching for each in services] == [False, True]
+    with pytest.raises(XpydError, match=r"decode.parallelism.data is 2, which is not simulated; write 1, and so many"):
+        of(SERVICE.replace("decode: {", "decode: {parallelism: {data: 2}, "))
+    with pytest.raises(XpydError, match=r"those of prefill .4 devices. and decode .1. differ"):
+        of(four, engine="h200-8b")
+    with pytest.raises(XpydError, match=r"spec.model.source: no model"):
+        of(SERVICE.replace("Qwen/Qwen3-8B", "acme/one-7b"))
+    assert of(SERVICE, link="100Gb").pools.decode.link == 12.5e9
+    path = tmp_path / "r.yaml"
+    router = "{queue: {size: 7, timeout: 5s}, onNoPrefill: reject, skipPrefill: {belowTokens: 100}}"
+    path.write_text(f"{SERVICE}  router: {router}\n")
+    rules = rules_of(load_service(str(path), Target.KUBERNETES))
+    assert (rules.queue_size, rules.queue_timeout_s, rules.skip_below, rules.onto_decode) == (7, 5.0, 100, False)
 
 
 def test_a_model_comes_from_a_file_too(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from xpyd_sidecar.contract.ids import ServiceName
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.fleet import heartbeat_listener as me
-from xpyd_sidecar.router.fleet.heartbeat_listener import HeartbeatListener
+from xpyd_sidecar.router.fleet.heartbeat_listener import HeartbeatListener, Verdict
 from xpyd_sidecar.router.fleet.member import BeatRefused
 from xpyd_sidecar.router.fleet.roster import Roster
 
@@ -294,12 +294,14 @@ async def test_answers_of_a_batch_leave_at_its_end_each_to_its_sender() -> None:
         assert len(taken.messages) == 10
 
 
-async def test_an_acknowledgement_says_that_the_router_has_ejected_the_instance() -> None:
+async def test_an_acknowledgement_says_what_the_router_thinks_of_the_instance() -> None:
     taken = Taken()
-    members = HeartbeatListener("r0", taken.take, taken.count, lambda message: message.instance == "d0")
+    thinks = {"d0": Verdict(ejected=True), "d1": Verdict(stalled=True), "d2": Verdict(hold=True)}
+    members = HeartbeatListener("r0", taken.take, taken.count, lambda message: thinks.get(message.instance, Verdict()))
     try:
         async with beater(members.listen("127.0.0.1", 0, KEY)) as agent:
-            assert (await agent.say(beat("d0"))).ejected
-            assert not (await agent.say(beat("d1"))).ejected
+            acks = [await agent.say(beat(f"d{index}")) for index in range(4)]
     finally:
         members.close()
+    assert [(ack.ejected, ack.stalled, ack.hold) for ack in acks] == [
+        (True, False, False), (False, True, False), (False, False, True), (False, False, False)]

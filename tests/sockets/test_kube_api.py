@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -62,6 +64,16 @@ def connect(server: Server, *, timeout_s: float = 2.0, width: int = 4) -> Api:
     configuration.retries = None
     configuration.api_key["BearerToken"] = "bearer secret"
     return Api(session(configuration), configuration.host, server, width=width, timeout_s=timeout_s)
+
+
+async def test_the_servers_clock_is_that_of_its_answers_whatever_they_say(server: Server) -> None:
+    async with connect(server) as api:
+        await api.get("Pod", "a", "x")
+        assert abs(api.server_clock.ahead_s) < 2.0
+        server.refuse(404, "NotFound", headers={"Date": formatdate(time.time() + 600.0, usegmt=True)})
+        with pytest.raises(ApiError):
+            await api.get("Pod", "a", "x")
+        assert 595.0 < api.server_clock.ahead_s < 602.0
 
 
 async def test_paths_and_parameters(server: Server) -> None:

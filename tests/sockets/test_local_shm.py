@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from local_service import wait
 
 from xpyd_operator.local import procs, shm
 
@@ -51,6 +53,36 @@ def test_found_while_used_and_removed_when_its_user_is_gone(segment: Path, tmp_p
     assert shm.clean(listed) == [str(segment)]
     assert not segment.exists()
     assert not listed.exists()
+
+
+SEMAPHORE = """
+import multiprocessing, time
+kept = multiprocessing.get_context("spawn").Lock()
+print(kept._semlock.name, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_semaphore_is_found_by_its_file_and_goes_with_processes_that_were_killed_whole(tmp_path: Path) -> None:
+    listed = tmp_path / "shm"
+    user = subprocess.Popen([sys.executable, "-S", "-c", SEMAPHORE], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert user.stdout is not None
+        path = Path(f"/dev/shm/sem.{user.stdout.readline().decode().strip().removeprefix('/')}")
+        assert path.exists()
+        session = [stat for stat in procs.everyone() if stat.session == user.pid]
+        assert shm.used_by(session) == {str(path)}
+        shm.remember(listed, shm.used_by(session))
+        assert shm.clean(listed) == [], "somebody uses it still"
+        shm.remember(listed, {str(path)})
+    finally:
+        os.killpg(user.pid, signal.SIGKILL)  # its resource tracker, too
+        user.wait()
+        user.stdout.close()
+    wait(lambda: not [stat for stat in procs.everyone() if stat.session == user.pid])
+    assert path.exists()
+    assert shm.clean(listed) == [str(path)]
+    assert not path.exists()
 
 
 def test_a_list_is_whole_at_every_moment_in_which_a_supervisor_may_be_killed(

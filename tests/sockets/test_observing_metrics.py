@@ -12,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from records import D1, P1, leg, pair, record
 from router_fleet import fleet
 
+from xpyd_sidecar.contract.core_steps import PromptWork
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.intake import Disaggregation
 from xpyd_sidecar.contract.membership import Drafts, Load
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.observing import metrics as me
@@ -87,6 +89,28 @@ def test_requests_that_skip_prefill_are_counted_by_the_reason() -> None:
         close(metrics, record(D1, skips=skips))
     assert value(metrics, "xpyd_router_skipped_prefill_total", by="short") == 2
     assert value(metrics, "xpyd_router_skipped_prefill_total") == 3
+
+
+def test_what_was_believed_to_be_cached_stands_beside_what_was() -> None:
+    metrics = RouterMetrics(list)
+    metrics.cached(1000, 800)
+    metrics.cached(0, 200)
+    assert value(metrics, "xpyd_router_prefix_predicted_tokens_total") == 1000
+    assert value(metrics, "xpyd_router_prefix_actual_tokens_total") == 1000
+    metrics.skipped(300)
+    assert value(metrics, "xpyd_router_skipped_rest_tokens_sum") == 300
+    assert value(metrics, "xpyd_router_skipped_rest_tokens_bucket", le="256") == 0
+    assert value(metrics, "xpyd_router_skipped_rest_tokens_bucket", le="512") == 1
+
+
+def test_tokens_that_wait_are_read_when_asked() -> None:
+    one = member("p0", Role.PREFILL)
+    one.uncached_tokens = 700
+    metrics = RouterMetrics(lambda: [one])
+    assert value(metrics, "xpyd_router_queued_prompt_tokens", instance="p0", role="prefill") == 700
+    one.load, one.computed_per_s = Load(prompts=PromptWork(9000, 5)), 1000.0
+    metrics.time = lambda: 2.0
+    assert value(metrics, "xpyd_router_queued_prompt_tokens", instance="p0", role="prefill") == 7000
 
 
 def test_pairs_beyond_the_bound_are_counted_as_other() -> None:
@@ -214,8 +238,10 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.count("roster_changes", "joined")
         metrics.count("canaries", "answered")
         metrics.audited(P1.instance, D1.instance, "equal", 0.0)
+        metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
         f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))
         f.context.roster.members()[0].load = Load(drafts=Drafts(1, 1, 1))
+        metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
         found: dict[str, tuple[str, ...]] = {}
         for family in metrics.registry.collect():
             name = family.name + ("_total" if family.type == "counter" else "")

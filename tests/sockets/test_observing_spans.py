@@ -51,8 +51,8 @@ async def test_a_request_is_a_server_span_with_a_child_for_each_leg() -> None:
         assert r.paths == ["/v1/traces"]
         assert r.resources[0]["service.name"] == "xpyd-router"
         assert (r.resources[0]["service.namespace"], r.resources[0]["service.instance.id"]) == ("test", "r0")
-        assert found.keys() == {"completions", "prefill", "decode"}
-        server = found["completions"]
+        assert found.keys() == {"text_completion tiny", "prefill", "decode"}
+        server = found["text_completion tiny"]
         assert server.kind == Span.SPAN_KIND_SERVER
         assert not server.parent_span_id
         assert before <= server.start_time_unix_nano < server.end_time_unix_nano <= time.time_ns()
@@ -60,6 +60,11 @@ async def test_a_request_is_a_server_span_with_a_child_for_each_leg() -> None:
         assert (said["xpyd.outcome"], said["http.response.status_code"]) == ("ok", 200)
         assert (said["xpyd.prefill"], said["xpyd.decode"]) == ("p0", "d0")
         assert 0 <= said["xpyd.handover_s"] <= said["xpyd.ttft_s"] < 60
+        assert (said["gen_ai.operation.name"], said["gen_ai.provider.name"], said["gen_ai.request.model"]) == (
+            "text_completion", "vllm", "tiny")
+        assert (said["gen_ai.request.stream"], said["xpyd.api"]) == (True, "completions")
+        assert said["gen_ai.response.time_to_first_chunk"] == said["xpyd.ttft_s"]
+        assert "error.type" not in said
         for role, engine in (("prefill", f.p[0]), ("decode", f.d[0])):
             child = found[role]
             assert child.kind == Span.SPAN_KIND_CLIENT
@@ -94,7 +99,7 @@ async def test_the_clients_trace_goes_on_and_reaches_the_engines() -> None:
             await f.post("/v1/completions", {"model": "tiny", "prompt": "hi", "stream": True}, headers=headers)
             found = {span.name: span for span in await sent(r, f)}
         assert {span.trace_id.hex() for span in found.values()} == {TRACE}
-        assert found["completions"].parent_span_id.hex() == PARENT
+        assert found["text_completion tiny"].parent_span_id.hex() == PARENT
         for role, engine in (("prefill", f.p[0]), ("decode", f.d[0])):
             assert told(engine) == [f"00-{TRACE}-{found[role].span_id.hex()}-01"]
             assert engine.seen[0].headers["tracestate"] == "vendor=1"
@@ -106,9 +111,9 @@ async def test_generation_in_a_dialect_that_passes_has_spans_too() -> None:
             await f.post("/v1/messages", MESSAGE, headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
             await f.wait(lambda: bool(f.context.observer.recent), "its end")
             found = {span.name: span for span in await sent(r, f)}
-        assert found.keys() == {"messages", "prefill", "decode"}
-        assert found["messages"].parent_span_id.hex() == PARENT
-        said = attributes(found["messages"])
+        assert found.keys() == {"chat tiny", "prefill", "decode"}
+        assert found["chat tiny"].parent_span_id.hex() == PARENT
+        said = attributes(found["chat tiny"])
         assert (said["xpyd.outcome"], said["xpyd.prefill"], said["xpyd.decode"]) == ("ok", "e0", "e1")
         for role, engine in (("prefill", prefill), ("decode", decode)):
             lines = [line for line in engine.legs[0].head.split("\r\n") if line.startswith("traceparent:")]

@@ -27,6 +27,7 @@ from xpyd_operator.render.objects import children
 from xpyd_operator.render.paths import ENGINE_PORT, OFFLOAD
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings, PodUser
+from xpyd_sidecar.agent import ask
 from xpyd_sidecar.config import faults
 from xpyd_sidecar.contract.ids import InstanceName, Role, split_host_port
 from xpyd_sidecar.contract.launch import AGENT_SOCKET, SidecarConfig
@@ -167,8 +168,9 @@ def test_the_engine_is_probed_for_as_long_as_it_may_take() -> None:
     main = main_of(pod_of(make(engine={"startupTimeout": "7s"})))
     assert main["startupProbe"]["periodSeconds"] * main["startupProbe"]["failureThreshold"] >= 7
     assert main["livenessProbe"]["periodSeconds"] * main["livenessProbe"]["failureThreshold"] == 120
-    assert all(main[probe]["httpGet"] == {"path": "/health", "port": 8000}
-               for probe in ("startupProbe", "livenessProbe", "readinessProbe"))
+    assert all(main[probe]["httpGet"] == {"path": "/health", "port": 8000} for probe in ("startupProbe", "readinessProbe"))
+    assert main["livenessProbe"]["exec"]["command"] == ["python3", "-m", "xpyd_sidecar.agent.ask", "live"]
+    assert main["livenessProbe"]["timeoutSeconds"] > 2 * ask.PROBE_S, "it tells a silent agent from a bad word itself"
     assert main["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
@@ -459,7 +461,7 @@ def test_what_a_pod_is_made_of_changes_its_revision(spec: dict[str, Any]) -> Non
         {"router": {"maxSidecars": 3}},
         {"kv": {"network": "trusted", "encryption": "disabled"}},
         {"decode": {"parallelism": {"device": "nvidia.com/gpu"}}},
-        {"router": {"policy": "round_robin", "ports": {"http": 10001}, "maxBodySize": "32Mi"}},
+        {"router": {"policy": "cost", "ports": {"http": 10001}, "maxBodySize": "32Mi"}},
         {"engine": {"image": "vllm/vllm-openai:v0.32.0", "args": []}, "decode": {"parallelism": {"tensor": 1}}},
     ],
     ids=str,

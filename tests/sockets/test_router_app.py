@@ -25,7 +25,7 @@ ADMIN = {"Authorization": f"Bearer {keys.admin_token(KEY)}"}
 
 def config(**settings: Any) -> SidecarConfig:
     made: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "members_port": 0, "admin_port": 0,
-                            "heartbeat_s": 0.1, "resolve_s": 0.0}
+                            "heartbeat_s": 0.1, "resolve_s": 0.0, "policy": "round_robin"}
     return SidecarConfig(service=ServiceName("test"), instance=InstanceName("r0"), key_file="", run_dir="",
                          router=RouterConfig(**(made | settings)))
 

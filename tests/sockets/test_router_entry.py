@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -48,24 +50,34 @@ async def test_short_prompts_are_served_though_requests_without_prefill_are_reje
 
 async def test_what_decode_holds_goes_to_the_same_one_alone(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "xpyd_sidecar.access")
-    async with fleet(1, 3, skip_prefill_cached=0.7) as f:
+    async with fleet(1, 3, skip_prefill_rest=200) as f:
         text = "a prompt that is long enough to have keys " * 40
         for turn in ("", "more", "and more"):
             assert (await f.complete(prompt=text + turn)).status == 200
             await f.wait_quiet()
         assert sorted(len(engine.seen) for engine in f.d) == [0, 0, 3]
         assert skipped(f) == [False, True, True]
+        members = f.context.roster.members()
+        assert {(m.queued_tokens, m.uncached_tokens) for m in members} == {(0, 0)}, "what has ended waits no more"
+        text = f.context.observer.metrics.text().decode()
+        assert "xpyd_router_skipped_rest_tokens_count 2.0" in text
     lines = [record.__dict__ for record in caplog.records if record.name == "xpyd_sidecar.access"]
     assert [line["skips"] for line in lines] == ["", "cached", "cached"]
 
 
-async def test_a_session_stays_with_its_instances() -> None:
-    async with fleet(3, 3, affinity_header="X-Session-Id") as f:
+NAMES = ({"session_id": "NAME"}, {"prompt_cache_key": "NAME"}, {"metadata": {"user_id": "NAME"}}, {"user": "NAME"}, {})
+
+
+@pytest.mark.parametrize("named", NAMES, ids=["session_id", "prompt_cache_key", "user_id", "user", "header"])
+async def test_a_session_stays_with_its_instances(named: dict[str, Any]) -> None:
+    async with fleet(3, 3, policy="cost") as f:
         homes = set()
         for number in range(12):
             before = [len(engine.seen) for engine in (*f.p, *f.d)]
-            for _ in range(3):
-                answer = await f.post("/v1/completions", {"prompt": "x"}, headers={"X-Session-Id": f"s{number}"})
+            for turn in range(3):
+                fields = json.loads(json.dumps(named).replace("NAME", f"s{number}"))
+                headers = {} if named else {"X-Session-Id": f"s{number}"}
+                answer = await f.post("/v1/completions", {"prompt": f"{number} {turn}", **fields}, headers=headers)
                 assert answer.status == 200
                 await f.wait_quiet()
             got = [len(engine.seen) - was for engine, was in zip((*f.p, *f.d), before, strict=True)]
@@ -74,8 +86,15 @@ async def test_a_session_stays_with_its_instances() -> None:
         assert len(homes) > 3, "and sessions are spread"
 
 
-async def test_without_the_header_requests_take_turns() -> None:
-    async with fleet(0, 3, affinity_header="x-session-id") as f:
-        for _ in range(6):
-            await f.complete()
-        assert [len(engine.seen) for engine in f.d] == [2, 2, 2]
+async def test_what_prefill_says_that_it_had_stands_beside_what_was_believed() -> None:
+    async with fleet(1, 1, policy="cost") as f:
+        text = "a prompt of some length " * 200
+        for cached in (None, 40, 1100):
+            f.p[0].cached = cached
+            assert (await f.complete(prompt=text)).status == 200
+            await f.wait_quiet()
+        metrics = f.context.observer.metrics.text().decode()
+    assert "xpyd_router_prefix_actual_tokens_total 1140.0" in metrics
+    predicted = re.search(r"xpyd_router_prefix_predicted_tokens_total ([0-9.]+)", metrics)
+    assert predicted is not None
+    assert float(predicted[1]) == pytest.approx(2 * len(text) / 4, rel=0.01), "nothing of the first one"

@@ -17,6 +17,7 @@ from scripted_engine import Seen as Asked
 
 from xpyd_sidecar.contract.ids import Incarnation, State
 from xpyd_sidecar.router.api.fields import Api
+from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.observing.record import Record
 
 PATHS: dict[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -306,7 +307,7 @@ async def test_on_no_prefill_reject_holds_for_the_second_half() -> None:
         task = asyncio.create_task(f.post(PATHS["completions"], asked(line)))
         await f.wait(lambda: bool(kills.where and f.p[0].seen and f.p[0].seen[0].finished), "prefill")
         await f.p[0].stop()
-        f.context.watch.suspect(f.context.picker.asked(b"").pair(alone=False).prefill, "gone")
+        f.context.watch.suspect(f.context.picker.asked(PromptPrefix(b"")).pair(alone=False).prefill, "gone")
         gone.set()
         answer = await task
         assert answer.events[-1]["error"]["code"] == "unavailable"

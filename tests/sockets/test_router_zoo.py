@@ -8,6 +8,7 @@ import asyncio
 from time import perf_counter, sleep
 
 import pytest
+from beats import beat
 from engine_zoo import TOKENS, Kind, Zoo, zoo
 from router_fleet import KEY
 from scripted_engine import Play, Seen
@@ -191,6 +192,8 @@ async def test_a_core_that_does_not_step_is_stalled_and_what_had_not_begun_goes_
             shown = {each["instance"]: each["stalled_s"] for each in told}
             assert shown["d1"] == shown["p0"] == 0.0
             assert one.member.hung
+            said = [f.context.watch.verdict(beat(engine.name, Role.DECODE, engine.address)) for engine in f.d[:2]]
+            assert [(each.stalled, each.hold) for each in said] == [(True, False), (False, False)], "though it was left"
             assert one.bad.aborts == 6
             await f.wait(lambda: not one.bad.open, "nothing to be left there")
         finally:

@@ -1,7 +1,7 @@
 """What an agent talks to, small: an engine's HTTP side, and a router's membership socket.
 
     async with FakeEngine(run_dir) as engine: …     .health, .running, .waiting, .sends_open …; write_record()
-    router = FakeRouter(KEY) … router.close()       .beats, .goodbyes; .ack, .refusal, .in_flight
+    router = FakeRouter(KEY) … router.close()       .beats, .goodbyes; .ack, .refusal, .in_flight, .stalled, .hold
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ class FakeRouter:
         self.ack = True
         self.refusal = ""
         self.in_flight = 0
+        self.stalled = self.hold = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
@@ -155,6 +156,6 @@ class FakeRouter:
                     self.beats.append(message)
                 if self.ack:
                     seq = message.seq if isinstance(message, Heartbeat) else -1
-                    ack = Ack(1, seq, self.name, self.refusal, self.in_flight)
+                    ack = Ack(1, seq, self.name, self.refusal, self.in_flight, stalled=self.stalled, hold=self.hold)
                     self._socket.send_multipart([peer, msgspec.msgpack.encode(ack)])
             await asyncio.sleep(0.005)

@@ -269,10 +269,34 @@ MALFORMED: dict[str, Bad] = {
         "must be 2, not 1",
         {"spec.decode": {"parallelism": {"tensor": 2}, "resources": {"requests": {"nvidia.com/mig-3g.40gb": 1}}}},
     ),
-    "fewer devices of a vendor that nobody knows": bad(
+    "a device of a vendor that nobody knows": bad(
         'spec.decode.resources.limits["example.com/npu"]',
-        "if the engine runs on something else, write parallelism.device",
+        "is example.com/npu what engines compute on?",
         {"spec.decode": {"parallelism": {"tensor": 2}, "resources": {"limits": {"example.com/npu": 1}}}},
+        server=False,
+    ),
+    "fewer devices of a vendor that the API server does not count": bad(
+        'spec.decode.resources.limits["hygon.com/dcu"]',
+        "if the engine runs on something else, write parallelism.device",
+        {"spec.decode": {"parallelism": {"tensor": 2}, "resources": {"limits": {"hygon.com/dcu": 1}}}},
+        server=False,
+    ),
+    "a token in two places": bad(
+        "spec.engine.env[0].name",
+        "HF_TOKEN would take the place of what spec.model.tokenSecret says",
+        {"spec.model.tokenSecret": {"name": "hub", "key": "token"},
+         "spec.engine": {"env": [{"name": "HF_TOKEN", "value": "x"}]}},
+    ),
+    "a cache in two places": bad(
+        "spec.engine.env[0].name",
+        "HF_HOME would take the place of what spec.model.cache says",
+        {"spec.model.cache": {"claim": "weights"}, "spec.engine": {"env": [{"name": "HF_HOME", "value": "/x"}]}},
+    ),
+    "a token in a template": bad(
+        "spec.template.spec.containers[0].env[0].name",
+        "HF_TOKEN would take the place of what spec.model.tokenSecret says",
+        {"spec.model.tokenSecret": {"name": "hub", "key": "token"},
+         "spec.template": {"spec": {"containers": [{"name": "main", "env": [{"name": "HF_TOKEN", "value": "x"}]}]}}},
         server=False,
     ),
     "more devices in the template": bad(
@@ -370,11 +394,6 @@ MALFORMED: dict[str, Bad] = {
     "option of another policy": bad(
         "spec.router.policyOptions.choices", "least_loaded", router={"policyOptions": {"choices": 2}}
     ),
-    "bound of another policy": bad(
-        "spec.router.policyOptions.bound",
-        "prefix_aware",
-        router={"policy": "least_loaded", "policyOptions": {"bound": 1.25}},
-    ),
     "unknown policy option": bad(
         "spec.router.policyOptions.choice", "did you mean choices?", router={"policyOptions": {"choice": 2}}
     ),
@@ -388,9 +407,8 @@ MALFORMED: dict[str, Bad] = {
         "at most requestTimeout (10s)",
         router={"pairTimeout": "10s", "requestTimeout": "10s"},
     ),
-    "share above one": bad("spec.router.skipPrefill.cachedShare", "from 0", router={"skipPrefill": {"cachedShare": 1.5}}),
+    "rest below nothing": bad("spec.router.skipPrefill.restTokens", "from 0", router={"skipPrefill": {"restTokens": -1}}),
     "budget above one": bad("spec.router.retryBudget", "from 0", router={"retryBudget": 2}),
-    "header with a space": bad("spec.router.affinity.header", "name of a header", router={"affinity": {"header": "a b"}}),
     "host with a port": bad("spec.router.hosts[0]", "without a port", router={"hosts": ["a:80"]}),
     "origin with a path": bad("spec.router.cors.origins[0]", "no path", router={"cors": {"origins": ["https://a/"]}}),
     "collector without a scheme": bad(

@@ -66,7 +66,7 @@ def structure(schema: Schema, value: Any) -> list[str]:
 def cel_faults(schema: Schema, value: Any, path: str = "") -> list[str]:
     """``path: message`` of every rule that does not hold; rules about a change (``oldSelf``) are left out."""
     rules = [rule for rule in schema.get("x-kubernetes-validations", []) if "oldSelf" not in rule["rule"]]
-    found = [f"{path}: {rule['message']}" for rule in rules if not holds(rule["rule"], value)]
+    found = [f"{path}: {told(rule, value)}" for rule in rules if not holds(rule["rule"], value)]
     if isinstance(value, dict):
         for key, item in value.items():
             found += cel_faults(_below(schema, key), item, f"{path}.{key}" if path else key)
@@ -79,6 +79,17 @@ def cel_faults(schema: Schema, value: Any, path: str = "") -> list[str]:
 def holds(rule: str, value: Any) -> bool:
     """The verdict of one CEL expression over ``self``."""
     return _verdict(rule, json.dumps(value, sort_keys=True))
+
+
+def told(rule: Schema, value: Any) -> str:
+    """The message of a rule that does not hold: that of its expression, where it has one."""
+    if "messageExpression" not in rule:
+        return str(rule["message"])
+    said = _program(rule["messageExpression"]).evaluate({"self": celpy.json_to_cel(json.loads(json.dumps(value)))})
+    assert isinstance(said, str)
+    assert said.strip()
+    assert "\n" not in said
+    return str(said)
 
 
 @cache

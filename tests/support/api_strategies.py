@@ -24,7 +24,6 @@ _TEXT = {
     "env": ["HF_HUB_OFFLINE", "A"],
     "path": ["/dev/shm/x"],
     "device": ["none", "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-3g.40gb"],
-    "header": ["x-session-id"],
     "label": ["zone", "topology.kubernetes.io/zone", "nvidia.com/gpu.clique"],
     "host": ["models.home", "10.0.0.7", "[fd00::1]"],
     "origin": ["https://app.example", "http://localhost:3000", "*"],

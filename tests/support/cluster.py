@@ -152,7 +152,7 @@ class Cluster:
 
     def _router(self, name: str, settings: dict[str, Any]) -> SidecarConfig:
         return SidecarConfig(service=SERVICE, instance=InstanceName(name), key_file=str(self.key_file), log_format="text",
-                             run_dir=str(self.folder / name), router=RouterConfig(**settings))
+                             run_dir=str(self.folder / name), router=RouterConfig(**({"policy": "round_robin"} | settings)))
 
     @contextmanager
     def other_router(self, **settings: Any) -> Iterator[tuple[Group, int]]:

@@ -23,12 +23,13 @@ EVERYWHERE: dict[str, dict[str, Any]] = {
     "no decode": {"decode": {"replicas": 0}},
     "store": {"kv": {"offload": {"store": {"connector": "NixlConnector"}}}},
     "offloading": {"engine": {"args": ["--kv-offloading-size=64"]}},
-    "policy": {"router": {"policy": "round_robin", "policyOptions": {"bound": 1.5}}},
+    "policy": {"router": {"policy": "round_robin", "policyOptions": {"choices": 3}}},
     "timeouts": {"router": {"pairTimeout": "2h", "requestTimeout": "1h"}},
     "stuck": {"rollout": {"maxSurge": 0, "maxUnavailable": 0}},
     "typo": {"decode": {"replica": 3}},
     "type": {"prefill": {"replicas": "one"}},
     "counts": {"decode": {"parallelism": {"tensor": 4}, "resources": {"limits": {"amd.com/gpu": 2}}}},
+    "misnamed": {"template": {"spec": {"nodeselector": {"a": "b"}, "priority": "1"}}},
     "main": {"decode": {"template": {"spec": {"containers": [{"name": "main", "image": "x", "args": ["a"]}]}}}},
 }
 """Refused for every target, with the same words."""
@@ -62,6 +63,7 @@ WARNED: dict[str, dict[str, Any]] = {
     "drafts of another model": {"engine": {"args": ["-sc", '{"method": "mtp", "num_speculative_tokens": 1}']},
                                 "prefill": {"args": ["--spec-method=dflash", "-sc=x"]}},
     "experts": {"decode": {"args": ["--enforce-eager", "--enable-return-routed-experts"]}},
+    "no option": {"engine": {"args": ["--no-such", "--gpu-memory-utilization=9", "--quantization", "fp9"]}},
     "second model": {"engine": {"args": ["Qwen/Qwen3-8B"]}},
     "block size": {"prefill": {"args": ["--block-size", "32"]}, "decode": {"args": ["--block-size=64"]}},
     "dtype": {"prefill": {"args": ["--dtype", "half"]}, "decode": {"args": ["--dtype", "bfloat16"]}},

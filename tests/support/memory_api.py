@@ -12,6 +12,7 @@ from typing import Any
 
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.cache import KINDS, WatchCache
+from xpyd_operator.kube.server_clock import ServerClock
 
 Body = dict[str, Any]
 _uids = itertools.count(1)
@@ -41,6 +42,7 @@ class MemoryApi:
         self.fault: Callable[[str, str, str], ApiError | None] = lambda verb, kind, name: None
         self.clock: Callable[[], float] = time.time
         """Unix seconds: of ``creationTimestamp``."""
+        self.server_clock = ServerClock(time.time)
         self._version = 1000
 
     def show(self, cache: WatchCache) -> None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from xpyd_operator.api.operation import Rollout
 from xpyd_operator.plan import backoff, counts
+from xpyd_operator.plan.absent import QUEUED, UNPLACED, Absence, Broken, Waiting, waits
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Plan, Remove, Switch
-from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
-from xpyd_operator.plan.observed import QUEUED, Front, Instance, Observed, Phase, Problem
+from xpyd_operator.plan.desired import STARTUP_S, Desired, Revision, RoleTarget
+from xpyd_operator.plan.observed import Instance, Observed, Phase
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role, ServiceName
 
@@ -92,14 +93,23 @@ class PodWorld:
     """The operator reaches a router."""
     pods: dict[str, Pod] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
+    freed: float = 0.0
+    """When a pod gave its place back last, as far as it was looked at."""
+    placed: set[str] = field(default_factory=set)
+    """Pods that had one then."""
 
     def observe(self) -> Observed:
         """What a backend would make of it."""
+        placed: set[str] = {pod.name for pod in self.pods.values() if pod.scheduled}
+        if self.placed - placed:
+            self.freed = self.now
+        self.placed = placed
         known = self.answers and any(self.settled(pod) and pod.router for pod in self.serving(Role.DECODE))
         return Observed(
             instances=tuple(self._instance(pod, known) for pod in sorted(self.pods.values(), key=lambda pod: pod.ordinal)),
-            front=Front(known, "Serving" if known else "NoRouter"),
+            front=None if known else Waiting("NoRouter", "no pod routes yet"),
             fleet_known=known,
+            freed=self.freed,
         )
 
     def _instance(self, pod: Pod, known: bool) -> Instance:
@@ -112,7 +122,7 @@ class PodWorld:
             since=pod.since,
             load=pod.load if known else 0,
             platform_crashes=pod.crashes,
-            problem=self._problem(pod),
+            absent=self._absent(pod),
             fingerprint=self.fingerprint(pod) if known and pod.phase is Phase.READY else Fingerprint(""),
             roster=pod.roster,
             router=pod.router,
@@ -122,17 +132,18 @@ class PodWorld:
             assigned=pod.switched,
         )
 
-    def _problem(self, pod: Pod) -> Problem | None:
+    def _absent(self, pod: Pod) -> Absence | None:
         if pod.phase is Phase.LOST:
-            return Problem("NodeLost", "its node is away")
+            return Broken("NodeLost", "its node is away")
         if pod.failed:
-            return Problem(pod.failed, "it was put off its node")
+            return Broken(pod.failed, "it was put off its node", replaced=True)
         if not pod.admitted:
-            return Problem(QUEUED, "it waits to be admitted", lasting=False)
+            return Waiting(QUEUED, "it waits to be admitted", since=pod.since, place=True)
         if pod.phase is Phase.STARTING and not pod.scheduled:
-            return Problem("Unschedulable", "no node has room")
+            return waits(UNPLACED, "no node has room", self.now, since=pod.since, limit_s=STARTUP_S, place=True)
         if pod.phase is Phase.CRASHED:
-            return Problem("CrashLoop", "exit code 1: no", lasting=pod.crashes >= backoff.LOOPING)
+            words = "exit code 1: no"
+            return Broken("CrashLoop", words) if pod.crashes >= backoff.LOOPING else Waiting("CrashLoop", words)
         return None
 
     def fingerprint(self, pod: Pod) -> Fingerprint:

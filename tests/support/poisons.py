@@ -3,6 +3,8 @@
     killer = Killer(f.d, f.p)            engines die of a request whose ``user`` begins with ``poison``
     killer.dead                          names of those that did, in order
     killer.how = Play(down_after=3)      die in mid-stream instead of at the request
+    back = Revenants(f, restart_s=0.3)   those that die are back after a while, as another incarnation
+    back.deaths                          of which request each died, by its ``user``
 
 An engine that died refuses connections, and its agent is taken to beat on, as one does beside an engine that crashed.
 """
@@ -16,8 +18,10 @@ from typing import Any
 
 from made_streams import MadeReplay, made_line
 from recorded import Line, Step, seen_of
-from router_fleet import Answer
+from router_fleet import Answer, RouterFleet
 from scripted_engine import Play, ScriptedEngine, Seen
+
+from xpyd_sidecar.contract.ids import Incarnation
 
 TOKENS = 24
 
@@ -54,6 +58,43 @@ class Killer:
             stop(engine)
             return Play(die_at="request")
         return choose
+
+
+class Revenants:
+    """Decode engines that die of such requests, and are started again."""
+
+    def __init__(self, f: RouterFleet, *, restart_s: float, pace_s: float) -> None:
+        """``pace_s``: between the tokens of honest streams."""
+        self._fleet, self._restart_s, self.pace_s = f, restart_s, pace_s
+        self.deaths: list[str] = []
+        self._lives = dict.fromkeys((engine.name for engine in f.d), 0)
+        self._dying: dict[str, asyncio.Task[None]] = {}
+        for engine in f.d:
+            engine.choose = self._chooser(engine)
+
+    def _chooser(self, engine: ScriptedEngine) -> Any:
+        def choose(seen: Seen) -> Play | None:
+            user = str(seen.body.get("user", ""))
+            if not user.startswith("poison"):
+                return Play(delay=self.pace_s)
+            if engine.name not in self._dying:
+                self.deaths.append(user)
+                self._dying[engine.name] = asyncio.ensure_future(self._die(engine))
+            return Play(die_at="request")
+        return choose
+
+    async def _die(self, engine: ScriptedEngine) -> None:
+        await engine.stop()
+        await asyncio.sleep(self._restart_s)
+        self._lives[engine.name] += 1
+        life = self._lives[engine.name]
+        await engine.start()
+        self._fleet.beat(engine, incarnation=Incarnation(f"i{life}-{engine.name}"), seq=life + 1, interval_s=60.0)
+        del self._dying[engine.name]
+
+    async def settle(self) -> None:
+        """Wait until all are back."""
+        await asyncio.gather(*self._dying.values())
 
 
 def line() -> Line:

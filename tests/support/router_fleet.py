@@ -187,11 +187,12 @@ class RouterFleet:
 @contextlib.asynccontextmanager
 async def fleet(prefills: int = 1, decodes: int = 1, replay: Replay | None = None,
                 **settings: Any) -> AsyncIterator[RouterFleet]:
-    """Start engines and a router; beats are sent once, far apart, so that nothing is evicted."""
+    """Start engines and a router; beats are sent once, far apart, so that nothing is evicted. Nobody is held."""
     ps = [await ScriptedEngine(f"p{i}", replay).start() for i in range(prefills)]
     ds = [await ScriptedEngine(f"d{i}", replay).start() for i in range(decodes)]
     made: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "members_port": 0, "admin_port": 0,
-                            "heartbeat_s": 0.1, "resolve_s": 0.0, "drain_timeout_s": 1.0, "hosts": HOSTS}
+                            "heartbeat_s": 0.1, "resolve_s": 0.0, "drain_timeout_s": 1.0, "hold_s": 0.0, "hosts": HOSTS,
+                            "policy": "round_robin"}  # so that tests know who is asked
     config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file="", run_dir="",
                            router=RouterConfig(**(made | settings)))
     router = RouterProcess(config, KEY)

@@ -90,6 +90,8 @@ class ScriptedEngine:
         """``replay``: answer recorded requests, and continuations of them, as the real engine did; others with a 400."""
         self.name = name
         self.replay = replay
+        self.cached: int | None = None
+        """Of prompts that it prefills, as it tells; None: it does not."""
         self.choose: Callable[[Seen], Play | None] = lambda _: None
         """The play of a request; None: the next one in line."""
         self.port = 0
@@ -327,6 +329,8 @@ class ScriptedEngine:
         answer = {"id": name, "object": kind, "created": 1, "model": seen.body.get("model") or "tiny", "choices": [choice]}
         if whole:
             answer["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+            if self.cached is not None and seen.body.get("kv_transfer_params", {}).get("role") == "prefill":
+                answer["kv_transfer_params"] = {"cached_tokens": self.cached}
         return json.dumps(answer, separators=(",", ":")).encode()
 
 

@@ -30,7 +30,7 @@ from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.fingerprint import digest
 from xpyd_sidecar.contract.ids import AgentId, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.launch import GroupConfig
-from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
+from xpyd_sidecar.contract.membership import MAX_POISONS, Heartbeat, Load, Sampling
 from xpyd_sidecar.contract.pair_notes import MOST_LINKS, MOST_REFUSED, PairNotes, RefusedPeer
 from xpyd_sidecar.contract.speculation import Speculation
 
@@ -309,6 +309,23 @@ def test_routers_that_have_ejected_the_instance_are_told_to_all_of_them_and_at_o
     assert machine.handle(with_routers(up(), ejects), 2.0) == ()
     machine.handle(with_routers(up(), ejects), 60.0)
     assert machine.heartbeat().ejected_by == (), "it has been silent for too long to be believed"
+
+
+def test_what_routers_refuse_is_told_to_all_of_them_and_at_once() -> None:
+    machine, label, one = ready(), "a" * 16, "0" * 32
+    first = KnownRouter("10.0.0.1:1", "r1", acked=1, heard=1.0, poisons=(label, one))
+    other = KnownRouter("10.0.0.2:1", "r0", acked=1, heard=1.0, poisons=(label,))
+    out = machine.handle(with_routers(up(), first, other), 1.0)
+    assert [type(each) for each in out] == [BeatNow]
+    assert machine.heartbeat().poisons == (one, label)
+    assert machine.handle(with_routers(up(), first, other), 2.0) == ()
+    machine.handle(with_routers(up(), msgspec.structs.replace(first, poisons=()), other), 2.5)
+    assert machine.heartbeat().poisons == (label,)
+    many = msgspec.structs.replace(first, heard=3.0, poisons=tuple(f"{number:016x}" for number in range(100)))
+    machine.handle(with_routers(up(), many), 3.0)
+    assert len(machine.heartbeat().poisons) == MAX_POISONS
+    machine.handle(with_routers(up(), first), 60.0)
+    assert machine.heartbeat().poisons == (), "it has been silent for too long to be believed"
 
 
 def test_beats_tell_how_far_the_core_has_got_as_long_as_somebody_looks() -> None:

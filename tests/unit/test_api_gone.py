@@ -19,12 +19,15 @@ from xpyd_operator.errors import SpecError
 from xpyd_operator.kube.blueprint import judge_body
 
 FIRST = "xpyd.dev/v1alpha1"
-ALL: dict[str, Any] = {"router": {"placement": "Deployment", "compat": "p2p", "workers": 4},
+ALL: dict[str, Any] = {"router": {"placement": "Deployment", "compat": "p2p", "workers": 4, "policy": "prefix_aware",
+                                  "affinity": {"header": "x-session"}, "skipPrefill": {"cachedShare": 0.7},
+                                  "policyOptions": {"blocks": 16, "bound": 1.5}},
                        "planner": {"mode": "Off", "scaleDownDelay": "10m"},
                        "engine": {"dpStepSync": "off"}, "kv": {"checksum": "none"}}
 LINES = {
     "apiVersion": "xpyd.dev/v1alpha1 is gone; write apiVersion: xpyd.dev/v1beta1",
     "spec.router.placement": "Deployment is gone; write placement: deployment",
+    "spec.router.policy": "prefix_aware is gone; write policy: cost",
     "spec.planner.mode": "Off is gone; write mode: disabled",
     "spec.engine.dpStepSync": "off is gone; write dpStepSync: disabled",
     "spec.kv.checksum": "none is gone; write checksum: disabled",

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from api_documents import document
 from render_service import service
 
+from xpyd_operator.api import notes
 from xpyd_operator.api.notes import JUDGING, judging, rdma
 from xpyd_operator.api.rule import Target
 from xpyd_operator.render.judge import judge
@@ -98,3 +100,25 @@ def test_other_transports_need_no_device(transport: str) -> None:
     seen = judge(document(kv={"transport": transport}), None).service
     assert seen is not None
     assert list(rdma(seen)) == []
+
+
+def test_a_type_of_kv_for_one_role_alone_is_noted() -> None:
+    def said(**spec: Any) -> list[str]:
+        return [fault.path for fault in notes.values(service(**spec))]
+
+    fp8 = {"args": ["--seed", "1", "--kv-cache-dtype", "fp8"]}
+    assert said(prefill=fp8) == ["spec.prefill.args[2]"]
+    assert said(decode={"args": ["--kv_cache_dtype=fp8"]}) == ["spec.decode.args[0]"]
+    (fault,) = notes.values(service(prefill=fp8))
+    assert fault.message.startswith("--kv-cache-dtype fp8 is set for prefill alone: decode takes what the model says")
+    assert said(prefill=fp8, decode=fp8) == said(prefill=fp8, engine={"args": ["--kv-cache-dtype=auto"]}) == []
+    assert said(prefill={"args": ["--kv-cache-dtype=auto"]}) == said(prefill={"replicas": 0, **fp8}) == said() == []
+
+
+def test_a_queue_on_the_service_itself_is_noted() -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "inference", "team": "a"}
+    document = service()
+    queued = msgspec.structs.replace(document, metadata=msgspec.structs.replace(document.metadata, labels=labels))
+    (fault,) = notes.queue(queued)
+    assert fault.path == 'metadata.labels["kueue.x-k8s.io/queue-name"]'
+    assert list(notes.queue(document)) == []

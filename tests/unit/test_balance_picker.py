@@ -9,12 +9,13 @@ from beats import SERVICE, beat
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.pair_notes import RefusedPeer
+from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.fleet.member import FleetMember, Pair
 from xpyd_sidecar.router.fleet.roster import Roster
 
-RAW = msgspec.Raw(b"")
+RAW = PromptPrefix(b"")
 A, B = Fingerprint("a" * 32), Fingerprint("b" * 32)
 
 
@@ -190,41 +191,65 @@ def test_who_has_no_room_is_left_out_unless_nobody_has() -> None:
     assert pick.room(alone=True)
 
 
-def prompt(text: str) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(text))
+def prompt(text: str) -> PromptPrefix:
+    return PromptPrefix(msgspec.json.encode(text))
 
 
-def test_a_prompt_that_decode_holds_goes_back_there_alone() -> None:
-    pick = picker_with({"p0": {}}, {"d0": {}, "d1": {}, "d2": {}}, cached_share=0.7)
-    first = pick.asked(prompt("x" * 2000))
-    assert not first.cached()
+def test_a_prompt_that_decode_holds_but_for_a_rest_goes_back_there_alone() -> None:
+    pick = picker_with({"p0": {}}, {"d0": {}, "d1": {}, "d2": {}}, rest_tokens=200)
+    first = pick.asked(prompt("x" * 2000), 500)
+    assert not first.cached(), "though it could compute much of it: it holds nothing"
     _, home = both(first.pair(alone=False))
-    longer = pick.asked(prompt("x" * 2000 + "y" * 500))
-    assert longer.cached(), "2,000 of 2,500 bytes are there"
+    longer = pick.asked(prompt("x" * 2000 + "y" * 500), 625)
+    assert longer.cached(), "some 450 of 625 tokens are there"
     assert both(longer.pair(alone=True)) == (None, home)
-    assert not pick.asked(prompt("x" * 2000 + "y" * 2000)).cached(), "half is too little"
+    assert 150 < longer.uncached(InstanceName(home)) < 200
+    assert not pick.asked(prompt("x" * 2000 + "y" * 2000), 1000).cached(), "500 tokens are too many"
+
+
+def test_a_short_prompt_of_which_nothing_is_held_does_not_go_to_decode() -> None:
+    pick = picker_with({"p0": {}}, {"d0": {}}, rest_tokens=200)
+    assert not pick.asked(prompt("x" * 400), 100).cached()
+
+
+def test_a_decode_instance_has_no_more_rests_at_once_than_one_step_takes() -> None:
+    pick = picker_with({"p0": {}}, {"d0": {}}, rest_tokens=200)
+    pick.asked(prompt("x" * 2000), 500).pair(alone=False)
+    (member,) = pick._roster.pickable(Role.DECODE)
+    member.uncached_tokens = 100
+    assert not pick.asked(prompt("x" * 2000 + "y" * 500), 625).cached()
+    assert pick.asked(prompt("x" * 2000), 500).cached()
 
 
 def test_a_holder_that_was_tried_or_is_overloaded_does_not_count() -> None:
-    pick = picker_with({"p0": {}}, {"d0": {}, "d1": {}, "d2": {}}, cached_share=0.7)
-    _, home = both(pick.asked(prompt("x" * 2000)).pair(alone=False))
+    pick = picker_with({"p0": {}}, {"d0": {}, "d1": {}, "d2": {}}, rest_tokens=200)
+    _, home = both(pick.asked(prompt("x" * 2000), 500).pair(alone=False))
     member = next(m for m in pick._roster.pickable(Role.DECODE) if m.name == home)
     member.in_flight = 9
-    assert not pick.asked(prompt("x" * 2000)).cached()
+    assert not pick.asked(prompt("x" * 2000), 500).cached()
     member.in_flight = 0
-    asked = pick.asked(prompt("x" * 2000))
+    asked = pick.asked(prompt("x" * 2000), 500)
     assert asked.cached()
     assert both(asked.pair(alone=True, not_decode={InstanceName(home)}))[1] != home
 
 
+def test_what_need_not_be_computed_is_what_was_there_before_the_pick() -> None:
+    pick = picker_with({"p0": {}}, {"d0": {}}, "cost")
+    for expected in (500, 0):
+        asked = pick.asked(prompt("x" * 2000), 500)
+        assert both(asked.pair(alone=False)) == ("p0", "d0")
+        assert asked.uncached(InstanceName("p0")) == expected
+    assert asked.uncached(InstanceName("p9")) == 500, "nobody chose it"
+
+
 def test_no_account_is_kept_that_nobody_looks_at() -> None:
     assert picker_with({"p0": {}}, {"d0": {}}).holdings is None
-    assert picker_with({"p0": {}}, {"d0": {}}, "prefix_aware").holdings is not None
-    assert picker_with({"p0": {}}, {"d0": {}}, cached_share=0.5).holdings is not None
+    assert picker_with({"p0": {}}, {"d0": {}}, "cost").holdings is not None
+    assert picker_with({"p0": {}}, {"d0": {}}, rest_tokens=9).holdings is not None
 
 
-def test_prefix_aware_pairs_stay_with_their_prompt() -> None:
-    pick = picker_with({f"p{n}": {} for n in range(4)}, {f"d{n}": {} for n in range(4)}, "prefix_aware")
+def test_cost_keeps_pairs_with_their_prompt() -> None:
+    pick = picker_with({f"p{n}": {} for n in range(4)}, {f"d{n}": {} for n in range(4)}, "cost")
     pairs = {number: both(pick.asked(prompt(f"{number}" * 2000)).pair(alone=False)) for number in range(9)}
     assert len(set(pairs.values())) > 3
     for number, pair in pairs.items():
@@ -242,13 +267,13 @@ def test_candidates_are_found_anew_when_the_roster_changes() -> None:
 
 def test_a_conversation_stays_at_one_rank_of_each_role_where_prompts_are_looked_at() -> None:
     control = tuple(HostPort(f"10.0.0.2:{port}") for port in (1, 2, 3))
-    pick = picker_with({"p0": {"control": control}}, {"d0": {"control": control}}, "prefix_aware")
+    pick = picker_with({"p0": {"control": control}}, {"d0": {"control": control}}, "cost")
     texts = [f"{number}" * 1000 for number in range(3)]
     for turn in range(4):
         pairs = [pick.asked(prompt(text)).pair(alone=False) for text in texts]
         ranks = [(pair.prefill.dp_rank, pair.decode.dp_rank) for pair in pairs if pair is not None and pair.prefill]
         assert ranks == [(0, 0), (1, 1), (2, 2)], turn
         texts = [text + f"{turn}" * 300 for text in texts]
-    again = picker_with({"p0": {"control": control}}, {"d0": {"control": control}}, "prefix_aware")
-    sessions = [again.asked(prompt(text), session=7).pair(alone=False) for text in "abc"]
+    again = picker_with({"p0": {"control": control}}, {"d0": {"control": control}}, "cost")
+    sessions = [again.asked(msgspec.structs.replace(prompt(text), named=7)).pair(alone=False) for text in "abc"]
     assert {(pair.prefill.dp_rank, pair.decode.dp_rank) for pair in sessions if pair and pair.prefill} == {(0, 0)}

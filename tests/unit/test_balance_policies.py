@@ -9,11 +9,11 @@ from xpyd_sidecar.router.balance import policies
 
 
 def test_the_policies_there_are() -> None:
-    assert policies.names() == ["least_loaded", "prefix_aware", "random", "round_robin"]
+    assert policies.names() == ["cost", "least_loaded", "random", "round_robin"]
 
 
 def test_an_unknown_policy_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"router\.policy: 'fastest' .*least_loaded, prefix_aware, random, round_robin"):
+    with pytest.raises(ConfigError, match=r"router\.policy: 'fastest' .*cost, least_loaded, random, round_robin"):
         policies.make("fastest", {}, Random(1).random)
 
 
@@ -25,9 +25,7 @@ def test_an_unknown_option_is_refused() -> None:
 @pytest.mark.parametrize(("policy", "options", "words"), [
     ("least_loaded", {"choices": 1}, r"`int` >= 2 - at `\$\.choices`"),
     ("least_loaded", {"choices": "2"}, r"Expected `int`, got `str` - at `\$\.choices`"),
-    ("prefix_aware", {"blocks": 0}, r"`int` >= 1 - at `\$\.blocks`"),
-    ("prefix_aware", {"bound": 0.5}, r"`float` >= 1(\.0)? - at `\$\.bound`"),
-    ("round_robin", {"bound": 1.5}, r"unknown field `bound`"),
+    ("cost", {"bound": 1.5}, r"unknown field `bound`"),
 ])
 def test_a_wrong_option_names_policy_and_field(policy: str, options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=rf"router\.policy_options of {policy}: .*{words}"):

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from sys import getsizeof
 
+import msgspec
 import pytest
 from members import member
+from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Incarnation
-from xpyd_sidecar.router.api.prompt import PromptPrefix
+from xpyd_sidecar.router.api.prompt import PromptPrefix, prefix_of
 from xpyd_sidecar.router.balance.candidates import MOST_INSTANCES, MOST_NODES, Holdings
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 FLEET = tuple(member(f"e{number}") for number in range(5))
 
 
+def longest(held: Holdings, candidates: Sequence[FleetMember], prefix: PromptPrefix) -> list[tuple[int, int]]:
+    return held.holding(candidates, prefix, 0)
+
+
 def prompt(*parts: str) -> PromptPrefix:
     """Each part is 1,024 bytes."""
     return PromptPrefix("".join(part.ljust(1024, ".") for part in parts).encode())
+
+
+def chat(turns: int) -> PromptPrefix:
+    messages = [{"role": "assistant" if n % 2 else "user", "content": f"{n} " * 60} for n in range(turns)]
+    return prefix_of("chat", {"messages": Raw(msgspec.json.encode(messages))}, b"")
 
 
 def test_who_holds_the_longest_prefix_comes_first() -> None:
@@ -27,7 +39,32 @@ def test_who_holds_the_longest_prefix_comes_first() -> None:
     held.add(FLEET[3], prompt("a", "b", "c", "d"))
     assert held.holders(FLEET, prompt("a", "b", "c", "x")) == ([(3072, 3), (2048, 1)], 0)
     assert held.holders(FLEET, prompt("x")) == ([], 0)
-    assert held.longest(FLEET, prompt("a", "b", "c", "x")) == [(3072, 3), (2048, 1)]
+    assert longest(held, FLEET, prompt("a", "b", "c", "x")) == [(3072, 3), (2048, 1)]
+
+
+def test_who_holds_all_but_a_rest_is_found_though_most_do() -> None:
+    held = Holdings()
+    for each in FLEET[:4]:
+        held.add(each, prompt("a", "b"))
+    held.add(FLEET[4], prompt("a"))
+    assert sorted(held.holding(FLEET, prompt("a", "b", "x"), 2048)) == [(2048, index) for index in range(4)]
+    assert held.holding(FLEET, prompt("a", "b", "x"), 2049) == []
+
+
+def test_what_was_held_when_a_prompt_was_looked_up_counts_and_not_that_it_was_sent_there_since() -> None:
+    held, asked = Holdings(), prompt("a", "b")
+    held.add(FLEET[1], prompt("a"))
+    assert held.held(FLEET[1], asked) == 1024
+    held.add(FLEET[2], asked)
+    assert (held.held(FLEET[2], asked), held.held(FLEET[2], prompt("a", "b"))) == (0, 2048)
+
+
+def test_who_was_sent_a_longer_prompt_holds_its_beginning_too() -> None:
+    """Whatever cuts the shorter one has: ends of messages are cuts of the last ones alone."""
+    held, turn = Holdings(), chat(12)
+    held.add(FLEET[1], turn)
+    assert held.held(FLEET[1], chat(13)) == len(turn) - 1, "but for the bracket at its end"
+    assert held.held(FLEET[1], chat(20)) >= len(turn) * 4 / 5
 
 
 def test_less_than_half_of_the_longest_is_left_out() -> None:
@@ -49,9 +86,9 @@ def test_a_restarted_instance_holds_nothing() -> None:
     held = Holdings()
     one = member("e1")
     held.add(one, prompt("a"))
-    assert held.longest((one,), prompt("a")) == [(1024, 0)]
+    assert longest(held, (one,), prompt("a")) == [(1024, 0)]
     one.incarnation = Incarnation("b" * 32)
-    assert held.longest((one,), prompt("a")) == []
+    assert longest(held, (one,), prompt("a")) == []
 
 
 def test_candidates_may_be_any_part_of_the_fleet() -> None:
@@ -76,7 +113,7 @@ def test_holders_are_those_of_a_plain_search(seed: int) -> None:
         asked = tuple(draw.choice("ab") for _ in range(5))
         best = [max((next((n for n, (x, y) in enumerate(zip(one, asked, strict=False)) if x != y), min(len(one), 5))
                      for one in each), default=0) * 1024 for each in sent]
-        found = {index: cut for cut, index in held.longest(FLEET, prompt(*asked))}
+        found = {index: cut for cut, index in longest(held, FLEET, prompt(*asked))}
         for index, length in enumerate(best):
             assert length <= found.get(index, 0) < length + 1024, "a cut may lie inside a part that is common"
 
@@ -92,7 +129,7 @@ def test_a_million_distinct_prompts_take_bounded_memory() -> None:
     size = sum(getsizeof(nodes) + sum(getsizeof(key) + getsizeof(bits) for key, bits in nodes.items())
                for nodes in (held._young, held._old))
     assert size < 12 << 20
-    assert held.longest(fleet, PromptPrefix(b"%09d" % 999_999 * 10)), "what came last is there"
+    assert longest(held, fleet, PromptPrefix(b"%09d" % 999_999 * 10)), "what came last is there"
 
 
 def test_what_is_used_stays() -> None:
@@ -100,8 +137,8 @@ def test_what_is_used_stays() -> None:
     for number in range(500):
         held.add(FLEET[0], prompt("kept"))
         held.add(FLEET[1], prompt(str(number)))
-    assert held.longest(FLEET, prompt("kept")) == [(1024, 0)]
-    assert held.longest(FLEET, prompt("1")) == []
+    assert longest(held, FLEET, prompt("kept")) == [(1024, 0)]
+    assert longest(held, FLEET, prompt("1")) == []
 
 
 def test_instances_that_come_and_go_are_bounded_too() -> None:

@@ -33,7 +33,7 @@ NOT_REASONS = frozenset({
     "CreateContainerConfigError", "CreateContainerError",
     "DisruptionTarget", "ErrImageNeverPull", "ErrImagePull", "Error", "ImageInspectError", "ImagePullBackOff",
     "Initialized", "InvalidImageName", "NamespaceTerminating", "OOMKilled", "PodInitializing", "PodScheduled",
-    "PostStartHookError",
+    "PodReadyToStartContainers", "PostStartHookError",
     "RegistryUnavailable", "ReplicaFailure", "RunContainerError", "SchedulingGated", "Succeeded",
     # errors of requests, headers, names of types
     "Accept", "All", "AlreadyExists", "Authorization", "Background", "BadAnswer", "BearerToken", "Revision", "Status",

@@ -6,10 +6,11 @@ import logging
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from xpyd_sidecar.contract import core_steps
-from xpyd_sidecar.contract.core_steps import CoreSteps, WrittenSteps
+from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork, WrittenSteps
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.engine import step_recorder
 from xpyd_sidecar.engine.step_recorder import StepRecorder
@@ -105,6 +106,10 @@ def test_what_ranks_say_is_added_and_who_says_nothing_makes_it_unknown() -> None
     assert core_steps.together([one], I1, 2) is None
     assert core_steps.together([one, two], Incarnation("another"), 2) is None
     assert core_steps.together([], I1, 0) is None
+    assert core_steps.prompts_together([one, two], I1, 2) is None, "of an engine that does not tell"
+    told = [msgspec.structs.replace(each, prompts=PromptWork(3, 40)) for each in (one, two)]
+    assert core_steps.prompts_together(told, I1, 2) == PromptWork(6, 80)
+    assert core_steps.prompts_together(told, Incarnation("another"), 2) is None
 
 
 def wait_for(path: Path, turns: int) -> WrittenSteps:
@@ -122,7 +127,7 @@ def test_the_recorder_tells_what_the_core_has_done_and_ends(tmp_path: Path, monk
     recorder = StepRecorder(tmp_path, 0, I1)
     recorder.start()
     try:
-        assert wait_for(tmp_path, 0) == WrittenSteps(I1, CoreSteps(0, FIRST_S))
+        assert wait_for(tmp_path, 0) == WrittenSteps(I1, CoreSteps(0, FIRST_S), PromptWork())
         recorder.begins(8)
         wait_for(tmp_path, 1)
         recorder.ends()

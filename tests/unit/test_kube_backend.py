@@ -11,9 +11,10 @@ import pytest
 from kube_documents import pod
 from memory_world import MemoryWorld
 
+from xpyd_operator.errors import ServiceGone
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.blueprint import Refused, ServiceGone
+from xpyd_operator.kube.blueprint import Refused
 from xpyd_operator.kube.cache import OWNER_KIND
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.actions import Drain, Label, Remove, Restart
@@ -471,6 +472,16 @@ async def test_counts_that_do_not_fit_any_more_stop_no_service(world: MemoryWorl
     valid = world.condition("Valid")
     assert (valid["status"], valid["reason"]) == ("True", "AcceptedBefore")
     assert 'spec.decode.resources.limits["amd.com/gpu"]: must be 4, not 2' in valid["message"]
+
+
+async def test_an_address_that_its_own_policy_cuts_off_is_an_event_of_its_own_kind(world: MemoryWorld) -> None:
+    world.write(engine={"env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}]})
+    await settle(world)
+    await world.events.flush()
+    told = {body["reason"]: body["message"] for at, body in world.api.objects.items()
+            if at[0] == "Event" and body["reason"] in ("AddressCutOff", "EngineWouldRefuse")}
+    assert told.keys() == {"AddressCutOff"}
+    assert told["AddressCutOff"].startswith("spec.engine.env[0].value: HTTPS_PROXY goes to port 3128 of proxy.example")
 
 
 async def test_what_engines_would_not_start_with_is_an_event_once(world: MemoryWorld) -> None:

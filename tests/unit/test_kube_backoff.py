@@ -17,7 +17,7 @@ def test_which_refusals(error: ApiError, waits: bool) -> None:
     holds = Holds()
     assert holds.excuses(error, "creating qwen-e0", 0.0) is waits
     assert holds.held(1.0) is waits
-    assert ("creating qwen-e0 waits: " in holds.words) is waits
+    assert ("creating qwen-e0 waits: " in str(holds.waiting)) is waits
 
 
 def test_waits_grow_to_a_bound_and_many_refusals_at_once_are_one() -> None:
@@ -39,9 +39,9 @@ def test_success_ends_the_row_but_not_a_wait_that_has_begun() -> None:
     holds.excuses(QUOTA, "x", 0.0)
     holds.over(1.0)
     assert holds.held(1.0)
-    assert holds.words
+    assert holds.waiting
     holds.over(100.0)
-    assert holds.words == ""
+    assert holds.waiting == ()
 
 
 def test_a_refusal_is_remembered_for_a_while() -> None:

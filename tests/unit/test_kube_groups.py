@@ -12,8 +12,9 @@ from kube_documents import UID, pod
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.groups import INCOMPLETE
 from xpyd_operator.kube.observe import Told, instances
+from xpyd_operator.plan.absent import QUEUED
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.plan.observed import BROKEN, QUEUED, UNFINISHED, Instance, Phase
+from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, Phase
 from xpyd_operator.plan.placing import HALF_S
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -70,7 +71,7 @@ def ending(ago_s: float = 10.0, grace_s: float = 40.0) -> Body:
 def test_it_is_ready_when_all_are_and_counts_once() -> None:
     found = one(member(1), member(0, labels={**member(0)["metadata"]["labels"], labels.ROUTER: "true"}), told=heard())
     assert (found.name, found.ordinal, found.phase, found.parts) == ("qwen-e3", 3, Phase.READY, 2)
-    assert (found.load, found.router, found.settled, found.problem) == (4, True, True, None)
+    assert (found.load, found.router, found.settled, found.absent) == (4, True, True, None)
     late = one(member(0), member(1, status()))
     assert (late.phase, late.since) == (Phase.STARTING, NOW - 50)
 
@@ -81,8 +82,8 @@ def test_of_a_crash_the_pod_is_named() -> None:
             "lastState": {"terminated": ended}}
     found = one(member(0, status()), member(1, status(containerStatuses=[main])))
     assert (found.phase, found.crashes, found.since) == (Phase.CRASHED, 4, NOW - 7)
-    assert found.problem is not None
-    assert "qwen-e3-1" in found.problem.message
+    assert found.absent is not None
+    assert "qwen-e3-1" in found.absent.message
 
 
 def test_one_that_served_and_does_not_any_more_is_told_of_its_group() -> None:
@@ -90,15 +91,15 @@ def test_one_that_served_and_does_not_any_more_is_told_of_its_group() -> None:
     late["conditions"][1]["lastTransitionTime"] = text(70)
     found = one(member(0, late), member(1, late))
     assert (found.phase, found.was_ready) == (Phase.STARTING, True)
-    assert found.problem is not None
-    assert found.problem.message.startswith("pod qwen-e3-0 served with the others of its instance and does not since")
+    assert found.absent is not None
+    assert found.absent.message.startswith("pod qwen-e3-0 served with the others of its instance and does not since")
 
 
 def test_without_a_leader_it_is_being_made() -> None:
     found = one(member(1, status(), size=3), member(2, status(), size=3))
     assert (found.phase, found.parts, found.missing, found.since) == (Phase.STARTING, 3, 1, NOW - 100)
-    assert found.problem is not None
-    assert (found.problem.reason, found.problem.message) == (INCOMPLETE, "2 of 3 pods of qwen-e3 are made")
+    assert found.absent is not None
+    assert (found.absent.reason, found.absent.message) == (INCOMPLETE, "2 of 3 pods of qwen-e3 are made")
 
 
 OVER = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory"}
@@ -121,9 +122,9 @@ MARKS = member(1)["metadata"]["labels"]
 ], ids=lambda one: one if isinstance(one, str) else "")
 def test_what_lacks_a_part_goes_as_a_whole(bodies: tuple[Body, ...], words: str) -> None:
     found = one(*bodies)
-    assert found.problem is not None
-    assert (found.phase, found.problem.reason) == (Phase.CRASHED, BROKEN)
-    assert words in found.problem.message
+    assert found.absent is not None
+    assert (found.phase, found.absent.reason) == (Phase.CRASHED, BROKEN)
+    assert words in found.absent.message
 
 
 @pytest.mark.parametrize("words", ["17", "20000000", "9" * 5000, "-2", "two", ""])
@@ -138,9 +139,9 @@ def test_a_number_of_members_that_is_none_breaks_the_group_and_costs_nothing(wor
 
 def test_what_cannot_be_finished_in_time_gives_back_what_it_holds() -> None:
     found = one(member(1, status(), ago_s=HALF_S))
-    assert found.problem is not None
-    assert (found.phase, found.problem.reason) == (Phase.CRASHED, UNFINISHED)
-    assert "not all of its 2 pods could be made within 600 s" in found.problem.message
+    assert found.absent is not None
+    assert (found.phase, found.absent.reason) == (Phase.CRASHED, UNFINISHED)
+    assert "not all of its 2 pods could be made within 600 s" in found.absent.message
 
 
 def test_what_cannot_be_finished_is_broken() -> None:
@@ -161,16 +162,16 @@ def test_one_that_ends_takes_the_others_along_and_a_lost_one_keeps_the_name() ->
     assert one(member(0, **ending())).phase is Phase.STOPPING
     lost = one(member(1, AWAY, **ending(ago_s=200)))
     assert (lost.phase, lost.name) == (Phase.LOST, "qwen-e3")
-    assert lost.problem is not None
-    assert "qwen-e3-1" in lost.problem.message
+    assert lost.absent is not None
+    assert "qwen-e3-1" in lost.absent.message
 
 
 def test_half_of_it_without_a_node_is_said_in_numbers() -> None:
     found = one(member(0, status()), member(1, NO_NODE, placed=False))
     assert (found.phase, found.placed, found.unplaced, found.unplaced_since) == (Phase.STARTING, 1, 1, NOW - 90)
-    assert found.problem is not None
-    assert found.problem.reason == "Unschedulable"
-    assert found.problem.message.startswith("1 of 2 pods of qwen-e3 find no node: no node takes pod qwen-e3-1: 0/2 nodes")
+    assert found.absent is not None
+    assert found.absent.reason == "Unschedulable"
+    assert found.absent.message.startswith("1 of 2 pods of qwen-e3 find no node: no node takes pod qwen-e3-1: 0/2 nodes")
 
 
 def test_it_is_half_an_instance_from_when_a_part_of_it_has_a_place() -> None:
@@ -186,15 +187,15 @@ def test_one_that_waits_for_admission_speaks_for_all() -> None:
     gated["spec"] = gated["spec"] | {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
     found = one(member(0, NO_NODE, placed=False), gated)
     assert found.queued
-    assert found.problem is not None
-    assert found.problem.reason == QUEUED
+    assert found.absent is not None
+    assert found.absent.reason == QUEUED
 
 
 def test_a_name_that_somebody_else_has_breaks_what_is_ours_and_then_keeps_the_ordinal() -> None:
     theirs = member(0, owner="99999999-2222-3333-4444-555555555555")
     theirs["metadata"]["ownerReferences"][0]["uid"] = "99999999-2222-3333-4444-555555555555"
     found = one(theirs, member(1, status()))
-    assert (found.phase, found.problem is not None and found.problem.reason) == (Phase.CRASHED, BROKEN)
+    assert (found.phase, found.absent is not None and found.absent.reason) == (Phase.CRASHED, BROKEN)
     alone = one(theirs)
     assert (alone.name, alone.phase) == ("qwen-e3", Phase.LOST)
     unseen = one(member(1, status()), taken=["qwen-e3-0"])

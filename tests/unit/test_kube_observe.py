@@ -13,6 +13,7 @@ from kube_documents import UID, pod
 from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.observe import LOST_S, Told, front, instances
+from xpyd_operator.plan.absent import Broken
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -82,17 +83,17 @@ def test_was_ready_tells_a_hang_from_a_start() -> None:
 def test_a_pod_that_ends_is_stopping_until_it_is_overdue() -> None:
     ready = status(ready=True, main=running(80, ready=True))
     body = made(ready, deletionTimestamp=text(-20), deletionGracePeriodSeconds=30)
-    assert (one(body).phase, one(body).since, one(body).problem) == (Phase.STOPPING, NOW - 10, None)
+    assert (one(body).phase, one(body).since, one(body).absent) == (Phase.STOPPING, NOW - 10, None)
     assert one(body, now=NOW + 20 + LOST_S - 1).phase is Phase.STOPPING
     lost = one(body, now=NOW + 20 + LOST_S)
-    assert (lost.phase, lost.problem and lost.problem.reason) == (Phase.LOST, "Lost")
+    assert (lost.phase, lost.absent and lost.absent.reason) == (Phase.LOST, "Lost")
 
 
 def test_a_problem_is_told_of_what_does_not_serve() -> None:
     state = status(main={"state": {"waiting": {"reason": "ImagePullBackOff"}}})
-    problem = one(made(state)).problem
-    assert problem is not None
-    assert problem.reason == "ImagePull"
+    why = one(made(state)).absent
+    assert why is not None
+    assert why.reason == "ImagePull"
 
 
 def test_pods_of_others_keep_their_ordinal_and_count_for_nothing() -> None:
@@ -102,7 +103,7 @@ def test_pods_of_others_keep_their_ordinal_and_count_for_nothing() -> None:
     ending = pod(4, owner="another", deletionTimestamp=text(-20))
     entries = [Entry("Pod", each) for each in (ending, theirs, unlabelled, mine)]
     found = instances(SERVICE, UID, entries, Told(), NOW, taken=["qwen-e7", "other-e1"])
-    assert [(each.ordinal, each.phase is Phase.LOST, each.problem.reason if each.problem else "") for each in found] == [
+    assert [(each.ordinal, each.phase is Phase.LOST, each.absent.reason if each.absent else "") for each in found] == [
         (0, False, ""), (1, True, "NameTaken"), (2, True, "Unrecognized"), (4, True, ""), (7, True, "NameTaken")]
 
 
@@ -162,12 +163,13 @@ P, D = told_of(0, Role.PREFILL), told_of(1)
 ])
 def test_front(pods: list[Body], fleet: Told, prefill: bool, reason: str) -> None:
     found = front([facts(each) for each in pods], fleet, prefill=prefill)
-    assert (found.reason, found.ready) == (reason, reason == "Serving")
-    assert found.message
+    assert (found.reason if found is not None else "Serving") == reason
+    assert found is None or found.message
 
 
 def test_front_says_what_is_suspended() -> None:
     found = front([facts(pod(1))], told(P, told_of(1, suspended="it refused connections")), prefill=True)
+    assert found is not None
     assert "qwen-e1 (it refused connections)" in found.message
 
 
@@ -188,5 +190,6 @@ def test_a_thousand_pods_are_seen_fast() -> None:
 
 def test_clients_do_not_reach_a_service_whose_name_is_somebody_elses() -> None:
     found = front([], told(), prefill=True, taken="Service qwen")
-    assert (found.ready, found.reason) == (False, "NameTaken")
+    assert isinstance(found, Broken)
+    assert found.reason == "NameTaken"
     assert "Service qwen" in found.message

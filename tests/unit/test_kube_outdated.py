@@ -54,10 +54,10 @@ def one(entry: Entry) -> Instance:
 def test_one_that_cannot_begin_with_the_image_of_another_release_is_made_anew(container: str, state: Body) -> None:
     found = one(made(OLD, state, container=container))
     assert found.phase is Phase.CRASHED
-    assert found.problem is not None
-    assert found.problem.reason == OUTDATED
-    assert OLD in found.problem.message
-    assert NEW in found.problem.message
+    assert found.absent is not None
+    assert found.absent.reason == OUTDATED
+    assert OLD in found.absent.message
+    assert NEW in found.absent.message
     target = RoleTarget(1, Revision("r1"))
     desired = Desired(service=ServiceName("qwen"), prefill=RoleTarget(0, Revision("r1")), decode=target, router=None)
     plan = step(desired, Observed((found,)), NOW)

@@ -9,7 +9,8 @@ import pytest
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.observe import Told, front
-from xpyd_operator.kube.routers import RouterTroubles, router_troubles
+from xpyd_operator.kube.routers import absent_routers, first_words
+from xpyd_operator.plan.absent import Absence
 
 NAME = "qwen-router"
 NOW = 1_800_000_000.0
@@ -37,21 +38,21 @@ def deployment(failure: str = "") -> Body:
     return {"metadata": {"name": NAME}, "status": {"conditions": [condition] if failure else []}}
 
 
-def seen(*pods: Body, made: Body | None = None) -> RouterTroubles:
-    return router_troubles(NAME, made, [Entry("Pod", each) for each in pods], NOW)
+def seen(*pods: Body, made: Body | None = None) -> tuple[Absence, ...]:
+    return absent_routers(NAME, made, [Entry("Pod", each) for each in pods], NOW)
 
 
-def told(*pods: Body, away: RouterTroubles | None) -> tuple[str, str]:
+def told(*pods: Body, away: tuple[Absence, ...] | None) -> tuple[str, str]:
     routers: list[Facts] = [facts(each) for each in pods]
     found = front(routers, Told(), prefill=True, away=away)
-    assert not found.ready
+    assert found is not None
     return found.reason, found.message
 
 
 def test_an_image_that_cannot_be_pulled_is_named() -> None:
     pods = [pod("a", NO_IMAGE), pod("b", NO_IMAGE)]
     away = seen(*pods, made=deployment())
-    assert [(each.reason, each.lasting) for each in away.problems] == [("ImagePull", True)] * 2
+    assert [(each.reason, each.person) for each in away] == [("ImagePull", True)] * 2
     reason, words = told(*pods, away=away)
     assert reason == "RouterNotReady"
     assert words.startswith(f"no router is ready: {NAME}-a, {NAME}-b: x:1 for container router of pod {NAME}-a cannot be")
@@ -61,7 +62,7 @@ def test_an_image_that_cannot_be_pulled_is_named() -> None:
 
 def test_what_keeps_pods_from_being_made_is_named() -> None:
     away = seen(made=deployment(QUOTA))
-    ((reason, message),) = [(each.reason, each.message) for each in away.problems]
+    ((reason, message),) = [(each.reason, each.message) for each in away]
     assert reason == "RouterPodsRefused"
     assert QUOTA in message
     assert told(away=away) == ("NoRouter", f"no router runs: {message}")
@@ -76,22 +77,24 @@ def test_while_nothing_is_known_the_words_fit_the_placement(made: Body | None) -
 
 def test_a_pod_that_goes_is_nobodys_trouble() -> None:
     going = pod("a", NO_IMAGE, deletionTimestamp="2026-01-01T00:00:00Z")
-    assert seen(going, made=deployment()).problems == ()
+    assert [each.reason for each in seen(going, made=deployment())] == ["NoRouter"]
 
 
 def test_a_pod_that_has_ended_for_good_is_nobodys_trouble() -> None:
     evicted = pod("a")
     evicted["status"] |= {"phase": "Failed", "reason": "Evicted"}
-    assert seen(evicted, made=deployment()).problems == ()
+    assert [each.reason for each in seen(evicted, made=deployment())] == ["NoRouter"]
 
 
 def test_a_router_that_is_up_and_waits_for_engines_is_no_trouble() -> None:
     away = seen(pod("a"), made=deployment())
-    assert away.problems == ()
-    assert told(pod("a"), away=away) == ("RouterNotReady", f"no router is ready: {NAME}-a")
+    assert [(each.reason, each.person, each.soon) for each in away] == [("RouterNotReady", False, True)]
+    reason, words = told(pod("a"), away=away)
+    assert reason == "RouterNotReady"
+    assert words.startswith(f"no router is ready: {NAME}-a: container router of pod {NAME}-a is up, and is ready once")
 
 
 def test_what_is_said_is_bounded_and_said_once() -> None:
     away = seen(*[pod(f"{number}", NO_IMAGE) for number in range(64)], made=deployment(QUOTA))
-    assert away.why.count("; check the image") == 1
-    assert len(away.problems) == 65
+    assert first_words(away).count("; check the image") == 1
+    assert len(away) == 65

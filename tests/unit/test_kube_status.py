@@ -10,9 +10,9 @@ from kube_documents import service
 from plan_world import World, desired
 
 from xpyd_operator.api.status import Condition, PoolStatus, ServiceStatus
-from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.master import KeyTrouble
-from xpyd_operator.kube.status import keyless, pool_status, refused, service_status, stalled, troubles
+from xpyd_operator.kube.status import pool_status, service_status, service_wide, stalled, unplanned
+from xpyd_operator.plan.absent import Broken, Waiting
 from xpyd_operator.plan.round import think
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
@@ -47,29 +47,41 @@ def said(status: ServiceStatus | None) -> dict[str, tuple[str, str]]:
 
 
 def test_everything_that_is_wrong_is_named() -> None:
-    assert troubles([], VALID, None) == ()
-    taken, *others = [(each.reason, each.message) for each in troubles(["Service qwen"], WRONG, LOST)]
+    assert service_wide([], VALID, None) == ()
+    taken, *others = [(each.reason, each.message) for each in service_wide(["Service qwen"], WRONG, LOST)]
     assert taken == ("NameTaken", "Service qwen is somebody else's; rename or delete it, since this service needs the name")
     assert others == [("Invalid", "spec.x: wrong"), ("MasterLost", "it is gone")]
 
 
+FOLLOWED = ServiceStatus(url="http://qwen", conditions=(READY, VALID))
+"""Of a document that was followed once."""
+EARLIER = ServiceStatus(conditions=(Condition(type="Ready", status="False", reason="Unsupported", message="spec.old: …"),
+                                    Condition(type="Valid", status="False", reason="Unsupported", message="spec.old: …")))
+"""Of one that never was."""
+
+
 def test_a_service_without_a_key_stays_as_ready_as_it_was() -> None:
-    before = ServiceStatus(conditions=(READY, VALID, Condition(type="Degraded", status="False", reason="Healthy")))
-    assert said(keyless(before, LOST)) == {"Ready": ("True", "AllReady"), "Valid": ("True", "Valid"),
-                                           "Degraded": ("True", "MasterLost"), "Stalled": ("True", "MasterLost")}
-    assert said(keyless(ServiceStatus(), LOST))["Ready"] == ("False", "MasterLost")
+    why = Broken("MasterLost", "it is gone")
+    assert said(unplanned(FOLLOWED, why)) == {"Ready": ("True", "AllReady"), "Valid": ("True", "Valid"),
+                                              "Degraded": ("True", "MasterLost"), "Stalled": ("True", "MasterLost")}
+    assert said(unplanned(ServiceStatus(), why))["Ready"] == ("False", "MasterLost")
 
 
-@pytest.mark.parametrize(("before", "ready"), [((), ("False", "Invalid")), ((READY,), ("True", "AllReady"))])
-def test_a_refused_document_takes_nothing_from_what_runs(before: tuple[Condition, ...], ready: tuple[str, str]) -> None:
-    found = said(refused(ServiceStatus(conditions=before), WRONG, XpydError("x")))
-    assert found == {"Ready": ready, "Valid": ("False", "Invalid"), "Stalled": ("True", "Invalid")}
+@pytest.mark.parametrize(("before", "ready"), [
+    (ServiceStatus(), ("False", "Invalid")), (EARLIER, ("False", "Invalid")), (FOLLOWED, ("True", "AllReady"))])
+def test_a_refused_document_takes_nothing_from_what_runs_and_gives_its_reason_to_what_never_did(
+    before: ServiceStatus, ready: tuple[str, str],
+) -> None:
+    """Also after a document before it was refused for something else."""
+    status = unplanned(before, Broken(WRONG.reason, WRONG.message), WRONG)
+    assert said(status) == {"Ready": ready, "Valid": ("False", "Invalid"), "Stalled": ("True", "Invalid")}
+    assert not any("spec.old" in each.message for each in status.conditions)
 
 
-def test_what_cannot_be_told_at_present_is_said_only_where_nothing_was() -> None:
-    unknown = Condition(type="Valid", status="Unknown", reason="NotSeen")
-    assert refused(ServiceStatus(conditions=(VALID,)), unknown, XpydError("away")) is None
-    assert said(refused(ServiceStatus(), unknown, XpydError("away")))["Valid"] == ("Unknown", "NotReached")
+def test_what_cannot_be_told_at_present_is_not_stalled() -> None:
+    unknown = Condition(type="Valid", status="Unknown", reason="NotReached", message="away")
+    found = said(unplanned(EARLIER, Waiting("NotReached", "away"), unknown))
+    assert found == {"Ready": ("False", "NotReached"), "Valid": ("Unknown", "NotReached")}
 
 
 def ready(pool: PoolStatus) -> tuple[str, str, str]:
@@ -95,7 +107,8 @@ def test_what_a_round_could_not_do_and_what_waits_is_said_beside_what_was_found(
 
     def degraded(*failures: str, holds: str = "") -> tuple[str, str, str]:
         done = msgspec.structs.replace(think(want, world.observe(), world.now), failures=failures)
-        told = service_status(done, service(), KubeSettings(sidecar_image="sidecar:1"), valid=VALID, holds=holds)
+        told = service_status(done, service(), KubeSettings(sidecar_image="sidecar:1"), valid=VALID,
+                              after=(Waiting("Refused", holds),) if holds else ())
         found, = (each for each in told.conditions if each.type == ("Progressing" if holds else "Degraded"))
         return found.status, found.reason, found.message
 

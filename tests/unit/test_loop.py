@@ -8,8 +8,8 @@ import pytest
 from plan_world import World, desired
 
 from xpyd_operator import loop
-from xpyd_operator.errors import LocalError, NotYet, XpydError
-from xpyd_operator.plan.actions import Action
+from xpyd_operator.errors import LocalError, NotYet, ServiceGone, XpydError
+from xpyd_operator.plan.actions import Action, Create
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.round import Round
@@ -28,6 +28,8 @@ class FakeBackend:
         self.lacks = ""
         """What actions wait for."""
         self.unprepared: XpydError | None = None
+        self.gone_after: int | None = None
+        """Actions after which the service does not exist any more."""
         self.rounds: list[Round] = []
         self.prepared: list[Round] = []
 
@@ -52,6 +54,10 @@ class FakeBackend:
     async def apply(self, action: Action) -> None:
         if self.lacks:
             raise NotYet(self.lacks)
+        if self.gone_after is not None:
+            if len(self.world.log) >= self.gone_after:
+                raise ServiceGone("it is being deleted")
+            await asyncio.sleep(0)
         if self.clumsy:
             self.clumsy -= 1
             raise LocalError("cannot act")
@@ -89,6 +95,22 @@ async def test_an_action_that_fails_is_reported_and_planned_again() -> None:
     assert (await run(backend)).plan.settled
     assert backend.rounds[0].failures == ("start the router: none runs: cannot act",)
     assert backend.world.log.count("start the router: none runs") == 1
+
+
+async def test_a_service_that_goes_under_a_round_ends_it_without_a_word_for_each_action(
+        caplog: pytest.LogCaptureFixture) -> None:
+    backend = FakeBackend()
+    backend.want, backend.gone_after = desired(4, 4), 1
+    with pytest.raises(ServiceGone, match="it is being deleted"):
+        await loop.converge(backend, 0.0)
+    assert len(backend.world.log) == 1
+    assert backend.rounds == [], "nothing is said of it"
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
+    for backend.gone_after, backend.unprepared, backend.want in (
+            (None, ServiceGone("it is being deleted"), desired(1, 1)), (None, None, ServiceGone("it is being deleted"))):
+        with pytest.raises(ServiceGone):
+            await loop.converge(backend, 0.0, last=desired(1, 1))
+    assert len(backend.world.log) == 1
 
 
 async def test_what_waits_for_something_that_is_not_there_is_no_failure_and_planned_again() -> None:
@@ -144,3 +166,61 @@ async def test_a_wake_begins_the_next_round_at_once() -> None:
                 await asyncio.sleep(0.001)
             wake.set()
     task.cancel()
+
+
+class SlowBackend(FakeBackend):
+    """An API server that takes its time, and answers in the order in which it was asked."""
+
+    width = 64
+
+    def __init__(self, prefill: int, decode: int) -> None:
+        super().__init__()
+        self.want = desired(prefill, decode)
+        self.under_way = 0
+        self.answered = 0
+        self.begun: list[str] = []
+        self.twenty = asyncio.Event()
+        """So many were answered for."""
+        self.most: list[tuple[int, int]] = []
+        """Under way, and answered by then."""
+
+    async def apply(self, action: Action) -> None:
+        if isinstance(action, Create):
+            self.begun.append(action.role.value)
+            self.under_way += 1
+            self.most.append((self.under_way, self.answered))
+            await asyncio.sleep(0.001)
+            self.under_way -= 1
+            self.answered += 1
+            if self.answered == 20:
+                self.twenty.set()
+        self.world.apply(action)
+
+
+async def test_the_next_of_a_pair_is_made_when_the_one_before_is_answered_for() -> None:
+    backend = SlowBackend(2, 2)
+    await loop.converge(backend, 0.0)
+    assert backend.begun == ["prefill", "decode", "prefill", "decode"]
+    assert [under for under, _ in backend.most] == [1, 1, 1, 1]
+
+
+async def test_of_many_an_eighth_as_many_are_under_way_as_were_answered_for_and_the_ratio_holds() -> None:
+    backend = SlowBackend(100, 200)
+    await loop.converge(backend, 0.0)
+    assert len(backend.begun) == 300
+    assert all(under <= max(1, answered // 8) for under, answered in backend.most)
+    assert max(under for under, _ in backend.most) > 20
+    for count in range(3, 300):
+        assert abs(backend.begun[:count].count("decode") - count * 2 / 3) <= 1
+
+
+async def test_when_a_round_is_cut_off_nothing_goes_on_being_made() -> None:
+    backend = SlowBackend(100, 200)
+    round_ = asyncio.ensure_future(loop.converge(backend, 0.0))
+    await backend.twenty.wait()
+    round_.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await round_
+    begun = len(backend.begun)
+    await asyncio.sleep(0.01)
+    assert len(backend.begun) == begun < 300

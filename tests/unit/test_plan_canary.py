@@ -6,9 +6,10 @@ import pytest
 from pod_world import PodWorld, wish
 
 from xpyd_operator.api.operation import Rollout
-from xpyd_operator.plan.canary import Stage, hopeless, stage, view
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Instance, Phase, Problem
+from xpyd_operator.plan.absent import UNPLACED, Broken, Waiting
+from xpyd_operator.plan.canary import Stage, stage, view
+from xpyd_operator.plan.desired import STARTUP_S, Desired
+from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.plan.status import is_true, status
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -111,18 +112,21 @@ def test_a_revision_that_never_serves_takes_nothing_down(kind: str) -> None:
     assert {line for line in world.run(wish(1, 3)) if "old revision and not serving" not in line} == set()
 
 
-def test_a_canary_without_a_node_is_degraded_with_its_reason() -> None:
+def test_a_canary_without_a_node_waits_for_one_and_is_degraded_once_the_time_of_a_start_is_over() -> None:
     world = served()
     world.room = 4
     want = wish(1, 3, "r2")
     world.run(want)
-    observed = world.observe()
-    said = status(want, observed, step(want, observed, world.now), world.now)
-    degraded, progressing = said.conditions[2], said.conditions[1]
-    assert (degraded.status, degraded.reason) == ("True", "Unschedulable")
+    for late in (False, True):
+        observed = world.observe()
+        said = status(want, observed, step(want, observed, world.now), world.now)
+        degraded, progressing = said.conditions[2], said.conditions[1]
+        assert (progressing.status, progressing.reason) == ("True", "WaitingForNode")
+        assert "without a node: qwen-e4, qwen-e5; no node has room" in progressing.message
+        assert (degraded.status, degraded.reason) == (("True", "Unschedulable") if late else ("False", "Healthy"))
+        assert is_true(said, "Ready")
+        world.advance(STARTUP_S)
     assert degraded.message == "qwen-e4: no node has room; qwen-e5: no node has room"
-    assert (progressing.status, progressing.reason) == ("False", "Stuck")
-    assert is_true(said, "Ready")
 
 
 def test_a_revert_in_the_middle_keeps_capacity() -> None:
@@ -225,9 +229,11 @@ def test_stages_from_fingerprints() -> None:
     assert at(*blind, want=want, fleet_known=False) is Stage.PROBING
 
 
-def test_what_is_hopeless() -> None:
+def test_what_will_serve_soon() -> None:
     instance = Instance(InstanceName("q-e0"), 0, Role.DECODE, wish(1, 1).decode.revision, Phase.STARTING)
-    assert not hopeless(instance)
-    for problem, lost in ((Problem("ImagePull", "no"), True), (Problem("Starting", "no", lasting=False), False)):
-        changed = Instance(instance.name, 0, instance.role, instance.revision, instance.phase, problem=problem)
-        assert hopeless(changed) is lost
+    assert instance.soon
+    for why, soon in ((Broken("ImagePull", "no"), False), (Waiting("Starting", "no"), True),
+                      (Waiting("Starting", "no", late=True), False), (Waiting(UNPLACED, "no", place=True), False),
+                      (Broken("Evicted", "no", replaced=True), True)):
+        changed = Instance(instance.name, 0, instance.role, instance.revision, instance.phase, absent=why)
+        assert changed.soon is soon

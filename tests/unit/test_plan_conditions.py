@@ -11,14 +11,16 @@ from pod_world import PodWorld, wish
 
 from xpyd_operator.api.operation import Rollout
 from xpyd_operator.api.status import Condition
+from xpyd_operator.plan.absent import Absence, Broken, Waiting
 from xpyd_operator.plan.conditions import LONGEST, bounded
 from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Front, Instance, Observed, Phase, Problem
+from xpyd_operator.plan.observed import Instance, Observed, Phase
 from xpyd_operator.plan.round import think
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.intake import Disaggregation
 
-ANSWERS = Front(ready=True)
+ANSWERS: Absence | None = None
+UNKNOWN = Waiting("NoRouter", "nothing is known of routers")
 
 
 def said(want: Desired, observed: Observed) -> dict[str, Condition]:
@@ -31,7 +33,7 @@ def pod(ordinal: int, role: Role, phase: Phase = Phase.READY, **more: Any) -> In
     return Instance(InstanceName(f"qwen-e{ordinal}"), ordinal, role, revision, phase, **settings)
 
 
-def seen(*instances: Instance, front: Front | None = ANSWERS, **more: Any) -> Observed:
+def seen(*instances: Instance, front: Absence | None = ANSWERS, **more: Any) -> Observed:
     return Observed(instances, front=front, fleet_known=True, **more)
 
 
@@ -52,8 +54,8 @@ def test_ready_means_that_a_request_is_answered() -> None:
         (seen(), "Starting"),
         (seen(D), "Starting"),
         (seen(P, pod(1, Role.DECODE, Phase.CRASHED)), "Crashed"),
-        (seen(P, D, front=None), "NoRouter"),
-        (seen(P, D, front=Front(ready=False, reason="NotSettled", message="the roster is not known")), "NotSettled"),
+        (seen(P, D, front=UNKNOWN), "NoRouter"),
+        (seen(P, D, front=Waiting("NotSettled", "the roster is not known")), "NotSettled"),
         (seen(P, pod(1, Role.DECODE, fingerprint="b" * 32)), "Incompatible"),
     ],
 )
@@ -69,9 +71,9 @@ def test_without_prefill_wanted_decode_alone_is_ready() -> None:
 
 
 def test_degraded_names_three_and_counts_the_rest() -> None:
-    problem = Problem("ImagePull", "no such image")
-    broken = [pod(n, Role.DECODE, Phase.STARTING, problem=problem) for n in range(1, 6)]
-    odd = pod(6, Role.DECODE, Phase.CRASHED, problem=Problem("OutOfMemory", "killed at 80Gi"))
+    why = Broken("ImagePull", "no such image")
+    broken = [pod(n, Role.DECODE, Phase.STARTING, absent=why) for n in range(1, 6)]
+    odd = pod(6, Role.DECODE, Phase.CRASHED, absent=Broken("OutOfMemory", "killed at 80Gi"))
     degraded = said(wish(1, 6), seen(P, *broken, odd))["Degraded"]
     assert (degraded.status, degraded.reason) == ("True", "ImagePull")
     assert degraded.message == (
@@ -81,16 +83,16 @@ def test_degraded_names_three_and_counts_the_rest() -> None:
 
 
 def test_what_passes_by_itself_or_leaves_is_not_degraded() -> None:
-    passing = pod(1, Role.DECODE, Phase.STARTING, problem=Problem("Pulling", "the image is pulled", lasting=False))
-    leaving = pod(2, Role.DECODE, Phase.STOPPING, problem=Problem("ImagePull", "no such image"))
+    passing = pod(1, Role.DECODE, Phase.STARTING, absent=Waiting("Pulling", "the image is pulled"))
+    leaving = pod(2, Role.DECODE, Phase.STOPPING, absent=Broken("ImagePull", "no such image"))
     assert said(wish(1, 2), seen(P, passing, leaving))["Degraded"].status == "False"
 
 
-QUEUED = Problem("Queued", "pod waits to be admitted", lasting=False)
+QUEUED = Waiting("Queued", "pod waits to be admitted", place=True)
 
 
 def test_what_waits_to_be_admitted_is_queued_and_not_degraded() -> None:
-    waiting = [pod(n, Role.DECODE, Phase.STARTING, problem=QUEUED) for n in (1, 2)]
+    waiting = [pod(n, Role.DECODE, Phase.STARTING, absent=QUEUED) for n in (1, 2)]
     out = said(wish(1, 2, max_sidecars=0), seen(P, *waiting))
     assert (out["Ready"].status, out["Ready"].reason) == ("False", "Queued")
     assert out["Ready"].message == "0 of 2 decode instances ready; queued: qwen-e1, qwen-e2"
@@ -100,27 +102,32 @@ def test_what_waits_to_be_admitted_is_queued_and_not_degraded() -> None:
 
 
 def test_beside_what_is_queued_others_are_told() -> None:
-    waiting = pod(2, Role.DECODE, Phase.STARTING, problem=QUEUED)
+    waiting = pod(2, Role.DECODE, Phase.STARTING, absent=QUEUED)
     serving = said(wish(1, 2, max_sidecars=0), seen(P, ROUTING, waiting))
     assert (serving["Ready"].status, serving["Ready"].reason) == ("True", "Serving")
     assert serving["Ready"].message == "1 of 2 decode instances ready; queued: qwen-e2"
     starting = said(wish(1, 2, max_sidecars=0), seen(P, pod(1, Role.DECODE, Phase.STARTING), waiting))
     assert (starting["Ready"].reason, starting["Progressing"].reason) == ("Starting", "Changing")
-    pull = pod(1, Role.DECODE, Phase.STARTING, problem=Problem("ImagePull", "no such image"))
+    pull = pod(1, Role.DECODE, Phase.STARTING, absent=Broken("ImagePull", "no such image"))
     stuck = said(wish(1, 2, max_sidecars=0), seen(P, pull, waiting))
     assert (stuck["Progressing"].status, stuck["Progressing"].reason) == ("False", "Stuck")
     assert stuck["Degraded"].reason == "ImagePull"
-    leaving = pod(2, Role.DECODE, Phase.STOPPING, problem=QUEUED)
+    leaving = pod(2, Role.DECODE, Phase.STOPPING, absent=QUEUED)
     assert "queued" not in said(wish(1, 2, max_sidecars=0), seen(P, ROUTING, leaving))["Ready"].message
 
 
 def test_a_lost_node_a_crash_loop_and_a_refused_template_are_degraded() -> None:
-    lost = pod(2, Role.DECODE, Phase.LOST, problem=Problem("NodeLost", "node n1 is away"))
+    lost = pod(2, Role.DECODE, Phase.LOST, absent=Broken("NodeLost", "node n1 is away"))
     assert said(wish(1, 1), seen(P, D, lost))["Degraded"].message == "qwen-e2: node n1 is away"
     loop = pod(1, Role.DECODE, Phase.STARTING, platform_crashes=4)
     assert said(wish(1, 1), seen(P, loop))["Degraded"].message == "qwen-e1: it crashed 4 times in a row"
-    refused = seen(P, D, problems=(Problem("TemplateRejected", "spec.containers[0].ports"),))
+    refused = seen(P, D, absent=(Broken("TemplateRejected", "spec.containers[0].ports"),))
     assert said(wish(1, 1), refused)["Degraded"].reason == "TemplateRejected"
+
+
+def test_a_name_that_is_soon_free_is_nobodys_trouble() -> None:
+    """A pod of a service of this name before, which ends."""
+    assert said(wish(1, 1), seen(P, ROUTING, pod(2, Role.DECODE, Phase.LOST)))["Degraded"].status == "False"
 
 
 def test_compatible_names_the_fingerprints() -> None:
@@ -151,8 +158,8 @@ def test_links_that_could_be_better_are_said_with_whose_they_are() -> None:
 
 
 def test_messages_are_bounded() -> None:
-    long = Problem("CrashLoop", "x" * 5000)
-    out = said(wish(1, 99), seen(P, *(pod(n, Role.DECODE, Phase.CRASHED, problem=long) for n in range(1, 90))))
+    long = Broken("CrashLoop", "x" * 5000)
+    out = said(wish(1, 99), seen(P, *(pod(n, Role.DECODE, Phase.CRASHED, absent=long) for n in range(1, 90))))
     assert all(len(condition.message) <= LONGEST for condition in out.values())
     assert "and 86 more with CrashLoop" in out["Degraded"].message
     assert len(bounded("y " * 5000)) == LONGEST
@@ -186,9 +193,9 @@ def test_counts_revisions_and_fingerprints() -> None:
 
 
 def test_a_thousand_instances_take_milliseconds() -> None:
-    problem = Problem("Unschedulable", "0/9 nodes are available")
+    why = Waiting("Unschedulable", "0/9 nodes are available", place=True)
     many = [pod(n, Role.PREFILL if n < 250 else Role.DECODE, load=n % 7, roster=250 <= n < 258) for n in range(900)]
-    late = [pod(n, Role.DECODE, Phase.STARTING, problem=problem) for n in range(900, 1000)]
+    late = [pod(n, Role.DECODE, Phase.STARTING, absent=why) for n in range(900, 1000)]
     observed, want = seen(*many, *late), wish(250, 750, "r2", rollout=Rollout(max_surge=100))
     think(want, observed, 0.0)
     took = []

@@ -6,7 +6,7 @@ import msgspec
 from pod_world import PodWorld, wish
 
 from xpyd_operator.api.status import Condition
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.desired import STARTUP_S, Desired
 from xpyd_operator.plan.disaggregating import is_news
 from xpyd_operator.plan.news import News, news
 from xpyd_operator.plan.round import Round, think
@@ -74,10 +74,8 @@ def test_failures_are_warnings_that_name_the_instance() -> None:
     reporter.world.fail("qwen-e2")
     assert reporter.run(wish(1, 2), 14) == [
         "qwen-e2 Evicted",
-        "Degraded",
         "qwen-e2 Removed",
         "qwen-e3 Created",
-        "NotDegraded",
         "qwen-e2 Gone",
     ]
 
@@ -126,7 +124,21 @@ def test_after_a_restart_of_the_operator_only_what_is_wrong_is_told() -> None:
     reporter.world.room = 0
     reporter.run(wish(1, 3), 10)
     reporter.before = None
+    assert reporter.run(wish(1, 3), 5) == []
+    reporter.world.advance(STARTUP_S)
+    reporter.before = None
     assert reporter.run(wish(1, 3), 5) == ["Degraded"]
+
+
+def test_who_finds_no_node_is_told_of_at_once_and_is_a_warning_once_it_waits_too_long() -> None:
+    reporter = Reporter()
+    reporter.world.room = 1
+    want = wish(1, 1)
+    assert [each for each in reporter.run(want, 60) if "Unschedulable" in each] == ["qwen-e1 Unschedulable"]
+    assert reporter.told[-1].type == "Normal"
+    reporter.world.advance(STARTUP_S)
+    assert reporter.run(want, 60) == ["qwen-e1 Unschedulable", "Degraded"]
+    assert [one.type for one in reporter.told[-2:]] == ["Warning", "Warning"]
 
 
 def test_an_instance_that_routers_eject_and_pick_again_is_told_of() -> None:

@@ -7,21 +7,22 @@ from typing import Any
 import msgspec
 from pod_world import wish
 
+from xpyd_operator.plan.absent import UNPLACED, Broken, Waiting
 from xpyd_operator.plan.actions import Create, Remove
 from xpyd_operator.plan.desired import Desired, Revision
-from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Front, Instance, Observed, Phase, Problem
+from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, Observed, Phase
 from xpyd_operator.plan.placing import BOUND_S, HALF_S, MADE_S, PAUSE_S, SPREAD_S, pause_s, turns
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 NOW = 10_000.0
-NO_NODE = Problem("Unschedulable", "no node takes it")
+NO_NODE = Waiting(UNPLACED, "no node takes it", place=True)
 
 
 def one(ordinal: int, unplaced: int = 0, *, since_ago: float = 20.0, parts: int = 2, **more: Any) -> Instance:
     phase = Phase.STARTING if unplaced else Phase.READY
     given: dict[str, Any] = {
-        "phase": phase, "since": NOW - since_ago, "problem": NO_NODE if unplaced else None, "parts": parts,
+        "phase": phase, "since": NOW - since_ago, "absent": NO_NODE if unplaced else None, "parts": parts,
         "placed": parts - unplaced, "unplaced": unplaced, "unplaced_since": NOW - since_ago if unplaced else 0.0}
     return Instance(InstanceName(f"qwen-e{ordinal}"), ordinal, Role.DECODE, Revision("r1"), **(given | more))
 
@@ -32,7 +33,7 @@ def groups(prefill: int, decode: int, **more: Any) -> Desired:
 
 
 def actions(want: Desired, *instances: Instance) -> list[str]:
-    seen = Observed(instances, front=Front(False), fleet_known=False)
+    seen = Observed(instances, fleet_known=False)
     return [str(each) for each in step(want, seen, NOW).actions if isinstance(each, Create | Remove)]
 
 
@@ -100,10 +101,10 @@ def test_two_services_that_give_halves_back_at_once_do_not_try_again_at_once() -
 
 
 def test_one_that_could_not_be_finished_leaves_time_to_others() -> None:
-    late = one(1, phase=Phase.CRASHED, problem=Problem(UNFINISHED, "1 of 2 pods"), since_ago=60)
+    late = one(1, phase=Phase.CRASHED, absent=Broken(UNFINISHED, "1 of 2 pods", replaced=True), since_ago=60)
     plan = step(groups(0, 1), Observed((late,)), NOW)
     assert plan.actions[0] == Remove(late.name, "it will never run again: Unfinished", pause_s("", NOW))
-    broken = msgspec.structs.replace(late, problem=Problem(BROKEN, "a hole"))
+    broken = msgspec.structs.replace(late, absent=Broken(BROKEN, "a hole", replaced=True))
     assert step(groups(0, 1), Observed((broken,)), NOW).actions[0] == Remove(late.name, "it will never run again: Broken")
 
 

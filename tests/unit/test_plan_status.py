@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from plan_world import World, desired
 
-from xpyd_operator.plan.actions import Plan, Wait
+from xpyd_operator.plan.absent import put_off
+from xpyd_operator.plan.actions import Plan
 from xpyd_operator.plan.status import complete, is_true, status, words
 from xpyd_operator.plan.step import step
 
@@ -71,6 +72,6 @@ def test_stopping_is_not_ready_and_progressing() -> None:
 
 
 def test_words_join_actions_and_waits() -> None:
-    plan = Plan((), (Wait("a", "b", 12.0), Wait("c", "d")))
+    plan = Plan((), (put_off("a", "b", 12.0), put_off("c", "d")))
     assert words(plan, 10.0) == "a waits: b (in 2 s); c waits: d"
     assert words(Plan(), 10.0) == ""

@@ -17,6 +17,7 @@ from xpyd_operator.plan.planner.capacity import Capacity
 from xpyd_operator.plan.planner.figures import Figures, RoleFigures
 from xpyd_operator.plan.planner.forecast import Holt, Series
 from xpyd_operator.plan.planner.gather import Gather
+from xpyd_sidecar.contract.core_steps import PromptWork
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Load
@@ -187,6 +188,19 @@ def test_instances_are_counted_by_role_where_they_serve() -> None:
     assert (figures.arrivals, figures.ended, figures.over_s) == (10, 10, 30.0)
     assert figures.parked == 0
     assert figures.queued == 2, "a prefill instance computes one of three; what leaves is asked for nothing more"
+
+
+@pytest.mark.parametrize(("share", "queued"), [(0, 0), (0.5, 0), (1, 0), (1.1, 1), (3.0, 2)])
+def test_what_waits_at_prefill_is_counted_by_its_tokens_where_they_are_told(share: float, queued: int) -> None:
+    """One prompt of 100,000 tokens is 200 of 500; the router reads the same number."""
+    mean = (counted(20).prompt_tokens - counted(10).prompt_tokens) / 10
+    load = Load(running=1, waiting=40, prompts=PromptWork(int(share * mean)))
+    busy = msgspec.structs.replace(instance("p0", Role.PREFILL, 3), load=load)
+    gather = Gather()
+    assert gather.figures(told(busy, many=10), 100.0) is None
+    figures = gather.figures(told(busy, many=20), 130.0)
+    assert figures is not None
+    assert figures.queued == queued
 
 
 def test_a_line_changes_gently_with_what_batches_were_seen() -> None:

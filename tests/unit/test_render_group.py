@@ -148,9 +148,11 @@ def test_memory_is_counted_for_the_ranks_of_one_pod() -> None:
 
 def test_the_probes_of_main_ask_the_agent_whether_the_group_serves() -> None:
     for main in map(main_of, pods(engine={"startupTimeout": "10m"})):
-        paths = {name: main[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
-        ready, live = ({"path": f"/group/{word}", "port": 8009} for word in ("ready", "live"))
-        assert paths == {"startupProbe": ready, "livenessProbe": live, "readinessProbe": ready}
+        ready = {"path": "/group/ready", "port": 8009}
+        assert [main[name]["httpGet"] for name in ("startupProbe", "readinessProbe")] == [ready, ready]
+        live = main["livenessProbe"]
+        assert live["exec"]["command"] == ["python3", "-m", "xpyd_sidecar.agent.ask", "live"]
+        assert live["periodSeconds"] * live["failureThreshold"] == 120
         startup = main["startupProbe"]
         assert startup["periodSeconds"] * startup["failureThreshold"] == 600 + 600, "and the time to find places"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from xpyd_operator.api.templates import merged
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render.overlay import ROUTER_POD, faults, forms, overlay
 
@@ -100,6 +101,16 @@ def test_mounts_by_path_and_probes_by_field() -> None:
         ("xpyd", "/xpyd"), ("data", "/cache"), ("data", "/data")]
     assert made["livenessProbe"] == {"periodSeconds": 30, "timeoutSeconds": 5}
     assert [one["containerPort"] for one in made["ports"]] == [8000, 5678]
+
+
+def test_another_way_of_asking_replaces_the_one_there() -> None:
+    base = {"livenessProbe": {"exec": {"command": ["a"]}, "periodSeconds": 10}, "other": {"exec": {"command": ["a"]}}}
+    given = {"livenessProbe": {"httpGet": {"port": 1}}, "other": {"httpGet": {"port": 1}}}
+    made = merged(base, given, {})
+    assert made["livenessProbe"] == {"httpGet": {"port": 1}, "periodSeconds": 10}
+    assert made["other"] == {"exec": {"command": ["a"]}, "httpGet": {"port": 1}}, "it is no probe"
+    same = merged(base, {"livenessProbe": {"exec": {"command": ["b"]}}}, {})
+    assert same["livenessProbe"] == {"exec": {"command": ["b"]}, "periodSeconds": 10}
 
 
 MAIN = "t.spec.containers[0]"

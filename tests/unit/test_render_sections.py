@@ -14,10 +14,10 @@ from xpyd_sidecar.contract.launch import RouterConfig
 WRITTEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"policy": "least_loaded", "policyOptions": {"choices": 4}},
      {"policy": "least_loaded", "policy_options": {"choices": 4}}),
-    ({"skipPrefill": {"belowTokens": 64, "cachedShare": 0.7}}, {"skip_prefill_below": 64, "skip_prefill_cached": 0.7}),
+    ({"skipPrefill": {"belowTokens": 64, "restTokens": 512}}, {"skip_prefill_below": 64, "skip_prefill_rest": 512}),
     ({"queue": {"size": 8, "timeout": "5s", "perInstance": 3}},
      {"queue_size": 8, "queue_timeout_s": 5.0, "max_per_instance": 3}),
-    ({"affinity": {"header": "x-session"}}, {"affinity_header": "x-session"}),
+    ({"hold": "2m"}, {"hold_s": 120.0}),
     ({"retryBudget": 0.5, "firstToken": "prefill", "dashboard": False},
      {"retry_budget": 0.5, "first_token": "prefill", "dashboard": False}),
     ({"hosts": ["models.home"], "cors": {"origins": ["https://app.example"]}},

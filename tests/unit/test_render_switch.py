@@ -11,7 +11,7 @@ from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render import labels, switch
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_operator.render.switch import NEVER, local_difference, pods_difference
+from xpyd_operator.render.switch import NEVER, local_difference, pods_difference, same_places
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 SETTINGS = KubeSettings(sidecar_image="sidecar:1")
@@ -68,3 +68,16 @@ def test_a_pod_shows_its_agent_what_it_is_told() -> None:
     sidecar = next(one for one in pod["spec"]["initContainers"] if one["name"] == labels.SIDECAR)
     assert {"name": "assignment", "mountPath": "/etc/xpyd/assignment", "readOnly": True} in sidecar["volumeMounts"]
     assert '"assignment_file":"/etc/xpyd/assignment/role"' in sidecar["command"][-1]
+
+@pytest.mark.parametrize(("decode", "same"), [
+    ({}, True),
+    ({"args": ["--max-num-seqs", "8"]}, True),
+    ({"template": {"metadata": {"labels": {"team": "a"}}}}, True),
+    ({"resources": {"limits": {"memory": "9Gi"}}}, False),
+    ({"parallelism": {"tensor": 2}}, True),  # on processors, as resources {} says
+    ({"parallelism": {"tensor": 2, "device": "nvidia.com/gpu"}}, False),
+    ({"template": {"spec": {"nodeSelector": {"pool": "d"}}}}, False),
+    ({"template": {"spec": {"tolerations": [{"key": "d", "operator": "Exists"}]}}}, False),
+])
+def test_whether_a_node_for_one_role_is_one_for_the_other(decode: dict[str, Any], same: bool) -> None:
+    assert same_places(service(**roles(**decode)), SETTINGS) is same

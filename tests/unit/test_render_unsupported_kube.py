@@ -52,7 +52,7 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {"decode": {"resources": {"limits": {"memory": "1Gi"}}}},
         {"decode": {"parallelism": {"device": "none"}, "resources": {"limits": {"memory": "320Mi"}}}},
         {"router": {"placement": "deployment", "ports": {"http": 8000}}},
-        {"router": {"policy": "prefix_aware", "policyOptions": {"bound": 1.5}, "queue": {"perInstance": 64}}},
+        {"router": {"policy": "least_loaded", "policyOptions": {"choices": 3}, "queue": {"perInstance": 64}}},
         {"decode": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}},
         {"kv": {"offload": {"memory": "1Gi", "disk": "9Gi"}}, "decode": limit("2049Mi")},
         {"kv": {"offload": {"memory": "1Gi"}}, "decode": {"parallelism": {"data": 2}}},

@@ -9,20 +9,24 @@ from statistics import fmean
 import pytest
 from members import member
 
+from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
+from xpyd_sidecar.router.balance.candidates import UNTOLD
 from xpyd_sidecar.router.balance.policies import Query
 
 INSTANCES = 8
 BEAT_S = 3.0
+TOKENS = UNTOLD
+"""Of each prompt."""
 
 
-def imbalance(policy: str, routers: int, *, rate: float = 40.0, service_s: float = 4.0,
+def imbalance(policy: str, routers: int, *, role: Role = Role.DECODE, rate: float = 40.0, service_s: float = 4.0,
               seed: int = 1) -> tuple[float, float]:
     """Largest over mean of what runs, averaged over a minute, and the worst moment. Beats come every 3 s, at odd times."""
     draw = random.Random(seed)
-    views = [tuple(member(f"e{index}") for index in range(INSTANCES)) for _ in range(routers)]
+    views = [tuple(member(f"e{index}", role) for index in range(INSTANCES)) for _ in range(routers)]
     chosen = [policies.make(policy, {}, random.Random(number).random) for number in range(routers)]
     running = [0] * INSTANCES
     ends: list[tuple[float, int, int]] = []
@@ -35,6 +39,7 @@ def imbalance(policy: str, routers: int, *, rate: float = 40.0, service_s: float
             _, index, router = heapq.heappop(ends)
             running[index] -= 1
             views[router][index].in_flight -= 1
+            views[router][index].uncached_tokens -= TOKENS
         for index, at in enumerate(beats):
             if now >= at:
                 beats[index] = now + BEAT_S
@@ -42,9 +47,10 @@ def imbalance(policy: str, routers: int, *, rate: float = 40.0, service_s: float
                     view[index].load, view[index].in_flight_at_beat = Load(running=running[index]), view[index].in_flight
         router = draw.randrange(routers)
         prefix = PromptPrefix(draw.randbytes(64))
-        index = chosen[router].choose(Query(prefix), views[router])
+        index = chosen[router].choose(Query(prefix, tokens=TOKENS), views[router])
         running[index] += 1
         views[router][index].in_flight += 1
+        views[router][index].uncached_tokens += TOKENS
         heapq.heappush(ends, (now + draw.expovariate(1 / service_s), index, router))
         if now > 30.0:
             ratios.append(max(running) / fmean(running))
@@ -58,9 +64,10 @@ def test_least_loaded_with_stale_load_stays_balanced(routers: int) -> None:
     assert worst < 1.8, (mean, worst)
 
 
+@pytest.mark.parametrize("role", list(Role))
 @pytest.mark.parametrize("routers", [1, 3])
-def test_prefix_aware_with_prompts_of_all_kinds_stays_balanced_too(routers: int) -> None:
-    mean, worst = imbalance("prefix_aware", routers)
+def test_cost_with_prompts_of_all_kinds_stays_balanced_too(routers: int, role: Role) -> None:
+    mean, worst = imbalance("cost", routers, role=role)
     assert mean < 1.5, (mean, worst)
     assert worst < 2.0, (mean, worst)
 

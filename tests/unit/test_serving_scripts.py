@@ -121,7 +121,9 @@ class World:
                               policy="round_robin", access_log=False)
         self.context = context = RequestContext(SidecarConfig(
             service=ServiceName("s"), instance=InstanceName("r"), key_file="", run_dir="", router=router))
-        self.clock = context.loop = context.pool.loop = context.line._loop = context.farewells._loop = Clock()  # type: ignore[assignment]
+        context.via = b"1.1 xpyd-router"
+        self.clock = context.loop = context.pool.loop = context.line._loop = Clock()  # type: ignore[assignment]
+        context.hold._loop = context.farewells._loop = self.clock  # type: ignore[assignment]
         paths = Paths(context, Keys(), Probes(context))  # type: ignore[arg-type]
         self.server = Server(paths, RequestBounds(1 << 16, 1 << 20, 30.0), connect=connection.ClientConnection)
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]

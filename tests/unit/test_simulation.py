@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 
 from xpyd_operator.errors import XpydError
 from xpyd_operator.plan.planner.figures import Bounds, Goals
-from xpyd_operator.simulation import foresight, study
+from xpyd_operator.simulation import foresight, statics, study
 from xpyd_operator.simulation.controllers import Hpa, Scheduled, Static
-from xpyd_operator.simulation.engine import PRESETS, EngineModel, preset
+from xpyd_operator.simulation.engine import EngineModel
+from xpyd_operator.simulation.families import sinusoid
+from xpyd_operator.simulation.hardware import PRESETS, preset
 from xpyd_operator.simulation.instance import DECODE, SimulatedInstance
-from xpyd_operator.simulation.trace import Arrival, Trace, cut, read, scaled, sinusoid
+from xpyd_operator.simulation.rules import PATIENT
+from xpyd_operator.simulation.trace import Arrival, Trace, cut, read, scaled
 from xpyd_operator.simulation.world import World
 
 MODEL = EngineModel(prefill_rate=10_000, step_base=0.01, step_per_request=0.001, kv_tokens=50_000, cold_start=60.0)
@@ -42,7 +45,7 @@ schedules = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1
 @given(arrivals, schedules)
 def test_every_request_is_answered_however_counts_change(trace: Trace, counts: list[tuple[int, int]]) -> None:
     schedule = [(index * 20.0, each) for index, each in enumerate(counts)]
-    run = World(trace, MODEL, counts[0], Scheduled(schedule, 5.0)).play()
+    run = World(trace, MODEL, counts[0], Scheduled(schedule, 5.0), rules=PATIENT).play()
     assert all(0 < each < math.inf for each in run.ttft)
     assert all(0 <= each < math.inf for each in run.tpot)
     most = max(sum(each) for each in counts)
@@ -141,10 +144,10 @@ def test_on_a_swing_the_planner_beats_every_static_choice_of_no_more_hours() -> 
     goals = Goals(**SLO, cold_start_s=engine.cold_start)
     bounds = Bounds((1, 12), (1, 10))
     run, _ = study.planned(trace, engine, goals, bounds, (7, 3))
-    found = study.point("planner", run, goals)
-    statics = study.Statics(trace, engine, goals, bounds)
+    found = statics.point("planner", run, goals)
+    statics_ = statics.Statics(trace, engine, goals, bounds)
     total = int(found.hours / (run.ends_at / 3600))
-    rivals = [statics.of((p, total - p)) for p in range(total // 2 - 1, total // 2 + 4)]
+    rivals = [statics_.of((p, total - p)) for p in range(total // 2 - 1, total // 2 + 4)]
     assert found.attained > max(each.attained for each in rivals)
     assert found.changes_per_h <= 30
 
@@ -190,11 +193,12 @@ def test_the_link_out_of_a_prefill_is_used_up_too() -> None:
 def test_every_request_is_answered_over_links_however_counts_change() -> None:
     trace = [Arrival(index * 0.2, 4000, 30) for index in range(600)]
     schedule = [(at * 20.0, counts) for at, counts in enumerate([(2, 2), (1, 3), (3, 1), (1, 1), (2, 2)])]
-    run = World(trace, LINKED, (2, 2), Scheduled(schedule, 5.0)).play()
+    run = World(trace, LINKED, (2, 2), Scheduled(schedule, 5.0), rules=PATIENT).play()
     assert all(0 < each < math.inf for each in run.ttft)
     assert all(each < math.inf for each in run.tpot)
 
 
-def test_decode_alone_waits_for_no_kv() -> None:
+def test_decode_alone_computes_its_prompts_and_waits_for_no_kv() -> None:
     run = World([Arrival(0.0, 4000, 10)], LINKED, (0, 1), Static()).play()
-    assert run.ttft[0] == pytest.approx(MODEL.step_s(1, 4000))
+    assert run.ttft[0] == pytest.approx(MODEL.prefill_s(4000))
+    assert run.link_peak == 0

@@ -27,8 +27,10 @@ from calibrate import measure_real
 from xpyd_operator.cli import report
 from xpyd_operator.plan.planner.figures import Bounds, Goals
 from xpyd_operator.simulation import study
-from xpyd_operator.simulation.engine import EngineModel, preset
-from xpyd_operator.simulation.trace import Trace, read, scaled, sinusoid
+from xpyd_operator.simulation.engine import EngineModel
+from xpyd_operator.simulation.families import sinusoid
+from xpyd_operator.simulation.hardware import preset
+from xpyd_operator.simulation.trace import Trace, read, scaled
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "bench/results/planner.json"
@@ -68,13 +70,17 @@ def measure(name: str, trace: Trace, model: EngineModel, *, write: bool) -> dict
     found = study.study(trace, model, goals, BOUNDS, tell=lambda words: _say(f"{name}: {words}"), thorough=True)
     _say(report.table(found, TTFT_S, TPOT_S))
     results: dict[str, Any] = {f"requests_{name}": len(trace), f"attainable_{name}": ceiling(trace, model)}
-    for each in report.rivals(found):
-        choice = each.choice.replace("+", "_")
+    for choice_name, each in report.rivals(found).items():
+        choice = choice_name.replace("+", "_")
+        if each is None:
+            dear = report.cheapest(found, choice_name)
+            results |= {f"attainment_{name}_{choice}": None, f"hours_{name}_{choice}": dear.hours}
+            continue
         results |= {
             f"attainment_{name}_{choice}": each.attained, f"hours_{name}_{choice}": each.hours,
             f"changes_per_h_{name}_{choice}": each.changes_per_h, f"detail_{name}_{choice}": each.detail,
         }
-    best = results[f"attainment_{name}_foresight"]
+    best = results[f"attainment_{name}_foresight"] or 0.0
     results[f"regret_{name}"] = round(max(0.0, best - found.planner.attained), 5)
     results[f"switches_per_h_{name}"] = round(found.planner.switches / (found.planner_run.ends_at / 3600), 2)
     results[f"recommended_{name}"] = found.recommended.choice

@@ -24,8 +24,9 @@ from time import process_time
 from timeit import timeit
 from typing import Any
 
-from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.core_steps import PromptWork
+from xpyd_sidecar.contract.ids import AgentId, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.membership import WIRE_VERSION, Heartbeat, Load
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.candidates import Holdings, Mean, score
@@ -94,33 +95,42 @@ class Fleet:
         self.views = [tuple(self._member(index) for index in range(INSTANCES)) for _ in range(routers)]
         self.policies = [policy_of(policy, seed) for seed in range(routers)]
         self.holdings = [Holdings() if trie and each.holds else None for each in self.policies]
-        self.ends: list[tuple[float, int, int]] = []
-        self.beat_at = 0.0
+        self.computed = [0] * INSTANCES
+        self.ends: list[tuple[float, int, int, int]] = []
+        """When, at which instance, of which router, and tokens that it took to be uncached."""
+        self.beat_at, self.beats = 0.0, 0
 
     @staticmethod
     def _member(index: int) -> FleetMember:
-        made = FleetMember(InstanceName(f"qwen-e{index}"))
-        made.role = Role.PREFILL
-        return made
+        return FleetMember(InstanceName(f"qwen-e{index}"), role=Role.PREFILL, incarnation=Incarnation(f"e{index}"))
 
     def tick(self, now: float) -> None:
         """Requests end, and every beat tells all routers what is there."""
         while self.ends and self.ends[0][0] <= now:
-            _, index, router = heapq.heappop(self.ends)
+            _, index, router, uncached = heapq.heappop(self.ends)
             self.views[router][index].in_flight -= 1
+            self.views[router][index].uncached_tokens -= uncached
         if now >= self.beat_at:
-            self.beat_at = now + BEAT_S
+            self.beat_at, self.beats = now + BEAT_S, self.beats + 1
             for index in range(INSTANCES):
                 total = sum(view[index].in_flight for view in self.views)
+                queued = int(max(0.0, self.busy[index] - now) * TOKENS_PER_S)
+                load = Load(running=total, prompts=PromptWork(queued, max(0, self.computed[index] - queued)))
+                name = self.views[0][index].name
+                told = Heartbeat(WIRE_VERSION, ServiceName("qwen"), name, self.beats, Role.PREFILL, 0, State.READY,
+                                 AgentId("a"), load=load)
                 for view in self.views:
-                    view[index].load, view[index].in_flight_at_beat = Load(running=total), view[index].in_flight
+                    view[index].hear(now, told)
 
     def serve(self, now: float, router: int, blocks: list[int]) -> tuple[int, float]:
         """Blocks that were held, and seconds until the first token."""
         view, prefix = self.views[router], PromptPrefix(b"".join(b"%08d" % block * 256 for block in blocks))
         holdings = self.holdings[router]
-        index = self.policies[router].choose(Query(prefix, holdings), view)
+        tokens = len(blocks) * BLOCK
+        index = self.policies[router].choose(Query(prefix, holdings, tokens, now), view)
+        uncached = tokens
         if holdings is not None:
+            uncached -= tokens * holdings.held(view[index], prefix) // max(1, len(prefix))
             holdings.add(view[index], prefix)
         cache = self.caches[index]
         held = next((n for n, block in enumerate(blocks) if block not in cache), len(blocks))
@@ -132,8 +142,11 @@ class Fleet:
         seconds = (len(blocks) - held) * BLOCK / TOKENS_PER_S + 0.02
         self.busy[index] = max(self.busy[index], now) + seconds
         self.work[index] += seconds
+        self.computed[index] += (len(blocks) - held) * BLOCK
         view[index].in_flight += 1
-        heapq.heappush(self.ends, (self.busy[index], index, router))
+        view[index].uncached_tokens += uncached
+        view[index].sent_tokens += uncached
+        heapq.heappush(self.ends, (self.busy[index], index, router, uncached))
         return held, self.busy[index] - now
 
 
@@ -166,7 +179,7 @@ def costs() -> Iterator[tuple[str, float]]:
 
         def choose() -> None:
             prefix = PromptPrefix(next(turn))  # noqa: B023  # called within this turn alone
-            index = policy.choose(Query(prefix, holdings), view)  # noqa: B023
+            index = policy.choose(Query(prefix, holdings, 2048), view)  # noqa: B023
             if holdings is not None:  # noqa: B023
                 holdings.add(view[index], prefix)  # noqa: B023
 
@@ -180,8 +193,8 @@ def main(arguments: list[str]) -> None:
     for capacity in (1000, 4000):
         for routers in (1, 3):
             for name, policy, trie in (("round_robin", "round_robin", True), ("least_loaded", "least_loaded", True),
-                                       ("hash alone", "prefix_aware", False), ("trie alone", "trie alone", True),
-                                       ("prefix_aware", "prefix_aware", True)):
+                                       ("hash alone", "cost", False), ("trie alone", "trie alone", True),
+                                       ("cost", "cost", True)):
                 found = replay(rows, policy, routers, capacity, trie=trie)
                 results[f"{name}, {routers} routers, {capacity} blocks"] = found
                 sys.stdout.write(f"{capacity} blocks  {routers} routers  {name:14} {found}\n")

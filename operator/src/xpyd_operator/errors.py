@@ -5,7 +5,8 @@
     ├── Unsupported     valid, but this version or backend cannot do it; says which field and why
     ├── LocalError      the local backend cannot go on (port taken, no state folder …)
     ├── NotFound        no such service or instance
-    └── NotYet          nothing is wrong: what this needs is not there yet
+    ├── NotYet          nothing is wrong: what this needs is not there yet
+    └── ServiceGone     nothing is wrong: what this is for does not exist any more
 """
 
 from __future__ import annotations
@@ -55,3 +56,7 @@ class NotFound(XpydError):
 
 class NotYet(XpydError):
     """Something is not made yet, since what it needs is not there; the message says what lacks."""
+
+
+class ServiceGone(XpydError):
+    """The service does not exist any more, or is being deleted: nothing may be written for it."""

@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from xpyd_operator.errors import NotYet, XpydError
-from xpyd_operator.plan.actions import Action
+from xpyd_operator.errors import NotYet, ServiceGone, XpydError
+from xpyd_operator.plan.actions import Action, Create
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.round import Round, think
@@ -63,11 +63,14 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
 
     Raises:
         XpydError: what is wanted cannot be told and ``last`` is not given, or the backend cannot observe.
+        ServiceGone: the service has gone under the round, which ends there.
     """
     failures: list[str] = []
     postponed: list[str] = []
     try:
         desired = await backend.desired()
+    except ServiceGone:
+        raise
     except Exception as error:
         if last is None:
             raise
@@ -85,10 +88,12 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
 
 async def _carry_out(backend: Backend, done: Round, failures: list[str], postponed: list[str]) -> None:
     """Everything that a round asks for, in its order; neighbours of one kind side by side. ``failures`` and ``postponed``
-    get what failed and what waits, in words.
+    get what failed and what waits, in words. Raises ServiceGone: the rest is not begun.
     """
     try:
         await backend.prepare(done)
+    except ServiceGone:
+        raise
     except NotYet as error:
         postponed.append(f"what goes with the service waits: {error}")
     except XpydError as error:
@@ -98,12 +103,17 @@ async def _carry_out(backend: Backend, done: Round, failures: list[str], postpon
         logger.exception("could not prepare")
         failures.append(f"what goes with the service: {error}")
     turns = asyncio.Semaphore(backend.width)
+    gone: list[ServiceGone] = []
 
     async def carry_out(action: Action) -> None:
         async with turns:
+            if gone:
+                return
             logger.info("%s", action)
             try:
                 await backend.apply(action)
+            except ServiceGone as error:
+                gone.append(error)
             except NotYet as error:
                 logger.info("%s waits: %s", action, error)
                 postponed.append(f"making instances waits: {error}")
@@ -114,8 +124,31 @@ async def _carry_out(backend: Backend, done: Round, failures: list[str], postpon
                 logger.exception("could not %s", action)
                 failures.append(f"{action}: {error}")
 
-    for _, same in itertools.groupby(done.plan.actions, type):
-        await asyncio.gather(*(carry_out(action) for action in same))
+    for kind, same in itertools.groupby(done.plan.actions, type):
+        if kind is Create:
+            await _in_order(carry_out, list(same), backend.width)
+        else:
+            await asyncio.gather(*(carry_out(action) for action in same))
+    if gone:
+        raise gone[0]
+
+
+async def _in_order(carry_out: Callable[[Action], Awaitable[None]], actions: Sequence[Action], width: int) -> None:
+    """Each is begun when those before are answered, but for an eighth as many as were answered by then: where places are
+    short they are given in the order in which they were asked for, and the ratio of what has one is right within that.
+    """
+    running: set[asyncio.Future[None]] = set()
+    answered = 0
+    try:
+        for action in actions:
+            while len(running) >= min(width, max(1, answered // 8)):
+                over, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                answered += len(over)
+            running.add(asyncio.ensure_future(carry_out(action)))
+        await asyncio.gather(*running)
+    finally:
+        for each in running:
+            each.cancel()
 
 
 async def run(

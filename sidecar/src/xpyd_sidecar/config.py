@@ -19,7 +19,6 @@ from xpyd_sidecar.contract.ids import NAME, NAME_MAX, split_host_port
 from xpyd_sidecar.contract.launch import AgentConfig, GroupConfig, RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
 
-HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.1."""
 
 ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[a-z0-9._~%-]+(:[0-9]{1,5})?|[a-z][a-z0-9+.-]*://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
@@ -136,18 +135,16 @@ def _router_faults(router: RouterConfig) -> Iterator[str]:
                   "max_in_flight", "queue_timeout_s", "request_timeout_s", "receive_timeout_s", "pair_timeout_s",
                   "load_limit_s", "drain_timeout_s"):
         yield from _positive("router", field, getattr(router, field))
-    for field in ("listen_on_s", "queue_size", "max_per_instance", "skip_prefill_below"):
+    for field in ("listen_on_s", "queue_size", "hold_s", "max_per_instance", "skip_prefill_below",
+                  "skip_prefill_rest"):
         if not getattr(router, field) >= 0:
             yield f"must not be negative, not {getattr(router, field)} - at `$.router.{field}`"
-    for field in ("skip_prefill_cached", "retry_budget"):
-        if not 0 <= getattr(router, field) <= 1:
-            yield f"must be a share from 0 to 1, not {getattr(router, field)} - at `$.router.{field}`"
+    if not 0 <= router.retry_budget <= 1:
+        yield f"must be a share from 0 to 1, not {router.retry_budget} - at `$.router.retry_budget`"
     yield from _text_faults(router)
 
 
 def _text_faults(router: RouterConfig) -> Iterator[str]:
-    if router.affinity_header and not HEADER_NAME.fullmatch(router.affinity_header):
-        yield f"{router.affinity_header!r} is not the name of a header - at `$.router.affinity_header`"
     if (router.tls_cert_file is None) != (router.tls_key_file is None):
         given, lacking = ("cert", "key") if router.tls_key_file is None else ("key", "cert")
         yield f"is required beside tls_{given}_file - at `$.router.tls_{lacking}_file`"

@@ -33,7 +33,6 @@ SHARE_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?|[0-9]{1,
 PERCENT_PATTERN: Final = r"^(0|[1-9][0-9]{0,2})%$"
 TO_HUNDRED_PATTERN: Final = r"^(0|[1-9][0-9]?|100)%$"
 OBJECT_NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-HEADER_PATTERN: Final = r"^[A-Za-z0-9][-_A-Za-z0-9]*$"
 URL_PATTERN: Final = r"^https?://[^/?#@ ]+(/[^?# ]*)?$"
 HOST_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])$"
 ORIGIN_PATTERN: Final = r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9._~%-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)$"
@@ -66,7 +65,6 @@ Text = Annotated[str, Meta(min_length=1, max_length=512)]
 Argument = Annotated[str, Meta(min_length=1, max_length=2048)]
 ObjectName = Annotated[str, Meta(min_length=1, max_length=253, pattern=OBJECT_NAME_PATTERN, extra={"kind": "name"})]
 SecretKey = Annotated[str, Meta(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN, extra={"kind": "key"})]
-HeaderName = Annotated[str, Meta(min_length=1, max_length=64, pattern=HEADER_PATTERN, extra={"kind": "header"})]
 DeviceKey = Annotated[str, Meta(min_length=3, max_length=128, pattern=DEVICE_PATTERN, extra={"kind": "device"})]
 LabelKey = Annotated[str, Meta(min_length=1, max_length=317, pattern=LABEL_PATTERN, extra={"kind": "label"})]
 HostName = Annotated[str, Meta(min_length=1, max_length=253, pattern=HOST_PATTERN, extra={"kind": "host"})]
@@ -135,7 +133,6 @@ RIGHT: Final = {
     "key": "letters, digits, '-', '_' and '.'",
     "env": "letters, digits, '_', '-' and '.', not beginning with a digit",
     "path": "write an absolute path without a colon",
-    "header": "the name of a header: letters, digits, '-' and '_', beginning with a letter or digit",
     "host": "the name or address of a host, without a port",
     "device": "write the key of a resource, e.g. nvidia.com/gpu or amd.com/gpu, or none",
     "label": "write the key of a label, e.g. topology.kubernetes.io/zone",

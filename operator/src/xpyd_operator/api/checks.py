@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from xpyd_operator.api import rules_devices, rules_instances, rules_kv, rules_policies, rules_service
+from xpyd_operator.api import (
+    outside,
+    rules_devices,
+    rules_instances,
+    rules_kv,
+    rules_policies,
+    rules_service,
+    templates,
+)
 from xpyd_operator.api.rule import Rule, Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Fault
+from xpyd_sidecar.contract.ids import Role
 
 RULES: tuple[Rule, ...] = (
-    *rules_instances.RULES, *rules_devices.RULES, *rules_service.RULES, *rules_kv.RULES, *rules_policies.RULES
+    *rules_instances.RULES, *rules_devices.RULES, *rules_service.RULES, *rules_kv.RULES, *rules_policies.RULES,
+    *outside.RULES,
 )
+_ROLES = {f"spec.{role.value}": role for role in Role}
 
 
 def faults(
@@ -33,7 +44,7 @@ def faults(
     for rule, at, section in sections(service):
         if (rule.target not in (None, target) and target is not None) or _blocked(at, rule.reads, already):
             continue
-        found = [Fault(f"{at}.{path}" if path else at, message) for path, message in rule.wrong(section)]
+        found = [Fault(_written(service, at, path), message) for path, message in rule.wrong(section)]
         if rule.target in (None, target):
             wrong += found
         elif found and rule.target is not None:
@@ -51,6 +62,8 @@ def sections(service: DisaggService) -> Iterator[tuple[Rule, str, Any]]:
 
 
 def _section(service: DisaggService, at: str) -> Any:
+    if at in _ROLES:
+        return service.spec.role(_ROLES[at])
     section: Any = service
     for name in at.split("."):
         if section is None:
@@ -58,6 +71,15 @@ def _section(service: DisaggService, at: str) -> Any:
         kind = type(section)
         section = getattr(section, kind.__struct_fields__[kind.__struct_encode_fields__.index(name)])
     return section
+
+
+def _written(service: DisaggService, at: str, path: str) -> str:
+    """The path of a finding: of a role's template, which is laid over that of all pods, where that part was written."""
+    below = path.removeprefix("template")
+    if at in _ROLES and below != path and service.spec.template is not None:
+        both = ((f"{at}.template", service.spec.written(_ROLES[at]).template), ("spec.template", service.spec.template))
+        return templates.origin(below, service.spec.role(_ROLES[at]).template, *both) or f"{at}.{path}"
+    return f"{at}.{path}" if path else at
 
 
 def _blocked(at: str, reads: tuple[str, ...], already: Collection[str]) -> bool:

@@ -3,32 +3,32 @@
     parallelism.device: none               none
     parallelism.device: KEY                KEY; added where neither ``resources`` nor ``template`` names it
     resources: {}                          none
-    resources or template name some        those: a key with a domain, or a claim
+    resources or template name some        those: a key that is known for a device's (``device_keys``), or a claim
     otherwise                              ``nvidia.com/gpu``, added
 
-What is added is as many as ``parallelism`` has devices for a pod. A limit of memory takes no GPU away. What ``template``
-says of the container ``main`` counts like ``resources``. Keys of networks have a domain, too, and are no devices.
+What is added is as many as ``parallelism`` has devices for a pod. Neither a limit of memory nor a NIC takes a GPU away.
+What ``template`` says of the container ``main`` counts like ``resources``. A key that nobody knows is refused where nothing
+else says what an engine computes on (``questions``); what was accepted before there were lists has it for its device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 
+from xpyd_operator.api.device_keys import EFA, TPU, Meaning, meaning
 from xpyd_operator.api.model import Engine
 from xpyd_operator.api.roles import GPU, NO_DEVICE, Resources, RoleSpec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Fault
 from xpyd_sidecar.contract.ids import Role
 
-NETWORKS: Final = ("rdma/", "vpc.amazonaws.com/")
-"""Beginnings of keys that engines reach each other by."""
-VENDORS: Final = ("nvidia.com/", "amd.com/", "gpu.intel.com/", "aws.amazon.com/", "habana.ai/", "google.com/")
-"""Beginnings of keys that the API server counts: it knows no other way to tell a device (``rules_devices``)."""
 _NVIDIA: Final = "nvidia.com/"
 _MIG: Final = "nvidia.com/mig-"
+_NODE: Final = 8
+"""Devices of the nodes that are commonly had; those of NVIDIA and AMD."""
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -67,9 +67,11 @@ class Devices(msgspec.Struct, frozen=True):
 def devices(role: RoleSpec) -> Devices:
     """The devices of one instance of a role."""
     stated = role.parallelism.device
-    named = tuple(one for one in _named(role) if one.key == stated or (stated is None and _is_device(one.key)))
+    everything = tuple(_named(role))
+    known = tuple(one for one in everything if meaning(one.key) in (Meaning.DEVICE, Meaning.SHARE))
     if stated == NO_DEVICE:
         return Devices("", (), claimed=False)
+    named = tuple(one for one in everything if one.key == stated) if stated else known or tuple(_unknown(everything))
     if stated is not None:  # what is claimed beside it is something else
         return Devices("" if named else stated, named, claimed=False)
     claimed = _claimed(role)
@@ -90,13 +92,27 @@ def counted(role: RoleSpec) -> Iterator[Named]:
     """Of the devices that are named, those that must be as many as ``parallelism`` says."""
     named = devices(role).named
     mine = [one for one in named if one.key == GPU] if role.parallelism.device is None else []
-    yield from mine or named
+    yield from mine or (one for one in named if meaning(one.key) is not Meaning.SHARE)
+
+
+def questions(role: RoleSpec) -> Iterator[Named]:
+    """Keys of which only the user knows whether engines compute on them, where nothing else says on what they do."""
+    everything = tuple(_named(role))
+    unknown = {one.key: one for one in _unknown(everything)}
+    found = devices(role)
+    if role.parallelism.device is None and not found.claimed and unknown.keys() >= set(found.keys):
+        yield from unknown.values()
+
+
+def networks(role: RoleSpec) -> list[str]:
+    """Keys of a role's resources by which pods reach each other."""
+    return list(dict.fromkeys(one.key for one in _named(role) if meaning(one.key) is Meaning.NETWORK))
 
 
 def contradicted(role: RoleSpec) -> Iterator[Named]:
     """What names a device although ``parallelism.device`` is none; claims have no key."""
     if role.parallelism.device == NO_DEVICE:
-        yield from (one for one in _named(role) if _is_device(one.key))
+        yield from (one for one in _named(role) if meaning(one.key) in (Meaning.DEVICE, Meaning.SHARE))
         if _claimed(role):
             own = role.resources is not None and role.resources.claims
             yield Named("resources.claims" if own else "template", "", None)
@@ -119,10 +135,29 @@ def notes(service: DisaggService) -> list[Fault]:
             number = role.parallelism.devices_of_pod
             words = f"{GPU}: {number} is added; on CPUs write spec.{which}.parallelism.device: none"
             found.append(Fault(f"spec.{which}.resources", f"names no device, so {words}"))
-        if keys and service.spec.engine.image == Engine().image and not any(key.startswith(_NVIDIA) for key in keys):
+        other = bool(keys) and not any(key.startswith(_NVIDIA) for key in keys) and not any(questions(role))
+        if other and service.spec.engine.image == Engine().image:
             words = f"the default is made for CUDA; write an image with vLLM for {keys[0]} ({which})"
             found.append(Fault("spec.engine.image", words))
+        if role.parallelism.devices_of_pod > _NODE and any(key in (GPU, "amd.com/gpu") for key in keys):
+            words = (f"{role.parallelism.devices_of_pod} devices in one pod: most nodes have {_NODE}, and a pod is on one; "
+                     "write pods, so that each has a part")
+            found.append(Fault(f"spec.{which}.parallelism", words))
     return found
+
+
+def warnings(service: DisaggService) -> Iterator[Fault]:
+    """Devices that xpyd's part of an engine is not known to work with, in a cluster."""
+    for which in Role:
+        role = service.spec.role(which)
+        if TPU in devices(role).keys:
+            words = (f"xpyd has not run on {TPU}: it copies KV of GPUs, or of engines on CPUs; expect the engines of "
+                     f"{which} to end at their start")
+            yield Fault(f"spec.{which}.resources", words)
+        if EFA in networks(role) and service.spec.kv.transport == "rdma":
+            words = (f"{EFA} is no device for transport rdma: UCX, which NIXL goes by, has no EFA, so engines of {which} "
+                     "end at their start; write kv.transport: tcp")
+            yield Fault(f"spec.{which}.resources", words)
 
 
 def _members(role: RoleSpec) -> str:
@@ -133,8 +168,8 @@ def _members(role: RoleSpec) -> str:
     return f"{words}; each has {ranks} of the {size.data} data-parallel ranks, and a server for them"
 
 
-def _is_device(key: str) -> bool:
-    return "/" in key and not key.startswith(NETWORKS)
+def _unknown(named: Iterable[Named]) -> Iterator[Named]:
+    return (one for one in named if meaning(one.key) is Meaning.UNKNOWN)
 
 
 def _named(role: RoleSpec) -> Iterator[Named]:

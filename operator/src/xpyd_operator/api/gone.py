@@ -12,8 +12,14 @@ from typing import Any, Final
 SETTINGS: Final[Mapping[str, str]] = {
     "spec.planner.scaleDownDelay": "leave it out; how long fewer must have been enough follows from spec.planner.lateCost, "
                                    "cold starts and what came of earlier removals",
+    "spec.router.affinity": "leave it out; the policy cost finds what belongs together: by prompt_cache_key, session_id, "
+                            "the header X-Session-Id, metadata.user_id or user, else by the first user message",
     "spec.router.compat": "leave it out; engines of the service need nothing instead, and engines that only send the older "
                           "heartbeat (P2P and MoRIIO connectors) are served no more",
+    "spec.router.policyOptions.blocks": "leave it out; the policy cost, in place of prefix_aware, has no settings",
+    "spec.router.policyOptions.bound": "leave it out; the policy cost, in place of prefix_aware, has no settings",
+    "spec.router.skipPrefill.cachedShare": "write spec.router.skipPrefill.restTokens, the tokens that decode may compute "
+                                           "itself of a prompt of which it holds all else, such as 1024",
     "spec.router.workers": "leave it out; a router is one process, and who needs more writes more routers: "
                            "spec.router.replicas with placement: deployment, else spec.router.maxSidecars",
 }
@@ -21,6 +27,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "apiVersion": {"xpyd.dev/v1alpha1": "xpyd.dev/v1beta1"},
+    "spec.router.policy": {"prefix_aware": "cost"},
     "spec.router.placement": {"Sidecar": "sidecar", "Deployment": "deployment"},
     "spec.planner.mode": {"Off": "disabled", "Observe": "observe", "Auto": "auto"},
     "spec.engine.dpStepSync": {"off": "disabled"},

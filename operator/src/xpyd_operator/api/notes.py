@@ -6,6 +6,9 @@
     rdma       engines that move KV by RDMA need a device for it. How a pod gets one differs from cluster to cluster: a key
                of a device plugin, a claim, a network that a template names. An engine without one says so when it starts,
                and ends (``xpyd_sidecar.engine.nixl_setup``)
+    values     what makes KV what it is and is stated for one role alone: whether the other's default is the same, the model
+               says
+    queue      a label of Kueue's on the service itself
     exposed    over rdma and nccl nothing is encrypted, and nobody is asked who it is; whether others can reach that network
                cannot be seen here
 """
@@ -16,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from xpyd_operator.api import arguments
-from xpyd_operator.api.devices import NETWORKS
+from xpyd_operator.api.devices import networks
 from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Fault
@@ -30,6 +33,8 @@ JUDGING: Final = frozenset({
 })
 """By full name; a test holds them against vLLM's parser."""
 _WORDS = "decode has the last word, so what prefill alone refuses goes without prefill; write it in spec.engine.args"
+KV_TYPE: Final = "--kv-cache-dtype"
+QUEUE: Final = "kueue.x-k8s.io/queue-name"
 CHOICE: Final = "UCX_TLS"
 """UCX's own variable: what it may take. Whoever sets it needs no RDMA device."""
 
@@ -56,6 +61,28 @@ def judging(service: DisaggService) -> list[Fault]:
     return found
 
 
+def values(service: DisaggService) -> Iterator[Fault]:
+    """A type of KV that one role states and the other leaves to its default."""
+    spec = service.spec
+    if not spec.prefill.most or any(one.name == KV_TYPE for one in arguments.given(spec.engine.args)):
+        return
+    given = {role: [one for one in arguments.given(spec.role(role).args) if one.name == KV_TYPE] for role in Role}
+    for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+        stated = given[role][-1] if given[role] else None
+        if stated is None or given[other] or stated.values[:1] in ((), ("auto",)):
+            continue
+        words = (f"{KV_TYPE} {stated.values[0]} is set for {role} alone: {other} takes what the model says, and unless "
+                 "that is the same no pair can hand over KV; write it in spec.engine.args")
+        yield Fault(f"spec.{role}.args[{stated.index}]", words)
+
+
+def queue(service: DisaggService) -> Iterator[Fault]:
+    """A queue of Kueue that is named where it is on other kinds of objects: here it has no effect."""
+    if QUEUE in service.metadata.labels:
+        words = "has no effect on a service, whose pods are queued; write it in metadata.labels of both roles' templates"
+        yield Fault(f'metadata.labels["{QUEUE}"]', words)
+
+
 def rdma(service: DisaggService) -> Iterator[Fault]:
     """What seems to be lacking in a document for Kubernetes."""
     if service.spec.kv.transport != "rdma":
@@ -65,7 +92,7 @@ def rdma(service: DisaggService) -> Iterator[Fault]:
         words = "blocks go over what this allows; over tcp and shared memory UCX checks nobody: for trusted networks alone"
         yield Fault(f"spec.engine.env[{index}]", words)
     for which in Role if not chosen else ():
-        if not _connected(service.spec.role(which)):
+        if not _connected(service.spec.role(which), service.spec.written(which).template is not None):
             words = (
                 "transport rdma needs an RDMA device, and nothing here seems to bring one: add e.g. limits rdma/ib: 1, "
                 "a claim, or a network in template"
@@ -92,11 +119,11 @@ def _given(args: Sequence[str]) -> Iterator[tuple[str, tuple[int, tuple[str, ...
             yield one.name, (one.index, one.values)
 
 
-def _connected(role: RoleSpec) -> bool:
-    """Whether something may bring an RDMA device. What a template or a claim brings is not known here."""
-    if role.template is not None:
+def _connected(role: RoleSpec, template: bool) -> bool:
+    """Whether something may bring an RDMA device. What a role's template or a claim brings is not known here."""
+    if template:
         return True
     given = role.resources
     if given is None:
         return False
-    return bool(given.claims) or any(key.startswith(NETWORKS) for key in (*given.limits, *given.requests))
+    return bool(given.claims) or bool(networks(role))

@@ -123,3 +123,42 @@ def expression() -> str:
     full = "|".join(option.removeprefix("--") for option in _FULL)
     short = "|".join(name.removeprefix("-") for name in SHORT)
     return f"^(--(({heads})[-_a-z]*|{full})|-({short}|[nr][0-9]+))([=.]|$)"
+
+
+def message() -> str:
+    """CEL that names the first owned argument of a list (``self``) and says what to write instead.
+
+    Every text is one of the table's, found by beginnings: what is put together from the list, or asked for by expressions,
+    has no bound that an API server would take. What beginnings do not find (``_`` for ``-``) has the last text.
+    """
+    words = "'one of these is set by xpyd; see the reference of engine.args'"
+    shorts: dict[str, list[str]] = {}
+    for short, option in SHORT.items():
+        shorts.setdefault(_row(option), []).append(short)
+    for row, instead in reversed(_TABLE.items()):
+        option, head = row.replace("|", ""), row.partition("|")[0]
+        find = f"a.startsWith('{head}')" if "|" in row else f"a == '{option}' || a.startsWith('{option}=')"
+        if row in shorts:
+            find = f"{find} || a in {shorts[row]}"
+        words = f"self.exists(a, {find}) ? '{_quoted(f'{option} is set by xpyd; {instead}')}' : {words}"
+    return words
+
+
+def env_message() -> str:
+    """CEL that names the first owned variable of a list (``self``) and says what to write instead."""
+    words = "'one of these is set by xpyd; see the reference of engine.env'"
+    for pattern, instead in reversed(_ENV.items()):
+        head = pattern.removesuffix(".*")
+        find = f"e.name.startsWith('{head}')" if head != pattern else f"e.name == '{head}'"
+        name = head if head == pattern else f"{head}*"
+        words = f"self.exists(e, {find}) ? '{_quoted(f'{name} is set by xpyd; {instead}')}' : {words}"
+    return words
+
+
+def _row(option: str) -> str:
+    """The row of the table that an owned option is of."""
+    return next(row for row in _TABLE if option.startswith(row.partition("|")[0]))
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", r"\'")

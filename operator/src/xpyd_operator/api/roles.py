@@ -44,8 +44,9 @@ class Parallelism(Part, frozen=True):
     Default: `uni` for one device, otherwise `mp`."""
     device: DeviceKey | None = None
     """What a device is: the key of a resource, e.g. `amd.com/gpu` or `nvidia.com/mig-3g.40gb`; `none`: there are none, as
-    on CPUs. Default: the keys with a domain that `resources` or `template` name (networks such as `rdma/…` apart), or a
-    claim; without any `nvidia.com/gpu`. A key that nothing names is added, `tensor` x `pipeline` x `data` of it."""
+    on CPUs. Default: the devices that `resources` or `template` name, or a claim; without any `nvidia.com/gpu`. Where they
+    name a key alone that xpyd knows neither as a device nor as a network, it must stand here, or what the device is. A key
+    that nothing names is added, `tensor` x `pipeline` x `data` of it."""
 
     @property
     def devices(self) -> int:
@@ -108,9 +109,9 @@ class RoleSpec(Part, frozen=True):
     args: Arguments = ()
     """Arguments of the vLLM server for this role, after those of `engine.args`."""
     template: Preserved | None = None
-    """Pod template laid over the pod that xpyd makes; the container of the engine is named `main`. Maps are merged, `null`
-    takes a field away; containers, volumes, variables and ports are merged by name, mounts by path, other lists replaced.
-    What xpyd needs is refused here: `xpyd render pods` shows the outcome. Not used by `xpyd up`."""
+    """Pod template laid over `spec.template` and the pod that xpyd makes; the engine's container is `main`. Maps are
+    merged, `null` takes a field away; containers, volumes, variables and ports are merged by name, mounts by path, other
+    lists replaced. What xpyd needs is refused here: `xpyd render pods` shows the outcome. Not used by `xpyd up`."""
 
     @property
     def least(self) -> int:

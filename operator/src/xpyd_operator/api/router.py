@@ -9,7 +9,6 @@ from msgspec import Meta
 
 from xpyd_operator.api.base import (
     Duration,
-    HeaderName,
     HostNames,
     Networks,
     ObjectName,
@@ -63,10 +62,6 @@ class PolicyOptions(Part, frozen=True):
 
     choices: Annotated[int, Meta(ge=2, le=16)] | None = None
     """`least_loaded`: instances that are compared; 2 by default."""
-    blocks: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """`prefix_aware`: blocks of the prompt that are hashed."""
-    bound: Annotated[float, Meta(ge=1, le=10)] | None = None
-    """`prefix_aware`: most load of an instance, relative to the mean."""
 
 
 class SkipPrefill(Part, frozen=True):
@@ -74,8 +69,9 @@ class SkipPrefill(Part, frozen=True):
 
     below_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     """Prompts with fewer tokens (text: estimated). 0: none."""
-    cached_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Prompts of which decode probably holds at least this share. 0: none."""
+    rest_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """Prompts that decode probably holds but for this many tokens, which it computes itself: one step's worth, e.g. 1024.
+    A decode instance has no more of such rests at once. 0: none."""
 
 
 class Queue(Part, frozen=True):
@@ -87,13 +83,6 @@ class Queue(Part, frozen=True):
     """Longest wait; then 503 with Retry-After."""
     per_instance: Annotated[int, Meta(ge=0, le=100_000)] = 0
     """Requests of one router that an instance serves at once. 0: found from what engines report as waiting."""
-
-
-class Affinity(Part, frozen=True):
-    """Requests that belong together go to the same instances."""
-
-    header: HeaderName | None = None
-    """Header whose value names what belongs together, e.g. a session. Default: requests are independent."""
 
 
 class Tls(Part, frozen=True):
@@ -144,9 +133,9 @@ class Router(Part, frozen=True):
     template: Preserved | None = None
     """Pod template laid over the pods of routers (placement deployment), as that of a role over its pods; their container
     is named `router`: `imagePullSecrets`, `tolerations`, `securityContext` and so on. Not used by `xpyd up`."""
-    policy: Literal["round_robin", "random", "least_loaded", "prefix_aware"] = "round_robin"
-    """How instances are chosen: in turn, at random, the less loaded of two, or by the first blocks of the prompt with a
-    bound on load."""
+    policy: Literal["cost", "round_robin", "random", "least_loaded"] = "cost"
+    """How instances are chosen: where the prompt is done soonest, by the tokens that wait there and those of it that are
+    probably in the cache; in turn; at random; or the less loaded of two."""
     policy_options: PolicyOptions = PolicyOptions()
     """Settings of the policy."""
     ports: Ports = Ports()
@@ -162,8 +151,9 @@ class Router(Part, frozen=True):
     """Which prompts go to decode alone."""
     queue: Queue = Queue()
     """Requests that wait until an instance has room for them."""
-    affinity: Affinity = Affinity()
-    """Requests that belong together go to the same instances."""
+    hold: ShortDuration = "30s"
+    """How long a request waits where no instance is ready and one is expected: it is starting, it was lost a moment ago or
+    its engine restarts; then 503 with Retry-After. Waiting requests are bounded in number and bytes by `bodyBudget`."""
     retry_budget: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Most retries, as a share of recent requests, beyond a small floor."""
     first_token: Literal["decode", "prefill"] = "decode"  # noqa: S105  # a token of an answer
@@ -212,6 +202,11 @@ class Router(Part, frozen=True):
     def queue_timeout_s(self) -> float:
         """Seconds."""
         return seconds(self.queue.timeout)
+
+    @property
+    def hold_s(self) -> float:
+        """Seconds."""
+        return seconds(self.hold)
 
     @property
     def pair_timeout_s(self) -> float:

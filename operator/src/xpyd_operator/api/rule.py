@@ -28,6 +28,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Fields it looks at, below the section. When one of them is itself faulty, the rule is not asked."""
     says: str
     """Message of the CEL rule."""
+    tells: str = ""
+    """CEL for a message that names what is wrong, over what ``cel`` is over; ``says`` stands in where it is empty or fails.
+    Of functions it has only CEL's own, and its texts are literal, so that its cost is bounded."""
     cel: str = ""
     """CEL over the section (``self``), true when all is well; empty when there is no twin."""
     cel_at: str = ""

@@ -8,6 +8,7 @@ from xpyd_operator.api import devices
 from xpyd_operator.api.roles import GPU, NO_DEVICE, RoleSpec
 from xpyd_operator.api.rule import Finding, Rule
 from xpyd_operator.api.service import ServiceSpec
+from xpyd_sidecar.contract.ids import Role
 
 _ROLES = ("spec.prefill", "spec.decode")
 _SIZES = ("parallelism.tensor", "parallelism.pipeline", "parallelism.data", "parallelism.pods", "parallelism.executor")
@@ -30,7 +31,8 @@ def _counts(role: RoleSpec) -> Iterator[tuple[devices.Named, Finding]]:
     sizes = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}"
     if parallel.pods > 1:
         sizes = f"{sizes} over {parallel.pods} pods"
-    for one in devices.counted(role):
+    asked = {one.key for one in devices.questions(role)}
+    for one in (each for each in devices.counted(role) if each.key not in asked):
         if str(one.value) != str(parallel.devices_of_pod):
             known = one.key == GPU or parallel.device is not None
             other = "" if known else "; if the engine runs on something else, write parallelism.device"
@@ -39,8 +41,16 @@ def _counts(role: RoleSpec) -> Iterator[tuple[devices.Named, Finding]]:
 
 def _seen(role: RoleSpec, one: devices.Named) -> bool:
     """Whether the API server knows it for a device."""
-    known = one.key in ("", role.parallelism.device) or one.key.startswith(devices.VENDORS)
-    return one.path.startswith("resources.") and known
+    return one.path.startswith("resources.") and (one.key in ("", role.parallelism.device) or _listed(one.key))
+
+
+def _questions(role: RoleSpec) -> Iterator[Finding]:
+    for one in devices.questions(role):
+        words = (
+            f"is {one.key} what engines compute on? xpyd knows it neither as a device nor as a network. Write "
+            f"parallelism.device: {one.key} if they do, else parallelism.device: {GPU}, or the key of what they compute on"
+        )
+        yield one.path, words
 
 
 def _contradicted(role: RoleSpec) -> Iterator[Finding]:
@@ -64,7 +74,7 @@ def _nccl_unseen(spec: ServiceSpec) -> Iterator[Finding]:
 
 
 def _without_nccl(spec: ServiceSpec) -> Iterator[tuple[RoleSpec, Finding]]:
-    for name, role in (("prefill", spec.prefill), ("decode", spec.decode)) if spec.kv.transport == "nccl" else ():
+    for name, role in ((which.value, spec.role(which)) for which in Role) if spec.kv.transport == "nccl" else ():
         found = devices.devices(role)
         if not found:
             reason = f"transport nccl needs GPUs; add limits {GPU}, or write kv.transport: tcp"
@@ -79,15 +89,19 @@ def _judged(role: RoleSpec) -> bool:
     if role.parallelism.device is not None:
         return True
     named = devices.devices(role).named
-    return role.template is None and (not named or any(one.key.startswith(devices.VENDORS) for one in named))
+    return role.template is None and (not named or any(_listed(one.key) for one in named))
 
 
-def _any(key: str, beginnings: tuple[str, ...]) -> str:
-    return " || ".join(f"{key}.startsWith('{one}')" for one in beginnings)
+def _listed(key: str) -> bool:
+    """Whether the API server knows a key: looking for more of them in CEL costs too much."""
+    return key in _SERVERS or key.startswith(_MIG)
 
 
-_VENDORS = _any("k", devices.VENDORS)
-_WHOLE = "k.startsWith('nvidia.com/') && !k.startsWith('nvidia.com/mig-')"
+_MIG = "nvidia.com/mig-"
+_SERVERS = (GPU, "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi",
+            "aws.amazon.com/neuroncore", "google.com/tpu")
+_VENDORS = f"k in {list(_SERVERS)} || k.startsWith('{_MIG}')"
+_WHOLE = f"k in {list(_SERVERS[:2])}"
 
 
 def _count_cel(part: str) -> str:
@@ -102,8 +116,8 @@ def _nccl_cel(role: str) -> str:
     """The API server knows only some vendors, and not what a template names."""
     device, given = f"self.{role}.parallelism.device", f"self.{role}.resources"
     return f"""(has({device}) ?
-                {device}.startsWith('nvidia.com/') && !{device}.startsWith('nvidia.com/mig-') :
-                !has({given}) || has(self.{role}.template) || {given}.claims.size() > 0 ||
+                {device}.startsWith('nvidia.com/') && !{device}.startsWith('{_MIG}') :
+                !has({given}) || has(self.{role}.template) || has(self.template) || {given}.claims.size() > 0 ||
                 {given}.limits.exists(k, {_WHOLE}) || {given}.requests.exists(k, {_WHOLE}) ||
                 ({given}.limits.size() + {given}.requests.size() > 0 && !{given}.limits.exists(k, {_VENDORS}) &&
                 !{given}.requests.exists(k, {_VENDORS})))"""
@@ -123,6 +137,13 @@ RULES: tuple[Rule, ...] = (
         reads=(*_SIZES, *_STATED, "template"),
         says="",
         wrong=_count_unseen,
+        no_twin=_UNSEEN,
+    ),
+    Rule(
+        at=_ROLES,
+        reads=(*_STATED, "template"),
+        says="",
+        wrong=_questions,
         no_twin=_UNSEEN,
     ),
     Rule(
@@ -151,7 +172,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         at=("spec",),
-        reads=("kv.transport", *(f"{role}.{field}" for role in ("prefill", "decode") for field in (*_STATED, "template"))),
+        reads=("kv.transport", "template",
+               *(f"{role}.{field}" for role in ("prefill", "decode") for field in (*_STATED, "template"))),
         says="",
         wrong=_nccl_unseen,
         no_twin=_UNSEEN,

@@ -104,15 +104,9 @@ def _router_template(router: Router) -> list[Finding]:
     return when(useless, "template", f"only for placement: deployment; {right}")
 
 
-def _options(router: Router) -> Iterator[Finding]:
-    given = router.policy_options
-    for name, value, policy in (
-        ("choices", given.choices, "least_loaded"),
-        ("blocks", given.blocks, "prefix_aware"),
-        ("bound", given.bound, "prefix_aware"),
-    ):
-        if value is not None and router.policy != policy:
-            yield f"policyOptions.{name}", f"belongs to policy {policy}, not {router.policy}"
+def _options(router: Router) -> list[Finding]:
+    useless = router.policy_options.choices is not None and router.policy != "least_loaded"
+    return when(useless, "policyOptions.choices", f"belongs to policy least_loaded, not {router.policy}")
 
 
 def _pair_timeout(router: Router) -> list[Finding]:
@@ -253,9 +247,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec.router",),
         reads=("policy", "policyOptions"),
-        says="policyOptions: choices belongs to least_loaded, blocks and bound to prefix_aware",
-        cel="""(!has(self.policyOptions.choices) || self.policy == 'least_loaded') &&
-            ((!has(self.policyOptions.blocks) && !has(self.policyOptions.bound)) || self.policy == 'prefix_aware')""",
+        says="policyOptions: choices belongs to least_loaded",
+        cel="!has(self.policyOptions.choices) || self.policy == 'least_loaded'",
         wrong=_options,
     ),
     Rule(

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as mi
 
+from xpyd_operator.api.base import RIGHT
 from xpyd_operator.api.checks import RULES
 from xpyd_operator.api.rule import Rule, Target
 
@@ -58,7 +59,8 @@ def with_rules(schema: Schema) -> Schema:
 
 def validation(rule: Rule) -> Schema:
     """One entry of ``x-kubernetes-validations``; white space in the expression is made single."""
-    return {"rule": " ".join(rule.cel.split()), "message": rule.says}
+    made = {"rule": " ".join(rule.cel.split()), "message": rule.says}
+    return made | ({"messageExpression": " ".join(rule.tells.split())} if rule.tells else {})
 
 
 def text_of(kind: type) -> str:
@@ -142,6 +144,10 @@ def _str(kind: mi.StrType, extra: dict[str, Any]) -> Schema:
     schema: Schema = {"type": "string"} | _bounds(kind)
     if "format" in extra:
         schema["format"] = extra["format"]
+    if extra.get("kind") == "source":  # the API server would show the expression alone
+        pattern, right = schema.pop("pattern"), RIGHT["source"]
+        schema["x-kubernetes-validations"] = [{"rule": f"self.matches('{pattern}')", "message": right,
+                                               "messageExpression": f"self + ' is no source of a model; {right}'"}]
     if extra.get("kind") == "duration":
         least, most = extra["min"], extra["max"]
         schema["x-kubernetes-validations"] = [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
-from xpyd_operator.api.base import Part
+from xpyd_operator.api import templates
+from xpyd_operator.api.base import Part, Preserved
 from xpyd_operator.api.kv import Kv
 from xpyd_operator.api.model import Engine, Model
 from xpyd_operator.api.operation import DrainOptions, Limits, NetworkPolicy, Planner, Rollout
@@ -82,10 +84,35 @@ class ServiceSpec(Part, frozen=True):
     """Sets the counts of roles that have `scaling`."""
     network_policy: NetworkPolicy = NetworkPolicy()
     """Who may reach the pods of the service."""
+    template: Preserved | None = None
+    """Pod template of all pods, below those of roles and routers, which are laid over it: `tolerations`,
+    `imagePullSecrets`, `serviceAccountName`, variables, volumes. What it says of the containers `main`, `sidecar` and
+    `xpyd-install` and of `resourceClaims` is for engines, what it says of `router` for routers in pods of their own. Not
+    used by `xpyd up`."""
 
     def role(self, role: Role) -> RoleSpec:
-        """The section of a role."""
+        """The section of a role, its template laid over that of all pods."""
+        section = self.written(role)
+        if self.template is None:
+            return section
+        return structs.replace(section, template=templates.of_engine(self.template, section.template))
+
+    def written(self, role: Role) -> RoleSpec:
+        """The section of a role as it was written, with its own template alone."""
         return self.prefill if role is Role.PREFILL else self.decode
+
+    def templates(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every template as it was written, with its path."""
+        found = {"spec.template": self.template, "spec.prefill.template": self.prefill.template,
+                 "spec.decode.template": self.decode.template, "spec.router.template": self.router.template}
+        for path, template in found.items():
+            if template is not None:
+                yield path, template
+
+    @property
+    def router_template(self) -> dict[str, Any] | None:
+        """The template of routers in pods of their own, laid over that of all pods."""
+        return templates.of_router(self.template, self.router.template)
 
     def replicas(self, role: Role) -> int:
         """The count that the document itself asks for: ``replicas``, or the lower bound of ``scaling``."""

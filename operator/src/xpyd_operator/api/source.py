@@ -48,7 +48,7 @@ FORMS = (
     "that begins with ./ or ../"
 )
 SOURCE_PATTERN = (
-    r"^([A-Za-z0-9][-A-Za-z0-9_.]*(/[A-Za-z0-9][-A-Za-z0-9_.]*)?|/.*|\.\.?/.*|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?)$"
+    r"^([A-Za-z0-9][-A-Za-z0-9_.]*(/[A-Za-z0-9][-A-Za-z0-9_.]*)?|/.*|[.][.]?/.*|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?)$"
 )
 """The same in one expression, for the schema."""
 

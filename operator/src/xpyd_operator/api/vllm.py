@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from xpyd_operator.api import speculation
+from xpyd_operator.api import options, speculation
 from xpyd_operator.api.arguments import Given, ends_with_option, given, surplus
 from xpyd_operator.api.model import EnvVar
 from xpyd_operator.api.service import DisaggService
@@ -59,7 +59,16 @@ def warnings(service: DisaggService) -> list[Fault]:
     """What the engines of a service would refuse or not do, each with the version that this holds for."""
     found = [*_options(service), *_models(service), *_tools(service), *_allocator(service), *_unequal(service),
              *_uncached(service), *speculation.warnings(service)]
-    return [Fault(path, f"{message} ({VERSION})") for path, message in found]
+    known = [Fault(path, f"{message} ({VERSION})") for path, message in found]
+    told = {fault.path for fault in known}
+    return [*known, *(fault for fault in _parsed(service) if fault.path not in told)]
+
+
+def _parsed(service: DisaggService) -> Iterator[Fault]:
+    """What its parser refuses."""
+    for path, args in _lists(service):
+        for index, message in options.faults(args, service.spec.engine.image, ends=path != "spec.engine.args"):
+            yield Fault(f"{path}[{index}]", message)
 
 
 def known(name: str) -> str:

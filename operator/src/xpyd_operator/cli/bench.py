@@ -17,7 +17,7 @@ from xpyd_operator.cli.follow import out
 from xpyd_operator.cli.plot import panels
 from xpyd_operator.cli.traces import duration, load_trace, positive, write
 from xpyd_operator.errors import XpydError
-from xpyd_operator.simulation.trace import Arrival, Trace
+from xpyd_operator.simulation.trace import UNITS, Arrival, Trace
 from xpyd_operator.traffic.drive import TrafficTarget, drive, models
 from xpyd_operator.traffic.measures import RequestOutcome, measure, table
 
@@ -34,6 +34,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("url", help="of the endpoint, e.g. http://127.0.0.1:10001")
     parser.add_argument("--model", help="default: the one that is served")
     parser.add_argument("--trace", metavar="FILE", help="lengths and times of a trace (CSV or JSON lines, .gz too)")
+    parser.add_argument("--time-unit", choices=tuple(UNITS), help="of its times that are numbers (default: s; ms in JSON)")
     parser.add_argument("--rate", type=positive, default=1.0, metavar="R", help="requests a second, Poisson (default 1)")
     parser.add_argument("--requests", type=int, default=100, metavar="N", help="how many (default 100), also of a trace")
     parser.add_argument("--input-len", type=int, default=256, metavar="TOKENS", help="prompt length (default 256)")
@@ -71,7 +72,7 @@ def planned(args: argparse.Namespace, draw: Random) -> Trace:
     if args.requests < 1:
         raise XpydError("--requests must be at least 1")
     if args.trace:
-        trace = load_trace(args.trace)[: args.requests]
+        trace = load_trace(args.trace, args.time_unit)[: args.requests]
         return [each._replace(at=each.at / args.load) for each in trace]
     if min(args.input_len, args.output_len) < 1:
         raise XpydError("--input-len and --output-len must be at least 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,18 +11,23 @@ import msgspec
 from rich.console import Console
 
 from xpyd_operator.api.rule import Target
+from xpyd_operator.api.service import DisaggService
 from xpyd_operator.cli import report
 from xpyd_operator.cli.documents import load_service
 from xpyd_operator.cli.follow import out
-from xpyd_operator.cli.traces import duration, load_model, load_trace, positive, write
+from xpyd_operator.cli.instances import instances, rules_of
+from xpyd_operator.cli.traces import duration, load_trace, positive, write
 from xpyd_operator.errors import XpydError
 from xpyd_operator.plan.planner.figures import Bounds, Goals
 from xpyd_operator.plan.planner.run import bounds_of, goals_of
-from xpyd_operator.simulation import study
-from xpyd_operator.simulation.engine import PRESETS
-from xpyd_operator.simulation.trace import Trace, scaled, sinusoid
+from xpyd_operator.plan.planner.worth import RemovalPatience
+from xpyd_operator.simulation import families, study
+from xpyd_operator.simulation.hardware import GPUS, MODELS, PRESETS
+from xpyd_operator.simulation.statics import limits
+from xpyd_operator.simulation.trace import UNITS, Trace, scaled
 
-SYNTHETIC = "sinusoid"
+LONG = 2
+"""A trace is so many times as long as the planner's first removal and a start take, or nothing is to be seen."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -29,55 +35,97 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "simulate",
         help="replay a trace: what planner, HPA and fixed counts would make of it",
-        description="Replay a trace on a model of one instance, with xpyd's planner, Kubernetes' HPA at its best targets, "
-        "every fixed choice and perfect foresight, and recommend xPyD.",
+        description="Replay a trace on a model of the instances, with xpyd's planner, autoscalers at their best targets, "
+        "fixed counts, plain engines and perfect foresight, compared at equal GPU-hours.",
         epilog="Exit codes: 0 done, 2 trace, document or model are wrong.",
     )
-    parser.add_argument("trace", help=f"CSV or JSON lines, .gz too; or {SYNTHETIC}, two hours from prefill-heavy to "
-                        "decode-heavy and back")
-    parser.add_argument("-f", "--file", metavar="FILE", help="a DisaggService: its bounds, limits, planner and goals")
+    parser.add_argument("trace", help="CSV or JSON lines, .gz too; or a family of traffic, as square:period=18m: "
+                        f"{', '.join(families.DEFAULTS)}")
+    parser.add_argument("-f", "--file", metavar="FILE", help="a DisaggService: model and sizes, bounds, routers, goals")
     parser.add_argument("--ttft", metavar="DURATION", help="goal for TTFT p95 (default: the document's, else 3s)")
     parser.add_argument("--tpot", metavar="DURATION", help="goal for TPOT p95 (default: the document's, else 60ms)")
-    parser.add_argument("--engine", default="h200-8b", metavar="MODEL",
-                        help=f"{', '.join(PRESETS)}, or a JSON file with the fields of one (default h200-8b)")
+    parser.add_argument("--model", metavar="NAME", help=f"{', '.join(MODELS)}, each with -fp8 too, or a hub id (default: "
+                        "the document's, else qwen3-8b)")
+    parser.add_argument("--gpu", metavar="NAME", help=f"{', '.join(GPUS)} (default: the document's node selector, or h200)")
+    parser.add_argument("--tp", metavar="N[,N]", help="tensor-parallel size, of prefill and decode (default: the "
+                        "document's, else 1)")
+    parser.add_argument("--link", metavar="RATE", help="out of and into an instance, as 100Gb or 12.5GB (default 200Gb)")
+    parser.add_argument("--engine", metavar="MODEL", help=f"in their place: {', '.join(PRESETS)}, or a JSON file with the "
+                        "figures of an instance")
     parser.add_argument("--load", type=positive, default=1.0, metavar="F", help="F times the requests (default 1)")
-    parser.add_argument("--cold-start", metavar="DURATION", help="until a new instance serves (default: the model's)")
+    parser.add_argument("--time-unit", choices=tuple(UNITS), help="of times that are numbers (default: s; ms in JSON)")
+    parser.add_argument("--cold-start", metavar="DURATION", help="until a new instance serves, or between two, as 2m..5m "
+                        "(default: 3m)")
     parser.add_argument("--max", type=int, default=16, metavar="N", help="most of a role, without -f (default 16)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of families, of --load, and of starts that vary (default 1)")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--plot", metavar="FILE", help="write a picture (SVG)")
 
 
 def run(args: argparse.Namespace) -> int:
     """See the epilog."""
-    model = load_model(args.engine)
-    if args.cold_start:
-        model = msgspec.structs.replace(model, cold_start=duration(args.cold_start))
-    draw = Random(args.seed).random
-    trace: Trace = sinusoid(draw) if args.trace == SYNTHETIC else load_trace(args.trace)
-    trace = scaled(trace, args.load, draw)
-    goals, bounds = _asked(args, model.cold_start)
+    service = load_service(args.file, Target.KUBERNETES) if args.file else None
+    played = instances(args, service)
+    pools = played.pools
+    goals, bounds = _asked(args, service, pools.cold_start, alike=pools.are_alike)
+    trace = _trace(args)
+    _check_length(args.trace, trace, goals)
     console = Console(stderr=True)
     with console.status("") as status:
-        found = study.study(trace, model, goals, bounds, tell=lambda words: status.update(f"simulating: {words}"))
-    ttft_s, tpot_s = study.limits(goals)
+        found = study.study(
+            trace, pools, goals, bounds, tell=lambda words: status.update(f"simulating: {words}"), rules=rules_of(service),
+            seed=args.seed)
+    ttft_s, tpot_s = limits(goals)
     if args.output == "json":
-        out(msgspec.json.format(msgspec.json.encode(report.as_json(found)), indent=1).decode())
+        told = {"instances": played.words, **report.as_json(found)}
+        out(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
     else:
-        out(f"{len(trace)} requests in {trace[-1].at / 60:.0f} minutes")
+        out(f"{len(trace)} requests in {trace[-1].at / 60:.0f} minutes; {played.words}")
+        out(_cached(found.planner_run.cached_tokens, found.planner_run.computed_tokens, trace))
         out(report.table(found, ttft_s, tpot_s))
     if args.plot:
         write(args.plot, report.picture(f"{args.trace}: planner and rivals", found, ttft_s, tpot_s).encode())
     return 0
 
 
-def _asked(args: argparse.Namespace, cold_start_s: float) -> tuple[Goals, Bounds]:
+def _trace(args: argparse.Namespace) -> Trace:
+    """A family, or a file."""
+    if families.is_family(args.trace) and not Path(args.trace).exists():
+        trace = families.made(args.trace, args.seed)
+        if not trace:
+            raise XpydError(f"{args.trace}: no request comes; raise rate or hours")
+    elif not Path(args.trace).exists() and not Path(args.trace).suffix:
+        raise XpydError(f"{args.trace}: no such file and no such family; there are {', '.join(families.DEFAULTS)}")
+    else:
+        trace = load_trace(args.trace, args.time_unit)
+    return scaled(trace, args.load, Random(args.seed).random)
+
+
+def _check_length(name: str, trace: Trace, goals: Goals) -> None:
+    """Refuse a trace in which a planner could do nothing."""
+    patience = RemovalPatience().seconds(goals.late_cost, goals.cold_start_s)
+    least = LONG * (patience + goals.cold_start_s)
+    if trace[-1].at < least:
+        raise XpydError(
+            f"{name}: {len(trace)} requests in {trace[-1].at / 60:.1f} minutes are too short for a planner, whose first "
+            f"removal takes {patience / 60:.1f} and a start {goals.cold_start_s / 60:.1f}: give at least {least / 60:.1f} "
+            "minutes, or a shorter --cold-start")
+
+
+def _cached(cached: int, computed: int, trace: Trace) -> str:
+    if not any(each.hashes for each in trace):
+        return "prefix caches: nothing is known of what prompts share (no hash_ids), so every token is computed"
+    return f"prefix caches: {cached / max(1, cached + computed):.1%} of the prompt tokens were there"
+
+
+def _asked(
+    args: argparse.Namespace, service: DisaggService | None, cold_start_s: float, *, alike: bool
+) -> tuple[Goals, Bounds]:
     """From the document, and from arguments where they say more."""
     if args.max < 1:
         raise XpydError("--max must be at least 1")
     goals, bounds = Goals(cold_start_s=cold_start_s), Bounds((1, args.max), (1, args.max))
-    if args.file:
-        service = load_service(args.file, Target.KUBERNETES)
+    if service is not None:
         goals, bounds = goals_of(service, cold_start_s), bounds_of(service)
         if bounds.prefill[0] == bounds.prefill[1] and bounds.decode[0] == bounds.decode[1]:
             raise XpydError(f"{args.file}: nothing is to choose; write scaling (min, max) for prefill or decode")
@@ -85,4 +133,4 @@ def _asked(args: argparse.Namespace, cold_start_s: float) -> tuple[Goals, Bounds
     tpot = duration(args.tpot) if args.tpot else goals.tpot_s
     if ttft is None and tpot is None:
         ttft, tpot = 3.0, 0.06
-    return msgspec.structs.replace(goals, ttft_s=ttft, tpot_s=tpot), bounds
+    return msgspec.structs.replace(goals, ttft_s=ttft, tpot_s=tpot, switching=goals.switching and alike), bounds

@@ -11,12 +11,13 @@ import msgspec
 
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.errors import XpydError
-from xpyd_operator.simulation.engine import PRESETS, EngineModel, preset
-from xpyd_operator.simulation.trace import Trace, read
+from xpyd_operator.simulation.engine import EngineModel
+from xpyd_operator.simulation.hardware import PRESETS, preset
+from xpyd_operator.simulation.trace import Trace, Unit, read
 
 
-def load_trace(name: str) -> Trace:
-    """A trace from a file, packed or not.
+def load_trace(name: str, unit: Unit | None = None) -> Trace:
+    """A trace from a file, packed or not; ``unit``: of numbers that are times, where its form does not tell.
 
     Raises:
         XpydError: it cannot be read, or a line is wrong.
@@ -24,7 +25,7 @@ def load_trace(name: str) -> Trace:
     path = Path(name)
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-            return read(lines, name)
+            return read(lines, name, unit)
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise XpydError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
 

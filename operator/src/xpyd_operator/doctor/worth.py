@@ -171,8 +171,8 @@ def _cache(prefills: tuple[FleetInstance, ...], decodes: tuple[FleetInstance, ..
     yield Ailment("cache-elsewhere", "decode has the beginnings of prompts that prefill computes again",
                   (f"{theirs:.0%} of the prompts' tokens are in decode's prefix cache, {ours:.0%} in prefill's",
                    f"{len(prefills)} prefill instances, {len(decodes)} decode instances"),
-                  "router.skipPrefill.cachedShare: 0.7 lets decode go on with what it has; router.policy: prefix_aware and "
-                  "an affinityHeader lead a conversation to who has it")
+                  "router.skipPrefill.restTokens: 1024 lets decode go on with what it has; router.policy: cost leads a "
+                  "conversation to who has it")
 
 
 def _hits(those: tuple[FleetInstance, ...]) -> float | None:

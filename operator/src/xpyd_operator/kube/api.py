@@ -18,6 +18,7 @@ import msgspec
 
 from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.errors import XpydError
+from xpyd_operator.kube.server_clock import ServerClock
 from xpyd_operator.render import gang
 from xpyd_operator.render.labels import FIELD_MANAGER
 
@@ -141,6 +142,7 @@ class Api:
         self._counter = counter
         self._turns = asyncio.Semaphore(width)
         self._timeout_s = timeout_s
+        self.server_clock = ServerClock(time.time)
         self.requests = 0
         """How many were sent."""
 
@@ -263,9 +265,11 @@ class Api:
         data = msgspec.json.encode(ask.body) if ask.body is not None else None
         headers = {"Accept": "application/json", "Content-Type": ask.content}
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
+        began = self.server_clock.ours()
         asked = self._session.request(ask.method, f"{self._host}{ask.path}", params=ask.query, data=data, headers=headers,
                                       timeout=limit)
         async with asked as answer:
+            self.server_clock.answered(answer.headers.get("date"), began)
             return answer.status, answer.headers.get("Retry-After"), await answer.read()
 
 

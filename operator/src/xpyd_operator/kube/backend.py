@@ -11,10 +11,10 @@ from functools import partial
 
 import msgspec
 
-from xpyd_operator.errors import XpydError
+from xpyd_operator.errors import ServiceGone, XpydError
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backoff import Holds
-from xpyd_operator.kube.blueprint import KubeBlueprint, ServiceGone
+from xpyd_operator.kube.blueprint import KubeBlueprint
 from xpyd_operator.kube.cache import OWNER_KIND, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
@@ -30,11 +30,12 @@ from xpyd_operator.kube.podgroups import PodGroups
 from xpyd_operator.kube.pods import Pods, in_groups, make_whole, pods_of_wanted
 from xpyd_operator.kube.presence import Presence
 from xpyd_operator.kube.report import ServiceReport
-from xpyd_operator.kube.routers import RouterTroubles, router_troubles
+from xpyd_operator.kube.routers import absent_routers
 from xpyd_operator.kube.shared import Shared
-from xpyd_operator.kube.status import gang_troubles, troubles
+from xpyd_operator.kube.status import service_wide, ungrouped
 from xpyd_operator.kube.switches import Switches
 from xpyd_operator.kube.work import in_turn
+from xpyd_operator.plan.absent import Absence
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
@@ -76,6 +77,10 @@ class KubeBackend:
         self._several = False  # there are instances of several pods
         self._before = False  # there are pods of a service of this name that was deleted
         self._place_after = 0.0  # when such instances are made again (``Remove.pause_s``)
+        self._placed: frozenset[str] = frozenset()
+        """uids of pods that have a node."""
+        self._freed = 0.0
+        """When one of them was gone."""
         self._waits_until = 0.0
         """When a surplus has waited long enough for the other role to want it."""
 
@@ -85,7 +90,7 @@ class KubeBackend:
         """From the watched document and the pools; one that cannot be followed shows in the status at once.
 
         Raises:
-            Gone: the service is not there any more.
+            ServiceGone: the service is not there any more.
             KeyTrouble: the key of its pods cannot be told, so nothing is done.
             XpydError: it cannot be told, and nothing before was accepted.
         """
@@ -129,24 +134,30 @@ class KubeBackend:
             prefill=prefill,
         )
         found = instances(ServiceName(service.name), self.uid, pods, self._told, now, taken=self._pods.taken(now),
-                          current=self._blueprint.revisions.values())
+                          current=self._blueprint.revisions.values(),
+                          limit_s=service.spec.engine.startup_timeout_s)
         self._several = any(each.member is not None for each in mine)
         self._before = any(each.owner != self.uid and each.component == labels.ENGINE for each in seen)
         found = outdated(found, pods, self._settings.sidecar_image, now)
         self._switching = any(each.switching for each in mine)
         self._planner.look(self._told.fleet, found, [each for each in routers if each.usable], now)
         self._named = self._taken
+        placed = frozenset(each.uid for each in mine if each.placed)
+        if self._placed - placed:
+            self._freed = now
+        self._placed = placed
         clients = f"Service {service.name}"
         return Observed(
             found,
             front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away),
             fleet_known=self._told.fleet is not None,
             disaggregation=self._told.fleet.disaggregation if self._told.fleet is not None else None,
-            problems=(
-                *troubles(self._named, self._blueprint.valid, self._shared.master.trouble),
-                *(gang_troubles(self._shared.gangs, ungrouped=self._pods.ungrouped) if spans(service) else ()),
-                *await self._shared.topology.problems(service, now),
-                *(away.problems if away is not None else ()),
+            freed=self._freed,
+            absent=(
+                *service_wide(self._named, self._blueprint.valid, self._shared.master.trouble),
+                *(ungrouped(self._shared.gangs, left_out=self._pods.ungrouped) if spans(service) else ()),
+                *await self._shared.topology.absent(service, now),
+                *(away or ()),
             ),
         )
 
@@ -163,12 +174,13 @@ class KubeBackend:
     def _key_of(self, pod: Facts) -> ServiceKey | None:
         return self._keys.of(pod.key)
 
-    def _away(self, pods: list[Entry], now: float) -> RouterTroubles:
-        """What is wrong with routers in pods of their own."""
+    def _away(self, pods: list[Entry], now: float) -> tuple[Absence, ...]:
+        """Why routers in pods of their own are not there."""
         name = labels.router_name(self.name)
         deployment = self._cache.get("Deployment", self.namespace, name)
         mine = [pod for pod in pods if pod.derived(facts).component == labels.ROUTERS]
-        return router_troubles(name, deployment.body if deployment is not None else None, mine, now)
+        limit_s = self._blueprint.service.spec.engine.startup_timeout_s
+        return absent_routers(name, deployment.body if deployment is not None else None, mine, now, limit_s)
 
     # What is done
 

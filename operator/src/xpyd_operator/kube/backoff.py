@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xpyd_operator.kube.api import ApiError
+from xpyd_operator.plan.absent import PUT_OFF, Waiting
 
 FIRST_S = 5.0
 LONGEST_S = 60.0
@@ -46,6 +47,6 @@ class Holds:
             self._words, self._wait_s = "", FIRST_S
 
     @property
-    def words(self) -> str:
+    def waiting(self) -> tuple[Waiting, ...]:
         """What waits and why; empty where nothing does."""
-        return self._words
+        return (Waiting(PUT_OFF, self._words, until=self._until, place=True),) if self._words else ()

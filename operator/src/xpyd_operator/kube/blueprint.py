@@ -37,7 +37,7 @@ from xpyd_operator.render.labels import INSTANCE_OF, router_name
 from xpyd_operator.render.objects import policies, router_deployment
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_operator.render.switch import NEVER, pods_difference
+from xpyd_operator.render.switch import NEVER, pods_difference, same_places
 from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 
 logger = logging.getLogger(__name__)
@@ -47,10 +47,6 @@ FAULTS_MAX = 20
 
 class Refused(XpydError):
     """The document cannot be followed, and there is none before it that could be."""
-
-
-class ServiceGone(XpydError):
-    """The service does not exist any more, or is being deleted: nothing may be written for it."""
 
 
 def judge_body(body: Body) -> Judgement:
@@ -76,6 +72,7 @@ class KubeBlueprint:
         self._cache = cache
         self._settings = settings
         self._no_switch = ""
+        self._same_places = False
         self._counts_since = 0.0
         """Since when the counts are what they are. After a start of the operator a surplus waits once more."""
         self._children = children
@@ -84,7 +81,7 @@ class KubeBlueprint:
         self._judged: tuple[tuple[str, object], Judgement] | None = None
         self._service: DisaggService | None = None
         self.valid = Condition(type="Valid", status="Unknown", reason="NotSeen")
-        self.warnings: tuple[str, ...] = ()
+        self.warnings: tuple[tuple[str, str], ...] = ()
         """What engines would not do of the document in force."""
         self.revisions: dict[Role, Revision] = {}
         """Of the document in force."""
@@ -154,6 +151,7 @@ class KubeBlueprint:
             max_sidecars=spec.router.max_sidecars if spec.router.placement == "sidecar" else 0,
             keep_terminating=False,
             switches=not self._no_switch,
+            same_places=self._same_places,
             no_switch="" if self._no_switch == NEVER else self._no_switch,
             switch_window_s=spec.rollout.switch_window_s,
             counts_since=self._counts_since if one_by_one else 0.0,
@@ -184,8 +182,10 @@ class KubeBlueprint:
             return
         if service is not self._service:
             self._no_switch = pods_difference(service, self._settings)
+            self._same_places = same_places(service, self._settings)
         self._service, self.revisions = service, revisions
-        self.warnings = tuple(str(each) for each in judged.warnings[:FAULTS_MAX])
+        kinds = (("EngineWouldRefuse", judged.starts), ("AddressCutOff", judged.cut_off))
+        self.warnings = tuple((kind, str(each)) for kind, found in kinds for each in found[:FAULTS_MAX])
         before = f"followed until it changes, as it was accepted before; new ones like it are refused: {refused}"
         said = {"AcceptedBefore": before if refused else "", "UnknownFields": _listed(judged.ignored)}
         reason = next((name for name, words in said.items() if words), "Valid")
@@ -233,7 +233,7 @@ class KubeBlueprint:
     async def _tried_router(self, service: DisaggService, now: float, key: Known) -> str:
         """The same of a router's pod, where the document says what it is like, and none like it exists."""
         router = service.spec.router
-        if router.placement != "deployment" or (router.template is None and router.resources is None):
+        if router.placement != "deployment" or (service.spec.router_template is None and router.resources is None):
             return ""
         there = self._cache.get("Deployment", service.metadata.namespace or "", router_name(service.name))
         try:

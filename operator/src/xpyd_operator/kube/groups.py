@@ -17,14 +17,14 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from xpyd_operator.kube.facts import Facts
+from xpyd_operator.plan.absent import UNPLACED, Absence, Broken, Waiting
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, Phase, Problem
+from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, Phase
 from xpyd_operator.plan.placing import HALF_S
 from xpyd_operator.render import labels
 
 INCOMPLETE: Final = "Incomplete"
 """Reason of an instance of which not all pods have been made yet."""
-_PARTS: Final = "Unschedulable"
 
 
 class Standing(NamedTuple):
@@ -89,7 +89,7 @@ def together(parts: Sequence[Instance], members: Sequence[Facts], stands: Standi
     lead, fact = parts[0], members[0]
     without = [each.unplaced for each in members if each.unplaced]
     placed = [each.placed for each in members if each.placed]
-    phase, since, problem = _seen(parts, members, stands)
+    phase, since, why = _seen(parts, members, stands)
     return msgspec.structs.replace(
         lead,
         name=fact.instance,
@@ -97,7 +97,7 @@ def together(parts: Sequence[Instance], members: Sequence[Facts], stands: Standi
         since=since,
         was_ready=phase is Phase.STARTING and any(each.was_ready for each in parts),
         platform_crashes=max(each.platform_crashes for each in parts),
-        problem=problem,
+        absent=why,
         roster=lead.roster and fact.leads,
         router=lead.router and fact.leads,
         parts=max(1, fact.size),
@@ -110,35 +110,41 @@ def together(parts: Sequence[Instance], members: Sequence[Facts], stands: Standi
 
 def _seen(
     parts: Sequence[Instance], members: Sequence[Facts], stands: Standing
-) -> tuple[Phase, float, Problem | None]:
+) -> tuple[Phase, float, Absence | None]:
     first = min(each.created for each in members)
     match stands.state:
         case "ending":
             lost = next((each for each in parts if each.phase is Phase.LOST), None)
             begun = min((one.asked_to_end for one in members if one.ends_by), default=first)
-            return (Phase.STOPPING, begun, None) if lost is None else (Phase.LOST, begun, lost.problem)
+            return (Phase.STOPPING, begun, None) if lost is None else (Phase.LOST, begun, lost.absent)
         case "broken" | "unfinished":
             words = f"{stands.why}; all pods of {members[0].instance} are made anew"
             reason = BROKEN if stands.state == "broken" else UNFINISHED
-            return Phase.CRASHED, max(each.created for each in members), Problem(reason, words, lasting=False)
+            return Phase.CRASHED, max(each.created for each in members), Broken(reason, words, replaced=True)
         case "making":
-            return Phase.STARTING, first, _trouble(parts, members) or Problem(INCOMPLETE, stands.why, lasting=False)
+            why = _first(parts, members)
+            if why is None or not (isinstance(why, Broken) or why.place):
+                why = Waiting(INCOMPLETE, stands.why, since=first)
+            return Phase.STARTING, first, why
         case "whole":
             pass
     worst = Phase.CRASHED if any(each.phase is Phase.CRASHED for each in parts) else Phase.STARTING
     if all(each.phase is Phase.READY for each in parts):
         worst = Phase.READY
     since = max(each.since for each in parts if each.phase is worst)
-    return worst, since, None if worst is Phase.READY else _trouble(parts, members)
+    return worst, since, None if worst is Phase.READY else _first(parts, members)
 
 
-def _trouble(parts: Sequence[Instance], members: Sequence[Facts]) -> Problem | None:
-    """The first, but those that wait for admission or for a place speak for the others, which wait for them."""
-    found = [each.problem for each in parts if each.problem is not None]
-    if queued := next((each.problem for each in parts if each.queued), None):
+def _first(parts: Sequence[Instance], members: Sequence[Facts]) -> Absence | None:
+    """Those that wait for admission or for a place speak for the others, which wait for them; then the first that is
+    broken, the first that ended, the first.
+    """
+    found = [each.absent for each in parts if each.absent is not None]
+    if queued := next((each.absent for each in parts if each.queued), None):
         return queued
-    if placing := [each for each in found if each.reason == _PARTS]:
+    if placing := [each for each in found if isinstance(each, Waiting) and each.reason == UNPLACED]:
         fact = members[0]
         words = f"{len(placing)} of {fact.size} pods of {fact.instance} find no node: {placing[0].message}"
         return msgspec.structs.replace(placing[0], message=words)
-    return found[0] if found else None
+    ended = [each.absent for each in parts if each.absent is not None and each.phase is Phase.CRASHED]
+    return next((each for each in (*(one for one in found if isinstance(one, Broken)), *ended, *found)), None)

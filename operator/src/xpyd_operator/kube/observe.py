@@ -6,20 +6,22 @@ and on the router. Nothing is remembered: all times come from the pod. What seve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from xpyd_operator.kube import groups
+from xpyd_operator.kube.absent import absent
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import Facts, facts
-from xpyd_operator.kube.problems import clock, problem
-from xpyd_operator.kube.routers import RouterTroubles
+from xpyd_operator.kube.podstatus import clock
+from xpyd_operator.kube.routers import first_words
+from xpyd_operator.plan.absent import Absence, Broken, Waiting
 from xpyd_operator.plan.backoff import HEALTHY_S
-from xpyd_operator.plan.desired import Revision
+from xpyd_operator.plan.desired import STARTUP_S, Revision
 from xpyd_operator.plan.names import member_of, ordinal_of
-from xpyd_operator.plan.observed import Front, Instance, Phase, Problem
+from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract.assignment import FIRST_EPOCH
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, words_of_ejection
@@ -41,7 +43,7 @@ class Told(msgspec.Struct, frozen=True):
 
 def instances(
     service: ServiceName, uid: str, pods: Iterable[Entry], told: Told, now: float, *, taken: Iterable[str] = (),
-    current: Collection[Revision] | None = None,
+    current: Collection[Revision] | None = None, limit_s: float = STARTUP_S,
 ) -> tuple[Instance, ...]:
     """Engine pods as instances, by ordinal.
 
@@ -55,6 +57,7 @@ def instances(
         now: unix seconds.
         taken: names that pods of others have, which carry no label of ours.
         current: the revisions in force; None: not known.
+        limit_s: seconds that the document gives a start.
     """
     heard = {each.instance: each for each in told.fleet.instances} if told.fleet is not None else {}
     several: dict[int, list[tuple[Facts, Entry]]] = {}
@@ -76,7 +79,8 @@ def instances(
     for ordinal, entries in several.items():
         entries.sort(key=lambda one: one[0].member or 0)
         said = heard.get(entries[0][0].instance)
-        parts = [_instance(entry, fact, ordinal, said, now, settled=fact.name in told.settled) for fact, entry in entries]
+        parts = [_instance(entry, fact, ordinal, said, now, limit_s=limit_s, settled=fact.name in told.settled)
+                 for fact, entry in entries]
         members = [fact for fact, _ in entries]
         if len(parts) == 1 and members[0].member is None:
             found[ordinal] = parts[0]
@@ -90,46 +94,46 @@ def instances(
 
 
 def front(
-    routers: Iterable[Facts], told: Told, *, prefill: bool, taken: str = "", away: RouterTroubles | None = None
-) -> Front:
-    """Whether clients are served by the routers that they reach.
+    routers: Iterable[Facts], told: Told, *, prefill: bool, taken: str = "", away: Sequence[Absence] | None = None
+) -> Absence | None:
+    """Why clients are not served by the routers that they reach; None: they are.
 
-    ``prefill``: prefill instances are asked for; ``taken``: the clients' Service, if it is somebody else's; ``away``: what
-    is known of routers in pods of their own, None where routers live beside engines.
+    ``prefill``: prefill instances are asked for; ``taken``: the clients' Service, if it is somebody else's; ``away``: why
+    routers in pods of their own are not there, None where routers live beside engines.
     """
     if taken:
-        return Front(False, "NameTaken", f"{taken} is somebody else's, so that clients reach whatever that one selects")
+        return Broken("NameTaken", f"{taken} is somebody else's, so that clients reach whatever that one selects")
     reached = [each for each in routers if each.usable]
     if not reached:
-        return Front(False, "NoRouter", _nobody(away))
+        return Waiting("NoRouter", _nobody(away))
     ready = [each for each in reached if each.phase is Phase.READY]
     if not ready:
         names = ", ".join(sorted(each.name for each in reached))
-        cause = f": {away.why}" if away is not None and away.why else ""
-        return Front(False, "RouterNotReady", f"no router is ready: {names}{cause}")
+        why = f": {first_words(away)}" if away else ""
+        return Waiting("RouterNotReady", f"no router is ready: {names}{why}")
     if told.fleet is None or not any(each.name in told.settled for each in ready):
-        return Front(False, "RouterNotSettled", "no router answers that has heard from all instances")
+        return Waiting("RouterNotSettled", "no router answers that has heard from all instances")
     pickable = [each for each in told.fleet.instances if each.state is State.READY and not each.suspended]
     decode = {each.fingerprint for each in pickable if each.role is Role.DECODE}
     if not decode:
-        return Front(False, "NoDecode", f"no decode instance can be picked{_why(told.fleet, Role.DECODE)}")
+        return Waiting("NoDecode", f"no decode instance can be picked{_why(told.fleet, Role.DECODE)}")
     if prefill:
         prefills = {each.fingerprint for each in pickable if each.role is Role.PREFILL}
         if not prefills:
-            return Front(False, "NoPrefill", f"no prefill instance can be picked{_why(told.fleet, Role.PREFILL)}")
+            return Waiting("NoPrefill", f"no prefill instance can be picked{_why(told.fleet, Role.PREFILL)}")
         if not prefills & decode:
-            return Front(False, "NoPair", "prefill and decode instances compute different KV; they cannot serve together")
-    return Front(True, "Serving", f"{len(ready)} router{'s' if len(ready) > 1 else ''} ready")
+            return Broken("NoPair", "prefill and decode instances compute different KV; they cannot serve together")
+    return None
 
 
-def _nobody(away: RouterTroubles | None) -> str:
+def _nobody(away: Sequence[Absence] | None) -> str:
     if away is None:
         return "no pod routes yet: the first decode instance that runs becomes the router"
-    return f"no router runs: {away.why or f'Deployment {away.deployment} has made no pod that runs yet'}"
+    return f"no router runs: {first_words(away) or 'those that there are end'}"
 
 
 def _instance(
-    entry: Entry, fact: Facts, ordinal: int, heard: FleetInstance | None, now: float, *, settled: bool
+    entry: Entry, fact: Facts, ordinal: int, heard: FleetInstance | None, now: float, *, limit_s: float, settled: bool
 ) -> Instance:
     phase, since = fact.phase, fact.since
     if fact.ends_by:
@@ -146,7 +150,7 @@ def _instance(
         load=load.running + load.waiting + load.transfers if load is not None else 0,
         was_ready=fact.was_ready,
         platform_crashes=0 if healthy else fact.crashes,
-        problem=None if phase in (Phase.READY, Phase.STOPPING) else _problem(entry, fact, phase, now),
+        absent=None if phase in (Phase.READY, Phase.STOPPING) else _absent(entry, fact, phase, now, limit_s),
         fingerprint=heard.fingerprint if heard is not None else Fingerprint(""),
         refuses=tuple((one.instance, one.reason) for one in heard.refused) if heard is not None else (),
         links=heard.links if heard is not None else (),
@@ -161,28 +165,29 @@ def _instance(
     )
 
 
-def _problem(entry: Entry, fact: Facts, phase: Phase, now: float) -> Problem | None:
+def _absent(entry: Entry, fact: Facts, phase: Phase, now: float, limit_s: float) -> Absence | None:
     if phase is Phase.LOST:
         words = f"pod {fact.name} should have ended by {clock(fact.ends_by)}; its node does not answer (kubectl get nodes)"
-        return Problem("Lost", f"{words}; once the node is surely off: kubectl delete pod {fact.name} --force")
-    return problem(entry.body, now)
+        return Broken("Lost", words, f"once the node is surely off: kubectl delete pod {fact.name} --force")
+    return absent(entry.body, now, limit_s)
 
 
 def _foreign(name: str, ordinal: int, *, ours: bool, ending: bool) -> Instance:
     found = None
     if ours:
-        found = Problem("Unrecognized", f"pod {name} has lost the label {labels.ROLE}; delete the pod, and it is made anew")
+        what = f"pod {name} has lost the label {labels.ROLE}"
+        found = Broken("Unrecognized", what, "delete the pod, and it is made anew")
     elif not ending:
-        found = Problem("NameTaken", f"pod {name} belongs to somebody else; rename or delete it to free the name")
-    return Instance(member_of(name)[0], ordinal, Role.DECODE, Revision(""), Phase.LOST, problem=found)
+        found = Broken("NameTaken", f"pod {name} belongs to somebody else", "rename or delete it to free the name")
+    return Instance(member_of(name)[0], ordinal, Role.DECODE, Revision(""), Phase.LOST, absent=found)
 
 
 def _in_the_way(members: list[Facts], others: dict[str, Instance]) -> str:
     """Why a group cannot be whole for a pod that is no member of it and has, or is, what it needs; empty where it can."""
     lacking = set(range(members[0].size)) - {each.member for each in members}
-    problems = [each.problem for name, each in others.items()
-                if member_of(name)[1] in lacking or (each.problem is not None and each.problem.reason == "Unrecognized")]
-    return next((each.message for each in problems if each is not None), "")
+    found = [each.absent for name, each in others.items()
+                if member_of(name)[1] in lacking or (each.absent is not None and each.absent.reason == "Unrecognized")]
+    return next((each.message for each in found if each is not None), "")
 
 
 def _why(fleet: Fleet, role: Role) -> str:

@@ -19,9 +19,10 @@ import msgspec
 
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import facts
-from xpyd_operator.kube.problems import unix
+from xpyd_operator.kube.podstatus import unix
+from xpyd_operator.plan.absent import Broken
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.plan.observed import OUTDATED, Instance, Phase, Problem
+from xpyd_operator.plan.observed import OUTDATED, Instance, Phase
 from xpyd_operator.render import labels
 
 Body = dict[str, Any]
@@ -53,15 +54,15 @@ def _left_behind(instance: Instance) -> Instance:
 
 
 def _begun_in_vain(instance: Instance, pods: Sequence[Body], image: str, now: float) -> Instance:
-    if not pods or instance.phase is not Phase.STARTING or instance.problem is None:
+    if not pods or instance.phase is not Phase.STARTING or instance.absent is None:
         return instance
     created = max(unix(pod["metadata"].get("creationTimestamp")) for pod in pods)
     other = next((found for pod in pods if not _ran(pod) and (found := _stuck(pod, image))), "")
     if now - created < OLD_S or not other:
         return instance
-    words = f"{instance.problem.message}; it is made anew with {image}, as {other} is not the operator's image any more"
-    problem = Problem(OUTDATED, words, lasting=False)
-    return msgspec.structs.replace(instance, phase=Phase.CRASHED, since=created, problem=problem)
+    words = f"{instance.absent.message}; it is made anew with {image}, as {other} is not the operator's image any more"
+    why = Broken(OUTDATED, words, replaced=True)
+    return msgspec.structs.replace(instance, phase=Phase.CRASHED, since=created, absent=why)
 
 
 def _images(pod: Body) -> dict[str, str]:

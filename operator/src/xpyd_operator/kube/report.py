@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from xpyd_operator.api.status import ServiceStatus
+from xpyd_operator.api.status import Condition, ServiceStatus
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.backoff import Holds
 from xpyd_operator.kube.blueprint import KubeBlueprint
@@ -13,8 +13,9 @@ from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.events import now_text
 from xpyd_operator.kube.master import KeyTrouble
 from xpyd_operator.kube.shared import Shared
-from xpyd_operator.kube.status import keyless, pool_status, refused, service_status
+from xpyd_operator.kube.status import pool_status, service_status, unplanned
 from xpyd_operator.kube.status_writer import StatusWriter, read
+from xpyd_operator.plan.absent import Absence, Broken, Waiting
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.news import news
 from xpyd_operator.plan.round import Round
@@ -30,12 +31,12 @@ class ServiceReport:
         self._children = children
         self._holds = holds
         self._status = StatusWriter(shared.api, shared.cache)
-        self._warned: tuple[str, ...] = ()
+        self._warned: tuple[tuple[str, str], ...] = ()
 
     def write(self, entry: Entry, round_: Round, before: Round | None, sentence: str) -> None:
         """Write statuses where they differ, and Events for what is new since ``before``. ``sentence``: the planner's."""
         service, blueprint, now = self._blueprint.service, self._blueprint, now_text()
-        status = service_status(round_, service, self._shared.settings, valid=blueprint.valid, holds=self._holds.words)
+        status = service_status(round_, service, self._shared.settings, valid=blueprint.valid, after=self._holds.waiting)
         words = bounded("; ".join(part for part in (status.plan, sentence) if part)) or None
         status = msgspec.structs.replace(status, plan=words)
         self._status.put(entry, status, blueprint.generation, now)
@@ -51,22 +52,29 @@ class ServiceReport:
     def _warn(self, entry: Entry) -> None:
         """Of a document: once, and again when the operator begins."""
         if self._warned != self._blueprint.warnings:
-            for words in self._blueprint.warnings:
-                self._shared.events.say(entry, "Warning", "EngineWouldRefuse", words)
+            for reason, words in self._blueprint.warnings:
+                self._shared.events.say(entry, "Warning", reason, words)
         self._warned = self._blueprint.warnings
 
     def refused(self, entry: Entry, error: XpydError) -> None:
         """The document cannot be followed, and none was ever accepted while this process lives."""
         valid = self._blueprint.valid
-        if (status := refused(read(entry.body, ServiceStatus), valid, error)) is not None:
-            self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
+        before = read(entry.body, ServiceStatus)
+        why: Absence = Broken(valid.reason, valid.message)
+        if valid.status != "False":  # it cannot be told at present, and will be
+            if any(each.type == "Valid" for each in before.conditions):
+                return
+            why = Waiting("NotReached", str(error))
+            valid = Condition(type="Valid", status="Unknown", reason=why.reason, message=why.message)
+        status = unplanned(before, why, valid)
+        self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
         if valid.status == "False":
             self._shared.events.say(entry, "Warning", valid.reason, valid.message)
 
     def keyless(self, entry: Entry, error: KeyTrouble) -> None:
         """The key of its pods cannot be told. It stays a status of the document that was acted on last."""
         before = read(entry.body, ServiceStatus)
-        self._status.put(entry, keyless(before, error), before.observed_generation, now_text())
+        self._status.put(entry, unplanned(before, Broken(error.reason, str(error))), before.observed_generation, now_text())
         self._shared.events.say(entry, "Warning", error.reason, str(error))
 
     async def close(self) -> None:

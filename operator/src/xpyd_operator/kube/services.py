@@ -13,10 +13,10 @@ import time
 
 import aiohttp
 
-from xpyd_operator.errors import XpydError
+from xpyd_operator.errors import ServiceGone, XpydError
 from xpyd_operator.kube.api import Api
 from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.blueprint import Refused, ServiceGone
+from xpyd_operator.kube.blueprint import Refused
 from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import facts
@@ -91,8 +91,9 @@ class Services:
             settings = self._settings
             master = Master(self._api, settings.operator_namespace, settings.master_secret, self._derived_keys,
                             dry_run=settings.dry_run)
-            self._shared = Shared(self._api, self._cache, settings, self._events, session, time.time, master,
-                                  Turns(self._cache), Gangs(self._api, settings), Topology(self._api), self._metrics)
+            self._shared = Shared(self._api, self._cache, settings, self._events, session, self._api.server_clock.now,
+                                  master, Turns(self._cache), Gangs(self._api, settings), Topology(self._api),
+                                  self._metrics)
             sender = asyncio.create_task(self._events.run(), name="events")
             in_order = False
             try:
@@ -211,7 +212,7 @@ class Services:
         last = backend.last.desired if backend.last is not None else None
         try:
             async with asyncio.timeout(ROUND_S):
-                done = await converge(backend, time.time(), dry_run=self._settings.dry_run, last=last)
+                done = await converge(backend, self._api.server_clock.now(), dry_run=self._settings.dry_run, last=last)
         except ServiceGone:
             result = "gone"
         except (Refused, KeyTrouble) as error:
@@ -247,7 +248,7 @@ class Services:
         service.failed = 0
         if self._settings.dry_run:
             return self._settings.resync_s
-        return 0.0 if done.plan.actions and not backend.holds.held(time.time()) else self._soon(backend)
+        return 0.0 if done.plan.actions and not backend.holds.held(self._api.server_clock.now()) else self._soon(backend)
 
     def _soon(self, backend: KubeBackend) -> float:
         return min(SOON_S, self._settings.resync_s) if backend.hurried else self._settings.resync_s

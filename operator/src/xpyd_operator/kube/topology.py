@@ -9,7 +9,7 @@ import logging
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.plan.observed import Problem
+from xpyd_operator.plan.absent import Broken
 from xpyd_sidecar.contract.ids import Role
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Topology:
         self._known: dict[str, tuple[bool, float]] = {}
         """Label → whether a node has it, or nothing can be said; and when it was asked."""
 
-    async def problems(self, service: DisaggService, now: float) -> tuple[Problem, ...]:
+    async def absent(self, service: DisaggService, now: float) -> tuple[Broken, ...]:
         """What is wrong with the placements of a service."""
         found = []
         for role in Role:
@@ -32,8 +32,9 @@ class Topology:
             key = spec.placement.topology
             if key is not None and spec.most and not await self._there(key, now):
                 words = (f"spec.{role}.placement.topology: no node has the label {key}, so that no pod of {role} finds a "
-                         f"place; kubectl get nodes --show-labels has those that there are")
-                found.append(Problem("TopologyUnknown", words))
+                         f"place")
+                do = "kubectl get nodes --show-labels has those that there are"
+                found.append(Broken("TopologyUnknown", words, do))
         return tuple(found)
 
     async def _there(self, key: str, now: float) -> bool:

@@ -33,6 +33,8 @@ class AgentStatus(msgspec.Struct, frozen=True):
     load: Load = Load()
     problem: str = ""
     """What is wrong with the engine, or what it is waiting for."""
+    hangs: str = ""
+    """Why the engine is to be ended; empty: it lives, as far as its agent knows."""
 
 
 async def agent_status(run_dir: Path) -> AgentStatus | None:

@@ -19,6 +19,7 @@ import msgspec
 from xpyd_operator.errors import LocalError, NotFound, XpydError
 from xpyd_operator.local import agents, procs, remains, store
 from xpyd_operator.local.blueprint import LocalBlueprint
+from xpyd_operator.local.hangs import Hangs
 from xpyd_operator.local.instance import LocalInstance
 from xpyd_operator.local.observe import Observer, Picture, Work
 from xpyd_operator.local.paths import ServiceFolder, matching
@@ -69,6 +70,7 @@ class LocalBackend:
         self._tasks = Tasks()
         self._kept_at = float("-inf")
         self._planning = Planning()
+        self._hangs = Hangs()
 
     async def desired(self) -> Desired:
         """From the document, and the wish to end."""
@@ -95,6 +97,7 @@ class LocalBackend:
             self._kept_at = now
             self._keep_house(working)
         self.picture = await self._look(working, now)
+        self._hangs.tend(self.picture, working, self._instances)
         self._plan(self.picture, now)
         return self.picture.observed
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from xpyd_sidecar.contract import liveness
+
 PROC = Path("/proc")
 MARKER = "XPYD_UNIT"
 """Environment variable that every process of a unit inherits."""
@@ -105,7 +107,7 @@ def everyone() -> Iterator[Stat]:
                 yield stat
 
 
-def send(pid: int, start: int, number: signal.Signals) -> bool:
+def send(pid: int, start: int, number: int) -> bool:
     """Signal the process that has this id and start time; False where it is gone (or is somebody else's)."""
     try:
         handle = os.pidfd_open(pid)
@@ -121,6 +123,14 @@ def send(pid: int, start: int, number: signal.Signals) -> bool:
     finally:
         os.close(handle)
     return True
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process catches a signal; False where it is gone."""
+    try:
+        return liveness.catches((PROC / str(pid) / "status").read_text("utf-8", errors="replace"), number)
+    except OSError:
+        return False
 
 
 def environment_marker(pid: int) -> str:

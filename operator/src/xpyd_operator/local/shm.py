@@ -2,6 +2,9 @@
 
 Its names are random, so it is known by who has it open: what the processes of a unit map or hold under /dev/shm is written
 down while they live, and removed when they are gone and nobody else uses it.
+
+A named semaphore is made under a name of its own, linked to its real one, and then has its first name taken away
+(sem_open(3) of glibc): who has made it maps a file that has been removed, and is known by the file's number.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from xpyd_sidecar.contract import run_folder
 
 SHM = "/dev/shm/"  # noqa: S108 (looked at, not created)
 _DELETED = " (deleted)"
+_SEMAPHORE = "sem."
 
 
 def used_by(processes: Iterable[Stat]) -> set[str]:
     """Files under /dev/shm that these processes map or hold open."""
-    return {name for process in processes for name in _used(process.pid)}
+    names = _semaphores()
+    return {name for process in processes for name in _used(process.pid, names)}
 
 
 def remember(path: Path, names: set[str]) -> None:
@@ -53,11 +58,27 @@ def clean(path: Path) -> list[str]:
     return removed
 
 
-def _used(pid: int) -> set[str]:
+def _semaphores() -> dict[int, str]:
+    """The names of semaphores, by the numbers of their files."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(SHM):
+            if entry.name.startswith(_SEMAPHORE):
+                with contextlib.suppress(OSError):
+                    found[entry.inode()] = entry.name
+    return found
+
+
+def _used(pid: int, semaphores: dict[int, str]) -> set[str]:
     found: set[str] = set()
     folder = procs.PROC / str(pid)
     with contextlib.suppress(OSError), open(folder / "maps", encoding="utf-8", errors="replace") as maps:
-        found.update(line.rstrip("\n").partition(SHM)[2] for line in maps if SHM in line)
+        for line in maps:
+            if SHM in line:
+                before, _, name = line.rstrip("\n").partition(SHM)
+                if name.startswith(_SEMAPHORE) and name.endswith(_DELETED):
+                    name = semaphores.get(int(before.split()[4]), "")  # addresses, rights, offset, device, file's number
+                found.add(name)
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder / "fd"):
             with contextlib.suppress(OSError):

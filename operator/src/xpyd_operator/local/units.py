@@ -31,6 +31,7 @@ from xpyd_operator.plan import backoff
 from xpyd_operator.plan.cause import cause
 from xpyd_operator.plan.observed import ObservedUnit as Seen
 from xpyd_sidecar.contract import run_folder
+from xpyd_sidecar.contract.liveness import STACKS_SIGNAL
 
 RECORD_DEADLINE_S = 60.0
 """From starting an interpreter until it has written its record; long, since the host may be busy loading models."""
@@ -220,6 +221,24 @@ class Unit:
         if self._child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(timeout=0)
+
+    def dump(self) -> list[Stat]:
+        """Have its processes write their stacks to its log, those that can; all of them, with their states. A process that
+        is stopped writes nothing before it is continued.
+        """
+        found = self.processes()
+        for process in found:
+            if procs.catches(process.pid, STACKS_SIGNAL):
+                procs.send(process.pid, process.start, STACKS_SIGNAL)
+        return found
+
+    def abort(self) -> None:
+        """SIGKILL for its processes as they are now, but for resource trackers (``kill``). Counts as an end that nobody
+        asked for, so that it is started again as one that crashed; what is left then is ended at that start.
+        """
+        for process in self.processes():
+            if not procs.tracks_resources(process.pid):
+                procs.send(process.pid, process.start, signal.SIGKILL)
 
     def _asked(self, leader: Identity) -> None:
         """The coming end of this process is no crash."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from xpyd_operator.plan.absent import Waiting
 from xpyd_operator.plan.desired import Revision
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -110,23 +111,12 @@ class StopRouter(msgspec.Struct, frozen=True, tag="stop_router"):
 Action = Create | Drain | Undrain | Remove | Switch | Restart | Label | StartRouter | StopRouter
 
 
-class Wait(msgspec.Struct, frozen=True):
-    """Something that is wanted and not done yet, and why."""
-
-    what: str
-    why: str
-    until: float = 0.0
-    """Unix seconds where a time is known, else 0."""
-
-    def __str__(self) -> str:
-        return f"{self.what} waits: {self.why}"
-
-
 class Plan(msgspec.Struct, frozen=True):
     """The outcome of one step."""
 
     actions: tuple[Action, ...] = ()
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[Waiting, ...] = ()
+    """What is wanted and not done yet, and why."""
 
     @property
     def settled(self) -> bool:

@@ -18,9 +18,8 @@ from enum import StrEnum
 
 import msgspec
 
-from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.desired import RoleTarget
-from xpyd_operator.plan.observed import NEVER_AGAIN, Instance, Phase
+from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_sidecar.contract.ids import Fingerprint, Role
 
 
@@ -77,15 +76,8 @@ class RoleView(msgspec.Struct, frozen=True):
     def coming(self) -> bool:
         """Fewer serve than asked for, and that will change: not all that is missing is in trouble that lasts."""
         late = [instance for instance in (*self.fresh, *self.stale) if not instance.ready]
-        stuck = sum(1 for instance in late if hopeless(instance))
+        stuck = sum(1 for instance in late if not instance.soon)
         return self.ready + stuck < self.wanted and (stuck == 0 or len(late) > stuck)
-
-
-def hopeless(instance: Instance) -> bool:
-    """It will not serve soon by itself, nor another in its place."""
-    if instance.problem is not None and instance.problem.reason in NEVER_AGAIN:
-        return False
-    return instance.crashes >= LOOPING or instance.queued or (instance.problem is not None and instance.problem.lasting)
 
 
 def view(role: Role, target: RoleTarget, instances: tuple[Instance, ...]) -> RoleView:

@@ -4,10 +4,13 @@
                  fingerprint that serve. It does not say that all wanted instances serve: ``AllReady`` does, and while fewer
                  do the reason is ``Serving``. So a crash of one of many, or a rollout that may be one short, is no outage.
     Progressing  something is done, moves or waits. ``Stuck`` (False): nothing will move before a person does something.
-                 ``Queued``: all that is not there yet waits to be admitted by something outside
+                 ``Queued``, ``WaitingForNode``: all that is not there yet waits for a place that somebody outside gives
     Degraded     a person should look: what is wrong, of which instance; the first three are named
     Compatible   all that serve can pair: False while a rollout is held, or nothing that serves can pair; names fingerprints
     Disaggregating   decode receives the prompts that it was to receive (``disaggregating``)
+
+Ready of what does not serve has the reason of what is broken, if anything is. All are folds over what is not there
+(``absent``), with what came of the round added (``after``).
 
 The same state gives the same words: there are no ages in them. Messages have at most ``LONGEST`` characters.
 """
@@ -15,27 +18,37 @@ The same state gives the same words: there are no ages in them. Messages have at
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from xpyd_operator.api.status import Condition, RolesStatus
+from xpyd_operator.plan.absent import PUT_OFF, QUEUED, Absence, Broken, Waiting
 from xpyd_operator.plan.actions import Plan
-from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.balance import group
-from xpyd_operator.plan.canary import RoleView, Stage, clash, hopeless, stage, view
+from xpyd_operator.plan.canary import RoleView, Stage, clash, stage, view
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.disaggregating import disaggregating
-from xpyd_operator.plan.observed import QUEUED, Instance, Observed, Phase, Problem
+from xpyd_operator.plan.observed import STARTS, Instance, Observed, Phase
 from xpyd_sidecar.contract.ids import Role
 
 LONGEST = 1000
 """Characters of a message."""
 _NAMED = 3
+NO_NODE = "WaitingForNode"
+"""Reason of a service of which all that is not there waits for a node."""
+FAILED = "Failed"
+"""Reason of what a round could not carry out."""
 
 Views = tuple[RoleView, RoleView]
 
 
-def conditions(desired: Desired, observed: Observed, plan: Plan, roles: RolesStatus) -> tuple[Condition, ...]:
-    """Ready, Progressing, Degraded, Compatible, Disaggregating."""
+def conditions(
+    desired: Desired, observed: Observed, plan: Plan, roles: RolesStatus, after: Sequence[Absence] = ()
+) -> tuple[Condition, ...]:
+    """Ready, Progressing, Degraded, Compatible, Disaggregating.
+
+    ``after``: what a round could not do, and what it put off.
+    """
     views = (
         view(Role.PREFILL, desired.prefill, observed.instances),
         view(Role.DECODE, desired.decode, observed.instances),
@@ -43,8 +56,8 @@ def conditions(desired: Desired, observed: Observed, plan: Plan, roles: RolesSta
     held = _clash(views, observed)
     return (
         _ready(desired, observed, views, roles),
-        _progressing(desired, observed, plan, held),
-        _degraded(observed, held),
+        _progressing(desired, observed, plan, held, after),
+        _degraded(observed, held, after),
         _compatible(views, held),
         disaggregating(observed, prefill=desired.prefill.replicas > 0),
     )
@@ -67,15 +80,16 @@ def _ready(desired: Desired, observed: Observed, views: Views, roles: RolesStatu
         for role, counts in ((Role.PREFILL, roles.prefill), (Role.DECODE, roles.decode))
         if counts.ready < counts.wanted
     )
-    crashed = _names([instance for instance in observed.instances if instance.phase is Phase.CRASHED])
-    queued, others = _queued(observed)
-    for what, names in (("crashed", crashed), ("queued", _names(queued))):
-        if short and names:
-            short += f"; {what}: {names}"
+    coming = _coming(observed)
+    crashed = [instance for instance in coming if instance.phase is Phase.CRASHED]
+    queued = [one for one in coming if one.queued]
+    without = [one for one in coming if one.placeless and not one.queued]
+    for what, those in (("crashed", crashed), ("queued", queued), ("without a node", without)):
+        if short and those:
+            short += f"; {what}: {_names(those)}"
     if not _pairs(views):
         if short:
-            reason = "Crashed" if crashed else QUEUED if queued and not others else "Starting"
-            return _say("Ready", "False", reason, short)
+            return _say("Ready", "False", "Crashed" if crashed else _place(coming) or _worst(coming) or "Starting", short)
         return _say("Ready", "False", "Incompatible", "prefill and decode serve, but have no fingerprint in common")
     if late is not None:
         return _say("Ready", "False", *late)
@@ -84,10 +98,21 @@ def _ready(desired: Desired, observed: Observed, views: Views, roles: RolesStatu
     return _say("Ready", "True", "AllReady", f"{desired.shape} ready")
 
 
-def _queued(observed: Observed) -> tuple[list[Instance], list[Instance]]:
-    """Those that wait to be admitted, and the others that do not serve yet."""
-    coming = [one for one in observed.instances if not one.ready and not one.leaving]
-    return [one for one in coming if one.queued], [one for one in coming if not one.queued]
+def _coming(observed: Observed) -> list[Instance]:
+    """Those that do not serve yet, and do not leave."""
+    return [one for one in observed.instances if not one.ready and not one.leaving]
+
+
+def _place(coming: Sequence[Instance]) -> str:
+    """The reason where all of them wait for a place; empty where not all do, or there are none."""
+    if not coming or not all(one.placeless for one in coming):
+        return ""
+    return QUEUED if all(one.queued for one in coming) else NO_NODE
+
+
+def _worst(coming: Iterable[Instance]) -> str:
+    """The reason of the first that is broken; empty where none is."""
+    return next((why.reason for one in coming if isinstance(why := one.why, Broken)), "")
 
 
 def _unreached(desired: Desired, observed: Observed) -> tuple[str, str] | None:
@@ -99,9 +124,7 @@ def _unreached(desired: Desired, observed: Observed) -> tuple[str, str] | None:
         if not router.ready:
             return "RouterNotReady", "the router does not answer yet or still learns the roster"
         return None
-    if front is None:
-        return "NoRouter", "nothing is known of routers"
-    return None if front.ready else (front.reason, front.message or "no router that clients reach can answer yet")
+    return None if front is None else (front.reason, front.message)
 
 
 def _pairs(views: Views) -> bool:
@@ -113,42 +136,63 @@ def _pairs(views: Views) -> bool:
     return not prefill.wanted or not ours or not theirs or bool(ours.keys() & theirs.keys())
 
 
-def _progressing(desired: Desired, observed: Observed, plan: Plan, held: str) -> Condition:
-    away = [one for one in observed.instances if not one.ready and one.phase is not Phase.LOST]
-    queued, _ = _queued(observed)
-    stuck = [instance for instance in away if not instance.leaving and not instance.queued and hopeless(instance)]
-    moving = [instance for instance in away if instance.leaving or not hopeless(instance)]
-    moving += [instance for instance in observed.instances if instance.ready and instance.switching]
+def _progressing(desired: Desired, observed: Observed, plan: Plan, held: str, after: Sequence[Absence]) -> Condition:
     if desired.stopping:
         return _say("Progressing", "True", "Stopping", "the service ends")
     limit = f"; {desired.held}" if desired.held else ""
-    if plan.settled and not moving and not stuck and not queued:
+    off = [each.message for each in after if isinstance(each, Waiting)]
+    away = [one for one in observed.instances if not one.ready and one.phase is not Phase.LOST]
+    without = [one for one in away if one.placeless]
+    stuck = [one for one in away if not one.leaving and not one.placeless and not one.soon]
+    moving = [one for one in away if one.leaving or one.soon]
+    moving += [one for one in observed.instances if one.ready and one.switching]
+    routers = [each for each in observed.absent if isinstance(each, Waiting) and (each.soon or each.place)]
+    if plan.settled and not away and not moving and not routers and not off:
         return _say("Progressing", "False", "Settled", f"everything is as asked for{limit}")
     parts = [str(part) for part in (*plan.actions, *plan.waits)]
-    if queued:
-        parts.append(f"queued: {_names(queued)}")
-        if not plan.actions and not moving and not stuck and not held:
-            return _say("Progressing", "True", QUEUED, "; ".join(parts) + limit)
+    for what, those in (("queued", [one for one in without if one.queued]),
+                        ("without a node", [one for one in without if not one.queued]),
+                        ("changing", moving)):
+        if those:
+            parts.append(f"{what}: {_names(those)}")
+    if stuck and not plan.actions and not moving:
+        parts.append(f"in trouble: {_names(stuck)}")
+    parts += _why([one.why for one in (*without, *moving)])
+    parts += [_cut(each.message, LONGEST // _NAMED) for each in routers[:1]]
+    words = "; ".join((*parts, *off)) + limit
+    if off:
+        return _say("Progressing", "True", PUT_OFF, words)
     if not plan.actions and not moving and (stuck or held):
-        parts += [f"in trouble: {_names(stuck)}"] if stuck else []
-        return _say("Progressing", "False", "Stuck", "; ".join(parts) + limit)
-    if moving:
-        parts.append(f"changing: {_names(moving)}")
-    return _say("Progressing", "True", "Changing", "; ".join(parts) + limit)
+        return _say("Progressing", "False", "Stuck", words)
+    if not plan.actions and not moving and (without or any(each.place for each in routers)):
+        return _say("Progressing", "True", _place(without) or NO_NODE, words)
+    return _say("Progressing", "True", "Changing", words)
 
 
-def _degraded(observed: Observed, held: str) -> Condition:
-    found = [(problem.reason, problem.message) for problem in observed.problems if problem.lasting]
+def _why(those: Iterable[Absence | None]) -> list[str]:
+    """What is waited for, in the words of the first of each reason; of queues and plain starts the names say it."""
+    first: dict[str, str] = {}
+    for each in those:
+        if each is not None and each.reason != QUEUED and each.message != STARTS:
+            first.setdefault(each.reason, each.message)
+    return [_cut(words, LONGEST // (_NAMED + 1)) for words in list(first.values())[:_NAMED]]
+
+
+def _degraded(observed: Observed, held: str, after: Sequence[Absence]) -> Condition:
+    found = [(each.reason, each.message) for each in observed.absent if each.person]
     if held:
         found.append(("Incompatible", held))
     for instance in observed.instances:
-        trouble = _trouble(instance)
-        if trouble is not None:
-            found.append((trouble.reason, f"{instance.name}: {trouble.message}"))
+        why = instance.why
+        if why is not None and why.person:
+            found.append((why.reason, f"{instance.name}: {why.message}"))
     router = observed.router
     if router is not None and not router.unit.alive and not router.stopping:
         found.append(("CrashLoop", f"router: {router.unit.exit or 'it ended'}"))
+    failed = [each.message for each in after if isinstance(each, Broken)]
     if not found:
+        if failed:
+            return _say("Degraded", "True", FAILED, "; ".join(failed))
         return _say("Degraded", "False", "Healthy", "nothing needs a person")
     several = len({reason for reason, _ in found}) > 1
     said = [f"{words} ({reason})" if several else words for reason, words in found[:_NAMED]]
@@ -156,27 +200,7 @@ def _degraded(observed: Observed, held: str) -> Condition:
         rest = Counter(reason for reason, _ in found[_NAMED:])
         said.append("and " + ", ".join(f"{count} more with {reason}" for reason, count in sorted(rest.items())))
     each = LONGEST // (_NAMED + 1)
-    return _say("Degraded", "True", found[0][0], "; ".join(_cut(words, each) for words in said))
-
-
-def _trouble(instance: Instance) -> Problem | None:
-    """What a person should know of an instance; not of one that only leaves."""
-    if instance.leaving and instance.phase is not Phase.LOST:
-        return None
-    problem = instance.problem
-    if problem is not None and problem.lasting:
-        return problem
-    if instance.crashes < LOOPING or instance.phase is Phase.LOST:
-        return None
-    if instance.units:
-        worst = max(instance.units, key=lambda unit: unit.crashes)
-        return Problem(
-            "CrashLoop", f"{worst.name} crashed {worst.crashes} times in a row ({worst.exit or 'it ended'})"
-        )
-    if instance.ready:
-        return None
-    cause = f" ({problem.message})" if problem is not None else ""
-    return Problem("CrashLoop", f"it crashed {instance.crashes} times in a row{cause}")
+    return _say("Degraded", "True", found[0][0], "; ".join([*(_cut(words, each) for words in said), *failed]))
 
 
 def _clash(views: Views, observed: Observed) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NewType
+from typing import Any, Final, NewType
 
 import msgspec
 
@@ -11,6 +11,10 @@ from xpyd_sidecar.contract.ids import Role, ServiceName
 
 Revision = NewType("Revision", str)
 """12 hex digits over everything a process is rendered from; a difference means that it must be replaced."""
+
+
+STARTUP_S: Final = 1800.0
+"""What a start has where the document says nothing (``engine.startupTimeout``)."""
 
 
 class RoleTarget(msgspec.Struct, frozen=True):
@@ -35,7 +39,7 @@ class Desired(msgspec.Struct, frozen=True):
     router: Revision | None
     """Revision of the router process; None where no process of its own routes."""
     drain_timeout_s: float = 600.0
-    startup_timeout_s: float = 1800.0
+    startup_timeout_s: float = STARTUP_S
     hang_timeout_s: float = 120.0
     """How long an engine that was ready may fail its health checks before it is restarted."""
     max_sidecars: int = 0
@@ -61,6 +65,8 @@ class Desired(msgspec.Struct, frozen=True):
     """Before this, unix seconds, no instance of several parts is made (``placing``)."""
     gang: bool = False
     """A scheduler is told which parts are one instance, and places all of them or none (``placing``)."""
+    same_places: bool = False
+    """A place of an instance of one role would do for one of the other (``stranded``)."""
     stopping: bool = False
     """The service is to end: router first, so that nothing new comes in, then the instances."""
 

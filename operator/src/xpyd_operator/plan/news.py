@@ -7,11 +7,12 @@ holds now and a person should know is told: nobody was seen to come or go.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import msgspec
 
 from xpyd_operator.api.status import Condition
+from xpyd_operator.plan.absent import Absence, Broken
 from xpyd_operator.plan.actions import Create, Drain, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired
@@ -88,21 +89,25 @@ def _instance(was: Instance | None, now: Instance) -> Iterator[News]:
     elif phase is Phase.READY and now.phase is Phase.STARTING:
         yield News(WARNING, "InstanceNotReady", "it served and does not any more", now.name)
     elif now.phase is Phase.LOST and phase is not Phase.LOST:
-        yield News(WARNING, "Lost", now.problem.message if now.problem else "its node is away", now.name)
+        yield News(WARNING, "Lost", now.why.message if now.why else "its node is away", now.name)
     before = was.ejected if was is not None else ""
     if now.ejected and not before:
         yield News(WARNING, "Ejected", f"routers send it nothing: {now.ejected}", now.name)
     elif before and not now.ejected and now.phase is Phase.READY:
         yield News(NORMAL, "Readmitted", "routers send it requests again", now.name)
-    problem = now.problem
-    if problem is not None and now.queued and (was is None or not was.queued):
-        yield News(NORMAL, problem.reason, problem.message, now.name)
-    known = was.problem.reason if was is not None and was.problem is not None and was.problem.lasting else ""
-    if problem is not None and problem.lasting and now.phase is not Phase.LOST and problem.reason != known:
-        yield News(WARNING, problem.reason, problem.message, now.name)
+    why, known = now.why, was.why if was is not None else None
+    if now.placeless and why is not None and not why.person and (known is None or known.reason != why.reason):
+        yield News(NORMAL, why.reason, why.message, now.name)
+    if _warns(why) and now.phase is not Phase.LOST and not (_warns(known) and known.reason == why.reason):
+        yield News(WARNING, why.reason, why.message, now.name)
     elif now.phase is Phase.CRASHED and phase is not Phase.CRASHED:
         ends = next((unit.exit for unit in now.units if not unit.alive and unit.exit), "")
-        yield News(WARNING, "Crashed", problem.message if problem else ends or "its engine ended", now.name)
+        yield News(WARNING, "Crashed", ends or (why.message if why is not None else "its engine ended"), now.name)
+
+
+def _warns(why: Absence | None) -> TypeGuard[Absence]:
+    """It is broken, or has waited for too long."""
+    return why is not None and (isinstance(why, Broken) or why.person)
 
 
 def _rollouts(before: Round, after: Round) -> Iterator[News]:

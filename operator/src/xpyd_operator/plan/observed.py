@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from xpyd_operator.plan.absent import QUEUED, Absence, Broken, Waiting
+from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.desired import Revision
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role
 from xpyd_sidecar.contract.intake import Disaggregation
@@ -32,30 +34,16 @@ class Phase(StrEnum):
 LEAVING = frozenset({Phase.DRAINING, Phase.DRAINED, Phase.STOPPING, Phase.LOST})
 
 
-QUEUED = "Queued"
-"""Reason of an instance that waits to be admitted by something outside, such as Kueue: it has not begun, and nothing of it
-is wrong."""
 OUTDATED = "Outdated"
 """Reason of an instance that could not begin with what another release of xpyd brings."""
 BROKEN = "Broken"
 """Reason of an instance of several parts that lacks one, or whose parts do not belong together: it goes as a whole."""
 UNFINISHED = "Unfinished"
 """Reason of one of which not all parts could be made in time: it gives back what it holds."""
-NEVER_AGAIN = frozenset({"Failed", "Evicted", OUTDATED, BROKEN, UNFINISHED})
-"""Reasons of a crashed instance that its platform never starts again."""
 
 
-class Problem(msgspec.Struct, frozen=True):
-    """Why an instance does not serve, where the platform tells."""
-
-    reason: str
-    """One word that a program can compare: ``ImagePull``, ``OutOfMemory``, ``Unschedulable``, ``CrashLoop`` …
-
-    Those in ``NEVER_AGAIN`` make the planner replace a crashed instance."""
-    message: str
-    """The cause in words, with the last log line of a crash."""
-    lasting: bool = True
-    """A person must act, or it would have gone away by itself; False while it may still be the usual way up."""
+STARTS = "it starts"
+"""What is said of an instance of which nobody tells more."""
 
 
 class ObservedUnit(msgspec.Struct, frozen=True):
@@ -91,7 +79,8 @@ class Instance(msgspec.Struct, frozen=True):
     units: tuple[ObservedUnit, ...] = ()
     platform_crashes: int = 0
     """Crashes in a row, where the platform restarts by itself and ``units`` is empty."""
-    problem: Problem | None = None
+    absent: Absence | None = None
+    """Why it does not serve, where the platform tells; ``why`` is of all."""
     fingerprint: Fingerprint = Fingerprint("")
     """What its KV may be exchanged with; empty while unknown."""
     refuses: tuple[tuple[InstanceName, str], ...] = ()
@@ -138,9 +127,49 @@ class Instance(msgspec.Struct, frozen=True):
         return self.phase is Phase.READY
 
     @property
+    def placeless(self) -> bool:
+        """It waits for a place, perhaps for hours, and has begun nothing."""
+        return isinstance(self.absent, Waiting) and self.absent.place and not self.leaving
+
+    @property
     def queued(self) -> bool:
-        """It waits to be admitted, perhaps for hours."""
-        return self.problem is not None and self.problem.reason == QUEUED and not self.leaving
+        """It waits to be admitted by something outside, such as Kueue."""
+        return self.placeless and self.absent is not None and self.absent.reason == QUEUED
+
+    @property
+    def over(self) -> bool:
+        """Its platform never starts it again."""
+        return isinstance(self.absent, Broken) and self.absent.replaced
+
+    @property
+    def why(self) -> Absence | None:
+        """Why it does not serve. None for one that serves, or leaves as it should: there is nothing to wait for. Nor has
+        one of which only the name is still somebody else's, who ends.
+        """
+        if self.leaving and self.phase is not Phase.LOST:
+            return None
+        if self.phase is Phase.LOST or isinstance(self.absent, Broken):
+            return self.absent
+        if self.crashes >= LOOPING and self.units:
+            worst = max(self.units, key=lambda unit: unit.crashes)
+            return Broken("CrashLoop", f"{worst.name} crashed {worst.crashes} times in a row ({worst.exit or 'it ended'})")
+        if self.ready:
+            return None
+        if self.crashes >= LOOPING:
+            last = f" ({self.absent.message})" if self.absent is not None else ""
+            return Broken("CrashLoop", f"it crashed {self.crashes} times in a row{last}")
+        if self.absent is not None:
+            return self.absent
+        if self.phase is Phase.CRASHED:
+            ends = next((unit.exit for unit in self.units if not unit.alive and unit.exit), "its engine ended")
+            return Waiting("Crashed", f"{ends}, and is started again", since=self.since)
+        return Waiting("Starting", STARTS, since=self.since)
+
+    @property
+    def soon(self) -> bool:
+        """It is likely to serve soon by itself, or another in its place."""
+        why = self.why
+        return why is None or why.soon
 
     @property
     def crashes(self) -> int:
@@ -158,13 +187,7 @@ class ObservedRouter(msgspec.Struct, frozen=True):
     stopping: bool = False
 
 
-class Front(msgspec.Struct, frozen=True):
-    """Whether clients are served, where routers are no process of the planner's own."""
-
-    ready: bool
-    """A client's request would be answered: a router that clients reach has a settled roster and can pick."""
-    reason: str = "Unknown"
-    message: str = ""
+UNKNOWN_FRONT = Waiting("NoRouter", "nothing is known of routers")
 
 
 class Observed(msgspec.Struct, frozen=True):
@@ -172,10 +195,13 @@ class Observed(msgspec.Struct, frozen=True):
 
     instances: tuple[Instance, ...] = ()
     router: ObservedRouter | None = None
-    front: Front | None = None
-    """None where the router is a process of the planner's own (``router``)."""
-    problems: tuple[Problem, ...] = ()
-    """What is wrong with the service as a whole, of no instance: ``TemplateRejected`` …"""
+    front: Absence | None = UNKNOWN_FRONT
+    """Why a client's request would not be answered, where routers are no process of the planner's own; None: a router that
+    clients reach has a settled roster and can pick."""
+    absent: tuple[Absence, ...] = ()
+    """What is wrong with the service as a whole, or is not there, of no instance: ``TemplateRejected``, a router …"""
+    freed: float = 0.0
+    """When an instance last gave its place back, unix seconds, as far as this process has seen."""
     fleet_known: bool = False
     """A settled router told the load and drain state. Without it nothing that serves is drained."""
     disaggregation: Disaggregation | None = None

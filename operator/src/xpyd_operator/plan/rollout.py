@@ -25,7 +25,7 @@ from __future__ import annotations
 import msgspec
 
 from xpyd_operator.plan import balance
-from xpyd_operator.plan.canary import RoleView, Stage, alone, clash, hopeless, stage
+from xpyd_operator.plan.canary import RoleView, Stage, alone, clash, stage
 from xpyd_operator.plan.drain import victims
 from xpyd_operator.plan.observed import Instance, Phase
 
@@ -152,7 +152,7 @@ def _idle(mine: RoleView, at: Stage) -> list[Instance]:
     idle = victims(instance for instance in mine.stale if not instance.ready)
     serving = len(mine.stale) - len(idle)
     doubt = alone(at) or mine.fresh_fails
-    worth = [i for i in idle if doubt or (not mine.fresh_ready and not i.units and not hopeless(i))]
+    worth = [i for i in idle if doubt or (not mine.fresh_ready and not i.units and i.soon)]
     keep = max(0, mine.wanted - serving)
     if mine.full:
         keep = min(keep, max(0, len(worth) - 1))

@@ -7,7 +7,8 @@ transition, whether the document is valid) is the backend's to add.
 from __future__ import annotations
 
 from xpyd_operator.api.status import RolesStatus, RoleStatus, ServiceStatus
-from xpyd_operator.plan.actions import Plan, Wait
+from xpyd_operator.plan.absent import Waiting
+from xpyd_operator.plan.actions import Plan
 from xpyd_operator.plan.conditions import bounded, conditions
 from xpyd_operator.plan.desired import Desired, shape
 from xpyd_operator.plan.observed import Instance, Observed, Phase
@@ -67,5 +68,5 @@ def _updated(instance: Instance, revision: str) -> bool:
     return not instance.leaving and instance.revision == revision
 
 
-def _wait(wait: Wait, now: float) -> str:
+def _wait(wait: Waiting, now: float) -> str:
     return f"{wait} (in {wait.until - now:.0f} s)" if wait.until > now else str(wait)

@@ -12,6 +12,7 @@ Laws
     9. What the platform restarts by itself is left to it; what it never starts again is removed.
    10. Where one role has too many and the other too few, a running instance takes the other role (``switch``).
    11. While an instance has places for a part of itself alone, no other one of several parts is made (``placing``).
+   12. Where one role has no place and the other all of them, the other gives some up, also without a router (``stranded``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from xpyd_operator.plan import backoff, balance, names, placing, routers, switch
+from xpyd_operator.plan import backoff, balance, names, placing, routers, stranded, switch
+from xpyd_operator.plan.absent import Waiting, put_off
 from xpyd_operator.plan.actions import (
     Action,
     Create,
@@ -30,12 +32,12 @@ from xpyd_operator.plan.actions import (
     Restart,
     StartRouter,
     StopRouter,
+    Switch,
     Undrain,
-    Wait,
 )
 from xpyd_operator.plan.canary import RoleView, alone, stage, view
 from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import NEVER_AGAIN, UNFINISHED, Instance, Observed, ObservedUnit, Phase
+from xpyd_operator.plan.observed import UNFINISHED, Instance, Observed, ObservedUnit, Phase
 from xpyd_operator.plan.rollout import Retire, missing, reason_to_wait, retire, returning
 from xpyd_sidecar.contract.ids import Role
 
@@ -48,7 +50,7 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     if desired.stopping:
         return _end(desired, observed, now)
     actions: list[Action] = []
-    waits: list[Wait] = []
+    waits: list[Waiting] = []
     _router(desired, observed, now, actions, waits)
     gone = [_finish(instance, desired, now) for instance in observed.instances]
     actions += [action for action in gone if action]
@@ -66,9 +68,19 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
             going.add(instance.name)
     there = tuple(msgspec.structs.replace(one, phase=Phase.DRAINING) if one.name in going and not one.leaving else one
                   for one in there)
-    made, stays = switch.switches(desired, observed, _views(desired, there), now)
+    views = _views(desired, there)
+    if stranded.nothing_runs(views[1], now):
+        observed = msgspec.structs.replace(observed, fleet_known=True)
+    made, stays = switch.switches(desired, observed, views, now)
+    given = stranded.give_up(desired, views, observed.freed, now) if not made and not going else ()
+    made += [action for action in given if isinstance(action, Switch)]
+    leaving = [action for action in given if not isinstance(action, Switch)]
+    drains += leaving
+    going.update(action.instance for action in leaving)
     actions += made
     there = switch.after(there, made)
+    there = tuple(msgspec.structs.replace(one, phase=Phase.DRAINING) if one.name in going and not one.leaving else one
+                  for one in there)
     observed = msgspec.structs.replace(observed, instances=switch.after(observed.instances, made))
     views = _views(desired, there)
     outs, last = _retire(desired, observed, views, going)
@@ -76,14 +88,18 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     for out in _patient(desired, views, outs, now):
         actions += [Remove(instance.name, reason) for instance, reason in out.remove]
         drains += [Drain(instance.name, reason) for instance, reason in out.drain]
-        waits += [Wait(f"draining {instance.name}", why) for instance, why in out.held]
+        waits += [put_off(f"draining {instance.name}", why) for instance, why in out.held]
         going.update(instance.name for instance, _ in (*out.remove, *out.drain))
 
     ordinals = names.free_ordinals([instance.ordinal for instance in observed.instances])
+    creates: list[Create] = []
     for mine, other in (views, views[::-1]):
-        more, short = _add(desired, (mine, other), going, ordinals, held, fleet_known=observed.fleet_known)
-        actions += more
+        first = stranded.first_to_others(mine, other, now)
+        more, short = _add(desired, (mine, other), going, ordinals, (held, first), fleet_known=observed.fleet_known)
+        actions += [action for action in more if not isinstance(action, Create)]
+        creates += [action for action in more if isinstance(action, Create)]
         waits += short
+    actions += stranded.in_ratio(creates, views)
     actions += drains
     for instance in observed.instances:
         if instance.name not in going and not instance.leaving:
@@ -128,18 +144,23 @@ def _add(
     views: tuple[RoleView, RoleView],
     going: Collection[str],
     ordinals: Iterator[int],
-    placed: str,
+    first: tuple[str, str],
     *,
     fleet_known: bool,
-) -> tuple[list[Action], list[Wait]]:
-    """Take back and make what is missing of the first of ``views``. ``placed``: who finds its places first, in words."""
+) -> tuple[list[Action], list[Waiting]]:
+    """Take back and make what is missing of the first of ``views``. ``first``: who finds its places first, in words; where
+    the missing ones are of several parts, and of any.
+    """
     mine, other = views
     at = stage(mine, other, fleet_known=fleet_known)
     back = [one for one in returning(mine) if one.name not in going] if desired.keep_terminating else []
     actions: list[Action] = [Undrain(instance.name, "asked for again") for instance in back]
     count = missing(mine, len(back), canary=alone(at))
+    placed, others = first
     if count and placed and mine.target.parts > 1:
-        return actions, [Wait(f"creating {count} more of {mine.role}", placed, desired.place_after)]
+        return actions, [put_off(f"creating {count} more of {mine.role}", placed, desired.place_after)]
+    if count and others:
+        return actions, [put_off(f"creating {count} more of {mine.role}", others)]
     for _, ordinal in zip(range(count), ordinals, strict=False):
         name = names.instance_name(desired.service, ordinal)
         actions.append(Create(name, ordinal, mine.role, mine.target.revision))
@@ -147,7 +168,8 @@ def _add(
     if short <= 0:
         return actions, []
     why = f"{len(mine.everything)} exist, surge is {mine.target.max_surge}"
-    return actions, [Wait(f"creating {short} more of {mine.role}", reason_to_wait(mine, other, at) if alone(at) else why)]
+    why = reason_to_wait(mine, other, at) if alone(at) else why
+    return actions, [put_off(f"creating {short} more of {mine.role}", why)]
 
 
 def _pause(desired: Desired, now: float) -> str:
@@ -163,12 +185,12 @@ def _seen(instance: Instance, now: float) -> Instance:
 
 def _spent(instance: Instance, now: float) -> bool:
     """Its platform never starts it again, and it ended a while ago (or in the future: the clock was set back)."""
-    if instance.phase is not Phase.CRASHED or instance.units or instance.problem is None:
+    if instance.phase is not Phase.CRASHED or instance.units or not instance.over:
         return False
-    return instance.problem.reason in NEVER_AGAIN and not 0 <= now - instance.since < REPLACE_S
+    return not 0 <= now - instance.since < REPLACE_S
 
 
-def _router(desired: Desired, observed: Observed, now: float, actions: list[Action], waits: list[Wait]) -> None:
+def _router(desired: Desired, observed: Observed, now: float, actions: list[Action], waits: list[Waiting]) -> None:
     there = observed.router
     if desired.router is None:
         if there is not None and not there.stopping:
@@ -176,7 +198,7 @@ def _router(desired: Desired, observed: Observed, now: float, actions: list[Acti
     elif there is None:
         actions.append(StartRouter(desired.router, "none runs"))
     elif there.stopping:
-        waits.append(Wait("starting the router", "the old one still finishes its streams"))
+        waits.append(put_off("starting the router", "the old one still finishes its streams"))
     elif not there.unit.alive:
         when = _when(there.unit, now, "restarting the router", waits)
         if when:
@@ -187,9 +209,9 @@ def _router(desired: Desired, observed: Observed, now: float, actions: list[Acti
 
 def _finish(instance: Instance, desired: Desired, now: float) -> Remove | None:
     """The removal of an instance that is through with its work, had all the time it gets, or never runs again."""
-    if _spent(instance, now) and instance.problem is not None:
-        pause_s = placing.pause_s(desired.uid, now) if instance.problem.reason == UNFINISHED else 0.0
-        return Remove(instance.name, f"it will never run again: {instance.problem.reason}", pause_s)
+    if _spent(instance, now) and instance.absent is not None:
+        pause_s = placing.pause_s(desired.uid, now) if instance.absent.reason == UNFINISHED else 0.0
+        return Remove(instance.name, f"it will never run again: {instance.absent.reason}", pause_s)
     if instance.phase is Phase.DRAINED:
         return Remove(instance.name, "drained")
     if instance.phase is Phase.DRAINING and now - instance.since >= desired.drain_timeout_s:
@@ -197,7 +219,7 @@ def _finish(instance: Instance, desired: Desired, now: float) -> Remove | None:
     return None
 
 
-def _revive(instance: Instance, desired: Desired, now: float, actions: list[Action], waits: list[Wait]) -> None:
+def _revive(instance: Instance, desired: Desired, now: float, actions: list[Action], waits: list[Waiting]) -> None:
     for unit in instance.units:
         if not unit.alive:
             reason = _when(unit, now, f"restarting {unit.name} of {instance.name}", waits)
@@ -212,13 +234,13 @@ def _revive(instance: Instance, desired: Desired, now: float, actions: list[Acti
         actions.append(Restart(instance.name, instance.units[0].name, f"{state} {limit_s:g} s"))
 
 
-def _when(unit: ObservedUnit, now: float, what: str, waits: list[Wait]) -> str:
+def _when(unit: ObservedUnit, now: float, what: str, waits: list[Waiting]) -> str:
     """The reason for a restart that is due, else an empty string and a wait."""
     due = backoff.due(unit.crashes, unit.ended, now)
     ended = unit.exit or "it ended"
     if now >= due:
         return ended
-    waits.append(Wait(what, f"{ended}, {unit.crashes} in a row", due))
+    waits.append(put_off(what, f"{ended}, {unit.crashes} in a row", due))
     return ""
 
 
@@ -227,7 +249,7 @@ def _end(desired: Desired, observed: Observed, now: float) -> Plan:
     if router is not None:
         if not router.stopping:
             return Plan((StopRouter("the service ends"),))
-        return Plan((), (Wait("the end", "the router finishes its streams"),))
+        return Plan((), (put_off("the end", "the router finishes its streams"),))
     actions: list[Action] = []
     for instance in observed.instances:
         if instance.phase in (Phase.STARTING, Phase.CRASHED):

@@ -4,8 +4,9 @@ and starts cold there.
                     surplus of mine                     deficit of other
     switched now    min( ready - wanted,                wanted - (fresh - young),         room of other )
 
-``young`` are instances of the other role that began to start within the switch window, or are queued and did not begin at
-all: one that switches serves at once, and they are surplus then. ``room`` keeps the other role within wanted + surge.
+``young`` are instances of the other role that began to start within the switch window, or wait for a place and did not
+begin at all: one that switches serves at once, and they are surplus then. ``room`` keeps the other role within wanted +
+surge.
 
 Not while a revision is replaced (what is old goes anyway), not without a router that tells the load, and not where prefill
 and decode differ in more than the role (``Desired.no_switch``). Who goes is chosen as for a drain. Who stays: the last of a
@@ -94,7 +95,7 @@ def _deficit(desired: Desired, other: RoleView, now: float) -> int:
 
 
 def _young(instance: Instance, now: float, window_s: float) -> bool:
-    if instance.queued:
+    if instance.placeless:
         return True
     return instance.phase is Phase.STARTING and not instance.was_ready and 0 <= now - instance.since < window_s
 

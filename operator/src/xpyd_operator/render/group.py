@@ -19,7 +19,7 @@ from xpyd_operator.render import paths as at
 from xpyd_operator.render.layout import Member, digest
 from xpyd_operator.render.process import LAUNCHER
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_sidecar.contract.group import LIVE_PATH, READY_PATH
+from xpyd_sidecar.contract.group import READY_PATH
 from xpyd_sidecar.contract.ids import HostPort, Role, join_host_port
 from xpyd_sidecar.contract.launch import GroupConfig
 
@@ -95,7 +95,7 @@ def probes(service: DisaggService) -> dict[str, Any]:
     limit_s = service.spec.engine.startup_timeout_s + HALF_S
     return {
         "startupProbe": at.killing(_asked(READY_PATH, _STARTUP_PERIOD_S, math.ceil(limit_s / _STARTUP_PERIOD_S))),
-        "livenessProbe": at.killing(_asked(LIVE_PATH, 10, 12)),
+        "livenessProbe": at.live_probe(),
         "readinessProbe": _asked(READY_PATH, 2, 2),
     }
 

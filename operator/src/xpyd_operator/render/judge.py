@@ -2,7 +2,8 @@
 
     faults         the document is not of its form, or breaks a rule of the API        ┐ refusals
     unsupported    right, but nothing that a backend could make of it would be right   ┘
-    warnings       what engines of a version of vLLM would not start with or not do; followed all the same
+    warnings       what engines of a version of vLLM would not start with or not do, and addresses that the service's own
+                   NetworkPolicy cuts off; followed all the same
     notes          what holds elsewhere, or is perhaps not meant so
 
 Everything is said at once: what is unsupported is looked for as soon as the document has its form.
@@ -10,12 +11,12 @@ Everything is said at once: what is unsupported is looked for as soon as the doc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
-from xpyd_operator.api import devices, notes, speculation, vllm
+from xpyd_operator.api import devices, kubernetes, notes, outside, speculation, vllm
 from xpyd_operator.api.decode import examine
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
@@ -32,7 +33,10 @@ class Judgement(msgspec.Struct, frozen=True):
     """The document, refused or not; None where it has not its form."""
     faults: tuple[Fault, ...] = ()
     unsupported: tuple[Fault, ...] = ()
-    warnings: tuple[Fault, ...] = ()
+    starts: tuple[Fault, ...] = ()
+    """What engines would not start with, or not do: warnings."""
+    cut_off: tuple[Fault, ...] = ()
+    """Addresses that the service's own NetworkPolicy cuts off: warnings."""
     ignored: tuple[Fault, ...] = ()
     """Fields that are not known (lenient only)."""
     notes: tuple[Fault, ...] = ()
@@ -41,6 +45,11 @@ class Judgement(msgspec.Struct, frozen=True):
     def refusals(self) -> tuple[Fault, ...]:
         """Why the document is not followed; none where it is."""
         return (*self.faults, *self.unsupported)
+
+    @property
+    def warnings(self) -> tuple[Fault, ...]:
+        """What is followed all the same, and does not come out as it was meant."""
+        return (*self.starts, *self.cut_off)
 
     def accepted(self) -> DisaggService:
         """The document.
@@ -69,17 +78,32 @@ def judge(value: Any, target: Target | None, *, strict: bool = True, gpus: int =
         return Judgement(None, seen.faults, ignored=seen.warnings)
     already = {fault.path for fault in seen.faults}
     refused, elsewhere = _unsupported(service, target, gpus)
+    told = already | {fault.path for fault in (*refused, *(fault for _, fault in elsewhere))}
+    misnamed = tuple(one for one in _faults(_unknown_fields(service)) if one.path not in told)
     elsewhere = (*((str(only), fault) for only, fault in seen.notes), *elsewhere)
     others = dict.fromkeys(Fault(fault.path, f"not for {only}: {fault.message}") for only, fault in elsewhere)
-    in_clusters = (*notes.rdma(service), *notes.exposed(service)) if target is not Target.LOCAL else ()
+    clusters = target is not Target.LOCAL
+    in_clusters = (*notes.rdma(service), *notes.exposed(service), *outside.notes(service)) if clusters else ()
+    devices_too = tuple(devices.warnings(service)) if clusters else ()
     return Judgement(
         service=service,
-        faults=seen.faults,
+        faults=(*seen.faults, *(misnamed if strict else ())),
         unsupported=tuple(one for one in refused if one.path not in already),
-        warnings=tuple(vllm.warnings(service)),
-        ignored=seen.warnings,
-        notes=(*others, *notes.judging(service), *speculation.notes(service), *devices.notes(service), *in_clusters),
+        starts=(*vllm.warnings(service), *devices_too),
+        cut_off=tuple(outside.warnings(service)) if clusters else (),
+        ignored=(*seen.warnings, *(() if strict else misnamed)),
+        notes=(*others, *notes.judging(service), *notes.values(service), *speculation.notes(service),
+               *devices.notes(service), *notes.queue(service), *in_clusters),
     )
+
+
+def _unknown_fields(service: DisaggService) -> Iterator[tuple[str, str]]:
+    """Fields of what the document preserves of Kubernetes that no version has."""
+    for path, template in service.spec.templates():
+        yield from kubernetes.faults("PodTemplateSpec", template, path)
+    for index, variable in enumerate(service.spec.engine.env):
+        if variable.value_from is not None:
+            yield from kubernetes.faults("EnvVarSource", variable.value_from, f"spec.engine.env[{index}].valueFrom")
 
 
 def _unsupported(

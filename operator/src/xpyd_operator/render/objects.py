@@ -264,5 +264,5 @@ def _router_template(
             ],
         },
     }
-    template = service.spec.router.template
+    template = service.spec.router_template
     return pod if template is None else overlay(pod, template, "spec.router.template")

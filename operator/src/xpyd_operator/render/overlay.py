@@ -1,18 +1,12 @@
 """Laying the user's pod template over a pod that xpyd made: that of an engine, or of a router in a pod of its own.
 
-    maps                                   merged; ``null`` takes a field away
-    containers, initContainers, volumes,   merged by ``name``; what is new comes last. A variable or a volume with another
-    env, ports, imagePullSecrets           source replaces the one of that name
-    volumeMounts                           merged by ``mountPath``
-    every other list                       replaced
-
 What xpyd needs cannot be taken away, and is refused with its path: names, its labels, what its containers run, its
 variables, ports, and the volumes ``xpyd``, ``run``, ``key``, ``clients`` and ``model`` with their mounts. The volumes
 ``shm``, ``tmp``, ``home`` and ``cache`` may become others, e.g. a larger disk; probes, resources and security contexts may
 change too. Of the containers beside ``main`` that are xpyd's own only resources and security context may. User and group
 are those of the pod, for all containers of an engine.
 
-This is the strategic merge of Kubernetes without its directives (``$patch`` and the like).
+How two are merged is in ``api.templates``, as ``spec.template`` lies below those of roles and routers.
 """
 
 from __future__ import annotations
@@ -24,28 +18,11 @@ from typing import Any, Final, NamedTuple
 
 from xpyd_operator.api import owned
 from xpyd_operator.api.base import GROUP
+from xpyd_operator.api.templates import LISTS, Keyed, merged
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import labels
 from xpyd_operator.render import paths as at
 
-
-class _List(NamedTuple):
-    """A list that is merged by a key, and the lists of that kind inside its items."""
-
-    key: str
-    inside: Mapping[str, _List] = {}
-
-
-_CONTAINERS: Final = _List("name", {"env": _List("name"), "ports": _List("name"), "volumeMounts": _List("mountPath")})
-_LISTS: Final = {
-    "containers": _CONTAINERS,
-    "initContainers": _CONTAINERS,
-    "volumes": _List("name"),
-    "imagePullSecrets": _List("name"),
-}
-"""Those of a pod's spec."""
-_SOURCES: Final = frozenset({"env", "volumes"})
-"""Lists whose items have one source each: another one replaces it."""
 _NEEDED_LABELS: Final = frozenset({labels.NAME, labels.INSTANCE, labels.COMPONENT, labels.MANAGED_BY})
 
 
@@ -122,6 +99,8 @@ _OWN: Final = frozenset({"name", "resources", "securityContext"})
 
 _USER: Final = ("runAsUser", "runAsGroup")
 
+_PARTS: Final[tuple[tuple[str, Mapping[str, Keyed]], ...]] = (("metadata", {}), ("spec", LISTS))
+
 Finding = tuple[str, str]
 """Path, and what is wrong and what would be right."""
 
@@ -136,11 +115,11 @@ def overlay(pod: dict[str, Any], template: Mapping[str, Any], path: str = "templ
     """
     for where, reason in forms(template, path):
         raise Unsupported(where, reason)
-    merged = dict(pod)
-    for key, lists in (("metadata", {}), ("spec", _LISTS)):
+    made = dict(pod)
+    for key, lists in _PARTS:
         if template.get(key) is not None:
-            merged[key] = _merged(pod[key], template[key], lists)
-    return merged
+            made[key] = merged(pod[key], template[key], lists)
+    return made
 
 
 def faults(template: Mapping[str, Any], path: str = "template", kind: PodNeeds = ENGINE_POD) -> Iterator[Finding]:
@@ -155,9 +134,19 @@ def faults(template: Mapping[str, Any], path: str = "template", kind: PodNeeds =
     yield from forms(template, path)
 
 
+def common_faults(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
+    """The same of a template that lies below those of all pods: of an engine's, and of a router's where that says more."""
+    said = set()
+    for kind in (ENGINE_POD, ROUTER_POD):
+        for where, reason in faults(template, path, kind):
+            if where not in said:
+                yield where, reason
+            said.add(where)
+
+
 def forms(template: Mapping[str, Any], path: str = "template") -> Iterator[Finding]:
     """What of a template cannot be merged."""
-    for key, lists in (("metadata", {}), ("spec", _LISTS)):
+    for key, lists in _PARTS:
         part = template.get(key)
         if isinstance(part, dict):
             yield from _form(part, f"{path}.{key}", lists)
@@ -238,7 +227,7 @@ def _items(given: dict[str, Any], name: str, path: str) -> Iterator[tuple[str, d
             yield f"{path}.{name}[{index}]", item
 
 
-def _form(given: dict[str, Any], path: str, lists: Mapping[str, _List]) -> Iterator[Finding]:
+def _form(given: dict[str, Any], path: str, lists: Mapping[str, Keyed]) -> Iterator[Finding]:
     """Whether everything can be merged."""
     for key, part in given.items():
         here = f"{path}.{key}"
@@ -250,7 +239,7 @@ def _form(given: dict[str, Any], path: str, lists: Mapping[str, _List]) -> Itera
             yield from _form(part, here, {})
 
 
-def _list_form(items: Any, path: str, how: _List) -> Iterator[Finding]:
+def _list_form(items: Any, path: str, how: Keyed) -> Iterator[Finding]:
     if not isinstance(items, list | tuple):
         yield path, "must be a list; what xpyd needs in it cannot be taken away"
         return
@@ -259,28 +248,3 @@ def _list_form(items: Any, path: str, how: _List) -> Iterator[Finding]:
             yield from _form(item, f"{path}[{index}]", how.inside)
         else:
             yield f"{path}[{index}]", f"must be an object with {how.key}"
-
-
-def _merged(base: Mapping[str, Any], given: Mapping[str, Any], lists: Mapping[str, _List]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, part in given.items():
-        below = merged.get(key)
-        if part is None:
-            merged.pop(key, None)
-        elif key in lists:
-            merged[key] = _merged_list(below or [], part, lists[key], sources=key in _SOURCES)
-        elif isinstance(part, dict):
-            merged[key] = _merged(below if isinstance(below, dict) else {}, part, {})
-        else:
-            merged[key] = part
-    return merged
-
-
-def _merged_list(base: list[Any], given: list[Any], how: _List, *, sources: bool) -> list[Any]:
-    merged = {item[how.key]: item for item in base}
-    for item in given:
-        known = merged.get(item[how.key], {})
-        if sources and known.keys() != item.keys():
-            known = {}
-        merged[item[how.key]] = _merged(known, item, how.inside)
-    return list(merged.values())

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_sidecar.contract import launch
+from xpyd_sidecar.contract import launch, liveness
 
 ENGINE_PORT: Final = 8000
 EVERYWHERE: Final = "::"
@@ -84,6 +84,14 @@ def http_probe(
 def exec_probe(command: list[str], *, period_s: int, failures: int, timeout_s: int = 10) -> dict[str, Any]:
     """A probe that runs a command."""
     return {"exec": {"command": command}} | _pace(period_s, failures, timeout_s)
+
+
+def live_probe() -> dict[str, Any]:
+    """Ends an engine of which its agent says for ``PERIOD_S`` times ``FAILURES`` seconds that it stands still.
+
+    A command in the engine's container can tell a silent agent from a bad word, and ask the engine's processes for stacks.
+    """
+    return killing(exec_probe([*ASK, "live"], period_s=liveness.PERIOD_S, failures=liveness.FAILURES))
 
 
 def killing(probe: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from xpyd_operator.api import outside
 from xpyd_operator.api.devices import devices, limits
 from xpyd_operator.api.roles import GPU, NO_DEVICE, RoleSpec
 from xpyd_operator.api.service import DisaggService
@@ -225,10 +226,7 @@ def engine_variables(service: DisaggService, role: Role, member: Member, key: Po
     }
     if member.size > 1:
         del defaults[group.COMPILED]
-    defaults |= {"HF_HOME": at.CACHE} if isinstance(spec.model.origin, Hub) else {"HF_HUB_OFFLINE": "1"}
-    if spec.model.token_secret is not None:
-        reference = {"name": spec.model.token_secret.name, "key": spec.model.token_secret.key}
-        defaults["HF_TOKEN"] = {"valueFrom": {"secretKeyRef": reference}}
+    defaults |= outside.variables(service, at.CACHE)
     if not devices(spec.role(role)):
         defaults |= CPU_ENV
     users: dict[str, Any] = {
@@ -258,7 +256,7 @@ def _probes(service: DisaggService) -> dict[str, Any]:
     failures = math.ceil(service.spec.engine.startup_timeout_s / _STARTUP_PERIOD_S)
     return {
         "startupProbe": at.killing(_health(_STARTUP_PERIOD_S, failures)),
-        "livenessProbe": at.killing(_health(10, 12)),
+        "livenessProbe": at.live_probe(),
         "readinessProbe": _health(2, 3),
     }
 

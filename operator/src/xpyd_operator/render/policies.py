@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from xpyd_operator.api.outside import ALWAYS_OUT
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import labels
 from xpyd_operator.render.labels import metadata
 from xpyd_operator.render.paths import AGENT_PORT
 from xpyd_operator.render.settings import KubeSettings
 
-_DNS_PORT = 53
-_HTTPS_PORT = 443
+_DNS_PORT, _HTTPS_PORT = ALWAYS_OUT
 _AGENT_PORT = {"protocol": "TCP", "port": AGENT_PORT}
 
 

@@ -42,6 +42,19 @@ def pods_difference(service: DisaggService, settings: KubeSettings) -> str:
     return f"the pods of prefill and decode differ in {field}" if field else ""
 
 
+def same_places(service: DisaggService, settings: KubeSettings) -> bool:
+    """Whether a node that takes an instance of one role takes one of the other: both ask the same of nodes."""
+    prefill, decode = ([_asked_of_nodes(pod["spec"])
+                        for pod in engine_pods(service, role, InstanceName("x"), Revision(""), settings)] for role in Role)
+    return prefill == decode
+
+
+def _asked_of_nodes(spec: dict[str, Any]) -> Any:
+    fields = ("nodeSelector", "tolerations", "priorityClassName", "schedulerName", "runtimeClassName", "resourceClaims")
+    resources = [[each.get("resources") for each in spec.get(part) or ()] for part in ("initContainers", "containers")]
+    return [*(spec.get(field) for field in fields), (spec.get("affinity") or {}).get("nodeAffinity"), resources]
+
+
 def _stated(service: DisaggService, apart: tuple[str, ...]) -> str:
     if not service.spec.rollout.switch_window_s:
         return NEVER

@@ -30,12 +30,14 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
         yield from _executor(service, role, devices=bool(devices(service.spec.role(role))))
         yield from _pipeline(service, role, devices=bool(devices(service.spec.role(role))))
         yield from _memory(service, role)
-        template = service.spec.role(role).template
+        template = service.spec.written(role).template
         if template is not None:
             yield from overlay.faults(template, f"spec.{role}.template")
     yield from offload.refusals(service, tuple(role for role in Role if not devices(service.spec.role(role))))
     if service.spec.router.template is not None:
         yield from overlay.faults(service.spec.router.template, "spec.router.template", overlay.ROUTER_POD)
+    if service.spec.template is not None:
+        yield from overlay.common_faults(service.spec.template, "spec.template")
     yield from _ports(service)
 
 

@@ -3,7 +3,7 @@
 The trace is cut into windows. Each window is replayed with every count of one role, the other role being ample, after a
 warm-up: that tells how many of its requests miss their goals. Dynamic programming then finds the counts that make
 
-    misses + price * instance-hours
+    misses + price * GPU-hours
 
 least, where an instance that is added costs its cold start too (it is started that much earlier, so nobody waits for
 it), one that changes its role costs nothing, and one that goes costs nothing. The schedule is then replayed in whole.
@@ -17,8 +17,9 @@ import msgspec
 
 from xpyd_operator.plan.planner.figures import Bounds
 from xpyd_operator.simulation.controllers import Scheduled, Static
-from xpyd_operator.simulation.engine import EngineModel
+from xpyd_operator.simulation.engine import Engines, Pools, pools_of
 from xpyd_operator.simulation.outcome import Run
+from xpyd_operator.simulation.rules import RouterRules
 from xpyd_operator.simulation.trace import Trace, cut
 from xpyd_operator.simulation.world import World
 
@@ -45,7 +46,8 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def tables(
-    trace: Trace, model: EngineModel, ttft_s: float, tpot_s: float, ranges: tuple[Pair, Pair]
+    trace: Trace, engines: Engines, ttft_s: float, tpot_s: float, ranges: tuple[Pair, Pair], *,
+    rules: RouterRules | None = None,
 ) -> tuple[Table, Table]:
     """What each count of each role would miss, window by window; ``ranges`` are the least and the most of each role."""
     found: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = ([], [])
@@ -63,7 +65,7 @@ def tables(
                     row.append(arrived)
                     continue
                 counts = (number, ample[1]) if role == 0 else (ample[0], number)
-                run = World(piece, model, counts, Static()).play() if piece else Run([])
+                run = World(piece, engines, counts, Static(), rules=rules).play() if piece else Run([])
                 row.append(sum(
                     each.at >= first and (ttft > ttft_s or tpot > tpot_s)
                     for each, ttft, tpot in zip(piece, run.ttft, run.tpot, strict=True)
@@ -72,8 +74,9 @@ def tables(
     return Table(ranges[0][0], tuple(found[0])), Table(ranges[1][0], tuple(found[1]))
 
 
-def schedule(both: tuple[Table, Table], model: EngineModel, price: float, bounds: Bounds) -> Schedule:
-    """The counts of each window; ``price`` is in misses per instance-hour."""
+def schedule(both: tuple[Table, Table], engines: Engines, price: float, bounds: Bounds) -> Schedule:
+    """The counts of each window; ``price`` is in misses per GPU-hour."""
+    pools = pools_of(engines)
     prefill, decode = both
     most = bounds.total or 10**6
     states = [
@@ -82,12 +85,14 @@ def schedule(both: tuple[Table, Table], model: EngineModel, price: float, bounds
         for d in range(decode.low, decode.low + len(decode.misses[0]))
         if p + d <= most
     ]
-    hour, cold = price * WINDOW_S / 3600, price * model.cold_start / 3600
+    dear = pools.gpus
+    hour, cold = price * WINDOW_S / 3600, price * pools.cold_start / 3600
     best = dict.fromkeys(states, 0.0)
     came: list[dict[Pair, Pair]] = []
     for index in range(len(prefill.misses)):
         local = {
-            (p, d): prefill.misses[index][p - prefill.low] + decode.misses[index][d - decode.low] + hour * (p + d)
+            (p, d): prefill.misses[index][p - prefill.low] + decode.misses[index][d - decode.low]
+            + hour * (p * dear[0] + d * dear[1])
             for p, d in states
         }
         after: dict[Pair, float] = {}
@@ -100,7 +105,8 @@ def schedule(both: tuple[Table, Table], model: EngineModel, price: float, bounds
                     if cost is None:
                         continue
                     if (a, b) != (p, d):
-                        cost += CHANGE + cold * max(0, p + d - a - b)
+                        more = (p - a) * dear[0] + (d - b) * dear[1]
+                        cost += CHANGE + cold * max(0, more)
                     if cost < least:
                         least, whence = cost, (a, b)
             after[p, d] = least + local[p, d]
@@ -113,23 +119,23 @@ def schedule(both: tuple[Table, Table], model: EngineModel, price: float, bounds
         state = origin[state]
         path.append(state)
     path.reverse()
-    return _due(path, model)
+    return _due(path, pools)
 
 
-def _due(path: list[Pair], model: EngineModel) -> Schedule:
+def _due(path: list[Pair], pools: Pools) -> Schedule:
     """When each change must be begun: what is added a cold start early, what changes its role a little."""
     changes: list[tuple[float, int, int]] = []
     for index in range(1, len(path)):
         at = index * WINDOW_S
         more = [path[index][role] - path[index - 1][role] for role in (0, 1)]
-        moved = min(max(more), -min(more)) if max(more) > 0 > min(more) else 0
+        moved = min(max(more), -min(more)) if max(more) > 0 > min(more) and pools.are_alike else 0
         towards = 1 if more[0] > 0 else -1
         if moved:
             changes.append((max(0.0, at - EARLY_S), moved * towards, -moved * towards))
         rest = (more[0] - moved * towards, more[1] + moved * towards) if moved else (more[0], more[1])
         for role in (0, 1):
             if rest[role]:
-                when = at - model.cold_start if rest[role] > 0 else at
+                when = at - pools[role].cold_start if rest[role] > 0 else at
                 changes.append((max(0.0, when), *((rest[role], 0) if role == 0 else (0, rest[role]))))
     counts = path[0]
     found: Schedule = [(0.0, counts)]
@@ -139,6 +145,6 @@ def _due(path: list[Pair], model: EngineModel) -> Schedule:
     return found
 
 
-def replay(trace: Trace, model: EngineModel, found: Schedule) -> Run:
+def replay(trace: Trace, engines: Engines, found: Schedule, rules: RouterRules | None = None, *, seed: int = 1) -> Run:
     """A schedule in whole."""
-    return World(trace, model, found[0][1], Scheduled(found, 5.0)).play()
+    return World(trace, engines, found[0][1], Scheduled(found, 5.0), rules=rules, seed=seed).play()

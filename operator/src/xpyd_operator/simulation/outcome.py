@@ -54,7 +54,15 @@ class Run:
         self.ttft = [math.inf] * len(trace)
         self.tpot = [math.inf] * len(trace)
         self.marks: list[Mark] = []
-        self.instance_s = 0.0
+        self.instance_s = self.gpu_s = 0.0
+        """Until the last arrival: of instances, and of their devices."""
+        self.refused = 0
+        """Requests that waited too long, or found the queue full."""
+        self.failed_starts = 0
+        self.link_peak = 0.0
+        """Bytes a second into the busiest decode instance, on average over the trace."""
+        self.computed_tokens = self.cached_tokens = 0
+        """Of prompts, by whoever prefilled them."""
         self.switches = self.added = self.removed = 0
         self.changes: list[tuple[float, Pair, Pair]] = []
         self.ends_at = 0.0
@@ -66,8 +74,8 @@ class Run:
 
     @property
     def hours(self) -> float:
-        """Instance-hours until the last arrival."""
-        return self.instance_s / 3600
+        """GPU-hours until the last arrival."""
+        return self.gpu_s / 3600
 
 
 def p95(values: list[float]) -> float:

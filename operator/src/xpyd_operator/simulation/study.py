@@ -1,21 +1,26 @@
-"""One trace, one engine model, one service level: the planner beside the HPA, every static choice and perfect foresight.
+"""One trace, one service level: the planner beside its rivals, every static choice and perfect foresight.
 
-Two choices are compared at equal instance-hours: a rival's best attainment among its points that cost no more than the
-planner.
+Choices are compared at equal hours, of GPUs: a rival is shown by the best of its points that cost no more than the planner,
+and not at all where all of them cost more. Static choices are mixed: part of the time with one and part with another costs
+and attains what lies between them, so they are compared by the hull of their points, which takes knowing the trace.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from xpyd_operator.plan.planner.figures import Bounds, Goals
-from xpyd_operator.simulation import foresight
-from xpyd_operator.simulation.controllers import Hpa, Planned, Static
-from xpyd_operator.simulation.engine import EngineModel
-from xpyd_operator.simulation.outcome import Run, p95
+from xpyd_operator.simulation import foresight, frontier
+from xpyd_operator.simulation.controllers import ControlLaw, Hpa, LoadThreshold, Planned
+from xpyd_operator.simulation.engine import Engines, pools_of
+from xpyd_operator.simulation.frontier import FrontierRow
+from xpyd_operator.simulation.outcome import Controller, Pair, Run
+from xpyd_operator.simulation.rules import RouterRules
+from xpyd_operator.simulation.statics import Point, Statics, batch_of, limits, point
 from xpyd_operator.simulation.trace import Trace
 from xpyd_operator.simulation.world import World
 
@@ -26,24 +31,9 @@ PRICES = (5.0, 20.0, 80.0, 320.0)
 THOROUGH_PREFILL_TARGETS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 THOROUGH_DECODE_SHARES = (0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.65, 0.8, 1.0)
 THOROUGH_PRICES = (1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)
-SAME = 1.0 + 1e-9
-ENOUGH = 0.95
-"""The 95th percentile of a goal."""
-Pair = tuple[int, int]
+LAW_TARGETS = (0.3, 0.5, 0.7, 0.9)
+THRESHOLDS = (0.25, 0.4, 0.6, 0.8)
 Tell = Callable[[str], None]
-
-
-class Point(msgspec.Struct, frozen=True):
-    """One choice and what came of it."""
-
-    choice: str
-    hours: float
-    attained: float
-    ttft_p95: float
-    tpot_p95: float
-    changes_per_h: float
-    switches: int
-    detail: str = ""
 
 
 class Study(msgspec.Struct):
@@ -52,143 +42,79 @@ class Study(msgspec.Struct):
     planner: Point
     planner_run: Run
     sentences: list[tuple[float, str]]
+    starts: list[Point]
+    """The planner from the fewest instances, from half and from twice as many as recommended."""
     statics: list[Point]
     hpa: list[tuple[Point, Run]]
     hpa_switching: list[tuple[Point, Run]]
+    law: list[tuple[Point, Run]]
+    threshold: list[tuple[Point, Run]]
     foresight: list[tuple[Point, Run]]
     recommended: Point
     """The cheapest static choice that meets the goals, or the best one where none does."""
+    frontier: list[FrontierRow]
 
 
-def point(choice: str, run: Run, goals: Goals, detail: str = "") -> Point:
-    """Measure a run."""
-    ttft, tpot = limits(goals)
-    hours = max(run.ends_at, 1.0) / 3600
-    return Point(
-        choice, round(run.hours, 4), round(run.attained(ttft, tpot), 5), p95(run.ttft), p95(run.tpot),
-        round(len(run.changes) / hours, 2), run.switches, detail,
-    )
-
-
-def limits(goals: Goals) -> tuple[float, float]:
-    """Both goals, infinite where none is set."""
-    return goals.ttft_s or math.inf, goals.tpot_s or math.inf
-
-
-def at_equal_hours(points: list[Point], hours: float) -> Point | None:
-    """The best that costs no more; None where all cost more."""
-    fit = [each for each in points if each.hours <= hours * SAME]
-    return max(fit, key=lambda each: (each.attained, -each.hours), default=None)
-
-
-class Statics:
-    """Static choices, each simulated once."""
-
-    def __init__(self, trace: Trace, model: EngineModel, goals: Goals, bounds: Bounds) -> None:
-        self._trace, self._model, self._goals, self._bounds = trace, model, goals, bounds
-        self.points: dict[Pair, Point] = {}
-
-    def of(self, counts: Pair) -> Point:
-        """One choice."""
-        if counts not in self.points:
-            run = World(self._trace, self._model, counts, Static()).play()
-            self.points[counts] = point(f"{counts[0]}P{counts[1]}D", run, self._goals)
-        return self.points[counts]
-
-    def best(self, total: int, near: Pair) -> Pair | None:
-        """The best split of a total, looked for from ``near`` on in both directions."""
-        (low, high), (least, most) = self._bounds.prefill, self._bounds.decode
-        low, high = max(low, total - most), min(high, total - least)
-        if low > high:
-            return None
-        prefill = min(high, max(low, near[0]))
-        while True:
-            around = [p for p in (prefill - 1, prefill, prefill + 1) if low <= p <= high]
-            better = max(around, key=lambda p: (self.of((p, total - p)).attained, -abs(p - prefill)))
-            if better == prefill:
-                return prefill, total - prefill
-            prefill = better
-
-    def sweep(self) -> Pair:
-        """The best split of every total, until more instances help no more; the recommended one."""
-        (low, _), (least, _) = self._bounds.prefill, self._bounds.decode
-        most = min(self._bounds.total or 10**6, self._bounds.prefill[1] + self._bounds.decode[1])
-        prefill, decode = load(self._trace, self._model, limits(self._goals)[1])
-        total = max(low + least, math.ceil(prefill + decode))
-        near = (max(1, round(prefill)), 1)
-        found: Pair | None = None
-        chosen: Pair | None = None
-        idle, last = 0, -1.0
-        while total <= most and idle < 2:
-            split = self.best(total, near)
-            total += 1
-            if split is None:
-                continue
-            near = split
-            reached = self.of(split).attained
-            idle = idle + 1 if reached <= last + 0.0005 and reached > 0.5 else 0
-            if reached > last:
-                last, found = reached, split
-            if chosen is None and reached >= ENOUGH:
-                chosen = split
-        return chosen or found or (low, least)
-
-
-def load(trace: Trace, model: EngineModel, tpot_s: float) -> tuple[float, float]:
-    """Mean load in instances of each role: fewer can never do."""
-    length = max(trace[-1].at, 1.0)
-    batch = batch_of(trace, model, tpot_s)
-    context = sum(each.prompt + each.output / 2 for each in trace) / len(trace)
-    rate = batch / model.step_s(int(batch), batch * context)
-    prefill = sum(model.prefill_s(each.prompt) for each in trace) / length
-    return prefill, sum(each.output for each in trace) / length / rate
-
-
-def batch_of(trace: Trace, model: EngineModel, tpot_s: float) -> float:
-    """Requests with which a step takes ``tpot_s``, or that KV has room for."""
-    context = sum(each.prompt + each.output / 2 for each in trace) / len(trace)
-    slope = model.step_per_request + context * model.step_per_token
-    by_time = (tpot_s - model.step_base) / slope if slope > 0 and tpot_s < math.inf else model.max_requests
-    return max(1.0, min(by_time, model.kv_tokens / context, model.max_requests))
-
-
-def planned(trace: Trace, model: EngineModel, goals: Goals, bounds: Bounds, start: Pair) -> tuple[Run, Planned]:
+def planned(
+    trace: Trace, engines: Engines, goals: Goals, bounds: Bounds, start: Pair, *, rules: RouterRules | None = None,
+    seed: int = 1,
+) -> tuple[Run, Planned]:
     """The planner on the trace."""
     controller = Planned(goals, bounds)
-    return World(trace, model, start, controller).play(), controller
+    return World(trace, engines, start, controller, rules=rules, seed=seed).play(), controller
 
 
 def study(
-    trace: Trace, model: EngineModel, goals: Goals, bounds: Bounds, *, tell: Tell, start: Pair | None = None,
-    thorough: bool = False,
+    trace: Trace, engines: Engines, goals: Goals, bounds: Bounds, *, tell: Tell, start: Pair | None = None,
+    thorough: bool = False, rules: RouterRules | None = None, seed: int = 1,
 ) -> Study:
     """Everything.
 
     Args:
         trace: of requests.
-        model: of one instance.
+        engines: one instance, of each role where they differ.
         goals: the service level, and how the planner works.
         bounds: which counts may be chosen.
         tell: hears what is being done.
-        start: what the planner, HPA and foresight start with; default: the recommended static choice.
+        start: what the planner, its rivals and foresight start with; default: the recommended static choice.
         thorough: more targets of the HPA and more prices of foresight, which takes twice as long.
+        rules: of the routers.
+        seed: of what varies: how long starts take, and which fail.
     """
     tell("static choices")
-    statics = Statics(trace, model, goals, bounds)
+    statics = Statics(trace, engines, goals, bounds, rules=rules, seed=seed)
     recommended = statics.sweep()
     start = start or recommended
+    tell("frontier")
+    rows = frontier.rows(statics)
+    play = _Play(trace, engines, goals, bounds, start, rules, seed)
     tell("planner")
-    run, controller = planned(trace, model, goals, bounds, start)
+    run, controller = planned(trace, engines, goals, bounds, start, rules=rules, seed=seed)
+    starts = []
+    for each in _starts(start, bounds):
+        tell(f"planner from {each[0]}P{each[1]}D")
+        other, _ = planned(trace, engines, goals, bounds, each, rules=rules, seed=seed)
+        starts.append(point(f"from {each[0]}P{each[1]}D", other, goals))
     hpas = []
-    batch = batch_of(trace, model, limits(goals)[1])
+    batch = batch_of(trace, pools_of(engines).decode, limits(goals)[1])
     queues = THOROUGH_PREFILL_TARGETS if thorough else PREFILL_TARGETS
     shares = THOROUGH_DECODE_SHARES if thorough else DECODE_SHARES
     targets = [(prefill, max(1.0, share * batch)) for prefill in queues for share in shares]
     for switching in (False, True):
         tell(f"HPA, {len(targets)} targets{', with switching' if switching else ''}")
-        found = [(pair, *_hpa(trace, model, goals, bounds, pair, start=start, switching=switching)) for pair in targets]
-        hpas.append([(each, run) for _, each, run in found])
+        name = "hpa+switch" if switching else "hpa"
+        found = [(pair, *play.of(name, Hpa(pair, bounds, switching=switching), f"targets {pair[0]:g} and {pair[1]:.0f}"))
+                 for pair in targets]
+        hpas.append([(each, run_) for _, each, run_ in found])
         targets = [pair for pair, each, _ in found if _worth(each, [other for _, other, _ in found])]
+    tell(f"control law, {len(LAW_TARGETS)} targets; threshold, {len(THRESHOLDS)}")
+    switching = goals.switching
+    law = [play.of("law", ControlLaw(target, goals, bounds, switching=switching), f"target {target:g}")
+           for target in LAW_TARGETS]
+    threshold = [
+        play.of("threshold", LoadThreshold(level, batch, goals, bounds, switching=switching), f"threshold {level:g}")
+        for level in THRESHOLDS
+    ]
     tell("perfect foresight")
     seen = [(mark.prefill, mark.decode) for mark in run.marks] + [start]
     ranges = (
@@ -196,17 +122,29 @@ def study(
         _around([each[1] for each in seen], bounds.decode),
     )
     ttft, tpot = limits(goals)
-    both = foresight.tables(trace, model, ttft, tpot, ranges)
+    both = foresight.tables(trace, engines, ttft, tpot, ranges, rules=rules)
     known: list[tuple[Point, Run]] = []
     for price in THOROUGH_PRICES if thorough else PRICES:
-        replayed = foresight.replay(trace, model, foresight.schedule(both, model, price, bounds))
+        replayed = foresight.replay(trace, engines, foresight.schedule(both, engines, price, bounds), rules, seed=seed)
         known.append((point("foresight", replayed, goals, f"price {price:g}"), replayed))
     return Study(
         planner=point("planner", run, goals), planner_run=run,
-        sentences=[(at, each.sentence) for at, each in controller.decisions if each.changes],
+        sentences=[(at, each.sentence) for at, each in controller.decisions if each.changes], starts=starts,
         statics=sorted(statics.points.values(), key=lambda each: (each.hours, -each.attained)),
-        hpa=hpas[0], hpa_switching=hpas[1], foresight=known, recommended=statics.of(recommended),
+        hpa=hpas[0], hpa_switching=hpas[1], law=law, threshold=threshold, foresight=known,
+        recommended=statics.of(recommended), frontier=rows,
     )
+
+
+def _starts(start: Pair, bounds: Bounds) -> list[Pair]:
+    """The fewest, half of ``start``, and twice as many, within the bounds and each once."""
+    least = (bounds.prefill[0], bounds.decode[0])
+    wanted = [least, (math.ceil(start[0] / 2), math.ceil(start[1] / 2)), (2 * start[0], 2 * start[1])]
+    found = [
+        (min(bounds.prefill[1], max(least[0], prefill)), min(bounds.decode[1], max(least[1], decode)))
+        for prefill, decode in wanted
+    ]
+    return [each for each in dict.fromkeys(found) if bounds.total is None or sum(each) <= bounds.total]
 
 
 def _around(counts: list[int], bounds: Pair) -> Pair:
@@ -218,10 +156,17 @@ def _worth(point_: Point, others: list[Point]) -> bool:
     return not any(each.hours < point_.hours and each.attained > point_.attained for each in others)
 
 
-def _hpa(
-    trace: Trace, model: EngineModel, goals: Goals, bounds: Bounds, targets: tuple[float, float], *, start: Pair,
-    switching: bool,
-) -> tuple[Point, Run]:
-    run = World(trace, model, start, Hpa(targets, bounds, switching=switching)).play()
-    name = "hpa+switch" if switching else "hpa"
-    return point(name, run, goals, f"targets {targets[0]:g} and {targets[1]:.0f}"), run
+class _Play(NamedTuple):
+    """All that rivals have in common."""
+
+    trace: Trace
+    engines: Engines
+    goals: Goals
+    bounds: Bounds
+    start: Pair
+    rules: RouterRules | None
+    seed: int
+
+    def of(self, name: str, controller: Controller, detail: str) -> tuple[Point, Run]:
+        run = World(self.trace, self.engines, self.start, controller, rules=self.rules, seed=self.seed).play()
+        return point(name, run, self.goals, detail), run

@@ -2,9 +2,11 @@
 
 Two forms are known by their first line:
 
-    {"timestamp": milliseconds, "input_length": tokens, "output_length": tokens, …}     one JSON object a line
-    time,prompt tokens,generated tokens                                                 CSV with a header; ISO 8601 or
-    seconds
+    {"timestamp": milliseconds, "input_length": tokens, "output_length": tokens, "hash_ids": [block, …]}
+                                                   one JSON object a line; hashes of blocks of 512 tokens are optional
+    time,prompt tokens,generated tokens            CSV; ISO 8601 or seconds. A first line without any number is a header
+
+Lines are in the order of their times.
 """
 
 from __future__ import annotations
@@ -14,14 +16,23 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from xpyd_operator.errors import XpydError
+from xpyd_operator.simulation.prefix import BLOCK, Hashes
 
 MOST = 5_000_000
 """Requests of one trace."""
+MANY, SHORT_S, DENSE = 100, 600.0, 100.0
+"""So many requests in less time than that, at more a second: their times are probably in another unit."""
+SPARSE_S = 3600.0
+"""Likewise, where so much lies between two of them on average."""
+COPY = 1 << 48
+"""Between the hashes of a request and those of its copy."""
 Draw = Callable[[], float]
 """A number from 0 to below 1."""
+Unit = Literal["s", "ms", "us"]
+UNITS: dict[Unit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 class Arrival(NamedTuple):
@@ -31,66 +42,119 @@ class Arrival(NamedTuple):
     """Seconds since the first."""
     prompt: int
     output: int
+    hashes: Hashes = ()
+    """Of the blocks of its prompt, where they are known."""
 
 
 Trace = list[Arrival]
 
 
-def read(lines: Iterable[str], source: str) -> Trace:
+def read(lines: Iterable[str], source: str, unit: Unit | None = None) -> Trace:
     """Requests in the order of their times, the first at 0.
 
+    Args:
+        lines: of the file.
+        source: its name, for errors.
+        unit: of numbers that stand for times; default: what the form says, if that is plausible.
+
     Raises:
-        XpydError: a line is of neither form; names source, line and what is wrong.
+        XpydError: a line is of neither form, its time goes back, or times are in another unit; names source, line and what
+            would be right.
     """
-    rows = iter(lines)
-    first = next(rows, "").strip()
-    if not first:
-        raise XpydError(f"{source}: no requests")
-    parse = _json if first.startswith("{") else _csv
-    found = [_checked(_json, first, source, 1)] if parse is _json else []
-    for number, line in enumerate(rows, 2):
-        if not line.strip():
+    found: Trace = []
+    parse: Callable[[str, Unit | None], Arrival] | None = None
+    start, number = 0.0, 0
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text:
             continue
+        if parse is None:
+            parse = _json if text.startswith("{") else _csv
+            if parse is _csv and _is_header(text):
+                continue
         if len(found) >= MOST:
             raise XpydError(f"{source}: more than {MOST} requests")
-        found.append(_checked(parse, line, source, number))
+        one = _checked(parse, text, unit, f"{source}:{number}")
+        if not found:
+            start = one.at
+        elif one.at - start < found[-1].at:
+            raise XpydError(f"{source}:{number}: its time is {found[-1].at + start - one.at:g} s before that of the "
+                            "request before it; sort the lines by time")
+        found.append(one._replace(at=one.at - start))
     if not found:
         raise XpydError(f"{source}: no requests")
-    start = min(at for at, _, _ in found)
-    return sorted(Arrival(at - start, prompt, output) for at, prompt, output in found)
+    if unit is None:
+        _check_unit(found, f"{source}:{number}", "ms" if parse is _json else "s")
+    return found
 
 
-def _checked(
-    parse: Callable[[str], tuple[float, int, int]], line: str, source: str, number: int
-) -> tuple[float, int, int]:
+def _check_unit(found: Trace, where: str, taken: Unit) -> None:
+    """Refuse times that are in another unit, by what that makes of the load."""
+    count, length = len(found), found[-1].at
+    if count < MANY:
+        return
+    dense = length < SHORT_S and count > DENSE * length
+    if dense or length > SPARSE_S * count:
+        right: Unit = "s" if dense and taken == "ms" else "ms" if taken == "s" and not dense else "us"
+        if dense and taken == "s":
+            raise XpydError(f"{where}: {count} requests in {length:.3g} s: times in CSV are seconds; write them in "
+                            "seconds, or say --time-unit s if they are")
+        raise XpydError(f"{where}: {count} requests in {length:.3g} s: times are taken for {taken}; say --time-unit "
+                        f"{right}, or --time-unit {taken} if they are")
+
+
+def _is_header(text: str) -> bool:
+    """Whether no column is a number or a time."""
+    row = next(csv.reader([text]))
+    for each in row:
+        try:
+            _time(each, None)
+        except ValueError:
+            continue
+        return False
+    return True
+
+
+def _checked(parse: Callable[[str, Unit | None], Arrival], line: str, unit: Unit | None, where: str) -> Arrival:
     try:
-        at, prompt, output = parse(line)
+        one = parse(line, unit)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         what = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise XpydError(f"{source}:{number}: {what}") from None
-    if not math.isfinite(at) or prompt < 1 or output < 1:
-        raise XpydError(f"{source}:{number}: time {at}, prompt {prompt}, output {output}: lengths must be at least 1")
-    return at, prompt, output
+        raise XpydError(f"{where}: {what}") from None
+    if not math.isfinite(one.at) or one.prompt < 1 or one.output < 1:
+        raise XpydError(f"{where}: time {one.at}, prompt {one.prompt}, output {one.output}: lengths must be at least 1")
+    if one.hashes and len(one.hashes) != -(-one.prompt // BLOCK):
+        raise XpydError(f"{where}: {len(one.hashes)} hash_ids for {one.prompt} prompt tokens; blocks have {BLOCK} tokens, "
+                        f"so {-(-one.prompt // BLOCK)} are right")
+    return one
 
 
-def _json(line: str) -> tuple[float, int, int]:
+def _json(line: str, unit: Unit | None) -> Arrival:
     row = json.loads(line)
-    return float(row["timestamp"]) / 1000, int(row["input_length"]), max(1, int(row["output_length"]))
+    hashes = tuple(int(each) for each in row.get("hash_ids") or ())
+    at = float(row["timestamp"]) * UNITS[unit or "ms"]
+    return Arrival(at, int(row["input_length"]), max(1, int(row["output_length"])), hashes)
 
 
-def _csv(line: str) -> tuple[float, int, int]:
+def _csv(line: str, unit: Unit | None) -> Arrival:
     row = next(csv.reader([line]))
     if len(row) < 3:
         raise ValueError(f"{len(row)} columns; time, prompt tokens and generated tokens are needed")
+    return Arrival(_time(row[0], unit), max(1, int(row[1])), max(1, int(row[2])))
+
+
+def _time(text: str, unit: Unit | None) -> float:
     try:
-        at = float(row[0])
+        return float(text) * UNITS[unit or "s"]
     except ValueError:
-        at = datetime.fromisoformat(row[0][:26]).timestamp()
-    return at, max(1, int(row[1])), max(1, int(row[2]))
+        return datetime.fromisoformat(text[:26]).timestamp()
 
 
 def scaled(trace: Trace, factor: float, draw: Draw, *, spread_s: float = 30.0) -> Trace:
-    """The same shape of load with ``factor`` times the requests: each comes so often, copies within ``spread_s`` of it."""
+    """The same shape of load with ``factor`` times the requests: each comes so often, copies within ``spread_s`` of it.
+
+    A copy shares nothing with what it is a copy of: it is somebody else's prompt.
+    """
     if factor == 1:
         return trace
     found: Trace = []
@@ -98,31 +162,11 @@ def scaled(trace: Trace, factor: float, draw: Draw, *, spread_s: float = 30.0) -
         times = int(factor) + (draw() < factor % 1)
         for copy in range(times):
             moved = (draw() * 2 - 1) * spread_s if copy else 0.0
-            found.append(each._replace(at=max(0.0, each.at + moved)))
+            hashes = tuple(one + copy * COPY for one in each.hashes) if copy else each.hashes
+            found.append(each._replace(at=max(0.0, each.at + moved), hashes=hashes))
     return sorted(found)
 
 
 def cut(trace: Trace, start_s: float, length_s: float) -> Trace:
     """A slice, which begins at 0."""
     return [each._replace(at=each.at - start_s) for each in trace if start_s <= each.at < start_s + length_s]
-
-
-def sinusoid(
-    draw: Draw, *, length_s: float = 7200.0, period_s: float = 3600.0, rate: float = 8.0,
-    prompt: tuple[int, int] = (6000, 1500), output: tuple[int, int] = (400, 1600),
-) -> Trace:
-    """Poisson arrivals whose lengths swing from the first value of each pair to the second and back.
-
-    ``prompt`` and ``output`` swing against each other, so the fleet must go from prefill-heavy to decode-heavy. A single
-    request's lengths are exponential around the mean of its time, a tenth of it at least and three times it at most.
-    """
-    found: Trace = []
-    at = 0.0
-    while True:
-        at += -math.log(1 - draw()) / rate
-        if at >= length_s:
-            return found
-        share = (1 - math.cos(2 * math.pi * at / period_s)) / 2
-        lengths = [low ** (1 - share) * high**share for low, high in (prompt, output)]
-        drawn = [max(1, int(mean * min(3.0, max(0.1, -math.log(1 - draw()))))) for mean in lengths]
-        found.append(Arrival(at, drawn[0], drawn[1]))

@@ -10,8 +10,8 @@ class FiguresWindow:
     """What is counted between two questions."""
 
     def __init__(self) -> None:
-        self.arrivals = self.ended = self.prompts = self.outputs = self.samples = 0
-        self.arrived = self.handover = 0.0
+        self.arrivals = self.handovers = self.ended = self.prompts = self.outputs = self.samples = 0
+        self.arrived = self.handover = self.link_bytes = 0.0
         self.squares = self.running = self.prefilling = self.kv = 0.0
         self.busy = [0.0, 0.0]
         self.ttft: list[float] = []
@@ -31,8 +31,9 @@ class FiguresWindow:
         many = max(1, self.samples)
         return Figures(
             over_s=over_s, arrivals=self.arrivals, arrived_tokens=self.arrived,
-            handover_s=self.handover / max(1, len(self.ttft)), ended=self.ended, prompt_tokens=self.prompts,
+            handover_s=self.handover / max(1, self.handovers), ended=self.ended, prompt_tokens=self.prompts,
             prompt_squares=float(self.squares), output_tokens=self.outputs, queued=queued, parked=parked,
+            link_bytes=self.link_bytes,
             ttft_p95=p95(self.ttft),
             tpot_p95=p95(self.tpot), tpot_mean=sum(self.tpot) / len(self.tpot) if self.tpot else 0.0,
             prefill=RoleFigures(ready=ready[0], busy=self.busy[0] / many, running=self.prefilling / many),

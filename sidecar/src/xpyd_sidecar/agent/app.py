@@ -18,14 +18,26 @@ from typing import Any
 import msgspec
 
 from xpyd_sidecar import resources
-from xpyd_sidecar.agent.beat import BeatNow, DrainAsked, DrainEnded, Event, Looked, Machine, RoleTold, UndrainAsked
+from xpyd_sidecar.agent.beat import (
+    SILENT_BEATS,
+    BeatNow,
+    DrainAsked,
+    DrainEnded,
+    Event,
+    Look,
+    Looked,
+    Machine,
+    RoleTold,
+    UndrainAsked,
+)
 from xpyd_sidecar.agent.beats import Beats, Resolve, system_resolve
 from xpyd_sidecar.agent.control import Control, TooOld
 from xpyd_sidecar.agent.engine import Probe
+from xpyd_sidecar.agent.liveness import Liveness
 from xpyd_sidecar.agent.member_metrics import MemberFigures
 from xpyd_sidecar.agent.remote import Remote
 from xpyd_sidecar.agent.role import RoleFiles
-from xpyd_sidecar.agent.rounds import Question, Rounds
+from xpyd_sidecar.agent.rounds import Rounds
 from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import assignment, duty, keys
 from xpyd_sidecar.contract.assignment import Assignment
@@ -67,6 +79,8 @@ class Agent:
         self._beats = Beats(config.agent.routers, key, heartbeat_s=config.agent.beat_s,
                             resolve_s=config.agent.resolve_s, resolve=resolve, before=_before(config.agent))
         self._probe = Probe(config.agent, self._run_dir)
+        self._liveness = Liveness(config.agent.startup_timeout_s, SILENT_BEATS * config.agent.heartbeat_s,
+                                  server=config.agent.group is None)
         self._control = Control(self._run_dir, self)
         self._remote: Remote | None = None
         if config.agent.listen is not None:
@@ -147,6 +161,7 @@ class Agent:
             "waits_for": "" if machine.drained else machine.waits_for(routers, now),
             "load": msgspec.to_builtins(machine.load),
             "problem": machine.problem,
+            "hangs": self.hangs(),
             "pairs_refused": msgspec.to_builtins(machine.pairs.refused),
             "links": list(machine.pairs.links),
             "uptime_s": round(now - self._started, 3),
@@ -253,13 +268,20 @@ class Agent:
         elif not self._own_drain:
             self._end_drain()
 
-    def _probed(self, what: Question) -> str:
-        """What is wrong with this member, for a kubelet. One that drains is not ready, so that the others of its group may
+    def hangs(self) -> str:
+        """Why the engine is to be ended, for whoever ends it; empty: it lives, as far as anybody knows."""
+        group = self._rounds.hangs(self._config.startup_timeout_s) if self._rounds is not None else ""
+        return group or self._liveness.problem
+
+    def stacks(self) -> bool:
+        """Whether who asks is to have the stacks of the engine that is to be ended written."""
+        return self._liveness.stacks()
+
+    def _probed(self) -> str:
+        """Why this member is not ready, for a kubelet. One that drains is not ready, so that the others of its group may
         be evicted with it.
         """
         assert self._rounds is not None
-        if what == "live":
-            return self._rounds.hangs(self._config.startup_timeout_s)
         if self._machine.state is State.DRAINING:
             return "the group is drained"
         if self._rounds.leads:
@@ -268,7 +290,7 @@ class Agent:
 
     def _measured(self) -> MemberFigures:
         assert self._rounds is not None
-        return self._rounds.figures(serving=not self._probed("ready"))
+        return self._rounds.figures(serving=not self._probed())
 
     def _drained(self, drained: bool, reason: str) -> None:
         if self._drain_over is not None and not self._drain_over.done():
@@ -326,15 +348,30 @@ class Agent:
             if self._rounds is not None:
                 look = self._rounds.judged(look)
             self._apply(Looked(look, self._beats.routers()))
+            self._look_alive(look)
             self._looked.set()
             self._say_late()
             await _wait_or(self._look_now, LOOK_S if self._machine.state is State.READY else FAST_S)
+
+    def _look_alive(self, look: Look) -> None:
+        """Whether the engine stands still; routers hear at once of what changes."""
+        liveness, state = self._liveness, self._machine.state
+        before, problem = liveness.restart, liveness.problem
+        liveness.look(self._loop.time(), look, self._beats.routers(), serves=state is State.READY,
+                      draining=state is State.DRAINING)
+        if liveness.problem and not problem:
+            logger.error("the engine stands still and is to be restarted: %s", liveness.problem,
+                         extra={"engine": self._config.engine})
+        if liveness.restart is not before:
+            logger.warning("restart of the engine: %s", liveness.restart.value or "no need of it",
+                           extra={"why": liveness.reason, "incarnation": self._machine.incarnation})
+            self._beat_now.set()
 
     async def _beat_loop(self) -> None:
         # An agent that comes back beside an engine that serves must not call it starting: routers would pick it no more.
         await self._looked.wait()
         while True:
-            self._beats.send(self._machine.heartbeat())
+            self._beats.send(self._machine.heartbeat(self._liveness.restart))
             calm = self._machine.state is State.READY or self._machine.drained
             await _wait_or(self._beat_now, self._config.beat_s if calm else min(FAST_S, self._config.beat_s))
 

@@ -32,7 +32,8 @@ from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.contract.membership import MAX_ROUTERS, WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
+from xpyd_sidecar.contract.liveness import RestartWish
+from xpyd_sidecar.contract.membership import MAX_POISONS, MAX_ROUTERS, WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
 from xpyd_sidecar.contract.pair_notes import MOST_LINKS, MOST_REFUSED, PairNotes
 from xpyd_sidecar.contract.record import EngineRecord
 
@@ -84,6 +85,12 @@ class KnownRouter(msgspec.Struct, frozen=True):
     """Legs that it had open on the instance at its last ack."""
     ejected: bool = False
     """It said in its last ack that it does not pick the instance, for how that fails."""
+    poisons: tuple[str, ...] = ()
+    """What it said in its last ack that it refuses, since engines died of it."""
+    stalled: bool = False
+    """It said in its last ack that the core does not step though it has requests of that router."""
+    hold: bool = False
+    """It said in its last ack that the engine is not to be restarted now."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -155,6 +162,7 @@ class Machine:
         self._pairs = PairNotes(Incarnation(""))
         self._core: CoreSteps | None = None
         self._ejected_by: tuple[str, ...] = ()
+        self._poisons: tuple[str, ...] = ()
         self.problem = "the engine has not been looked at yet"
         """Why the instance is not ready; empty when it is."""
 
@@ -202,9 +210,9 @@ class Machine:
         match event:
             case Looked(look=look, routers=routers):
                 self._take(look)
-                self._ejected_by = tuple(sorted({
-                    router.name for router in routers if router.ejected and router.name
-                    and now - router.heard < SILENT_BEATS * self._agent.heartbeat_s}))[:MAX_ROUTERS]
+                heard = [one for one in routers if now - one.heard < SILENT_BEATS * self._agent.heartbeat_s]
+                self._ejected_by = tuple(sorted({one.name for one in heard if one.ejected and one.name}))[:MAX_ROUTERS]
+                self._poisons = tuple(sorted({each for one in heard for each in one.poisons}))[:MAX_POISONS]
                 if self._drain_since is not None and not self._drained:
                     reason = self._drain_progress(look, routers, now)
                     if self._drained:
@@ -228,8 +236,8 @@ class Machine:
             out.append(BeatNow(why))
         return tuple(out)
 
-    def heartbeat(self) -> Heartbeat:
-        """The next beat; counts it."""
+    def heartbeat(self, restart: RestartWish = RestartWish.NONE) -> Heartbeat:
+        """The next beat; counts it. ``restart``: what ``Liveness`` says of the engine."""
         self._seq += 1
         first = self._records[0] if self._records else None
         return Heartbeat(
@@ -257,7 +265,9 @@ class Machine:
             refused=self._pairs.refused,
             links=self._pairs.links,
             ejected_by=self._ejected_by,
+            poisons=self._poisons,
             core=self._core,
+            restart=restart,
         )
 
     def goodbye(self) -> Goodbye:
@@ -293,7 +303,7 @@ class Machine:
     def _news(self) -> tuple[object, ...]:
         """What routers hear of at once when it changes."""
         return (self.state, self._drained, self._leaving, self.incarnation, self._pairs.refused, self._ejected_by,
-                self._epoch)
+                self._poisons, self._epoch)
 
     def _take(self, look: Look) -> None:
         self._core = look.core if look.health != "unmade" else None  # what nobody has looked at does not stand still

@@ -4,6 +4,8 @@
     POST /drain             begin to drain; 202 and the state of things
     POST /drain?wait=1      the same, answered when drained, or at the drain deadline: {"drained": …, "reason": …}
     POST /undrain           take the drain back
+    GET  /live              {"hangs": …}: why the engine is to be ended; empty where it lives, as far as anybody knows
+    POST /stacks            {"first": …}: who asks first since it is to be ended has its stacks written before
     POST /role              {"role": …, "epoch": …}: take this role, if the epoch is higher; 409 where it is too old
 
 Who can open the run folder may ask; the socket is mode 0600. Errors are ``{"error": …}`` with a fitting status.
@@ -48,6 +50,12 @@ class Speaker(Protocol):
 
     def status(self) -> dict[str, Any]:
         """The answer of GET /status."""
+
+    def hangs(self) -> str:
+        """The answer of GET /live."""
+
+    def stacks(self) -> bool:
+        """The answer of POST /stacks."""
 
     def drain(self) -> None:
         """Begin to drain; nothing if it drains already."""
@@ -135,7 +143,8 @@ class Control:
         self._acceptor: Acceptor | None = None
         app = web.Application(middlewares=[answer_errors], client_max_size=4096)
         app.add_routes([web.get("/status", self._status), web.post("/drain", self._drain),
-                        web.post("/undrain", self._undrain), web.post(assignment.PATH, self._role)])
+                        web.post("/undrain", self._undrain), web.post(assignment.PATH, self._role),
+                        web.get("/live", self._live), web.post("/stacks", self._stacks)])
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
 
     async def start(self) -> None:
@@ -181,6 +190,12 @@ class Control:
 
     async def _role(self, request: web.Request) -> web.Response:
         return await take_role(request, self._speaker)
+
+    async def _live(self, _: web.Request) -> web.Response:
+        return _json({"hangs": self._speaker.hangs()})
+
+    async def _stacks(self, _: web.Request) -> web.Response:
+        return _json({"first": self._speaker.stacks()})
 
 
 async def take_role(request: web.Request, speaker: Speaker) -> web.Response:

@@ -21,7 +21,7 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.agent import intake, ranks
 from xpyd_sidecar.agent.beat import Look, together
 from xpyd_sidecar.contract import core_steps, metrics, pair_notes, record
-from xpyd_sidecar.contract.core_steps import CoreSteps
+from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
 from xpyd_sidecar.contract.group import MOST_MEMBERS, MemberRanks
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.contract.launch import AgentConfig
@@ -153,7 +153,9 @@ class Probe:
         if not found.records:
             return found
         incarnation = found.records[0].incarnation
-        found = msgspec.structs.replace(found, pairs=self._pairs(incarnation), core=self._steps(incarnation))
+        core, prompts = self._steps(incarnation)
+        load = None if found.load is None else msgspec.structs.replace(found.load, prompts=prompts)
+        found = msgspec.structs.replace(found, pairs=self._pairs(incarnation), core=core, load=load)
         if not others:
             return found
         doors = (self._config.advertised,) * len(ranks.own(self._config))
@@ -209,16 +211,20 @@ class Probe:
                 self._unread = str(error)
         return together([self._notes[rank] for rank in sorted(self._notes)], incarnation)
 
-    def _steps(self, incarnation: Incarnation) -> CoreSteps | None:
-        """How far its cores have got; None where not all of them say so, or what they say cannot be read."""
+    def _steps(self, incarnation: Incarnation) -> tuple[CoreSteps | None, PromptWork | None]:
+        """How far its cores have got, and what they have of prompts; None where not all of them say so, or what they say
+        cannot be read.
+        """
         if len(own := ranks.own(self._config)) < self._config.data_parallel:
-            return None  # nobody tells those of other members
+            return None, None  # nobody tells those of other members
         try:
-            found = [core_steps.read(self._run_dir, rank) for rank in own]
+            read = [core_steps.read(self._run_dir, rank) for rank in own]
         except (OSError, ValueError) as error:
             logger.debug("the steps of the engine's core cannot be read: %s", error)
-            return None
-        return core_steps.together([one for one in found if one is not None], incarnation, len(own))
+            return None, None
+        found = [one for one in read if one is not None]
+        return (core_steps.together(found, incarnation, len(own)),
+                core_steps.prompts_together(found, incarnation, len(own)))
 
     def _records(self, others: Sequence[MemberRanks]) -> tuple[tuple[EngineRecord, ...], str]:
         try:

@@ -1,6 +1,6 @@
 """The agent's endpoint on the network, by signed calls (``contract.signing``): ``POST /role``, and ``POST /member`` where
 the engine is one of several members (``rounds``). Those also answer the probes of a kubelet, which signs nothing:
-``GET /group/ready`` and ``GET /group/live``, 200 or 503 and why not; and whoever reads ``GET /metrics`` of a member.
+``GET /group/ready``, 200 or 503 and why not; and whoever reads ``GET /metrics`` of a member.
 
 So a role changes at once where the operator is on another host; what it says also reaches the agent by the pod's volume,
 later. Errors are ``{"error": …}``: 401 without a right signature, 400 for what is no assignment, 409 for one that is too
@@ -19,7 +19,7 @@ from aiohttp.web_protocol import RequestHandler
 from xpyd_sidecar.accepting import Acceptor, bind
 from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_role
 from xpyd_sidecar.agent.member_metrics import CONTENT_TYPE, MemberFigures, exposition
-from xpyd_sidecar.agent.rounds import HelloRefused, Question, Rounds
+from xpyd_sidecar.agent.rounds import HelloRefused, Rounds
 from xpyd_sidecar.contract import assignment, group, keys, signing
 from xpyd_sidecar.contract.group import MemberHello
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
@@ -30,7 +30,7 @@ SHUTDOWN_S = 1.0
 STRANGER_S = 1.0
 """Where no room is left for more connections, those over which nothing signed came for so long are closed."""
 METRICS_PATH = "/metrics"
-OPEN_PATHS = (group.READY_PATH, group.LIVE_PATH, METRICS_PATH)
+OPEN_PATHS = (group.READY_PATH, METRICS_PATH)
 """To be read by whoever reaches the port."""
 
 
@@ -46,8 +46,8 @@ class Remote:
         self._speaker = speaker
         self.rounds: Rounds | None = None
         """Who hears the hellos of other members; None: nobody, there are none."""
-        self.probed: Callable[[Question], str] | None = None
-        """What is wrong with a member, in words; None: there are no members."""
+        self.probed: Callable[[], str] | None = None
+        """Why a member is not ready, in words; None: there are no members."""
         self.measured: Callable[[], MemberFigures] | None = None
         """What such a member tells of itself."""
         self._acceptor: Acceptor | None = None
@@ -58,8 +58,7 @@ class Remote:
         app = web.Application(middlewares=[answer_errors, self._check],
                               client_max_size=group.MOST_BYTES if members else assignment.MOST_BYTES)
         app.add_routes([web.post(assignment.PATH, self._role), web.post(group.PATH, self._member),
-                        web.get(group.READY_PATH, self._ready), web.get(group.LIVE_PATH, self._live),
-                        web.get(METRICS_PATH, self._metrics)])
+                        web.get(group.READY_PATH, self._ready), web.get(METRICS_PATH, self._metrics)])
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
 
     async def start(self) -> None:
@@ -108,15 +107,9 @@ class Remote:
         return await take_role(request, self._speaker)
 
     async def _ready(self, _: web.Request) -> web.Response:
-        return self._probe("ready")
-
-    async def _live(self, _: web.Request) -> web.Response:
-        return self._probe("live")
-
-    def _probe(self, what: Question) -> web.Response:
         if self.probed is None:
             raise web.HTTPNotFound(text="this engine is all of its instance")
-        if problem := self.probed(what):
+        if problem := self.probed():
             raise web.HTTPServiceUnavailable(text=problem)
         return web.Response()
 

@@ -13,7 +13,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -55,8 +55,6 @@ ANSWER_MAX: Final = 64 << 10
 PORTS: Final = range(31000, 32000)
 """Where engines of a group meet: below those that the kernel gives out, above those of engines of one host."""
 
-Question = Literal["ready", "live"]
-"""What a kubelet asks of a member."""
 Standing = Callable[[], tuple[Assignment, bool, bool]]
 """Role, draining, drained, as the leader's agent has them."""
 

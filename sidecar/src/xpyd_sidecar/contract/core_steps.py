@@ -1,6 +1,6 @@
 """How far the core of an engine has got, as its connector tells: ``<run dir>/steps-<dp rank>.json``.
 
-    core ──turns, patience──▶ connector ──file, once a second──▶ agent ──beats──▶ routers
+    core ──turns, patience, prompts──▶ connector ──file, once a second──▶ agent ──beats──▶ routers
 
 A turn is the beginning or the end of a step. A core that has requests turns, also while all of them wait for KV from
 elsewhere; one that hangs, or is stopped, does not, and then the file stands still.
@@ -26,12 +26,25 @@ class CoreSteps(msgspec.Struct, frozen=True):
     """A core with requests that has not turned for longer hangs: by its own longest steps, for the one that it does now."""
 
 
+class PromptWork(msgspec.Struct, frozen=True):
+    """Tokens of prompts that an engine computes itself; those in its cache, or that come from elsewhere, left out once that
+    is known.
+    """
+
+    queued: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """It has them and has not computed them."""
+    computed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Since its start; these only grow."""
+
+
 class WrittenSteps(msgspec.Struct, frozen=True):
     """What stands in the file. Fields that are not known are ignored."""
 
     incarnation: Incarnation
     """Of the engine that has written it."""
     steps: CoreSteps
+    prompts: PromptWork | None = None
+    """What it has of prompts, of one that tells."""
 
 
 def path_of(run_dir: Path, dp_rank: int) -> Path:
@@ -64,3 +77,11 @@ def together(ranks: list[WrittenSteps], incarnation: Incarnation, expected: int)
     if len(ours) < expected or not ours:
         return None
     return CoreSteps(sum(one.turns for one in ours), max(one.patience_s for one in ours))
+
+
+def prompts_together(ranks: list[WrittenSteps], incarnation: Incarnation, expected: int) -> PromptWork | None:
+    """The same of what they have of prompts."""
+    ours = [one.prompts for one in ranks if one.incarnation == incarnation and one.prompts is not None]
+    if len(ours) < expected or not ours:
+        return None
+    return PromptWork(sum(one.queued for one in ours), sum(one.computed for one in ours))

@@ -136,7 +136,7 @@ class Fleet(msgspec.Struct, frozen=True):
     """The router takes no new requests."""
     in_flight: int = 0
     queued: int = 0
-    """Requests that wait for a place."""
+    """Requests that wait for a place, or for an instance that is expected."""
     window_s: int = 0
     """What rates, latencies and pairs are over, seconds."""
     rates: Rates = Rates()

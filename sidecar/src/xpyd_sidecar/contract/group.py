@@ -2,7 +2,7 @@
 run folder (docs/protocols/group.md).
 
     POST /member of the leader's agent   MemberHello → MemberAnswer, a signed call, once a second from each follower
-    GET  /group/ready, /group/live       of every member's agent, for probes: 200, or 503 and why not
+    GET  /group/ready                    of every member's agent, for probes: 200, or 503 and why not
     <run dir>/round.json                 GroupRound: the agent tells its launcher which life to run
     <run dir>/member.json                MemberState: the launcher says what it runs
     <run dir>/pulse-<pid>.json           Pulse: a worker of the engine says that it lives, and how many steps it has ended
@@ -28,8 +28,6 @@ PATH: Final = "/member"
 """Of the leader's agent."""
 READY_PATH: Final = "/group/ready"
 """Whether the group serves, as this member knows."""
-LIVE_PATH: Final = "/group/live"
-"""Whether this member's launcher, and with the leader the engine's server, is worth waiting for."""
 MOST_BYTES: Final = 64 << 10
 """Of a hello; an address of each of its ranks is in it."""
 MOST_MEMBERS: Final = 16

@@ -175,7 +175,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members_port: int = 30001
     admin_port: int = 10002
     """For probes, metrics, the operator and people; clients cannot take its connections."""
-    policy: str = "round_robin"
+    policy: str = "cost"
     policy_options: dict[str, Any] = {}
     on_no_prefill: Literal["decode", "reject"] = "decode"
     failover: Literal["continue", "exact", "error"] = "continue"
@@ -205,14 +205,14 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests that may wait; 0: none, a request that cannot be served now is refused."""
     queue_timeout_s: float = 30.0
     """Longest wait in the queue; then 503 with Retry-After."""
+    hold_s: float = 30.0
+    """How long a request is held at most where nobody can be picked and somebody is expected; 0: none is."""
     max_per_instance: int = 0
     """Requests of this router that one instance serves at once; 0: found from what the engines report as waiting."""
     skip_prefill_below: int = 0
     """Prompts of fewer tokens go to decode alone; 0: none. Exact for token ids, estimated for text."""
-    skip_prefill_cached: float = 0.0
-    """Prompts of which decode holds at least this share go to decode alone; 0: none."""
-    affinity_header: str = ""
-    """Requests with the same value of this header go to the same instances while they are there; empty: none do."""
+    skip_prefill_rest: int = 0
+    """Prompts that decode holds but for so many tokens go to decode alone; 0: none."""
     retry_budget: float = 0.2
     """Retries allowed, as a share of recent requests (beyond a small floor); 0: the floor alone."""
     first_token: Literal["decode", "prefill"] = "decode"  # noqa: S105  # a token of an answer
@@ -244,6 +244,11 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     access_log: bool = True
     beside_engine: bool = False
     """The router runs in an engine's pod, where agents are told of it at some time, or never: ready also before that."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the router's ledger has: ``body_budget_bytes``, or what the largest request needs."""
+        return max(self.body_budget_bytes, LARGEST_FIT * self.max_body_bytes)
 
 
 class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -23,6 +23,9 @@ client leaves before the engine core knows of it: a request that is aborted from
 REMOTE_DECODE = "do_remote_decode"
 """Its word for a prefill leg: checks of a request then allow for one token (``thinking`` of ``/v1/messages``)."""
 
+CACHED = "cached_tokens"
+"""What prefill's answer says in ``FIELD``: how many tokens of the prompt it had in its cache."""
+
 
 class Peer(msgspec.Struct, frozen=True):
     """The decode instance that a prefill leg pushes to."""

@@ -12,9 +12,10 @@ from typing import Annotated
 
 import msgspec
 
-from xpyd_sidecar.contract.core_steps import CoreSteps
+from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.intake import Intake
+from xpyd_sidecar.contract.liveness import RestartWish
 from xpyd_sidecar.contract.pair_notes import LinkWords, RefusedPeers
 
 WIRE_VERSION = 1
@@ -24,12 +25,16 @@ MAX_ALSO = 256
 """Further names of one instance."""
 MAX_ROUTERS = 64
 """Routers that an instance tells of."""
+MAX_POISONS = 64
+"""Hashes and labels of requests that end engines."""
 MAX_ADDED = 64
 """Fields that an engine adds to requests."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Addresses = Annotated[tuple[HostPort, ...], msgspec.Meta(max_length=MAX_RANKS)]
 Speaker = Annotated[AgentId, msgspec.Meta(min_length=1)]
 RouterName = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+Poisons = Annotated[tuple[Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16}|[0-9a-f]{32})$")], ...],
+                    msgspec.Meta(max_length=MAX_POISONS)]
 ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=MAX_ALSO)]
 
@@ -57,6 +62,8 @@ class Load(msgspec.Struct, frozen=True):
     """KV transfers open on either side: pushed and not yet taken, or awaited."""
     drafts: Drafts | None = None
     """None: it does not speculate."""
+    prompts: PromptWork | None = None
+    """None: not known."""
     intake: Intake | None = None
     """What became of its prompts; None: it does not tell."""
 
@@ -125,6 +132,10 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """Routers that say in their acknowledgements that they have ejected it, sorted."""
     core: CoreSteps | None = None
     """How far its cores have got; None: not known."""
+    poisons: Poisons = ()
+    """What routers say in their acknowledgements that they refuse, sorted."""
+    restart: RestartWish = RestartWish.NONE
+    """Whether its engine is to be restarted because it stands still, so that no two of a role are at once."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
@@ -150,6 +161,13 @@ class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
     """Legs that this router has open on the instance: a drain waits until there are none."""
     ejected: bool = False
     """This router does not pick the instance, since requests fail there that end well on others."""
+    poisons: Poisons = ()
+    """What this router refuses, since engines died of it: hashes of requests (16 bytes) and labels of requests that are
+    alike (8 bytes), in hexadecimal digits, sorted."""
+    stalled: bool = False
+    """Its core does not step, as far as beats tell, though this router has sent it requests that have not ended."""
+    hold: bool = False
+    """It is not to be restarted now: another of its role is, or most of its role stands still."""
 
 
 Up = Heartbeat | Goodbye

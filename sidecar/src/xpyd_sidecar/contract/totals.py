@@ -51,7 +51,7 @@ class Totals(msgspec.Struct, frozen=True):
     arrivals: int = 0
     """Requests that were let in."""
     arrived_tokens: int = 0
-    """Of their prompts, as their size tells (``router.api.prompt.tokens``)."""
+    """Of their prompts, as their size tells (``router.api.prompt.PromptLengths``)."""
     measured: int = 0
     """Requests that ended well, with both lengths known."""
     prompt_tokens: int = 0

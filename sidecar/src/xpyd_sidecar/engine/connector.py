@@ -196,7 +196,8 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...],
                                     ) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended. Sends are copies, so its blocks may go once they are made."""
-        return self.scheduler.ended(request), None
+        told = self.scheduler.answer(request)
+        return self.scheduler.ended(request), told
 
     def has_pending_push_work(self) -> bool:
         """Whether the engine must keep stepping."""

@@ -26,6 +26,7 @@ from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.control_handler import ControlHandler
 from xpyd_sidecar.engine.handed_blocks import HandedBlocks, prompt_identity
 from xpyd_sidecar.engine.pair_recorder import PairRecorder
+from xpyd_sidecar.engine.prompt_backlog import PromptBacklog
 from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
 from xpyd_sidecar.engine.settings import ConnectorSettings
@@ -105,7 +106,8 @@ class SchedulerSide:
         """The step that workers do now computes KV that leaves."""
         self._carrying = SchedulerActions(self._pairing, self._offers, weights)
         self._pairs = PairRecorder(settings.run_dir, compat.dp_rank(config), self._incarnation)
-        self._steps = StepRecorder(settings.run_dir, compat.dp_rank(config), self._incarnation)
+        self._prompts = PromptBacklog()
+        self._steps = StepRecorder(settings.run_dir, compat.dp_rank(config), self._incarnation, self._prompts)
         self._links: dict[int, tuple[str, ...]] = {}
         """By rank: what is to be said of its links."""
         self._hearing = ControlHandler(self._lock, self._pairing, self._offers, self._carrying, nap=self._nap,
@@ -157,6 +159,8 @@ class SchedulerSide:
     def new_request(self, request: Any) -> None:
         """A request has arrived."""
         params = request.kv_transfer_params
+        if not isinstance(params, dict) or not params.get(legs.REMOTE):
+            self._prompts.arrives(request.request_id, int(request.num_prompt_tokens))
         if not params:
             return
         try:
@@ -254,7 +258,9 @@ class SchedulerSide:
                 if (loaded := self._loaded_now.pop(request.req_id, None)) is not None:
                     self._carrying.ring.mark(loaded, "admitted", sends=False)
                     self._carrying.orders.firsts.append(loaded)
+                self._prompts.begins(request.req_id, request.num_computed_tokens)
                 self._computes(output, request.req_id, request.num_computed_tokens)
+            self._prompts.runs(output.num_scheduled_tokens)
             cached = output.scheduled_cached_reqs
             for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
                 self._computes(output, name, computed)
@@ -362,6 +368,13 @@ class SchedulerSide:
             self._loaded_now[name] = loaded
         self._carrying.pair(self._pairing.finished(
             name, bad.outcome if bad else Outcome.OK, bad.reason if bad else "", [one.key for one in reports]))
+
+    def answer(self, request: Any) -> dict[str, Any] | None:
+        """What the answer of a request that has ended says to the router, where that is prefill's. Before ``ended``."""
+        cached, params = self._prompts.ended(request.request_id), request.kv_transfer_params
+        # vLLM takes such words of one connector alone; a store beside may have its own.
+        tells = self._siblings is None and isinstance(params, dict) and params.get("role") == Role.PREFILL.value
+        return {legs.CACHED: cached} if tells and cached >= 0 else None
 
     def ended(self, request: Any) -> bool:
         """A request has ended. Whether its blocks are still needed: ``heard`` says when they are not."""

@@ -15,6 +15,7 @@ from typing import Final
 from xpyd_sidecar.contract import core_steps
 from xpyd_sidecar.contract.core_steps import CoreSteps, WrittenSteps
 from xpyd_sidecar.contract.ids import Incarnation
+from xpyd_sidecar.engine.prompt_backlog import PromptBacklog
 from xpyd_sidecar.engine.step_times import StepTimes
 
 logger = logging.getLogger(__name__)
@@ -25,8 +26,10 @@ EVERY_S: Final = 1.0
 class StepRecorder:
     """Of one engine (one DP rank of it)."""
 
-    def __init__(self, run_dir: Path | None, dp_rank: int, incarnation: Incarnation) -> None:
+    def __init__(self, run_dir: Path | None, dp_rank: int, incarnation: Incarnation,
+                 prompts: PromptBacklog | None = None) -> None:
         """``run_dir``: where the agent reads; None: there is no agent, and nothing is written."""
+        self._prompts = prompts or PromptBacklog()
         self._run_dir, self._dp_rank, self._incarnation = run_dir, dp_rank, incarnation
         self._times = StepTimes()
         self._stop = threading.Event()
@@ -54,13 +57,14 @@ class StepRecorder:
     def _run(self) -> None:
         assert self._run_dir is not None
         said = ""
-        told: CoreSteps | None = None
+        told: WrittenSteps | None = None
         while True:
             steps = CoreSteps(self._times.turns, round(self._times.patience_s, 1))
+            written = WrittenSteps(self._incarnation, steps, self._prompts.told)
             try:
-                if steps != told:
-                    core_steps.write(self._run_dir, self._dp_rank, WrittenSteps(self._incarnation, steps))
-                    told = steps
+                if written != told:
+                    core_steps.write(self._run_dir, self._dp_rank, written)
+                    told = written
             except OSError as error:
                 if str(error) != said:
                     logger.warning("xpyd: the core's steps cannot be written: %s", error)

@@ -37,6 +37,8 @@ from xpyd_sidecar.router.serving.context import RequestContext
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
+LEAVES = "no instance is ready, and this router ends: another one may know of one"
+"""What is said to those who are held for an instance."""
 ADMIN_RECEIVE_S = 5.0
 """How long a request may take to come at the admin port, where none has a body."""
 GC_THRESHOLD = (20_000, 20, 20)
@@ -70,7 +72,7 @@ class RouterProcess:
         self.tracer = Tracer(self.context, key)
         bounds = RequestBounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(Paths(self.context, self._client_keys, self.probes), bounds, STREAMED,
-                             connect=ClientConnection, body_budget=self._config.body_budget_bytes,
+                             connect=ClientConnection, body_budget=self._config.budget_bytes,
                              places=ConnectionPlaces(room.connections, self._config.trusted_proxies))
         self.server.bodies.shares.several = lambda: len(self._client_keys.keys) > 1
         admin_paths = AdminPaths(self.context, self.probes, Admin(key, config.instance), self.tracer)
@@ -80,7 +82,8 @@ class RouterProcess:
         """What clients do to their server is nothing to this one's connections."""
         self.context.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
         take, count = self.context.watch.on_message, partial(self.context.observer.metrics.count, "membership_messages")
-        self.members = HeartbeatListener(config.instance, take, count, self.context.watch.ejected)
+        self.members = HeartbeatListener(config.instance, take, count, self.context.watch.verdict,
+                                        self.context.poison.refusals)
         cert, key_file = self._config.tls_cert_file, self._config.tls_key_file
         self._certificate = Certificate(cert, key_file) if cert is not None and key_file is not None else None
         self.port = self.members_port = self.admin_port = 0
@@ -122,11 +125,16 @@ class RouterProcess:
         While the engine beside drains: the pod goes, and connections that clients keep would find it gone.
         """
         self.context.draining = self.server.turned_away = away
+        if away:
+            self.context.hold.close(LEAVES)
+        else:
+            self.context.hold.open()
 
     async def stop(self) -> None:
         """Drain: no longer ready, no new connections after ``listen_on_s``, own requests end within ``drain_timeout_s``."""
         self.context.draining = True
         self.server.drain()
+        self.context.hold.close(LEAVES)
         await asyncio.sleep(self._config.listen_on_s)
         self.server.stop_listening()
         with contextlib.suppress(TimeoutError):

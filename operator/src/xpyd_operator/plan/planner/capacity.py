@@ -8,6 +8,10 @@ give the line of least squares, with the guess that a is half of what is seen as
 regression): the less the batches differ, the more the guess counts, and no figure makes the line jump. A step gives m
 tokens of each request, 1 without speculation: TPOT is (a + b n) / m. The line is the engine's, m is the traffic's: so the
 line outlasts a change of what drafts are worth, and m is followed as fast as lengths are.
+
+Link: bytes a second of one instance, of prefill's or of decode's, whichever are fewer, as seen while KV waited for it. It
+waits for the link where requests wait at decode, their hand-over takes long, and there is room for KV; else it waits for
+room. What a token weighs is what came in over what prefill read, so tokens that decode has cached count for nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +27,10 @@ NO_ROOM_S = 1.0
 """A hand-over that takes so long waits for room at decode."""
 PRIOR = 0.02
 """What the guess is worth that half of a step is for the batch: as much as batches of this squared relative spread."""
+SLOW = 0.1
+"""By which a link is forgotten more slowly than the rest."""
+ROOMY = 0.8
+"""With a smaller share of KV in use there is room for more."""
 FEWEST = 1e-6
 """A batch that is smaller is no measurement."""
 
@@ -47,6 +55,12 @@ class Capacity(msgspec.Struct, frozen=True):
     """Requests per decode instance with which there was no room for more, lately; 0: that was not seen."""
     kv: float = 0.0
     """Share of KV that one running request takes, lately."""
+    received: float = 0.0
+    """Bytes of KV that came into decode, of ``tokens``."""
+    link: float = 0.0
+    """Bytes a second of one instance with which its link was used up, lately; 0: that was not seen."""
+    link_waits: bool = False
+    """KV waited for the link in the last interval."""
 
     def seen(self, figures: Figures, done: float) -> Capacity:
         """With one more interval, in which prefill instances read ``done`` tokens."""
@@ -58,8 +72,18 @@ class Capacity(msgspec.Struct, frozen=True):
         use = figures.output_tokens if batch > 0 and figures.tpot_mean > 0 else 0.0
         taken = decode.kv_usage / batch if batch >= 1 else 0.0
         full = self.full / quick  # forgotten by and by: what filled an instance may have been longer
-        if figures.handover_s > NO_ROOM_S and batch >= 1:
+        late = figures.handover_s > NO_ROOM_S
+        comes = late and figures.link_bytes > 0 and decode.kv_usage < ROOMY
+        link_waits = comes and figures.parked > 0
+        if late and not comes and batch >= 1:
             full = max(batch, 0.5 * self.full)
+        carried = figures.link_bytes / figures.over_s / max(1, min(figures.prefill.ready, decode.ready))
+        if link_waits:
+            link = max(carried, 0.5 * self.link)
+        elif self.link:  # a link is what it is: it is forgotten slowly, and what it carries it can carry
+            link = max(self.link / keep**SLOW, carried)
+        else:
+            link = 0.0
         return Capacity(
             tokens=keep * self.tokens + (done if figures.prefill.busy > 0 else 0.0),
             busy_s=keep * self.busy_s + figures.prefill.busy * figures.over_s,
@@ -74,6 +98,9 @@ class Capacity(msgspec.Struct, frozen=True):
             t=keep * self.t + use * step_s,
             nt=keep * self.nt + use * batch * step_s,
             full=full,
+            received=keep * self.received + figures.link_bytes,
+            link=link,
+            link_waits=link_waits,
             kv=quick * self.kv + (1 - quick) * taken if self.kv and taken else taken or self.kv,
         )
 
@@ -81,6 +108,11 @@ class Capacity(msgspec.Struct, frozen=True):
     def prefill_rate(self) -> float:
         """Tokens a second of one instance that works; 0: not known."""
         return self.tokens / self.busy_s if self.busy_s > 0 else 0.0
+
+    @property
+    def token_bytes(self) -> float:
+        """What a prompt token brings over the link; 0: not known."""
+        return self.received / self.tokens if self.tokens > 0 else 0.0
 
     @property
     def prompt(self) -> float:

@@ -126,6 +126,8 @@ def _needs(memory: Memory, figures: Figures, goals: Goals, now: Pair) -> tuple[N
     # What waits for prefill comes to decode as fast as prefill reads it.
     answers = known.output / known.prompt if known.prompt else 0.0
     passing = min(waits / step, max(0.0, known.prefill_rate * figures.prefill.ready - level[0])) * answers
+    # What waits at decode waits for its room, or for the link: then it has prompts yet to come.
+    coming, parked = (parked / answers, 0.0) if known.link_waits and answers else (0.0, parked)
     steady = (
         need.prefill(level[0], 0.0, step, known, goals.ttft_s, burst=burst), need.decode(level[1], known, goals.tpot_s),
     )
@@ -137,7 +139,10 @@ def _needs(memory: Memory, figures: Figures, goals: Goals, now: Pair) -> tuple[N
         need.prefill(later[0], left, cold, known, goals.ttft_s, burst=burst),
         need.decode(later[1] + (left * answers + parked) / cold, known, goals.tpot_s),
     )
-    return _known(steady), _known(wanted), _known(soon)
+    links = (
+        need.link(level[0], known), need.link(level[0] + coming / step, known), need.link(later[0] + coming / cold, known),
+    )
+    return _known(_linked(steady, links[0])), _known(_linked(wanted, links[1])), _known(_linked(soon, links[2]))
 
 
 def _look(memory: Memory, figures: Figures, goals: Goals, now: Pair, needs: tuple[Pair, Pair]) -> Memory:
@@ -160,10 +165,11 @@ def _grown(memory: Memory, goals: Goals, now: Pair) -> Pair:
     known, demand = memory.known, memory.demand
     rates = demand.grown(math.ceil(goals.cold_start_s / goals.interval_s) + 1, goals.late_cost)
     burst = demand.prompts.burst
-    return _filled(_known((
+    grown = (
         need.prefill(rates[0], 0.0, goals.interval_s, known, goals.ttft_s, burst=burst),
         need.decode(rates[1], known, goals.tpot_s),
-    )), now)
+    )
+    return _filled(_known(_linked(grown, need.link(rates[0], known))), now)
 
 
 def _calm(memory: Memory, goals: Goals, role: int) -> int:
@@ -198,6 +204,11 @@ def _switch(memory: Memory, counts: list[int], asked: Pair, ready: Pair, bounds:
             counts[other] -= moved
             return counts, moved * towards
     return counts, 0
+
+
+def _linked(counts: Pair, links: int) -> Pair:
+    """With as many of each role as the link needs, where that is known and so is the role."""
+    return (max(counts[0], links) if counts[0] else 0, max(counts[1], links) if counts[1] else 0)
 
 
 def _known(counts: Pair) -> Needs:

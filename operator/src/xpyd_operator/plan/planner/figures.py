@@ -39,6 +39,8 @@ class Figures(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     queued: int = 0
     """Requests that wait for a prefill instance at the end of the interval, in routers and engines."""
+    link_bytes: float = 0.0
+    """KV that came into decode instances within the interval, bytes; 0: none, or that is not told."""
     parked: int = 0
     """Requests that are through prefill and wait at decode, at the end of the interval: for their KV, or for room."""
     handover_s: float = 0.0

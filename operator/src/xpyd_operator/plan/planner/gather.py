@@ -9,6 +9,7 @@ all are asked for totals.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import ceil
 
 from xpyd_operator.plan.planner.figures import Figures, RoleFigures
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -33,6 +34,8 @@ class Gather:
         self._drafts: dict[tuple[str, str], Drafts] = {}
         """By instance and life: what it had drafted, when figures were told last."""
         self._per_step = 1.0
+        self._received: dict[tuple[str, str], int] = {}
+        """Likewise, bytes of KV that came in."""
 
     def sample(self, fleet: Fleet) -> None:
         """One router's answer, for the loads."""
@@ -61,7 +64,8 @@ class Gather:
         prefilling = sum(each.load.running + each.load.waiting for each in latest if each.role is Role.PREFILL)
         # Decode has a request from its beginning, so what prefill has waits at decode, too.
         parked = sum(each.load.waiting for each in latest if each.role is Role.DECODE) - prefilling
-        waiting = sum(max(0, each.load.running + each.load.waiting - 1) for each in latest if _serves(each, Role.PREFILL))
+        mean = prompts / ended if ended else 0.0
+        waiting = sum(_waiting(each, mean) for each in latest if _serves(each, Role.PREFILL))
         return Figures(
             over_s=now - begun,
             arrivals=sum(part.arrivals for part in parts),
@@ -72,6 +76,7 @@ class Gather:
             output_tokens=sum(part.output_tokens for part in parts),
             queued=waiting + sum(fleet.queued for fleet in fleets.values()),
             parked=max(0, parked),
+            link_bytes=self._link_bytes(latest),
             handover_s=sum(part.handover_s for part in parts) / handovers if handovers else 0.0,
             ttft_p95=quantile(ttft, 0.95),
             tpot_p95=quantile(tpot, 0.95),
@@ -80,6 +85,15 @@ class Gather:
             prefill=roles[Role.PREFILL].figures(many, latest, Role.PREFILL),
             decode=roles[Role.DECODE].figures(many, latest, Role.DECODE),
         )
+
+    def _link_bytes(self, latest: Iterable[FleetInstance]) -> float:
+        """What came into decode instances since figures were told last; of one that is new nobody knows since when."""
+        before = self._received
+        self._received = {
+            (each.instance, each.incarnation): sum(count for _, count in each.load.intake.links)
+            for each in latest if each.role is Role.DECODE and each.load.intake is not None
+        }
+        return float(sum(max(0, now - before.get(key, now)) for key, now in self._received.items()))
 
     def _tokens_per_step(self, latest: Iterable[FleetInstance]) -> float:
         """A step of a request gives one token, and what is accepted of its drafts; as before, where there was none."""
@@ -117,6 +131,15 @@ class _Sums:
 
 def _serves(each: FleetInstance, role: Role) -> bool:
     return each.role is role and each.state is State.READY
+
+
+def _waiting(each: FleetInstance, mean: float) -> int:
+    """Prompts that wait there: by their tokens, where it tells them and the mean is known, else by requests. The one that
+    it computes does not wait.
+    """
+    if each.load.prompts is None or not mean:
+        return max(0, each.load.running + each.load.waiting - 1)
+    return max(0, ceil(each.load.prompts.queued / mean) - 1)
 
 
 def _since(before: Totals | None, now: Totals, begun: float) -> Totals:

@@ -12,6 +12,9 @@ with the mean and the variation that were seen. c is the least with at most 5 % 
 time however little they wait are no reason for another instance, but they use up what may be late; waiting may always make
 1 % late. What waits already must be gone in time, so it counts as demand on top.
 
+A link of G bytes a second carries X tokens a second of b bytes each, with X b / G of them at least on either side: so many
+prefill instances and so many decode instances, since each has one.
+
 Decode holds N = Y t requests (Little), for Y tokens a second and steps of t seconds, and an instance as many as its
 capacity says; arrivals vary, so √N more.
 """
@@ -85,6 +88,13 @@ def decode(rate: float, known: Capacity, tpot_s: float | None) -> int:
         return 0
     requests = rate * known.token(batch)
     return max(1, math.ceil(min(MOST, (requests + math.sqrt(requests)) / batch - 1e-9)))
+
+
+def link(rate: float, known: Capacity) -> int:
+    """Instances of either role whose links carry the KV of ``rate`` prompt tokens a second; 0: no link was seen used up."""
+    if known.link <= 0:
+        return 0
+    return max(1, math.ceil(min(MOST, rate * known.token_bytes / known.link / FULLEST - 1e-9)))
 
 
 def tpot_goal(tpot_s: float | None) -> float | None:

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from xpyd_operator.api.durations import seconds
+from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.counts import counts
 from xpyd_operator.plan.observed import Instance, Phase
@@ -112,8 +113,14 @@ def goals_of(service: DisaggService, cold_start_s: float) -> Goals:
         late_cost=planner.late_cost,
         cold_start_s=cold_start_s,
         switching=service.spec.rollout.switch_window_s > 0
-        and service.spec.prefill.scaling is not None and service.spec.decode.scaling is not None,
+        and service.spec.prefill.scaling is not None and service.spec.decode.scaling is not None
+        and _instance(service.spec.prefill) == _instance(service.spec.decode),
     )
+
+
+def _instance(role: RoleSpec) -> RoleSpec:
+    """Without its count: instances of roles that differ in the rest do not switch (``render/switch`` has the last word)."""
+    return msgspec.structs.replace(role, replicas=None, scaling=None)
 
 
 def bounds_of(service: DisaggService) -> Bounds:

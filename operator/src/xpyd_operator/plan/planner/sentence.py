@@ -75,10 +75,19 @@ def _load(reasons: Reasons) -> str:
     return (
         f"{rate:.1f} requests/s of {known.prompt:.0f} prompt and {known.output:.0f} output tokens; "
         f"{prompts:.0f} prompt tokens/s at {each} per instance, "
-        f"{outputs:.0f} output tokens/s at batches of {f'{batch:.0f}' if batch else 'unknown size'}; "
+        f"{outputs:.0f} output tokens/s at batches of {f'{batch:.0f}' if batch else 'unknown size'}{_link(reasons)}; "
         f"{figures.queued} waiting; "
         f"needs {shape(reasons.wanted)} now and {shape(reasons.soon)} in {goals.cold_start_s:.0f} s"
     )
+
+
+def _link(reasons: Reasons) -> str:
+    """What goes over the link, where that was seen to be what others wait for."""
+    known = reasons.known
+    if not known.link:
+        return ""
+    asked = reasons.demand.level[0] * known.token_bytes
+    return f", {asked / 1e9:.3g} GB/s of KV at {known.link / 1e9:.3g} per instance"
 
 
 def _kept(reasons: Reasons, after: Pair) -> str:

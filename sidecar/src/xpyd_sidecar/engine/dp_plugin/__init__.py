@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Have what ends an engine kept (``threads.termination_log``), and memory of devices left for the connector
+    """Have what ends an engine kept (``threads.termination_log``), its stacks written when somebody asks for them
+    (``threads.stacks``), and memory of devices left for the connector
     (``device_room``); put the broadcast queue under the executor where that is asked for (``engine.executor_queue``);
     install the rules if ``XPYD_DP_SYNC`` asks for them.
 
@@ -33,9 +34,10 @@ def register() -> None:
     Raises:
         ConfigError: a setting is wrong, or ``rpc`` or ``shm`` is asked for and this vLLM is another one.
     """
-    from xpyd_sidecar.threads import termination_log  # noqa: PLC0415 (vLLM calls this in every process)
+    from xpyd_sidecar.threads import stacks, termination_log  # noqa: PLC0415 (vLLM calls this in every process)
 
     termination_log.listen()
+    stacks.listen()
     _leave_room()
     from xpyd_sidecar.engine import executor_queue  # noqa: PLC0415 (likewise)
 

@@ -22,6 +22,7 @@ from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.faults import bad_request
 from xpyd_sidecar.router.api.fields import DIALECTS, FORCED, TABLE, Api, OnPrefill, is_null, is_true, truth, unmarked
 from xpyd_sidecar.router.api.hidden import may_hold, outline_fault, refuse
+from xpyd_sidecar.router.api.surrogates import lone_surrogate
 
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
@@ -38,7 +39,7 @@ ASIDE = frozenset({
     "request_id", "session_id", "user", "metadata", "safety_identifier", "prompt_cache_key", "cache_salt", "priority",
     "service_tier", "store", "stream", "stream_options", "stream_interval"})
 """Fields that a request's hash is not made of."""
-_KEPT = "the answer it names is kept by one engine, and requests go to any of them; send the whole conversation"
+_KEPT = "what it names is kept by one engine, and requests go to any of them; send the whole conversation"
 _T = TypeVar("_T")
 _V = TypeVar("_V")
 _FIRST_TOKEN = ("temperature", "logit_bias", "allowed_token_ids", "repetition_penalty", "ignore_eos", "stop_token_ids",
@@ -91,7 +92,10 @@ def split(body: bytes) -> dict[str, Raw]:
     try:
         return _decode_fields(body)
     except BAD_JSON as error:
-        raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
+        half = lone_surrogate(body)
+        why = str(error) if half is None else (
+            f"{half[1].decode()} at byte {half[0]} is half of a surrogate pair: a character was cut in two")
+        raise bad_request(f"the body is not a JSON object: {why}", code="invalid_json") from None
 
 
 def checked(api: Api, fields: dict[str, Raw]) -> GenerationRequest:
@@ -127,10 +131,9 @@ def passed(path: str, body: bytes) -> PassedBody:
     fields = split(body)
     refuse(fields)
     if path == "/v1/responses":
-        earlier = fields.get("previous_response_id")
-        for name, wanted in (("previous_response_id", earlier is not None and not is_null(earlier)),
-                             ("background", is_true(fields.get("background")))):
-            if wanted:
+        for name in ("previous_response_id", "conversation", "background"):
+            given = fields.get(name)
+            if given is not None and (is_true(given) if name == "background" else not is_null(given)):
                 raise bad_request(f"{name!r} cannot be served: {_KEPT}", param=name, code="refused_field")
     model = _read(_model, "model", fields["model"]) if "model" in fields else None
     return PassedBody(model, fields, _encode(fields) if may_hold(body) else body)

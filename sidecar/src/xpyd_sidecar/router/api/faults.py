@@ -112,6 +112,17 @@ def unknown_model(model: str, served: list[str]) -> HttpFault:
                      code="model_not_found", param="model")
 
 
+def names_untold() -> HttpFault:
+    """503: which names are served is not known, since no instance has told them yet."""
+    return unavailable("no instance has told yet which models it serves")
+
+
+def came_back() -> HttpFault:
+    """508: it would go round for ever."""
+    return HttpFault(508, "this request came from this very router: the address of an instance is the router's own",
+                     kind="upstream_error", code="loop_detected")
+
+
 def not_served(path: str, reason: str) -> HttpFault:
     """404: engines have such a path, and the router does not."""
     return HttpFault(404, f"{path} is not served by this router: {reason}", kind="NotFoundError", code="path_not_served")

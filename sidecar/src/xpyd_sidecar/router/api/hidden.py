@@ -130,6 +130,10 @@ _BY_ROOM = [re.compile(rb'[^"\[\]{}]*+(?:(?:%b)[^"\[\]{}]*+)*+' % over, re.DOTAL
 """Up to the next bracket, but over what goes no deeper than there is room for: by how many levels are left."""
 
 
+LONG = 64 << 10
+"""A body of more bytes is judged by its bones."""
+_FLESH = bytes(set(range(256)) - set(b'"{}[],:'))
+_NO_ESCAPE = bytes(set(_FLESH) - set(b"\\/bfnrtu"))
 COUNTED = 4 << 10
 """Bytes of a body whose marks are counted."""
 
@@ -153,6 +157,19 @@ def shallow(body: bytes, depth: int) -> bool:
     return left >= 0 and few(body, b"[", left) >= 0
 
 
+def bones(body: bytes) -> bytes:
+    """A body without what says nothing of its outline: all that its strings hold but brackets, commas and colons, and all
+    blanks, numbers and words. A long one is judged by it in a quarter of the time.
+
+    Of escapes the backslashes go first, from the left, so that each quote which is escaped has one backslash before it;
+    until then all that may stand behind one stays. As long as it is JSON there are none outside of strings.
+    """
+    body = body.translate(None, _NO_ESCAPE)
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return body.translate(None, _FLESH)
+
+
 def outline_fault(body: bytes, names: int = MAX_NAMES, depth: int = MAX_DEPTH) -> HttpFault | None:
     """What is wrong with the outline of a body that may have so many names and go so deep: how many names its object has,
     how deep it goes and how much is deep, judged before anything is built. None: nothing, or it is no object.
@@ -173,9 +190,16 @@ def outline_fault(body: bytes, names: int = MAX_NAMES, depth: int = MAX_DEPTH) -
     begin = _OBJECT.match(body)
     if begin is None:
         return None
+    if len(body) > LONG:  # its beginning may say enough, before as much again is taken for its bones
+        return outline_fault(body[:LONG], names, depth) or _judge(bones(body), 1, names, depth)
+    return _judge(body, begin.end(), names, depth)
+
+
+def _judge(body: bytes, at: int, names: int, depth: int) -> HttpFault | None:
+    """See ``outline_fault``; behind the brace that begins it."""
     if depth < 1:
         return _too_deep(f"is nested more than {depth} deep")
-    at, level, more = begin.end(), 1, names
+    level, more = 1, names
     for _ in range(names + MAX_TURNS):
         skipped = (_SHALLOW if level == 1 else _BY_ROOM[min(depth - level, 3)]).match(body, at)
         assert skipped is not None  # it may be empty

@@ -1,5 +1,10 @@
-"""What policies know of candidates: how loaded each is, what is usual among them, their order by a key, and what they
-probably hold.
+"""What policies know of candidates: how loaded each is, in requests and in tokens, what is usual among them, their order
+by a key, and what they probably hold.
+
+Tokens that are queued (``backlog``): what the engine has told with its last beat, less what it has computed since, and what
+this router has sent since:
+
+    max(0, told - rate * age) + sent           rate: tokens a second that it computed while some waited, by beats
 
 Rendezvous hashing: several routers agree on an order of instances without talking to each other. Highest random weight
 (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998): each instance has a weight for each key,
@@ -10,7 +15,7 @@ multiplication of small integers an instance, so that 256 of them take microseco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -22,6 +27,8 @@ REFRESH = 16
 """The mean of n candidates is added up anew every n / ``REFRESH`` picks, so that its cost per pick does not grow with n."""
 SORT_AFTER = 8
 """The first few of an order are found one by one, which is cheaper than sorting: hardly ever are more of them asked for."""
+UNTOLD = 1024
+"""Tokens that a request counts for of which nobody tells them."""
 _WEIGHT = (1 << 30) - 1
 
 
@@ -36,21 +43,32 @@ def score(member: FleetMember) -> int:
     return max(reported + member.in_flight - member.in_flight_at_beat, member.in_flight) + member.failed
 
 
+def backlog(member: FleetMember, now: float) -> float:
+    """Tokens of prompts that wait to be computed on the instance, about; those that are believed to be cached left out."""
+    failed, prompts = UNTOLD * member.failed, member.load.prompts
+    if prompts is not None:
+        left = prompts.queued - member.computed_per_s * max(0.0, now - member.beat_at)
+        return (max(0, left)) + member.sent_tokens + failed
+    others = member.load.running + member.load.waiting - member.in_flight_at_beat
+    return member.uncached_tokens + UNTOLD * (max(0, others)) + failed
+
+
 class Mean:
-    """Mean score of candidates, per role. Between two sums each pick adds its own request."""
+    """Mean load of candidates, per role. Between two sums each pick adds its own."""
 
     def __init__(self) -> None:
         self._seen: dict[Role, tuple[Sequence[FleetMember], list[float]]] = {}
 
-    def of(self, role: Role, candidates: Sequence[FleetMember]) -> float:
-        """Requests per instance, the one that is being placed included."""
+    def of(self, role: Role, candidates: Sequence[FleetMember], load: Callable[[FleetMember], float] = score,
+           own: float = 1) -> float:
+        """Load per instance, the one that is being placed, of ``own``, included."""
         n = len(candidates)
         seen, state = self._seen.get(role, ((), []))
         if seen is candidates and state[1] > 0:
-            state[0] += 1 / n
+            state[0] += own / n
             state[1] -= 1
             return state[0]
-        mean = (sum(map(score, candidates)) + 1) / n
+        mean = (sum(map(load, candidates)) + own) / n
         if isinstance(candidates, tuple):  # a list may change
             self._seen[role] = (candidates, [mean, n // REFRESH])
         return mean
@@ -163,28 +181,27 @@ class Holdings:
                 break
         return found, 0
 
-    def longest(self, candidates: Sequence[FleetMember], prefix: PromptPrefix) -> list[tuple[int, int]]:
-        """Bytes and index of every candidate that holds something, the longest first."""
-        path = self._path(prefix)
-        found: list[tuple[int, int]] = []
-        for index, member in enumerate(candidates):
-            bit = self._bits.get((member.name, member.incarnation), 0)
-            held = next((cut for cut, mask in reversed(path) if mask & bit), 0)
-            if held:
-                found.append((held, index))
-        found.sort(reverse=True)
+    def holding(self, candidates: Sequence[FleetMember], prefix: PromptPrefix, least: float) -> list[tuple[int, int]]:
+        """Bytes and index of candidates that hold at least so much, and something, the longest first."""
+        indices, seen, found = self._indices(candidates), 0, []
+        for cut, held in reversed(self._path(prefix)):
+            if cut < least:
+                break
+            new, seen = held & ~seen, seen | held
+            found += [(cut, index) for bit, index in indices.items() if new & bit] if new else []
         return found
 
+    def held(self, member: FleetMember, prefix: PromptPrefix) -> int:
+        """Bytes of a prompt that an instance probably holds; of those that it was sent before this prompt was looked up."""
+        bit = self._bits.get((member.name, member.incarnation), 0)
+        return next((cut for cut, mask in reversed(self._path(prefix)) if mask & bit), 0) if bit else 0
+
     def _path(self, prefix: PromptPrefix) -> list[tuple[int, int]]:
-        """Bytes and the bits of those that hold them, the shortest first."""
-        young, old = self._young, self._old
-        mask, path = -1, []
-        for cut, key in prefix.keys:
-            mask &= young.get(key, 0) or old.get(key, 0)
-            if not mask:
-                break
-            path.append((cut, mask))
-        return path
+        """Bytes and the bits of those that hold them, the shortest first. Looked up once for a prompt."""
+        if prefix.path is None:
+            young, old = self._young, self._old
+            prefix.path = [(cut, mask) for cut, key in prefix.keys if (mask := young.get(key, 0) or old.get(key, 0))]
+        return prefix.path
 
     def _indices(self, candidates: Sequence[FleetMember]) -> dict[int, int]:
         """Bit → index. Remembered for the candidates seen last, since the roster gives the same object until it changes."""

@@ -57,9 +57,10 @@ class _Known(msgspec.Struct, frozen=True):
 class RankChoice:
     """Which data-parallel rank of an instance a request goes to. Each has a KV cache, and so a prefix cache, of its own.
 
-        a session             its own rank, by its key                        unless that has had far more than the others
-        a prompt (policies    the rank that was given the longest beginning of  lately: then whichever has had the fewest
-        that look at them)    it last
+        a prompt (policies    the rank that was given the longest beginning of  unless that has had far more than the others
+        that look at them)    it last                                           lately: then whichever has had the fewest
+        a conversation that   its own rank, by its key
+        has a name
         else                  whichever has had the fewest: in turn
 
     Engines tell their load as a whole, so what counts is what this router has given to each rank lately: counts are halved
@@ -79,12 +80,14 @@ class RankChoice:
         return len(self._last)
 
     def choose(self, member: FleetMember, prefix: PromptPrefix | None, session: int = 0) -> int:
-        """The rank of one request. ``prefix``: None where nobody looks at prompts; ``session``: 0: it belongs to none."""
+        """The rank of one request. ``prefix``: None where nobody looks at prompts; ``session``: 0: it has no name."""
         ranks = max(len(member.http), len(member.control), 1)
         if ranks == 1:
             return 0
         given = self._counts(member, ranks)
-        wanted = (session >> 1) % ranks if session else self._holder(member, prefix)  # keys of sessions are odd
+        wanted = self._holder(member, prefix)
+        if wanted is None and session:
+            wanted = (session >> 1) % ranks  # keys are odd
         if wanted is None or wanted >= ranks or given[wanted] > RANK_OVERLOADED * sum(given) / ranks + RANK_ALWAYS:
             wanted = given.index(min(given))
         given[wanted] += 1
@@ -123,22 +126,22 @@ class Picker:
     """Picks from a roster by a policy."""
 
     def __init__(self, roster: Roster, policy: Policy, *, room: ConcurrencyLimits | None = None,
-                 cached_share: float = 0.0) -> None:
-        """``cached_share``: of a prompt that decode must hold to go without prefill; 0: prompts always have one."""
+                 rest_tokens: int = 0) -> None:
+        """``rest_tokens``: of a prompt that decode may compute itself, where it holds all else; 0: none."""
         self._roster = roster
         self._policy = policy
         self._room = room or ConcurrencyLimits()
-        self._cached_share = cached_share
+        self._rest_tokens = rest_tokens
         self._known = _Known((), (), {}, 0, (), {}, {}, {})
         self._picks: dict[Role, tuple[FleetMember, ...]] | None = None
         """What ``_known`` was made of."""
         self._mean = Mean()
-        self.holdings = Holdings() if policy.holds or cached_share else None
+        self.holdings = Holdings() if policy.holds or rest_tokens else None
         self._ranks = RankChoice()
 
-    def asked(self, prompt: bytes, session: int = 0) -> Selection:
-        """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
-        return Selection(PromptPrefix(prompt), self.holdings, session, picker=self)
+    def asked(self, prefix: PromptPrefix, tokens: int = 0, now: float = 0.0) -> Selection:
+        """The picks of one request. ``tokens``: of its prompt, about."""
+        return Selection(prefix, self.holdings, tokens, now, picker=self)
 
     def room(self, *, alone: bool) -> bool:
         """Whether a request could be served now, as far as limits of instances go."""
@@ -147,6 +150,13 @@ class Picker:
             return True
         known = self._look()
         return room.room(known.decodes) and (alone or room.room(known.prefills))
+
+    def missing(self, *, alone: bool) -> Role | None:
+        """The role of which nobody can be picked for a request, with prefill or ``alone``; None: there is somebody."""
+        known = self._look()
+        if not known.decodes:
+            return Role.DECODE
+        return None if alone or known.paired else Role.PREFILL
 
     def _look(self) -> _Known:
         picks = self._roster.picks
@@ -171,23 +181,29 @@ class Picker:
                 candidates = self._room.free(candidates)
             chosen = candidates[self._policy.choose(asked, candidates, partners)]
         if self.holdings is not None:
+            asked.note(chosen)
             self.holdings.add(chosen, asked.prefix)
         return chosen
 
     def _holders(self, asked: Selection, decodes: Sequence[FleetMember]) -> list[FleetMember]:
-        """Decode instances that probably hold enough of the prompt, and are not loaded far above the others."""
-        if self.holdings is None or not self._cached_share or not decodes:
+        """Decode instances that probably hold the prompt but for a rest that they may compute beside what they compute
+        already, which a step of theirs takes in; and that are not loaded far above the others.
+        """
+        most = self._rest_tokens
+        if self.holdings is None or not most or not decodes or not asked.tokens:
             return []
-        enough = self._cached_share * len(asked.prefix)
+        size = len(asked.prefix)
         usual = max(CACHED_ALWAYS, CACHED_BOUND * self._mean.of(Role.DECODE, decodes))
-        return [decodes[index] for cut, index in self.holdings.longest(decodes, asked.prefix)
-                if cut >= enough and score(decodes[index]) < usual]
+        found = [(decodes[index], asked.tokens * (1 - cut / size))
+                 for cut, index in self.holdings.holding(decodes, asked.prefix, size * (1 - most / asked.tokens))]
+        return [member for member, rest in found if member.uncached_tokens + rest <= most and score(member) < usual]
 
     def _target(self, member: FleetMember, asked: Selection) -> EngineTarget:
         only = self._known.only.get(member.name)
         if only is not None:
             return only
-        rank = self._ranks.choose(member, asked.prefix if self.holdings is not None else None, asked.session)
+        rank = self._ranks.choose(member, asked.prefix if self.holdings is not None else None,
+                                  asked.prefix.named)
         known = self._known.targets.get((member.name, rank))
         if known is not None:
             return known
@@ -204,13 +220,26 @@ class Selection(Query, kw_only=True, eq=False):
     """The picks of one request."""
 
     picker: Picker
-    _stays: bool = False
+    stays: bool = False
+    """It goes to decode alone, which holds nearly all of it."""
+    _held: dict[InstanceName, int] = msgspec.field(default_factory=dict)
+    """Bytes that those who were chosen held before."""
+
+    def note(self, member: FleetMember) -> None:
+        """It is chosen: what it held until now is what it need not compute."""
+        assert self.holdings is not None
+        self._held[member.name] = self.holdings.held(member, self.prefix)
+
+    def uncached(self, instance: InstanceName) -> int:
+        """Tokens of the prompt that an instance which was chosen probably has to compute."""
+        held = self._held.get(instance, 0)
+        return self.tokens - self.tokens * held // len(self.prefix) if held else self.tokens
 
     def cached(self) -> bool:
         """Whether decode probably holds so much of the prompt that it can go there alone. If so, it will be sent there."""
         picker = self.picker
-        self._stays = bool(picker._holders(self, picker._look().decodes))
-        return self._stays
+        self.stays = bool(picker._holders(self, picker._look().decodes))
+        return self.stays
 
     def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
              not_decode: Collection[InstanceName] = ()) -> Pair | None:
@@ -235,7 +264,7 @@ class Selection(Query, kw_only=True, eq=False):
         decodes: Sequence[FleetMember] = _but(known.decodes, not_decode)
         if not decodes:
             return None
-        if self._stays:
+        if self.stays:
             decodes = picker._holders(self, decodes) or decodes
         return Pair(picker._target(picker._choose(self, decodes, 1), self), None)
 

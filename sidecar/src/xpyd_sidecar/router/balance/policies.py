@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.api.prompt import BLOCK_BYTES, PromptPrefix
-from xpyd_sidecar.router.balance.candidates import Holdings, Mean, Rendezvous, score
+from xpyd_sidecar.router.api.prompt import PromptPrefix
+from xpyd_sidecar.router.balance.candidates import Holdings, Mean, Rendezvous, backlog, score
 from xpyd_sidecar.router.fleet.member import FleetMember
 
-MATCHED = 0.1
-"""Share of a prompt that must be held to count: for less, the hash's balance is worth more than what is saved."""
+MATCHED = 0.05
+"""Share of a prompt that must be held to count: for less, the hash's agreement is worth more than what is saved."""
 FEW = 2
 """So many requests are never too many for the holder of a prefix, whatever the mean."""
-OVERLOADED = 2.0
-"""A session leaves its instance while that has more than this times the mean."""
-ALWAYS = 4
-"""So many requests are never an overload for a session's instance, whatever the mean."""
+FEW_TOKENS = 1024
+"""So many tokens that wait are never too many."""
+BOUND = 1.25
+"""Most requests of an instance, relative to the mean."""
+BOUND_TOKENS = 1.1
+"""Most tokens that wait: they are known more finely."""
+HOLDERS = 4
+"""Those that hold the most of a prompt that are compared."""
 
 
 Chance = Callable[[], float]
@@ -39,8 +44,10 @@ class Query(msgspec.Struct, eq=False):
     """The prompt's beginning."""
     holdings: Holdings | None = None
     """What each instance probably holds; None where nobody keeps account."""
-    session: int = 0
-    """Key of the session that the request belongs to; 0: none."""
+    tokens: int = 0
+    """About how many the prompt has."""
+    now: float = 0.0
+    """Seconds, as ``FleetMember.beat_at``."""
 
 
 class Policy(Protocol):
@@ -135,87 +142,59 @@ class LeastLoaded:
         return best
 
 
-class PrefixAwareOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of ``prefix_aware``."""
+class Cost:
+    """Where the prompt is done soonest: least (tokens queued + tokens of it that are not held).
 
-    blocks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
-    """Blocks of ``prompt.BLOCK_BYTES`` that are hashed, beyond what all prompts have in common."""
-    bound: Annotated[float, msgspec.Meta(ge=1, le=10)] = 1.25
-    """Most load of an instance, relative to the mean."""
+    Of prefill, loads are tokens (``backlog``), of decode requests (``score``): a prompt of 100,000 tokens keeps the next
+    one waiting 200 times as long as one of 500, a stream does not. An instance is *free* while its load is within a bound
+    of the mean (consistent hashing with bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018).
 
-
-class PrefixAware:
-    """Where the beginning of the prompt probably is, unless that is too loaded.
-
-    1. Those that this router sent the longest prefix of this prompt to (``holdings``), if it is a tenth of it or
-       more; the less loaded of equal ones first.
-    2. Rendezvous hash of the first blocks, so that several routers send a prefix that each sees for the first time to the
-       same instance.
-
-    In both, an instance counts only while its load stays within ``bound`` times the mean: consistent hashing with bounded
-    loads (Mirrokni, Thorup and Zadimoghaddam, 2018). The next in order takes what is beyond, so a prefix that everybody
-    asks for spreads over as many instances as it needs.
+    1. Nobody is believed to hold a twentieth of it, beyond what most hold: a rendezvous hash of its conversation, the first
+       in order that is free. So several routers find the same instance for what each sees for the first time.
+    2. Decode: who holds the most of it and is free; else as 1.
+    3. Prefill: the least cost of a few: those that hold the most, two that are first in order, and two drawn.
     """
 
     holds = True
 
-    def __init__(self, _: Chance, options: PrefixAwareOptions) -> None:
-        self._bytes = options.blocks * BLOCK_BYTES
-        self._bound = options.bound
+    def __init__(self, chance: Chance, _: NoOptions) -> None:
+        self._chance = chance
         self._rendezvous = Rendezvous()
         self._mean = Mean()
 
     def choose(self, query: Query, candidates: Sequence[FleetMember], partners: int = 1) -> int:  # noqa: ARG002 (as all)
         """Index of the chosen one."""
-        role = candidates[0].role
-        if len(candidates) == 1:
+        n, role, chance = len(candidates), candidates[0].role, self._chance
+        if n == 1:
             return 0
-        most = max(FEW, math.ceil(self._bound * self._mean.of(role, candidates)))
-        common = 0
+        prefix, computes = query.prefix, role is Role.PREFILL
+        load: Callable[[FleetMember], float] = partial(backlog, now=query.now) if computes else score
+        mean = self._mean.of(role, candidates, load, query.tokens if computes else 1)
+        most = max(FEW_TOKENS, BOUND_TOKENS * mean) if computes else max(FEW, math.ceil(BOUND * mean))
+        found: list[tuple[int, int]] = []
+        common = 0  # bytes that most hold
         if query.holdings is not None:
-            found, common = query.holdings.holders(candidates, query.prefix)
-            if len(found) > 1:
-                found.sort(key=lambda one: (-one[0], score(candidates[one[1]])))
-            enough = MATCHED * len(query.prefix)
-            for held, index in found:
-                if held >= enough and score(candidates[index]) < most:
-                    return index
-        key = query.prefix.first_key(common + self._bytes)
-        best = -1
-        for index in self._rendezvous.order(role, candidates, key):
-            if score(candidates[index]) < most:
+            found, common = query.holdings.holders(candidates, prefix)
+        enough = common + MATCHED * (len(prefix) - common)
+        order = self._rendezvous.order(role, candidates, prefix.home(common))
+        if computes and found and found[0][0] >= enough:
+            held = {index: size for size, index in found[:HOLDERS]}
+            few = dict.fromkeys((*held, next(order), next(order), int(chance() * n), int(chance() * n)))
+            each = query.tokens / len(prefix)
+            # Of equal ones it is the first: who holds it.
+            return min(few, key=lambda index: load(candidates[index]) - each * held.get(index, common))
+        for size, index in sorted(found, key=lambda one: (-one[0], score(candidates[one[1]]))):
+            if size >= enough and load(candidates[index]) < most:
                 return index
-            if best < 0:
-                best = index
-        return best
-
-
-class SessionAffinity:
-    """Keeps requests together that belong to one session, and otherwise does as another policy does.
-
-    The instance of a session is the winner of a rendezvous hash of its key, so every router knows it and none remembers
-    it. When it is gone, the next in the hash's order is the winner; while it is overloaded, the policy chooses.
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._rendezvous = Rendezvous()
-        self._mean = Mean()
-        self.holds = policy.holds
-
-    def choose(self, query: Query, candidates: Sequence[FleetMember], partners: int = 1) -> int:
-        """Index of the chosen one."""
-        if query.session:
-            role = candidates[0].role
-            index = next(self._rendezvous.order(role, candidates, query.session))
-            if score(candidates[index]) < max(ALWAYS, OVERLOADED * self._mean.of(role, candidates)):
+        for index in order:
+            if load(candidates[index]) < most:
                 return index
-        return self._policy.choose(query, candidates, partners)
+        return min(range(n), key=lambda index: load(candidates[index]))
 
 
 _POLICIES: dict[str, tuple[Callable[..., Policy], type[msgspec.Struct]]] = {
-    "least_loaded": (LeastLoaded, LeastLoadedOptions), "prefix_aware": (PrefixAware, PrefixAwareOptions),
-    "random": (RandomChoice, NoOptions), "round_robin": (RoundRobin, NoOptions)}
+    "cost": (Cost, NoOptions), "least_loaded": (LeastLoaded, LeastLoadedOptions), "random": (RandomChoice, NoOptions),
+    "round_robin": (RoundRobin, NoOptions)}
 """By name: what is called with chance and options, and the kind of its options."""
 
 

@@ -18,10 +18,10 @@ from collections.abc import Callable
 import msgspec
 
 from xpyd_sidecar.router.api import paths
-from xpyd_sidecar.router.api.faults import HttpFault, not_served, unknown_model
+from xpyd_sidecar.router.api.faults import HttpFault, names_untold, not_served, unknown_model
 from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
 from xpyd_sidecar.router.endpoints.probes import Probes
-from xpyd_sidecar.router.http.auth import ClientKeys, Keys, bearer, unknown
+from xpyd_sidecar.router.http.auth import ClientKeys, Keys, bearer, shown, unknown
 from xpyd_sidecar.router.http.heads import CorsRules, Hosts, Media, allow_methods, is_preflight, nothing_at
 from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.serving.admission import admit
@@ -50,7 +50,7 @@ class Paths:
 
     def still(self, headers: dict[bytes, bytes]) -> bool:
         """Whether a head still is in order that was, and whose body was wanted: its key is looked at each time."""
-        keys, header, (of, latest) = self._client_keys.keys, headers.get(b"authorization", b""), self._knew
+        keys, header, (of, latest) = self._client_keys.keys, shown(headers), self._knew
         if of is keys and hmac.compare_digest(header, latest):
             return True  # as the client before
         if keys and bearer(headers) not in keys:
@@ -135,7 +135,7 @@ class Paths:
         self._check_client(request.headers)
         model, served = request.path.removeprefix("/v1/models/"), self._context.models()
         if model not in served:
-            raise unknown_model(model, served)
+            raise unknown_model(model, served) if self._context.names_told else names_untold()
         reply.whole(200, _JSON, msgspec.json.encode(self._card(model)))
 
     def _card(self, model: str) -> dict[str, object]:

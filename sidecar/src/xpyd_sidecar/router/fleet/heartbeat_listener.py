@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -41,6 +42,14 @@ _decode = msgspec.msgpack.Decoder(Up).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
+class Verdict(NamedTuple):
+    """What a router thinks of an instance, as acknowledgements say it (``Ack``)."""
+
+    ejected: bool = False
+    stalled: bool = False
+    hold: bool = False
+
+
 class HeartbeatListener:
     """Listens for agents: a ROUTER socket that is read in batches.
 
@@ -48,14 +57,17 @@ class HeartbeatListener:
     """
 
     def __init__(self, name: str, take: Callable[[Up], int | None], count: Callable[[str], None],
-                 ejected: Callable[[Up], bool] = lambda _: False) -> None:
+                 verdict: Callable[[Up], Verdict] = lambda _: Verdict(),
+                 refusals: Callable[[], tuple[str, ...]] = tuple) -> None:
         """``name``: the router's, told in acknowledgements. ``take`` returns how many legs are open on the instance that a
-        message speaks for (None: not counted), and ``ejected`` whether the router has ejected it.
+        message speaks for (None: not counted), and ``verdict`` what the router thinks of it. ``refusals``: what
+        requests it refuses, for other routers.
         """
         self._name = name
         self._take = take
         self._count = count
-        self._ejected = ejected
+        self._verdict = verdict
+        self._refusals = refusals
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
@@ -65,10 +77,10 @@ class HeartbeatListener:
         self._said: dict[str, float] = {}
 
     def _on_message(self, frames: list[zmq.Frame]) -> bytes:
-        message, in_flight, ejected, result, refused = None, 0, False, "taken", ""
+        message, in_flight, verdict, result, refused = None, 0, Verdict(), "taken", ""
         try:
             message = _read(frames)
-            in_flight, ejected = self._take(message) or 0, self._ejected(message)
+            in_flight, verdict = self._take(message) or 0, self._verdict(message)
         except BeatRefused as error:
             result, refused = error.result, str(error)
         except Exception:
@@ -80,7 +92,8 @@ class HeartbeatListener:
             self._say(frames[-1], refused)
         seq = message.seq if isinstance(message, Heartbeat) else -1
         return _encode(Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight,
-                           ejected=ejected))
+                           ejected=verdict.ejected, poisons=self._refusals(), stalled=verdict.stalled,
+                           hold=verdict.hold))
 
     def _say(self, frame: zmq.Frame, reason: str) -> None:
         try:

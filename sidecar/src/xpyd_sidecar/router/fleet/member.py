@@ -10,6 +10,7 @@ import msgspec
 
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
+from xpyd_sidecar.contract.liveness import RestartWish
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling, Up
 from xpyd_sidecar.contract.pair_notes import RefusedPeer
 from xpyd_sidecar.router.api.faults import FailureReason
@@ -20,7 +21,7 @@ INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
 
 TOLD = ("incarnation", "state", "agent", "epoch", "role", "http", "control", "fingerprint", "model", "max_model_len",
-        "also", "sampling", "refused", "links", "ejected_by")
+        "also", "sampling", "refused", "links", "ejected_by", "poisons", "restart")
 """What a beat says of what an instance is: the fields of a member that only change when it becomes another."""
 _told = attrgetter(*TOLD)
 
@@ -76,12 +77,24 @@ class FleetMember(msgspec.Struct, eq=False):
     """For that it answers nothing."""
     ejected_by: tuple[str, ...] = ()
     """Routers that say so, by its latest beat."""
+    poisons: tuple[str, ...] = ()
+    """What routers refuse since engines died of it, by its latest beat."""
+    restart: RestartWish = RestartWish.NONE
+    """Whether it stands still and is to be restarted, by its latest beat."""
+    still_since: float = math.inf
+    """Since when its beats say so; infinity: they do not."""
     well: int = 0
     """Legs that ended well there since ``Outliers`` looked last."""
     failed: int = 0
     """Legs of this router that failed there a short while ago."""
     queued_tokens: int = 0
     """Of prompts of this router's legs there that have no byte of an answer yet, about."""
+    uncached_tokens: int = 0
+    """Of those, that it is not believed to have in its cache."""
+    sent_tokens: int = 0
+    """Such ones that this router has sent there since the last beat."""
+    computed_per_s: float = 0.0
+    """Tokens of prompts that its core computes while some wait, by its beats; 0: not known."""
     heard_at: float = -math.inf
     """When it last gave a byte to a leg of this router, as far as was looked at."""
     doubted: bool = False
@@ -119,18 +132,24 @@ class FleetMember(msgspec.Struct, eq=False):
     def hear(self, now: float, beat: Heartbeat) -> None:
         """Take the part of a beat that changes from beat to beat."""
         self.seq = beat.seq
+        before, prompts = self.load.prompts, beat.load.prompts
+        if before is not None and prompts is not None and now > self.beat_at and prompts.computed > before.computed:
+            rate = (prompts.computed - before.computed) / (now - self.beat_at)
+            busy = before.queued > 0 and prompts.queued > 0
+            self.computed_per_s = (rate + self.computed_per_s) / 2 if busy else max(rate, self.computed_per_s)
         self.load, self.drained = beat.load, beat.drained
         moves = beat.core is None or self.core is None or beat.core.turns != self.core.turns
         # What is between two beats counts once, so that a time in which nobody beat proves nothing.
         self.still_s = 0.0 if moves else self.still_s + min(max(0.0, now - self.beat_at), 2 * self.interval_s)
         self.core = beat.core
+        self.still_since = min(self.still_since, now) if beat.restart else math.inf
         if beat.interval_s != self.interval_s:
             self.interval_s = min(max(beat.interval_s, INTERVAL_RANGE_S[0]), INTERVAL_RANGE_S[1])
         self.beat_at = now
         self.unanswered = 0
         if beat.state is not State.STARTING:
             self.stuck = 0
-        self.in_flight_at_beat = self.in_flight
+        self.in_flight_at_beat, self.sent_tokens = self.in_flight, 0
 
     def become(self, beat: Heartbeat) -> None:
         """Take the part of a beat that says what the instance is."""
@@ -142,6 +161,7 @@ class FleetMember(msgspec.Struct, eq=False):
         self.suspended = self.ejected = ""
         self.well, self.failed, self.hung = 0, 0, False
         self.core, self.still_s, self.stalled_s = None, 0.0, 0.0
+        self.computed_per_s = 0.0
         self.heard_at = -math.inf
         self.probing, self.doubted, self.probe_at = False, False, -math.inf
 

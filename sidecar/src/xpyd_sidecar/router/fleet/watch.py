@@ -14,7 +14,9 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split_host_port
 from xpyd_sidecar.contract.membership import Heartbeat, Up
 from xpyd_sidecar.patience import within
+from xpyd_sidecar.router.fleet import restarts
 from xpyd_sidecar.router.fleet import roster as ro
+from xpyd_sidecar.router.fleet.heartbeat_listener import Verdict
 from xpyd_sidecar.router.fleet.member import (
     PROBE_S,
     Changed,
@@ -64,10 +66,13 @@ class FleetWatch:
         member = self.roster.find(message.instance, message.incarnation)
         return member.in_flight if member is not None else 0
 
-    def ejected(self, message: Up) -> bool:
-        """Whether this router has ejected the instance that a message speaks for."""
+    def verdict(self, message: Up) -> Verdict:
+        """What this router thinks of the instance that a message speaks for."""
         member = self.roster.find(message.instance, message.incarnation)
-        return member is not None and bool(member.ejected)
+        if member is None:
+            return Verdict()
+        hold = bool(member.restart) and restarts.holds(self._loop.time(), member, self.roster.members())
+        return Verdict(bool(member.ejected), restarts.stalled(member), hold)
 
     def suspect(self, target: EngineTarget, reason: str) -> None:
         """A connection was refused."""

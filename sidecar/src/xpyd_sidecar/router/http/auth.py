@@ -116,9 +116,20 @@ class ClientKeys:
             logger.info("the client keys were changed", extra={"keys": len(keys)})
 
 
+def shown(headers: Mapping[bytes, bytes]) -> bytes:
+    """What a request shows of a key: its Authorization; where it has none, ``x-api-key``, as Anthropic's clients send it,
+    as if it stood there; empty: nothing.
+    """
+    header = headers.get(b"authorization")
+    if header is not None:
+        return header
+    key = headers.get(b"x-api-key")
+    return b"" if key is None else b"Bearer " + key
+
+
 def bearer(headers: Mapping[bytes, bytes]) -> bytes:
-    """The token of ``Authorization: Bearer …``, empty where there is none."""
-    scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
+    """The token of ``Authorization: Bearer …`` or ``x-api-key``, empty where there is none."""
+    scheme, _, token = shown(headers).strip().partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else b""
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import httptools
 
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, too_many
-from xpyd_sidecar.router.http import heads
+from xpyd_sidecar.router.http import auth, heads
 from xpyd_sidecar.router.http.body_budget import HELD, SMALL, BodyOwner, HeldBody, Upload
 from xpyd_sidecar.router.http.holding import Held
 from xpyd_sidecar.router.http.ledger import COST, HeldKind, Holder
@@ -359,7 +359,7 @@ class IncomingRequests:
 
     def _claim(self) -> None:
         """The head was accepted, so it is no stranger's connection. Raises HttpFault: 429, its key has its share."""
-        shown = self._headers.get(b"authorization", b"")
+        shown = auth.shown(self._headers)
         if shown == self._shown or (whose := self._server.application.whose(self._headers)) is None:
             return
         if not self._server.places.claim(self._line, whose):

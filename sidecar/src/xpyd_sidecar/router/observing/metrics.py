@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from xpyd_sidecar import __version__
 from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.contract.intake import Disaggregation
+from xpyd_sidecar.router.balance.candidates import backlog
 from xpyd_sidecar.router.fleet.member import FleetMember
 from xpyd_sidecar.router.observing.batch import Batch, Flow, Pair, place_of, still_here
 from xpyd_sidecar.router.observing.record import FAILED
@@ -37,6 +38,7 @@ SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 30
 WAITS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 DIFFERENCES = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Of log probabilities."""
+RESTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 LAGS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _DRAFTS = {"drafted": "Tokens that an engine which speculates has drafted since its start, by the latest beat",
@@ -53,7 +55,7 @@ def filled(kind: type[Counters | Gauges], name: str, words: str, names: Labels, 
 
 
 class TallyTimes:
-    """A histogram of seconds; ``bounds`` are the upper ends of its buckets."""
+    """A histogram, mostly of seconds; ``bounds`` are the upper ends of its buckets."""
 
     def __init__(self, name: str, words: str, bounds: tuple[float, ...], labels: Labels = ()) -> None:
         self.name = name
@@ -123,6 +125,8 @@ _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
     "xpyd_router_retries": ("Legs sent beyond the first pair of a request", ()),
     "xpyd_router_skipped_prefill": ("Requests sent to decode alone, by the field or the rule that made it so", ("by",)),
     "xpyd_router_passed_requests": ("Requests passed to one decode instance, by path and outcome", ("path", "outcome")),
+    "xpyd_router_prefix_predicted_tokens": ("Of prompts that were prefilled, tokens that the router took to be cached", ()),
+    "xpyd_router_prefix_actual_tokens": ("Of the same prompts, tokens that were, as the engines say", ()),
     "xpyd_router_continued": ("Streams that went on with another decode instance", ()),
     "xpyd_router_tokens": ("Generated tokens relayed to clients, counted by their ids", ()),
     "xpyd_router_relayed_bytes": ("Bytes of answers to generation requests", ()),
@@ -139,8 +143,10 @@ _TIMED: dict[str, tuple[str, str, tuple[float, ...], tuple[str, ...]]] = {
     "difference": (
         "xpyd_router_audit_difference",
         "How far the log probability of a first token is from the one without KV from prefill",
-        DIFFERENCES, ())}
-"""Histograms, by measure: name, words, upper ends of buckets, labels."""
+        DIFFERENCES, ()),
+    "rest": ("xpyd_router_skipped_rest_tokens", "Of prompts that went to decode alone because it held nearly all: the rest",
+             RESTS, ())}
+"""Histograms, by measure: name, words, upper ends of buckets, labels. Of seconds, but for the last two."""
 
 
 class RouterMetrics(Collector):
@@ -163,12 +169,18 @@ class RouterMetrics(Collector):
                        for measure, (name, words, bounds, labels) in _TIMED.items()}
         self.queued: Callable[[], int] = int
         """Whom to ask how many requests wait."""
+        self.held: Callable[[], int] = int
+        """Whom to ask how many of those are held until an instance that is expected is there."""
         self.retries_left: Callable[[], float] = int
         """Whom to ask how many retries may be made."""
         self.vitals: Callable[[], Vitals] = Vitals
         """Whom to ask what the process knows of itself."""
+        self.time: Callable[[], float] = float
+        """The loop's time, by which beats are known."""
         self.poison: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
         """Whom to ask of requests that end engines: deaths so far, suspects, refused requests, held ones."""
+        self.labels: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Whom to ask of labels of requests that end engines: quarantined ones, refused ones."""
         self.disaggregation: Callable[[], Disaggregation] = Disaggregation
         """Whom to ask whether decode receives prompts."""
         self._pairs: dict[Pair, Flow] = {}
@@ -186,6 +198,15 @@ class RouterMetrics(Collector):
             self._times["difference"].add_all((difference,))
             pair = place_of((prefill, decode), self._audited)
             self._audited.setdefault(pair, {"equal": 0, "differs": 0})[result] += 1
+
+    def cached(self, predicted: int, actual: int) -> None:
+        """Tokens of a prompt that were taken to be cached where it was prefilled, and that were."""
+        self.count("prefix_predicted_tokens", by=predicted)
+        self.count("prefix_actual_tokens", by=actual)
+
+    def skipped(self, rest: int) -> None:
+        """A prompt goes to decode alone, which holds all but so many tokens."""
+        self._times["rest"].add_all((rest,))
 
     def closed(self, batch: Batch) -> None:
         """Requests that ended."""
@@ -220,7 +241,8 @@ class RouterMetrics(Collector):
         yield from [filled(Counters, name, *_COUNTED[name], cells) for name, cells in self._counts.items()]
         yield from [one.family() for one in self._times.values()]
         yield Gauges("xpyd_router_in_flight", "Generation requests being served", self.in_flight)
-        yield Gauges("xpyd_router_queued", "Generation requests that wait for a place", self.queued())
+        yield Gauges("xpyd_router_queued", "Requests that wait for a place or an instance", self.queued())
+        yield Gauges("xpyd_router_held", "Those of them that wait for an instance", self.held())
         yield Gauges("xpyd_router_retry_budget", "Retries that may be made now", self.retries_left())
         yield filled(Gauges, "xpyd_router_build_info", "The version", ("version",), {(__version__,): 1})
         for ask in (self._ask_vitals, self._ask_poison, self._ask_disaggregation, self._ask_pairs, self._ask_instances):
@@ -261,6 +283,9 @@ class RouterMetrics(Collector):
         yield Gauges("xpyd_router_poison_suspects", "Requests that several dead engines had in common", suspects)
         yield Gauges("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused)
         yield Gauges("xpyd_router_poison_held", "Requests held until it is known whether engines die of them", held)
+        quarantined, refused = self.labels()
+        yield filled(Gauges, "xpyd_router_poison_labels", "What requests have in common that ended engines", ("state",),
+                     {("quarantined",): quarantined, ("refused",): refused})
 
     def _ask_disaggregation(self) -> Iterator[Metric]:
         told = self.disaggregation()
@@ -276,6 +301,10 @@ class RouterMetrics(Collector):
         yield filled(Gauges, "xpyd_router_instances", "Known instances", ("role", "state"), dict(sorted(states.items())))
         yield filled(Gauges, "xpyd_router_legs_open", "Open legs of this router", names,
                      {labels: m.in_flight for labels, m in members.items()})
+        now = self.time()
+        yield filled(Gauges, "xpyd_router_queued_prompt_tokens",
+                     "Tokens of prompts that wait to be computed, about, those that are taken to be cached left out", names,
+                     {labels: round(backlog(m, now)) for labels, m in members.items()})
         yield filled(Gauges, "xpyd_router_kv_usage", "Share of KV blocks in use, by the latest beat", names,
                      {labels: m.load.kv_usage for labels, m in members.items()})
         for field, words in _DRAFTS.items():  # of engines that speculate, since their start

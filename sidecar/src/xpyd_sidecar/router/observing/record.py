@@ -18,6 +18,8 @@ from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
 
 REFUSED = "refused"
 """Why a request went without prefill, where prefill said that it is wrong (``Record.skips``)."""
+HELD = "held"
+"""Outcome of a request that no engine was there for: it waits for one, and is served then as another one."""
 SILENT = "silent"
 """Result of a leg that was left for another one, since it gave nothing for too long."""
 FAILED = frozenset({"failed", "broken", "timeout", "unavailable", "poison"})

@@ -37,6 +37,9 @@ TIMEOUT_S = 5
 """For one batch, retries included; what was not taken by then is dropped."""
 CLOSE_S = 3
 """How long the end of a router may wait for the last batch."""
+OPERATIONS = {"completions": "text_completion"}
+"""What OpenTelemetry's conventions for generative AI call an API; all others are chats."""
+PROVIDER = "vllm"
 _CONTEXT = ("traceparent", "tracestate")
 Headers = list[tuple[bytes, bytes]]
 
@@ -61,11 +64,14 @@ class SpanTracing:
         self.tracer = self._provider.get_tracer("xpyd_sidecar", __version__)
         self.propagator = TraceContextTextMapPropagator()
 
-    def begin(self, headers: Mapping[bytes, bytes], record: Record) -> Trace:
-        """The trace of a request that has come; ``headers`` are its client's."""
+    def begin(self, headers: Mapping[bytes, bytes], record: Record, model: str = "") -> Trace:
+        """The trace of a request that has come; ``headers`` are its client's. ``model``: which it asks for."""
         carrier = {name: headers[name.encode()].decode("latin-1") for name in _CONTEXT if name.encode() in headers}
-        span = self.tracer.start_span(record.api, context=self.propagator.extract(carrier), kind=SpanKind.SERVER,
-                                       start_time=_nanoseconds(record.arrived_unix))
+        operation = OPERATIONS.get(record.api, "chat")
+        span = self.tracer.start_span(f"{operation} {model}".rstrip(), context=self.propagator.extract(carrier),
+                                      kind=SpanKind.SERVER, start_time=_nanoseconds(record.arrived_unix), attributes={
+            "gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER,
+            **({"gen_ai.request.model": model} if model else {})})
         return Trace(self, span, record)
 
     async def close(self) -> None:
@@ -109,6 +115,9 @@ class Trace:
             "xpyd.prefill": record.went(Role.PREFILL) or None, "xpyd.decode": record.went(Role.DECODE) or None,
             "xpyd.queue_s": record.queued_s, "xpyd.ttft_s": ttft, "xpyd.tpot_s": tpot,
             "xpyd.handover_s": handovers[-1][2] if handovers else None,
+            "xpyd.api": record.api, "gen_ai.request.stream": record.stream,
+            "gen_ai.response.time_to_first_chunk": ttft,
+            "error.type": record.outcome if record.outcome in FAILED else None,
             "gen_ai.usage.input_tokens": record.prompt_tokens if record.prompt_tokens >= 0 else None,
             "gen_ai.usage.output_tokens": record.tokens if record.tokens >= 0 else None})
         words = record.detail or record.outcome

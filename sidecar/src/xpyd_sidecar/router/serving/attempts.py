@@ -19,6 +19,8 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role
 from xpyd_sidecar.router.api.bodies import GenerationRequest, RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.api.labels import Labels, labels_of
+from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet import first_bytes
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.http.reply import ReplyConnection
@@ -28,6 +30,7 @@ from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving import waiting
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.outlier_watch import Blamed
+from xpyd_sidecar.router.stream import answers
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
 from xpyd_sidecar.router.upstream.call import BodySender, UpstreamCall
@@ -75,7 +78,12 @@ class Asks(ABC):
     """As the client wrote it; empty where there is none."""
     passed_on: tuple[bytes, ...]
     """Names of the client's headers that engines read."""
+    held: bool = False
+    """It has been held for somebody who was expected (``hold``)."""
+    waited_s: float = 0.0
+    """How long it has waited, held or in the queue."""
     _hash: RequestHash | None = None
+    _labels: Labels | None = None
 
     def __init__(self, kind: str, model: str | None, fields: Mapping[str, Raw]) -> None:
         """``fields``: of its JSON body, as the client wrote them, and ``model`` the one they name. ``kind``: what makes
@@ -115,6 +123,12 @@ class Asks(ABC):
         if self._hash is None:
             self._hash = hash_of(self._kind, self.fields)
         return self._hash
+
+    def labels(self) -> Labels:
+        """What it has in common with others. Made when they are needed."""
+        if self._labels is None:
+            self._labels = labels_of(self._kind, self.model, self.fields, self.prompt)
+        return self._labels
 
     @abstractmethod
     def leg(self, send: mv.SendAttempt, lines: bytes, *, speaks: bool) -> bytes:
@@ -158,7 +172,11 @@ class OpenAttempt(msgspec.Struct, eq=False):
     call: UpstreamCall
     record: LegRecord
     tokens: int = 0
-    """About how many of its prompt are computed there before its first byte; 0 once that has come."""
+    """About how many its prompt has, where it is computed there before its first byte; 0 once that has come."""
+    uncached: int = 0
+    """Of those, that are not believed to be cached there."""
+    cached: int = 0
+    """And that were believed to be, when it was sent."""
     ahead: int = 0
     """Those that were there before."""
 
@@ -171,20 +189,25 @@ class OpenAttempt(msgspec.Struct, eq=False):
 class OpenAttempts(dict[int, OpenAttempt]):
     """Those of one request, by number."""
 
-    __slots__ = ("_asks", "_blamed", "_context", "_key", "_lines", "_passed", "_prefilled_at", "_record", "relaying",
-                 "sent", "trace")
+    __slots__ = ("_asks", "_blamed", "_context", "_key", "_lines", "_passed", "_prefilled_at", "_record", "picks",
+                 "relaying", "sent", "trace")
 
     def __init__(self, context: RequestContext, record: Record, asks: Asks, passed: Headers, key: str) -> None:
-        """``passed``: headers of the client that engines read. ``key``: whose request it is."""
+        """``passed``: headers of the client that engines read; the last one may be Via, with this router in it. ``key``:
+        whose request it is.
+        """
         self._context = context
         self._record = record
         self._asks = asks
         self._passed = passed
-        self._lines = b"x-request-id: %b\r\n" % record.request_id.encode()
+        via = b"" if passed and passed[-1][0] == b"via" else b"via: %b\r\n" % context.via
+        self._lines = b"x-request-id: %b\r\n%b" % (record.request_id.encode(), via)
         """Of the head of every leg; those of the client's headers go behind it."""
         self._key = key
         self._blamed: list[Blamed] = []
         self._prefilled_at = -math.inf  # when the prompt's KV was computed
+        self.picks: Selection | None = None
+        """Who chose where its legs go."""
         self.sent: dict[Role, EngineTarget] = {}
         """Where the last leg of each role went."""
         self.relaying: UpstreamCall | None = None
@@ -212,8 +235,15 @@ class OpenAttempts(dict[int, OpenAttempt]):
         record = LegRecord(send.role, target.instance, send.params.attempt if send.params else 0, perf_counter())
         self._record.legs.append(record)
         tokens = self._record.prompt_size if send.role is Role.PREFILL or send.params is None else 0
-        self[send.leg] = OpenAttempt(send, call, record, tokens, target.member.queued_tokens)
+        picks = self.picks
+        uncached = picks.uncached(target.instance) if tokens and picks is not None else tokens
+        if picks is not None and picks.stays:
+            context.observer.metrics.skipped(uncached)
+        self[send.leg] = OpenAttempt(send, call, record, tokens, uncached, tokens - uncached,
+                                      target.member.queued_tokens)
         target.member.queued_tokens += tokens
+        target.member.uncached_tokens += uncached
+        target.member.sent_tokens += uncached
         lines = self._lines
         if target.dp_rank is not None:
             lines += lines_of(target.rank_headers())
@@ -223,14 +253,15 @@ class OpenAttempts(dict[int, OpenAttempt]):
             lines += lines_of(passed)
         context.pool.send(call, partial(self._asks.leg, send, lines, speaks=speaks))
 
-    def heard(self, leg: OpenAttempt) -> None:
-        """The first byte of its answer has come, or all of it."""
+    def heard(self, leg: OpenAttempt, body: bytes = b"") -> None:
+        """The first byte of its answer has come, or all of it: ``body``."""
         member = leg.send.target.member
         member.heard_at = self._context.loop.time()
         if leg.send.role is Role.PREFILL:
             self._prefilled_at = member.heard_at
-        member.queued_tokens -= leg.tokens
-        leg.tokens = 0
+            if self._context.picker.holdings is not None and (actual := answers.cached_tokens(body)) >= 0:
+                self._context.observer.metrics.cached(leg.cached, actual)
+        _computed(leg)
 
     def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
         """As ``InFlightRequest``'s."""
@@ -260,6 +291,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
 
     def over(self, connection: ReplyConnection) -> None:
         """The request is over. ``connection``: of its client."""
+        self._context.lengths.learn(self._asks.prompt, self._record.prompt_tokens)
         self._context.outliers.over(self._record, self.sent, self._blamed,
                                     lambda: (self._asks.request_hash(), self._key, connection.server.source(connection)))
 
@@ -303,8 +335,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
         if leg is not None:
             leg.record.ended, leg.record.result = perf_counter(), result
             self._context.leg_closed(leg.send.target)
-            leg.send.target.member.queued_tokens -= leg.tokens
-            leg.tokens = 0
+            _computed(leg)
             if leg.call is self.relaying:
                 self.relaying = None
         return leg
@@ -322,3 +353,11 @@ class OpenAttempts(dict[int, OpenAttempt]):
         send = leg.send
         if send.role is Role.DECODE and send.params is not None:
             self._context.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=Attempt(attempt)))
+
+
+def _computed(leg: OpenAttempt) -> None:
+    """Its prompt is not waited for any more."""
+    member = leg.send.target.member
+    member.queued_tokens -= leg.tokens
+    member.uncached_tokens -= leg.uncached
+    leg.tokens = leg.uncached = 0

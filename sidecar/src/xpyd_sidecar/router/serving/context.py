@@ -10,18 +10,21 @@ import math
 import random
 import secrets
 
+from xpyd_sidecar.contract.ids import Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
+from xpyd_sidecar.router.api.prompt import PromptLengths
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.limits import ConcurrencyLimits, RetryBudget
 from xpyd_sidecar.router.balance.picker import Picker
-from xpyd_sidecar.router.balance.policies import SessionAffinity
+from xpyd_sidecar.router.fleet.expected import ExpectedInstances
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, tracing_of
 from xpyd_sidecar.router.serving.audits import Audits
+from xpyd_sidecar.router.serving.hold import Hold
 from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.outlier_watch import OutlierWatch
 from xpyd_sidecar.router.serving.profiles import Profiles
@@ -41,6 +44,8 @@ class RequestContext:
         self.config = router
         self.service = config.service
         self.name = config.instance
+        self.via = b"1.1 xpyd-%b" % secrets.token_hex(8).encode()
+        """What this process is called in headers Via: who meets its own name there has sent the request itself."""
         self.started = self.loop.time()
         self._awake = -math.inf
         self.draining = False
@@ -49,26 +54,30 @@ class RequestContext:
         self.roster = Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
                                 missed_beats=router.missed_beats, beside_engine=router.beside_engine)
         policy = policies.make(router.policy, router.policy_options, random.Random(secrets.randbits(64)).random)
-        self.affinity_header = router.affinity_header.lower().encode()
+        self.lengths = PromptLengths()
         self.rooms = ConcurrencyLimits(router.max_per_instance)
-        self.picker = Picker(self.roster, SessionAffinity(policy) if self.affinity_header else policy, room=self.rooms,
-                             cached_share=router.skip_prefill_cached)
+        self.picker = Picker(self.roster, policy, room=self.rooms, rest_tokens=router.skip_prefill_rest)
         self.limits = RequestLimits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                                     load_s=router.load_limit_s, on_no_prefill=router.on_no_prefill)
         self._terms = SamplingTerms(router.failover == "continue")
         self.profiles = Profiles(goes_on=router.failover != "error", speaks=router.first_token == "prefill",  # noqa: S105
                                  terms=self.terms)
-        self.roster.on_change = self.profiles.doubt
+        self.roster.on_change = self._changed
         self.budget = RetryBudget(router.retry_budget)
         self.pool = EnginePool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)
         self.line = AdmissionQueue(self.loop, router.queue_size, router.queue_timeout_s)
+        self.hold = Hold(self.loop, ExpectedInstances(self.roster), hold_s=router.hold_s, budget=router.budget_bytes,
+                         missing=self._missing, why_not=self.roster.why_not)
         self.poison: Poison = Poison(self.loop, self.roster)
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.observer = RouterObserver(self.roster, self.loop, access_log=router.access_log)
         self.observer.metrics.retries_left = lambda: self.budget.left(self.loop.time())
         self.observer.metrics.poison = self.poison.counts
-        self.observer.metrics.queued = self.line.__len__
+        self.observer.metrics.labels = self.poison.labels
+        self.observer.metrics.queued = lambda: len(self.line) + len(self.hold)
+        self.observer.metrics.held = self.hold.__len__
+        self.observer.metrics.time = self.loop.time
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
         self.audits = Audits(self.pool, self.farewells, self.roster, router.audit, calm=self._calm,
@@ -96,13 +105,25 @@ class RequestContext:
         return found
 
     def serves(self, model: str) -> bool:
-        """Whether there is such a model."""
-        served = self.models()
-        return not served or model in served
+        """Whether there is such a model; also one of any name, as long as nobody has told its names."""
+        return model in self.models() or not self.names_told
+
+    @property
+    def names_told(self) -> bool:
+        """Whether an instance has told which names it answers to, adapters among them: one that starts has not."""
+        return any(one.also or (one.model and one.state is not State.STARTING) for one in self.roster.members())
 
     def room(self, *, alone: bool) -> bool:
         """Whether one more request could be served now, with prefill or without."""
         return len(self.servings) < self.config.max_in_flight and self.picker.room(alone=alone)
+
+    def _missing(self, alone: bool) -> Role | None:
+        """The role of which nobody can be picked for a request; None: it can be served."""
+        return self.picker.missing(alone=alone or self.config.on_no_prefill == "decode")
+
+    def _changed(self) -> None:
+        self.profiles.doubt()
+        self.hold.changed()
 
     def closed(self, one: InFlightRequest) -> None:
         """A request is over."""
@@ -143,6 +164,7 @@ class RequestContext:
         self.watch.tick()
         self.rooms.look(now, self.roster.members())
         self.line.moved()
+        self.hold.sweep(now)
         self.pool.sweep()
         self.poison.tick()
         if self.audits is not None:
@@ -155,6 +177,7 @@ class RequestContext:
 
     def abort(self, reason: str) -> None:
         """Cut off what still waits or runs."""
+        self.hold.close(reason)
         self.line.end(reason)
         if self.audits is not None:
             self.audits.abort()

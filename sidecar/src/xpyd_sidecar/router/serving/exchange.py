@@ -139,9 +139,9 @@ class Exchange:
         match event:
             case mv.Begun():
                 return [] if self._decode.begun else self._decode_begun(leg)
-            case mv.AttemptEnded(failure=failure):
+            case mv.AttemptEnded(failure=failure, outcome=outcome):
                 self._decode.open = None
-                return self._answer("failed" if failure else "ok", mv.Complete(), lingers=now, detail=failure)
+                return self._answer(outcome, mv.Complete(), lingers=now, detail=failure)
             case mv.AttemptFailed(kind=kind, reason=reason):
                 return self._decode_failed(leg, kind, reason, now)
             case mv.Answered(aborted=True):

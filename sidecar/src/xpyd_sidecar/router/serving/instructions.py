@@ -68,10 +68,18 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class AttemptEnded(msgspec.Struct, frozen=True):
-    """The relayed answer came to its proper end. ``failure``: what it says itself of how the engine failed."""
+    """The relayed answer came to its proper end. ``failure``: what it says itself of how the engine failed;
+    ``client_fault``: it says that the request was wrong.
+    """
 
     leg: int
     failure: str = ""
+    client_fault: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """Of its request."""
+        return "failed" if self.failure else "client_error" if self.client_fault else "ok"
 
 
 class AttemptFailed(msgspec.Struct, frozen=True):

@@ -1,12 +1,13 @@
 """Requests that end engines: who waits, who goes alone, who is refused (``serving.poison_ledger`` says which).
 
     a leg breaks ──broke──▶ Ledger ──GO──▶ the request goes on at once, as if this were not here
-                                   └─WAIT, ALONE──▶ it is held ──▶ verdict, or its turn ──▶ ``go_on``
-                                                         └─────▶ convicted ──▶ ``condemn``
-    watch ──judged──▶ Ledger
+                                   └─else──▶ it is held ──▶ verdict, or its turn ──▶ ``go_on``
+                                                   └─────▶ convicted ──▶ ``condemn``
+    watch ──judged──▶ Ledger ◀──sampled── requests that end well
+    other routers ──acknowledgements, beats──▶ Ledger
 
-A router without deaths pays nothing: hashes are made of requests whose leg broke, and of others only while there is
-evidence (``watching``, ``alert``).
+A router without deaths pays next to nothing: hashes are made of requests whose leg broke, and of others only while there is
+evidence (``watching``, ``alert``); labels of ``SAMPLED`` requests a second, too.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
+from xpyd_sidecar.contract.membership import MAX_POISONS
 from xpyd_sidecar.router.api.bodies import RequestHash
 from xpyd_sidecar.router.api.faults import HttpFault, poisonous, unavailable
+from xpyd_sidecar.router.api.labels import Labels
 from xpyd_sidecar.router.fleet.member import DeathVerdict, EngineTarget
+from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.serving.likeness import LabelVerdict
 from xpyd_sidecar.router.serving.poison_ledger import Conviction, Ledger, Word
 
 if TYPE_CHECKING:
@@ -31,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 MAX_HELD = 1024
 """Requests that are held at a time; one more is answered with 503."""
+SAMPLED = 16
+"""Requests that ended well of which labels are taken in a second."""
+NONE: Labels = {}
+Held = Conviction | LabelVerdict | Word
 
 
 class Suspect(Protocol):
@@ -40,8 +49,15 @@ class Suspect(Protocol):
     def alone(self) -> bool:
         """Whether it goes without prefill."""
 
+    @property
+    def record(self) -> Record:
+        """What is known of it."""
+
     def request_hash(self) -> RequestHash:
         """Its hash."""
+
+    def labels(self) -> Labels:
+        """What it has in common with others."""
 
     def instances(self) -> Iterable[InstanceName]:
         """Those on which it has a leg open."""
@@ -60,11 +76,15 @@ class Poison:
         self._loop = loop
         self._roster = roster
         self.ledger = Ledger()
-        self.held: dict[Suspect, RequestHash] = {}
+        self.held: dict[Suspect, None] = {}
         """In the order in which they came."""
-        self._running: dict[Suspect, RequestHash] = {}
+        self._running: dict[Suspect, None] = {}
         """Suspects that had their turn and are not over."""
+        self._instance: InstanceName | None = None
+        """Where those in quarantine go."""
         self._due = False
+        self.samples = SAMPLED
+        """So many may be taken in this second."""
         self.alert = False
         """Not every request may simply go."""
         self.watching = False
@@ -81,49 +101,67 @@ class Poison:
 
     # ---- requests
 
-    def refuse(self, request: RequestHash) -> None:
+    def labels(self) -> tuple[int, int]:
+        """How many are quarantined, and how many are refused."""
+        quarantined, refused = self.ledger.alike.verdicts(self._loop.time())
+        return len(quarantined), len(refused)
+
+    def refuse(self, request: RequestHash, labels: Callable[[], Labels]) -> None:
         """Raise HttpFault, 502, where requests like this one are refused now. Ask while ``alert``."""
-        said = self._asked(request)
-        if isinstance(said, Conviction):
+        said = self.ledger.asked(self._loop.time(), request, NONE if self.ledger.alike.quiet else labels())
+        if not isinstance(said, Word):
             raise poisonous(said.words)
 
     def comes(self, one: Suspect) -> bool:
         """A request begins: whether it is held. Ask while ``alert``."""
-        request = one.request_hash()
-        return self._asked(request) is not Word.GO and self._hold(one, request)
+        return self._asked(one) is not Word.GO and self._hold(one)
 
     def broke(self, one: Suspect, target: EngineTarget, *, lost: bool = False) -> bool:
         """A leg of it broke off as it does where the engine dies: whether it is held before it may be sent elsewhere.
 
         ``lost``: it did because the roster says so; the word on the engine follows.
         """
-        request = one.request_hash()
         if lost or self._roster.find(target.instance, target.incarnation) is not None:
-            self.noted(target.instance, target.incarnation, request)
-        return self._asked(request) is not Word.GO and self._hold(one, request)
+            self.noted(target.instance, target.incarnation, one.request_hash(), one.labels())
+        return self._asked(one) is not Word.GO and self._hold(one)
 
     def avoid(self, one: Suspect) -> frozenset[InstanceName]:
-        """Instances that a request must keep away from: where other suspects are, if it is one."""
-        return self._taken(one) if one in self._running else frozenset()
+        """Instances that a request must keep away from: where other suspects are, if it is one; all decode instances but
+        one, if it is in quarantine. Others keep away from suspects, too, if they can: the next one that ends engines may be
+        among them, and would be taken for the suspect.
+        """
+        if not self._running:
+            return frozenset()
+        taken = self._taken(one)
+        if one not in self._running:
+            been = taken.union(leg.instance for leg in one.record.legs)
+            return taken if all(self._elsewhere(role, been) for role in self._roles(one)) else frozenset()
+        if one is self._quarantined and (only := self._only(taken)) is not None:
+            return taken | {member.name for member in self._roster.pickable(Role.DECODE) if member.name != only}
+        return taken
 
     def closed(self, one: Suspect, *, whole: bool) -> None:
-        """It is over. ``whole``: an engine answered it to its end. Tell it while ``watching``."""
+        """It is over. ``whole``: an engine answered it to its end. Tell it while ``watching``, or there are ``samples``."""
+        well = whole and one.record.outcome == "ok"
+        if well and self.samples:
+            self.samples -= 1
+            self.ledger.alike.traffic.add(one.labels())
+        if not self.watching:
+            return
         self.held.pop(one, None)
         self._running.pop(one, None)
         if whole:
-            self.whole(one.request_hash())
+            self.ledger.ended(self._loop.time(), one.request_hash())
+            if well:
+                self.ledger.ended_well(one.labels())
+            self._changed()
         self.moved()
-
-    def whole(self, request: RequestHash) -> None:
-        """An engine answered a request to its end. Tell it while ``watching``."""
-        self.ledger.ended(self._loop.time(), request)
-        self._changed()
 
     # ---- evidence
 
-    def noted(self, instance: InstanceName, incarnation: Incarnation, request: RequestHash) -> None:
+    def noted(self, instance: InstanceName, incarnation: Incarnation, request: RequestHash, labels: Labels = NONE) -> None:
         """A leg of a request broke off there."""
-        self._convicted(self.ledger.broke(self._loop.time(), (instance, incarnation), request))
+        self._convicted(self.ledger.broke(self._loop.time(), (instance, incarnation), request, labels))
         self._changed()
 
     def judged(self, instance: InstanceName, incarnation: Incarnation, verdict: DeathVerdict) -> None:
@@ -144,16 +182,29 @@ class Poison:
                 self.ledger.lost(engine)
         self._changed()
 
+    def refusals(self) -> tuple[str, ...]:
+        """What this router refuses, for other routers: hashes and labels, the latest ``MAX_POISONS``."""
+        if not self.watching:
+            return ()
+        return tuple(sorted(key.hex() for key in self.ledger.refusals(self._loop.time())[-MAX_POISONS:]))
+
     def tick(self) -> None:
         """Called every second."""
-        if self.watching:
-            self.ledger.tick(self._loop.time())
+        self.samples = SAMPLED
+        now = self._loop.time()
+        heard = {key for member in self._roster.members() if member.poisons for key in member.poisons}
+        if heard or self.watching:
+            self.ledger.hear(now, (bytes.fromhex(key) for key in heard))
+            self.ledger.tick(now)
             self._changed()
 
-    def _convicted(self, conviction: Conviction | None) -> None:
-        if conviction is not None:
-            logger.error("a request is refused: %s", conviction.words, extra={
-                "request_hash": conviction.request.hex(), "engines": ", ".join(conviction.engines)})
+    def _convicted(self, found: Conviction | LabelVerdict | None) -> None:
+        if isinstance(found, Conviction):
+            logger.error("a request is refused: %s", found.words, extra={
+                "request_hash": found.request.hex(), "engines": ", ".join(found.engines)})
+        elif found is not None:
+            logger.error("requests are refused that are alike: %s", found.words, extra={
+                "label": found.label.hex(), "engines": ", ".join(found.engines)})
 
     def _changed(self) -> None:
         self.alert = self.ledger.alert
@@ -163,12 +214,18 @@ class Poison:
 
     # ---- turns
 
-    def _asked(self, request: RequestHash) -> Word | Conviction:
-        return self.ledger.asked(self._loop.time(), request)
+    @property
+    def _quarantined(self) -> Suspect | None:
+        """Who is in quarantine now."""
+        return next((one for one in self._running if self._asked(one) is Word.QUARANTINE), None)
 
-    def _hold(self, one: Suspect, request: RequestHash) -> bool:
+    def _asked(self, one: Suspect) -> Held:
+        labels = one.labels() if self.watching else NONE
+        return self.ledger.asked(self._loop.time(), one.request_hash(), labels)
+
+    def _hold(self, one: Suspect) -> bool:
         self._running.pop(one, None)
-        self.held[one] = request
+        self.held[one] = None
         self.moved()
         return True
 
@@ -180,22 +237,28 @@ class Poison:
 
     def _move(self) -> None:
         self._due = False
-        self._running = {one: request for one, request in self._running.items() if self._asked(request) is not Word.GO}
-        for one, request in list(self.held.items()):
-            said = self._asked(request)
+        self._running = {one: None for one in self._running if self._asked(one) is not Word.GO}
+        for one in list(self.held):
+            said = self._asked(one)
             if one not in self.held:
                 continue  # it ended with another one
-            if isinstance(said, Conviction):
+            if not isinstance(said, Word):
                 self._let(one, partial(one.condemn, poisonous(said.words)))
             elif said is Word.GO:
                 self._let(one, one.go_on)
-            elif said is Word.ALONE and self._room(one):
-                self._running[one] = request
+            elif self._may_run(one, said):
+                self._running[one] = None
                 self._let(one, one.go_on)
         for one in list(self.held)[MAX_HELD:]:
             self._let(one, partial(one.condemn, unavailable(
                 f"{MAX_HELD} requests wait until it is known which of them ends engines")))
         self.watching = bool(self.held or self._running) or not self.ledger.quiet
+
+    def _may_run(self, one: Suspect, said: Word) -> bool:
+        if said is Word.ALONE:
+            return self._room(one)
+        return (said is Word.QUARANTINE and self._quarantined is None and self._room(one)
+                and not any(self.ledger.alike.alike(one.labels(), other.labels()) for other in self._running))
 
     def _let(self, one: Suspect, act: Callable[[], None]) -> None:
         del self.held[one]
@@ -208,13 +271,24 @@ class Poison:
     def _taken(self, one: Suspect) -> frozenset[InstanceName]:
         return frozenset(name for other in self._running if other is not one for name in other.instances())
 
+    def _only(self, taken: frozenset[InstanceName]) -> InstanceName | None:
+        """The decode instance of the quarantine: the same one while it can be picked, else the one with the fewest legs."""
+        able = {member.name: member.in_flight for member in self._roster.pickable(Role.DECODE) if member.name not in taken}
+        if self._instance not in able:
+            self._instance = min(able, key=lambda name: (able[name], name), default=None)
+        return self._instance
+
     def _room(self, one: Suspect) -> bool:
         """Whether it can be alone among suspects where it goes. Where there is nobody at all, it will be told so."""
         taken = self._taken(one)
         if not taken:
             return True
-        for role in (Role.DECODE,) if one.alone else (Role.DECODE, Role.PREFILL):
-            ready = self._roster.pickable(role)
-            if ready and all(member.name in taken for member in ready):
-                return False
-        return True
+        return all(self._elsewhere(role, taken) or not self._roster.pickable(role) for role in self._roles(one))
+
+    def _elsewhere(self, role: Role, taken: frozenset[InstanceName]) -> bool:
+        """Whether somebody else can be picked."""
+        return any(member.name not in taken for member in self._roster.pickable(role))
+
+    @staticmethod
+    def _roles(one: Suspect) -> tuple[Role, ...]:
+        return (Role.DECODE,) if one.alone else (Role.DECODE, Role.PREFILL)

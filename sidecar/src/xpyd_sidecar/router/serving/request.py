@@ -45,13 +45,14 @@ _SHOWN = 500
 class Serving(Sink):
     """One request, from what is asked to its last byte."""
 
-    __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_paused", "_reminder", "_reply",
-                 "_withheld", "exchange", "handed_over", "instances", "legs", "record", "request_hash")
+    __slots__ = ("_again", "_answer", "_asks", "_began", "_context", "_first", "_gone", "_paused", "_reminder",
+                 "_reply", "_withheld", "exchange", "handed_over", "instances", "labels", "legs", "record",
+                 "request_hash")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
-                 picks: Selection, began: float, key: str = "") -> None:
+                 picks: Selection, began: float, key: str = "", again: Callable[[Serving, HttpFault], bool]) -> None:
         """``passed``: headers of the client that engines read. ``picks``: who may serve it. ``began``: the loop's time.
-        ``key``: whose it is.
+        ``key``: whose it is. ``again``: whether somebody else goes on with it, in place of the answer that it would get.
         """
         self._context = context
         self._reply = reply
@@ -67,7 +68,9 @@ class Serving(Sink):
         self._answer: tuple[UpstreamCall, bytes] | None = None
         self._reminder = Reminder(context.loop)
         self._paused = self._gone = False
+        self._again = again
         self.request_hash, self.instances, self.handed_over = asks.request_hash, self.legs.instances, self.legs.handed_over
+        self.labels = asks.labels
         self._withheld: list[Callable[[], None]] | None = None
         """Not None: it is held, because it may be what ends engines. These would ask another one: they are done when it
         goes on."""
@@ -126,7 +129,7 @@ class Serving(Sink):
         self._shut_answered(call, call.head.status, failed=bool(failure))
         if call.rest:
             self._reply.hold(call.rest)
-        self._on(mv.AttemptEnded(call.tag, failure))
+        self._on(mv.AttemptEnded(call.tag, failure, call.events is not None and call.events.client_fault))
 
     def on_whole(self, call: UpstreamCall, body: bytes) -> None:
         """A whole answer of either leg."""
@@ -139,7 +142,7 @@ class Serving(Sink):
         if leg is not None:
             leg.record.first_at = leg.record.ended
             if status < 500 and not aborted:
-                self.legs.heard(leg)
+                self.legs.heard(leg, body)
             if status >= 400 and leg.send.role is Role.PREFILL:
                 logger.warning("prefill instance answered %d", status, extra={
                     "transfer": self.record.transfer, "peer": leg.send.target.instance,
@@ -214,7 +217,8 @@ class Serving(Sink):
         ``awake``: when this process last came back from standing still. Nobody was silent before.
         """
         self._reminder.at(self.exchange.deadline, now, self._on_time)
-        if self._reply.started and not self._reply.done and not self._gone:  # once it is done, the connection is another's
+        begun = not math.isnan(self.record.first_at)
+        if begun and not self._reply.done and not self._gone:  # once it is done, the connection is another's
             self._reply.connection.holding.settle(self._asks.keeps)
         if self._paused or self._asks.still_comes:
             return
@@ -337,7 +341,7 @@ class Serving(Sink):
 
     def _fail(self, instruction: mv.Fail) -> None:
         fault = instruction.fault
-        if self._gone:
+        if self._gone or self._again(self, fault):
             return
         if not self._reply.started:
             self._last_if_unread()
@@ -366,7 +370,8 @@ class Serving(Sink):
     def _closed(self, over: mv.RequestOver) -> None:
         assert not self.legs, "an exchange is over with legs open"
         record, exchange, context = self.record, self.exchange, self._context
-        record.outcome, record.status, record.attempt = over.outcome, self._reply.status, exchange.attempt
+        record.outcome, record.status = record.outcome or over.outcome, self._reply.status
+        record.attempt = exchange.attempt
         if over.detail:
             record.detail = over.detail[:_SHOWN]
         if retries := exchange.retries:
@@ -379,7 +384,7 @@ class Serving(Sink):
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._withheld = None
         self._reminder.cancel()
-        if context.poison.watching:
+        if context.poison.watching or context.poison.samples:
             context.poison.closed(self, whole=record.whole)
         self.legs.over(self._reply.connection)
         context.closed(self)

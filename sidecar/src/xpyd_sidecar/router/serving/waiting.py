@@ -17,6 +17,8 @@ from xpyd_sidecar.router.http.reply import Reply, RequestHandler
 logger = logging.getLogger(__name__)
 STALL_S = 10.0
 """Silence on an open leg after which its engine is probed."""
+AT_ONCE = 32
+"""So many that waited begin in one turn of the loop."""
 
 
 class InFlightRequest(Protocol):
@@ -101,10 +103,12 @@ class QueuedRequest(RequestHandler):
 class AdmissionQueue:
     """All that wait in one router."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, size: int, timeout_s: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, size: int, timeout_s: float,
+                 queue: FairQueue | None = None) -> None:
+        """``queue``: who orders them; None: a fair queue."""
         self._loop = loop
         self._timeout_s = timeout_s
-        self._queue = FairQueue(size, timeout_s)
+        self._queue = FairQueue(size, timeout_s) if queue is None else queue
         self.waits: dict[int, QueuedRequest] = {}
         """Those that wait, by their tickets."""
         self._timer: Alarm | None = None
@@ -131,7 +135,7 @@ class AdmissionQueue:
         """It waits no longer."""
         if request.ticket is not None:
             self._queue.remove(request.ticket)
-            self.waits.pop(request.ticket.number, None)
+            self._out(request.ticket.number)
             request.ticket = None
 
     def moved(self) -> None:
@@ -152,23 +156,37 @@ class AdmissionQueue:
     def _move(self) -> None:
         self._due = False
         now = self._loop.time()
-        while (ticket := self._queue.peek()) is not None and self.waits[ticket.number].room():
+        for _ in range(AT_ONCE):
+            ticket = self._queue.peek()
+            if ticket is None or not self.waits[ticket.number].room():
+                return
             self._queue.take(now)
-            request = self.waits.pop(ticket.number)
+            request = self._out(ticket.number)
             try:
                 request.begin(now - ticket.arrived)
+            except HttpFault as fault:  # it would have to wait elsewhere, and cannot
+                request.unserved(fault)
             except Exception:
                 # The others must not wait for ever because one could not begin.
                 logger.exception("a request that waited could not begin")
                 request.unserved(unavailable("the router failed to begin this request"))
+        self.moved()
+
+    def _out(self, number: int) -> QueuedRequest:
+        """It waits no longer."""
+        return self.waits.pop(number)
+
+    def _late(self) -> str:
+        """What is said to who waited for too long."""
+        return f"no instance had room within {self._timeout_s:g} s"
 
     def _on_timer(self) -> None:
         self._timer = None
         now = self._loop.time()
         for ticket in self._queue.expired(now):
-            request = self.waits.pop(ticket.number)
+            request = self._out(ticket.number)
             request.ticket = None
             again = self._queue.retry_after(now, len(self._queue) + 1)
-            request.unserved(unavailable(f"no instance had room within {self._timeout_s:g} s", again))
+            request.unserved(unavailable(self._late(), again))
         if self.waits:
             self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)

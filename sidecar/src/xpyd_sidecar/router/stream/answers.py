@@ -61,6 +61,14 @@ class Spent(msgspec.Struct):
         return (-1 if self.prompt_tokens is None else self.prompt_tokens,
                 -1 if self.completion_tokens is None else self.completion_tokens)
 
+_CACHED = re.compile(rb'"cached_tokens":\s*([0-9]{1,15})')
+
+
+def cached_tokens(body: bytes) -> int:
+    """Of a prompt, as prefill's whole answer says: our connector does, and ``usage`` may; -1: it does not."""
+    found = _CACHED.search(body, max(0, len(body) - TAIL))
+    return -1 if found is None else int(found[1])
+
 
 class _Response(msgspec.Struct):
     usage: Spent | None = None

@@ -39,11 +39,11 @@ class EventStream(Scanner):
 
     ``feed`` returns what may be sent on: chunks as they came (``framed``), or their payload for clients that know no
     chunks. ``ended``: [DONE] came. ``failure``: the engine gave up, and why (``kind``, ``reason``); nothing is returned
-    from then on. ``done``: the HTTP body is over. The last chunk is never returned: whoever ends the answer writes it. What
-    ``quick`` took is never fed.
+    from then on. ``client_fault``: the engine said that the request is wrong. ``done``: the HTTP body is over. The last
+    chunk is never returned: whoever ends the answer writes it. What ``quick`` took is never fed.
     """
 
-    __slots__ = ("_chunks", "_held", "_open", "done", "ended", "failure", "kind", "reason")
+    __slots__ = ("_chunks", "_held", "_open", "client_fault", "done", "ended", "failure", "kind", "reason")
     _simple = PLAIN
 
     def __init__(self, *, framed: bool) -> None:
@@ -56,7 +56,7 @@ class EventStream(Scanner):
         self._clean = True
         """Nothing is held, neither part of a chunk nor of an event."""
         self.done = False
-        self.ended = False
+        self.ended = self.client_fault = False
         self.failure = ""
         self.reason = _NONE
         self.kind = FailureKind.ABORTED
@@ -165,6 +165,7 @@ class EventStream(Scanner):
                 words = _engine_failure(event[6:])
                 if words is not None:
                     self._fail(FailureKind.ABORTED, "the engine reported an error", words)
+                self.client_fault = words is None
             elif event.startswith(b"data:") and ABORT in event:
                 self._fail(FailureKind.ABORTED, "the engine aborted the request")
             if not self.failure:

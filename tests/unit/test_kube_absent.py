@@ -1,13 +1,16 @@
-"""What a pod's status says is wrong with it: one word, and a sentence that names the pod and what to do."""
+"""Why a pod is not ready: one value that says whether it waits or is broken, names the container, and says what to do."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from random import Random
 from typing import Any
 
 import pytest
 
-from xpyd_operator.kube.problems import problem, unix
+from xpyd_operator.kube.absent import absent
+from xpyd_operator.kube.podstatus import unix
+from xpyd_operator.plan.absent import Broken, Waiting
 
 NOW = 1_800_000_000.0
 Body = dict[str, Any]
@@ -68,10 +71,10 @@ def loops(restarts: int, last: Body, name: str = "main") -> Body:
     return container(name, restarts=restarts, state=waiting("CrashLoopBackOff"), last=last)
 
 
-def unplaced(age_s: float, reason: str = "Unschedulable") -> Body:
+def unplaced(age_s: float, reason: str = "Unschedulable", message: str = "") -> Body:
     conditions = [{"type": "PodScheduled", "status": "False", "reason": reason, "lastTransitionTime": text(age_s),
-                   "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}]
-    return pod(phase="Pending", conditions=conditions, age_s=age_s)
+                   "message": message or "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}]
+    return pod(phase="Pending", conditions=conditions, age_s=age_s, init=())
 
 
 TOLD = """Traceback (most recent call last):
@@ -88,25 +91,46 @@ def gated(age_s: float, *gates: str, queue: str = "") -> Body:
 
 
 LOG = "Traceback (most recent call last):\n  File x\nRuntimeError: CUDA out of luck\n\n"
+UP = container(ready=True, started=True)
+STARTS_LATE = container(started=True, state={"running": {"startedAt": text(600)}})
 CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
     "ready": (pod(container(ready=True, started=True), ready="True"), None, None, ()),
-    "starting": (pod(container()), None, None, ()),
-    "just made": ({"metadata": {"name": "qwen-e1", "creationTimestamp": text(1)}}, None, None, ()),
-    "being made": (stuck("ContainerCreating"), None, None, ()),
+    "starting": (pod(container()), "Starting", False, ("container main", "600 s")),
+    "starting for too long": (pod(container(state={"running": {"startedAt": text(661)}})), "Starting", True, ()),
+    "just made": ({"metadata": {"name": "qwen-e1", "creationTimestamp": text(1)}}, "Scheduling", False, ()),
+    "being made": (stuck("ContainerCreating"), "Creating", False, ("container main", "describe pod qwen-e1")),
     "made for long": (
-        stuck("PodInitializing", age_s=400), "NotStarted", False, ("describe pod qwen-e1",)),
+        stuck("ContainerCreating", age_s=1799), "Creating", False, ("describe pod qwen-e1",)),
     "not made at all": (
-        stuck("ContainerCreating", age_s=1000), "NotStarted", True, ("describe pod qwen-e1",)),
-    "unschedulable": (unplaced(70), "Unschedulable", True, ("3 Insufficient nvidia.com/gpu", "add nodes")),
-    "unschedulable for a moment": (unplaced(5), "Unschedulable", False, ("qwen-e1",)),
+        stuck("ContainerCreating", age_s=1801), "Creating", True, ("describe pod qwen-e1",)),
+    "fetches for an hour": (stuck("PodInitializing", age_s=3700, init=(
+        container("fetch", started=True, state={"running": {"startedAt": text(1700)}}),)),
+        "Initializing", False, ("init container fetch", "runs since", "logs qwen-e1 -c fetch")),
+    "fetches for too long": (stuck("PodInitializing", init=(
+        container("fetch", started=True, state={"running": {"startedAt": text(1801)}}),)), "Initializing", True, ()),
+    "an extra container crashes": (
+        pod(UP, loops(14, ended(1, message="no fluent.conf"), "fluentbit")), "CrashLoop", True,
+        ("container fluentbit", "14 times", "no fluent.conf", "-c fluentbit")),
+    "an extra container is not ready": (
+        pod(UP, container("proxy", started=True, state={"running": {"startedAt": text(600)}}),
+            unready_s=600), "ContainerNotReady", False, ("container proxy", "-c proxy")),
+    "an extra container is never ready": (
+        pod(UP, container("proxy", started=True, state={"running": {"startedAt": text(1801)}}),
+            unready_s=1801), "ContainerNotReady", True, ("container proxy",)),
+    "unschedulable": (unplaced(360), "Unschedulable", False, ("3 Insufficient nvidia.com/gpu", "add nodes")),
+    "unschedulable for too long": (unplaced(1801), "Unschedulable", True, ("qwen-e1",)),
+    "claim missing": (unplaced(5, message='0/3 nodes are available: persistentvolumeclaim "w" not found.'),
+                      "VolumeMissing", True, ('persistentvolumeclaim "w" not found', "create it")),
     "gated": (gated(5, "kueue.x-k8s.io/admission", queue="team-a"), "Queued", False,
               ("qwen-e1 waits to be admitted", "gate kueue.x-k8s.io/admission, queue team-a")),
-    "just admitted": (gated(3600), None, None, ()),
+    "just admitted": (gated(3600), "Scheduling", True, ()),
+    "admitted a moment ago": (gated(36), "Scheduling", False, ()),
     "gated for a day": (gated(86_400, "example.com/quota", "example.com/licence"), "Queued", False,
                         ("(gate example.com/quota, example.com/licence)",)),
     "image pull": (stuck("ImagePullBackOff", 'Back-off pulling image "vllm:1": not found'), "ImagePull",
                    True, ("vllm:1", "not found", "imagePullSecrets")),
-    "image pull, first try": (stuck("ErrImagePull", "timeout"), "ImagePull", False, ("timeout",)),
+    "image pull, first try": (stuck("ErrImagePull", "timeout", age_s=30), "ImagePull", False, ("timeout",)),
+    "image pull, tried again": (stuck("ErrImagePull", "timeout", age_s=400), "ImagePull", True, ("timeout",)),
     "image name": (stuck("InvalidImageName"), "ImagePull", True, ("correct the image",)),
     "image of the installer": (stuck("PodInitializing", phase="Pending",
                                    init=(container("xpyd-install", state=waiting("ImagePullBackOff")),)),
@@ -144,18 +168,19 @@ CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
     "killed early": (pod(container(restarts=1, last=ended(137, ran_s=100))), "CrashLoop", False, ()),
     "sidecar crashes": (pod(container(), init=(INSTALLED, loops(3, ended(1, message="bad config"), "sidecar"))),
                         "SidecarCrash", True, ("container sidecar", "bad config")),
-    "hangs": (pod(container(started=True), unready_s=90), "EngineNotReady", True, ("health check",)),
-    "hangs for a moment": (pod(container(started=True), unready_s=5), "EngineNotReady", False, ()),
+    "hangs": (pod(STARTS_LATE, unready_s=90), "EngineNotReady", True, ("health check",)),
+    "hangs for a moment": (pod(STARTS_LATE, unready_s=5), "EngineNotReady", False, ()),
     "sidecar not ready": (pod(container(ready=True, started=True), unready_s=90, init=(
-        INSTALLED, container("sidecar", started=True))), "SidecarNotReady", True, ("roster", "-c sidecar")),
-    "not told why": (pod(container(ready=True, started=True), unready_s=90), None, None, ()),
-    "evicted": (pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory."), "Evicted", True,
+        INSTALLED, container("sidecar", started=True, state={"running": {"startedAt": text(600)}}))),
+        "SidecarNotReady", True, ("roster", "-c sidecar")),
+    "not told why": (pod(container(ready=True, started=True), unready_s=90), "PodNotReady", True, ("containers of pod",)),
+    "evicted": (pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory."), "Evicted", False,
                 ("low on resource", "replaced")),
-    "failed": (pod(phase="Failed"), "Failed", True, ("qwen-e1",)),
-    "completed": (pod(phase="Succeeded"), "Failed", True, ("Succeeded",)),
-    "node shut down": (pod(phase="Failed", reason="Terminated", message="node shutdown"), "Failed", True,
+    "failed": (pod(phase="Failed"), "Failed", False, ("qwen-e1",)),
+    "completed": (pod(phase="Succeeded"), "Failed", False, ("Succeeded",)),
+    "node shut down": (pod(phase="Failed", reason="Terminated", message="node shutdown"), "Failed", False,
                        ("Terminated: node shutdown",)),
-    "not admitted": (pod(phase="Failed", reason="UnexpectedAdmissionError", message="no device"), "Failed", True,
+    "not admitted": (pod(phase="Failed", reason="UnexpectedAdmissionError", message="no device"), "Failed", False,
                      ("no device",)),
     "node away": (said_ready(""), "NodeLost", True, ("kubectl get nodes",)),
     "a gate": (said_ready("ReadinessGatesNotReady", gate="False"), "GateNotReady", False, ("waits for example.com/gate",)),
@@ -164,11 +189,11 @@ CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_cause(case: str) -> None:
-    body, reason, lasting, words = CASES[case]
-    found = problem(body, NOW)
+    body, reason, person, words = CASES[case]
+    found = absent(body, NOW)
     assert (found.reason if found else None) == reason
     if found is not None:
-        assert lasting is None or found.lasting is lasting
+        assert person is None or found.person is person
         assert "qwen-e1" in found.message
         for word in words:
             assert word in found.message, found.message
@@ -178,14 +203,14 @@ def test_cause(case: str) -> None:
 def test_the_words_do_not_change_by_themselves(case: str) -> None:
     """Else the status would be written again and again."""
     body = CASES[case][0]
-    at, later = problem(body, NOW + 400), problem(body, NOW + 405)
+    at, later = absent(body, NOW + 402), absent(body, NOW + 407)
     assert at == later
 
 
 def test_readiness_gates_are_named() -> None:
     body = pod(container(ready=True, started=True), unready_s=90)
     body["status"]["conditions"].append({"type": "example.com/ready", "status": "False"})
-    found = problem(body, NOW)
+    found = absent(body, NOW)
     assert found is not None
     assert (found.reason, "example.com/ready" in found.message) == ("GateNotReady", True)
 
@@ -212,16 +237,19 @@ def of_router(body: Body) -> Body:
     ("out of memory", "OutOfMemory", "spec.router.resources.limits.memory"),
     ("startup", "StartupTimeout", "the router of pod qwen-router-x was not up within 60 s"),
     ("secret missing", "SecretMissing", "create what is missing"),
-    ("not made at all", "NotStarted", "describe pod qwen-router-x"),
-    ("hangs", None, ""),
+    ("not made at all", "Creating", "describe pod qwen-router-x"),
+    ("hangs", "RouterNotReady", "once it knows the roster"),
     ("ready", None, ""),
 ])
 def test_a_router_in_a_pod_of_its_own_has_words_of_its_own(case: str, reason: str | None, words: str) -> None:
-    found = problem(of_router(CASES[case][0]), NOW)
+    found = absent(of_router(CASES[case][0]), NOW)
     assert (found.reason if found else None) == reason
     if found is not None:
         assert words in found.message
         assert "engine" not in found.message
+    if case == "hangs":
+        assert isinstance(found, Waiting)
+        assert found.until == 0.0, "nobody decodes, perhaps for long"
 
 
 @pytest.mark.parametrize(("ports", "words"), [([{"name": "http"}], "spec.router.resources.limits.memory"),
@@ -229,7 +257,7 @@ def test_a_router_in_a_pod_of_its_own_has_words_of_its_own(case: str, reason: st
 def test_a_sidecar_that_is_killed_for_memory_is_a_router_or_an_agent_alone(ports: list[Body], words: str) -> None:
     body = pod(container(), init=(INSTALLED, loops(3, ended(137, "OOMKilled"), "sidecar")))
     body["spec"]["initContainers"] = [{"name": "xpyd-install"}, {"name": "sidecar", "ports": ports}]
-    found = problem(body, NOW)
+    found = absent(body, NOW)
     assert found is not None
     assert (found.reason, words in found.message) == ("OutOfMemory", True)
 
@@ -244,9 +272,104 @@ def test_a_topology_that_no_node_has_is_named_where_the_scheduler_speaks_of_affi
     term = {"labelSelector": {"matchExpressions": [{"key": "xpyd.dev/instance", "operator": "In", "values": ["qwen-e1"]}]},
             "topologyKey": "example.com/rack"}
     body["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    found = problem(body, NOW)
+    found = absent(body, NOW)
     assert found is not None
     assert found.reason == "Unschedulable"
     assert ("placement.topology is example.com/rack: kubectl get nodes -L example.com/rack" in found.message) == told
     body["spec"]["affinity"] = {"podAffinity": {}}
-    assert "placement" not in getattr(problem(body, NOW), "message", "")
+    assert "placement" not in getattr(absent(body, NOW), "message", "")
+
+
+STATES: dict[str, Body] = {
+    "made": waiting("ContainerCreating"), "after": waiting("PodInitializing"),
+    "pulled": waiting("ImagePullBackOff", "not found"),
+    "config": waiting("CreateContainerConfigError", 'secret "s" not found'), "odd": waiting("SomethingNew"), "none": {},
+    "loops": waiting("CrashLoopBackOff"), "runs": {"running": {"startedAt": text(50)}},
+    "long": {"running": {"startedAt": text(5000)}}, "ended": {"terminated": ended(1)}, "well": {"terminated": ended(0)},
+    "odd times": {"running": {}},
+}
+
+
+def generated(random: Random) -> Body:
+    """A pod that some kubelet, scheduler or admission could leave behind: any container in any state."""
+    chosen = random.sample(["copy", "warm", "proxy"], random.randint(0, 2))
+    inits = [(name, random.choice(["Always", None])) for name in chosen]
+    inits += [("sidecar", "Always")] if random.random() < 0.8 else []
+    names = ["main", *random.sample(["fluentbit", "vault"], random.randint(0, 2))]
+
+    def one(name: str) -> Body:
+        last = random.choice([None, None, ended(1), ended(137, "OOMKilled"), ended(143, ran_s=700), {}])
+        made = container(name, ready=random.random() < 0.5, started=random.random() < 0.6,
+                         restarts=random.choice([0, 1, 14]), state=random.choice(list(STATES.values())), last=last)
+        return {key: each for key, each in made.items() if key in ("name", "image") or random.random() < 0.95}
+
+    conditions = [{"type": kind, "status": random.choice(["True", "False", "Unknown"]),
+                   "reason": random.choice(["", "Because"]), "lastTransitionTime": text(random.choice([5, 100, 9000]))}
+                  for kind in ("Ready", "ContainersReady", "PodScheduled", "example.com/gate") if random.random() < 0.8]
+    status: Body = {"conditions": conditions, "phase": random.choice(["Pending", "Running", "Running", "Failed"])}
+    for field, those in (("initContainerStatuses", [name for name, _ in inits]), ("containerStatuses", names)):
+        if random.random() < 0.9:
+            status[field] = [one(name) for name in those if random.random() < 0.95]
+    native = [{"name": name, **({"restartPolicy": again} if again else {})} for name, again in inits]
+    spec: Body = {"containers": [{"name": name} for name in names], "initContainers": native}
+    if random.random() < 0.05:
+        spec["schedulingGates"] = [{"name": "example.com/gate"}]
+    labels = {"app.kubernetes.io/component": "router"} if random.random() < 0.2 else {}
+    created = {"creationTimestamp": text(9000)} if random.random() < 0.9 else {}
+    made = {"metadata": {"name": random.choice(["qwen-e1", "qwen-e1-2"]), "labels": labels, **created}, "spec": spec}
+    return made | ({"status": status} if random.random() < 0.97 else {})
+
+
+SHORT = text(30)
+"""When what ran for 20 s began."""
+
+
+def again_and_again(told: Body) -> bool:
+    """It crashed 14 times, each time soon, and waits for the next."""
+    waits = (told.get("state") or {}).get("waiting") or {}
+    last = (told.get("lastState") or {}).get("terminated") or {}
+    return told.get("restartCount") == 14 and waits.get("reason") == "CrashLoopBackOff" and last.get("startedAt") == SHORT
+
+
+def up(body: Body, name: str) -> bool:
+    """As the kubelet's words mean it, written anew here."""
+    status = body.get("status") or {}
+    spec = {each["name"]: each for each in body["spec"]["initContainers"]}
+    init = name in spec and name != "sidecar" and spec[name].get("restartPolicy") != "Always"
+    statuses = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+    said = next((each for each in statuses if each["name"] == name), {})
+    state = said.get("state") or {}
+    if init:
+        return state.get("terminated", {"exitCode": 1}).get("exitCode") == 0
+    return "running" in state and bool(said.get("ready"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_pod_that_is_not_ready_always_has_a_reason_that_names_a_container_which_is_not_up(seed: int) -> None:
+    random = Random(seed)
+    named = 0
+    for _ in range(500):
+        body = generated(random)
+        status = body.get("status") or {}
+        said = {each["type"]: each["status"] for each in status.get("conditions", ())}
+        found = absent(body, NOW)
+        if status.get("phase") != "Failed" and said.get("Ready") == "True":
+            assert found is None
+            continue
+        assert isinstance(found, Waiting | Broken), body
+        assert body["metadata"]["name"] in found.message
+        assert found.reason.isidentifier()
+        names = [each["name"] for each in (*body["spec"]["initContainers"], *body["spec"]["containers"])]
+        down = [name for name in names if not up(body, name)]
+        if found.of:
+            named += 1
+            assert found.of in down, body
+            assert found.of in found.message
+        elif down:
+            whole = {"Evicted", "Failed", "Queued", "Unschedulable", "Scheduling", "NodeLost"}
+            assert found.reason in whole, (found, body)
+            nowhere = status.get("phase") == "Failed" or said.get("PodScheduled") != "True"
+            assert nowhere or found.reason in ("NodeLost", "Queued")
+        if found.of and any(map(again_and_again, status.get("containerStatuses", ()))):
+            assert isinstance(found, Broken), "who crashes again and again is not passed over"
+    assert named > 100
