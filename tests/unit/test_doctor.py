@@ -164,3 +164,12 @@ def test_where_plain_engines_would_do_worse_short_prompts_are_no_reason_to_end_i
     assert diagnosis.compared is not None
     assert diagnosis.compared.verdict == "keep"
     assert "no-payoff" not in [one.name for one in diagnosis.findings]
+
+
+def test_prefill_that_is_slow_now_and_then_is_not_short() -> None:
+    """On a machine that others use, prompts that come one by one take ten times as long now and then."""
+    sample = traffic(4000, 0.3)
+    slow = tuple(msgspec.structs.replace(one, prefill=one.prefill + 1.5, ttft=one.ttft + 1.5, total=one.total + 1.5)
+                 if number % 3 else one for number, one in enumerate(sample.requests))
+    found = examine(reading(healthy(Sample(sample.service, 600.0, slow)))).findings
+    assert "prefill-short" not in [one.name for one in found]

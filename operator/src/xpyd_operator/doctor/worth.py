@@ -29,6 +29,10 @@ LATE_S: Final = 1.0
 SHORT: Final = 2.0
 """Requests wait for prefill so many times as long as their prompts take it."""
 SHORT_S: Final = 0.2
+TOGETHER: Final = 1.5
+"""Prompts at a time on a prefill instance: with fewer they do not wait for each other, and a slow one is slow by itself."""
+LATELY_S: Final = 300.0
+"""What of the sample says how it is now."""
 BETTER: Final = 0.8
 WORSE: Final = 1.25
 """Ratios of two outcomes that say something,"""
@@ -112,19 +116,20 @@ def _decode_short(service: ServiceReading, decodes: tuple[FleetInstance, ...], u
 
 def _prefill_short(service: ServiceReading, prefills: tuple[FleetInstance, ...], learned: Learned) -> Iterator[Ailment]:
     assert service.sample is not None
-    lately = [one for one in service.sample.requests if one.at >= service.sample.covers_s - 300 and one.prefill > 0]
+    lately = [one for one in service.sample.requests if one.at >= service.sample.covers_s - LATELY_S and one.prefill > 0]
     if len(lately) < LEAST:
         return
     own = sum(learned.prefill_s(one.prompt) for one in lately) / len(lately)
     wait = sum(max(0.0, one.prefill - learned.prefill_s(one.prompt)) for one in lately) / len(lately)
     ttfts = [one.ttft for one in lately if one.ttft > 0]
-    if not ttfts or wait < max(SHORT_S, SHORT * own) or wait < 0.5 * sum(ttfts) / len(ttfts):
+    over_s = max(1.0, min(LATELY_S, service.sample.covers_s))
+    together = sum(one.prefill for one in lately) / over_s / len(prefills)  # Little: how many are there at a time
+    if not ttfts or together < TOGETHER or wait < max(SHORT_S, SHORT * own) or wait < 0.5 * sum(ttfts) / len(ttfts):
         return
-    busy = own * len(lately) / max(1.0, min(300.0, service.sample.covers_s)) / len(prefills)
     yield Ailment("prefill-short", "prefill is short: requests wait for it longer than their prompts take",
                   (f"{wait:.3g} s of waiting for {own:.3g} s of prefill, in the mean of the last {len(lately)} requests",
                    f"TTFT {sum(ttfts) / len(ttfts):.3g} s",
-                   f"{len(prefills)} prefill instances are {min(1.0, busy):.0%} busy"),
+                   f"{together:.2g} prompts are there at a time on each of {len(prefills)} prefill instances"),
                   "more prefill instances (prefill.replicas), or planner.mode: auto")
 
 
