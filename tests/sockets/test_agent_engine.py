@@ -153,6 +153,17 @@ async def test_an_error_status_is_down(fake: FakeEngine, probe: Probe) -> None:
     assert (await probe.look(scrape=True)).problem == "GET /health: status 503"
 
 
+async def test_a_server_that_is_slow_with_its_metrics_alone_has_answered(
+        fake: FakeEngine, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "SCRAPE_TIMEOUT_S", 0.0001)
+    look = await probe.look(scrape=True)
+    assert (look.health, look.answered) == ("slow", True)
+    monkeypatch.setattr(engine_module, "HEALTH_TIMEOUT_S", 0.05)
+    fake.health_delay_s = 1.0
+    look = await probe.look(scrape=True)
+    assert (look.health, look.answered) == ("slow", False)
+
+
 async def test_a_late_answer_is_slow(fake: FakeEngine, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "HEALTH_TIMEOUT_S", 0.05)
     fake.health_delay_s = 0.5

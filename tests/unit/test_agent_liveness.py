@@ -31,12 +31,14 @@ class Stage:
         self.stalled = self.hold = False
         self.heard = True
         self.serves, self.draining = True, False
+        self.answered = False
 
     def look(self, passed: float = 1.0) -> RestartWish:
         self.now += passed
         records = (record_of(self.incarnation),) if self.incarnation else ()
         core = None if self.turns is None or self.health == "unmade" else CoreSteps(self.turns, self.patience_s)
-        look = Look(self.health, "GET /health: refused", records, core=core)  # type: ignore[arg-type]
+        look = Look(self.health, "GET /health: refused", records, core=core,
+                    answered=self.answered)  # type: ignore[arg-type]
         router = KnownRouter("r", "r0", heard=self.now if self.heard else self.now - 2 * FRESH_S, stalled=self.stalled,
                              hold=self.hold)
         self.one.look(self.now, look, (router,), serves=self.serves, draining=self.draining)
@@ -188,6 +190,15 @@ def test_a_server_that_was_up_and_is_silent_is_restarted(health: str, looks: int
     assert stage.one.problem == "it was up and does not answer any more (GET /health: refused)"
     stage.health = "up"
     assert stage.look() is RestartWish.NONE
+
+
+def test_a_server_that_is_slow_with_all_but_its_health_check_is_not_silent() -> None:
+    stage = Stage()
+    stage.looks(3)
+    stage.health, stage.answered = "slow", True
+    assert stage.looks(600) == [RestartWish.NONE]
+    stage.answered = False
+    assert stage.looks(20) == [RestartWish.NONE, RestartWish.WANTED, RestartWish.BEGUN]
 
 
 def test_a_server_has_its_time_to_start() -> None:

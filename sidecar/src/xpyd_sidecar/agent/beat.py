@@ -65,6 +65,8 @@ class Look(msgspec.Struct, frozen=True):
     """What its ranks have found of their peers."""
     core: CoreSteps | None = None
     """How far its cores have got; None: not known."""
+    answered: bool = False
+    """Slow or not, its servers have answered their health checks well."""
 
 
 class KnownRouter(msgspec.Struct, frozen=True):

@@ -178,10 +178,10 @@ class Probe:
                 texts = await _all([self._read("/metrics", SCRAPE_TIMEOUT_S, door) for door in doors])
                 load = load_of(texts)
         except TimeoutError:
-            return Look("slow", "GET /metrics or /v1/models took too long", records)
+            return Look("slow", "GET /metrics or /v1/models took too long", records, answered=True)
         except (aiohttp.ClientError, OSError) as error:
             resources.refuse_lack(error)
-            return Look("slow", f"GET /metrics or /v1/models: {_why(error)}", records)
+            return Look("slow", f"GET /metrics or /v1/models: {_why(error)}", records, answered=True)
         except BadAnswer as error:
             problem = str(error)
         return Look("up", problem, records, load, *served)

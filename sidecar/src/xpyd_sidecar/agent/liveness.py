@@ -11,7 +11,7 @@ Laws
     2. Only what was seen counts: between two looks ``LOOK_MOST_S`` at most, and a look that could not be made, or found no
        steps, begins anew.
     3. One turn, or one answer of the server, takes everything back, also the words of routers.
-    4. A server is silent only if it has answered in this incarnation, or had its whole time to start.
+    4. A server is silent only if its health check is, which was answered in this incarnation, or had all its time to start.
     5. Not alive ⇒ no router that is heard holds it, since all of them could hear that it is wanted; and the instance was
        not draining when it began.
     6. What beats say ends with the time to start, so that an engine which does not come back holds nobody up for ever.
@@ -127,7 +127,7 @@ class Liveness:
     def _silence(self, now: float, look: Look) -> str:
         if look.health == "unmade":
             return ""
-        if look.health == "up":
+        if look.health == "up" or look.answered:
             self._answered, self._slow = True, 0
             return ""
         self._slow = self._slow + 1 if look.health == "slow" else 0
