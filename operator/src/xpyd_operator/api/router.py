@@ -24,7 +24,7 @@ from xpyd_operator.api.base import (
 )
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.quantity import size
-from xpyd_sidecar.contract.launch import LARGEST_FIT
+from xpyd_sidecar.contract.launch import ledger_bytes
 
 _ADMIN_PORTS = (10002, 10003, 10004)
 
@@ -226,7 +226,7 @@ class Router(Part, frozen=True):
     @property
     def held_bodies_bytes(self) -> int:
         """Bytes that one router may hold for its clients: its budget, and room for the largest request in any case."""
-        return max(self.body_budget_bytes, LARGEST_FIT * self.max_body_bytes)
+        return ledger_bytes(self.body_budget_bytes, self.max_body_bytes)
 
     @property
     def replicas_or_default(self) -> int:

@@ -8,14 +8,17 @@ elsewhere; one that hangs, or is stopped, does not, and then the file stands sti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from xpyd_sidecar.contract import run_folder
 from xpyd_sidecar.contract.ids import Incarnation
 
+ToldT = TypeVar("ToldT")
+"""What a rank tells of itself."""
 
 class CoreSteps(msgspec.Struct, frozen=True):
     """Of one data-parallel rank, or of several together."""
@@ -73,15 +76,17 @@ def read(run_dir: Path, dp_rank: int) -> WrittenSteps | None:
 
 def together(ranks: list[WrittenSteps], incarnation: Incarnation, expected: int) -> CoreSteps | None:
     """What ranks of one engine have said; None where one of them has said nothing in this life."""
-    ours = [one.steps for one in ranks if one.incarnation == incarnation]
-    if len(ours) < expected or not ours:
-        return None
-    return CoreSteps(sum(one.turns for one in ours), max(one.patience_s for one in ours))
+    ours = _all_of_life(((one.incarnation, one.steps) for one in ranks), incarnation, expected)
+    return CoreSteps(sum(one.turns for one in ours), max(one.patience_s for one in ours)) if ours else None
 
 
 def prompts_together(ranks: list[WrittenSteps], incarnation: Incarnation, expected: int) -> PromptWork | None:
-    """The same of what they have of prompts."""
-    ours = [one.prompts for one in ranks if one.incarnation == incarnation and one.prompts is not None]
-    if len(ours) < expected or not ours:
-        return None
-    return PromptWork(sum(one.queued for one in ours), sum(one.computed for one in ours))
+    """What ranks of one engine have of prompts; None where one of them has told nothing of that in this life."""
+    ours = _all_of_life(((one.incarnation, one.prompts) for one in ranks), incarnation, expected)
+    return PromptWork(sum(one.queued for one in ours), sum(one.computed for one in ours)) if ours else None
+
+
+def _all_of_life(told: Iterable[tuple[Incarnation, ToldT | None]], incarnation: Incarnation, expected: int) -> list[ToldT]:
+    """What was told in this life; nothing where fewer ranks than ``expected`` have told it."""
+    ours = [one for life, one in told if life == incarnation and one is not None]
+    return ours if len(ours) >= expected else []

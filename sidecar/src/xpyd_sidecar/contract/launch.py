@@ -166,6 +166,16 @@ body at most (itself, what both engines get, its prompt's ids), of the seven eig
 largest is accepted where no other is."""
 
 
+def ledger_bytes(body_budget: int, max_body: int) -> int:
+    """Bytes that a router may hold for its clients: its budget, and room for the largest request in any case.
+
+    Args:
+        body_budget: bytes, as set.
+        max_body: bytes of the largest body that it accepts.
+    """
+    return max(body_budget, LARGEST_FIT * max_body)
+
+
 class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The router half of a sidecar."""
 
@@ -248,7 +258,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def budget_bytes(self) -> int:
         """What the router's ledger has: ``body_budget_bytes``, or what the largest request needs."""
-        return max(self.body_budget_bytes, LARGEST_FIT * self.max_body_bytes)
+        return ledger_bytes(self.body_budget_bytes, self.max_body_bytes)
 
 
 class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -63,6 +63,6 @@ def floor(past: tuple[Interval, ...], ranges: tuple[Pair, Pair]) -> Floor | None
         saved = sum(each.arrivals for each in short)
         count = min(high, max((each.needed[role] for each in short), default=0))
         if saved >= max(FEWEST, WORTH_TELLING * arrivals) and count > low:
-            hours = sum(max(0, count - each.wanted[role]) * each.over_s for each in past) / 3600
+            hours = sum(max(0, count - each.wanted[role]) * each.over_s for each in past) / HOUR_S
             found.append(Floor(role, count, saved, hours))
     return max(found, key=lambda each: each.saved, default=None)

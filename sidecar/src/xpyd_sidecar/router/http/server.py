@@ -15,7 +15,7 @@ import msgspec
 
 from xpyd_sidecar.accepting import Acceptor, bind
 from xpyd_sidecar.contract.ids import join_host_port
-from xpyd_sidecar.contract.launch import LARGEST_FIT
+from xpyd_sidecar.contract.launch import ledger_bytes
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.faults import HttpFault, too_many, unavailable
 from xpyd_sidecar.router.http.body_budget import DEFAULT, BodyBudget
@@ -145,7 +145,7 @@ class Server:
         self.bounds = bounds
         self.streamed = streamed
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.bodies = BodyBudget(max(body_budget, LARGEST_FIT * bounds.body_bytes), others=lambda: self.ledger.others)
+        self.bodies = BodyBudget(ledger_bytes(body_budget, bounds.body_bytes), others=lambda: self.ledger.others)
         bodies = self.bodies
         self.ledger = ByteLedger(bodies.whole_rest, lambda: bodies.rest.held, bodies.shares, bodies.let_go)
         self.connections: set[OpenConnection] = set()
