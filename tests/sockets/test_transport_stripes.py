@@ -102,6 +102,7 @@ def test_rows_are_blocks_wherever_they_are_and_parts_of_a_row_have_sums() -> Non
         assert rows.sums() == sums(wanted, part, part)
 
 
+@pytest.mark.reads_while_written
 def test_rows_on_cache_lines_come_to_their_places_however_they_are_cut() -> None:
     """They pass through memory of the thread; between two turns nothing is left there, and nothing else is touched."""
     draw, serial = random.Random(8), itertools.count()
