@@ -59,7 +59,7 @@ def build_for_races(tree: Path) -> Path:
 
 
 def environment_for_races(package: Path) -> dict[str, str]:
-    """Of a process that is to load what ``build_for_races`` has made; it ends with 66 after any report, and all are shown."""
+    """Of a process that is to load what ``build_for_races`` has made; it shows all reports, and ends with 66 after any."""
     options = {"TSAN_OPTIONS": "halt_on_error=0:abort_on_error=0:exitcode=66:report_thread_leaks=0",
                "LD_PRELOAD": library("libtsan.so"),
                "PYTHONPATH": os.pathsep.join(map(str, (package, *(ROOT / path for path in PATHS))))}
