@@ -9,8 +9,12 @@ from typing import Any
 import msgspec
 
 from xpyd_operator.doctor.learned import Learned
-from xpyd_operator.doctor.plain import PlainEngine, Played
 from xpyd_operator.doctor.reading import Examination, HostReading, ServiceReading
+from xpyd_operator.doctor.replay import engine_of
+from xpyd_operator.simulation.controllers import Static
+from xpyd_operator.simulation.rules import PATIENT
+from xpyd_operator.simulation.trace import Arrival
+from xpyd_operator.simulation.world import World
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, Quantiles, Rates
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.intake import Disaggregation, IntakeRates, LinkRate
@@ -22,35 +26,28 @@ KV_BYTES = 147_456
 """Of one token of an 8B model."""
 GPU = Learned(prefill_start=0.012, prefill_per_token=1 / 20_000, step_base=0.008, step_per_request=0.00005, handover=0.02,
               prompt=2000, output=200, rate=1.0, alone=0.0)
-"""An engine on a GPU."""
+"""An engine on a GPU; its hand-over is without what decode's steps add."""
 
 
 def traffic(prompt: int, rate: float, *, engine: Learned = GPU, prefills: int = 1, decodes: int = 1, seconds: int = 600,
             output: int = 200, seed: int = 1) -> Sample:
     """What a router would have kept of such traffic through so many engines. ``prompt``, ``output``: means, tokens."""
     random = Random(seed)
-    at, played = 0.0, []
+    at, trace = 0.0, []
     while (at := at + random.expovariate(rate)) < seconds:
         length = max(8, round(prompt * random.uniform(0.5, 1.5)))
-        answer = max(2, round(output * random.uniform(0.5, 1.5)))
-        played.append(Played(at, length, 0, answer, tokens=answer))
-    free, ends = [0.0] * prefills, []
-    for one in played:
+        trace.append(Arrival(at, length, max(2, round(output * random.uniform(0.5, 1.5)))))
+    left_s = engine.step_base / 2  # of decode's step that runs when KV comes, on average: no part of the simulation
+    model = msgspec.structs.replace(engine_of(engine), handover=engine.handover + left_s)
+    run = World(trace, model, (prefills, decodes), Static(), rules=PATIENT).play()
+    free, found = [0.0] * prefills, []
+    for one, ttft, tpot in zip(trace, run.ttft, run.tpot, strict=True):
         place = free.index(min(free))
-        free[place] = max(free[place], one.arrived) + engine.prefill_s(one.prompt)
-        ends.append(free[place])
-        one.begun = free[place] + engine.handover
-    fleet = [PlainEngine(msgspec.structs.replace(engine, prefill_start=0.0)) for _ in range(decodes)]
-    for one in sorted(played, key=lambda each: each.begun):
-        for each in fleet:
-            each.until(one.begun)
-        min(fleet, key=lambda each: each.work).take(one)
-    for each in fleet:
-        each.until(float("inf"))
-    return Sample(NAME, float(seconds), tuple(
-        SampledRequest(one.arrived, one.prompt, one.tokens, one.first - one.arrived, one.ended - one.arrived, 0.0,
-                       end - one.arrived, one.first - end)
-        for one, end in zip(played, ends, strict=True)))
+        free[place] = max(free[place], one.at) + model.prefill_s(one.prompt)
+        leg = free[place] - one.at
+        total = ttft + tpot * (one.output - 1)
+        found.append(SampledRequest(one.at, one.prompt, one.output, ttft, total, 0.0, leg, ttft - leg))
+    return Sample(NAME, float(seconds), tuple(found))
 
 
 def instance(name: str, role: Role, **more: Any) -> FleetInstance:

@@ -2,6 +2,6 @@
 
     cli/doctor ──reads──▶ Examination ──examine──▶ findings ──order──▶ words, or JSON
 
-Belongs here: what was read as plain values, what follows from it, and a model of a plain engine. Does not belong here:
-reading files or routers, printing (``cli/doctor``, ``cli/host_facts``).
+Belongs here: what was read as plain values, what follows from it. Does not belong here: reading files or
+routers, printing (``cli/doctor``, ``cli/host_facts``), a model of engines (``simulation``).
 """

@@ -32,7 +32,7 @@ class Learned(msgspec.Struct, frozen=True):
     step_base: float
     step_per_request: float
     handover: float
-    """Median; what is left of a decode step when KV comes, and decode's first step, are in it."""
+    """Median; decode's first step is in it, with what is left of the one before it."""
     prompt: float
     """Mean."""
     output: float
@@ -51,11 +51,6 @@ class Learned(msgspec.Struct, frozen=True):
     def step_s(self, requests: float) -> float:
         """A decode step of so many requests."""
         return self.step_base + requests * self.step_per_request
-
-    @property
-    def way_s(self) -> float:
-        """What of a hand-over is the way of the KV: half a step is left when it comes, one more gives the first token."""
-        return max(0.0, self.handover - 1.5 * self.step_s(self.running))
 
     @property
     def pays_from(self) -> float:

@@ -3,7 +3,7 @@
     pays          a prompt's prefill takes longer than its hand-over: below that length, decode computes it sooner itself
     decode short  KV has no room, or comes late over links that are free
     prefill short requests wait for prefill longer than their prompts take
-    plain         the same GPUs as plain engines, by ``plain``, on the same requests
+    plain         the same GPUs as plain engines, by ``replay``, on the same requests
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import msgspec
 from xpyd_operator.doctor.finding import Ailment
 from xpyd_operator.doctor.learned import LEAST, Learned
 from xpyd_operator.doctor.links import ROOM, LinkUse
-from xpyd_operator.doctor.plain import LatencyFigures, as_pd, as_plain, measured
 from xpyd_operator.doctor.reading import ServiceReading
+from xpyd_operator.doctor.replay import LatencyFigures, as_pd, as_plain, measured
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Role
 
@@ -41,6 +41,8 @@ EQUAL: Final = 1.2
 FITS: Final = 2.0
 """A model that is off what was measured by more says nothing."""
 HITS: Final = 0.3
+VERDICTS: Final = ("plain", "equal", "keep")
+"""From the best for plain engines on."""
 MOST_PLAYED: Final = 1_000_000
 """Requests times engines; what is beyond is the oldest."""
 
@@ -55,19 +57,14 @@ class Comparison(msgspec.Struct, frozen=True):
     as_pd: LatencyFigures
     """By the model, so that it is compared with its like."""
     as_plain: LatencyFigures
+    """With the size of chunks that is better for them."""
     fits: bool
     """The model of what runs is near what was measured."""
 
     @property
     def verdict(self) -> str:
         """``keep``, ``plain``, ``equal``, or ``unknown``."""
-        if not self.fits:
-            return "unknown"
-        first = self.as_plain.ttft_p95 / max(self.as_pd.ttft_p95, 1e-9)
-        each = self.as_plain.tpot_p95 / max(self.as_pd.tpot_p95, 1e-9)
-        if first >= WORSE or each >= WORSE:
-            return "keep"
-        return "plain" if first <= BETTER and each <= EQUAL else "equal"
+        return VERDICTS[_rank(self.as_pd, self.as_plain)[0]] if self.fits else "unknown"
 
 
 def compare(service: ServiceReading, learned: Learned | None) -> Comparison | None:
@@ -80,7 +77,17 @@ def compare(service: ServiceReading, learned: Learned | None) -> Comparison | No
     was, pd = measured(requests), as_pd(requests, learned, prefills, decodes)
     fits = all(mine and theirs and 1 / FITS <= mine / theirs <= FITS
                for mine, theirs in ((pd.ttft_p50, was.ttft_p50), (pd.tpot_p50, was.tpot_p50)))
-    return Comparison(engines, len(requests), service.sample.covers_s, was, pd, as_plain(requests, learned, engines), fits)
+    plain = min(as_plain(requests, learned, engines), key=lambda each: _rank(pd, each))
+    return Comparison(engines, len(requests), service.sample.covers_s, was, pd, plain, fits)
+
+
+def _rank(pd: LatencyFigures, plain: LatencyFigures) -> tuple[int, float]:
+    """Which of ``VERDICTS``, and how plain engines do beside P/D, less being better."""
+    first = plain.ttft_p95 / max(pd.ttft_p95, 1e-9)
+    each = plain.tpot_p95 / max(pd.tpot_p95, 1e-9)
+    if first >= WORSE or each >= WORSE:
+        return 2, first + each
+    return (0 if first <= BETTER and each <= EQUAL else 1), first + each
 
 
 def worth_findings(service: ServiceReading, learned: Learned | None, use: LinkUse | None, compared: Comparison | None

@@ -1,8 +1,6 @@
-"""A model of plain engines, and what is learned of engines from a sample of traffic."""
+"""What is learned of engines from a sample of traffic, and what plain engines would do with it by the simulation."""
 
 from __future__ import annotations
-
-from random import Random
 
 import msgspec
 import pytest
@@ -11,54 +9,48 @@ from clinic import GPU, healthy, instance, intake, reading, traffic
 from xpyd_operator.doctor import worth
 from xpyd_operator.doctor.examine import examine
 from xpyd_operator.doctor.learned import LEAST, learn
-from xpyd_operator.doctor.plain import CHUNK, PlainEngine, Played, as_pd, as_plain, measured
+from xpyd_operator.doctor.replay import as_pd, as_plain, engine_of, measured
+from xpyd_operator.simulation.world import TAIL_S
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.intake import IntakeRates
 from xpyd_sidecar.contract.sample import Sample, SampledRequest
 
 
-def asked(at: float, prompt: int, output: int) -> Played:
-    return Played(at, prompt, prompt, output, tokens=output, begun=at)
-
-
 def test_one_request_takes_its_prefill_and_a_step_for_each_further_token() -> None:
-    engine = PlainEngine(GPU)
-    one = asked(3.0, 1000, 11)
-    engine.take(one)
-    engine.until(float("inf"))
-    assert one.first == pytest.approx(3.0 + GPU.prefill_s(1000))
-    assert one.ended == pytest.approx(one.first + 10 * GPU.step_s(1))
-    assert engine.work == pytest.approx(0.0)
+    lone = [SampledRequest(3.0, 1000, 11, -1.0, -1.0, 0.0, -1.0, -1.0)]
+    for plain in as_plain(lone, GPU, 1):
+        assert plain.ttft_p95 == pytest.approx(GPU.prefill_s(1000))
+        assert plain.tpot_p95 == pytest.approx(GPU.step_s(1))
+    pd = as_pd(lone, GPU, 1, 1)
+    handover_s = GPU.handover - GPU.step_s(GPU.running) + GPU.step_s(1)
+    assert pd.ttft_p95 == pytest.approx(GPU.prefill_s(1000) + handover_s)
+    assert pd.tpot_p95 == pytest.approx(GPU.step_s(1))
 
 
-def test_a_prompt_that_comes_slows_those_that_decode() -> None:
-    def ended(*, with_prompt: bool) -> float:
-        engine = PlainEngine(GPU)
-        first = asked(0.0, 100, 200)
-        engine.take(first)
-        if with_prompt:
-            engine.until(0.5)
-            engine.take(asked(0.5, 4 * CHUNK, 1))
-        engine.until(float("inf"))
-        return first.ended
-
-    assert ended(with_prompt=True) - ended(with_prompt=False) > 0.9 * 4 * CHUNK * GPU.prefill_per_token
+def test_who_is_never_answered_has_waited_until_the_end() -> None:
+    many = [SampledRequest(at / 100, 20_000, 100, -1.0, -1.0, 0.0, -1.0, -1.0) for at in range(3000)]
+    for plain in as_plain(many, GPU, 1):
+        assert TAIL_S < plain.ttft_p95 < TAIL_S + many[-1].at, "3,000 prompts of a second each"
+        assert 0 < plain.tpot_p95 < 60
 
 
-def test_every_request_ends_however_the_clock_is_cut() -> None:
-    def run(cuts: int) -> list[float]:
-        engine, random = PlainEngine(GPU), Random(7)
-        played = [asked(at, random.randrange(8, 5000), random.randrange(1, 90)) for at in range(20)]
-        for one in played:
-            for cut in range(1, cuts + 1):
-                engine.until(one.arrived - 1 + cut / cuts)
-            engine.take(one)
-        engine.until(float("inf"))
-        assert engine.work == pytest.approx(0.0, abs=1e-6)
-        assert all(one.arrived < one.first <= one.ended for one in played)
-        return [one.ended for one in played]
+def test_quantiles_lie_between_two_requests() -> None:
+    two = [SampledRequest(0.0, 10, 2, ttft, ttft + 0.1, 0.0, -1.0, -1.0) for ttft in (1.0, 2.0)]
+    assert measured(two).ttft_p50 == pytest.approx(1.5)
+    assert measured([]).ttft_p95 == 0.0
 
-    assert run(1) == pytest.approx(run(17))
+
+def test_the_size_of_chunks_that_is_better_for_plain_engines_counts() -> None:
+    service = healthy(traffic(13_000, 0.8, output=300))
+    learned = learn(service.sample, 1)
+    assert learned is not None
+    assert service.sample is not None
+    both = as_plain(service.sample.requests, learned, 2)
+    assert both[0] != both[1], "or there is nothing to choose"
+    compared = worth.compare(service, learned)
+    assert compared is not None
+    by_chunk = [msgspec.structs.replace(compared, as_plain=each).verdict for each in both]
+    assert worth.VERDICTS.index(compared.verdict) == min(map(worth.VERDICTS.index, by_chunk))
 
 
 def test_what_engines_take_is_learned_from_their_traffic() -> None:
@@ -66,7 +58,8 @@ def test_what_engines_take_is_learned_from_their_traffic() -> None:
     assert learned is not None
     for name in ("prefill_per_token", "step_base"):
         assert getattr(learned, name) == pytest.approx(getattr(GPU, name), rel=0.15), name
-    assert learned.way_s == pytest.approx(GPU.handover, rel=0.15), "without decode's own steps"
+    way_s = GPU.handover + GPU.step_base / 2
+    assert engine_of(learned).handover == pytest.approx(way_s, rel=0.05), "without decode's first step"
     assert learned.prefill_s(2000) == pytest.approx(GPU.prefill_s(2000), rel=0.1)
     assert learned.pays_from == pytest.approx((learned.handover - GPU.prefill_start) / GPU.prefill_per_token, abs=120)
 
@@ -93,8 +86,8 @@ def test_long_prompts_cost_plain_engines_their_steps_and_spread_their_prefill() 
     learned = learn(sample, 1)
     assert learned is not None
     pd, plain = as_pd(sample.requests, learned, 1, 1), as_plain(sample.requests, learned, 2)
-    assert plain.tpot_p95 > 1.25 * pd.tpot_p95
-    assert plain.ttft_p95 < pd.ttft_p95
+    assert all(each.tpot_p95 > 1.25 * pd.tpot_p95 for each in plain)
+    assert all(each.ttft_p95 < pd.ttft_p95 for each in plain)
 
 
 def test_plain_engines_are_named_where_they_would_do_better() -> None:
@@ -129,4 +122,4 @@ def test_a_request_without_a_known_answer_takes_the_mean_of_the_others() -> None
     learned = learn(sample, 1)
     assert learned is not None
     odd = [SampledRequest(1.0, 100, -1, -1.0, 2.0, 0.0, -1.0, -1.0)]
-    assert as_plain(odd, learned, 1).tpot_p50 == pytest.approx(learned.step_s(1), rel=0.01)
+    assert as_plain(odd, learned, 1)[0].tpot_p50 == pytest.approx(learned.step_s(1), rel=0.01)
