@@ -20,6 +20,8 @@ from xpyd_operator.render.judge import judge
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = ROOT / "operator/src/xpyd_operator"
 PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
+BESIDE = sorted((*ROOT.glob("bench/*.md"), *ROOT.glob("examples/**/*.md")))
+INDEX = ROOT / "docs/README.md"
 TROUBLES = ROOT / "docs/troubleshooting.md"
 LOCAL = ROOT / "docs/guide.md"
 
@@ -67,17 +69,46 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=short)
-def test_links_lead_somewhere(page: Path) -> None:
-    lost = []
+def links(page: Path) -> Iterator[tuple[str, Path, str]]:
+    """Those within the repository: as written, where they lead, and the heading there."""
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if "://" in target:
-            continue
-        name, _, anchor = target.partition("#")
-        there = (page.parent / name).resolve() if name else page
-        if not there.exists() or (anchor and anchor not in anchors(there)):
-            lost.append(target)
+        if "://" not in target:
+            name, _, anchor = target.partition("#")
+            yield target, (page.parent / name).resolve() if name else page, anchor
+
+
+@pytest.mark.parametrize("page", [*PAGES, *BESIDE], ids=short)
+def test_links_lead_somewhere(page: Path) -> None:
+    lost = [target for target, there, anchor in links(page)
+            if not there.exists() or (anchor and anchor not in anchors(there))]
     assert lost == []
+
+
+def test_every_page_is_found_from_the_index() -> None:
+    """By links alone, and the index from the first page that anybody sees."""
+    assert INDEX in {there for _, there, _ in links(ROOT / "README.md")}
+    found, new = {INDEX}, [INDEX]
+    while new:
+        for _, there, _ in links(new.pop()):
+            if there in PAGES and there not in found and there.is_relative_to(ROOT / "docs"):
+                found.add(there)
+                new.append(there)
+    assert sorted(short(page) for page in PAGES if page.is_relative_to(ROOT / "docs") and page not in found) == []
+
+
+def test_the_index_itself_names_every_page_for_users() -> None:
+    named = {there for _, there, _ in links(INDEX)}
+    assert sorted(short(page) for page in ROOT.glob("docs/*.md") if page not in named | {INDEX}) == []
+    assert sorted(short(page) for page in ROOT.glob("docs/protocols/*.md") if page not in named) == []
+
+
+def test_the_architecture_names_every_package() -> None:
+    """Each folder of the two packages that holds modules, but for data and what a package keeps within itself."""
+    within = {"transport/nccl", "transport/nixl", "transport/shm", "transport/tcp"}  # links, told as one
+    named = {there for _, there, _ in links(ROOT / "docs/architecture.md")}
+    roots = (OPERATOR, ROOT / "sidecar/src/xpyd_sidecar")
+    packages = {init.parent for root in roots for init in root.rglob("__init__.py")} - set(roots)
+    assert sorted(short(each) for each in packages - named if not any(str(each).endswith(name) for name in within)) == []
 
 
 def constants(module: Path) -> Iterator[str]:
