@@ -100,6 +100,13 @@ def test_a_number_that_cannot_be_found_is_named() -> None:
         raised("a.py", "V = 9\n", r"^V: Final = (\d+)$")
 
 
+def test_the_release_before_is_a_commit_of_this_history() -> None:
+    """Upgrades would be skipped in every clone for ever, and nobody would see it."""
+    if releases._git("rev-parse", "--is-shallow-repository").strip() == b"true":
+        pytest.skip("this clone has no history")
+    releases._git("merge-base", "--is-ancestor", releases.BEFORE, "HEAD")  # raises where it is none
+
+
 def test_a_commit_that_nobody_has_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "BEFORE", "0" * 40)
     with pytest.raises(releases.Missing, match=r"000000000000, is not in this clone.*git fetch --unshallow"):

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-BEFORE = "31667683b326aa1b5e1b654edcf119ce905c14df"
+BEFORE = "34d0fc9b22aea006a7b40ffc4548fb9ff8c723a2"
 """The release before: the oldest state from which upgrades are promised. Whoever makes a release moves it there."""
 TREE = ("sidecar", "operator", "images", "requirements", "manifests", "crds", "LICENSE", "README.md")
 """What of this tree a next release is made of."""
