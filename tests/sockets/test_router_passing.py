@@ -385,7 +385,7 @@ async def test_passed_requests_count_among_those_in_flight_and_end_with_the_rout
     async def forever(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(-1)
 
-    async with site(forever, max_in_flight=1, drain_timeout_s=0.2) as (f, _):
+    async with site(forever, max_in_flight=1, queue_size=0, drain_timeout_s=0.2) as (f, _):
         first = asyncio.create_task(f.post("/tokenize", b"{}"))
         await f.wait(lambda: len(f.context.servings) == 1, "the first")
         assert (await f.post("/tokenize", b"{}")).status == 503

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.balance.queue import PRIORITIES, FairQueue, Rate, Ticket
+from xpyd_sidecar.router.api.priority import PRIORITIES
+from xpyd_sidecar.router.balance.queue import FairQueue
+from xpyd_sidecar.router.balance.rate import Rate
+from xpyd_sidecar.router.balance.tickets import Ticket
 
 TIMEOUT_S = 30.0
 
@@ -70,8 +73,8 @@ def test_keys_take_turns_whatever_their_numbers_and_priorities() -> None:
 def test_costs_count_in_a_keys_share() -> None:
     waiting = queue(1000)
     for _ in range(40):
-        waiting.put(0.0, "long", cost=4.0)
-        waiting.put(0.0, "short", cost=1.0)
+        waiting.put(0.0, "long", cost=4)
+        waiting.put(0.0, "short", cost=1)
     served = Counter(ticket.key for ticket in drain(waiting, 1.0)[:25])
     assert served["short"] == pytest.approx(20, abs=1)
 
@@ -214,6 +217,131 @@ def test_within_a_key_the_worst_priority_waits_half_of_the_timeout_longer_at_mos
     assert max(worst) < TIMEOUT_S
 
 
+def keys_of(tickets: list[Ticket]) -> str:
+    return "".join(ticket.key for ticket in tickets)
+
+
+def test_in_a_full_queue_a_newcomer_takes_the_place_of_the_youngest_of_the_longest() -> None:
+    waiting = FairQueue(8, TIMEOUT_S)
+    flood = [waiting.put(float(at), "flood", priority=-at % 3) for at in range(8)]
+    assert waiting.make_room("flood") is None, "not for one of its own"
+    waiting.note("b")
+    assert waiting.make_room("b") == flood[7], "it came last, whatever its priority"
+    assert not waiting.remove(flood[7]), "it has left"
+    first = waiting.put(8.0, "b")
+    assert waiting.make_room("b") == flood[6]
+    second = waiting.put(9.0, "b")
+    assert waiting.make_room("b") is None, "it has its share"
+    with pytest.raises(HttpFault) as full:
+        waiting.put(10.0, "b")
+    assert full.value.status == 503
+    assert waiting.make_room("c") == flood[5]
+    third = waiting.put(10.0, "c")
+    assert sorted(drain(waiting, 11.0)) == sorted([*flood[:5], first, second, third])
+
+
+def test_equals_do_not_push_each_other_out() -> None:
+    waiting = queue(4)
+    for key in "abcd":
+        waiting.put(0.0, key)
+    assert waiting.make_room("e") is None, "everybody has one"
+    assert waiting.make_room("a") is None
+
+
+def test_a_queue_of_size_0_makes_no_room() -> None:
+    assert FairQueue(0, TIMEOUT_S).make_room("a") is None
+
+
+def test_whose_client_has_heard_a_byte_never_gives_way() -> None:
+    waiting = FairQueue(4, TIMEOUT_S)
+    tickets = [waiting.put(float(at), "a") for at in range(4)]
+    for ticket in tickets[1:]:
+        waiting.keep(ticket)
+    assert waiting.make_room("b") == tickets[0], "the youngest of those that have heard nothing"
+    waiting.put(4.0, "b")
+    assert waiting.make_room("c") is None, "the others have"
+    with pytest.raises(HttpFault) as full:
+        waiting.put(5.0, "c")
+    assert full.value.status == 503
+
+
+def test_who_may_not_give_way_shields_no_shorter_queue() -> None:
+    waiting = FairQueue(12, TIMEOUT_S)
+    for at in range(8):
+        waiting.keep(waiting.put(float(at), "kept"))
+    others = [waiting.put(5.0, "b") for _ in range(4)]
+    assert waiting.make_room("c") == others[3], "the longest that can"
+
+
+def test_a_key_with_nothing_in_flight_catches_up_and_then_they_take_turns() -> None:
+    waiting = queue(100)
+    for _ in range(6):
+        waiting.begun("flood", 100)
+    for _ in range(20):
+        waiting.put(0.0, "flood", cost=100)
+        waiting.put(0.0, "quiet", cost=100)
+    order = keys_of(drain(waiting, 1.0)).replace("flood", "f").replace("quiet", "q")
+    assert order[:6] == "qqqqqq"
+    assert order[6:26].count("f") == 10, "turns, once they are level"
+
+
+def test_what_is_in_flight_is_a_debt_of_its_tokens_and_not_for_as_long_as_it_runs() -> None:
+    """One stream of an hour must not keep its key waiting for an hour."""
+    waiting = queue(1000)
+    waiting.begun("stream", 5_000)
+    waiting.put(0.0, "stream", cost=100)
+    for _ in range(40):
+        waiting.put(0.0, "other", cost=1_000)
+    order = [ticket.key for ticket in drain(waiting, 1.0)]
+    assert order.index("stream") == pytest.approx(5, abs=1)
+
+
+def test_tokens_that_were_not_used_are_given_back_and_more_are_charged() -> None:
+    for used, share in ((10, 36), (100, 20), (400, 8)):
+        waiting = queue(1000)
+        for _ in range(60):
+            waiting.put(0.0, "asks", cost=100)
+            waiting.put(0.0, "knows", cost=100)
+        served: Counter[str] = Counter()
+        for _ in range(40):
+            ticket = waiting.take(1.0)
+            assert ticket is not None
+            waiting.begun(ticket.key, 100, waited=True)
+            waiting.over(ticket.key, 100, used if ticket.key == "asks" else 100)
+            served[ticket.key] += 1
+        assert served["asks"] == pytest.approx(share, abs=2), (used, served)
+
+
+def test_nothing_is_kept_of_what_is_over() -> None:
+    waiting = queue()
+    for number in range(1000):
+        waiting.begun(f"key {number}", 7)
+    assert waiting.in_flight("key 5") == 7
+    for number in range(1000):
+        waiting.over(f"key {number}", 7, 3)
+    assert not waiting._in_flight
+    ticket = waiting.put(0.0, "a")
+    for _ in range(20_000):  # requests that pass while one waits, and end
+        waiting.begun("a", 7)
+        waiting.over("a", 7, 7)
+    assert len(waiting._heap) < 200
+    assert waiting.take(1.0) == ticket
+
+
+def test_who_needs_no_prefill_can_go_before_those_that_wait_for_it() -> None:
+    waiting = queue()
+    pairs = [waiting.put(0.0, "a"), waiting.put(0.0, "b")]
+    assert waiting.peek(alone=True) is None
+    late = waiting.put(1.0, "b", alone=True)
+    soon = waiting.put(1.0, "a", priority=-8, alone=True)
+    assert waiting.alone == 2
+    assert waiting.peek() == soon, "its key's best"
+    assert waiting.take(2.0, late) == late
+    assert waiting.peek(alone=True) == soon
+    assert drain(waiting, 3.0) == [soon, *pairs]
+    assert waiting.alone == 0
+
+
 class Random(RuleBasedStateMachine):
     """Against a list of everything that waits."""
 
@@ -223,14 +351,27 @@ class Random(RuleBasedStateMachine):
         self.waiting.note("a")
         self.waiting.note("b")
         self.model: list[Ticket] = []
+        self.kept: set[int] = set()
+        self.flying: list[tuple[str, int]] = []
         self.now = 0.0
 
-    @rule(key=st.sampled_from("abc"), priority=st.integers(-9, 9), cost=st.floats(0.1, 5))
-    def put(self, key: str, priority: int, cost: float) -> None:
+    @rule(key=st.sampled_from("abcdefg"), priority=st.integers(-9, 9), cost=st.integers(1, 5), alone=st.booleans())
+    def put(self, key: str, priority: int, cost: int, alone: bool) -> None:
         own = sum(ticket.key == key for ticket in self.model)
-        keys = len({ticket.key for ticket in self.model} | {key})
-        if len(self.model) < 12 and own < max(1, 12 // (keys + 1)):
-            self.model.append(self.waiting.put(self.now, key, priority, cost))
+        counts = Counter(ticket.key for ticket in self.model)
+        share = max(1, 12 // (len(counts.keys() | {key}) + 1))
+        gone = self.waiting.make_room(key)
+        if gone is not None:
+            assert len(self.model) == 12
+            assert own < share
+            assert own + 2 <= counts[gone.key]
+            assert gone.number not in self.kept
+            able = [one for one in self.model if one.number not in self.kept]
+            assert counts[gone.key] == max(counts[one.key] for one in able)
+            assert gone.number == max(one.number for one in able if one.key == gone.key)
+            self.model.remove(gone)
+        if len(self.model) < 12 and own < share:
+            self.model.append(self.waiting.put(self.now, key, priority, cost, alone=alone))
             return
         with pytest.raises(HttpFault) as full:
             self.waiting.put(self.now, key, priority, cost)
@@ -246,6 +387,35 @@ class Random(RuleBasedStateMachine):
         if ticket is not None:
             assert ticket.rank == min(one.rank for one in self.model if one.key == ticket.key)
             self.model.remove(ticket)
+            self.waiting.begun(ticket.key, ticket.cost, waited=True)
+            self.flying.append((ticket.key, ticket.cost))
+
+    @rule()
+    def take_alone(self) -> None:
+        ticket = self.waiting.peek(alone=True)
+        assert (ticket is None) == (not any(one.alone for one in self.model))
+        if ticket is not None:
+            assert ticket.rank == min(one.rank for one in self.model if one.key == ticket.key and one.alone)
+            assert self.waiting.take(self.now, ticket) == ticket
+            self.model.remove(ticket)
+
+    @rule(key=st.sampled_from("abc"), tokens=st.integers(1, 50))
+    def pass_by(self, key: str, tokens: int) -> None:
+        self.waiting.begun(key, tokens)
+        self.flying.append((key, tokens))
+
+    @rule(index=st.integers(0, 11), used=st.integers(0, 60))
+    def end(self, index: int, used: int) -> None:
+        if self.flying:
+            key, tokens = self.flying.pop(index % len(self.flying))
+            self.waiting.over(key, tokens, used)
+
+    @rule(index=st.integers(0, 11))
+    def keep(self, index: int) -> None:
+        if self.model:
+            ticket = self.model[index % len(self.model)]
+            self.waiting.keep(ticket)
+            self.kept.add(ticket.number)
 
     @rule(index=st.integers(0, 11))
     def remove(self, index: int) -> None:
@@ -264,6 +434,9 @@ class Random(RuleBasedStateMachine):
     @invariant()
     def same(self) -> None:
         assert len(self.waiting) == len(self.model)
+        assert self.waiting.alone == sum(ticket.alone for ticket in self.model)
+        for key in "abcdefg":
+            assert self.waiting.in_flight(key) == sum(tokens for whose, tokens in self.flying if whose == key)
 
 
 TestRandom = Random.TestCase

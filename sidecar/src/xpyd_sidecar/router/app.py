@@ -74,7 +74,7 @@ class RouterProcess:
         self.server = Server(Paths(self.context, self._client_keys, self.probes), bounds, STREAMED,
                              connect=ClientConnection, body_budget=self._config.budget_bytes,
                              places=ConnectionPlaces(room.connections, self._config.trusted_proxies))
-        self.server.bodies.shares.several = lambda: len(self._client_keys.keys) > 1
+        self.server.bodies.shares.several = self.context.several = lambda: len(self._client_keys.keys) > 1
         admin_paths = AdminPaths(self.context, self.probes, Admin(key, config.instance), self.tracer)
         no_bodies = RequestBounds(self._config.max_header_bytes, 0, ADMIN_RECEIVE_S)
         self.admin = Server(admin_paths, no_bodies, connect=ClientConnection, places=ConnectionPlaces(ADMIN_CONNECTIONS),

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 import msgspec
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
-from xpyd_sidecar.router.balance.queue import Rate
+from xpyd_sidecar.router.balance.rate import Rate
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 WAIT_S = 2.0

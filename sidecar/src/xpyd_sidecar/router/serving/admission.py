@@ -1,7 +1,7 @@
 """The doors for every request that engines answer: what is asked, whose it is, how urgent; then served, or refused.
 
-    admit ──parsed, checked──▶ the queue (``waiting``) ──▶ served        completions, chats, dialects
-                      │    └─────────────────────────────▶ served        other paths
+    admit ──parsed, checked──▶ nobody waits, and there is room ──▶ served
+                      │    └─▶ the queue (``waiting``), one for all paths ──▶ served
                       └─ nobody there, somebody expected ▶ held (``hold``), and then as if it came now
 """
 
@@ -11,17 +11,16 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
-import msgspec
-from msgspec import Raw
-
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api.bodies import PassedBody, passed
-from xpyd_sidecar.router.api.faults import FailureKind, HttpFault, bad_request, came_back, unavailable, unknown_model
+from xpyd_sidecar.router.api.faults import FailureKind, HttpFault, came_back, unknown_model
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.paths import BodyKind, Route, RouteKind
+from xpyd_sidecar.router.api.priority import PRIORITY, priority_of
 from xpyd_sidecar.router.api.prompt import PromptPrefix, prefix_of
+from xpyd_sidecar.router.api.spending import ExpectedTokens, may_generate, of_form
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.http import auth, heads
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
@@ -33,10 +32,7 @@ from xpyd_sidecar.router.serving.hold import HeldRequest
 from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.serving.waiting import QueuedRequest
 
-PRIORITY = b"x-vllm-priority"
 SESSION = b"x-session-id"
-BYTES_PER_COST = 4096
-"""A prompt of so many bytes counts for one request more in its key's share of the queue."""
 LEFT = "the client went away while its request waited"
 UNAVAILABLE = 503
 UNSEEN = frozenset({FailureKind.REFUSED.value, "cancelled"})
@@ -49,17 +45,19 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
     """Serve a request, at once or when there is room. Raises HttpFault: it is refused, before anything was sent."""
     asks: Asks
     if route.way is RouteKind.PASSED or route.api is None:
-        asks = _passed(route, request)
+        asks = _passed(context, route, request)
     else:
-        asks = Generation(*context.profiles.parse(route.api, request.body), context.terms)
+        asks = Generation(*context.profiles.parse(route.api, request.body, context.band), context.terms)
+    asks.priority = priority_of(request.headers, asks.fields if route.body is not BodyKind.FORM else {}, context.band)
     if asks.model is not None and asks.model != context.config.model and not context.serves(asks.model):
         raise unknown_model(asks.model, context.models())
     if (via := request.headers.get(b"via")) is not None and context.via in via:
         raise came_back()
     if context.poison.alert:
         context.poison.refuse(asks.request_hash(), asks.labels)
+    asks.tokens = _tokens(context, route, request, asks)
     below = context.config.skip_prefill_below
-    if below and asks.api and not asks.skips and context.lengths.tokens(asks.prompt) < below:
+    if below and asks.api and not asks.skips and asks.tokens.prompt < below:
         asks.skips = SHORT
     size = len(request.body)
     reply.connection.holding.reserve(key_of(request.headers, context.config), size, asks.reserves(size))
@@ -77,7 +75,9 @@ class Accepted(NamedTuple):
 
     def unserved(self, fault: HttpFault | None) -> None:
         """It waited, is not served, and gets this answer; None: its client has gone."""
-        reply = self.reply
+        reply, upload = self.reply, self.request.upload
+        if upload is not None and not upload.done:
+            reply.close = True  # the rest of its body will not be read
         if fault is not None and reply.started:  # with comments
             reply.fail(fault.event())
         elif fault is not None:
@@ -86,9 +86,9 @@ class Accepted(NamedTuple):
         self.context.observer.unserved(self.route, self.request.request_id, *ended)
 
     @property
-    def cost(self) -> float:
-        """What it counts for in its key's share."""
-        return 1 + len(self.asks.prompt) / BYTES_PER_COST
+    def key(self) -> str:
+        """Whose share it takes of what is shared."""
+        return key_of(self.request.headers, self.context.config)
 
     def again(self, serving: Serving, fault: HttpFault) -> bool:
         """Hold it in place of an answer that says that nobody could be asked, if somebody is expected and no engine has
@@ -107,41 +107,46 @@ class Accepted(NamedTuple):
 
 
 def _go_on(one: Accepted, waited_s: float = 0.0) -> RequestHandler:
-    """Hold, queue or serve a request that has waited for so long. Raises HttpFault: 400, the priority is no whole number;
-    429 and 503, it cannot wait, or not be served.
+    """Hold, queue or serve a request that has waited for so long. Raises HttpFault: 429 and 503, it cannot wait, or not be
+    served.
     """
     context, asks = one.context, one.asks
     asks.waited_s += waited_s
     if context.hold.takes(asks):
         return _hold(one)
-    if asks.api:
-        return _enter(one)
-    if len(context.servings) >= context.config.max_in_flight:
-        raise unavailable(f"{context.config.max_in_flight} requests are being served, which is the limit")
-    return serve(one, picks=context.picker.asked(PromptPrefix(b"")))
+    line, key, alone = context.line, one.key, asks.alone
+    passes = line.passes(key, alone=alone, blocked=lambda: not context.room(alone=False))
+    if passes and context.room(alone=alone):
+        return _begin(one)
+    handler = line.enter(QueuedRequest(
+        line, one.reply, key, asks.priority, asks.tokens.total, alone=alone, room=lambda: context.room(alone=alone),
+        serve=partial(_turn, one), unserved=one.unserved))
+    if alone:
+        line.moved()  # those before it may wait for prefill
+    return handler
 
 
 def _hold(one: Accepted) -> RequestHandler:
     """A request for which somebody is expected. Raises HttpFault: as ``_go_on``."""
     context, asks, body = one.context, one.asks, len(one.request.body)
-    key = key_of(one.request.headers, context.config)
-    priority = priority_of(one.request.headers, asks.fields if asks.api else {})
     asks.held = True
     return context.hold.enter(HeldRequest(
-        context.hold, one.reply, key, priority, one.cost, alone=asks.alone, size=body + asks.reserves(body),
-        streams=asks.stream and not asks.opaque, serve=partial(_go_on, one), unserved=one.unserved))
+        context.hold, one.reply, one.key, asks.priority, asks.tokens.total, alone=asks.alone,
+        size=body + asks.reserves(body), streams=asks.stream and not asks.opaque, serve=partial(_go_on, one),
+        unserved=one.unserved))
 
 
-def serve(one: Accepted, *, picks: Selection) -> Serving:
-    """Begin to serve a request. ``picks``: who may serve it."""
+def serve(one: Accepted, *, picks: Selection, waited: bool = False) -> Serving:
+    """Begin to serve a request. ``picks``: who may serve it. ``waited``: in the queue, until its turn."""
     context, asks, reply = one.context, one.asks, one.reply
     now, headers = context.loop.time(), one.request.headers
     passed_on = [] if headers.keys().isdisjoint(asks.passed_on) else [
-        (name, headers[name]) for name in asks.passed_on if name in headers]
+        (name, headers[name] if name != PRIORITY else b"%d" % asks.priority) for name in asks.passed_on if name in headers]
     if (via := headers.get(b"via")) is not None:
         passed_on.append((b"via", b"%b, %b" % (via, context.via)))
-    serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now,
-                      key=key_of(headers, context.config), again=one.again)
+    key = one.key
+    serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now, key=key,
+                      again=one.again)
     serving.legs.picks = picks
     record, trace = serving.record, None
     if asks.waited_s:
@@ -149,6 +154,7 @@ def serve(one: Accepted, *, picks: Selection) -> Serving:
         record.arrived -= asks.waited_s
         record.arrived_unix -= asks.waited_s
     context.servings.add(serving)
+    context.line.begun(key, asks.tokens.total, waited=waited)
     if record.api:
         if context.tracing is not None:
             trace = context.tracing.begin(headers, record, asks.model or context.config.model)
@@ -159,7 +165,7 @@ def serve(one: Accepted, *, picks: Selection) -> Serving:
     return serving
 
 
-def _passed(route: Route, request: HttpRequest) -> Passthrough:
+def _passed(context: RequestContext, route: Route, request: HttpRequest) -> Passthrough:
     asked = PassedBody(None, {}, request.body)
     if route.body is BodyKind.FORM:
         refuse_form_type(request.headers.get(b"content-type", b""))
@@ -167,36 +173,40 @@ def _passed(route: Route, request: HttpRequest) -> Passthrough:
         if request.upload is not None and request.upload.fault is not None:
             raise request.upload.fault
     elif route.body is BodyKind.JSON:
-        asked = passed(route.path, request.body)
+        asked = passed(route.path, request.body, context.band)
     return Passthrough(route, request, asked)
 
 
-def _enter(one: Accepted) -> RequestHandler:
-    """A request that generates: served at once, or once there is room. Raises HttpFault: as ``_go_on``."""
-    context, request, asks = one.context, one.request, one.asks
-    line, key, priority = context.line, key_of(request.headers, context.config), priority_of(request.headers, asks.fields)
-    if line.passes(key) and context.room(alone=asks.alone):
-        return _begin(one)
-    return line.enter(QueuedRequest(
-        line, one.reply, key, priority, one.cost, room=lambda: context.room(alone=asks.alone),
-        serve=partial(_turn, one), unserved=one.unserved))
+def _tokens(context: RequestContext, route: Route, request: HttpRequest, asks: Asks) -> ExpectedTokens:
+    """What a request is expected to take of the engines."""
+    if route.body is BodyKind.FORM:
+        return of_form(len(request.body) if request.upload is None else request.upload.length)
+    prompt = context.lengths.tokens(asks.prompt or request.body)
+    return ExpectedTokens(prompt, may_generate(asks.api, route.path, asks.fields, context.answers.usual))
 
 
 def _turn(one: Accepted, queued_s: float) -> RequestHandler:
-    """It is the turn of a request that waited for so long; where all have gone meanwhile it may be held."""
+    """It is the turn of a request that waited for so long; where all have gone meanwhile it may be held. Raises HttpFault:
+    its body will not be whole.
+    """
     one.asks.waited_s += queued_s
-    return _hold(one) if one.context.hold.takes(one.asks) else _begin(one)
+    upload = one.request.upload
+    if upload is not None and upload.fault is not None:
+        raise upload.fault
+    return _hold(one) if one.context.hold.takes(one.asks) else _begin(one, waited=True)
 
 
-def _begin(one: Accepted) -> Serving:
-    """Serve a request that generates."""
+def _begin(one: Accepted, *, waited: bool = False) -> Serving:
+    """Serve a request. ``waited``: see ``serve``."""
     context, asks, fields, headers = one.context, one.asks, one.asks.fields, one.request.headers
-    whose = key_of(headers, context.config).encode("latin-1") + bytes(fields.get("model", b""))
+    if not asks.api:
+        return serve(one, picks=context.picker.asked(PromptPrefix(b"")), waited=waited)
+    whose = one.key.encode("latin-1") + bytes(fields.get("model", b""))
     prefix = prefix_of(cast("Api", asks.api), fields, whose, headers.get(SESSION, b""))
-    picks = context.picker.asked(prefix, context.lengths.tokens(asks.prompt), context.loop.time())
+    picks = context.picker.asked(prefix, asks.tokens.prompt, context.loop.time())
     if not asks.skips and context.config.skip_prefill_rest and picks.cached():
         asks.skips = CACHED
-    return serve(one, picks=picks)
+    return serve(one, picks=picks, waited=waited)
 
 
 def key_of(headers: Mapping[bytes, bytes], config: RouterConfig) -> str:
@@ -207,19 +217,3 @@ def key_of(headers: Mapping[bytes, bytes], config: RouterConfig) -> str:
 @lru_cache(maxsize=1024)
 def _key(header: bytes) -> str:  # remembered: it brought a known key, and those are few
     return auth.bearer({b"authorization": header}).decode("latin-1")
-
-
-def priority_of(headers: Mapping[bytes, bytes], asked: Mapping[str, Raw]) -> int:
-    """The header X-Vllm-Priority, else the field ``priority``, else 0; lower is sooner. Raises HttpFault: it is none."""
-    header, raw = headers.get(PRIORITY), asked.get("priority")
-    if header is not None:
-        try:
-            return int(header)
-        except ValueError:
-            raise bad_request(f"the header X-Vllm-Priority must be a whole number, not {header!r}") from None
-    if raw is None:
-        return 0
-    try:
-        return msgspec.json.decode(raw, type=int | None) or 0
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"'priority': {error}", param="priority") from None

@@ -20,6 +20,7 @@ from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role
 from xpyd_sidecar.router.api.bodies import GenerationRequest, RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.labels import Labels, labels_of
+from xpyd_sidecar.router.api.spending import ExpectedTokens, spent
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet import first_bytes
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
@@ -82,6 +83,10 @@ class Asks(ABC):
     """It has been held for somebody who was expected (``hold``)."""
     waited_s: float = 0.0
     """How long it has waited, held or in the queue."""
+    priority: int = 0
+    """Within its key's band."""
+    tokens: ExpectedTokens = ExpectedTokens()
+    """What it counts for in its key's share."""
     _hash: RequestHash | None = None
     _labels: Labels | None = None
 
@@ -291,7 +296,12 @@ class OpenAttempts(dict[int, OpenAttempt]):
 
     def over(self, connection: ReplyConnection) -> None:
         """The request is over. ``connection``: of its client."""
-        self._context.lengths.learn(self._asks.prompt, self._record.prompt_tokens)
+        record, asks, context = self._record, self._asks, self._context
+        used = spent(asks.tokens, record.prompt_tokens, record.tokens, whole=record.outcome == "ok", sent=bool(record.legs))
+        context.line.over(self._key, asks.tokens.total, used)
+        if record.api and record.tokens >= 0 and record.outcome == "ok":
+            context.answers.learn(record.tokens)
+        context.lengths.learn(asks.prompt, record.prompt_tokens)
         self._context.outliers.over(self._record, self.sent, self._blamed,
                                     lambda: (self._asks.request_hash(), self._key, connection.server.source(connection)))
 

@@ -9,12 +9,15 @@ import asyncio
 import math
 import random
 import secrets
+from collections.abc import Callable
 
 from xpyd_sidecar.contract.ids import Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
+from xpyd_sidecar.router.api.priority import OWN, SHARED, PriorityBand
 from xpyd_sidecar.router.api.prompt import PromptLengths
+from xpyd_sidecar.router.api.spending import AnswerLengths
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.limits import ConcurrencyLimits, RetryBudget
 from xpyd_sidecar.router.balance.picker import Picker
@@ -48,13 +51,15 @@ class RequestContext:
         """What this process is called in headers Via: who meets its own name there has sent the request itself."""
         self.started = self.loop.time()
         self._awake = -math.inf
+        self.several: Callable[[], bool] = lambda: False
+        """Whether there are several client keys."""
         self.draining = False
         """The router stops, or sends clients elsewhere."""
         self.servings = InFlight()
         self.roster = Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
                                 missed_beats=router.missed_beats, beside_engine=router.beside_engine)
         policy = policies.make(router.policy, router.policy_options, random.Random(secrets.randbits(64)).random)
-        self.lengths = PromptLengths()
+        self.lengths, self.answers = PromptLengths(), AnswerLengths()
         self.rooms = ConcurrencyLimits(router.max_per_instance)
         self.picker = Picker(self.roster, policy, room=self.rooms, rest_tokens=router.skip_prefill_rest)
         self.limits = RequestLimits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
@@ -116,6 +121,11 @@ class RequestContext:
     def room(self, *, alone: bool) -> bool:
         """Whether one more request could be served now, with prefill or without."""
         return len(self.servings) < self.config.max_in_flight and self.picker.room(alone=alone)
+
+    @property
+    def band(self) -> PriorityBand:
+        """The priorities that clients may have."""
+        return SHARED if self.several() else OWN
 
     def _missing(self, alone: bool) -> Role | None:
         """The role of which nobody can be picked for a request; None: it can be served."""

@@ -12,6 +12,7 @@ Laws
   * Held requests are bounded in time (``router.hold``), in number (a place for each ``PLACE_BYTES`` of the router's budget
     of bytes, ``LEAST_PLACES`` at least) and in bytes (a half of that budget: what they have reserved in its ledger).
   * They are ordered as the queue is (``balance.queue``): fairly between keys, each of which has its share of the places.
+    Who has heard a comment keeps its place; others of the key that has the most give way as there.
   * A request is held once. Whom nobody can be picked for afterwards hears of it at once.
   * Those that go on do so a few at a time, so that others have their turns of the loop.
   * A stream hears a comment every ``COMMENT_S``: proxies between do not take it for dead. What follows is the stream, or an
@@ -63,15 +64,15 @@ class Holdable(Protocol):
 class HeldRequest(QueuedRequest):
     """One that is held."""
 
-    def __init__(self, hold: Hold, reply: Reply, key: str, priority: int, cost: float, *, alone: bool, size: int,
+    def __init__(self, hold: Hold, reply: Reply, key: str, priority: int, cost: int, *, alone: bool, size: int,
                  streams: bool, serve: Callable[[float], RequestHandler],
                  unserved: Callable[[HttpFault | None], None]) -> None:
         """``alone``: it needs no prefill. ``size``: bytes that it has in the ledger. ``streams``: its client takes
         comments. The others are ``QueuedRequest``'s.
         """
-        super().__init__(hold, reply, key, priority, cost, room=lambda: hold.missing(alone) is None, serve=serve,
-                         unserved=unserved)
-        self.alone, self.size = alone, size
+        super().__init__(hold, reply, key, priority, cost, alone=alone, room=lambda: hold.missing(alone) is None,
+                         serve=serve, unserved=unserved)
+        self.size = size
         self._streams = streams
         self._paused = False
         self._comment_at = math.inf
@@ -83,6 +84,7 @@ class HeldRequest(QueuedRequest):
         if now < self._comment_at or self._paused:
             return
         self._comment_at = now + COMMENT_S
+        self._line.keep(self)
         reply = self._reply
         data = chunk_of(COMMENT) if reply.framed else COMMENT
         if reply.started:

@@ -9,8 +9,9 @@ from typing import Protocol
 
 from xpyd_sidecar.patience import Alarm
 from xpyd_sidecar.router.api.bodies import GenerationRequest
-from xpyd_sidecar.router.api.faults import FailureReason, HttpFault, unavailable
-from xpyd_sidecar.router.balance.queue import FairQueue, Ticket
+from xpyd_sidecar.router.api.faults import FailureReason, HttpFault, too_many, unavailable
+from xpyd_sidecar.router.balance.queue import FairQueue
+from xpyd_sidecar.router.balance.tickets import Ticket
 from xpyd_sidecar.router.fleet.member import InstanceLeaves, InstanceLost, Pair
 from xpyd_sidecar.router.http.reply import Reply, RequestHandler
 
@@ -76,17 +77,22 @@ class QueuedRequest(RequestHandler):
 
     ticket: Ticket | None = None
 
-    def __init__(self, line: AdmissionQueue, reply: Reply, key: str, priority: int, cost: float, *,
+    def __init__(self, line: AdmissionQueue, reply: Reply, key: str, priority: int, cost: int, *, alone: bool,
                  room: Callable[[], bool], serve: Callable[[float], RequestHandler],
                  unserved: Callable[[HttpFault | None], None]) -> None:
-        """``key``: whose share of the queue it takes, and ``cost`` how much of it. ``room``: whether it could be served.
-        ``serve``: begin to, after so many seconds. ``unserved``: it was not, and gets this answer; None: its client has
-        gone.
+        """``key``: whose share of the queue it takes, and ``cost`` how many tokens of it. ``alone``: it needs no prefill.
+        ``room``: whether it could be served. ``serve``: begin to, after so many seconds. ``unserved``: it was not, and gets
+        this answer; None: its client has gone.
         """
         self._line = line
         self._reply = reply
-        self.key, self.priority, self.cost = key, priority, cost
+        self.key, self.priority, self.cost, self.alone = key, priority, cost, alone
         self.room, self.serve, self.unserved = room, serve, unserved
+
+    @property
+    def heard(self) -> bool:
+        """Whether its client has heard a byte of its answer."""
+        return self._reply.started
 
     def begin(self, queued_s: float) -> None:
         """It waited, and it is its turn."""
@@ -118,18 +124,33 @@ class AdmissionQueue:
         """Requests that wait."""
         return len(self._queue)
 
-    def passes(self, key: str) -> bool:
-        """Whether nobody waits, so that a request of this key goes before nobody."""
+    def passes(self, key: str, *, alone: bool, blocked: Callable[[], bool]) -> bool:
+        """Whether a request of this key goes before nobody: nobody waits; or it needs no prefill (``alone``), as nobody who
+        waits, and these cannot be served (``blocked``).
+        """
         self._queue.note(key)
-        return not self.waits
+        return not self.waits or (alone and not self._queue.alone and blocked())
 
     def enter(self, request: QueuedRequest) -> RequestHandler:
-        """Let a request wait. Raises HttpFault: 429, its key has its share; 503, the queue is full."""
-        ticket = request.ticket = self._queue.put(self._loop.time(), request.key, request.priority, request.cost)
+        """Let a request wait; in a full queue somebody may have to give way. Raises HttpFault: 429, its key has its share;
+        503, the queue is full.
+        """
+        now = self._loop.time()
+        late = self._queue.make_room(request.key)
+        ticket = request.ticket = self._queue.put(now, request.key, request.priority, request.cost, alone=request.alone)
         self.waits[ticket.number] = request
+        if request.heard:
+            self._queue.keep(ticket)
+        if late is not None:
+            self._give_way(late, now)
         if self._timer is None:
             self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)
         return request
+
+    def keep(self, request: QueuedRequest) -> None:
+        """Its client hears of it from now on: it does not give way."""
+        if request.ticket is not None:
+            self._queue.keep(request.ticket)
 
     def leave(self, request: QueuedRequest) -> None:
         """It waits no longer."""
@@ -137,6 +158,14 @@ class AdmissionQueue:
             self._queue.remove(request.ticket)
             self._out(request.ticket.number)
             request.ticket = None
+
+    def begun(self, key: str, tokens: int, *, waited: bool) -> None:
+        """A request of this key is served from now on; ``waited``: it was its turn here."""
+        self._queue.begun(key, tokens, waited=waited)
+
+    def over(self, key: str, tokens: int, used: int) -> None:
+        """It has ended, and took so many tokens."""
+        self._queue.over(key, tokens, used)
 
     def moved(self) -> None:
         """There may be room now: those who are next begin, as soon as the event in hand is dealt with."""
@@ -157,10 +186,10 @@ class AdmissionQueue:
         self._due = False
         now = self._loop.time()
         for _ in range(AT_ONCE):
-            ticket = self._queue.peek()
-            if ticket is None or not self.waits[ticket.number].room():
+            ticket = self._following()
+            if ticket is None:
                 return
-            self._queue.take(now)
+            self._queue.take(now, ticket)
             request = self._out(ticket.number)
             try:
                 request.begin(now - ticket.arrived)
@@ -171,6 +200,19 @@ class AdmissionQueue:
                 logger.exception("a request that waited could not begin")
                 request.unserved(unavailable("the router failed to begin this request"))
         self.moved()
+
+    def _following(self) -> Ticket | None:
+        """Who can be served next: where the next one waits for prefill, whoever needs none."""
+        ticket = self._queue.peek()
+        if ticket is not None and not ticket.alone and not self.waits[ticket.number].room():
+            ticket = self._queue.peek(alone=True)
+        return ticket if ticket is not None and self.waits[ticket.number].room() else None
+
+    def _give_way(self, ticket: Ticket, now: float) -> None:
+        request = self._out(ticket.number)
+        request.ticket = None
+        words = "this key has more requests that wait than any other, and one of another key took this one's place"
+        request.unserved(too_many(words, self._queue.retry_after(now, len(self._queue))))
 
     def _out(self, number: int) -> QueuedRequest:
         """It waits no longer."""
