@@ -94,9 +94,9 @@ def test_the_hpa_follows_its_algorithm() -> None:
 @pytest.mark.parametrize(("text", "words"), [
     ("", "t: no requests"),
     ("time,prompt,output\n1,2\n", "t:2: 2 columns"),
-    ("time,prompt,output\nsoon,2,3\n", "t:2: Invalid isoformat"),
+    ("time,prompt,output\nsoon,2,3\n", "t:2: time is 'soon'; write seconds"),
     ('{"timestamp": 0, "input_length": 3}\n', "t:1: no field 'output_length'"),
-    ('{"timestamp": 0, "input_length": -3, "output_length": 3}\n', "t:1: time 0.0, prompt -3"),
+    ('{"timestamp": 0, "input_length": -3, "output_length": 3}\n', "t:1: -3 prompt tokens and 3 generated"),
 ])
 def test_a_bad_trace_is_refused_by_line(text: str, words: str) -> None:
     with pytest.raises(XpydError, match=words):

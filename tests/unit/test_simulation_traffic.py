@@ -32,12 +32,20 @@ def test_a_first_line_that_parses_is_data() -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    (["soon,2,3\n"], "t:1: Invalid isoformat"),
+    (["soon,2,3\n"], "t:1: time is 'soon'; write seconds, or a time as 2023-11-16 18:17:03"),
+    (["nan,2,3\n"], "t:1: time is nan; write seconds"),
+    (["1,2,many\n"], "t:1: generated tokens are 'many'; write a whole number"),
+    (["1,2,-3\n"], "t:1: 2 prompt tokens and -3 generated: lengths are 0 or more"),
+    (['{"timestamp": "noon", "input_length": 1, "output_length": 5}'], "t:1: timestamp is 'noon'; write milliseconds"),
+    (['{"timestamp": 1, "input_length": 1, "output_length": null}'], "t:1: output_length are 'None'; write a whole number"),
+    (['{"timestamp": 1, "input_length": 1, "output_length": 5, "hash_ids": 7}'], "t:1: hash_ids are 7; write a list"),
+    (['{"timestamp": 1, '], "t:1: no JSON object: .* at column 17; each line is one"),
     (["1,2,3\n", "0.5,2,3\n"], "t:2: its time is 0.5 s before that of the request before it; sort the lines"),
     (lines(3600, 1.0), r"t:3600: 3600 requests in 3.6 s: times are taken for ms; say --time-unit s, or --time-unit ms"),
     (lines(200, 1e6 * 3600), "t:200: .* times are taken for ms; say --time-unit us"),
     (rows(3600, 0.001), "t:3600: 3600 requests in 3.6 s: times in CSV are seconds"),
     (rows(200, 1000.0 * 3600), "t:200: .* times are taken for s; say --time-unit ms"),
+    (rows(3600, 1000.0), "t:3600: .* times are taken for s; say --time-unit ms"),
     ([json.dumps({"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [1]})],
      "t:1: 1 hash_ids for 1000 prompt tokens; blocks have 512 tokens, so 2 are right"),
 ])

@@ -26,7 +26,10 @@ def load_trace(name: str, unit: Unit | None = None) -> Trace:
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
             return read(lines, name, unit)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise XpydError(f"{name}: byte {error.start} is no text in UTF-8; a trace is CSV or JSON lines, packed with gzip "
+                        "or not") from None
+    except (OSError, EOFError) as error:
         raise XpydError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
 
 

@@ -26,7 +26,11 @@ MOST = 5_000_000
 MANY, SHORT_S, DENSE = 100, 600.0, 100.0
 """So many requests in less time than that, at more a second: their times are probably in another unit."""
 SPARSE_S = 3600.0
-"""Likewise, where so much lies between two of them on average."""
+"""Likewise, where so much lies between two of them on average,"""
+LONGEST_S = 8 * 86_400.0
+"""or between the first and the last: ten minutes in milliseconds, taken for seconds, are a week."""
+MOST_WORDS = 60
+"""Characters of what is wrong that are said."""
 COPY = 1 << 48
 """Between the hashes of a request and those of its copy."""
 Draw = Callable[[], float]
@@ -94,7 +98,7 @@ def _check_unit(found: Trace, where: str, taken: Unit) -> None:
     if count < MANY:
         return
     dense = length < SHORT_S and count > DENSE * length
-    if dense or length > SPARSE_S * count:
+    if dense or length > min(SPARSE_S * count, LONGEST_S):
         right: Unit = "s" if dense and taken == "ms" else "ms" if taken == "s" and not dense else "us"
         if dense and taken == "s":
             raise XpydError(f"{where}: {count} requests in {length:.3g} s: times in CSV are seconds; write them in "
@@ -118,11 +122,17 @@ def _is_header(text: str) -> bool:
 def _checked(parse: Callable[[str, Unit | None], Arrival], line: str, unit: Unit | None, where: str) -> Arrival:
     try:
         one = parse(line, unit)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        what = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise XpydError(f"{where}: {what}") from None
-    if not math.isfinite(one.at) or one.prompt < 1 or one.output < 1:
-        raise XpydError(f"{where}: time {one.at}, prompt {one.prompt}, output {one.output}: lengths must be at least 1")
+    except KeyError as error:
+        raise XpydError(f"{where}: no field {error}") from None
+    except json.JSONDecodeError as error:
+        raise XpydError(f"{where}: no JSON object: {error.msg} at column {error.colno}; each line is one") from None
+    except (ValueError, TypeError, OverflowError, csv.Error) as error:
+        raise XpydError(f"{where}: {error}") from None
+    if not math.isfinite(one.at):
+        raise XpydError(f"{where}: time is {one.at}; write seconds")
+    if one.prompt < 0 or one.output < 0:
+        raise XpydError(f"{where}: {one.prompt} prompt tokens and {one.output} generated: lengths are 0 or more")
+    one = one._replace(prompt=max(1, one.prompt), output=max(1, one.output))
     if one.hashes and len(one.hashes) != -(-one.prompt // BLOCK):
         raise XpydError(f"{where}: {len(one.hashes)} hash_ids for {one.prompt} prompt tokens; blocks have {BLOCK} tokens, "
                         f"so {-(-one.prompt // BLOCK)} are right")
@@ -131,23 +141,41 @@ def _checked(parse: Callable[[str, Unit | None], Arrival], line: str, unit: Unit
 
 def _json(line: str, unit: Unit | None) -> Arrival:
     row = json.loads(line)
-    hashes = tuple(int(each) for each in row.get("hash_ids") or ())
-    at = float(row["timestamp"]) * UNITS[unit or "ms"]
-    return Arrival(at, int(row["input_length"]), max(1, int(row["output_length"])), hashes)
+    try:
+        hashes = tuple(int(each) for each in row.get("hash_ids") or ())
+    except (ValueError, TypeError):
+        raise ValueError(f"hash_ids are {str(row['hash_ids'])[:MOST_WORDS]}; write a list of whole numbers") from None
+    try:
+        at = float(row["timestamp"]) * UNITS[unit or "ms"]
+    except (ValueError, TypeError):
+        raise ValueError(f"timestamp is {row['timestamp']!r}; write milliseconds") from None
+    return Arrival(at, _length("input_length", row["input_length"]), _length("output_length", row["output_length"]), hashes)
 
 
 def _csv(line: str, unit: Unit | None) -> Arrival:
     row = next(csv.reader([line]))
     if len(row) < 3:
         raise ValueError(f"{len(row)} columns; time, prompt tokens and generated tokens are needed")
-    return Arrival(_time(row[0], unit), max(1, int(row[1])), max(1, int(row[2])))
+    return Arrival(_time(row[0], unit), _length("prompt tokens", row[1]), _length("generated tokens", row[2]))
+
+
+def _length(name: str, given: object) -> int:
+    """A number of tokens."""
+    try:
+        return int(given)  # type: ignore[call-overload, no-any-return]
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"{name} are {str(given)[:MOST_WORDS]!r}; write a whole number") from None
 
 
 def _time(text: str, unit: Unit | None) -> float:
     try:
         return float(text) * UNITS[unit or "s"]
     except ValueError:
+        pass
+    try:
         return datetime.fromisoformat(text[:26]).timestamp()
+    except ValueError:
+        raise ValueError(f"time is {text[:MOST_WORDS]!r}; write seconds, or a time as 2023-11-16 18:17:03") from None
 
 
 def scaled(trace: Trace, factor: float, draw: Draw, *, spread_s: float = 30.0) -> Trace:
