@@ -15,6 +15,8 @@ from images.tools import ROOT, ImageError
 HERE = Path(__file__).parent
 BASE_RECIPE = tuple(HERE / name for name in ("base.py", "bytecode.py", "debian.py", "elf.py", "oci.py", "tree.py"))
 RECIPE = (*BASE_RECIPE, *(HERE / name for name in ("build.py", "foreign.py", "inputs.py", "platforms.py", "wheels.py")))
+PROJECTS = ("sidecar", "operator", "distribution")
+"""Folders of the packages that are made into wheels; what a package needs stands before it."""
 USER = 65532
 PREFIX = "opt/xpyd"
 """The environment in operator and sidecar."""
@@ -65,10 +67,10 @@ def version() -> str:
     """The version of xpyd.
 
     Raises:
-        ImageError: the two packages have different ones.
+        ImageError: the packages have different ones.
     """
     found = {project: tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]["version"]
-             for project in ("operator", "sidecar")}
+             for project in PROJECTS}
     if len(set(found.values())) != 1:
         raise ImageError(f"the packages' versions differ: {found}")
     return str(found["operator"])
@@ -88,7 +90,7 @@ def files_of(kind: Kind, platform: Platform) -> list[Path]:
     files = list(RECIPE)
     for project in kind.projects:
         folder = ROOT / project
-        files += [folder / "pyproject.toml", *folder.glob("hatch_build.py"), *sources(folder / "src")]
+        files += [folder / "pyproject.toml", folder / "README.md", *folder.glob("hatch_build.py"), *sources(folder / "src")]
     if kind.projects:
         files.append(lock(kind.name, platform))
     return [*files, lock("engine", platform)] if kind.extras else files

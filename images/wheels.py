@@ -122,7 +122,8 @@ def own(cache: Path, project: str, folder: Path, platform: Platform) -> Path:
     with tempfile.TemporaryDirectory(prefix="xpyd-own-") as name:
         copy = Path(name) / project
         shutil.copytree(ROOT / project, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info"))
-        hook, env = copy / "hatch_build.py", {"SOURCE_DATE_EPOCH": str(EPOCH)}
+        hook = copy / "hatch_build.py"
+        env = {"SOURCE_DATE_EPOCH": str(EPOCH), "XPYD_PLAIN": "", "XPYD_WHEEL_PLATFORM": f"linux_{platform.machine}"}
         if hook.exists():
             if platform == machine:
                 need((os.environ.get("CC") or "cc").split()[0], "gcc")
@@ -136,8 +137,6 @@ def own(cache: Path, project: str, folder: Path, platform: Platform) -> Path:
              "--no-build-isolation", "--wheel-dir", str(folder), str(copy)], env=env)
         (wheel,) = folder.glob(f"xpyd_{project}-*.whl")
         if hook.exists() and (missing := _missing(wheel, copy, platform)):
-            say(f"for {platform.name} these are not in the package: {', '.join(missing)}; the compiler says why")
-            run([sys.executable, str(hook)], env=env)
             raise ImageError(f"{', '.join(missing)}: not compiled for {platform.name}")
     return wheel
 

@@ -28,7 +28,7 @@ def _linux(platform: str) -> tuple[str, ...]:
 LOCKS: Final[Mapping[str, Sequence[str]]] = {
     "cpu": (*EVERYWHERE, "--override", "requirements/override.txt", *(f"requirements/{name}.in" for name in (
         "cpu", "sidecar", "operator", "dev"))),
-    **{name: (*EVERYWHERE, f"requirements/{name}.in") for name in ("uv", "bench")},
+    **{name: (*EVERYWHERE, f"requirements/{name}.in") for name in ("uv", "bench", "release")},
     **{name: (*ALONE, f"requirements/{name}.in") for name in (
         "bench-kv", "nixl", "stores", "suffix", "suffix-build", "vllm-next", "gpu-cu12", "gpu-cu13")},
     "gpu-engines": ("--python-version", "3.12", "--python-platform", PLATFORMS["amd64"], "--override",

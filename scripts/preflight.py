@@ -10,9 +10,11 @@ from __future__ import annotations
 import ctypes.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,6 +51,16 @@ def missing_libraries() -> list[str]:
     return [package for library, package in PACKAGES.items() if ctypes.util.find_library(library) is None]
 
 
+def missing_build_tools() -> list[str]:
+    """Debian packages that compiling xpyd's own parts needs; none where XPYD_PLAIN=1 asks for Python alone."""
+    if os.environ.get("XPYD_PLAIN") == "1":
+        return []
+    compiler = shlex.split(os.environ.get("CC") or "cc")[0]
+    headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
+    return [*([] if shutil.which(compiler) else ["gcc", "libc6-dev"]),
+            *([] if headers else [f"python3.{sys.version_info.minor}-dev"])]
+
+
 def install(packages: list[str]) -> str:
     """Install with apt-get where that is possible, else say how; the text of what is still wrong, or nothing."""
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
@@ -79,6 +91,10 @@ def faults(venv: Path) -> list[str]:
     packages = missing_libraries()
     if packages and (problem := install(packages)):
         found.append(f"missing libraries: {', '.join(packages)}; {problem}")
+    tools = missing_build_tools()
+    if tools and (problem := install(tools)):
+        found.append(f"xpyd's compiled parts cannot be built, which need {', '.join(tools)}; {problem}; or set "
+                     f"XPYD_PLAIN=1, for Python alone, which is slow and has no link tcp")
     where = venv.parent if venv.parent.exists() else Path.cwd()
     free = shutil.disk_usage(where).free
     if free < DISK_NEEDED and not (venv / "bin" / "xpyd").exists():

@@ -25,6 +25,7 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # The first row that matches counts. * stands for slashes, too.
     ("*.md", ()), ("LICENSE", ()), (".editorconfig", ()), (".pre-commit-config.yaml", ()), (".importlinter", ()),
     ("docs/*", ()), ("examples/*", ()), ("charts/*", ()), ("crds/*", ()), ("manifests/*", ()), ("images/*", ()),
+    ("release/*", ()), ("distribution/*", ()),
     ("bench/results/*", ()), ("lab/[bcgm]*", ()), ("lab/scripted_device/*", ()), ("lab/tools/*", ()),
     ("operator/src/xpyd_operator/api/*", ("versions",)), ("operator/src/*", ()),
     (f"{SIDECAR}/agent/*", ()), (f"{SIDECAR}/member/*", ()),

@@ -1,4 +1,5 @@
-"""``python -m xpyd_sidecar --config FILE``: runs the router, the agent or both in one process.
+"""``python -m xpyd_sidecar --config FILE``: runs the router, the agent or both in one process; ``--version`` says which
+version this is, and whether its compiled parts are in use.
 
 The configuration is JSON of ``contract.launch.SidecarConfig``. SIGTERM and SIGINT end it in order; a half that fails ends
 the process.
@@ -20,8 +21,8 @@ from pathlib import Path
 
 import uvloop
 
+from xpyd_sidecar import __version__, logs
 from xpyd_sidecar import config as configuration
-from xpyd_sidecar import logs
 from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.launch import SidecarConfig
@@ -41,7 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", metavar="FILE", help="JSON of SidecarConfig; - reads standard input")
     source.add_argument("--config-json", metavar="TEXT", help="the same, given directly")
+    source.add_argument("--version", action="store_true", help="say the version, and whether compiled parts are in use")
     args = parser.parse_args(argv)
+    if args.version:
+        parts = importlib.import_module("xpyd_sidecar.parts")  # loads half of the router
+        print(f"xpyd-sidecar {__version__} ({parts.describe()})")
+        return 0
     where = "--config-json" if args.config is None else f"--config {args.config}"
     try:
         config = configuration.decode(args.config_json if args.config is None else _read(args.config))

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from xpyd_operator import __version__
+from xpyd_operator import versions
 from xpyd_operator.errors import XpydError
 
 COMMANDS: dict[str, str] = {
@@ -40,8 +40,9 @@ COMMANDS: dict[str, str] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``xpyd``; the result is the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    args = _parse(arguments)
     try:
+        versions.check()
+        args = _parse(arguments)
         code: int = _module(args.command).run(args)
         sys.stdout.flush()
     except XpydError as error:
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="xpyd", description="vLLM, disaggregated into prefill and decode")
-    parser.add_argument("--version", action="version", version=f"xpyd {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="say the version, and whether compiled parts are used")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     asked = next((word for word in arguments if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
@@ -67,6 +68,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         else:
             subparsers.add_parser(name, help=text)
     return parser.parse_args(arguments)
+
+
+class _Version(argparse.Action):
+    """``--version``: asks the sidecar package how it was built, which takes a moment."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(versions.describe())
+        parser.exit()
 
 
 def _module(name: str) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 
 from prometheus_client import disable_created_metrics
 
-from xpyd_operator import __version__
+from xpyd_operator import __version__, versions
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube import logs
 from xpyd_operator.kube.app import Operator
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure(settings.log_level, settings.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, for what a restart shows
     try:
+        versions.check()
         return asyncio.run(Operator(settings, login, elect=elect).run())
     except (LoginError, PortTaken) as error:
         logger.error("%s", error)  # noqa: TRY400 (the message says all)
