@@ -24,7 +24,7 @@ UNPLACED = "Unschedulable"
 
 
 class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
-    """It is on its way."""
+    """Why an instance or another part of a service is not there yet, though it is on its way."""
 
     reason: str
     """One word that a program can compare: ``Starting``, ``Creating``, ``Unschedulable`` …"""
@@ -46,7 +46,7 @@ class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
 
     @property
     def person(self) -> bool:
-        """A person should look."""
+        """Whether a person should look, since ``until`` has passed."""
         return self.late
 
     @property
@@ -56,7 +56,7 @@ class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):
-    """It does not come by itself."""
+    """Why an instance or another part of a service is not there, and will not come by itself."""
 
     reason: str
     """One word that a program can compare: ``ImagePull``, ``OutOfMemory``, ``CrashLoop`` …"""
@@ -74,12 +74,12 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
 
     @property
     def message(self) -> str:
-        """What is wrong, and what to do."""
+        """What is wrong and what to do about it, as one text."""
         return f"{self.what}; {self.do}" if self.do else self.what
 
     @property
     def person(self) -> bool:
-        """A person should act."""
+        """Whether a person should act, since nothing replaces it."""
         return not self.replaced
 
     @property

@@ -26,7 +26,7 @@ from xpyd_sidecar.contract.ids import Role
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Wanted instances."""
+    """How many instances of each role are wanted, and which limit holds these counts."""
 
     prefill: int
     decode: int

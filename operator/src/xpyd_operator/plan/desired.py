@@ -31,7 +31,7 @@ class RoleTarget(msgspec.Struct, frozen=True):
 
 
 class Desired(msgspec.Struct, frozen=True):
-    """What is wanted. Times in seconds."""
+    """What a service is to be like, as its document and pools say. Times are in seconds."""
 
     service: ServiceName
     prefill: RoleTarget
@@ -71,17 +71,17 @@ class Desired(msgspec.Struct, frozen=True):
     """The service is to end: router first, so that nothing new comes in, then the instances."""
 
     def target(self, role: Role) -> RoleTarget:
-        """What is wanted of one role."""
+        """The part that is about one role."""
         return self.prefill if role is Role.PREFILL else self.decode
 
     @property
     def shape(self) -> str:
-        """``1P3D``."""
+        """Wanted counts as text: ``1P3D`` for one prefill and three decode instances."""
         return shape(self.prefill.replicas, self.decode.replicas)
 
 
 def shape(prefill: int, decode: int) -> str:
-    """1, 3 → ``1P3D``."""
+    """Counts of prefill and decode instances as text: 1 and 3 are ``1P3D``."""
     return f"{prefill}P{decode}D"
 
 

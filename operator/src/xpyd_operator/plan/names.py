@@ -14,7 +14,7 @@ _MEMBER = re.compile(r"(.+-e(?:0|[1-9][0-9]{0,8}))-(0|[1-9][0-9]?)")
 
 
 def instance_name(service: ServiceName, ordinal: int) -> InstanceName:
-    """``qwen``, 3 → ``qwen-e3``."""
+    """The name of a service's instance by its ordinal: ``qwen`` and 3 make ``qwen-e3``."""
     return InstanceName(f"{service}-e{ordinal}")
 
 
@@ -27,7 +27,7 @@ def ordinal_of(service: ServiceName, instance: str) -> int | None:
 
 
 def member_name(instance: str, index: int) -> str:
-    """``qwen-e3``, 1 → ``qwen-e3-1``."""
+    """The name of an instance's member by its index: ``qwen-e3`` and 1 make ``qwen-e3-1``."""
     return f"{instance}-{index}"
 
 

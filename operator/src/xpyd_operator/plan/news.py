@@ -27,7 +27,7 @@ _GOOD = {"Ready": "True", "Progressing": "False", "Degraded": "False", "Compatib
 
 
 class News(msgspec.Struct, frozen=True):
-    """One thing to tell."""
+    """One thing that happened to a service, to be told as an Event and in the log."""
 
     type: Literal["Normal", "Warning"]
     reason: str

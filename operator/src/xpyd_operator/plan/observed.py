@@ -118,12 +118,12 @@ class Instance(msgspec.Struct, frozen=True):
 
     @property
     def leaving(self) -> bool:
-        """It will not come back to serve."""
+        """Whether the instance is on its way out, and will not serve again."""
         return self.phase in LEAVING
 
     @property
     def ready(self) -> bool:
-        """It takes requests."""
+        """Whether the router may send the instance requests."""
         return self.phase is Phase.READY
 
     @property
@@ -138,7 +138,7 @@ class Instance(msgspec.Struct, frozen=True):
 
     @property
     def over(self) -> bool:
-        """Its platform never starts it again."""
+        """Whether the platform never starts the instance again, so that another one has to take its place."""
         return isinstance(self.absent, Broken) and self.absent.replaced
 
     @property

@@ -13,7 +13,7 @@ from xpyd_operator.plan.step import step
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One round."""
+    """One round of the loop over a service: what was wanted, what was observed, and the plan made of both."""
 
     desired: Desired
     observed: Observed

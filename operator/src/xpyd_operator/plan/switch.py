@@ -59,7 +59,7 @@ def switches(
 
 
 def after(instances: tuple[Instance, ...], made: Collection[Switch]) -> tuple[Instance, ...]:
-    """The instances as they will be."""
+    """The instances as they will be once these switches are done."""
     by_name = {switch.instance: switch for switch in made}
     return tuple(
         msgspec.structs.replace(

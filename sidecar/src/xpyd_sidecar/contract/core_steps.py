@@ -21,7 +21,7 @@ ToldT = TypeVar("ToldT")
 """What a rank tells of itself."""
 
 class CoreSteps(msgspec.Struct, frozen=True):
-    """Of one data-parallel rank, or of several together."""
+    """Steps of the engine core of one data-parallel rank, or the sum over several ranks."""
 
     turns: Annotated[int, msgspec.Meta(ge=0)]
     """Since its start; these only grow."""

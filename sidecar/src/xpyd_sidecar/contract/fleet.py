@@ -72,7 +72,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """What happened a second, on average over the window."""
+    """Requests, tokens and other events a second, on average over the window of ``/fleet``."""
 
     requests: float = 0.0
     """Requests that ended."""

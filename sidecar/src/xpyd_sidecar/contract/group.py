@@ -57,7 +57,7 @@ called last; one that is about to begin or to end an engine; an engine of the li
 
 
 class GroupRound(msgspec.Struct, frozen=True):
-    """What the launcher is to run."""
+    """What an agent asks of its member's launcher: which life of the engine to run, if any."""
 
     turn: int
     """Grows with each change; the launcher says which it has seen."""
@@ -69,7 +69,7 @@ class GroupRound(msgspec.Struct, frozen=True):
 
 
 class MemberState(msgspec.Struct, frozen=True):
-    """What a launcher does."""
+    """What the launcher of a member says of itself: the engine's life that it runs or has run, and how that ended."""
 
     boot: Token
     """Of the launcher's process."""
@@ -91,7 +91,7 @@ class MemberState(msgspec.Struct, frozen=True):
 
 
 class Pulse(msgspec.Struct, frozen=True):
-    """Of one worker."""
+    """One worker process's sign that it goes on, which it writes about once a second."""
 
     pid: int
     life: Token
@@ -140,7 +140,7 @@ class MemberHello(msgspec.Struct, frozen=True):
 
 
 class MemberAnswer(msgspec.Struct, frozen=True):
-    """From the leader's agent."""
+    """What the leader's agent answers to the hello of another member."""
 
     v: int
     call: Token

@@ -66,7 +66,7 @@ class IntakeRates(msgspec.Struct, frozen=True):
 
 
 class LinkRate(msgspec.Struct, frozen=True):
-    """What comes in over one link."""
+    """KV bytes a second that decode instances receive over one kind of link."""
 
     link: str
     gb_s: float

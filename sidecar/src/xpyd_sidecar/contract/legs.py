@@ -28,7 +28,7 @@ CACHED = "cached_tokens"
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """The decode instance that a prefill leg pushes to."""
+    """The decode instance that fetches the KV of a prefill leg."""
 
     instance: InstanceName
     incarnation: Incarnation

@@ -43,7 +43,7 @@ class SampledRequest(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What a router has kept, by arrival."""
+    """Times and sizes of the requests that a router remembers, in order of arrival."""
 
     service: ServiceName
     covers_s: float

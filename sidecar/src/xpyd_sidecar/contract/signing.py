@@ -31,7 +31,7 @@ _FORM: Final = re.compile(r"v1 ([0-9]{1,12}) ([0-9a-f]{32}) ([0-9a-f]{64})")
 
 
 class SignedCall(NamedTuple):
-    """What is signed."""
+    """The parts of an HTTP call that its signature covers."""
 
     method: str
     path: str
@@ -52,13 +52,13 @@ def sign_answer(key: bytes, said: str, body: bytes) -> str:
 
 
 def answers(key: bytes, said: str, signature: str, body: bytes) -> bool:
-    """Whether who answers the call has the key."""
+    """Whether ``signature`` is that of the answer ``body`` to the call whose header was ``said``, under ``key``."""
     right = sign_answer(key, said, body)
     return hmac.compare_digest(signature.encode(errors="surrogateescape"), right.encode())
 
 
 class CallVerifier:
-    """Who is called as ``instance``; takes each call once."""
+    """Verifies signed calls to the instance of this name, and accepts each of them once."""
 
     def __init__(self, key: bytes, instance: str, clock: Callable[[], float] = time.time) -> None:
         self._key = key

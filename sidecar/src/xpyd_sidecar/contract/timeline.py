@@ -58,7 +58,7 @@ class First(msgspec.Struct, frozen=True):
 
 
 class Notes(msgspec.Struct, frozen=True):
-    """What an engine has of one side of one transfer."""
+    """The events that one engine has recorded of one side, prefill or decode, of one transfer."""
 
     transfer: TransferId
     sends: bool
@@ -119,7 +119,7 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """One request."""
+    """What the router knows of one request that is over, with its events in order."""
 
     request: str
     transfer: TransferId

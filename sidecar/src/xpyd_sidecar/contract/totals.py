@@ -33,13 +33,13 @@ def buckets_of(durations: Iterable[float]) -> Counter[int]:
 
 
 def add_buckets(buckets: Buckets, more: Mapping[int, int]) -> None:
-    """Count what others counted."""
+    """Add the counts of ``more`` to ``buckets``, in place."""
     for bucket, count in more.items():
         buckets[bucket] = buckets.get(bucket, 0) + count
 
 
 def middle_of(bucket: int) -> float:
-    """The duration that stands for a bucket, seconds."""
+    """The duration in seconds that stands for all durations of a bucket."""
     return _SHORTEST if bucket == 0 else float(_SHORTEST * 2.0 ** ((bucket - 0.5) / _STEPS))
 
 

@@ -36,7 +36,7 @@ FEWEST = 1e-6
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """Decaying sums."""
+    """What instances can do, learned as sums of figures that decay with time."""
 
     tokens: float = 0.0
     busy_s: float = 0.0

@@ -52,7 +52,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What one interval led to."""
+    """The counts that the planner decided on at the end of an interval, and why."""
 
     prefill: int
     decode: int
@@ -64,7 +64,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     @property
     def changes(self) -> bool:
-        """Whether the counts change."""
+        """Whether this decision adds, removes or switches instances."""
         return bool(self.added or self.removed or self.switched)
 
 

@@ -62,7 +62,7 @@ class Demand(msgspec.Struct, frozen=True):
 
     @property
     def level(self) -> Rates:
-        """Now."""
+        """The demand of the present, on prefill and on decode."""
         return self.prompts.now.level, self.outputs.now.level
 
     def ahead(self, seconds: float) -> Rates:

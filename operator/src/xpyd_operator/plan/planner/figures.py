@@ -24,7 +24,7 @@ class RoleFigures(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One interval."""
+    """What routers and instances told of one interval, added up."""
 
     over_s: float
     arrivals: int = 0

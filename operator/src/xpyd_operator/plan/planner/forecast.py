@@ -45,7 +45,7 @@ DOUBT = 3.0
 
 
 class Holt(msgspec.Struct, frozen=True):
-    """What is remembered of one series."""
+    """Level and trend of one series of values, as in Holt's method with a damped trend."""
 
     level: float = 0.0
     trend: float = 0.0
@@ -53,11 +53,11 @@ class Holt(msgspec.Struct, frozen=True):
     begun: bool = False
 
     def expected(self, over_s: float) -> float:
-        """Of the next interval."""
+        """The value that is expected of the next interval, which takes ``over_s`` seconds."""
         return self.level + math.exp2(-over_s / DAMPING_S) * self.trend * over_s
 
     def seen(self, value: float, noise: float, over_s: float) -> Holt:
-        """With one more interval of so many seconds."""
+        """Level and trend after one more value, of an interval of ``over_s`` seconds; ``noise`` is what chance explains."""
         if not self.begun:
             return Holt(value, 0.0, True)
         a = steady = 1 - 0.5 ** (over_s / LEVEL_S)
@@ -73,7 +73,7 @@ class Holt(msgspec.Struct, frozen=True):
         return Holt(level, trend, True)
 
     def ahead(self, seconds: float) -> float:
-        """The value so many seconds ahead, at least 0."""
+        """The value that is forecast for ``seconds`` from now, at least 0."""
         goes_on = DAMPING_S / math.log(2) * (1.0 - math.exp2(-seconds / DAMPING_S))
         return max(0.0, self.level + self.trend * goes_on)
 
@@ -91,7 +91,7 @@ class Series(msgspec.Struct, frozen=True):
     looks: float = 0.0
 
     def seen(self, value: float, noise: float, over_s: float, ahead_s: float) -> Series:
-        """With one more interval; forecasts look ``ahead_s`` ahead."""
+        """The series after one more value; its forecasts look ``ahead_s`` seconds ahead."""
         now = self.now.seen(value, noise, over_s)
         jumps, looks = self.jumps, self.looks
         if self.now.begun and noise > 0:

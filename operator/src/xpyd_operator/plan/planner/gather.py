@@ -22,7 +22,7 @@ SIZE_S = 600.0
 
 
 class Gather:
-    """Of one service."""
+    """Makes the figures of an interval of one service from the totals that its routers tell."""
 
     def __init__(self) -> None:
         self._before: dict[str, Totals] = {}

@@ -18,7 +18,7 @@ Pair = tuple[int, int]
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """One that is over."""
+    """What is kept of an interval that is over, to be looked at in hindsight."""
 
     over_s: float
     arrivals: int

@@ -103,7 +103,7 @@ class Planning:
 
 
 def goals_of(service: DisaggService, cold_start_s: float) -> Goals:
-    """From the document."""
+    """The goals of the planner as the document states them, in seconds."""
     planner = service.spec.planner
     ttft, tpot = planner.slo.ttft_p95, planner.slo.tpot_p95
     return Goals(
@@ -124,7 +124,7 @@ def _instance(role: RoleSpec) -> RoleSpec:
 
 
 def bounds_of(service: DisaggService) -> Bounds:
-    """From the document: a role without ``scaling`` keeps its count."""
+    """Bounds of the counts as the document states them; a role without ``scaling`` keeps its count."""
     spec = service.spec
     return Bounds(
         prefill=(spec.prefill.least, spec.prefill.most),
@@ -134,7 +134,7 @@ def bounds_of(service: DisaggService) -> Bounds:
 
 
 def kind_of(found: Decision) -> Kind:
-    """In one word; the first that applies."""
+    """What kind of decision it is, in one word for the metric; the first that applies."""
     if found.switched:
         return "switch"
     if found.added:

@@ -19,7 +19,7 @@ ROLES = ("prefill", "decode")
 
 
 class Reasons(msgspec.Struct, frozen=True):
-    """What a decision rests on."""
+    """All values that a decision of the planner rests on, for the sentence that explains it."""
 
     figures: Figures
     goals: Goals
@@ -46,7 +46,7 @@ def sentence(reasons: Reasons, before: Pair, after: Pair, switched: int) -> str:
 
 
 def shape(counts: tuple[int | None, int | None]) -> str:
-    """As 3P2D, with ``?`` for what is not known."""
+    """Counts as text, such as ``3P2D``, with ``?`` for one that is not known."""
     return "".join(f"{'?' if count is None else count}{letter}" for count, letter in zip(counts, "PD", strict=True))
 
 

@@ -94,7 +94,7 @@ def part(count: int, floor: int) -> int:
 
 
 def looked(looks: tuple[float, ...], demand: float) -> tuple[float, ...]:
-    """With the demand of one more interval."""
+    """The last demands after that of one more interval; the oldest give way beyond ``LOOKS`` of them."""
     return (*looks[-(LOOKS - 1) :], demand)
 
 
