@@ -5,13 +5,14 @@ is bad gets nothing more, and is back soon after it is well. Times of the router
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import perf_counter, sleep
 
 import pytest
 from beats import beat
 from engine_zoo import TOKENS, Kind, Zoo, zoo
-from router_fleet import KEY
-from scripted_engine import Play, Seen
+from router_fleet import KEY, fleet
+from scripted_engine import Play, ScriptedEngine, Seen
 
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.core_steps import CoreSteps
@@ -196,5 +197,50 @@ async def test_a_core_that_does_not_step_is_stalled_and_what_had_not_begun_goes_
             assert [(each.stalled, each.hold) for each in said] == [(True, False), (False, False)], "though it was left"
             assert one.bad.aborts == 6
             await f.wait(lambda: not one.bad.open, "nothing to be left there")
+        finally:
+            beating.cancel()
+
+
+@pytest.mark.parametrize("honest", [0, 8])
+async def test_a_request_that_hangs_cores_does_not_walk_through_all_of_them(monkeypatch: pytest.MonkeyPatch,
+                                                                          honest: int) -> None:
+    """Alone it stops two; where others are in flight beside it, three at most, and all of those are answered."""
+    monkeypatch.setattr(first_bytes, "FLOOR_S", 3600.0)
+    monkeypatch.setattr(first_bytes, "UNKNOWN", 1.0)
+    async with fleet(0, 8) as f:
+        hung: list[str] = []
+
+        def chooser(engine: ScriptedEngine) -> Callable[[Seen], Play]:
+            def choose(seen: Seen) -> Play:
+                if seen.body.get("user") == "poison" and engine.name not in hung:
+                    hung.append(engine.name)
+                    engine.default = Play(hold=asyncio.Event())  # for canaries
+                return Play(hold=asyncio.Event()) if engine.name in hung else Play(before=0.3)
+            return choose
+
+        async def beats() -> None:
+            turns = dict.fromkeys((engine.name for engine in f.d), 0)
+            for seq in range(2, 10_000):
+                for engine in f.d:
+                    turns[engine.name] += engine.name not in hung
+                    f.beat(engine, seq=seq, interval_s=0.2, core=CoreSteps(turns[engine.name], 1.0))
+                await asyncio.sleep(0.1)
+
+        async def honestly(number: int) -> list[int]:
+            answers = [await f.complete(prompt=f"h{number} {turn}", stream=number % 2 == 0) for turn in range(6)]
+            return [answer.status for answer in answers]
+
+        for engine in f.d:
+            engine.choose = chooser(engine)
+        beating = asyncio.create_task(beats())
+        try:
+            others = [asyncio.create_task(honestly(number)) for number in range(honest)]
+            answer = await f.complete(prompt="p", user="poison")
+            assert (answer.status, answer.json["error"]["code"]) == (502, "poison_request")
+            assert len(hung) == 2 if not honest else 2 <= len(hung) <= 3, hung
+            assert [await one for one in others] == [[200] * 6] * honest
+            again = await f.complete(prompt="p", user="poison")
+            assert again.status == 502
+            assert len(hung) <= 3
         finally:
             beating.cancel()

@@ -11,7 +11,7 @@ import random
 import secrets
 from collections.abc import Callable
 
-from xpyd_sidecar.contract.ids import Role, State
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
@@ -89,6 +89,7 @@ class RequestContext:
                              tell=self.observer.audited) if router.audit else None
         self.watch = FleetWatch(self.roster, self.servings.lost, self.observer.changed, self.observer.probed)
         self.outliers = OutlierWatch(config.instance, self.roster, self.watch, self.pool, hung=self._hung,
+                                     stalled=self._stalled,
                                      note=lambda result: self.observer.metrics.count("canaries", result.value))
         self.watch.on_leaving = self.servings.leaving
         self.watch.on_verdict = self.poison.judged
@@ -164,6 +165,10 @@ class RequestContext:
             self.poison.moved()
 
     # ---- time
+
+    def _stalled(self, instance: InstanceName, incarnation: Incarnation) -> None:
+        self.servings.stalled(instance, incarnation)
+        self.poison.stalled(instance, incarnation)
 
     def _hung(self) -> None:
         self.servings.sweep(self.loop.time(), self._awake)

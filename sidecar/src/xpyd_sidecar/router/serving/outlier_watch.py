@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
 from xpyd_sidecar.router.fleet.first_bytes import FirstBytes
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.outliers import (
@@ -42,12 +42,14 @@ class OutlierWatch:
     """Of one router."""
 
     def __init__(self, name: str, roster: Roster, watch: FleetWatch, pool: EnginePool, *,
-                 hung: Callable[[], None], note: Callable[[CanaryResult], None]) -> None:
+                 hung: Callable[[], None], stalled: Callable[[InstanceName, Incarnation], None],
+                 note: Callable[[CanaryResult], None]) -> None:
         """``name``: this router's. ``hung`` is called when somebody answers nothing any more: legs that have not begun
-        there are to be left. ``note`` hears how canaries ended.
+        there are to be left; before it ``stalled``, where it is since the core of that incarnation stands still. ``note``
+        hears how canaries ended.
         """
         self._loop, self._roster, self._watch = pool.loop, roster, watch
-        self._hung, self._note = hung, note
+        self._hung, self._stalled, self._note = hung, stalled, note
         self._outliers = Outliers(name, roster.members)
         self._canaries = Canaries(pool)
         self.first_bytes = FirstBytes()
@@ -120,6 +122,9 @@ class OutlierWatch:
             match one:
                 case Ejected(instance=name, incarnation=incarnation, reason=reason, hung=hung):
                     self._watch.take(self._roster.on_verdict(name, incarnation, reason, hung=hung))
+                    member = self._roster.find(name, incarnation)
+                    if hung and member is not None and member.stalled_s:
+                        self._stalled(name, incarnation)
                     if hung:
                         self._hung()
                 case Readmitted(instance=name, incarnation=incarnation, reason=reason):

@@ -10,8 +10,9 @@
     others (``likeness``)
 
 Laws
-  1. Only a death counts, once for an incarnation. An engine that lives, leaves in order, is lost with its machine, or of
-     which nobody can say within ``VERDICT_S`` whether it lives accuses nobody.
+  1. Only a death counts, once for an incarnation; a core that stands still with requests is dead, too. An engine that
+     lives, leaves in order, is lost with its machine, or of which nobody can say within ``VERDICT_S`` whether it lives
+     accuses nobody.
   2. A request is convicted where it was the sole suspect at a death, or at a second one if nobody else was at either. So
      one that ends whatever serves it ends two engines alone, and three among others, however many they are; and of one
      that is unlucky twice, one of two engines that ended served others as well, unless hardly anything is asked.

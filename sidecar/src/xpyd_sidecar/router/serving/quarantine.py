@@ -168,19 +168,28 @@ class Poison:
         """Whether an incarnation has died by itself. Its legs that were open have broken off."""
         if not self.watching:
             return
-        engine, now = (instance, incarnation), self._loop.time()
+        engine = (instance, incarnation)
         match verdict:
             case DeathVerdict.DIED:
-                before = self.ledger.deaths
-                self._convicted(self.ledger.died(now, engine))
-                if self.ledger.deaths > before:
-                    logger.warning("%s died by itself with requests in flight: %d are suspected", instance,
-                                   self.ledger.suspects, extra={"peer": instance})
+                self._died(instance, incarnation, "died by itself")
             case DeathVerdict.LIVES:
                 self.ledger.lives(engine)
             case DeathVerdict.LOST:
                 self.ledger.lost(engine)
         self._changed()
+
+    def stalled(self, instance: InstanceName, incarnation: Incarnation) -> None:
+        """The core of an incarnation stands still, which counts as its death: those that were noted there are suspected."""
+        if self.watching:
+            self._died(instance, incarnation, "stands still")
+            self._changed()
+
+    def _died(self, instance: InstanceName, incarnation: Incarnation, how: str) -> None:
+        before = self.ledger.deaths
+        self._convicted(self.ledger.died(self._loop.time(), (instance, incarnation)))
+        if self.ledger.deaths > before:
+            logger.warning("%s %s with requests in flight: %d are suspected", instance, how, self.ledger.suspects,
+                           extra={"peer": instance})
 
     def refusals(self) -> tuple[str, ...]:
         """What this router refuses, for other routers: hashes and labels, the latest ``MAX_POISONS``."""

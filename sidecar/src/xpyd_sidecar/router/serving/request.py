@@ -211,6 +211,12 @@ class Serving(Sink):
             for leg in self.legs.to(instance, incarnation):
                 self._on(mv.AttemptLeaves(leg.send.leg))
 
+    def on_stalled(self, instance: str, incarnation: str) -> None:
+        """The core of this incarnation stands still, perhaps because of what this request asks."""
+        for leg in self.legs.to(instance, incarnation):
+            target = leg.send.target
+            self._context.poison.noted(target.instance, target.incarnation, self.request_hash(), self.labels())
+
     def sweep(self, now: float, awake: float) -> None:
         """Called every second: doubt an engine that is silent on an open leg, leave it, and mind the deadline.
 
@@ -224,9 +230,18 @@ class Serving(Sink):
             return
         self.legs.doubt(now, awake)
         for leg in self.legs.silent(now, awake):
-            if self._withheld is None and not self._asks.once and leg.send.leg in self.legs:
-                self._on(mv.AttemptStalls(leg.send.leg, free=bool(leg.send.target.member.ejected)))
-                self.legs.left(leg)
+            if self._withheld is not None or self._asks.once or leg.send.leg not in self.legs:
+                continue
+            if leg.send.target.member.hung and self._context.poison.alert and self._context.poison.comes(self):
+                self._withheld = [partial(self._leave, leg, leg.begun)]
+            else:
+                self._leave(leg, leg.begun)
+
+    def _leave(self, leg: OpenAttempt, begun: bool) -> None:
+        # Unless it has ended, or begun, while it was held.
+        if leg.send.leg in self.legs and leg.begun == begun:
+            self._on(mv.AttemptStalls(leg.send.leg, free=bool(leg.send.target.member.ejected)))
+            self.legs.left(leg)
 
     def abort(self, reason: str) -> None:
         """The router stops before this request could end: cut it off."""

@@ -34,6 +34,9 @@ class InFlightRequest(Protocol):
     def on_leaving(self, instance: str, incarnation: str) -> None:
         """The incarnation ends soon."""
 
+    def on_stalled(self, instance: str, incarnation: str) -> None:
+        """The core of this incarnation stands still."""
+
     def sweep(self, now: float, awake: float) -> None:
         """Called every second. ``awake``: when this process last came back from standing still."""
 
@@ -54,6 +57,10 @@ class InFlight(set[InFlightRequest]):
     def leaving(self, soon: InstanceLeaves) -> None:
         """The time of its drain is nearly over: what can go on elsewhere does, while nothing is lost yet."""
         self._each(lambda one: one.on_leaving(soon.instance, soon.incarnation))
+
+    def stalled(self, instance: str, incarnation: str) -> None:
+        """The core of this incarnation stands still: what ran there may be the reason."""
+        self._each(lambda one: one.on_stalled(instance, incarnation))
 
     def sweep(self, now: float, awake: float) -> None:
         """Called every second."""
