@@ -50,6 +50,22 @@ STATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
                               "Stalled": ("True", "Stuck", "in trouble")}), "Degraded", "Failed", "Stuck: in trouble"),
 }
 
+REST: Conditions = {"Suspended": ("True", "Suspended", "nothing runs"),
+                    "Progressing": ("False", "Suspended", "nothing runs"),
+                    "Degraded": FINE["Degraded"], "Valid": FINE["Valid"]}
+ENDS = ("False", "Suspending", "these end: qwen-e1")
+STATES |= {
+    "suspended": (service(REST, wanted=0, ready=0, updated=0), "Suspended", "Current", "nothing runs"),
+    "its instances end": (
+        service({"Ready": ENDS, "Suspended": ENDS, "Progressing": ("True", *ENDS[1:])} | {
+            kind: FINE[kind] for kind in ("Degraded", "Valid")}, wanted=0),
+        "Progressing", "InProgress", "Suspending: these"),
+    "suspended, and refused": (
+        service(REST | {"Valid": ("False", "Invalid", "spec.decode"), "Stalled": ("True", "Invalid", "spec.decode")}),
+        "Degraded", "Failed", "Invalid: spec.decode"),
+    "resumed, and not yet looked at": (service(REST, seen=2), "Progressing", "InProgress", "has not seen"),
+}
+
 
 @needs_judge
 @pytest.mark.parametrize("state", STATES)

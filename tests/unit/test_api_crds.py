@@ -84,7 +84,8 @@ def described(name: str) -> str:
 
 def test_the_conditions_of_each_kind_are_described_by_their_own_text() -> None:
     service, pool = described("disaggservices.yaml"), described("disaggpools.yaml")
-    assert all(f"`{kind}`" in service for kind in ("Ready", "Progressing", "Degraded", "Compatible", "Valid", "Stalled"))
+    kinds = ("Ready", "Progressing", "Degraded", "Compatible", "Valid", "Stalled", "Suspended")
+    assert all(f"`{kind}`" in service for kind in kinds)
     assert all(f"`{kind}`" in pool for kind in ("Ready", "Limited"))
     assert "Compatible" not in pool
     assert "Limited" not in service
@@ -93,4 +94,4 @@ def test_the_conditions_of_each_kind_are_described_by_their_own_text() -> None:
 def test_a_column_says_why_a_service_is_not_ready() -> None:
     columns = CRDS["disaggservices.yaml"]["spec"]["versions"][0]["additionalPrinterColumns"]
     assert {column["name"]: column["jsonPath"] for column in columns}["Reason"] == (
-        '.status.conditions[?(@.type=="Ready")].reason')
+        ".status.conditions[0].reason"), "of Ready, or of Suspended: what is said first"

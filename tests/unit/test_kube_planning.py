@@ -114,6 +114,29 @@ async def test_observe_says_what_it_would_do_once_and_writes_no_pool(session: ai
     assert not [each for each in world.api.asked if each[:2] == ("patch", "DisaggPool")]
 
 
+async def test_a_suspended_service_is_not_planned_and_the_planner_begins_anew(session: aiohttp.ClientSession) -> None:
+    world = World(session, "auto")
+    world.traffic.rate = 3.0
+    for _ in range(3):
+        await world.interval()
+    counts, decisions = (world.replicas("prefill"), world.replicas("decode")), world.decisions()
+    body = world.api.objects[OWNER_KIND, "team-a", "qwen"]
+
+    def set_suspend(to: bool) -> None:
+        metadata = body["metadata"] | {"generation": 2 + (not to)}
+        world.cache.seen(OWNER_KIND, world.api.put(OWNER_KIND, body | {
+            "metadata": metadata, "spec": body["spec"] | {"suspend": to}}))
+    set_suspend(to=True)
+    world.traffic.rate = 20.0
+    for _ in range(3):
+        await world.interval()
+    assert ((world.replicas("prefill"), world.replicas("decode")), world.decisions()) == (counts, decisions)
+    assert "planner" not in world.plan()
+    set_suspend(to=False)
+    await world.interval()
+    assert world.decisions() == decisions, "what it knew is of another time"
+
+
 async def test_off_says_and_does_nothing(session: aiohttp.ClientSession) -> None:
     world = World(session, "disabled")
     world.traffic.rate = 20.0

@@ -19,6 +19,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"offload": {"memory": "1Gi"}}}, "spec.kv.offload.memory"),
     ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),
     ({"router": {"tls": {"secret": "cert"}}}, "spec.router.tls.secret"),
+    ({"suspend": True}, "spec.suspend"),
 ]
 
 

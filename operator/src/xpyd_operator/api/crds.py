@@ -12,7 +12,8 @@ from xpyd_operator.api.schema import Schema, schema_of, with_rules
 from xpyd_operator.api.service import DisaggService
 
 _READY = '.status.conditions[?(@.type=="Ready")].status'
-_REASON = '.status.conditions[?(@.type=="Ready")].reason'
+_REASON = ".status.conditions[0].reason"
+"""Of ``Ready``, which is said first, or of ``Suspended`` where that is not said."""
 _HEAD = "# Made by `xpyd render crds` from operator/src/xpyd_operator/api; do not edit.\n"
 
 

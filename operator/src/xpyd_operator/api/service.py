@@ -84,6 +84,9 @@ class ServiceSpec(Part, frozen=True):
     """Sets the counts of roles that have `scaling`."""
     network_policy: NetworkPolicy = NetworkPolicy()
     """Who may reach the pods of the service."""
+    suspend: bool = False
+    """Nothing of the service runs while this is true: instances and routers are drained and deleted. Services, policies,
+    Secrets and pools stay, so that it has the same addresses and counts when it is resumed. Not with `xpyd up`."""
     template: Preserved | None = None
     """Pod template of all pods, below those of roles and routers, which are laid over it: `tolerations`,
     `imagePullSecrets`, `serviceAccountName`, variables, volumes. What it says of the containers `main`, `sidecar` and

@@ -20,7 +20,8 @@ class Condition(Part, frozen=True):
     `Progressing`: something changes or waits. `Degraded`: a person should look. `Compatible`: prefill and decode can
     exchange KV. `Disaggregating`: decode receives the prompts that it was to receive, instead of computing them; the
     message has the share of their tokens and the links with their GB/s. `Valid`: the document is used as it is. `Stalled`:
-    only there while nothing will move before a person does something, or the newest document is refused."""
+    only there while nothing will move before a person does something, or the newest document is refused. `Suspended`: only
+    there while `suspend` is true; once nothing runs it is `True`, and nothing is said of `Ready`."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Meta(max_length=1024)]

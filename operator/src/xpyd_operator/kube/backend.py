@@ -30,7 +30,7 @@ from xpyd_operator.kube.podgroups import PodGroups
 from xpyd_operator.kube.pods import Pods, in_groups, make_whole, pods_of_wanted
 from xpyd_operator.kube.presence import Presence
 from xpyd_operator.kube.report import ServiceReport
-from xpyd_operator.kube.routers import absent_routers
+from xpyd_operator.kube.routers import absent_routers, running_routers
 from xpyd_operator.kube.shared import Shared
 from xpyd_operator.kube.status import service_wide, ungrouped
 from xpyd_operator.kube.switches import Switches
@@ -119,7 +119,8 @@ class KubeBackend:
         seen = [pod.derived(facts) for pod in pods]
         mine = [each for each in seen if each.owner == self.uid]
         on_their_own = service.spec.router.placement == "deployment"
-        away = self._away(pods, now) if on_their_own else None
+        suspended = service.spec.suspend
+        away = self._away(pods, now) if on_their_own and not suspended else None
         routers = [e for e in seen if e.component == labels.ROUTERS] if on_their_own else [e for e in mine if e.router]
         learners = [] if on_their_own else [each for each in mine if each.roster and not each.router]
         prefill = self._blueprint.counts is None or self._blueprint.counts.prefill > 0
@@ -152,11 +153,12 @@ class KubeBackend:
             front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away),
             fleet_known=self._told.fleet is not None,
             disaggregation=self._told.fleet.disaggregation if self._told.fleet is not None else None,
+            routers=running_routers(seen) if suspended else (),
             freed=self._freed,
             absent=(
                 *service_wide(self._named, self._blueprint.valid, self._shared.master.trouble),
-                *(ungrouped(self._shared.gangs, left_out=self._pods.ungrouped) if spans(service) else ()),
-                *await self._shared.topology.absent(service, now),
+                *(ungrouped(self._shared.gangs, left_out=self._pods.ungrouped) if spans(service) and not suspended else ()),
+                *(await self._shared.topology.absent(service, now) if not suspended else ()),
                 *(away or ()),
             ),
         )
@@ -220,7 +222,7 @@ class KubeBackend:
                 await self._groups.tend(gangs.served, alive, self._blueprint.pod_group, now)
 
         async def whole() -> None:
-            if self._several:
+            if self._several and not desired.suspended_since:
                 await make_whole(self._pods, self._blueprint, gangs, round_, now, lacking=lacking)
 
         async def switches() -> None:

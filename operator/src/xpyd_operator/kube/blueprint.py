@@ -34,7 +34,7 @@ from xpyd_operator.render.compare import differs
 from xpyd_operator.render.gang import Gang, Together, grouped, joined_by, pod_group
 from xpyd_operator.render.judge import Judgement, judge
 from xpyd_operator.render.labels import INSTANCE_OF, router_name
-from xpyd_operator.render.objects import policies, router_deployment
+from xpyd_operator.render.objects import policies, router_deployment, routers_apart
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, pods_difference, same_places
@@ -75,6 +75,7 @@ class KubeBlueprint:
         self._same_places = False
         self._counts_since = 0.0
         """Since when the counts are what they are. After a start of the operator a surplus waits once more."""
+        self._suspended_since = 0.0
         self._children = children
         self._keys = keys
         self._dry_run = dry_run
@@ -134,11 +135,16 @@ class KubeBlueprint:
         self.generation = entry.body["metadata"].get("generation")
         service = self.service
         spec = service.spec
-        found = counts(service, self._pools(service))
+        pools = self._pools(service)
+        found = Counts(0, 0) if spec.suspend else counts(service, pools)
         if self.counts is None or (self.counts.prefill, self.counts.decode) != (found.prefill, found.decode):
             self._counts_since = now
         self.counts = found
         one_by_one = spec.prefill.scaling is not None and spec.decode.scaling is not None
+        if not spec.suspend:
+            self._suspended_since = 0.0
+        elif not self._suspended_since:
+            self._suspended_since = now
         targets = {role: target(found.of(role), self.revisions[role], spec.rollout, spec.role(role).parallelism.pods)
                    for role in Role}
         return Desired(
@@ -157,6 +163,7 @@ class KubeBlueprint:
             counts_since=self._counts_since if one_by_one else 0.0,
             held=found.held,
             limited=found.limited,
+            suspended_since=self._suspended_since,
         )
 
     async def _consider(self, entry: Entry, now: float) -> None:
@@ -208,8 +215,10 @@ class KubeBlueprint:
         self.valid = condition
 
     async def _tried(self, service: DisaggService, role: Role, revision: Revision, key: Known, now: float) -> str:
-        """What the API server has against pods of this revision, where some are wanted and none exists."""
-        if service.spec.role(role).most == 0:
+        """What the API server has against pods of this revision, where some are wanted and none exists. Those of a
+        suspended service are tried when it is resumed, so that what is wrong with them never keeps it running.
+        """
+        if service.spec.role(role).most == 0 or service.spec.suspend:
             return ""
         for pod in self._cache.of_service("Pod", service.metadata.namespace or "", service.name):
             fact = pod.derived(facts)
@@ -233,7 +242,7 @@ class KubeBlueprint:
     async def _tried_router(self, service: DisaggService, now: float, key: Known) -> str:
         """The same of a router's pod, where the document says what it is like, and none like it exists."""
         router = service.spec.router
-        if router.placement != "deployment" or (service.spec.router_template is None and router.resources is None):
+        if not routers_apart(service) or (service.spec.router_template is None and router.resources is None):
             return ""
         there = self._cache.get("Deployment", service.metadata.namespace or "", router_name(service.name))
         try:

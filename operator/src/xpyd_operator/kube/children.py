@@ -143,6 +143,7 @@ class Children:
         name = role_name(service.name, role)
         entry = self._cache.get("DisaggPool", service.metadata.namespace or "", name)
         if entry is None:
+            count = service.spec.replicas(role) if service.spec.suspend else count  # for when it is resumed
             return self._first(service, "DisaggPool", name, now, partial(self._create, pool(service, role, count)))
         if entry.deleting or self._foreign(entry, service, now):
             return None

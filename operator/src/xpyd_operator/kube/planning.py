@@ -56,6 +56,9 @@ class PoolPlanner:
         Raises:
             ApiError: a pool could not be written.
         """
+        if service.spec.suspend:
+            self._planning = Planning()  # what it knows is of another time when the service is resumed
+            return
         if not self._planning.is_due(service, now):
             return
         router = service.spec.router

@@ -11,9 +11,11 @@ from typing import Any
 
 from xpyd_operator.kube.absent import absent
 from xpyd_operator.kube.cache import Entry
+from xpyd_operator.kube.facts import Facts
 from xpyd_operator.kube.podstatus import condition, last_line, over
 from xpyd_operator.plan.absent import Absence, Broken, Waiting
 from xpyd_operator.plan.desired import STARTUP_S
+from xpyd_operator.render import labels
 
 Body = dict[str, Any]
 REFUSED = "RouterPodsRefused"
@@ -37,6 +39,11 @@ def absent_routers(
         found.append(Waiting("NoRouter", f"Deployment {name} has made no pod that runs yet"))
     found += [seen for pod in staying if (seen := absent(pod.body, now, limit_s)) is not None]
     return tuple(found)
+
+
+def running_routers(pods: Iterable[Facts]) -> tuple[str, ...]:
+    """Names of the routers in pods of their own that have not ended, by name."""
+    return tuple(sorted(each.name for each in pods if each.component == labels.ROUTERS and not each.over))
 
 
 def first_words(found: Sequence[Absence]) -> str:

@@ -7,6 +7,7 @@
                  ``Queued``, ``WaitingForNode``: all that is not there yet waits for a place that somebody outside gives
     Degraded     a person should look: what is wrong, of which instance; the first three are named
     Compatible   all that serve can pair: False while a rollout is held, or nothing that serves can pair; names fingerprints
+    Suspended    only of a service that is suspended, in place of the two below and, once nothing runs, of Ready
     Disaggregating   decode receives the prompts that it was to receive (``disaggregating``)
 
 Ready of what does not serve has the reason of what is broken, if anything is. All are folds over what is not there
@@ -21,6 +22,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import msgspec
+
 from xpyd_operator.api.status import Condition, RolesStatus
 from xpyd_operator.plan.absent import PUT_OFF, QUEUED, Absence, Broken, Waiting
 from xpyd_operator.plan.actions import Plan
@@ -29,6 +32,7 @@ from xpyd_operator.plan.canary import RoleView, Stage, clash, stage, view
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.disaggregating import disaggregating
 from xpyd_operator.plan.observed import STARTS, Instance, Observed, Phase
+from xpyd_operator.plan.suspension import suspended
 from xpyd_sidecar.contract.ids import Role
 
 LONGEST = 1000
@@ -45,10 +49,13 @@ Views = tuple[RoleView, RoleView]
 def conditions(
     desired: Desired, observed: Observed, plan: Plan, roles: RolesStatus, after: Sequence[Absence] = ()
 ) -> tuple[Condition, ...]:
-    """Ready, Progressing, Degraded, Compatible, Disaggregating.
+    """Ready, Progressing, Degraded, Compatible, Disaggregating; of a suspended service those of ``suspension``.
 
     ``after``: what a round could not do, and what it put off.
     """
+    if desired.suspended_since:
+        found = suspended(observed, plan, _degraded(observed, "", after), after)
+        return tuple(msgspec.structs.replace(each, message=bounded(each.message)) for each in found)
     views = (
         view(Role.PREFILL, desired.prefill, observed.instances),
         view(Role.DECODE, desired.decode, observed.instances),

@@ -67,6 +67,8 @@ class Desired(msgspec.Struct, frozen=True):
     """A scheduler is told which parts are one instance, and places all of them or none (``placing``)."""
     same_places: bool = False
     """A place of an instance of one role would do for one of the other (``stranded``)."""
+    suspended_since: float = 0.0
+    """Since when nothing of it is to run, unix seconds, as far as this process has seen; 0: it is not suspended."""
     stopping: bool = False
     """The service is to end: router first, so that nothing new comes in, then the instances."""
 

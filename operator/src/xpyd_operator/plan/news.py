@@ -19,6 +19,8 @@ from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.disaggregating import KIND, is_news
 from xpyd_operator.plan.observed import Instance, Observed, Phase
 from xpyd_operator.plan.round import Round
+from xpyd_operator.plan.status import is_true
+from xpyd_operator.plan.suspension import SUSPENDED, SUSPENDING
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 NORMAL: Literal["Normal"] = "Normal"
@@ -44,6 +46,7 @@ def news(before: Round | None, after: Round) -> list[News]:
     if before is not None:
         told += _instances(before.observed, after.observed)
         told += _rollouts(before, after)
+    told += _suspension(before, after)
     told += _actions(after)
     told += _conditions(before, after)
     held = after.desired.held
@@ -51,6 +54,16 @@ def news(before: Round | None, after: Round) -> list[News]:
         told.append(News(NORMAL, "LimitsHeld", held))
     told += _failures(before, after)
     return [msgspec.structs.replace(one, message=bounded(one.message)) for one in told]
+
+
+def _suspension(before: Round | None, after: Round) -> Iterator[News]:
+    """A service that is suspended or resumed."""
+    was, now = (bool(each and each.desired.suspended_since) for each in (before, after))
+    if before is not None and was != now:
+        yield News(NORMAL, SUSPENDING if now else "Resumed", f"spec.suspend is {'true' if now else 'false'}")
+    rests = next((each for each in after.status.conditions if each.type == SUSPENDED and each.status == "True"), None)
+    if before is not None and rests is not None and not is_true(before.status, SUSPENDED):
+        yield News(NORMAL, SUSPENDED, rests.message)
 
 
 def _actions(after: Round) -> Iterator[News]:
@@ -137,6 +150,8 @@ def _conditions(before: Round | None, after: Round) -> Iterator[News]:
     old = {condition.type: condition for condition in before.status.conditions} if before is not None else {}
     for condition in after.status.conditions:
         was = old.get(condition.type)
+        if condition.type == SUSPENDED or condition.reason == SUSPENDING:
+            continue  # told by ``_suspension``
         if condition.type == "Progressing" or condition.status == "Unknown" or _same(was, condition):
             continue
         if condition.type == KIND and not is_news(was, condition):

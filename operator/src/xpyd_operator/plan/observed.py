@@ -200,6 +200,8 @@ class Observed(msgspec.Struct, frozen=True):
     clients reach has a settled roster and can pick."""
     absent: tuple[Absence, ...] = ()
     """What is wrong with the service as a whole, or is not there, of no instance: ``TemplateRejected``, a router …"""
+    routers: tuple[str, ...] = ()
+    """Routers in pods of their own, those that end included; told of a suspended service alone."""
     freed: float = 0.0
     """When an instance last gave its place back, unix seconds, as far as this process has seen."""
     fleet_known: bool = False

@@ -39,6 +39,7 @@ from xpyd_operator.plan.canary import RoleView, alone, stage, view
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import UNFINISHED, Instance, Observed, ObservedUnit, Phase
 from xpyd_operator.plan.rollout import Retire, missing, reason_to_wait, retire, returning
+from xpyd_operator.plan.suspension import suspend
 from xpyd_sidecar.contract.ids import Role
 
 REPLACE_S = 10.0
@@ -49,6 +50,8 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     """Plan one step; ``now`` is in unix seconds. The order of the actions is the order to apply them in."""
     if desired.stopping:
         return _end(desired, observed, now)
+    if desired.suspended_since:
+        return suspend(desired, observed, now)
     actions: list[Action] = []
     waits: list[Waiting] = []
     _router(desired, observed, now, actions, waits)

@@ -33,9 +33,9 @@ def manifests(service: DisaggService, settings: KubeSettings) -> tuple[dict[str,
     Raises:
         Unsupported: as ``engine_pods``.
     """
-    counts = {role: service.spec.replicas(role) for role in Role}
+    counts = {role: 0 if service.spec.suspend else service.spec.replicas(role) for role in Role}
     found = [key_secret(service, NO_KEY), *children(service, counts, settings)]
-    found += [pool(service, role, counts[role]) for role in Role]
+    found += [pool(service, role, service.spec.replicas(role)) for role in Role]
     ordinal = 0
     for role in Role:
         revision = pod_revision(service, role, "")
@@ -71,7 +71,7 @@ def children(
         missing = service.spec.rollout.unavailable(counts[role])
         wanted = counts[role] * service.spec.role(role).parallelism.pods if pods is None else pods[role]
         found.append(budget(service, labels.role_name(service.name, role), selector, wanted, missing))
-    if service.spec.router.placement == "deployment":
+    if routers_apart(service):
         name = labels.router_name(service.name)
         selector = labels.selector(service, component=labels.ROUTERS)
         found.append(router_deployment(service, settings, key or keys.unknown(service.name)))
@@ -93,6 +93,11 @@ def spans(service: DisaggService) -> bool:
     return any(service.spec.role(role).parallelism.pods > 1 for role in Role)
 
 
+def routers_apart(service: DisaggService) -> bool:
+    """Whether there are to be routers in pods of their own."""
+    return service.spec.router.placement == "deployment" and not service.spec.suspend
+
+
 def unwanted(
     service: DisaggService, *, several: bool = False, before: bool = False
 ) -> tuple[tuple[str, str], ...]:
@@ -109,7 +114,7 @@ def unwanted(
         found.append(("Service", labels.engines_name(service.name)))
     if not leftover and not service.spec.network_policy.enabled:
         found += [("NetworkPolicy", service.name), ("NetworkPolicy", labels.clients_name(service.name))]
-    if service.spec.router.placement != "deployment":
+    if not routers_apart(service):
         name = labels.router_name(service.name)
         found += [("Deployment", name), ("PodDisruptionBudget", name)]
     return tuple(found)

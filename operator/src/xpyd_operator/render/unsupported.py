@@ -82,6 +82,8 @@ def _ports(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 def local_refusals(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
     """Every field that is refused, and why."""
+    if service.spec.suspend:
+        yield "spec.suspend", "what runs on a single host ends with `xpyd down`; leave it out"
     yield from _model(service)
     yield from _kv(service, gpus)
     yield from offload.refusals(service, () if gpus else tuple(Role))

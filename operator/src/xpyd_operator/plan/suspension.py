@@ -1,0 +1,66 @@
+"""A service that is suspended: nothing of it runs, and everything that it needs to run again stays.
+
+Laws
+    1. Routers in pods of their own go first: their streams end while the engines that write them are there. Instances go
+       when none is left, or when the routers had all the time that a drain has.
+    2. Instances go all at once, each as when its pod is deleted: what runs in it ends first, up to its own deadline.
+    3. Nothing is made, restarted, switched or labelled.
+    4. ``Ready`` is not said of a service of which nothing is wanted and nothing is there: programs that wait for a document
+       to take effect (kstatus, so Flux) take that for done. Until then it is False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from xpyd_operator.api.status import Condition
+from xpyd_operator.plan.absent import Waiting, put_off
+from xpyd_operator.plan.actions import Drain, Plan, Remove
+from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.observed import Instance, Observed, Phase
+
+SUSPENDED: Final = "Suspended"
+"""The condition, and its reason while it holds."""
+SUSPENDING: Final = "Suspending"
+"""Reason while something still ends."""
+MARGIN_S: Final = 60.0
+"""What routers have beside ``drain.timeout``: until they are told, and to end."""
+_NAMED: Final = 3
+
+
+def suspend(desired: Desired, observed: Observed, now: float) -> Plan:
+    """Plan one step of a suspended service; ``now`` is in unix seconds."""
+    until = desired.suspended_since + desired.drain_timeout_s + MARGIN_S
+    if observed.routers and desired.suspended_since <= now < until:
+        return Plan((), (put_off("draining the instances", f"streams end first in {_list(observed.routers)}", until),))
+    why = "the service is suspended"
+    return Plan(tuple(Drain(one.name, why) if one.ready else Remove(one.name, why)
+                      for one in observed.instances if not one.leaving))
+
+
+def suspended(observed: Observed, plan: Plan, degraded: Condition, after: Sequence[object]) -> tuple[Condition, ...]:
+    """The conditions of a suspended service: what ends, or that nothing is left; with ``degraded`` as it is.
+
+    ``after``: what a round could not do, and what it put off.
+    """
+    left = [*observed.routers, *(one.name for one in _left(observed))]
+    if not left and plan.settled and not after:
+        words = "spec.suspend is true, and nothing runs"
+        return (Condition(type=SUSPENDED, status="True", reason=SUSPENDED, message=words),
+                Condition(type="Progressing", status="False", reason=SUSPENDED, message=words), degraded)
+    words = "; ".join([f"spec.suspend is true, and these end: {_list(left)}" if left else "spec.suspend is true",
+                       *(each.message for each in after if isinstance(each, Waiting))])
+    return (Condition(type="Ready", status="False", reason=SUSPENDING, message=words),
+            Condition(type=SUSPENDED, status="False", reason=SUSPENDING, message=words),
+            Condition(type="Progressing", status="True", reason=SUSPENDING, message=words), degraded)
+
+
+def _left(observed: Observed) -> list[Instance]:
+    """All but those of which nobody can tell when they are gone, which are said as what they are."""
+    return [one for one in observed.instances if one.phase is not Phase.LOST]
+
+
+def _list(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
