@@ -228,6 +228,9 @@ def test_the_sidecar_ends_after_the_engine_and_says_when_its_router_is_ready() -
         ("/models/qwen", "/models/qwen", True),
         ("pvc://models", "/models/claim", True),
         ("pvc://models/a/b", "/models/claim/a/b", True),
+        ("oci://registry.example/team/qwen:v1", "/models/claim", True),
+        ("oci://registry.example/team/qwen:v1/models", "/models/claim/models", True),
+        ("s3://bucket/models/qwen", "s3://bucket/models/qwen", True),
     ],
 )
 def test_where_the_model_comes_from(source: str, model: str, offline: bool) -> None:
@@ -239,6 +242,10 @@ def test_where_the_model_comes_from(source: str, model: str, offline: bool) -> N
     assert env.get("HF_HOME") == (None if offline else "/cache")
     claims = [one["persistentVolumeClaim"] for one in pod["spec"]["volumes"] if "persistentVolumeClaim" in one]
     assert claims == ([{"claimName": "models", "readOnly": True}] if source.startswith("pvc:") else [])
+    images = [one["image"] for one in pod["spec"]["volumes"] if "image" in one]
+    assert images == ([{"reference": "registry.example/team/qwen:v1"}] if source.startswith("oci:") else [])
+    mounts = [one for one in main["volumeMounts"] if one["name"] == "model"]
+    assert [(one["mountPath"], one["readOnly"]) for one in mounts] == [("/models/claim", True)] * bool(claims or images)
 
 
 def test_a_model_beside_the_document_is_refused() -> None:

@@ -447,8 +447,18 @@ MALFORMED: dict[str, Bad] = {
     ),
     "cache of a volume": bad(
         "spec.model.cache",
-        "nothing is downloaded",
+        "only for a hub id",
         {"spec.model": {"source": "pvc://models/x", "cache": {"size": "1Gi"}}},
+    ),
+    "token of a bucket": bad(
+        "spec.model.tokenSecret",
+        "only for a hub id; s3://models/x is read without it",
+        {"spec.model": {"source": "s3://models/x", "tokenSecret": {"name": "a", "key": "b"}}},
+    ),
+    "cache of an image": bad(
+        "spec.model.cache",
+        "only for a hub id",
+        {"spec.model": {"source": "oci://host/x:v1/models", "cache": {"size": "1Gi"}}},
     ),
     "two caches": bad("spec.model.cache", "exclude each other", {"spec.model.cache": {"claim": "a", "size": "1Gi"}}),
 }

@@ -23,7 +23,7 @@ CRD = service_crd()
     ({"spec.engine.env": [{"name": "A"}, {"name": "VLLM_API_KEY", "value": "x"}]},
      "spec.engine.env: VLLM_API_KEY is set by xpyd; write spec.router.apiKeySecret"),
     ({"spec.engine.env": [{"name": "XPYD_ANY", "value": "x"}]}, "spec.engine.env: XPYD_* is set by xpyd; take another n"),
-    ({"spec.model.source": "s3://bucket/qwen"}, "spec.model.source: s3://bucket/qwen is no source of a model; write a hub"),
+    ({"spec.model.source": "ftp://bucket/a"}, "spec.model.source: ftp://bucket/a is no source of a model; write a hub"),
     ({"spec.model": {"source": "Qwen/Qwen3-8B", "tokenSecret": {"name": "s", "key": "k"}},
       "spec.engine.env": [{"name": "HF_TOKEN", "value": "x"}]}, "spec: engine.env: HF_TOKEN would take the place of mo"),
 ], ids=str)

@@ -72,6 +72,19 @@ def test_an_allocator_that_moves_memory_is_said_unless_another_one_is_used() -> 
     assert found({}, env=[{"name": ALLOCATOR, "value": "expandable_segments:False"}]) == {}
 
 
+@pytest.mark.parametrize(("args", "words"), [
+    (["--load-format", "safetensors"], ["--load-format safetensors: an engine with it reads no s3://bucket/qwen; "]),
+    (["--load_format=tensorizer"], ["--load-format tensorizer: "]),
+    (["--load-format", "runai_streamer_sharded"], []), (["--load-format=auto"], []), ([], []),
+])
+def test_a_loader_that_reads_no_bucket_is_said(args: list[str], words: list[str]) -> None:
+    bucket, folder = ({"source": source} for source in ("s3://bucket/qwen", "/models/qwen"))
+    said = vllm.warnings(service(model=bucket, engine={"args": args}))
+    assert [fault.path for fault in said] == ["spec.engine.args[0]"] * len(words)
+    assert all(fault.message.startswith(word) for fault, word in zip(said, words, strict=True))
+    assert vllm.warnings(service(model=folder, engine={"args": args})) == []
+
+
 def test_a_role_without_instances_is_not_looked_at() -> None:
     spec: dict[str, Any] = {"prefill": {"replicas": 0, "args": ["--tokens-only", "--dtype=half"]},
                             "decode": {"args": ["--dtype=bfloat16"]}}

@@ -76,16 +76,17 @@ def test_a_run_folder_too_deep_for_rays_sockets_is_refused() -> None:
     processes.engine_process(service(), place(RAY_FOLDER_MAX + 1), BINDING)
 
 
-@pytest.mark.parametrize(("source", "offline"), [("Qwen/Qwen3-8B", False), ("/models/qwen", True)])
+@pytest.mark.parametrize(("source", "offline"), [("Qwen/Qwen3-8B", False), ("/models/qwen", True), ("s3://b/qwen", True)])
 def test_the_hub_is_asked_only_for_models_of_the_hub(source: str, offline: bool) -> None:
     process = processes.engine_process(service(model={"source": source}), PLACE, BINDING)
     assert ("HF_HUB_OFFLINE" in process.env) is offline
     assert process.argv[process.argv.index("--model") + 1] == source
 
 
-def test_a_cluster_volume_is_no_local_model() -> None:
+@pytest.mark.parametrize("source", ["pvc://weights/qwen", "oci://host/qwen:v1"])
+def test_a_cluster_volume_is_no_local_model(source: str) -> None:
     with pytest.raises(Unsupported, match=r"spec\.model\.source"):
-        processes.model_of(service(None, model={"source": "pvc://weights/qwen"}))
+        processes.model_of(service(None, model={"source": source}))
 
 
 def test_agent_and_router_agree() -> None:

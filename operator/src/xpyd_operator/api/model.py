@@ -27,7 +27,9 @@ class Model(Part, frozen=True):
 
     source: Annotated[str, Meta(min_length=1, max_length=512, pattern=SOURCE_PATTERN, extra={"kind": "source"})]
     """Hub id (`Qwen/Qwen3-8B`), absolute path in the engine image (`/models/qwen`), folder on a volume
-    (`pvc://claim/path`), or, with `xpyd up` only, a path beside the document (`./weights`)."""
+    (`pvc://claim/path`), image that is mounted as one (`oci://registry.example/team/qwen:v1`, perhaps with a folder in it
+    after the tag), bucket from which vLLM streams (`s3://bucket/path`, `gs://`, `az://`), or, with `xpyd up` only, a path
+    beside the document (`./weights`)."""
     served_name: Text | None = None
     """Name that clients ask for. Default: the hub id; for the other sources the name of the service."""
     revision: Text | None = None

@@ -22,7 +22,7 @@ import msgspec
 from xpyd_operator.api import templates
 from xpyd_operator.api.rule import Finding, Rule
 from xpyd_operator.api.service import DisaggService, ServiceSpec
-from xpyd_operator.api.source import Hub
+from xpyd_operator.api.source import Bucket, Hub
 from xpyd_operator.errors import Fault
 from xpyd_sidecar.contract.ids import Role
 
@@ -32,7 +32,7 @@ _URL: Final = re.compile(
     r"([a-z][a-z0-9+.-]*)://(?:[^/@\s]*@)?(\[[0-9A-Fa-f:.]+\]|[^/:?#,\s\[\]]+)(?::([0-9]{1,5}))?(?=$|[/?#])"
 )
 _BARE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][-A-Za-z0-9.]*):([0-9]{2,5})")
-_PORTS: Final = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379, "etcd": 2379}
+_PORTS: Final = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379, "etcd": 2379, "s3": 443, "gs": 443, "az": 443}
 """By scheme, where an address says none."""
 _NAMED_SO: Final = re.compile(
     r".*(_PROXY|_ENDPOINT|_ADDRESS|_ADDR|_URL|_MASTER|_SERVER)|MOONCAKE_.*|LMCACHE_.*", re.IGNORECASE
@@ -63,6 +63,8 @@ class Address(msgspec.Struct, frozen=True):
 def addresses(service: DisaggService) -> Iterator[Address]:
     """All that can be read off the document, each once for each place."""
     spec = service.spec
+    if isinstance(spec.model.origin, Bucket):
+        yield from _in("spec.model.source", "", spec.model.origin.url)
     if spec.router.tracing.endpoint is not None:
         yield from _in("spec.router.tracing.endpoint", "", spec.router.tracing.endpoint)
     store = spec.kv.offload.store if spec.kv.offload is not None else None

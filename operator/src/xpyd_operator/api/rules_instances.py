@@ -8,7 +8,7 @@ from xpyd_operator.api import owned
 from xpyd_operator.api.model import Engine, Model
 from xpyd_operator.api.roles import RoleSpec, Scaling
 from xpyd_operator.api.rule import Finding, Rule, Target, when
-from xpyd_operator.api.source import Beside, Claim, Hub
+from xpyd_operator.api.source import Beside, Claim, Hub, Image
 
 _ROLES = ("spec.prefill", "spec.decode")
 _PODS = tuple(f"parallelism.{name}" for name in ("pods", "tensor", "pipeline", "data", "executor"))
@@ -23,7 +23,7 @@ def _source_fits(model: Model) -> Iterator[Finding]:
             ("cache", model.cache.claim or model.cache.size),
         ):
             if value is not None:
-                yield name, f"only for a hub id; nothing is downloaded from {model.source}"
+                yield name, f"only for a hub id; {model.source} is read without it"
 
 
 def _cache(model: Model) -> list[Finding]:
@@ -38,7 +38,7 @@ def _relative(model: Model) -> list[Finding]:
 
 
 def _claim(model: Model) -> list[Finding]:
-    return when(isinstance(model.origin, Claim), "source", f"{model.source}: a volume exists in Kubernetes only")
+    return when(isinstance(model.origin, Claim | Image), "source", f"{model.source}: a volume exists in Kubernetes only")
 
 
 def _owned_arguments(section: Engine | RoleSpec) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ RULES: tuple[Rule, ...] = (
         at=("spec.model",),
         reads=("source", "revision", "tokenSecret", "cache"),
         says="revision, tokenSecret and cache are only for a hub id",
-        cel=r"""self.source.matches('^([.]|/|pvc:)') ?
+        cel=r"""self.source.matches('^([.]|/|(pvc|oci|s3|gs|az):)') ?
             !has(self.revision) && !has(self.tokenSecret) && !has(self.cache.claim) && !has(self.cache.size) : true""",
         wrong=_source_fits,
     ),

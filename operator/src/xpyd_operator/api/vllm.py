@@ -13,6 +13,7 @@ from xpyd_operator.api import options, speculation
 from xpyd_operator.api.arguments import Given, ends_with_option, given, surplus
 from xpyd_operator.api.model import EnvVar
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.api.source import Bucket
 from xpyd_operator.errors import Fault
 
 VERSION: Final = "vLLM 0.32"
@@ -46,6 +47,8 @@ _HEADS = {option.partition("|")[0]: (option.replace("|", ""), *entry) for option
 _CHOICE, _CALLS = "--enable-auto-tool-choice", "--tool-call-parser"
 _CUMEM: Final = ("--enable-cumem-allocator", "--enable-sleep-mode")
 _NO_CACHE: Final = "--no-enable-pref"
+_FROM_BUCKETS: Final = ("auto", "runai_streamer", "runai_streamer_sharded", "modelexpress")
+"""Loaders that read an object store; ``auto`` becomes the first of them."""
 _ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
 _EQUAL: Final[Mapping[str, Mapping[str, str]]] = {
     "--block-size": {},
@@ -57,8 +60,8 @@ _EQUAL: Final[Mapping[str, Mapping[str, str]]] = {
 
 def warnings(service: DisaggService) -> list[Fault]:
     """What the engines of a service would refuse or not do, each with the version that this holds for."""
-    found = [*_options(service), *_models(service), *_tools(service), *_allocator(service), *_unequal(service),
-             *_uncached(service), *speculation.warnings(service)]
+    found = [*_options(service), *_models(service), *_loaders(service), *_tools(service), *_allocator(service),
+             *_unequal(service), *_uncached(service), *speculation.warnings(service)]
     known = [Fault(path, f"{message} ({VERSION})") for path, message in found]
     told = {fault.path for fault in known}
     return [*known, *(fault for fault in _parsed(service) if fault.path not in told)]
@@ -114,6 +117,18 @@ def _models(service: DisaggService) -> Iterator[tuple[str, str]]:
             if index or not open_end:
                 words = "belongs to no option, so it is a second model; an engine serves the one of spec.model.source"
                 yield f"{path}[{index}]", f"{args[index]} {words}"
+
+
+def _loaders(service: DisaggService) -> Iterator[tuple[str, str]]:
+    """Of a bucket some loaders know nothing."""
+    origin = service.spec.model.origin
+    if not isinstance(origin, Bucket):
+        return
+    for path, args in _lists(service):
+        for one in given(args):
+            if one.name == "--load-format" and one.values and one.values[0] not in _FROM_BUCKETS:
+                words = f"reads no {origin.url}; write {' or '.join(_FROM_BUCKETS[1:])}, or leave it out"
+                yield f"{path}[{one.index}]", f"{one.name} {one.values[0]}: an engine with it {words}"
 
 
 def _tools(service: DisaggService) -> Iterator[tuple[str, str]]:

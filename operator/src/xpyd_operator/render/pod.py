@@ -16,7 +16,7 @@ from xpyd_operator.api import outside
 from xpyd_operator.api.devices import devices, limits
 from xpyd_operator.api.roles import GPU, NO_DEVICE, RoleSpec
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.api.source import Beside, Claim, Folder, Hub
+from xpyd_operator.api.source import Beside, Bucket, Claim, Folder, Hub, Image
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render import group, keys, labels
@@ -149,9 +149,11 @@ def _volumes(service: DisaggService, key: PodKey, *, leads: bool) -> list[dict[s
     ]
     if service.spec.router.placement == "sidecar" and leads:
         volumes += clients_volumes(service)
-    if isinstance(model.origin, Claim):
-        claim = {"claimName": model.origin.claim, "readOnly": True}
-        volumes.append({"name": "model", "persistentVolumeClaim": claim})
+    match model.origin:
+        case Claim(claim=claim):
+            volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+        case Image(reference=reference):
+            volumes.append({"name": "model", "image": {"reference": reference}})
     shared = service.spec.kv.shared_memory
     if shared is not None:
         volumes.append({"name": "kv", "hostPath": {"path": shared.host_path, "type": "Directory"}})
@@ -177,7 +179,9 @@ def model_path(service: DisaggService) -> str:
             return name
         case Folder(path=path):
             return path
-        case Claim(path=path):
+        case Bucket(url=url):
+            return url
+        case Claim(path=path) | Image(path=path):
             return posixpath.join(at.CLAIM, path) if path else at.CLAIM
         case Beside(path=path):
             reason = f"{path} lies beside the document, where no pod can read it; write a hub id, a path or pvc://"
@@ -275,7 +279,7 @@ def _mounts(service: DisaggService) -> list[dict[str, Any]]:
         at.mount("home", at.HOME),
         at.mount("cache", at.CACHE),
     ]
-    if isinstance(service.spec.model.origin, Claim):
+    if isinstance(service.spec.model.origin, Claim | Image):
         mounts.append(at.mount("model", at.CLAIM, read_only=True))
     if service.spec.kv.shared_memory is not None:
         mounts.append(at.mount("kv", at.KV_SHARED))

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.api.source import Beside, Claim, Folder, Hub
+from xpyd_operator.api.source import Beside, Bucket, Claim, Folder, Hub, Image
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render.engine import CPU_ENV, engine_env, executor_env
@@ -67,7 +67,9 @@ def model_of(service: DisaggService) -> str:
             return name
         case Folder(path=path) | Beside(path=path):
             return path
-        case Claim():
+        case Bucket(url=url):
+            return url
+        case Claim() | Image():
             reason = "a volume of a cluster is not there on a single host; write a hub id or a path"
             raise Unsupported("spec.model.source", reason)
 

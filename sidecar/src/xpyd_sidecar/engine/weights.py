@@ -1,8 +1,8 @@
 """A hash that stands for a model: its configuration with every override, and its weights.
 
-For a hub model the resolved commit stands for the weights. A local folder of up to ``WHOLE_BYTES`` is hashed whole; of a
-larger one the weight index and of each file the size and the safetensors header (names, shapes, offsets). Two trainings of
-one architecture then look alike, so large models should be named by revision.
+For a hub model the resolved commit stands for the weights, for one in a bucket its address. A local folder of up to
+``WHOLE_BYTES`` is hashed whole; of a larger one the weight index and of each file the size and the safetensors header
+(names, shapes, offsets). Two trainings of one architecture then look alike, so large models should be named by revision.
 """
 
 from __future__ import annotations

@@ -309,9 +309,14 @@ def _by_length(model: Any, fields: Any) -> list[str]:
 
 
 def model_files(config: Any) -> tuple[str, str]:
-    """The model's folder or hub id, and the commit that was resolved for it (empty for folders)."""
+    """The model's folder, hub id or bucket, and the commit that was resolved for it (empty for folders).
+
+    Of a model in a bucket vLLM has a folder without weights beside ``model_weights``, the address that they are read from.
+    """
     model = config.model_config
-    return str(model.model), str(getattr(model.hf_config, "_commit_hash", None) or model.revision or "")
+    weights = str(getattr(model, "model_weights", "") or "")
+    source = weights if "://" in weights else str(model.model)
+    return source, str(getattr(model.hf_config, "_commit_hash", None) or model.revision or "")
 
 
 def layer_specs(groups: Iterable[Any]) -> dict[str, Any]:
