@@ -111,6 +111,16 @@ def test_a_list_of_one_namespace_leaves_others_alone() -> None:
     assert version(cache) == 5
 
 
+def test_what_nobody_reads_of_an_object_is_not_kept_and_the_body_of_others_is_not_changed() -> None:
+    cache, body = WatchCache(), pod(5, spec={"a": 1})
+    body["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]
+    cache.seen("Pod", body)
+    entry = cache.get("Pod", "a", "qwen-e0")
+    assert entry is not None
+    assert entry.body == pod(5, spec={"a": 1})
+    assert "managedFields" in body["metadata"]
+
+
 def test_a_service_is_found_by_its_own_name() -> None:
     cache = WatchCache()
     cache.seen(KINDS[0], pod(5, "s", "qwen", label=""))

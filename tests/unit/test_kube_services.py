@@ -152,6 +152,13 @@ async def test_what_cannot_be_deleted_is_tried_again_later_and_later(caplog: pyt
         await wait(lambda: world.tasks() == 0)
 
 
+@pytest.mark.parametrize(("count", "pause_s"), [(0, 5.0), (200, 5.0), (1000, 25.0), (5000, 30.0)])
+def test_many_services_are_each_looked_at_less_often(count: int, pause_s: float) -> None:
+    world = World(resync_s=5.0)
+    world.services._services = dict.fromkeys((("a", str(number)) for number in range(count)), None)  # type: ignore[arg-type]
+    assert world.services._resync_s == pause_s
+
+
 async def test_a_service_that_ends_is_left_alone() -> None:
     world = World()
     async with world.running():

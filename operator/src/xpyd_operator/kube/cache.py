@@ -7,7 +7,7 @@ Laws
     2. What was deleted stays so: an answer that is older than the deletion does not bring it back. (A newer one does: for
        the API server, an object that loses our label and gets it back is deleted and comes again.)
     3. A deletion that is older than what is there, or of another uid, changes nothing.
-    4. An object without our label is none of ours, and is not kept.
+    4. An object without our label is none of ours, and is not kept. Nor is ``managedFields`` of any: nobody here reads it.
 
 Nothing here waits or asks; the caller is a single event loop. Bodies are shared: nobody may change one.
 """
@@ -37,7 +37,7 @@ class Entry:
     def __init__(self, kind: str, body: Body) -> None:
         metadata = body["metadata"]
         self.kind = kind
-        self.body = body
+        self.body = _kept(body)
         self.name: str = metadata["name"]
         self.namespace: str = metadata.get("namespace", "")
         self.uid: str = metadata.get("uid", "")
@@ -162,6 +162,13 @@ class WatchCache:
         self._dead[at] = max(version, self._dead.pop(at, -1))
         while len(self._dead) > TOMBSTONES:
             del self._dead[next(iter(self._dead))]
+
+
+def _kept(body: Body) -> Body:
+    metadata = body["metadata"]
+    if "managedFields" not in metadata:
+        return body
+    return body | {"metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
 
 
 def _version(metadata: Body) -> int:

@@ -36,6 +36,9 @@ from xpyd_operator.render.keys import is_derived
 logger = logging.getLogger(__name__)
 SOON_S = 1.0
 """Pause while something is on its way that no watch tells of."""
+CALM = 200
+"""Services up to which each has its resync as often as the settings say."""
+LONGEST = 6.0
 FINISH_S = 3.0
 """How long the rounds that are under way may take at the end."""
 FLUSH_S = 2.0
@@ -116,6 +119,13 @@ class Services:
         if tasks:
             await asyncio.wait(tasks, timeout=FINISH_S)
 
+    @property
+    def _resync_s(self) -> float:
+        """A service that nothing wakes is looked at so often: less often where there are many, so that they cost together
+        what ``CALM`` cost, up to ``LONGEST`` times as long.
+        """
+        return self._settings.resync_s * min(LONGEST, max(1.0, len(self._services) / CALM))
+
     def _derived_keys(self) -> bool:
         """Whether some engine has a key that was derived from a master."""
         return any(
@@ -152,7 +162,7 @@ class Services:
             while not self._ending.is_set():
                 service.wake.clear()
                 entry = self._cache.get(OWNER_KIND, *service.name)
-                pause_s = self._settings.resync_s
+                pause_s = self._resync_s
                 if entry is None:
                     await self._drop(service)
                     if self._settings.dry_run or not left_behind(self._cache, *service.name):
@@ -185,7 +195,7 @@ class Services:
             self._fail(service, error)
         else:
             service.failed = 0
-        return self._settings.resync_s if left_behind(self._cache, *service.name) else 0.0
+        return self._resync_s if left_behind(self._cache, *service.name) else 0.0
 
     async def _drop(self, service: _Service) -> None:
         backend, service.backend = service.backend, None
@@ -232,7 +242,7 @@ class Services:
         else:
             return self._after(service, backend, done, time.perf_counter() - started)
         self._metrics.reconcile(time.perf_counter() - started, result)
-        return self._settings.resync_s
+        return self._resync_s
 
     def _after(self, service: _Service, backend: KubeBackend, done: Round, took_s: float) -> float:
         service.refused = ""
@@ -244,14 +254,14 @@ class Services:
             service.failed += 1
             if done.failures:
                 self._metrics.errors("action")
-            return self._settings.resync_s
+            return self._resync_s
         service.failed = 0
         if self._settings.dry_run:
-            return self._settings.resync_s
+            return self._resync_s
         return 0.0 if done.plan.actions and not backend.holds.held(self._api.server_clock.now()) else self._soon(backend)
 
     def _soon(self, backend: KubeBackend) -> float:
-        return min(SOON_S, self._settings.resync_s) if backend.hurried else self._settings.resync_s
+        return min(SOON_S, self._resync_s) if backend.hurried else self._resync_s
 
     def _fail(self, service: _Service, error: Exception) -> None:
         service.failed += 1

@@ -13,7 +13,7 @@ class OperatorSettings(KubeSettings, frozen=True, kw_only=True):
     namespaces: tuple[str, ...] = ()
     """Namespaces that are looked after; empty: all of them."""
     resync_s: float = 5.0
-    """A service that nothing wakes is looked at so often."""
+    """A service that nothing wakes is looked at so often, and less often above 200 of them."""
     gap_s: float = 0.2
     """Shortest time between two rounds of one service, so that a storm of events costs one round."""
     width: int = 32
