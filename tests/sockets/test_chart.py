@@ -111,6 +111,15 @@ def test_with_an_overlays_settings_it_is_that_overlay(name: str) -> None:
 
 
 @needs_helm
+def test_a_digest_stands_in_place_of_a_tag() -> None:
+    digest = f"sha256:{'a' * 64}"
+    found = keyed(template({"image": {"tag": "0.1.0", "digest": digest}, "sidecar": {"image": {"digest": digest}}}))
+    container = found["Deployment", "xpyd-system", "xpyd-operator"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == f"xpyd-operator@{digest}"
+    assert {"name": "XPYD_SIDECAR_IMAGE", "value": f"xpyd-sidecar@{digest}"} in container["env"]
+
+
+@needs_helm
 def test_monitoring_is_that_of_the_manifests() -> None:
     on = {"enabled": True}
     rendered = template({"metrics": {"serviceMonitor": on, "podMonitor": on}, "prometheusRule": on, "dashboards": on})
@@ -175,6 +184,7 @@ def test_security_contexts_can_be_set_and_left_to_the_cluster() -> None:
         ({"replicas": "two"}, "replicas"),
         ({"image": {"repository": ""}}, "image/repository"),
         ({"image": {"repository": "xpyd", "tag": "a b"}}, "image/tag"),
+        ({"image": {"digest": "sha256:1"}}, "image/digest"),
         ({"image": {"pullPolicy": "Sometimes"}}, "image/pullPolicy"),
         ({"sidecar": {"image": {"pullPolicy": "sometimes"}}}, "sidecar/image/pullPolicy"),
         ({"namespaces": ["Default"]}, "namespaces/0"),

@@ -58,7 +58,7 @@ class Fresh:
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([str(self.bin / words[0]), *words[1:]], cwd=self.bin, env=self.env | env, capture_output=True,
-                              text=True, check=False, timeout=600)
+                              text=True, check=False, timeout=1800)
 
     def install(self, *words: str) -> None:
         done = self.run("python", "-m", "pip", "--isolated", "install", "-q", "--disable-pip-version-check", "--no-index",

@@ -14,7 +14,7 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* repository:tag, the tag being the application's version unless given. */}}
+{{/* repository@digest where there is one, else repository:tag, the tag being the application's version unless given. */}}
 {{- define "xpyd.image" -}}
-{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{ .image.repository }}{{ if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end }}
