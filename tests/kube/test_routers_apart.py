@@ -96,6 +96,39 @@ async def test_a_template_reaches_the_pods_and_one_that_is_refused_changes_nothi
     assert {pod["metadata"]["uid"] for pod in team.pods()} == engines, "pods of engines do not know of it"
 
 
+async def test_an_autoscaler_owns_the_count_of_routers_where_the_document_has_none(team: Team) -> None:
+    """On real server-side apply: what is scaled through ``/scale`` stays when the operator applies the rest."""
+    def count() -> int:
+        return int(team.of("Deployment")["qwen-router"]["spec"]["replicas"])
+
+    plain = {"placement": "deployment"}
+    await team.apply(team.document(router=plain | {"replicas": 1}))
+    await team.wait_settled("1P1D")
+    await team.apply(team.document(router=plain))
+    await team.wait_settled("1P1D")
+    assert count() == 1, "a count that the document no longer has stays, and does not go to a default"
+    await team.apply(team.document(router=plain | {"resources": {"limits": {"cpu": 2}}}))
+    await team.wait_settled("1P1D")
+    assert count() == 1, "also where nobody else has written it since"
+
+    await team.kubectl("scale", "deployment", "qwen-router", "--replicas=3")
+    await team.wait(lambda: count() == 3 and len(routers(team)) == 3, "it is scaled")
+    await team.apply(team.document(router=plain | {"resources": {"limits": {"cpu": 1}}}))
+    await team.wait(lambda: team.current() and "'cpu': '1'" in str(team.of("Deployment")["qwen-router"]["spec"]),
+                    "the Deployment has the change")
+    await team.wait_settled("1P1D")
+    assert count() == 3
+    await team.apply(team.document(router=plain | {"replicas": 2}))
+    await team.wait(lambda: count() == 2, "a count of the document is put there")
+
+
+async def test_a_service_begins_with_two_routers_that_no_document_counts(team: Team) -> None:
+    await team.apply(team.document(router={"placement": "deployment"}))
+    await team.wait_settled("1P1D")
+    assert team.of("Deployment")["qwen-router"]["spec"]["replicas"] == 2
+    assert team.of("PodDisruptionBudget")["qwen-router"]["spec"].get("maxUnavailable") == 1
+
+
 async def test_services_prefer_both_families_and_take_the_one_that_is_there(team: Team) -> None:
     await team.apply(team.document())
     await team.wait_settled("1P1D")

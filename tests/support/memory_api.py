@@ -86,9 +86,14 @@ class MemoryApi:
             body = {part: value for part, value in body.items() if part != "stringData"} | {"data": data}
         return body if dry_run else self.put(kind, body)
 
-    async def apply(self, kind: str, namespace: str, body: Body) -> Body:
+    async def apply(self, kind: str, namespace: str, body: Body, *, shared: bool = False) -> Body:
         name = body["metadata"]["name"]
-        self._note("apply", kind, name)
+        self._note("share" if shared else "apply", kind, name)
+        if shared:
+            there = self._there(kind, namespace, name)
+            if merged(there, body) != there:
+                raise ApiError(409, "Conflict", "another value")
+            return there
         return self.put(kind, merged(self.objects.get((kind, namespace, name), {}), body))
 
     async def served(self, version: str) -> frozenset[str]:

@@ -76,6 +76,40 @@ async def test_what_is_not_asked_for_any_more_goes() -> None:
     assert await world.tend(networkPolicy={"enabled": False}) == []
 
 
+ROUTERS = {"placement": "deployment"}
+
+
+async def test_the_count_of_routers_is_written_once_and_left_to_whoever_writes_it_then() -> None:
+    world = World()
+    await world.tend(router=ROUTERS)
+    deployment = world.api.objects["Deployment", "team-a", "qwen-router"]
+    assert deployment["spec"]["replicas"] == 2
+    assert await world.tend(router=ROUTERS) == []
+    world.edit("Deployment", "qwen-router", spec=deployment["spec"] | {"replicas": 7})
+    assert await world.tend(router=ROUTERS) == [], "an autoscaler's count is no difference"
+    changed = ROUTERS | {"policy": "round_robin"}
+    assert await world.tend(router=changed) == [(verb, "Deployment", "qwen-router") for verb in ("share", "apply")]
+    assert world.api.objects["Deployment", "team-a", "qwen-router"]["spec"]["replicas"] == 7
+
+
+async def test_a_count_of_the_document_is_put_back_and_kept_when_the_document_says_none_any_more() -> None:
+    world = World()
+    await world.tend(router=ROUTERS | {"replicas": 3})
+    deployment = world.api.objects["Deployment", "team-a", "qwen-router"]
+    world.edit("Deployment", "qwen-router", spec=deployment["spec"] | {"replicas": 7})
+    assert await world.tend(router=ROUTERS | {"replicas": 3}) == [("apply", "Deployment", "qwen-router")]
+    assert ("share", "Deployment", "qwen-router") in await world.tend(router=ROUTERS)
+    assert world.api.objects["Deployment", "team-a", "qwen-router"]["spec"]["replicas"] == 3
+
+
+async def test_a_count_that_changes_meanwhile_is_waited_for() -> None:
+    world = World()
+    await world.tend(router=ROUTERS)
+    world.api.fault = lambda verb, kind, name: ApiError(409, "Conflict", "another value") if verb == "share" else None
+    with pytest.raises(NotYet, match="the count of Deployment qwen-router has just changed"):
+        await world.tend(router=ROUTERS | {"policy": "round_robin"})
+
+
 async def test_a_pool_that_was_scaled_by_hand_is_put_back_and_told() -> None:
     world = World()
     await world.tend()

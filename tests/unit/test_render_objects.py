@@ -16,7 +16,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.labels import owner_reference
-from xpyd_operator.render.objects import children, key_secret, pool, router_pod, unwanted
+from xpyd_operator.render.objects import children, key_secret, manifests, pool, router_pod, unwanted
 from xpyd_operator.render.pod import engine_pods
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.config import faults
@@ -245,6 +245,16 @@ def test_https_for_clients() -> None:
     assert config.router is not None
     assert (config.router.tls_cert_file, config.router.tls_key_file) == ("/etc/xpyd/tls/tls.crt", "/etc/xpyd/tls/tls.key")
     assert {container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")} == {"HTTPS"}
+
+
+def test_without_a_count_of_routers_the_deployment_has_none_and_the_budget_counts_what_there_is() -> None:
+    found = made(router={"placement": "deployment"})
+    assert "replicas" not in found["Deployment", "qwen-router"]["spec"]
+    assert found["PodDisruptionBudget", "qwen-router"]["spec"]["maxUnavailable"] == 1
+    assert "minAvailable" not in found["PodDisruptionBudget", "qwen-router"]["spec"]
+    shown = manifests(make(router={"placement": "deployment"}), SETTINGS)
+    assert [one["spec"]["replicas"] for one in shown if one["kind"] == "Deployment"] == [2], "as it is made at first"
+    assert made(**APART)["PodDisruptionBudget", "qwen-router"]["spec"]["minAvailable"] == 3
 
 
 def test_the_deployment_of_routers() -> None:

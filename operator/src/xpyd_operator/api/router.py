@@ -126,7 +126,8 @@ class Router(Part, frozen=True):
     max_sidecars: Annotated[int, Meta(ge=1, le=64)] = 8
     """Most decode pods that route (placement sidecar); the number of heartbeats grows with it."""
     replicas: Annotated[int, Meta(ge=1, le=64)] | None = None
-    """Routers with placement deployment; 2 by default."""
+    """Routers with placement deployment. Default: 2 at first, and the count is the Deployment's own, which a
+    HorizontalPodAutoscaler or `kubectl scale` may write."""
     resources: RouterResources | None = None
     """Resources of one router: of the container `router`, or with placement sidecar of `sidecar`. The default
     of memory follows the budget of bodies; `{}`: no resources at all. Not used by `xpyd up`."""
@@ -228,7 +229,3 @@ class Router(Part, frozen=True):
         """Bytes that one router may hold for its clients: its budget, and room for the largest request in any case."""
         return ledger_bytes(self.body_budget_bytes, self.max_body_bytes)
 
-    @property
-    def replicas_or_default(self) -> int:
-        """Routers with placement deployment."""
-        return 2 if self.replicas is None else self.replicas

@@ -20,7 +20,7 @@ from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.server_clock import ServerClock
 from xpyd_operator.render import gang
-from xpyd_operator.render.labels import FIELD_MANAGER
+from xpyd_operator.render.labels import FIELD_MANAGER, SHARED_MANAGER
 
 Body = dict[str, Any]
 PATIENCE_S = 5.0
@@ -168,10 +168,12 @@ class Api:
         """
         return await self._ask("create", kind, namespace, body=body, dry_run=dry_run)
 
-    async def apply(self, kind: str, namespace: str, body: Body) -> Body:
-        """Server-side apply, taking over fields of others."""
-        name = body["metadata"]["name"]
-        return await self._ask("apply", kind, namespace, name, body=body, query={"force": "true"})
+    async def apply(self, kind: str, namespace: str, body: Body, *, shared: bool = False) -> Body:
+        """Server-side apply, taking over fields of others. ``shared``: in another name, which owns the fields beside others
+        that have the same values, and is refused (409) where a value is another one by now.
+        """
+        name, query = body["metadata"]["name"], {"fieldManager": SHARED_MANAGER} if shared else {"force": "true"}
+        return await self._ask("apply", kind, namespace, name, body=body, query=query)
 
     async def items(self, kind: str, namespace: str = "", *, labels: str = "", limit: int = 0) -> Body:
         """A list: its ``items``.
@@ -223,7 +225,7 @@ class Api:
         method, content = _METHODS[verb]
         question = dict(query or {})
         if method in ("POST", "PATCH"):
-            question["fieldManager"] = FIELD_MANAGER
+            question.setdefault("fieldManager", FIELD_MANAGER)
         if dry_run:
             question |= {"dryRun": "All", "fieldValidation": "Strict"}
         path = resource.everywhere if verb == "list" and not namespace else resource.path(namespace, name, sub)

@@ -25,7 +25,7 @@ from xpyd_operator.render.compare import differs
 from xpyd_operator.render.dependencies import stages
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import role_name
-from xpyd_operator.render.objects import children, pool, unwanted
+from xpyd_operator.render.objects import begun, children, count_of, pool, unwanted
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
 
@@ -136,8 +136,8 @@ class Children:
         if words := lacking(wanted):
             return _wait(words)
         if entry is None:
-            return self._first(service, kind, name, now, partial(self._apply, wanted, "it is missing"))
-        return self._apply(wanted, f"{what} differs")
+            return self._first(service, kind, name, now, partial(self._apply, begun(wanted), "it is missing"))
+        return self._apply(wanted, f"{what} differs", entry.body)
 
     def _pool(self, service: DisaggService, role: Role, count: int, now: float) -> Awaitable[None] | None:
         name = role_name(service.name, role)
@@ -192,7 +192,9 @@ class Children:
         self._taken.pop((kind, name), None)
         await make()
 
-    async def _apply(self, wanted: Body, why: str) -> None:
+    async def _apply(self, wanted: Body, why: str, live: Body | None = None) -> None:
+        if live is not None and begun(wanted) is not wanted:
+            await self._leave_count(live)
         kind, namespace = wanted["kind"], wanted["metadata"]["namespace"]
         logger.info("apply %s %s/%s: %s", kind, namespace, wanted["metadata"]["name"], why)
         try:
@@ -209,6 +211,17 @@ class Children:
         if differs(wanted, answer):
             answer = await self._api.patch(kind, namespace, wanted["metadata"]["name"], wanted)
         self._cache.wrote(kind, answer)
+
+    async def _leave_count(self, live: Body) -> None:
+        """So that a Deployment keeps its count when we say nothing of it any more: a field that only we had would go back
+        to its default.
+        """
+        try:
+            await self._api.apply(live["kind"], live["metadata"]["namespace"], count_of(live), shared=True)
+        except ApiError as error:
+            if not (error.conflict or error.missing):
+                raise
+            raise NotYet(f"the count of Deployment {live['metadata']['name']} has just changed") from None
 
     async def _create(self, wanted: Body) -> None:
         kind, namespace = wanted["kind"], wanted["metadata"]["namespace"]

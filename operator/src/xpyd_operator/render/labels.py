@@ -10,6 +10,8 @@ from xpyd_operator.render.dependencies import TABLE
 from xpyd_sidecar.contract.ids import Role
 
 FIELD_MANAGER: Final = "xpyd"
+SHARED_MANAGER: Final = "xpyd-count"
+"""Who owns the count of routers, beside whoever writes it, where the document says none."""
 """Who server-side apply says has set a field."""
 
 NAME: Final = "app.kubernetes.io/name"

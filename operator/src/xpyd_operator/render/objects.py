@@ -21,6 +21,8 @@ from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.sidecar import clients_volumes, router_container
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
+ROUTERS = 2
+"""Routers in pods of their own that a service begins with."""
 NO_KEY = "made once by the operator"
 """In place of the key: whoever used it as one would be told that it is none."""
 
@@ -34,7 +36,7 @@ def manifests(service: DisaggService, settings: KubeSettings) -> tuple[dict[str,
         Unsupported: as ``engine_pods``.
     """
     counts = {role: 0 if service.spec.suspend else service.spec.replicas(role) for role in Role}
-    found = [key_secret(service, NO_KEY), *children(service, counts, settings)]
+    found = [key_secret(service, NO_KEY), *(begun(each) for each in children(service, counts, settings))]
     found += [pool(service, role, service.spec.replicas(role)) for role in Role]
     ordinal = 0
     for role in Role:
@@ -75,8 +77,24 @@ def children(
         name = labels.router_name(service.name)
         selector = labels.selector(service, component=labels.ROUTERS)
         found.append(router_deployment(service, settings, key or keys.unknown(service.name)))
-        found.append(budget(service, name, selector, service.spec.router.replicas_or_default, 1))
+        found.append(budget(service, name, selector, service.spec.router.replicas, 1))
     return tuple(_marked(one) for one in found)
+
+
+def begun(made: dict[str, Any]) -> dict[str, Any]:
+    """An object as it is made at first: a Deployment with a count, which is nobody's afterwards where the document has
+    none.
+    """
+    if made["kind"] != "Deployment" or "replicas" in made["spec"]:
+        return made
+    return made | {"spec": made["spec"] | {"replicas": ROUTERS}}
+
+
+def count_of(live: dict[str, Any]) -> dict[str, Any]:
+    """What says of a Deployment that its count is what it is, and nothing else."""
+    named = {key: live["metadata"][key] for key in ("name", "namespace")}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": named,
+            "spec": {"replicas": live["spec"].get("replicas", 1)}}
 
 
 def policies(service: DisaggService, settings: KubeSettings) -> tuple[dict[str, Any], ...]:
@@ -216,18 +234,20 @@ def _marked(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def router_deployment(service: DisaggService, settings: KubeSettings, key: PodKey) -> dict[str, Any]:
-    """The Deployment. A router drains at SIGTERM, so its pods need no hook; a new one is ready before an old one goes.
+    """The Deployment, without a count where the document has none (``begun``). A router drains at SIGTERM, so its pods need
+    no hook; a new one is ready before an old one goes.
 
     Raises:
         Unsupported: the template takes away what xpyd needs.
     """
     selector = labels.selector(service, component=labels.ROUTERS)
+    replicas = service.spec.router.replicas
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": metadata("Deployment", service, labels.router_name(service.name), labels.common(service)),
         "spec": {
-            "replicas": service.spec.router.replicas_or_default,
+            **({"replicas": replicas} if replicas is not None else {}),
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "template": _router_template(service, selector, settings, key),

@@ -60,10 +60,10 @@ def clients_policy(service: DisaggService) -> dict[str, Any]:
     )
 
 
-def budget(service: DisaggService, name: str, selector: dict[str, str], wanted: int, missing: int) -> dict[str, Any]:
-    """As many of the ``wanted`` pods may be evicted at a time as instances may be missing in a rollout; those not ready
-    always. Of an instance of several pods all count: the first that is evicted makes its whole group unready, so that the
-    others of that group may go, and none of another group.
+def budget(service: DisaggService, name: str, selector: dict[str, str], wanted: int | None, missing: int) -> dict[str, Any]:
+    """As many of the ``wanted`` pods (None: those that their Deployment wants) may be evicted at a time as instances may be
+    missing in a rollout; those not ready always. Of an instance of several pods all count: the first that is evicted makes
+    its whole group unready, so that the others of that group may go, and none of another group.
 
     At least one, also where a rollout lets none be missing: an eviction makes nothing new beforehand, so that a budget of
     none would hold up every drain of a node for ever. A number, since a share would need a controller with ``/scale`` above
@@ -74,7 +74,7 @@ def budget(service: DisaggService, name: str, selector: dict[str, str], wanted: 
         "kind": "PodDisruptionBudget",
         "metadata": metadata("PodDisruptionBudget", service, name, labels.common(service)),
         "spec": {
-            "minAvailable": max(0, wanted - max(1, missing)),
+            **({"maxUnavailable": missing} if wanted is None else {"minAvailable": max(0, wanted - max(1, missing))}),
             "selector": {"matchLabels": selector},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
