@@ -51,6 +51,7 @@ def args(*items: Any) -> dict[str, Any]:
 
 _BOTH = {"replicas": 1, "scaling": {"min": 1, "max": 2}}
 _OPTION = "is set by xpyd"
+GATEWAY = {"parentRefs": [{"name": "public", "namespace": "gateways"}]}
 
 MALFORMED: dict[str, Bad] = {
     # The document itself
@@ -407,6 +408,30 @@ MALFORMED: dict[str, Bad] = {
         "at most requestTimeout (10s)",
         router={"pairTimeout": "10s", "requestTimeout": "10s"},
     ),
+    **{f"gateway, {name}": bad(f"spec.router.gateway{at}", words, router={"gateway": GATEWAY | change} | more, server=by)
+       for name, at, words, change, more, by in (
+        ("none named", ".parentRefs", "names no Gateway", {"parentRefs": []}, {}, True),
+        ("named twice", ".parentRefs[1]", "named before", {"parentRefs": [{"name": "a"}, {"name": "a"}]}, {}, False),
+        ("a listener beside all", ".parentRefs[1]", "another sectionName",
+         {"parentRefs": [{"name": "a"}, {"name": "a", "sectionName": "b"}]}, {}, False),
+        ("a name no label holds", ".parentRefs[0].name", "at most 63", {"parentRefs": [{"name": "a" * 64}]}, {}, True),
+        ("of another kind", ".parentRefs[0].kind", "unknown field",
+         {"parentRefs": [{"name": "a", "kind": "Service"}]}, {}, True),
+        ("host with a port", ".hostnames[0]", "such as chat.example.com", {"hostnames": ["a:80"]}, {}, True),
+        ("host in capitals", ".hostnames[0]", "in lower case", {"hostnames": ["Chat.example.com"]}, {}, True),
+        ("path that ends in a slash", ".path", "no slash at its end", {"path": "/qwen/"}, {}, True),
+        ("path of no beginning", ".path", "beginning of a path", {"path": "qwen"}, {}, True),
+        ("path upwards", ".path", "beginning of a path", {"path": "/a/../b"}, {}, True),
+        ("the routers' own path", ".path", "routers answer at /v1", {"path": "/v1"}, {}, True),
+        ("below the routers' own path", ".path", "routers answer at /v1", {"path": "/v1/chat"}, {}, True),
+        ("pool without a picker", ".pool.picker", "required", {"pool": {}}, {}, True),
+        ("pool of HTTPS", ".pool", "plain HTTP", {"pool": {"picker": "epp"}, "tls": {"hostname": "a"}},
+         {"tls": {"secret": "s"}}, True),
+        ("HTTPS that it cannot know", ".tls", "is needed where tls.secret is", {}, {"tls": {"secret": "s"}}, True),
+        ("HTTPS that is none", ".tls", "only for routers that serve HTTPS", {"tls": {"hostname": "a"}}, {}, True),
+        ("any name of a certificate", ".tls.hostname", "such as chat",
+         {"tls": {"hostname": "*.a"}}, {"tls": {"secret": "s"}}, True),
+    )},
     "rest below nothing": bad("spec.router.skipPrefill.restTokens", "from 0", router={"skipPrefill": {"restTokens": -1}}),
     "budget above one": bad("spec.router.retryBudget", "from 0", router={"retryBudget": 2}),
     "host with a port": bad("spec.router.hosts[0]", "without a port", router={"hosts": ["a:80"]}),

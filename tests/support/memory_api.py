@@ -110,7 +110,7 @@ class MemoryApi:
 
         found = [body for at, body in sorted(self.objects.items()) if at[0] == kind and namespace in ("", at[1])
                  and marked(body)]
-        return {"items": found[: limit or len(found)]}
+        return {"metadata": {"resourceVersion": str(self._version)}, "items": found[: limit or len(found)]}
 
     async def patch(self, kind: str, namespace: str, name: str, body: Body) -> Body:
         self._note("patch", kind, name)

@@ -14,6 +14,7 @@ from xpyd_operator.kube.backend import KubeBackend
 from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.gangs import Gangs
+from xpyd_operator.kube.gateways import Gateways
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.shared import Shared
@@ -31,9 +32,11 @@ class MemoryWorld:
         self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
         gangs = Gangs(self.api, settings)  # type: ignore[arg-type]
         topology = Topology(self.api)  # type: ignore[arg-type]
+        self.woken: list[tuple[str, str]] = []
+        self.gateways = Gateways(self.api, self.cache, (), lambda *at: self.woken.append(at))  # type: ignore[arg-type]
         self.shared = Shared(  # type: ignore[arg-type]
             self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache),
-            gangs, topology)
+            gangs, topology, self.gateways)
         self.backend: KubeBackend
 
     def write(self, **spec: Any) -> None:

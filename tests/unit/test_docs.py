@@ -28,6 +28,8 @@ LOCAL = ROOT / "docs/guide.md"
 NOT_REASONS = frozenset({
     # statuses and types of conditions and Events; Degraded, Ready, Compatible and Valid are reasons too
     "True", "False", "Normal", "Warning", "Progressing", "Limited", "Stalled", "Not",
+    # conditions of Gateway API's own objects
+    "Programmed", "ResolvedRefs",
     # a kind of three APIs, so that none of them has it among the operator's resources by this name
     "PodGroup",
     # what pods, containers and the API server say themselves

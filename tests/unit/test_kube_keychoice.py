@@ -23,6 +23,7 @@ from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import KeyOf
 from xpyd_operator.kube.gangs import Gangs
+from xpyd_operator.kube.gateways import Gateways
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Told
@@ -58,7 +59,8 @@ class Cluster:
         events = Events(self.api, Metrics())  # type: ignore[arg-type]
         found = of or Master(self.api, "xpyd-system", "xpyd-master", self.in_use)  # type: ignore[arg-type]
         self.shared = Shared(self.api, self.cache, SETTINGS, events, self.session, lambda: self.now, found,  # type: ignore[arg-type]
-                             turns(self.cache), Gangs(self.api, SETTINGS), Topology(self.api))  # type: ignore[arg-type]
+                             turns(self.cache), Gangs(self.api, SETTINGS), Topology(self.api),  # type: ignore[arg-type]
+                             Gateways(self.api, self.cache, (), lambda *_: None))  # type: ignore[arg-type]
         for name in self.backends:
             self.adopt(name)
 

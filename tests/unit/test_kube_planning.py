@@ -18,6 +18,7 @@ from xpyd_operator.kube.backend import KubeBackend
 from xpyd_operator.kube.cache import OWNER_KIND, Entry, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.gangs import Gangs
+from xpyd_operator.kube.gateways import Gateways
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.shared import Shared
@@ -43,7 +44,7 @@ class World:
         gangs, topology = Gangs(self.api, settings), Topology(self.api)  # type: ignore[arg-type]
         shared = Shared(  # type: ignore[arg-type]
             self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache),
-            gangs, topology, self.metrics)
+            gangs, topology, Gateways(self.api, self.cache, (), lambda *_: None), self.metrics)
         body = document(
             prefill={"scaling": {"min": 1, "max": 8}}, decode={"scaling": {"min": 1, "max": 4}},
             limits={"maxInstances": 9},

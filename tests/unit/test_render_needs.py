@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kube_documents import service
 
-from xpyd_operator.kube.cache import KINDS, OWNER_KIND
+from xpyd_operator.kube.cache import KINDS, OWNER_KIND, POLLED
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.dependencies import TABLE, keepers, stage, stages
 from xpyd_operator.render.gang import VERSIONS, Gang, Together, grouped
@@ -31,18 +31,18 @@ def pods(gang: Gang | None = None, **spec: Any) -> list[dict[str, Any]]:
 
 
 def test_the_table_has_every_kind_and_no_circle() -> None:
-    assert set(TABLE) == {*KINDS, "Secret", "PodGroup"} - {OWNER_KIND}
+    assert set(TABLE) == {*KINDS, *POLLED, "Secret", "PodGroup"} - {OWNER_KIND}
     for kind, row in TABLE.items():
         assert {*row.needs, *row.uses} <= set(TABLE)
         assert stage(kind) > max((stage(each) for each in row.needs if each != kind), default=-1)
     first, *rest = stages(TABLE)
     assert first >= {"Secret", "NetworkPolicy", "Service", "PodGroup"}
-    assert [set(each) for each in rest] == [{"Deployment", "Pod"}]
+    assert [set(each) for each in rest] == [{"Deployment", "Pod", "HTTPRoute"}]
 
 
 @pytest.mark.parametrize("kind", sorted(kind for kind, row in TABLE.items() if row.lasts))
 def test_what_has_no_owner_stays_for_pods_and_for_what_makes_pods(kind: str) -> None:
-    assert keepers(kind) == {"Pod", "Deployment"}
+    assert keepers(kind) - {"HTTPRoute"} == {"Pod", "Deployment"}
 
 
 def test_policies_have_no_owner_that_the_collector_could_miss() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from xpyd_operator.api import (
     outside,
     rules_devices,
+    rules_gateway,
     rules_instances,
     rules_kv,
     rules_policies,
@@ -21,7 +22,7 @@ from xpyd_sidecar.contract.ids import Role
 
 RULES: tuple[Rule, ...] = (
     *rules_instances.RULES, *rules_devices.RULES, *rules_service.RULES, *rules_kv.RULES, *rules_policies.RULES,
-    *outside.RULES,
+    *rules_gateway.RULES, *outside.RULES,
 )
 _ROLES = {f"spec.{role.value}": role for role in Role}
 

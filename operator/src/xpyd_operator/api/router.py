@@ -23,6 +23,7 @@ from xpyd_operator.api.base import (
     Url,
 )
 from xpyd_operator.api.durations import seconds
+from xpyd_operator.api.gateway import GatewayOptions
 from xpyd_operator.api.quantity import size
 from xpyd_sidecar.contract.launch import ledger_bytes
 
@@ -161,6 +162,8 @@ class Router(Part, frozen=True):
     """Who gives the first token of a stream: `prefill` is sooner, where it is the same answer."""
     tls: Tls = Tls()
     """HTTPS for clients."""
+    gateway: GatewayOptions | None = None
+    """A route of the Gateway API to the routers. Default: none, and clients reach the Service. Not used by `xpyd up`."""
     tracing: Tracing = Tracing()
     """Spans of requests."""
     dashboard: bool = True

@@ -19,9 +19,11 @@ class Condition(Part, frozen=True):
     through a router that clients reach; reason `AllReady` when as many serve as are wanted, `Serving` when fewer do.
     `Progressing`: something changes or waits. `Degraded`: a person should look. `Compatible`: prefill and decode can
     exchange KV. `Disaggregating`: decode receives the prompts that it was to receive, instead of computing them; the
-    message has the share of their tokens and the links with their GB/s. `Valid`: the document is used as it is. `Stalled`:
-    only there while nothing will move before a person does something, or the newest document is refused. `Suspended`: only
-    there while `suspend` is true; once nothing runs it is `True`, and nothing is said of `Ready`."""
+    message has the share of their tokens and the links with their GB/s. `Valid`: the document is used as it is.
+    `GatewayReady`: only there with `router.gateway`: every gateway that it names takes the route; no other condition
+    follows it. `Stalled`: only there while nothing will move before a person does something, or the newest document is
+    refused. `Suspended`: only there while `suspend` is true; once nothing runs it is `True`, and nothing is said of
+    `Ready`."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Meta(max_length=1024)]

@@ -19,7 +19,7 @@ import msgspec
 from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.server_clock import ServerClock
-from xpyd_operator.render import gang
+from xpyd_operator.render import gang, gateway
 from xpyd_operator.render.labels import FIELD_MANAGER, SHARED_MANAGER
 
 Body = dict[str, Any]
@@ -65,6 +65,8 @@ RESOURCES: Mapping[str, Resource] = {
     "Deployment": Resource("apps/v1", "deployments"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
     "Node": Resource("v1", "nodes", cluster=True),
+    gateway.GATEWAY: Resource(f"{gateway.GROUP}/v1", "gateways"),
+    **{kind: Resource(*where) for kind, where in gateway.KINDS.items()},
     **{gang.resource_of(each): Resource(each, gang.PLURAL) for versions in gang.VERSIONS.values() for each in versions},
 }
 

@@ -20,6 +20,7 @@ from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import Fleets
+from xpyd_operator.kube.gateway import ServiceGateway
 from xpyd_operator.kube.key import ServiceKeys
 from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.master import KeyTrouble
@@ -64,6 +65,7 @@ class KubeBackend:
         self._fleets = Fleets(shared.session, timeout_s=shared.settings.fleet_timeout_s)
         self._planner = PoolPlanner(shared.api, shared.cache, events=shared.events, metrics=shared.metrics,
                                     fleets=self._fleets, children=self._children)
+        self._gateway = ServiceGateway(shared, entry)
         self._report = ServiceReport(shared, self._blueprint, self._children, self.holds)
         self._told = Told()
         self._named: list[str] = []
@@ -216,6 +218,9 @@ class KubeBackend:
             await self._children.tend(service, wanted, now, key, lacking=lacking, several=self._several,
                                       before=self._before, pods=pods_of_wanted(service, round_))
 
+        async def gateway() -> None:
+            await self._gateway.tend(service, now)
+
         async def groups() -> None:
             if self._several or self._groups.some:
                 alive = in_groups(self._pods, gangs, round_)
@@ -233,7 +238,7 @@ class KubeBackend:
             await self._planner.tend(self._entry(), service, planned, self._key_of, now=now)
 
         await in_turn(
-            (ends, key, children, groups, whole, switches, planner),
+            (ends, key, children, gateway, groups, whole, switches, planner),
             lambda error: isinstance(error, ApiError) and self.holds.excuses(error, "what goes with the service", now))
 
     async def apply(self, action: Action) -> None:
@@ -271,11 +276,12 @@ class KubeBackend:
         self._choice.seen(round_)
         if not any(isinstance(action, Create) for action in round_.plan.actions):
             self.holds.over(self._shared.clock())
-        self._report.write(entry, round_, self.last, self._planner.sentence)
+        self._report.write(entry, round_, self.last, self._planner.sentence, self._gateway.condition())
         self.last = round_
 
     def forget(self) -> None:
-        """The service is gone: who waits for it to have its new key need not."""
+        """The service is gone: who waits for it to have its new key need not, and nobody looks at its gateways."""
+        self._gateway.forget()
         self._shared.turns.give_back(self.uid)
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from xpyd_operator.render import gateway
 from xpyd_operator.render.labels import SERVICE
 
 Body = dict[str, Any]
@@ -25,6 +26,8 @@ T = TypeVar("T")
 OWNER_KIND = "DisaggService"
 KINDS = (OWNER_KIND, "DisaggPool", "Pod", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment")
 """What is watched; all but the first by the label ``xpyd.dev/service``."""
+POLLED = tuple(gateway.KINDS)
+"""What is listed now and then, as it may not be served (``kube.gateways``)."""
 TOMBSTONES = 20_000
 """Deleted uids that are remembered, far more than answers can be under way."""
 
@@ -130,6 +133,11 @@ class WatchCache:
     def names(self) -> set[tuple[str, str]]:
         """(namespace, name) of every DisaggService, and of those that are gone and have left something."""
         return {(namespace, name) for _, namespace, name in self._of_service}
+
+    def kinds(self, kinds: Iterable[str]) -> set[str]:
+        """Those of these kinds of which something is there."""
+        there = {kind for kind, _, _ in self._entries}
+        return there & set(kinds)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -9,7 +9,7 @@ they are there (``kube.presence``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -84,17 +84,44 @@ class Children:
             NotYet: nothing else is wrong than that something waits.
             XpydError: several things could not.
         """
+        first = self._unwanted(service, unwanted(service, several=several, before=before))
+        first += [self._pool(service, role, counts[role], now) for role in Role]
+        await self._make(service, self._children(service, counts, key, several=several, pods=pods), first, now, lacking)
+
+    async def tend_to(
+        self, service: DisaggService, rendered: Sequence[Body], gone: Iterable[tuple[str, str]], now: float, *,
+        lacking: Callable[[Body], str],
+    ) -> None:
+        """Make these objects as they should be, in the order of what they need, and then delete others.
+
+        Args:
+            service: whose they are.
+            rendered: what is wanted.
+            gone: kinds and names of what is not; they stay while something that may have used them is not as it should be.
+            now: unix seconds.
+            lacking: as in ``tend``.
+
+        Raises:
+            XpydError: as ``tend``.
+        """
+        await self._make(service, rendered, [], now, lacking)
+        await all_of(each for each in self._unwanted(service, gone) if each is not None)
+
+    def _unwanted(self, service: DisaggService, gone: Iterable[tuple[str, str]]) -> list[Awaitable[None] | None]:
         namespace, uid = service.metadata.namespace or "", service.metadata.uid or ""
-        first: list[Awaitable[None] | None] = []
-        for kind, name in unwanted(service, several=several, before=before):
+        found: list[Awaitable[None] | None] = []
+        for kind, name in gone:
             entry = self._cache.get(kind, namespace, name)
             ours = entry is not None and ownership(entry.body["metadata"], service.name, uid) != "others"
             if entry is not None and ours and not entry.deleting:
-                first.append(self._delete(entry))
+                found.append(self._delete(entry))
             self._taken.pop((kind, name), None)
-        first += [self._pool(service, role, counts[role], now) for role in Role]
-        rendered = self._children(service, counts, key, several=several, pods=pods)
+        return found
 
+    async def _make(
+        self, service: DisaggService, rendered: Sequence[Body], first: list[Awaitable[None] | None], now: float,
+        lacking: Callable[[Body], str],
+    ) -> None:
         async def make(kinds: frozenset[str], beside: list[Awaitable[None] | None]) -> None:
             work = [self._child(service, each, now, lacking) for each in rendered if each["kind"] in kinds]
             await all_of(each for each in (*beside, *work) if each is not None)

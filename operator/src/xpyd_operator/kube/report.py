@@ -32,11 +32,18 @@ class ServiceReport:
         self._holds = holds
         self._status = StatusWriter(shared.api, shared.cache)
         self._warned: tuple[tuple[str, str], ...] = ()
+        self._rejected = ""
+        """For what reason a gateway does not take the route, as it was told last; empty: it was not told so."""
 
-    def write(self, entry: Entry, round_: Round, before: Round | None, sentence: str) -> None:
-        """Write statuses where they differ, and Events for what is new since ``before``. ``sentence``: the planner's."""
+    def write(
+        self, entry: Entry, round_: Round, before: Round | None, sentence: str, gateway: Condition | None = None
+    ) -> None:
+        """Write statuses where they differ, and Events for what is new since ``before``. ``sentence``: the planner's;
+        ``gateway``: what became of its route, where it has one.
+        """
         service, blueprint, now = self._blueprint.service, self._blueprint, now_text()
-        status = service_status(round_, service, self._shared.settings, valid=blueprint.valid, after=self._holds.waiting)
+        status = service_status(round_, service, self._shared.settings, valid=blueprint.valid, after=self._holds.waiting,
+                                gateway=gateway)
         words = bounded("; ".join(part for part in (status.plan, sentence) if part)) or None
         status = msgspec.structs.replace(status, plan=words)
         self._status.put(entry, status, blueprint.generation, now)
@@ -48,6 +55,18 @@ class ServiceReport:
             words = f"{each.instance}: {each.message}" if each.instance is not None else each.message
             self._shared.events.say(entry, each.type, each.reason, words)
         self._warn(entry)
+        self._tell(entry, gateway)
+
+    def _tell(self, entry: Entry, gateway: Condition | None) -> None:
+        """Of a gateway: when it does not take the route, again for another reason, and when it does at last."""
+        if gateway is None:
+            self._rejected = ""
+        elif gateway.status == "False" and gateway.reason != self._rejected:
+            self._rejected = gateway.reason
+            self._shared.events.say(entry, "Warning", "NotGatewayReady", f"{gateway.reason}: {gateway.message}")
+        elif gateway.status == "True" and self._rejected:
+            self._rejected = ""
+            self._shared.events.say(entry, "Normal", gateway.type, gateway.message)
 
     def _warn(self, entry: Entry) -> None:
         """Of a document: once, and again when the operator begins."""

@@ -21,6 +21,7 @@ from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.gangs import Gangs
+from xpyd_operator.kube.gateways import Gateways
 from xpyd_operator.kube.logs import about
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
@@ -96,7 +97,8 @@ class Services:
                             dry_run=settings.dry_run)
             self._shared = Shared(self._api, self._cache, settings, self._events, session, self._api.server_clock.now,
                                   master, Turns(self._cache), Gangs(self._api, settings), Topology(self._api),
-                                  self._metrics)
+                                  Gateways(self._api, self._cache, settings.namespaces, self.wake), self._metrics)
+            looking = asyncio.create_task(self._shared.gateways.run(), name="gateways")
             sender = asyncio.create_task(self._events.run(), name="events")
             in_order = False
             try:
@@ -108,6 +110,8 @@ class Services:
                 in_order = True
             finally:
                 self._ending.set()
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
                 await self._end(sender, in_order=in_order)
 
     async def close(self) -> None:

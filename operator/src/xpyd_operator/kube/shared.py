@@ -11,6 +11,7 @@ from xpyd_operator.kube.api import Api
 from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.gangs import Gangs
+from xpyd_operator.kube.gateways import Gateways
 from xpyd_operator.kube.master import Master
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
@@ -32,4 +33,5 @@ class Shared(msgspec.Struct, frozen=True):
     turns: Turns
     gangs: Gangs
     topology: Topology
+    gateways: Gateways
     metrics: Metrics = msgspec.field(default_factory=Metrics)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 
 from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.kube.cache import KINDS, OWNER_KIND, Entry, WatchCache
+from xpyd_operator.kube.cache import KINDS, OWNER_KIND, POLLED, Entry, WatchCache
 from xpyd_operator.kube.ownership import is_unowned
 from xpyd_operator.kube.work import all_of
 from xpyd_operator.render.dependencies import keepers
@@ -26,7 +26,8 @@ def left_behind(cache: WatchCache, namespace: str, service: str) -> list[Entry]:
     """What a service of this name left behind; empty while there is one."""
     if cache.get(OWNER_KIND, namespace, service) is not None:
         return []
-    return [entry for kind in KINDS if kind not in _WISHED for entry in cache.of_service(kind, namespace, service)
+    kinds = [kind for kind in (*KINDS, *POLLED) if kind not in _WISHED]
+    return [entry for kind in kinds for entry in cache.of_service(kind, namespace, service)
             if is_unowned(entry.body["metadata"], service)]
 
 

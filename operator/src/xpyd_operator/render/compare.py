@@ -85,7 +85,7 @@ def _map(wanted: dict[str, Any], live: dict[str, Any], path: str, *, exact: bool
 
 
 def _list(wanted: list[Any] | tuple[Any, ...], live: list[Any], path: str, *, exact: bool) -> str | None:
-    key = next((key for key in _KEYS if _keyed(wanted, key) and _keyed(live, key)), None)
+    key = next((key for key in _KEYS if _tells(wanted, key) and _keyed(live, key)), None)
     if key is None or exact:
         if len(wanted) != len(live):
             return path

@@ -23,11 +23,14 @@ class Row(msgspec.Struct, frozen=True):
     """It has no owner, so that the garbage collector does not take it with the service."""
 
 
-_AROUND_PODS = ("Service", "PodDisruptionBudget", "DisaggPool")
+_AROUND_PODS = ("Service", "PodDisruptionBudget", "DisaggPool", "HTTPRoute", "BackendTLSPolicy", "InferencePool")
 
 TABLE: Final[Mapping[str, Row]] = {
     "NetworkPolicy": Row(lasts=True),
     "Service": Row(lasts=True),
+    "HTTPRoute": Row(needs=("BackendTLSPolicy", "InferencePool"), lasts=True),
+    "BackendTLSPolicy": Row(lasts=True),
+    "InferencePool": Row(lasts=True),
     "Secret": Row(),
     "DisaggPool": Row(),
     "PodDisruptionBudget": Row(),

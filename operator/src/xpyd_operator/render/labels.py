@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from xpyd_operator.api.base import API_VERSION, GROUP
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.plan.desired import revision_of
 from xpyd_operator.render.dependencies import TABLE
 from xpyd_sidecar.contract.ids import Role
 
@@ -128,6 +129,11 @@ def owner_reference(service: DisaggService) -> dict[str, Any]:
         "controller": True,
         "blockOwnerDeletion": False,
     }
+
+
+def marked(made: dict[str, Any]) -> dict[str, Any]:
+    """An object to be applied, with the hash of what it is made of."""
+    return made | {"metadata": made["metadata"] | {"annotations": {APPLIED: revision_of(made)}}}
 
 
 def metadata(kind: str, service: DisaggService, name: str, marks: dict[str, str]) -> dict[str, Any]:

@@ -29,7 +29,9 @@ class Need(msgspec.Struct, frozen=True):
 
 
 def needs(made: Body, policies: Collection[str]) -> tuple[Need, ...]:
-    """What must be there before ``made`` is; ``policies``: names of those that the service's document asks for."""
+    """What must be there before ``made`` is; ``policies``: names of those that the service's document asks for, of a route
+    its BackendTLSPolicies.
+    """
     return tuple(need for kind in TABLE[made["kind"]].needs for need in _NAMED[kind](made, policies))
 
 
@@ -56,6 +58,18 @@ def _policies(made: Body, policies: Collection[str]) -> Iterator[Need]:
     yield from (Need("NetworkPolicy", name) for name in policies)
 
 
+def _tls(made: Body, policies: Collection[str]) -> Iterator[Need]:
+    """Else the gateway would send prompts in clear to a port that speaks TLS."""
+    del made
+    yield from (Need("BackendTLSPolicy", name) for name in policies)
+
+
+def _pool(made: Body, policies: Collection[str]) -> Iterator[Need]:
+    del policies
+    behind = [each for rule in made["spec"]["rules"] for each in rule["backendRefs"] if each["kind"] == "InferencePool"]
+    yield from (Need("InferencePool", each["name"]) for each in behind)
+
+
 def _group(made: Body, policies: Collection[str]) -> Iterator[Need]:
     del policies
     if (kind := joined_by(made)) is not None:
@@ -73,6 +87,8 @@ def _members(made: Body, policies: Collection[str]) -> Iterator[Need]:
 _NAMED: Final[Mapping[str, Callable[[Body, Collection[str]], Iterator[Need]]]] = {
     "Secret": _secret,
     "NetworkPolicy": _policies,
+    "BackendTLSPolicy": _tls,
+    "InferencePool": _pool,
     "PodGroup": _group,
     "Pod": _members,
 }

@@ -7,10 +7,10 @@ from typing import Any
 
 from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.plan.desired import revision_of
 from xpyd_operator.plan.names import instance_name
 from xpyd_operator.render import keys, labels
 from xpyd_operator.render import paths as at
+from xpyd_operator.render.gateway import gateway_objects
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import metadata
 from xpyd_operator.render.overlay import overlay
@@ -36,7 +36,8 @@ def manifests(service: DisaggService, settings: KubeSettings) -> tuple[dict[str,
         Unsupported: as ``engine_pods``.
     """
     counts = {role: 0 if service.spec.suspend else service.spec.replicas(role) for role in Role}
-    found = [key_secret(service, NO_KEY), *(begun(each) for each in children(service, counts, settings))]
+    found = [key_secret(service, NO_KEY), *(begun(each) for each in children(service, counts, settings)),
+             *gateway_objects(service)]
     found += [pool(service, role, service.spec.replicas(role)) for role in Role]
     ordinal = 0
     for role in Role:
@@ -78,7 +79,7 @@ def children(
         selector = labels.selector(service, component=labels.ROUTERS)
         found.append(router_deployment(service, settings, key or keys.unknown(service.name)))
         found.append(budget(service, name, selector, service.spec.router.replicas, 1))
-    return tuple(_marked(one) for one in found)
+    return tuple(labels.marked(one) for one in found)
 
 
 def begun(made: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def count_of(live: dict[str, Any]) -> dict[str, Any]:
 
 def policies(service: DisaggService, settings: KubeSettings) -> tuple[dict[str, Any], ...]:
     """Of the objects that ``children`` makes, the NetworkPolicies: empty where the document wants none."""
-    return tuple(_marked(one) for one in _policies(service, settings))
+    return tuple(labels.marked(one) for one in _policies(service, settings))
 
 
 def _policies(service: DisaggService, settings: KubeSettings) -> tuple[dict[str, Any], ...]:
@@ -226,11 +227,6 @@ def _engines_service(service: DisaggService) -> dict[str, Any]:
 def _service(service: DisaggService, name: str, spec: dict[str, Any]) -> dict[str, Any]:
     made = metadata("Service", service, name, labels.common(service))
     return {"apiVersion": "v1", "kind": "Service", "metadata": made, "spec": spec}
-
-
-def _marked(made: dict[str, Any]) -> dict[str, Any]:
-    """With the hash of what it is made of."""
-    return made | {"metadata": made["metadata"] | {"annotations": {labels.APPLIED: revision_of(made)}}}
 
 
 def router_deployment(service: DisaggService, settings: KubeSettings, key: PodKey) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from xpyd_operator.api.outside import ALWAYS_OUT
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import labels
+from xpyd_operator.render.gateway import peers
 from xpyd_operator.render.labels import metadata
 from xpyd_operator.render.paths import AGENT_PORT
 from xpyd_operator.render.settings import KubeSettings
@@ -46,8 +47,9 @@ def pods_policy(service: DisaggService, settings: KubeSettings) -> dict[str, Any
 
 
 def clients_policy(service: DisaggService) -> dict[str, Any]:
-    """The pods that route: clients to the router's port."""
+    """The pods that route: clients to the router's port, and the pods of gateways, where not everybody may."""
     clients = list(service.spec.network_policy.clients)
+    clients += peers(service) if clients else ()
     rule = {"ports": [_router_port(service)]} | ({"from": clients} if clients else {})
     return _policy(
         service,

@@ -1,0 +1,186 @@
+"""What there is of the Gateway API, for all services: which of its kinds the API server serves, the routes of services, and
+the Gateways that they name.
+
+Kinds that may be absent, come and go cannot be watched as the others are: kopf and the rounds would wait for a list that
+never comes. They are listed in turns, into the same cache, and whoever is concerned is woken. Where nobody asks for a
+gateway and nothing of one is left, only what is served is asked, once a minute.
+
+    not served   nothing of the kind is there; asked again in the next turn
+    Forbidden    the operator has the roles of a release before: what is there is not known, and nothing is made
+    no answer    what was known goes on
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from xpyd_operator.kube.api import Api, ApiError
+from xpyd_operator.kube.cache import POLLED, WatchCache
+from xpyd_operator.render.gateway import GATEWAY, KINDS
+from xpyd_operator.render.labels import SERVICE
+
+logger = logging.getLogger(__name__)
+Body = dict[str, Any]
+Name = tuple[str, str]
+"""Namespace and name."""
+POLL_S: Final = 5.0
+"""Between two turns while somebody has a gateway."""
+IDLE_S: Final = 60.0
+"""While nobody has one."""
+GAP_S: Final = 0.5
+"""Shortest pause, however many ask."""
+FORBIDDEN: Final = 403
+ABSENT: Final[Body] = {}
+"""Of a Gateway that does not exist. One of which nothing is known is not there at all."""
+_LATEST: Final = 1 << 63
+"""A version after all others."""
+
+
+class Gateways:
+    """Of the whole operator. ``wake`` is called for every service that something has changed for."""
+
+    def __init__(
+        self, api: Api, cache: WatchCache, namespaces: Iterable[str], wake: Callable[[str, str], None]
+    ) -> None:
+        self._api, self._cache, self._wake = api, cache, wake
+        self._namespaces = tuple(namespaces) or ("",)
+        self._wanted: dict[Name, frozenset[Name]] = {}
+        """Services that ask for a gateway → Gateways that they name."""
+        self._troubles: dict[str, tuple[str, str]] = {}
+        """By kind, why nothing can be made of it: reason and words."""
+        self._parents: dict[Name, Body] = {}
+        self._looked = False
+        self._turn = asyncio.Lock()
+        self._asked = asyncio.Event()
+
+    # What services ask
+
+    async def want(self, service: Name, parents: Iterable[Name]) -> None:
+        """A service has a gateway; returns once it is known what is served, or that nobody says so."""
+        named = frozenset(parents)
+        if self._wanted.get(service) != named:
+            self._wanted[service] = named
+            self._asked.set()
+        if not self._looked:
+            await self.look(first=True)
+
+    def drop(self, service: Name) -> None:
+        """A service has none any more."""
+        self._wanted.pop(service, None)
+
+    def trouble(self, kind: str) -> tuple[str, str] | None:
+        """Reason and words why nothing can be made of a kind; None: it is served."""
+        if not self._looked:
+            return "NotReached", "it is not known yet what the API server serves"
+        return self._troubles.get(kind)
+
+    def parent(self, gateway: Name) -> Body | None:
+        """A Gateway as it was seen last; ``ABSENT``: there is none; None: nothing is known of it."""
+        return self._parents.get(gateway)
+
+    # What is looked at
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(GAP_S)
+            busy = self._wanted or self._cache.kinds(POLLED)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S if busy else IDLE_S):
+                    await self._asked.wait()
+            self._asked.clear()
+
+    async def look(self, *, first: bool = False) -> None:
+        """One turn; no error leaves it. ``first``: only where there was none yet."""
+        async with self._turn:
+            if first and self._looked:
+                return
+            before = dict(self._troubles)
+            changed: set[Name] = set()
+            for version in dict.fromkeys(where[0] for where in KINDS.values()):
+                changed |= await self._look_at(version)
+            changed |= await self._look_at_parents()
+            if self._troubles != before or not self._looked:
+                changed |= set(self._wanted)
+            self._looked = True
+        for namespace, name in changed:
+            self._wake(namespace, name)
+
+    async def _look_at(self, version: str) -> set[Name]:
+        kinds = [kind for kind, where in KINDS.items() if where[0] == version]
+        try:
+            served = await self._api.served(version)
+        except ApiError as error:
+            logger.warning("cannot tell what is served of %s: %s", version, error)
+            for kind in kinds:
+                if not self._looked:
+                    self._troubles[kind] = ("NotReached", f"cannot tell what is served of {version}: {error}")
+            return set()
+        changed: set[Name] = set()
+        for kind in kinds:
+            changed |= await self._list(kind) if KINDS[kind][1] in served else self._absent(kind)
+        return changed
+
+    async def _list(self, kind: str) -> set[Name]:
+        changed: set[Name] = set()
+        try:
+            for namespace in self._namespaces:
+                listed = await self._api.items(kind, namespace, labels=SERVICE)
+                bodies: list[Body] = listed.get("items") or []
+                for body in bodies:
+                    body.setdefault("kind", kind)
+                    body.setdefault("apiVersion", KINDS[kind][0])
+                version = str((listed.get("metadata") or {}).get("resourceVersion", ""))
+                changed |= self._cache.listed(kind, namespace or None, bodies, int(version) if version.isdecimal() else 0)
+        except ApiError as error:
+            if error.missing:  # it has just gone
+                return changed | self._absent(kind)
+            if error.status == FORBIDDEN:
+                words = f"the operator may not list {KINDS[kind][1]}; its roles are those of a release before: {error}"
+                self._say(kind, ("NotAllowed", words))
+            elif kind not in self._troubles:
+                logger.warning("cannot list %s: %s", KINDS[kind][1], error)
+            return changed
+        self._say(kind, None)
+        return changed
+
+    def _absent(self, kind: str) -> set[Name]:
+        version, plural = KINDS[kind]
+        words = f"the API server serves no {plural} of {version}; install the CRDs of {version.partition('/')[0]}"
+        self._say(kind, ("CRDMissing", words))
+        return self._cache.listed(kind, None, (), _LATEST)
+
+    def _say(self, kind: str, trouble: tuple[str, str] | None) -> None:
+        before = self._troubles.pop(kind, None)
+        if trouble is not None:
+            self._troubles[kind] = trouble
+        if before != trouble and (self._wanted or self._looked):
+            logger.info("%s: %s", kind, trouble[1] if trouble is not None else "served")
+
+    async def _look_at_parents(self) -> set[Name]:
+        named = frozenset(parent for parents in self._wanted.values() for parent in parents)
+        found = await asyncio.gather(*(self._parent(each) for each in named))
+        seen = {name: body for name, body in zip(named, found, strict=True) if body is not None}
+        news = {name for name in named if _version(seen.get(name)) != _version(self._parents.get(name))}
+        self._parents = seen
+        return {service for service, parents in self._wanted.items() if parents & news}
+
+    async def _parent(self, name: Name) -> Body | None:
+        try:
+            return await self._api.get(GATEWAY, *name)
+        except ApiError as error:
+            if error.missing:
+                return ABSENT
+            return None if error.status == FORBIDDEN else self._parents.get(name)
+
+
+def _version(body: Mapping[str, Any] | None) -> str | None:
+    """Tells two sights of a Gateway apart; empty: there is none; None: nothing is known."""
+    if body is None:
+        return None
+    return str(body["metadata"].get("resourceVersion", "")) if body else ""

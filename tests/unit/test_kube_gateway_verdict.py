@@ -1,0 +1,132 @@
+"""What is said of a route, from what gateways say of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from xpyd_operator.kube.gateway_verdict import verdict
+from xpyd_operator.kube.gateways import ABSENT, Name
+
+Body = dict[str, Any]
+HTTPS = {"name": "public", "namespace": "gateways", "sectionName": "https"}
+INNER = {"name": "inner"}
+RUNS = {"metadata": {"name": "public"}, "status": {"conditions": [{"type": "Programmed", "status": "True"}]}}
+
+
+def said(type_: str, status: str = "True", reason: str = "", message: str = "", generation: int | None = 3) -> Body:
+    return {"type": type_, "status": status, "reason": reason or type_, "message": message,
+            "observedGeneration": generation}
+
+
+GOOD = [said("Accepted"), said("ResolvedRefs")]
+
+
+def parent(ref: Body, conditions: list[Body]) -> Body:
+    return {"parentRef": {"group": "gateway.networking.k8s.io", "kind": "Gateway"} | ref, "controllerName": "a.b/c",
+            "conditions": conditions}
+
+
+def route(*parents: Body, refs: tuple[Body, ...] = (HTTPS,)) -> Body:
+    return {"kind": "HTTPRoute", "metadata": {"name": "qwen", "generation": 3}, "spec": {"parentRefs": list(refs)},
+            "status": {"parents": list(parents)}}
+
+
+def judged(body: Body, gateways: dict[Name, Body] | None = None, **more: Body) -> tuple[str, str, str]:
+    found = verdict("team-a", {"HTTPRoute": body} | more, (gateways or {}).get)
+    assert found.type == "GatewayReady"
+    return found.status, found.reason, found.message
+
+
+def test_a_route_that_its_gateway_takes_and_runs() -> None:
+    assert judged(route(parent(HTTPS, GOOD)), {("gateways", "public"): RUNS}) == (
+        "True", "Accepted", "Gateway gateways/public (https): accepted, programmed")
+
+
+def test_a_gateway_that_nobody_may_look_at_says_enough_by_the_route() -> None:
+    assert judged(route(parent(HTTPS, GOOD))) == ("True", "Accepted", "Gateway gateways/public (https): accepted")
+
+
+@pytest.mark.parametrize(("condition", "reason"), [
+    (said("Accepted", "False", "NotAllowedByListeners", "no listener\nallows it"), "NotAccepted"),
+    (said("ResolvedRefs", "False", "BackendNotFound", "no Service"), "RefsNotResolved"),
+    (said("Programmed", "False", "Invalid", "of routes, some say it"), "NotProgrammed"),
+])
+def test_a_gateway_that_rejects_is_quoted(condition: Body, reason: str) -> None:
+    others = [each for each in GOOD if each["type"] != condition["type"]]
+    status, why, message = judged(route(parent(HTTPS, [*others, condition])), {("gateways", "public"): RUNS})
+    assert (status, why) == ("False", reason)
+    assert condition["reason"] in message
+    assert " ".join(condition["message"].split()) in message
+
+
+def test_a_gateway_that_does_not_run() -> None:
+    down = {"metadata": {}, "status": {"conditions": [said("Programmed", "False", "AddressNotAssigned", "no address")]}}
+    status, reason, message = judged(route(parent(HTTPS, GOOD)), {("gateways", "public"): down})
+    assert (status, reason) == ("False", "NotProgrammed")
+    assert "AddressNotAssigned: no address" in message
+
+
+def test_a_gateway_that_does_not_exist() -> None:
+    found = judged(route(parent(HTTPS, GOOD)), {("gateways", "public"): ABSENT})
+    assert found == ("False", "NoParent", "Gateway gateways/public (https) does not exist")
+
+
+@pytest.mark.parametrize("status", [
+    {}, {"parents": []}, {"parents": None}, {"parents": "some"}, {"parents": [{"conditions": [{"type": 3}]}]}, None,
+    {"parents": [parent(INNER, GOOD)]},
+    {"parents": [parent(HTTPS | {"sectionName": "http"}, GOOD)]},
+    {"parents": [parent(HTTPS | {"namespace": "team-a"}, GOOD)]},
+    {"parents": [parent(HTTPS | {"kind": "Service", "group": ""}, GOOD)]},
+    {"parents": [parent(HTTPS, [said("Accepted", generation=2)])]},
+    {"parents": [parent(HTTPS, [said("ResolvedRefs")])]},
+    {"parents": [parent(HTTPS, [said("Accepted", "Unknown", "Pending")])]},
+], ids=str)
+def test_who_says_nothing_of_this_very_route_has_not_taken_it(status: Body) -> None:
+    found = judged(route() | {"status": status}, {("gateways", "public"): RUNS})
+    assert found[:2] == ("Unknown", "NotTold")
+    assert "a controller for its class" in found[2]
+
+
+def test_an_old_rejection_is_not_believed() -> None:
+    old = said("Accepted", "False", "NoMatchingParent", generation=2)
+    assert judged(route(parent(HTTPS, [old])))[:2] == ("Unknown", "NotTold")
+
+
+def test_who_does_not_say_of_which_generation_is_believed() -> None:
+    assert judged(route(parent(HTTPS, [said("Accepted", generation=None)])))[0] == "True"
+
+
+def test_one_of_two_gateways_that_rejects_comes_first_and_both_are_named() -> None:
+    rejects = parent(INNER, [said("Accepted", "False", "NoMatchingListenerHostname")])
+    status, reason, message = judged(route(parent(HTTPS, GOOD), rejects, refs=(HTTPS, INNER)))
+    assert (status, reason) == ("False", "NotAccepted")
+    assert message.index("Gateway team-a/inner") < message.index("Gateway gateways/public")
+
+
+def test_one_of_two_controllers_that_rejects_is_heard() -> None:
+    both = route(parent(HTTPS, GOOD), parent(HTTPS, [said("Accepted", "False", "UnsupportedValue", "no timeouts")]))
+    assert judged(both)[:2] == ("False", "NotAccepted")
+
+
+def test_a_pool_or_a_policy_that_is_refused_is_named() -> None:
+    taken = route(parent(HTTPS, GOOD))
+    bad = [said("ResolvedRefs", "False", "InvalidExtensionRef", "no picker epp")]
+    pool = {"kind": "InferencePool", "metadata": {"name": "qwen", "generation": 3},
+            "status": {"parents": [{"parentRef": HTTPS, "conditions": bad}]}}
+    status, reason, message = judged(taken, InferencePool=pool)
+    assert (status, reason) == ("False", "PoolNotAccepted")
+    assert "InferencePool qwen: ResolvedRefs is False, InvalidExtensionRef: no picker epp" in message
+    policy = {"kind": "BackendTLSPolicy", "metadata": {"name": "qwen", "generation": 3},
+              "status": {"ancestors": [{"ancestorRef": HTTPS, "conditions": bad}]}}
+    assert judged(taken, BackendTLSPolicy=policy)[:2] == ("False", "TLSNotAccepted")
+    for one in (pool, policy):
+        one["status"] = {}
+        assert judged(taken, **{one["kind"]: one})[0] == "True", "not everybody says something of those"
+
+
+def test_messages_are_bounded() -> None:
+    refs = tuple({"name": f"gateway-{number}"} for number in range(8))
+    loud = [parent(ref, [said("Accepted", "False", "R" * 1024, "long " * 6000)]) for ref in refs]
+    assert len(judged(route(*loud, refs=refs))[2]) <= 1000
