@@ -13,6 +13,7 @@ from xpyd_operator.api import (
     rules_kv,
     rules_policies,
     rules_service,
+    rules_zero,
     templates,
 )
 from xpyd_operator.api.rule import Rule, Target
@@ -21,8 +22,8 @@ from xpyd_operator.errors import Fault
 from xpyd_sidecar.contract.ids import Role
 
 RULES: tuple[Rule, ...] = (
-    *rules_instances.RULES, *rules_devices.RULES, *rules_service.RULES, *rules_kv.RULES, *rules_policies.RULES,
-    *rules_gateway.RULES, *outside.RULES,
+    *rules_instances.RULES, *rules_devices.RULES, *rules_service.RULES, *rules_zero.RULES, *rules_kv.RULES,
+    *rules_policies.RULES, *rules_gateway.RULES, *outside.RULES,
 )
 _ROLES = {f"spec.{role.value}": role for role in Role}
 

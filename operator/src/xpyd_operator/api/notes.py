@@ -9,6 +9,7 @@
     values     what makes KV what it is and is stated for one role alone: whether the other's default is the same, the model
                says
     queue      a label of Kueue's on the service itself
+    wakes      a service that requests start, where anybody may send one
     exposed    over rdma and nccl nothing is encrypted, and nobody is asked who it is; whether others can reach that network
                cannot be seen here
 """
@@ -98,6 +99,14 @@ def rdma(service: DisaggService) -> Iterator[Fault]:
                 "a claim, or a network in template"
             )
             yield Fault(f"spec.{which}.resources", words)
+
+
+def wakes(service: DisaggService) -> Iterator[Fault]:
+    """A warning: without client keys whoever finds the port starts instances."""
+    if service.spec.to_zero and service.spec.router.api_key_secret is None:
+        words = ("with decode.scaling.min 0 and without client keys whoever reaches the router starts instances, scanners "
+                 "too; write router.apiKeySecret")
+        yield Fault("spec.decode.scaling.min", words)
 
 
 def exposed(service: DisaggService) -> Iterator[Fault]:

@@ -93,6 +93,9 @@ class Slo(Part, frozen=True):
 class Planner(Part, frozen=True):
     """Sets the counts of roles that have `scaling`."""
 
+    idle_timeout: Duration = "10m"
+    """With `decode.scaling.min` 0, in every mode: both roles go to no instances when no router had a request that generates
+    for so long, and for three starts at least; the next request starts them."""
     mode: Literal["disabled", "observe", "auto"] = "disabled"
     """`observe` writes what it would do into the status; `auto` does it."""
     slo: Slo = Slo()
@@ -102,6 +105,11 @@ class Planner(Part, frozen=True):
     late_cost: Annotated[int, Meta(ge=1, le=100)] = 10
     """What a late request costs, in requests: to have one more in time, the planner pays at most for the instance time in
     which so many are answered. More keeps spare instances longer."""
+
+    @property
+    def idle_timeout_s(self) -> float:
+        """Seconds."""
+        return seconds(self.idle_timeout)
 
     @property
     def interval_s(self) -> float:

@@ -22,7 +22,8 @@ class Scaling(Part, frozen=True):
     """The count is not written here: an HPA, KEDA, `kubectl scale` or the planner set it on the role's DisaggPool."""
 
     min: Count
-    """Fewest instances."""
+    """Fewest instances. 0 for decode: a service that nobody asks has none at all, and the first request starts them. It
+    needs 0 for prefill, too, `router.placement: deployment` and `router.hold` of at least 1m."""
     max: Positive
     """Most instances."""
 
@@ -95,8 +96,8 @@ class RoleSpec(Part, frozen=True):
     """One role."""
 
     replicas: Count | None = None
-    """Number of instances; 1 when neither this nor `scaling` is given. Decode needs at least one; with 0 prefill instances
-    decode does the prefill itself."""
+    """Number of instances; 1 when neither this nor `scaling` is given. Decode needs at least one (see `scaling`); with 0
+    prefill instances decode does the prefill itself."""
     scaling: Scaling | None = None
     """Bounds of a count that is set from outside. Not with `replicas`."""
     parallelism: Parallelism = Parallelism()

@@ -17,8 +17,8 @@ _BOUNDS = tuple(f"limits.{bound}{field}" for bound in ("minRatio", "maxRatio") f
 
 
 def _decode_needed(spec: ServiceSpec) -> list[Finding]:
-    path = "decode.replicas" if spec.decode.scaling is None else "decode.scaling.min"
-    return when(spec.decode.least < 1, path, "must be at least 1: only decode instances write answers")
+    right = "only decode instances write answers; for none while nobody asks write decode.scaling with min 0"
+    return when(spec.decode.scaling is None and spec.decode.least < 1, "decode.replicas", f"must be at least 1: {right}")
 
 
 def _prefill_needed(spec: ServiceSpec) -> list[Finding]:
@@ -143,9 +143,9 @@ def _open_pods(spec: ServiceSpec) -> Iterator[Finding]:
 RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec",),
-        reads=("decode.replicas", "decode.scaling", "decode.scaling.min"),
-        says="decode needs at least one instance (replicas, or scaling.min)",
-        cel=f"{_DECODE} >= 1",
+        reads=("decode.replicas", "decode.scaling"),
+        says="decode needs at least one instance; for none while nobody asks write decode.scaling with min 0",
+        cel="has(self.decode.scaling) || !has(self.decode.replicas) || self.decode.replicas >= 1",
         wrong=_decode_needed,
     ),
     Rule(

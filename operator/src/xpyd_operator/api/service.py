@@ -117,6 +117,11 @@ class ServiceSpec(Part, frozen=True):
         """The template of routers in pods of their own, laid over that of all pods."""
         return templates.of_router(self.template, self.router.template)
 
+    @property
+    def to_zero(self) -> bool:
+        """Whether it may have no instances: a request that comes then waits in a router, and starts some."""
+        return self.decode.scaling is not None and self.decode.least == 0 and self.router.placement == "deployment"
+
     def replicas(self, role: Role) -> int:
         """The count that the document itself asks for: ``replicas``, or the lower bound of ``scaling``."""
         return self.role(role).least

@@ -7,6 +7,7 @@ finds its object gone or changed is no error, since the watch tells and the next
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -51,7 +52,8 @@ from xpyd_sidecar.contract.keys import ServiceKey
 class KubeBackend:
     """Of one DisaggService, by its uid: one of the same name made later is another one."""
 
-    def __init__(self, shared: Shared, entry: Entry) -> None:
+    def __init__(self, shared: Shared, entry: Entry, wake: Callable[[], None] = lambda: None) -> None:
+        """``wake``: begin the next round soon."""
         self.namespace, self.name, self.uid = entry.namespace, entry.name, entry.uid
         self.last: Round | None = None
         self.holds = Holds()
@@ -63,8 +65,8 @@ class KubeBackend:
         self._choice = KeyChoice(shared.cache, self._keys, shared.turns)
         self._blueprint = KubeBlueprint(shared.cache, self._children, self._choice, self._dry_run, shared.settings)
         self._fleets = Fleets(shared.session, timeout_s=shared.settings.fleet_timeout_s)
-        self._planner = PoolPlanner(shared.api, shared.cache, events=shared.events, metrics=shared.metrics,
-                                    fleets=self._fleets, children=self._children)
+        self._planner = PoolPlanner(events=shared.events, metrics=shared.metrics, fleets=self._fleets,
+                                    children=self._children, woken=wake)
         self._gateway = ServiceGateway(shared, entry)
         self._report = ServiceReport(shared, self._blueprint, self._children, self.holds)
         self._told = Told()
@@ -125,7 +127,8 @@ class KubeBackend:
         away = self._away(pods, now) if on_their_own and not suspended else None
         routers = [e for e in seen if e.component == labels.ROUTERS] if on_their_own else [e for e in mine if e.router]
         learners = [] if on_their_own else [each for each in mine if each.roster and not each.router]
-        prefill = self._blueprint.counts is None or self._blueprint.counts.prefill > 0
+        counts = self._blueprint.counts
+        prefill, decode = counts is None or counts.prefill > 0, counts is None or counts.decode > 0
         self._told = await self._fleets.ask(
             [each for each in routers if each.usable],
             [each for each in learners if each.usable],
@@ -152,7 +155,8 @@ class KubeBackend:
         clients = f"Service {service.name}"
         return Observed(
             found,
-            front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away),
+            front=front(routers, self._told, prefill=prefill, decode=decode,
+                        taken=clients if clients in self._named else "", away=away),
             fleet_known=self._told.fleet is not None,
             disaggregation=self._told.fleet.disaggregation if self._told.fleet is not None else None,
             routers=running_routers(seen) if suspended else (),
@@ -235,7 +239,9 @@ class KubeBackend:
 
         async def planner() -> None:
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
-            await self._planner.tend(self._entry(), service, planned, self._key_of, now=now)
+            words, failures = [each.message for each in self.holds.waiting], self.last.failures if self.last else ()
+            await self._planner.tend(self._entry(), service, planned, self._key_of, now=now, held_up=" ".join(words),
+                                     failed=" ".join(failures[:1]))
 
         await in_turn(
             (ends, key, children, gateway, groups, whole, switches, planner),
@@ -287,6 +293,7 @@ class KubeBackend:
     async def close(self) -> None:
         """Write what was said, as far as that goes in time."""
         self._fleets.close()
+        await self._planner.close()
         await self._report.close()
 
     def _entry(self) -> Entry:

@@ -160,7 +160,7 @@ class KubeBlueprint:
             same_places=self._same_places,
             no_switch="" if self._no_switch == NEVER else self._no_switch,
             switch_window_s=spec.rollout.switch_window_s,
-            counts_since=self._counts_since if one_by_one else 0.0,
+            counts_since=self._counts_since if one_by_one and found.decode else 0.0,  # nobody wants what both give up
             held=found.held,
             limited=found.limited,
             suspended_since=self._suspended_since,

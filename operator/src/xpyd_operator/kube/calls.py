@@ -8,9 +8,9 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.signing import SignedCall
 
 
-def to_router(key: ServiceKey, pod: Facts, method: str, path: str) -> dict[str, str]:
+def to_router(key: ServiceKey, pod: Facts, method: str, path: str, body: bytes = b"") -> dict[str, str]:
     """Headers of one call; another one needs others."""
-    return _headers(keys.derive(key, "admin call"), SignedCall(method, path, pod.instance))
+    return _headers(keys.derive(key, "admin call"), SignedCall(method, path, pod.instance, body))
 
 
 def to_agent(key: ServiceKey, pod: Facts, path: str, body: bytes) -> dict[str, str]:

@@ -135,6 +135,28 @@ class Children:
         ours = entry is not None and controller(entry.body["metadata"]) == service.metadata.uid
         return entry if ours and entry is not None and not entry.deleting else None
 
+    async def scale(self, service: DisaggService, role: Role, count: int) -> bool:
+        """Set the count of a role that has ``scaling``, as `kubectl scale` does; whether it was another one. Where the pool
+        has gone, or is another one by now, the watch brings that.
+
+        Raises:
+            ApiError: it could not be written.
+        """
+        entry = self.pool(service, role)
+        if entry is None or service.spec.role(role).scaling is None:
+            return False
+        if (entry.body.get("spec") or {}).get("replicas") == count:
+            return False
+        logger.info("%s of %s/%s is set to %d", role, entry.namespace, service.name, count)
+        try:
+            patch = {"metadata": {"uid": entry.uid}, "spec": {"replicas": count}}
+            self._cache.wrote(entry.kind, await self._api.patch(entry.kind, entry.namespace, entry.name, patch))
+        except ApiError as error:
+            if not (error.missing or error.conflict):
+                raise
+            return False
+        return True
+
     def _children(
         self,
         service: DisaggService,

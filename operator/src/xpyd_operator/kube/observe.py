@@ -94,12 +94,14 @@ def instances(
 
 
 def front(
-    routers: Iterable[Facts], told: Told, *, prefill: bool, taken: str = "", away: Sequence[Absence] | None = None
+    routers: Iterable[Facts], told: Told, *, prefill: bool, decode: bool = True, taken: str = "",
+    away: Sequence[Absence] | None = None,
 ) -> Absence | None:
     """Why clients are not served by the routers that they reach; None: they are.
 
-    ``prefill``: prefill instances are asked for; ``taken``: the clients' Service, if it is somebody else's; ``away``: why
-    routers in pods of their own are not there, None where routers live beside engines.
+    ``prefill``, ``decode``: instances of the role are asked for; without decode a request starts some. ``taken``: the
+    clients' Service, if it is somebody else's; ``away``: why routers in pods of their own are not there, None where routers
+    live beside engines.
     """
     if taken:
         return Broken("NameTaken", f"{taken} is somebody else's, so that clients reach whatever that one selects")
@@ -113,15 +115,17 @@ def front(
         return Waiting("RouterNotReady", f"no router is ready: {names}{why}")
     if told.fleet is None or not any(each.name in told.settled for each in ready):
         return Waiting("RouterNotSettled", "no router answers that has heard from all instances")
-    pickable = [each for each in told.fleet.instances if each.state is State.READY and not each.suspended]
-    decode = {each.fingerprint for each in pickable if each.role is Role.DECODE}
     if not decode:
+        return None
+    pickable = [each for each in told.fleet.instances if each.state is State.READY and not each.suspended]
+    decodes = {each.fingerprint for each in pickable if each.role is Role.DECODE}
+    if not decodes:
         return Waiting("NoDecode", f"no decode instance can be picked{_why(told.fleet, Role.DECODE)}")
     if prefill:
         prefills = {each.fingerprint for each in pickable if each.role is Role.PREFILL}
         if not prefills:
             return Waiting("NoPrefill", f"no prefill instance can be picked{_why(told.fleet, Role.PREFILL)}")
-        if not prefills & decode:
+        if not prefills & decodes:
             return Broken("NoPair", "prefill and decode instances compute different KV; they cannot serve together")
     return None
 

@@ -6,23 +6,22 @@ from ``kubectl scale``; what follows is the loop's. Mode observe writes nothing 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.kube.cache import Entry, WatchCache
+from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import Facts
 from xpyd_operator.kube.fleet import Fleets, KeyOf
 from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.waking import WakeCaller
+from xpyd_operator.kube.zero import ZeroScaler, ZeroView
 from xpyd_operator.plan.observed import Instance
 from xpyd_operator.plan.planner.run import PlannerVerdict, Planning
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role
 
-logger = logging.getLogger(__name__)
 ACTED, WOULD = "Planned", "WouldPlan"
 """Reasons of the Events in modes auto and observe."""
 
@@ -31,12 +30,14 @@ class PoolPlanner:
     """Of one service."""
 
     def __init__(
-        self, api: Api, cache: WatchCache, *, events: Events, metrics: Metrics, fleets: Fleets, children: Children
+        self, *, events: Events, metrics: Metrics, fleets: Fleets, children: Children, woken: Callable[[], None]
     ) -> None:
-        self._api, self._cache, self._events, self._metrics = api, cache, events, metrics
+        """``woken``: requests wait and no instance runs: look at it soon."""
+        self._events, self._metrics = events, metrics
         self._fleets, self._children = fleets, children
         self._planning = Planning()
-        self._routers: Sequence[Facts] = ()
+        self._zero = ZeroScaler(events, fleets, children, WakeCaller(woken))
+        self._seen = ZeroView()
 
     @property
     def sentence(self) -> str:
@@ -45,24 +46,29 @@ class PoolPlanner:
 
     def look(self, fleet: Fleet | None, instances: tuple[Instance, ...], routers: Sequence[Facts], now: float) -> None:
         """What a round saw; ``routers`` are those that clients reach."""
-        self._routers = routers
+        self._seen = ZeroView(fleet, instances, tuple(routers))
         self._planning.look(fleet, instances, now)
 
     async def tend(
-        self, entry: Entry, service: DisaggService, wanted: tuple[int, int], key_of: KeyOf, *, now: float
+        self, entry: Entry, service: DisaggService, wanted: tuple[int, int], key_of: KeyOf, *, now: float,
+        held_up: str = "", failed: str = "",
     ) -> None:
-        """Decide when it is time, and act if the mode says so.
+        """Decide when it is time, and act if the mode says so; to no instances and back in any mode. ``held_up`` and
+        ``failed``: as in ``plan.zero.wake_call``.
 
         Raises:
             ApiError: a pool could not be written.
         """
         if service.spec.suspend:
             self._planning = Planning()  # what it knows is of another time when the service is resumed
+            await self._zero.close()
             return
-        if not self._planning.is_due(service, now):
+        await self._zero.tend(entry, service, wanted[1], self._seen, key_of, now=now,
+                              cold_s=self._planning.cold_start_s, held_up=held_up, failed=failed)
+        if not wanted[1] or not self._planning.is_due(service, now):
             return
         router = service.spec.router
-        fleets = await self._fleets.everyone(self._routers, key_of, tls=router.tls.secret is not None)
+        fleets = await self._fleets.everyone(self._seen.routers, key_of, tls=router.tls.secret is not None)
         verdict = self._planning.conclude(service, fleets, wanted, now)
         if verdict is None:
             return
@@ -72,17 +78,10 @@ class PoolPlanner:
         if verdict.acts:
             await self._set(service, verdict)
 
+    async def close(self) -> None:
+        """Wait for no router any more."""
+        await self._zero.close()
+
     async def _set(self, service: DisaggService, verdict: PlannerVerdict) -> None:
         for role, count in ((Role.PREFILL, verdict.prefill), (Role.DECODE, verdict.decode)):
-            pool = self._children.pool(service, role)
-            if pool is None or service.spec.role(role).scaling is None:
-                continue
-            if (pool.body.get("spec") or {}).get("replicas") == count:
-                continue
-            logger.info("planner sets %s of %s/%s to %d", role, pool.namespace, service.name, count)
-            patch = {"metadata": {"uid": pool.uid}, "spec": {"replicas": count}}
-            try:
-                self._cache.wrote(pool.kind, await self._api.patch(pool.kind, pool.namespace, pool.name, patch))
-            except ApiError as error:
-                if not (error.missing or error.conflict):  # it has gone, or is another one: the watch brings it
-                    raise
+            await self._children.scale(service, role, count)

@@ -175,7 +175,7 @@ class Services:
                 elif not entry.deleting:
                     if service.backend is None or service.backend.uid != entry.uid:
                         await self._drop(service)
-                        service.backend = KubeBackend(shared, entry)
+                        service.backend = KubeBackend(shared, entry, service.wake.set)
                     with self._metrics.waiting.track_inprogress():
                         await self._turns.acquire()
                     try:

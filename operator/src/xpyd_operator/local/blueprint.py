@@ -91,8 +91,12 @@ class LocalBlueprint:
         )
 
     def _planned(self, service: DisaggService) -> dict[Role, int | None]:
-        """What the planner set, in its mode auto; without that a role with ``scaling`` has its least."""
+        """What the planner set, in its mode auto; without that a role with ``scaling`` has its least. A service that may
+        have none at all has one of each: nothing here would start them.
+        """
         planned = self.planned() if service.spec.planner.mode == "auto" else None
+        if planned is None and service.spec.decode.least < 1:
+            return dict.fromkeys(Role, 1)
         return {} if planned is None else {Role.PREFILL: planned.prefill, Role.DECODE: planned.decode}
 
     def planned(self) -> PlannedCounts | None:

@@ -82,6 +82,8 @@ def _ready(desired: Desired, observed: Observed, views: Views, roles: RolesStatu
     late = _unreached(desired, observed)
     if late is not None and desired.router is not None:
         return _say("Ready", "False", *late)
+    if late is None and not desired.decode.replicas:
+        return _say("Ready", "True", "AtZero", "no instance runs, and none is asked for: the next request starts them")
     short = ", ".join(
         f"{counts.ready} of {counts.wanted} {role} instances ready"
         for role, counts in ((Role.PREFILL, roles.prefill), (Role.DECODE, roles.decode))

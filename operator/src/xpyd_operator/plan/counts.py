@@ -7,8 +7,10 @@ asks, in this order:
     minRatio        decode comes down to what the prefill instances suffice for
     maxRatio        prefill comes down to what the decode instances suffice for
 
-Nothing goes below its least (``min``, or ``replicas``, and one decode). Where the least of one role needs more of the
-other, that other one is raised, within its own bounds and ``maxInstances``. What cannot be kept even so is said.
+Nothing goes below its least (``min``, or ``replicas``, and one decode). Only a service that may have no instances at all
+(``ServiceSpec.to_zero``) has none of decode, and then none of prefill: that serves nobody alone. Where the least of one
+role needs more of the other, that other one is raised, within its own bounds and ``maxInstances``. What cannot be kept even
+so is said.
 """
 
 from __future__ import annotations
@@ -74,6 +76,8 @@ def counts(service: DisaggService, pools: Mapping[Role, int | None]) -> Counts:
     prefill_spec, decode_spec = service.spec.prefill, service.spec.decode
     prefill = _asked(Role.PREFILL, prefill_spec, pools.get(Role.PREFILL), said)
     decode = _asked(Role.DECODE, decode_spec, pools.get(Role.DECODE), said)
+    if service.spec.to_zero and decode < 1:
+        return said.counts(0, 0)
     limits = service.spec.limits
     floors = (prefill_spec.least, max(1, decode_spec.least))
     tops = (prefill_spec.most, decode_spec.most)

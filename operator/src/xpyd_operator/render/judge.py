@@ -3,7 +3,7 @@
     faults         the document is not of its form, or breaks a rule of the API        ┐ refusals
     unsupported    right, but nothing that a backend could make of it would be right   ┘
     warnings       what engines of a version of vLLM would not start with or not do, and addresses that the service's own
-                   NetworkPolicy cuts off; followed all the same
+                   NetworkPolicy cuts off, and what others may do with it; followed all the same
     notes          what holds elsewhere, or is perhaps not meant so
 
 Everything is said at once: what is unsupported is looked for as soon as the document has its form.
@@ -37,6 +37,8 @@ class Judgement(msgspec.Struct, frozen=True):
     """What engines would not start with, or not do: warnings."""
     cut_off: tuple[Fault, ...] = ()
     """Addresses that the service's own NetworkPolicy cuts off: warnings."""
+    opened: tuple[Fault, ...] = ()
+    """What others may do with it that was hardly meant: warnings."""
     ignored: tuple[Fault, ...] = ()
     """Fields that are not known (lenient only)."""
     notes: tuple[Fault, ...] = ()
@@ -49,7 +51,7 @@ class Judgement(msgspec.Struct, frozen=True):
     @property
     def warnings(self) -> tuple[Fault, ...]:
         """What is followed all the same, and does not come out as it was meant."""
-        return (*self.starts, *self.cut_off)
+        return (*self.starts, *self.cut_off, *self.opened)
 
     def accepted(self) -> DisaggService:
         """The document.
@@ -90,6 +92,7 @@ def judge(value: Any, target: Target | None, *, strict: bool = True, gpus: int =
         faults=(*seen.faults, *(misnamed if strict else ())),
         unsupported=tuple(one for one in refused if one.path not in already),
         starts=(*vllm.warnings(service), *devices_too),
+        opened=tuple(notes.wakes(service)) if clusters else (),
         cut_off=tuple(outside.warnings(service)) if clusters else (),
         ignored=(*seen.warnings, *(() if strict else misnamed)),
         notes=(*others, *notes.judging(service), *notes.values(service), *speculation.notes(service),

@@ -159,6 +159,7 @@ def _router(service: DisaggService, *, beside_engine: bool) -> RouterConfig:
         listen_on_s=at.LISTEN_ON_S,
         drain_timeout_s=service.spec.drain.timeout_s,
         beside_engine=beside_engine,
+        wakes=service.spec.to_zero,
     )
 
 

@@ -150,3 +150,6 @@ class Fleet(msgspec.Struct, frozen=True):
     changes: tuple[FleetNews, ...] = ()
     """Of the roster, the latest, oldest first."""
     disaggregation: Disaggregation = Disaggregation()
+    idle_s: float | None = None
+    """Seconds since the last request that generates was let in or ended, at the most since the router began; 0: one is in
+    flight, queued or held. None: an older router, that does not tell."""

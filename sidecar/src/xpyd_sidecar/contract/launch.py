@@ -217,6 +217,8 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Longest wait in the queue; then 503 with Retry-After."""
     hold_s: float = 30.0
     """How long a request is held at most where nobody can be picked and somebody is expected; 0: none is."""
+    wakes: bool = False
+    """The service may have no instances, and a held request starts them (``contract.waking``)."""
     max_per_instance: int = 0
     """Requests of this router that one instance serves at once; 0: found from what the engines report as waiting."""
     skip_prefill_below: int = 0

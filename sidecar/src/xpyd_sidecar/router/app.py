@@ -16,6 +16,7 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.waking import CALL_MAX
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.patience import GRACE_S, late, within
 from xpyd_sidecar.router.api.paths import STREAMED
@@ -23,6 +24,7 @@ from xpyd_sidecar.router.endpoints.admin import AdminPaths
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.endpoints.probes import Probes
 from xpyd_sidecar.router.endpoints.traces import Tracer
+from xpyd_sidecar.router.endpoints.waking import WakeEndpoint
 from xpyd_sidecar.router.fleet.heartbeat_listener import HeartbeatListener
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
@@ -40,7 +42,7 @@ SWEEP_S = 1.0
 LEAVES = "no instance is ready, and this router ends: another one may know of one"
 """What is said to those who are held for an instance."""
 ADMIN_RECEIVE_S = 5.0
-"""How long a request may take to come at the admin port, where none has a body."""
+"""How long a request may take to come at the admin port, where bodies are small."""
 GC_THRESHOLD = (20_000, 20, 20)
 """Objects of a request go by their reference counts; the collector looks for the few cycles, which can wait."""
 
@@ -75,9 +77,10 @@ class RouterProcess:
                              connect=ClientConnection, body_budget=self._config.budget_bytes,
                              places=ConnectionPlaces(room.connections, self._config.trusted_proxies))
         self.server.bodies.shares.several = self.context.several = lambda: len(self._client_keys.keys) > 1
-        admin_paths = AdminPaths(self.context, self.probes, Admin(key, config.instance), self.tracer)
-        no_bodies = RequestBounds(self._config.max_header_bytes, 0, ADMIN_RECEIVE_S)
-        self.admin = Server(admin_paths, no_bodies, connect=ClientConnection, places=ConnectionPlaces(ADMIN_CONNECTIONS),
+        self.wakes = WakeEndpoint(self.context, key)
+        admin_paths = AdminPaths(self.context, self.probes, Admin(key, config.instance), self.tracer, self.wakes)
+        small = RequestBounds(self._config.max_header_bytes, CALL_MAX, ADMIN_RECEIVE_S)
+        self.admin = Server(admin_paths, small, connect=ClientConnection, places=ConnectionPlaces(ADMIN_CONNECTIONS),
                             setting="admin_port")
         """What clients do to their server is nothing to this one's connections."""
         self.context.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
@@ -155,6 +158,7 @@ class RouterProcess:
             await asyncio.gather(self._sweeper, return_exceptions=True)
             self._sweeper = None
         self.server.abort()
+        self.wakes.close()
         self.admin.abort()
         self.context.abort("the router stopped")
         await self.tracer.close()

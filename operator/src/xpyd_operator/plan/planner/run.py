@@ -72,6 +72,11 @@ class Planning:
         for name in self._starting.keys() - there:
             del self._starting[name]
 
+    @property
+    def cold_start_s(self) -> float:
+        """What a start takes, as seen, or as is usual."""
+        return self._cold_s or COLD_START_S
+
     def is_due(self, service: DisaggService, now: float) -> bool:
         """Whether an interval is over; switches off what was said when the planner is."""
         if service.spec.planner.mode == "disabled":
@@ -92,7 +97,7 @@ class Planning:
         figures = self._gather.figures(fleets, now)
         if figures is None:
             return None
-        goals = goals_of(service, self._cold_s or COLD_START_S)
+        goals = goals_of(service, self.cold_start_s)
         self._memory, found = decide(self._memory, figures, wanted, goals, bounds_of(service))
         found = _within_limits(service, found, wanted)
         counts_ = (found.prefill, found.decode)

@@ -52,11 +52,19 @@ class Route(msgspec.Struct, frozen=True):
     """Why it is refused, in words that end a sentence."""
 
     @property
+    def generates(self) -> bool:
+        """Whether a model writes the answer."""
+        return self.api is not None or self.path in _GENERATE
+
+    @property
     def served(self) -> bool:
         """Whether engines answer it."""
         return self.way is RouteKind.DISAGGREGATED or self.way is RouteKind.PASSED
 
 
+_GENERATE: Final = ("/v1/chat/completions/batch", "/cohere/v2/chat", "/invocations", "/inference/v1/generate",
+                    "/v1/audio/transcriptions", "/v1/audio/translations")
+"""Generation whose form only the engine knows."""
 _ADMIN = "it administers one engine, and this router stands before many: ask that engine itself"
 _SWITCHES = "it changes one engine alone, and instances that serve together must stay equal: change the document"
 _KEPT = "an answer is kept by the one engine that gave it, and requests go to any of them; send the whole conversation"

@@ -7,6 +7,7 @@ take.
     GET  /fleet                                   contract.fleet.Fleet; needs the admin token
     GET  /sample                                  contract.sample.Sample; needs the admin token
     GET  /trace                                   contract.timeline.Traces; needs the admin token
+    POST /wake                                    contract.waking.WakeAnswer to a WakeCall; needs a signed call
     GET  /dashboard  /dashboard/<file>            a page for a person, its style and scripts
     GET  /dashboard/data                          what it draws, asked every second; needs the admin token
 
@@ -24,11 +25,12 @@ from importlib.resources import files
 
 import msgspec
 
-from xpyd_sidecar.contract import sample, timeline
+from xpyd_sidecar.contract import sample, timeline, waking
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.endpoints.probes import Probes
 from xpyd_sidecar.router.endpoints.traces import Tracer
+from xpyd_sidecar.router.endpoints.waking import WakeEndpoint
 from xpyd_sidecar.router.http.auth import Admin
 from xpyd_sidecar.router.http.heads import Hosts, allow_methods, nothing_at
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
@@ -60,7 +62,7 @@ class Data(msgspec.Struct, frozen=True):
 def fleet_of(context: RequestContext) -> Fleet:
     """What the router knows of its fleet now."""
     return context.observer.fleet(context.service, context.name, context.loop.time(), context.started,
-                                  draining=context.draining)
+                                  draining=context.draining, idle_s=context.idle_s())
 
 
 def _files_of_the_dashboard() -> Iterator[tuple[str, Answers]]:
@@ -76,12 +78,13 @@ def _static(headers: list[tuple[bytes, bytes]], body: bytes, _: HttpRequest, rep
 
 
 class AdminPaths:
-    """The application behind the admin port. It wants no bodies, and every one of its connections is as good as another."""
+    """The application behind the admin port. It wants the bodies of wakes alone, and all its connections are equal."""
 
-    def __init__(self, context: RequestContext, probes: Probes, admin: Admin, tracer: Tracer) -> None:
+    def __init__(self, context: RequestContext, probes: Probes, admin: Admin, tracer: Tracer, wakes: WakeEndpoint) -> None:
         self._context = context
         self._admin = admin
         self._tracer = tracer
+        self._wakes = wakes
         self._hosts = Hosts(context.config.host, context.config.hosts)
         self._get: dict[str, Answers] = {
             "/health": probes.health, "/ping": probes.health, "/ready": probes.ready, "/metrics": probes.metrics,
@@ -95,8 +98,11 @@ class AdminPaths:
         return ""
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Judge a request by its head: its body is never wanted. Raises HttpFault."""
+        """Judge a request by its head: whether its body is wanted. Raises HttpFault."""
         self._hosts.check(headers.get(b"host"))
+        if path == waking.PATH:
+            allow_methods(path, method, "POST")
+            return True
         if path not in self._get:
             raise nothing_at(path)
         allow_methods(path, method, "GET")
@@ -108,6 +114,9 @@ class AdminPaths:
             raise request.refusal
         if not request.judged:
             self.judge(request.method, request.path, request.headers)
+        if request.path == waking.PATH:
+            self._admin.require_call(request)
+            return self._wakes.open(request, reply)
         return self._get[request.path](request, reply)
 
     def _fleet(self, request: HttpRequest, reply: Reply) -> None:

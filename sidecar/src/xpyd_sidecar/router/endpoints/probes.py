@@ -37,7 +37,8 @@ class Probes:
 
         Beside an engine this and the engine's own health make the pod's readiness, also where no clients are sent here, so
         only a restart counts: agents that knew this router must have had the time to come back. Clients come once the
-        operator saw ``settled``. Whether anybody decodes is left out: a 503 says more than a connection refused.
+        operator saw ``settled``. Whether anybody decodes is left out: a 503 says more than a connection refused; and where
+        instances are started for who asks, somebody must hear that.
         """
         context = self._context
         if context.draining:
@@ -46,7 +47,7 @@ class Probes:
         beside = context.config.beside_engine
         if not (roster.listened(now) if beside else roster.settled(now)):
             return "the roster is not settled: agents may not have found this router yet"
-        if not beside and not roster.pickable(Role.DECODE):
+        if not beside and not context.standby.enabled and not roster.pickable(Role.DECODE):
             return roster.why_not(Role.DECODE)
         return ""
 

@@ -5,6 +5,7 @@
                                                                 then its agent, or one that begins again, says that it
                                                                 starts, or it is there
     agents that knew this router have not come back yet         somebody is expected until they had the time (``Roster``)
+    the service may have no instances (``standby``)             somebody is expected, unless the operator says why not
     else                                                        nobody is: neither who drains, nor who cannot be reached
                                                                 though its agent calls it ready
 
@@ -19,6 +20,7 @@ import math
 from xpyd_sidecar.contract.ids import InstanceName, Role, State
 from xpyd_sidecar.router.fleet.member import FleetMember
 from xpyd_sidecar.router.fleet.roster import Roster
+from xpyd_sidecar.router.fleet.standby import Standby
 
 RETURN_S = 10.0
 """For so long who has gone may come back, or another one in its place."""
@@ -26,11 +28,17 @@ RESUMES_S = 5.0
 """About what it takes until who is ejected is picked again: until its next canary has ended well."""
 
 
+UNSEEN_S = 60.0
+"""About what a start from nothing takes where none was seen."""
+
+
 class ExpectedInstances:
     """Of one router. Times are seconds of the roster's clock."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, standby: Standby | None = None) -> None:
+        """``standby``: whether instances are started for who asks; None: they are not."""
         self._roster = roster
+        self.standby = Standby(enabled=False) if standby is None else standby
         self._able = dict.fromkeys(Role, False)
         """Whether somebody took requests at the latest look."""
         self._went = dict.fromkeys(Role, -math.inf)
@@ -47,6 +55,8 @@ class ExpectedInstances:
             if self._able[role] and not able:
                 self._went[role] = now
             self._able[role] = able
+        if self._able[Role.DECODE]:
+            self.standby.came()
         before, self._starting = self._starting, {}
         for member in self._roster.members():
             if member.state is State.STARTING:
@@ -54,8 +64,10 @@ class ExpectedInstances:
             elif member.state is State.READY and member.name in before:
                 self._took[member.role] = now - before[member.name]
 
-    def expected(self, role: Role, now: float) -> bool:
-        """Whether somebody of the role may take requests soon."""
+    def expected(self, role: Role, now: float, *, wakes: bool = True) -> bool:
+        """Whether somebody of the role may take requests soon. ``wakes``: also whom a request would start."""
+        if self.standby.expects(now) if wakes else self.standby.awake(now):
+            return True
         went = now - self._went[role] < RETURN_S or (self._able[role] and not self._roster.pickable(role))
         return (went or not self._roster.listened(now)
                 or any(self._is_expected(member, role, now) for member in self._roster.members()))
@@ -65,6 +77,8 @@ class ExpectedInstances:
         found = [self._left_s(member, now) for member in self._roster.members() if self._is_expected(member, role, now)]
         if found:
             return min(found)
+        if self.standby.expects(now):
+            return self._took.get(role, UNSEEN_S)
         if self.expected(role, now):
             return max(0.0, RETURN_S - (now - self._went[role])) + self._took.get(role, 0.0)
         return math.inf

@@ -150,6 +150,15 @@ class Admin:
         self._token = Keys((contract.admin_token(key).encode(),))
         self._calls = signing.CallVerifier(contract.derive(key, "admin call"), instance)
 
+    def require_call(self, request: HttpRequest) -> None:
+        """Check a call that only the operator makes, with its body. Raises HttpFault: 401."""
+        said = request.headers.get(_SIGNATURE)
+        if said is None:
+            words = "a signed call of the operator is needed"
+            raise HttpFault(401, words, kind="authentication_error", code="invalid_signature")
+        if refusal := self._calls.refusal(said.decode("latin-1"), request.method, request.path, request.body):
+            raise HttpFault(401, refusal, kind="authentication_error", code="invalid_signature")
+
     def require(self, request: HttpRequest, reply: Reply, also: Keys | None = None) -> None:
         """Check who asks for an admin path. ``also``: keys that open it, too. Raises HttpFault: 401, 403."""
         headers, token = request.headers, bearer(request.headers)

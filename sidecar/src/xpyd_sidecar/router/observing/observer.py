@@ -251,8 +251,9 @@ class RouterObserver:
         self.history.turn(time(), self.metrics.in_flight, self.metrics.queued())
         self.intakes.look(self._loop.time(), self._roster.members())
 
-    def fleet(self, service: ServiceName, router: str, now: float, started: float, *, draining: bool) -> Fleet:
-        """What ``GET /fleet`` says. Times are those of the roster's clock."""
+    def fleet(self, service: ServiceName, router: str, now: float, started: float, *, draining: bool,
+              idle_s: float | None = None) -> Fleet:
+        """What ``GET /fleet`` says. Times are those of the roster's clock. ``idle_s``: since there was a request."""
         self.turn()
         seconds = self.history.last(WINDOW_S)
         over = max(1, len(seconds))
@@ -269,6 +270,7 @@ class RouterObserver:
                 intake=self.intakes.rates(each.instance, each.incarnation),
                 cached=self.cached(each.instance, each.incarnation)) for each in self._roster.fleet(now)),
             requests_total=self.metrics.requests_total, requests_failed=self.metrics.requests_failed, draining=draining,
+            idle_s=idle_s,
             in_flight=self.metrics.in_flight, queued=self.metrics.queued(), window_s=len(seconds),
             rates=Rates(requests=rate("done"), **{name: rate(name) for name in (
                 "failed", "retries", "continued", "tokens", "bytes")}),

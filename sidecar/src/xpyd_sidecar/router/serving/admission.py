@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api.bodies import PassedBody, passed
-from xpyd_sidecar.router.api.faults import FailureKind, HttpFault, came_back, unknown_model
+from xpyd_sidecar.router.api.faults import FailureKind, HttpFault, came_back, unavailable, unknown_model
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.paths import BodyKind, Route, RouteKind
@@ -53,6 +53,10 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
         raise unknown_model(asks.model, context.models())
     if (via := request.headers.get(b"via")) is not None and context.via in via:
         raise came_back()
+    if route.generates:
+        asks.generating = True
+        asks.wakes = not asks.once and context.knows(asks.model) and (asks.asks_something or route.way is RouteKind.PASSED)
+        context.used = context.loop.time()
     if context.poison.alert:
         context.poison.refuse(asks.request_hash(), asks.labels)
     asks.tokens = _tokens(context, route, request, asks)
@@ -114,6 +118,8 @@ def _go_on(one: Accepted, waited_s: float = 0.0) -> RequestHandler:
     asks.waited_s += waited_s
     if context.hold.takes(asks):
         return _hold(one)
+    if why := context.hold.refusal(asks):
+        raise unavailable(why, context.hold.again_s())
     line, key, alone = context.line, one.key, asks.alone
     passes = line.passes(key, alone=alone, blocked=lambda: not context.room(alone=False))
     if passes and context.room(alone=alone):
@@ -132,8 +138,8 @@ def _hold(one: Accepted) -> RequestHandler:
     asks.held = True
     return context.hold.enter(HeldRequest(
         context.hold, one.reply, one.key, asks.priority, asks.tokens.total, alone=asks.alone,
-        size=body + asks.reserves(body), streams=asks.stream and not asks.opaque, serve=partial(_go_on, one),
-        unserved=one.unserved))
+        size=body + asks.reserves(body), streams=asks.stream and not asks.opaque, wakes=asks.wakes,
+        serve=partial(_go_on, one), unserved=one.unserved))
 
 
 def serve(one: Accepted, *, picks: Selection, waited: bool = False) -> Serving:
@@ -153,6 +159,7 @@ def serve(one: Accepted, *, picks: Selection, waited: bool = False) -> Serving:
         record.queued_s = asks.waited_s
         record.arrived -= asks.waited_s
         record.arrived_unix -= asks.waited_s
+    context.generating += asks.generating
     context.servings.add(serving)
     context.line.begun(key, asks.tokens.total, waited=waited)
     if record.api:

@@ -81,6 +81,10 @@ class Asks(ABC):
     """Names of the client's headers that engines read."""
     held: bool = False
     """It has been held for somebody who was expected (``hold``)."""
+    generating: bool = False
+    """Whether a model writes its answer."""
+    wakes: bool = False
+    """Whether it may start instances where none runs (``fleet.standby``)."""
     waited_s: float = 0.0
     """How long it has waited, held or in the queue."""
     priority: int = 0
@@ -102,6 +106,11 @@ class Asks(ABC):
     def generates(self) -> GenerationRequest | None:
         """The completion or chat that it is; None: it is neither."""
         return None
+
+    @property
+    def asks_something(self) -> bool:
+        """Whether there is a prompt."""
+        return bool(self.prompt) or "prompt_embeds" in self.fields
 
     @property
     def alone(self) -> bool:

@@ -24,6 +24,7 @@ from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.fleet.expected import ExpectedInstances
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.roster import Roster
+from xpyd_sidecar.router.fleet.standby import Standby
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, tracing_of
 from xpyd_sidecar.router.serving.audits import Audits
@@ -34,6 +35,9 @@ from xpyd_sidecar.router.serving.profiles import Profiles
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
 from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
+
+NAMES_MAX = 1024
+"""Names of models that a router remembers."""
 
 
 class RequestContext:
@@ -72,8 +76,15 @@ class RequestContext:
         self.pool = EnginePool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)
         self.line = AdmissionQueue(self.loop, router.queue_size, router.queue_timeout_s)
-        self.hold = Hold(self.loop, ExpectedInstances(self.roster), hold_s=router.hold_s, budget=router.budget_bytes,
-                         missing=self._missing, why_not=self.roster.why_not)
+        self.standby = Standby(enabled=router.wakes)
+        self.hold = Hold(self.loop, ExpectedInstances(self.roster, self.standby), hold_s=router.hold_s,
+                         budget=router.budget_bytes, missing=self._missing, why_not=self._why_not)
+        self.used = self.started
+        """When the last request that generates was let in, or ended; before the first one, when the router began."""
+        self.generating = 0
+        """Those of them that are being served."""
+        self._names: set[str] = set()
+        """Models that instances have told, those that have gone included."""
         self.poison: Poison = Poison(self.loop, self.roster)
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.observer = RouterObserver(self.roster, self.loop, access_log=router.access_log)
@@ -132,13 +143,31 @@ class RequestContext:
         """The role of which nobody can be picked for a request; None: it can be served."""
         return self.picker.missing(alone=alone or self.config.on_no_prefill == "decode")
 
+    def _why_not(self, role: Role) -> str:
+        return self.standby.why_not(self.loop.time()) or self.roster.why_not(role)
+
+    def knows(self, model: str | None) -> bool:
+        """Whether instances serve such a model, as far as was ever told; None: whichever they serve."""
+        return model is None or model == self.config.model or model in self._names or self.names_told
+
+    def idle_s(self) -> float:
+        """For how many seconds no request that generates was here; 0: one is."""
+        busy = self.generating or self.line.waits or self.hold.wakers
+        return 0.0 if busy else max(0.0, self.loop.time() - self.used)
+
     def _changed(self) -> None:
+        if self.standby.enabled and len(self._names) < NAMES_MAX:
+            self._names.update(self.roster.models())
         self.profiles.doubt()
         self.hold.changed()
 
     def closed(self, one: InFlightRequest) -> None:
         """A request is over."""
-        self.servings.discard(one)
+        if one in self.servings:
+            self.servings.discard(one)
+            if one.generating:
+                self.generating -= 1
+                self.used = self.loop.time()
         if self.audits is not None:
             self.audits.over(one)
         if self.line.waits:

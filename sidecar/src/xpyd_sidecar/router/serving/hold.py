@@ -44,6 +44,9 @@ COMMENT_S = 15.0
 """A stream that is held hears a comment so often: proxies give up who is silent for 30 s and more."""
 RETRY_AFTER_S = (1, 600)
 """Least and most that a client is told to wait."""
+SLEEPS = ("no instance runs, and this request starts none: that takes one that generates, with a prompt, for a model "
+          "known here")
+"""What is said to who needs an instance and may not start one."""
 COMMENT = b": waiting for an instance\n\n"
 _HEAD = lines_of([(b"content-type", b"text/event-stream; charset=utf-8")])
 
@@ -56,6 +59,9 @@ class Holdable(Protocol):
     once: bool
     """Its body comes while it is handed on: there is nothing to hold."""
 
+    wakes: bool
+    """It may start instances where none runs."""
+
     @property
     def alone(self) -> bool:
         """Whether it needs no prefill."""
@@ -65,14 +71,14 @@ class HeldRequest(QueuedRequest):
     """One that is held."""
 
     def __init__(self, hold: Hold, reply: Reply, key: str, priority: int, cost: int, *, alone: bool, size: int,
-                 streams: bool, serve: Callable[[float], RequestHandler],
+                 streams: bool, wakes: bool = False, serve: Callable[[float], RequestHandler],
                  unserved: Callable[[HttpFault | None], None]) -> None:
         """``alone``: it needs no prefill. ``size``: bytes that it has in the ledger. ``streams``: its client takes
-        comments. The others are ``QueuedRequest``'s.
+        comments. ``wakes``: it may start instances. The others are ``QueuedRequest``'s.
         """
         super().__init__(hold, reply, key, priority, cost, alone=alone, room=lambda: hold.missing(alone) is None,
                          serve=serve, unserved=unserved)
-        self.size = size
+        self.size, self.wakes = size, wakes
         self._streams = streams
         self._paused = False
         self._comment_at = math.inf
@@ -130,6 +136,10 @@ class Hold(AdmissionQueue):
         self.bytes = 0
         """Of those that are held."""
         self.most_bytes = budget // PART
+        self.wakers = 0
+        """Of those that are held, who may start instances."""
+        self.on_waker: Callable[[], None] = lambda: None
+        """One of them has come."""
         self.closed = False
         """The router stops, or sends clients elsewhere: nobody is held any more."""
         self._expected = expected
@@ -140,7 +150,16 @@ class Hold(AdmissionQueue):
         """Whether a request is to be held now."""
         role = self.missing(asked.alone)
         return (role is not None and self._timeout_s > 0 and not (self.closed or asked.once or asked.held)
-                and self._expected.expected(role, self._loop.time()))
+                and self._expected.expected(role, self._loop.time(), wakes=asked.wakes or self.wakers > 0))
+
+    def refusal(self, asked: Holdable) -> str:
+        """Why a request that is not held has nobody, where instances are started for others; empty: no more is known."""
+        standby, now = self._expected.standby, self._loop.time()
+        if not standby.enabled or asked.held or self.missing(asked.alone) is None:
+            return ""
+        if asked.wakes or not standby.expects(now):
+            return standby.why_not(now)
+        return "" if standby.awake(now) else SLEEPS
 
     def enter(self, request: QueuedRequest) -> RequestHandler:
         """Hold a request. Raises HttpFault: 429, its key has its share; 503, no place or no bytes are left."""
@@ -151,6 +170,9 @@ class Hold(AdmissionQueue):
         handler = super().enter(request)
         self.bytes += request.size
         request.comment(self._loop.time())
+        if request.wakes:
+            self.wakers += 1
+            self.on_waker()
         return handler
 
     def again_s(self) -> int:
@@ -196,6 +218,7 @@ class Hold(AdmissionQueue):
     def _out(self, number: int) -> QueuedRequest:
         request = self.waits[number]
         self.bytes -= request.size
+        self.wakers -= request.wakes
         return super()._out(number)
 
     def _late(self) -> str:

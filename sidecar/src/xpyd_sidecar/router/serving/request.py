@@ -46,7 +46,7 @@ class Serving(Sink):
     """One request, from what is asked to its last byte."""
 
     __slots__ = ("_again", "_answer", "_asks", "_began", "_context", "_first", "_gone", "_paused", "_reminder",
-                 "_reply", "_withheld", "exchange", "handed_over", "instances", "labels", "legs", "record",
+                 "_reply", "_withheld", "exchange", "generating", "handed_over", "instances", "labels", "legs", "record",
                  "request_hash")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
@@ -70,7 +70,7 @@ class Serving(Sink):
         self._paused = self._gone = False
         self._again = again
         self.request_hash, self.instances, self.handed_over = asks.request_hash, self.legs.instances, self.legs.handed_over
-        self.labels = asks.labels
+        self.labels, self.generating = asks.labels, asks.generating
         self._withheld: list[Callable[[], None]] | None = None
         """Not None: it is held, because it may be what ends engines. These would ask another one: they are done when it
         goes on."""

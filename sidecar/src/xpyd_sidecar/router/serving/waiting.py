@@ -25,6 +25,9 @@ AT_ONCE = 32
 class InFlightRequest(Protocol):
     """A request that is being served (``request.Serving``)."""
 
+    generating: bool
+    """A model writes its answer: while there are such, instances are not idle."""
+
     def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
         """Once it has ended well: what was asked, and of which pair. None: not with KV from prefill, or with trouble."""
 

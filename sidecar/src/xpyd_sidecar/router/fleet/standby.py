@@ -1,0 +1,65 @@
+"""Instances that are started when a request asks for them: what a router knows of that. Pure: time is an argument.
+
+    not enabled                                   nobody is started for anybody
+    enabled, nobody decodes, none is wanted       asleep: a request that generates is held, and starts them
+    enabled, some are wanted                      awake: whoever asks is held for them
+    enabled, and the operator says that none      refused: nobody is held, and hears why
+    comes
+
+What the operator said counts for ``FRESH_S``; after that somebody is expected anew, since it may have gone, and another one
+begins.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from xpyd_sidecar.contract.waking import POLL_S, WakeCall
+
+FRESH_S: Final = 3 * POLL_S
+"""So long what was said last is believed, seconds."""
+
+
+class Standby:
+    """Of one router."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        """``enabled``: this service may have no instances, and requests start them."""
+        self.enabled = enabled
+        self._call = WakeCall(0)
+        self._heard = -math.inf
+
+    def told(self, call: WakeCall, now: float) -> None:
+        """The operator said something. ``now``: seconds of the router's clock, as everywhere here."""
+        self._call, self._heard = call, now
+
+    def came(self) -> None:
+        """Somebody decodes: what was said of nobody is over."""
+        self._heard = -math.inf
+
+    def expects(self, now: float) -> bool:
+        """Whether somebody comes for a request that may start instances."""
+        return self.enabled and not self._refused(now)
+
+    def awake(self, now: float) -> bool:
+        """Whether instances are wanted, so that all requests may wait for them."""
+        return self.expects(now) and self._fresh(now) and self._call.wanted > 0
+
+    def why_not(self, now: float) -> str:
+        """Why nobody came, or comes, as far as the operator says; empty: it says nothing."""
+        if not self.enabled:
+            return ""
+        if why := self._refused(now):
+            return f"no instance can be started: {why}"
+        if not self._fresh(now):
+            return "no instance runs, and no operator asks this router whether one is needed"
+        if self._call.waits:
+            return f"the instance that was started waits: {self._call.waits}"
+        return ""
+
+    def _fresh(self, now: float) -> bool:
+        return now - self._heard < FRESH_S
+
+    def _refused(self, now: float) -> str:
+        return self._call.refused if self._fresh(now) else ""
