@@ -50,10 +50,9 @@ from xpyd_sidecar.contract.keys import ServiceKey
 
 
 class KubeBackend:
-    """Of one DisaggService, by its uid: one of the same name made later is another one."""
+    """Of one DisaggService, by its uid: one of the same name made later is another one. ``wake``: begin a round soon."""
 
     def __init__(self, shared: Shared, entry: Entry, wake: Callable[[], None] = lambda: None) -> None:
-        """``wake``: begin the next round soon."""
         self.namespace, self.name, self.uid = entry.namespace, entry.name, entry.uid
         self.last: Round | None = None
         self.holds = Holds()
@@ -65,8 +64,7 @@ class KubeBackend:
         self._choice = KeyChoice(shared.cache, self._keys, shared.turns)
         self._blueprint = KubeBlueprint(shared.cache, self._children, self._choice, self._dry_run, shared.settings)
         self._fleets = Fleets(shared.session, timeout_s=shared.settings.fleet_timeout_s)
-        self._planner = PoolPlanner(events=shared.events, metrics=shared.metrics, fleets=self._fleets,
-                                    children=self._children, woken=wake)
+        self._planner = PoolPlanner(shared.events, shared.metrics, self._fleets, self._children, woken=wake)
         self._gateway = ServiceGateway(shared, entry)
         self._report = ServiceReport(shared, self._blueprint, self._children, self.holds)
         self._told = Told()
@@ -239,13 +237,12 @@ class KubeBackend:
 
         async def planner() -> None:
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
-            words, failures = [each.message for each in self.holds.waiting], self.last.failures if self.last else ()
-            await self._planner.tend(self._entry(), service, planned, self._key_of, now=now, held_up=" ".join(words),
-                                     failed=" ".join(failures[:1]))
+            failures = self.last.failures[:1] if self.last else ()
+            await self._planner.tend(self._entry(), service, planned, self._key_of, now=now, failed=" ".join(failures),
+                                     held_up=" ".join(each.message for each in self.holds.waiting))
 
-        await in_turn(
-            (ends, key, children, gateway, groups, whole, switches, planner),
-            lambda error: isinstance(error, ApiError) and self.holds.excuses(error, "what goes with the service", now))
+        await in_turn((ends, key, children, gateway, groups, whole, switches, planner), lambda error: (
+            isinstance(error, ApiError) and self.holds.excuses(error, "what goes with the service", now)))
 
     async def apply(self, action: Action) -> None:
         """Carry out one action.
@@ -286,7 +283,7 @@ class KubeBackend:
         self.last = round_
 
     def forget(self) -> None:
-        """The service is gone: who waits for it to have its new key need not, and nobody looks at its gateways."""
+        """The service is gone: nobody waits for it to have its new key, or looks at its gateways."""
         self._gateway.forget()
         self._shared.turns.give_back(self.uid)
 

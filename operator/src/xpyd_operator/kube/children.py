@@ -16,6 +16,7 @@ from typing import Any
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import NotYet
 from xpyd_operator.kube.api import Api, ApiError
+from xpyd_operator.kube.apply import apply
 from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import controller
@@ -25,13 +26,12 @@ from xpyd_operator.render.compare import differs
 from xpyd_operator.render.dependencies import stages
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import role_name
-from xpyd_operator.render.objects import begun, children, count_of, pool, unwanted
+from xpyd_operator.render.objects import begun, children, pool, unwanted
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
 
 logger = logging.getLogger(__name__)
 Body = dict[str, Any]
-INVALID = 422
 AGAIN_S = 30.0
 """A name that is taken is looked up again so late."""
 
@@ -185,8 +185,8 @@ class Children:
         if words := lacking(wanted):
             return _wait(words)
         if entry is None:
-            return self._first(service, kind, name, now, partial(self._apply, begun(wanted), "it is missing"))
-        return self._apply(wanted, f"{what} differs", entry.body)
+            return self._first(service, kind, name, now, partial(apply, self._api, self._cache, begun(wanted), "it is missing"))
+        return apply(self._api, self._cache, wanted, f"{what} differs", entry.body)
 
     def _pool(self, service: DisaggService, role: Role, count: int, now: float) -> Awaitable[None] | None:
         name = role_name(service.name, role)
@@ -240,37 +240,6 @@ class Children:
                 return
         self._taken.pop((kind, name), None)
         await make()
-
-    async def _apply(self, wanted: Body, why: str, live: Body | None = None) -> None:
-        if live is not None and begun(wanted) is not wanted:
-            await self._leave_count(live)
-        kind, namespace = wanted["kind"], wanted["metadata"]["namespace"]
-        logger.info("apply %s %s/%s: %s", kind, namespace, wanted["metadata"]["name"], why)
-        try:
-            answer = await self._api.apply(kind, namespace, wanted)
-        except ApiError as error:
-            if error.status != INVALID:
-                raise
-            there = self._cache.get(kind, namespace, wanted["metadata"]["name"])
-            if there is None:
-                raise
-            answer = there.body
-        # An apply keeps the items that others put into a list with keys (a port of a Service), and is refused where such
-        # an item clashes with ours. A merge patch replaces the list.
-        if differs(wanted, answer):
-            answer = await self._api.patch(kind, namespace, wanted["metadata"]["name"], wanted)
-        self._cache.wrote(kind, answer)
-
-    async def _leave_count(self, live: Body) -> None:
-        """So that a Deployment keeps its count when we say nothing of it any more: a field that only we had would go back
-        to its default.
-        """
-        try:
-            await self._api.apply(live["kind"], live["metadata"]["namespace"], count_of(live), shared=True)
-        except ApiError as error:
-            if not (error.conflict or error.missing):
-                raise
-            raise NotYet(f"the count of Deployment {live['metadata']['name']} has just changed") from None
 
     async def _create(self, wanted: Body) -> None:
         kind, namespace = wanted["kind"], wanted["metadata"]["namespace"]

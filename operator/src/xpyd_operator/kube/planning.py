@@ -30,7 +30,7 @@ class PoolPlanner:
     """Of one service."""
 
     def __init__(
-        self, *, events: Events, metrics: Metrics, fleets: Fleets, children: Children, woken: Callable[[], None]
+        self, events: Events, metrics: Metrics, fleets: Fleets, children: Children, *, woken: Callable[[], None]
     ) -> None:
         """``woken``: requests wait and no instance runs: look at it soon."""
         self._events, self._metrics = events, metrics
