@@ -171,7 +171,8 @@ MALFORMED: dict[str, Bad] = {
     "max of nothing": bad("spec.decode.scaling.max", "from 1", decode={"scaling": {"min": 1, "max": 0}}),
     "scaling without max": bad("spec.decode.scaling.max", "required", decode={"scaling": {"min": 1}}),
     "no decode": bad("spec.decode.replicas", "at least 1", decode={"replicas": 0}),
-    "decode scaled to nothing": bad("spec.decode.scaling.min", "at least 1", decode={"scaling": {"min": 0, "max": 2}}),
+    "decode scaled to nothing": bad("spec.prefill.replicas", "must be 0, as decode",
+                                   decode={"scaling": {"min": 0, "max": 2}}),
     "no prefill and reject": bad(
         "spec.prefill.replicas", "onNoPrefill: decode", prefill={"replicas": 0}, router={"onNoPrefill": "reject"}
     ),

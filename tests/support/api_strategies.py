@@ -27,6 +27,7 @@ _TEXT = {
     "label": ["zone", "topology.kubernetes.io/zone", "nvidia.com/gpu.clique"],
     "host": ["models.home", "10.0.0.7", "[fd00::1]"],
     "origin": ["https://app.example", "http://localhost:3000", "*"],
+    "certificate host": ["chat.example.com", "routers"],
     "route host": ["chat.example.com", "*.example.com"],
     "prefix": ["/", "/qwen", "/v1", "/v1/x", "/v1x", "/a/b"],
     "network": ["10.0.0.0/8", "192.168.1.7/32", "fd00::/8", "2001:db8:1::/48"],

@@ -81,8 +81,7 @@ def test_times_are_seconds_and_sizes_bytes() -> None:
     assert made.spec.kv.load_limit_s == 600
     router = Router()
     assert (router.heartbeat_s, router.request_timeout_s, router.pair_timeout_s) == (3, 3600, 60)
-    assert (router.max_body_bytes, router.replicas_or_default) == (32 << 20, 2)
-    assert Router(placement="deployment", replicas=5).replicas_or_default == 5
+    assert (router.max_body_bytes, router.replicas) == (32 << 20, None)
 
 
 def test_defaults_are_those_of_the_contract() -> None:

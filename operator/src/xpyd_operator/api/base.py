@@ -139,6 +139,7 @@ RIGHT: Final = {
     "class": "write the name of the class alone; its Python module goes into module",
     "module": "write the name of a Python module, e.g. mine.store",
     "network": "write a network with its prefix, e.g. 10.0.0.0/8 or fd00::/8",
+    "certificate host": "write the one name in lower case that the certificate has, such as chat.example.com",
     "route host": "write a name of a host in lower case, such as chat.example.com or *.example.com",
     "prefix": "write the beginning of a path, such as /qwen, with no slash at its end",
     "origin": "write https://host, with a port where it has one and no path, in lower case, or *",

@@ -44,7 +44,7 @@ class GatewayTls(Part, frozen=True):
     """How the gateway knows the routers' certificate."""
 
     hostname: Annotated[str, Meta(min_length=1, max_length=253, pattern=ROUTE_HOST_PATTERN.replace(r"(\*\.)?", ""),
-                                  extra={"kind": "route host"})]
+                                  extra={"kind": "certificate host"})]
     """Name that is in the certificate of `router.tls.secret`."""
     ca_config_map: ObjectName | None = None
     """ConfigMap with the authority that signed it, in `ca.crt`. Default: those that the gateway's system trusts."""

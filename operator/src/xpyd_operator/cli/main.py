@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="xpyd", description="vLLM, disaggregated into prefill and decode")
-    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="say the version, and whether compiled parts are used")
+    parser.add_argument("--version", action=_SayVersion, nargs=0, help="say the version, and whether compiled parts are used")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     asked = next((word for word in arguments if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
@@ -70,7 +70,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-class _ShowVersion(argparse.Action):
+class _SayVersion(argparse.Action):
     """``--version``: asks the sidecar package how it was built, which takes a moment."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:

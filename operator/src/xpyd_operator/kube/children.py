@@ -185,7 +185,8 @@ class Children:
         if words := lacking(wanted):
             return _wait(words)
         if entry is None:
-            return self._first(service, kind, name, now, partial(apply, self._api, self._cache, begun(wanted), "it is missing"))
+            make = partial(apply, self._api, self._cache, begun(wanted), "it is missing")
+            return self._first(service, kind, name, now, make)
         return apply(self._api, self._cache, wanted, f"{what} differs", entry.body)
 
     def _pool(self, service: DisaggService, role: Role, count: int, now: float) -> Awaitable[None] | None:

@@ -21,7 +21,8 @@ from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import chunk_of
-from xpyd_sidecar.router.observing.record import REFUSED, Record
+from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.serving import endings
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.attempts import Asks, Headers, OpenAttempt, OpenAttempts
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -38,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 _NO_FAULT = frozenset({FailureKind.LACKING, FailureKind.REFUSED, FailureKind.DIFFERS})
 """Ways of a leg to fail that say nothing of how its instance serves, or that it is not there."""
-_SHOWN = 500
-"""Bytes of a refusal that the log shows."""
 
 
 class Serving(Sink):
@@ -144,9 +143,7 @@ class Serving(Sink):
             if status < 500 and not aborted:
                 self.legs.heard(leg, body)
             if status >= 400 and leg.send.role is Role.PREFILL:
-                logger.warning("prefill instance answered %d", status, extra={
-                    "transfer": self.record.transfer, "peer": leg.send.target.instance,
-                    "detail": body[:_SHOWN].decode("utf-8", "replace")})
+                endings.warn_refused(self.record, leg, status, body)
             if status >= 400:
                 self.legs.farewell(leg, self.exchange.attempt)
         if self._withheld is not None and (status >= 400 or aborted):
@@ -173,9 +170,7 @@ class Serving(Sink):
         """A leg failed."""
         leg = self.legs.shut(call.tag, kind.value)
         if leg is not None:
-            logger.warning("%s leg failed: %s", leg.send.role, reason.full, extra={
-                "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value,
-                "address": call.address})
+            endings.warn_failed(self.record, leg, kind, reason)
             if kind not in _NO_FAULT:
                 self.legs.blame(leg, reason.said)
             if kind is not FailureKind.LACKING and (kind is not FailureKind.REFUSED or call.again):
@@ -385,18 +380,7 @@ class Serving(Sink):
     def _closed(self, over: mv.RequestOver) -> None:
         assert not self.legs, "an exchange is over with legs open"
         record, exchange, context = self.record, self.exchange, self._context
-        record.outcome, record.status = record.outcome or over.outcome, self._reply.status
-        record.attempt = exchange.attempt
-        if over.detail:
-            record.detail = over.detail[:_SHOWN]
-        if retries := exchange.retries:
-            record.retries, record.continued = retries, exchange.continued
-        if exchange.refused and not record.skips:
-            record.skips = REFUSED
-        relayed = self._asks.lengths()
-        if relayed is not None:
-            record.prompt_tokens, record.tokens = relayed
-        record.last_at, record.bytes = perf_counter(), self._reply.sent
+        endings.finish(record, exchange, over, self._asks.lengths(), self._reply)
         self._withheld = None
         self._reminder.cancel()
         if context.poison.watching or context.poison.samples:
