@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="xpyd", description="vLLM, disaggregated into prefill and decode")
-    parser.add_argument("--version", action=_SayVersion, nargs=0, help="say the version, and whether compiled parts are used")
+    parser.add_argument("--version", action=_SayVersion, nargs=0,
+                        help="say the version, and whether compiled parts are used")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     asked = next((word for word in arguments if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
