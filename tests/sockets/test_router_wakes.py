@@ -244,6 +244,36 @@ async def test_a_poll_ends_in_time_and_the_oldest_makes_room(monkeypatch: pytest
         assert [(await task).status for task in (polls[1], third)] == [200, 200]
 
 
+@pytest.mark.parametrize(("path", "body"), [
+    ("/invocations", {}),
+    ("/v1/responses", {"model": "tiny"}),
+    ("/v1/messages", {"model": "tiny", "system": "x", "messages": []}),
+    ("/v1/chat/completions", {"model": "tiny", "messages": 5}),
+    ("/v1/completions", {"model": "tiny", "prompt": ""}),
+])
+async def test_a_request_that_asks_nothing_starts_nothing(path: str, body: dict[str, Any]) -> None:
+    async with asleep() as f:
+        answer = await f.post(path, body)
+        assert (answer.status, answer.json["error"]["message"][:20]) == (503, "no instance runs, an")
+        assert not f.context.hold.wakers
+
+
+async def test_when_those_who_would_start_somebody_have_left_nobody_else_waits_for_it() -> None:
+    async with asleep() as f:
+        task = await held(f)
+        other = await held(f, "/v1/embeddings", {"model": "tiny", "input": "x"})
+        task.cancel()
+        answer = await asyncio.wait_for(other, 10.0)
+        assert answer.status == 503
+        assert answer.json["error"]["message"].startswith("no instance runs, and this request starts none")
+
+
+async def test_one_who_waited_in_vain_was_there_until_it_left() -> None:
+    async with asleep(hold_s=1.0) as f:
+        assert (await f.complete()).status == 503
+        assert f.context.idle_s() < 0.9
+
+
 async def test_a_router_that_may_not_be_empty_holds_nobody_for_who_is_not_there() -> None:
     async with asleep(wakes=False) as f:
         answer = await asyncio.wait_for(f.complete(), 5.0)

@@ -9,8 +9,10 @@ import pytest
 from beats import SERVICE, beat, bye
 
 from xpyd_sidecar.contract.ids import Incarnation, Role, State
+from xpyd_sidecar.contract.waking import WakeCall
 from xpyd_sidecar.router.fleet.expected import RESUMES_S, RETURN_S, ExpectedInstances
 from xpyd_sidecar.router.fleet.roster import Roster
+from xpyd_sidecar.router.fleet.standby import FRESH_S, Standby
 
 LATER = 100.0
 """After the time in which agents that knew the router had come back."""
@@ -52,6 +54,57 @@ def test_nobody_is_expected_where_nobody_is_known() -> None:
     stage = Stage()
     assert not stage.is_expected()
     assert stage.soonest() == math.inf
+
+
+class ZeroStage(Stage):
+    """Of a service that may have no instances."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.standby = Standby(enabled=True)
+        self.expected = ExpectedInstances(self.roster, self.standby)
+
+    def tell(self, wanted: int, **words: str) -> None:
+        self.standby.told(WakeCall(wanted, **words), self.now)
+
+
+def test_who_cannot_be_picked_though_it_runs_is_no_reason_to_wait_for_a_start() -> None:
+    stage = ZeroStage()
+    assert stage.is_expected()
+    stage.beat(state=State.READY)
+    assert not stage.is_expected(Role.PREFILL), "the operator starts nobody while somebody decodes"
+    assert stage.standby.why_not(stage.now) == "", "it is not true that no instance runs"
+    stage.leave()
+    stage.at(RETURN_S + 1)
+    assert stage.is_expected(), "nobody is there again"
+
+
+def test_who_is_wanted_beside_one_that_runs_is_waited_for_as_long_as_the_operator_says_so() -> None:
+    stage = ZeroStage()
+    stage.beat(state=State.READY)
+    stage.tell(1, waits="qwen-e1 waits for a node")
+    assert stage.is_expected(Role.PREFILL)
+    assert stage.standby.why_not(stage.now).endswith("qwen-e1 waits for a node")
+    for _ in range(int(FRESH_S) + 1):
+        stage.at(1.0)
+        stage.beat(state=State.READY)
+    assert not stage.is_expected(Role.PREFILL)
+
+
+def test_a_refusal_is_over_when_somebody_decodes_and_not_repeated_after_it() -> None:
+    stage = ZeroStage()
+    stage.tell(1, refused="exceeded quota")
+    assert not stage.is_expected()
+    stage.beat(state=State.READY)
+    stage.leave()
+    stage.at(RETURN_S + 1)
+    assert stage.is_expected()
+
+
+def test_what_could_not_be_begun_is_not_called_started() -> None:
+    stage = ZeroStage()
+    stage.tell(0, waits="pools are forbidden")
+    assert stage.standby.why_not(stage.now) == "no instance could be started yet: pools are forbidden"
 
 
 def test_a_router_that_has_just_begun_expects_who_knew_it() -> None:

@@ -63,7 +63,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 _GENERATE: Final = ("/v1/chat/completions/batch", "/cohere/v2/chat", "/invocations", "/inference/v1/generate",
-                    "/v1/audio/transcriptions", "/v1/audio/translations")
+                    "/v1/systemone", "/v1/audio/transcriptions", "/v1/audio/translations")
 """Generation whose form only the engine knows."""
 _ADMIN = "it administers one engine, and this router stands before many: ask that engine itself"
 _SWITCHES = "it changes one engine alone, and instances that serve together must stay equal: change the document"

@@ -5,7 +5,8 @@
                                                                 then its agent, or one that begins again, says that it
                                                                 starts, or it is there
     agents that knew this router have not come back yet         somebody is expected until they had the time (``Roster``)
-    the service may have no instances (``standby``)             somebody is expected, unless the operator says why not
+    the service may have no instances (``standby``)             while nobody decodes somebody is expected, unless the
+                                                                operator says why not
     else                                                        nobody is: neither who drains, nor who cannot be reached
                                                                 though its agent calls it ready
 
@@ -55,8 +56,9 @@ class ExpectedInstances:
             if self._able[role] and not able:
                 self._went[role] = now
             self._able[role] = able
-        if self._able[Role.DECODE]:
-            self.standby.came()
+        self.standby.look(serving=any(
+            each.role is Role.DECODE and each.state is State.READY and not self._roster.silent(now, each)
+            for each in self._roster.members()))
         before, self._starting = self._starting, {}
         for member in self._roster.members():
             if member.state is State.STARTING:

@@ -20,6 +20,7 @@ from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.paths import BodyKind, Route, RouteKind
 from xpyd_sidecar.router.api.priority import PRIORITY, priority_of
 from xpyd_sidecar.router.api.prompt import PromptPrefix, prefix_of
+from xpyd_sidecar.router.api.prompt_fields import has_prompt
 from xpyd_sidecar.router.api.spending import ExpectedTokens, may_generate, of_form
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.http import auth, heads
@@ -55,7 +56,8 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
         raise came_back()
     if route.generates:
         asks.generating = True
-        asks.wakes = not asks.once and context.knows(asks.model) and (asks.asks_something or route.way is RouteKind.PASSED)
+        prompted = has_prompt(route.api or "", route.path, asks.fields)
+        asks.wakes = prompted and not asks.once and context.knows(asks.model)
         context.used = context.loop.time()
     if context.poison.alert:
         context.poison.refuse(asks.request_hash(), asks.labels)
@@ -86,6 +88,8 @@ class Accepted(NamedTuple):
             reply.fail(fault.event())
         elif fault is not None:
             reply.fault(fault)
+        if self.asks.generating:
+            self.context.used = self.context.loop.time()  # it was waited for until now
         ended = ("client_gone", 0, LEFT) if fault is None else (fault.outcome, fault.status, fault.message)
         self.context.observer.unserved(self.route, self.request.request_id, *ended)
 

@@ -108,11 +108,6 @@ class Asks(ABC):
         return None
 
     @property
-    def asks_something(self) -> bool:
-        """Whether there is a prompt."""
-        return bool(self.prompt) or "prompt_embeds" in self.fields
-
-    @property
     def alone(self) -> bool:
         """Whether decode does all of it."""
         return bool(self.skips)

@@ -157,9 +157,7 @@ class Hold(AdmissionQueue):
         standby, now = self._expected.standby, self._loop.time()
         if not standby.enabled or asked.held or self.missing(asked.alone) is None:
             return ""
-        if asked.wakes or not standby.expects(now):
-            return standby.why_not(now)
-        return "" if standby.awake(now) else SLEEPS
+        return SLEEPS if standby.asleep(now) and not asked.wakes else standby.why_not(now)
 
     def enter(self, request: QueuedRequest) -> RequestHandler:
         """Hold a request. Raises HttpFault: 429, its key has its share; 503, no place or no bytes are left."""
@@ -200,12 +198,14 @@ class Hold(AdmissionQueue):
     def sweep(self, now: float) -> None:
         """Called every second: refuse whom nobody is expected for any more, and let streams hear of it that they wait."""
         self._expected.look(now)
-        lost = {alone: role for alone in (False, True)
-                if (role := self.missing(alone)) is not None and not self._expected.expected(role, now)}
+        wakes = self.wakers > 0
+        lost = {alone: role for alone in (False, True) if (role := self.missing(alone)) is not None
+                and not self._expected.expected(role, now, wakes=wakes)}
+        sleeps = not wakes and self._expected.standby.asleep(now)
         for request in list(self.waits.values()):
             if (role := lost.get(request.alone)) is not None:
                 self.leave(request)
-                request.unserved(unavailable(self._why_not(role)))
+                request.unserved(unavailable(SLEEPS if sleeps else self._why_not(role)))
             elif request.ticket is not None:
                 request.comment(now)
         self.moved()
