@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import aiohttp
 import msgspec
@@ -102,6 +103,16 @@ async def test_auto_answers_a_step_within_one_interval_and_says_why(session: aio
     assert f"to {world.replicas('prefill')}P" in told[-1]
     assert 'kind="add",mode="auto"' in world.decisions()
     assert {each[2] for each in world.api.asked if each[:2] == ("patch", "DisaggPool")} >= {"qwen-prefill"}
+
+
+async def test_a_round_that_went_to_zero_is_not_overruled_by_an_older_plan(session: aiohttp.ClientSession) -> None:
+    world = World(session, "auto")
+    world.traffic.rate = 20.0
+    world.backend._planner._zero.tend = AsyncMock(return_value=True)  # type: ignore[method-assign]
+    for _ in range(6):
+        await world.interval()
+    assert world.decisions() == ""
+    assert not [each for each in world.api.asked if each[:2] == ("patch", "DisaggPool")]
 
 
 async def test_observe_says_what_it_would_do_once_and_writes_no_pool(session: aiohttp.ClientSession) -> None:

@@ -75,6 +75,18 @@ async def wait(condition: Callable[[], object], deadline_s: float = 10.0) -> Non
         await asyncio.sleep(0.01)
 
 
+async def test_one_that_is_being_deleted_is_let_go_at_once() -> None:
+    world = World()
+    world.write()
+    async with world.running():
+        await wait(lambda: world.pods() == 3)
+        world.write(deletionTimestamp="2026-01-01T00:00:00Z", finalizers=["foregroundDeletion"])
+        known = world.services._services["team-a", "qwen"]
+        await wait(lambda: known.backend is None)
+        await asyncio.sleep(0.1)
+        assert known.backend is None
+
+
 async def test_what_is_there_at_the_start_is_looked_after() -> None:
     world = World()
     world.write(wake=False)

@@ -12,7 +12,7 @@ from kube_documents import service
 from xpyd_operator.api import notes
 from xpyd_operator.errors import SpecError
 from xpyd_operator.plan.absent import Broken, Waiting
-from xpyd_operator.plan.counts import counts
+from xpyd_operator.plan.counts import Counts, counts
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.plan.zero import (
@@ -20,8 +20,10 @@ from xpyd_operator.plan.zero import (
     WORTH,
     IdleHistory,
     agreed_idle_s,
+    comes_soon,
     first_counts,
     reason_to_stay,
+    served,
     wake_call,
 )
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -170,3 +172,31 @@ def test_what_cannot_be_made_or_cannot_run_is_refused_and_what_waits_is_not() ->
     replaced = one(absent=Broken("Evicted", "it was evicted", replaced=True))
     assert wake_call(1, [replaced]).refused == "", "another one is made in its place"
     assert len(wake_call(1, [], "x" * 5000).refused) == WORDS_MAX
+
+
+def test_a_pool_that_cannot_be_written_is_said_to_who_waits_for_it() -> None:
+    assert wake_call(0, [], failed="pools are forbidden") == WakeCall(0, waits="pools are forbidden")
+
+
+def test_where_decode_may_not_serve_alone_who_waits_for_prefill_hears_of_it() -> None:
+    reject = asleep(router={"placement": "deployment", "hold": "10m", "onNoPrefill": "reject"})
+    decode, prefill = one(phase=Phase.READY), one(Role.PREFILL, Phase.READY)
+    assert served(asleep(), Counts(1, 1), [decode]), "decode serves alone until prefill is there"
+    assert not served(reject, Counts(1, 1), [decode])
+    assert served(reject, Counts(1, 1), [decode, prefill])
+    assert served(reject, Counts(0, 1), [decode]), "nobody will come"
+    assert not served(asleep(), Counts(1, 1), [prefill])
+    assert not served(asleep(), Counts(0, 0), [decode]), "it is about to go"
+    assert wake_call(1, [decode], "exceeded quota").refused == "exceeded quota"
+    assert wake_call(1, [decode, one(Role.PREFILL)]) == WakeCall(1, waits="qwen-e0: it starts")
+
+
+def test_a_start_that_takes_longer_than_clients_wait_is_not_given_up_before_its_end() -> None:
+    assert comes_soon([one()])
+    assert not comes_soon([one(Role.PREFILL)]), "nobody is served by it"
+    assert not comes_soon([one(), one(phase=Phase.READY)]), "another one may come later"
+    assert not comes_soon([one(phase=Phase.STOPPING)])
+    assert not comes_soon([one(absent=Broken("CrashLoop", "it crashed"))]), "it would keep its devices for ever"
+    assert not comes_soon([one(absent=Waiting("Starting", "it starts", late=True))])
+    assert not comes_soon([one(absent=Waiting("Unschedulable", "no node", place=True))])
+    assert not comes_soon([])

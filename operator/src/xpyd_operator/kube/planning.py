@@ -17,6 +17,7 @@ from xpyd_operator.kube.fleet import Fleets, KeyOf
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.waking import WakeCaller
 from xpyd_operator.kube.zero import ZeroScaler, ZeroView
+from xpyd_operator.plan.counts import Counts
 from xpyd_operator.plan.observed import Instance
 from xpyd_operator.plan.planner.run import PlannerVerdict, Planning
 from xpyd_sidecar.contract.fleet import Fleet
@@ -63,8 +64,9 @@ class PoolPlanner:
             self._planning = Planning()  # what it knows is of another time when the service is resumed
             await self._zero.close()
             return
-        await self._zero.tend(entry, service, wanted[1], self._seen, key_of, now=now,
-                              cold_s=self._planning.cold_start_s, held_up=held_up, failed=failed)
+        if await self._zero.tend(entry, service, Counts(*wanted), self._seen, key_of, now=now,
+                                 cold_s=self._planning.cold_start_s, held_up=held_up, failed=failed):
+            return
         if not wanted[1] or not self._planning.is_due(service, now):
             return
         router = service.spec.router

@@ -172,7 +172,9 @@ class Services:
                     if self._settings.dry_run or not left_behind(self._cache, *service.name):
                         break
                     pause_s = await self._sweep(service)
-                elif not entry.deleting:
+                elif entry.deleting:
+                    await self._drop(service)  # nobody asks its routers any more who is to be started
+                else:
                     if service.backend is None or service.backend.uid != entry.uid:
                         await self._drop(service)
                         service.backend = KubeBackend(shared, entry, service.wake.set)

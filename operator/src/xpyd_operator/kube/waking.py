@@ -6,7 +6,8 @@
 
 Laws
     1. One poll for each router at most, and none where ``call`` is None. Other words end the polls with the words before.
-    2. An answer counts only with the signature of who has the service's key.
+    2. An answer counts only with the signature of who has the service's key, and only where no instance was wanted; until
+       it is taken, or the same router tells something else.
     3. A router that is not reached, or tells the same again at once, is asked a second later, then later, up to 5 s.
 """
 
@@ -67,6 +68,7 @@ class WakeCaller:
             return
         there = {each.uid: each for each in routers}
         await self._end([uid for uid in self._polls if call != self._call or uid not in there])
+        self._held = {uid: held for uid, held in self._held.items() if uid in there and call.wanted < 1}
         self._call = call
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0)  # one for each router, of which a service has 64 at most
@@ -106,9 +108,11 @@ class WakeCaller:
             except Exception:
                 logger.exception("a poll of router %s failed", pod.name)
             failed = 0 if answer is not None else failed + 1
-            if answer is not None and answer.held > 0:
+            if answer is not None and answer.held > 0 and call.wanted < 1:
                 self._held[pod.uid] = answer.held
                 self._woken()
+            elif answer is not None:
+                self._held.pop(pod.uid, None)  # they were served, or have left
             pause_s = min(LONGEST_S, self._pace_s * 2.0 ** min(failed, 8))
             await asyncio.sleep(max(0.0, pause_s - (clock() - began)))
 

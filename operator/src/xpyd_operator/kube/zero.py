@@ -21,6 +21,7 @@ from xpyd_operator.kube.facts import Facts
 from xpyd_operator.kube.fleet import Fleets, KeyOf
 from xpyd_operator.kube.waking import WakeCaller
 from xpyd_operator.plan import zero
+from xpyd_operator.plan.counts import Counts
 from xpyd_operator.plan.observed import Instance
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role
@@ -50,14 +51,14 @@ class ZeroScaler:
         self._told: Fleet | None = None
         """The answer that was heard last; one may stand for several rounds."""
 
-    async def tend(self, entry: Entry, service: DisaggService, decode: int, seen: ZeroView, key_of: KeyOf, *, now: float,
-                   cold_s: float, held_up: str = "", failed: str = "") -> None:
-        """Wake the service, or put it to sleep, where that is due.
+    async def tend(self, entry: Entry, service: DisaggService, wanted: Counts, seen: ZeroView, key_of: KeyOf, *, now: float,
+                   cold_s: float, held_up: str = "", failed: str = "") -> bool:
+        """Wake the service, or put it to sleep, where that is due; whether it did, so that ``wanted`` is of before.
 
         Args:
             entry: the service's object.
             service: the document.
-            decode: instances of decode that are wanted.
+            wanted: instances that are wanted.
             seen: what the round saw.
             key_of: tells the key of a pod.
             now: unix seconds.
@@ -70,18 +71,20 @@ class ZeroScaler:
         """
         if not service.spec.to_zero:
             await self._caller.close()
-            return
+            return False
         tls = service.spec.router.tls.secret is not None
-        served = decode > 0 and any(one.role is Role.DECODE and one.ready for one in seen.instances)
-        call = None if served else zero.wake_call(decode, seen.instances, held_up, failed)
+        served = zero.served(service, wanted, seen.instances)
+        call = None if served else zero.wake_call(wanted.decode, seen.instances, held_up, failed)
         await self._caller.keep(seen.routers, key_of, call, tls=tls)
-        if decode > 0:
-            await self._sleep(entry, service, seen, key_of, now=now, cold_s=cold_s)
-        elif held := self._caller.take():
-            self._history = self._history.heard(0.0, now, service.spec.planner.idle_timeout_s)
-            first = zero.first_counts(service)
-            words = f"{held} requests wait and no instance runs: {first.prefill}P{first.decode}D"
-            await self._set(entry, service, (first.prefill, first.decode), WOKEN, words)
+        if wanted.decode > 0:
+            return await self._sleep(entry, service, seen, key_of, now=now, cold_s=cold_s)
+        held = self._caller.take()
+        if not held:
+            return False
+        self._history = self._history.heard(0.0, now, service.spec.planner.idle_timeout_s)
+        first = zero.first_counts(service)
+        words = f"{held} requests wait and no instance runs: {first.prefill}P{first.decode}D"
+        return await self._set(entry, service, (first.prefill, first.decode), WOKEN, words)
 
     async def close(self) -> None:
         """Wait for nobody any more."""
@@ -89,30 +92,32 @@ class ZeroScaler:
 
     async def _sleep(
         self, entry: Entry, service: DisaggService, seen: ZeroView, key_of: KeyOf, *, now: float, cold_s: float
-    ) -> None:
+    ) -> bool:
         after_s, told = service.spec.planner.idle_timeout_s, seen.fleet
         if told is None or told.idle_s is None:
-            return
+            return False
         if told is not self._told:
             self._told = told
             self._history = self._history.heard(told.idle_s, now, after_s)
         idle_s = now - self._history.last
-        if zero.reason_to_stay(self._history, idle_s, after_s, cold_s):
-            return
+        if zero.comes_soon(seen.instances) or zero.reason_to_stay(self._history, idle_s, after_s, cold_s):
+            return False
         tls = service.spec.router.tls.secret is not None
         answers = await self._fleets.everyone(seen.routers, key_of, tls=tls)
         agreed = zero.agreed_idle_s(answers.get(each.uid) for each in seen.routers)
         if agreed is None:
-            return
+            return False
         self._history = self._history.heard(agreed, now, after_s)
         if why := zero.reason_to_stay(self._history, agreed, after_s, cold_s):
             logger.info("%s/%s is idle and stays: %s", entry.namespace, entry.name, why)
-            return
-        await self._set(entry, service, (0, 0), TO_ZERO, f"no request for {agreed:.0f} s: no instance runs until one comes")
+            return False
+        words = f"no request for {agreed:.0f} s: no instance runs until one comes"
+        return await self._set(entry, service, (0, 0), TO_ZERO, words)
 
-    async def _set(self, entry: Entry, service: DisaggService, counts: tuple[int, int], reason: str, words: str) -> None:
+    async def _set(self, entry: Entry, service: DisaggService, counts: tuple[int, int], reason: str, words: str) -> bool:
         changed = False
         for role, count in zip((Role.PREFILL, Role.DECODE), counts, strict=True):
             changed |= await self._children.scale(service, role, count)
         if changed:
             self._events.say(entry, "Normal", reason, words)
+        return changed

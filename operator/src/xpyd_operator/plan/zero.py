@@ -12,7 +12,9 @@ Laws
        cold starts more: in the median, so that one odd gap decides nothing alone where there are several. A gap that ended
        so much earlier counts, too: what comes with a period may be late.
     3. Back is one of each role, within the limits; decode at least.
-    4. What makes that nobody comes is told in words, and what is only waited for as well, but as something else.
+    4. Who has just been started is not given up before it could serve, as long as it is on its way: else a start that takes
+       longer than clients wait would be begun again and again.
+    5. What makes that nobody comes is told in words, and what is only waited for as well, but as something else.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Final
 import msgspec
 
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.plan.absent import Broken
+from xpyd_operator.plan.absent import Broken, Waiting
 from xpyd_operator.plan.counts import Counts, counts
 from xpyd_operator.plan.observed import Instance
 from xpyd_sidecar.contract.fleet import Fleet
@@ -81,13 +83,26 @@ def reason_to_stay(history: IdleHistory, idle_s: float, idle_after_s: float, col
     return ""
 
 
+def comes_soon(instances: Iterable[Instance]) -> bool:
+    """Whether no instance of decode serves, and one is on its way that is likely to come in the time that starts have."""
+    decodes = [one for one in instances if one.role is Role.DECODE and not one.leaving]
+    return not any(one.ready for one in decodes) and any(isinstance(one.why, Waiting) and one.why.soon for one in decodes)
+
+
 def first_counts(service: DisaggService) -> Counts:
     """What is started when a request comes and nobody runs."""
     return counts(service, {Role.PREFILL: 1, Role.DECODE: 1})
 
 
+def served(service: DisaggService, wanted: Counts, instances: Sequence[Instance]) -> bool:
+    """Whether requests can be served by those that are ready: decode, and prefill where decode must not serve alone."""
+    ready = {one.role for one in instances if one.ready}
+    alone = service.spec.router.on_no_prefill == "decode" or not wanted.prefill
+    return wanted.decode > 0 and Role.DECODE in ready and (alone or Role.PREFILL in ready)
+
+
 def wake_call(decode: int, instances: Sequence[Instance], held_up: str = "", failed: str = "") -> WakeCall:
-    """What routers are told while nobody decodes.
+    """What routers are told while nobody serves (``served``).
 
     Args:
         decode: instances that are wanted.
@@ -96,8 +111,10 @@ def wake_call(decode: int, instances: Sequence[Instance], held_up: str = "", fai
         failed: what went wrong in the last round, in words; it is tried again.
     """
     if decode < 1:
-        return WakeCall(0)
+        return WakeCall(0, waits=words(failed))
     coming = [one for one in instances if one.role is Role.DECODE and not one.leaving]
+    if coming and all(one.ready for one in coming):  # it is prefill that is waited for
+        coming = [one for one in instances if one.role is Role.PREFILL and not one.leaving]
     if not coming:
         return WakeCall(decode, refused=words(held_up), waits=words("" if held_up else failed))
     whys = [(one, one.why) for one in coming]
