@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from kube_cluster import away, requests, wait_established
+from kube_gateways import GATEWAY, POOL, ROUTE, TLS, GatewayStage
 from kube_operator import OperatorProcess
 from kube_team import OPERATOR, OPERATOR_NAMESPACE, USER, Team, make_team
 from kube_watchdog import Watchdog
@@ -379,6 +380,33 @@ async def test_instances_of_several_pods_need_some_more(installed: LightCluster,
     assert not forbidden
     group = "scheduling.x-k8s.io"
     assert rights & OF_GROUPS == {each for each in OF_GROUPS if each[1] != "podgroups" or each[0] == group}
+
+
+async def test_a_route_to_routers_needs_some_more(installed: LightCluster, operators: Operators) -> None:
+    since = len(requests(installed, USER))
+    operator = operators.make("--no-leader-election")
+    await operator.start()
+    public = {"parentRefs": [{"name": "public"}]}
+    async with make_team(installed, "routed", operator) as team:
+        stage = GatewayStage(team.kube, team.namespace)
+        try:
+            await stage.serve(ROUTE, TLS, POOL, GATEWAY)
+            await stage.make(GATEWAY, "public", spec={"gatewayClassName": "scripted"})
+            await team.apply(team.document(router={"gateway": public | {"pool": {"picker": "lwepp"}}}))
+            await stage.wait(ROUTE, "after its pool")
+            secure = {"gateway": public | {"tls": {"hostname": "qwen.internal"}}, "tls": {"secret": "certificate"}}
+            await team.apply(team.document(router=secure))
+            await stage.wait(TLS, "where routers serve HTTPS")
+            await stage.wait_gone(POOL)
+            await team.apply(team.document())
+            await stage.wait_gone(ROUTE)
+            await stage.wait_gone(TLS)
+        finally:
+            await stage.end()
+    assert await operator.stop() == 0
+    rights, forbidden = used(installed, since)
+    assert not forbidden
+    assert rights & OF_GATEWAYS == OF_GATEWAYS
 
 
 async def test_in_one_namespace_with_the_rights_of_the_overlay(installed: LightCluster, operators: Operators) -> None:

@@ -161,3 +161,15 @@ def test_tombstones_are_bounded() -> None:
     for number in range(TOMBSTONES + 10):
         cache.gone("Pod", pod(number + 1, f"u{number}"))
     assert len(cache._dead) == TOMBSTONES
+
+
+def test_a_kind_that_is_not_served_is_forgotten_and_its_very_objects_may_be_back() -> None:
+    cache = WatchCache()
+    cache.seen("Pod", pod(5))
+    cache.seen("Service", pod(5))
+    assert cache.unserved("Pod") == {("a", "qwen")}
+    assert version(cache) is None
+    assert cache.get("Service", "a", "qwen-e0") is not None, "another kind"
+    assert cache.unserved("Pod") == set()
+    assert cache.seen("Pod", pod(5)), "of the same uid and version"
+    assert version(cache) == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +14,7 @@ from memory_world import MemoryWorld
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.cache import OWNER_KIND
 from xpyd_operator.kube.gateway import AGAIN_S
+from xpyd_operator.kube.gateways import PARENTS
 from xpyd_operator.kube.sweep import sweep
 from xpyd_operator.render.gateway import GATEWAY, KINDS, POOL, ROUTE, TLS
 
@@ -280,3 +282,140 @@ async def test_the_first_of_many_services_looks_for_all() -> None:
         assert world.api.asked == []
         await world.gateways.look()
         assert len([each for each in world.api.asked if each[:2] == ("get", GATEWAY)]) == 1
+
+
+async def test_a_kind_that_is_not_served_for_a_while_has_its_objects_back() -> None:
+    """The version of a CRD that is turned off and on again: nothing was deleted, and nobody changed anything."""
+    async with begun(ROUTE) as world:
+        answered(world)
+        await turn(world)
+        serve(world)
+        await turn(world)
+        assert ready(world) == ("False", "CRDMissing")
+        world.api.asked.clear()
+        serve(world, ROUTE)
+        await turn(world)
+        assert ready(world) == ("True", "Accepted")
+        assert ("apply", ROUTE, "qwen") not in world.api.asked, "it is there, as it should be"
+        world.write()
+        await turn(world)
+        assert not world.named(ROUTE), "it is known, so it can be taken away"
+
+
+async def test_a_kind_whose_list_never_comes_has_nothing_made_and_says_why() -> None:
+    async with begun() as world:
+        broken = ApiError(500, "InternalError", "conversion webhook failed")
+        world.api.fault = lambda verb, kind, name: broken if (verb, kind) == ("list", ROUTE) else None
+        serve(world, ROUTE)
+        await turn(world)
+        assert ready(world) == ("Unknown", "NotReached"), "it is not absent any more"
+        assert "conversion webhook failed" in world.condition("GatewayReady")["message"]
+        assert not world.named(ROUTE)
+        world.api.fault = lambda *_: None
+        await turn(world)
+        assert world.named(ROUTE) == {"qwen"}
+        world.api.fault = lambda verb, kind, name: broken if (verb, kind) == ("list", ROUTE) else None
+        await turn(world)
+        assert ready(world) == ("Unknown", "NotTold"), "what was known goes on"
+
+
+async def test_what_does_not_answer_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    def lines(words: str) -> int:
+        return len([each for each in caplog.records if words in each.getMessage()])
+
+    async with begun(ROUTE) as world:
+        no_answer = ApiError(0, "Timeout", "no answer")
+        world.api.fault = lambda verb, kind, name: no_answer if "discovery" in kind or verb == "list" else None
+        for _ in range(5):
+            await world.gateways.look()
+        assert lines("cannot tell what is served of gateway.networking.k8s.io/v1") == 1
+        world.api.fault = lambda *_: None
+        await world.gateways.look()
+        world.api.fault = lambda verb, kind, name: no_answer if verb == "list" else None
+        for _ in range(5):
+            await world.gateways.look()
+        assert lines("cannot list httproutes") == 1
+        world.api.fault = lambda *_: None
+        await world.gateways.look()
+        world.api.fault = lambda verb, kind, name: no_answer if verb == "list" else None
+        await world.gateways.look()
+        assert lines("cannot list httproutes") == 2, "it was answered in between"
+
+
+async def test_an_answer_that_nobody_thought_of_ends_one_turn_and_not_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with begun() as world:
+        monkeypatch.setattr("xpyd_operator.kube.gateways.GAP_S", 0.0)
+        monkeypatch.setattr("xpyd_operator.kube.gateways.POLL_S", 0.001)
+        serve(world, ROUTE)
+        nameless: list[dict[str, Any]] = [{"metadata": {"labels": {}}}]
+        whole, turns = world.api.items, asyncio.Event()
+
+        async def items(kind: str, namespace: str = "", **more: Any) -> dict[str, Any]:
+            if nameless:
+                return {"items": [nameless.pop()]}
+            turns.set()
+            return await whole(kind, namespace, **more)
+
+        monkeypatch.setattr(world.api, "items", items)
+        task = asyncio.create_task(world.gateways.run())
+        try:
+            async with asyncio.timeout(10):
+                await turns.wait()
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_hundreds_of_gateways_are_looked_at_in_turn_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with begun(ROUTE) as world:
+        for number in range(2 * PARENTS):
+            await world.gateways.want(("team-a", f"other-{number}"), [("gateways", f"g-{number}")])
+        asked: list[str] = []
+        inside, most = 0, 0
+
+        async def get(kind: str, namespace: str, name: str) -> dict[str, Any]:
+            nonlocal inside, most
+            inside, asked[:] = inside + 1, [*asked, name]
+            most = max(most, inside)
+            await asyncio.sleep(0)
+            inside -= 1
+            return {"metadata": {"name": name, "namespace": namespace, "resourceVersion": "1"}}
+
+        monkeypatch.setattr(world.api, "get", get)
+        await world.gateways.look()
+        assert len(asked) == PARENTS
+        assert most <= 8
+        await world.gateways.look()
+        await world.gateways.look()
+        assert set(asked) == {"public", *(f"g-{number}" for number in range(2 * PARENTS))}
+        assert world.gateways.parent(("gateways", "g-0")) is not None, "what was seen before is still known"
+
+
+async def test_a_route_that_may_not_be_deleted_is_said_while_it_is_there() -> None:
+    """Else clients would still come through a gateway that no document names."""
+    async with begun(ROUTE) as world:
+        world.api.fault = lambda verb, kind, name: (
+            ApiError(403, "Forbidden", "cannot delete httproutes") if (verb, kind) == ("delete", ROUTE) else None)
+        world.write()
+        await turn(world)
+        assert ready(world) == ("False", "Refused")
+        assert "cannot delete httproutes" in world.condition("GatewayReady")["message"]
+        assert world.condition("Degraded")["status"] == "False"
+        world.api.fault = lambda *_: None
+        world.now += AGAIN_S
+        await world.round()
+        assert not world.named(ROUTE)
+        assert ready(world) == ("", "")
+
+
+async def test_a_crd_that_is_being_deleted_is_no_refusal() -> None:
+    async with begun() as world:
+        ending = ApiError(405, "MethodNotAllowed", "create not allowed while custom resource definition is terminating")
+        world.api.fault = lambda verb, kind, name: ending if (verb, kind) == ("apply", ROUTE) else None
+        serve(world, ROUTE)
+        await turn(world)
+        assert ready(world) == ("Unknown", "Creating")
+        world.api.fault = lambda *_: None
+        await turn(world)
+        assert world.named(ROUTE) == {"qwen"}, "another CRD of the name is not kept waiting"

@@ -130,3 +130,72 @@ def test_messages_are_bounded() -> None:
     refs = tuple({"name": f"gateway-{number}"} for number in range(8))
     loud = [parent(ref, [said("Accepted", "False", "R" * 1024, "long " * 6000)]) for ref in refs]
     assert len(judged(route(*loud, refs=refs))[2]) <= 1000
+
+
+@pytest.mark.parametrize("other", [
+    {"parentRef": HTTPS, "conditions": [{"type": 3, "status": "True"}]},
+    {"parentRef": HTTPS, "conditions": "none"},
+    parent(HTTPS, [said("Accepted") | {"observedGeneration": "3"}]),
+    parent(HTTPS, [said("ResolvedRefs", "False") | {"message": ["a"]}]),
+], ids=str)
+def test_what_cannot_be_read_of_a_gateway_is_no_agreement(other: Body) -> None:
+    status, reason, message = judged(route(parent(HTTPS, GOOD), other))
+    assert (status, reason) == ("Unknown", "NotTold")
+    assert "cannot be read" in message
+    rejects = parent(HTTPS, [said("Accepted", "False", "NotAllowedByListeners")])
+    assert judged(route(parent(HTTPS, GOOD), other, rejects))[:2] == ("False", "NotAccepted"), "others are still heard"
+
+
+@pytest.mark.parametrize("stranger", [
+    None, 3, "public", [], {}, {"parentRef": None}, {"parentRef": HTTPS | {"name": 3}}, {"parentRef": {"name": None}},
+], ids=str)
+def test_who_cannot_be_told_apart_hides_nothing_that_others_say(stranger: Any) -> None:
+    assert judged(route(stranger, parent(HTTPS, GOOD), stranger))[0] == "True"
+
+
+def test_a_gateway_among_hundreds_is_found_and_one_rejection_too() -> None:
+    others = [parent({"name": f"other-{number}"}, [said("Accepted", "False", "No")]) for number in range(700)]
+    assert judged(route(*others, parent(HTTPS, GOOD)))[0] == "True"
+    assert judged(route(*others, parent(HTTPS, GOOD), parent(HTTPS, [said("Accepted", "False")])))[0] == "False"
+
+
+@pytest.mark.parametrize(("conditions", "reason"), [
+    ([said("Accepted"), said("ResolvedRefs", "Unknown", "Pending")], "RefsNotResolved"),
+    ([said("Accepted"), said("ResolvedRefs", "maybe")], "RefsNotResolved"),
+    ([said("Accepted"), said("Accepted", "Unknown", "Pending")], "NotAccepted"),
+])
+def test_what_is_not_decided_is_not_taken_for_yes(conditions: list[Body], reason: str) -> None:
+    assert judged(route(parent(HTTPS, conditions)))[:2] == ("Unknown", reason)
+
+
+def test_a_gateway_that_waits_for_its_controller_is_not_known_to_run() -> None:
+    """As its CRD fills the status in until somebody comes."""
+    waits = [said("Programmed", "Unknown", "Pending", "Waiting for controller", generation=None)]
+    pending = {"metadata": {}, "status": {"conditions": waits}}
+    found = judged(route(parent(HTTPS, GOOD)), {("gateways", "public"): pending})
+    assert found[:2] == ("Unknown", "NotProgrammed")
+    assert "Pending: Waiting for controller" in found[2]
+
+
+@pytest.mark.parametrize("status", [
+    None, 3, "up", [], {"conditions": None}, {"conditions": 3}, {"conditions": [None, {"type": "Programmed"}]},
+    {"conditions": [said("Programmed", "False", "Invalid", generation=3)]},
+], ids=str)
+def test_what_a_gateway_said_of_itself_before_or_in_no_words_we_know_is_not_believed(status: Any) -> None:
+    body = {"metadata": {"generation": 4}, "status": status}
+    found = judged(route(parent(HTTPS, GOOD)), {("gateways", "public"): body})
+    assert found == ("True", "Accepted", "Gateway gateways/public (https): accepted")
+
+
+@pytest.mark.parametrize("status", [None, "bad", {"parents": 3}, {"parents": [None, {"conditions": [3]}]}], ids=str)
+def test_a_pool_whose_status_cannot_be_read_says_nothing(status: Any) -> None:
+    pool = {"kind": "InferencePool", "metadata": {"name": "qwen", "generation": 3}, "status": status}
+    assert judged(route(parent(HTTPS, GOOD)), InferencePool=pool)[0] == "True"
+
+
+def test_words_of_others_move_no_cursor_and_leave_room_for_the_next() -> None:
+    loud = said("Accepted", "False", "\x1b[2J" + "R" * 5000, "\x1b]0;owned\x07" + "long " * 900)
+    message = judged(route(parent(HTTPS, [loud]), parent(INNER, [said("Accepted", "False", "Second")]),
+                           refs=(HTTPS, INNER)))[2]
+    assert message.isprintable()
+    assert "Second" in message

@@ -7,6 +7,7 @@ Laws
     2. What was deleted stays so: an answer that is older than the deletion does not bring it back. (A newer one does: for
        the API server, an object that loses our label and gets it back is deleted and comes again.)
     3. A deletion that is older than what is there, or of another uid, changes nothing.
+       What the API server stops to serve is forgotten without that: it may serve the very same objects again.
     4. An object without our label is none of ours, and is not kept. Nor is ``managedFields`` of any: nobody here reads it.
 
 Nothing here waits or asks; the caller is a single event loop. Bodies are shared: nobody may change one.
@@ -115,6 +116,18 @@ class WatchCache:
                 self.missing(entry, version)
                 changed.add((entry.namespace, entry.service))
         return changed
+
+    def unserved(self, kind: str) -> set[tuple[str, str]]:
+        """The API server serves none of this kind, so nothing is known of it; once it is served again, the same
+        objects, of the same versions, may be there.
+
+        Returns:
+            (namespace, service) of everything that was known.
+        """
+        there = [each for each in self._entries.values() if each.kind == kind]
+        for entry in there:
+            self._drop(entry)
+        return {(entry.namespace, entry.service) for entry in there}
 
     # What is there
 

@@ -25,6 +25,8 @@ from xpyd_operator.render.needs import Need
 
 logger = logging.getLogger(__name__)
 Body = dict[str, Any]
+ENDING: Final = 405
+"""What the API server says of a kind whose CRD is being deleted."""
 AGAIN_S: Final = 30.0
 """What the API server refused is tried again so late, or when the document changes."""
 
@@ -62,8 +64,8 @@ class ServiceGateway:
         except NotYet:
             self._refused = ""
         except XpydError as error:
-            if isinstance(error, ApiError) and error.missing:  # its CRD has just gone, which the next turn tells
-                return
+            if isinstance(error, ApiError) and (error.missing or error.status == ENDING):
+                return  # its CRD goes, which the next turn tells
             if str(error) != self._refused:
                 logger.warning("what a gateway needs of %s/%s: %s", *self._at, error)
             self._refused, self._again = str(error), now + AGAIN_S
@@ -71,10 +73,11 @@ class ServiceGateway:
             self._refused = ""
 
     def condition(self) -> Condition | None:
-        """What became of it; None: the document names no gateway."""
+        """What became of it; None: the document names no gateway, and nothing of one is left."""
         service, rendered = self._rendered
         if service is None or not rendered:
-            return None
+            words = f"the document names no gateway, and the API server does not let its objects go: {self._refused}"
+            return say("False", "Refused", words) if self._refused else None
         for each in rendered:
             if (trouble := self._gateways.trouble(each["kind"])) is not None:
                 reason, words = trouble

@@ -4,10 +4,12 @@
     False    ``CRDMissing``, ``NotAllowed``, ``NameTaken``, ``Refused``: the route cannot be made
              ``NoParent``, ``NotAccepted``, ``RefsNotResolved``, ``NotProgrammed``, ``PoolNotAccepted``,
              ``TLSNotAccepted``: a gateway does not take it, or nobody does
-    Unknown  ``Creating``, ``NotReached``, ``NotTold``: nobody has said yet
+    Unknown  ``Creating``, ``NotReached``, ``NotTold``: nobody has said yet, or cannot be understood
+             ``NotAccepted``, ``RefsNotResolved``, ``NotProgrammed``: it is not decided yet
 
 It says nothing of ``Ready`` nor ``Degraded``: who reaches the Service is served, whatever a gateway does. What a gateway
-says of an older generation is not believed.
+says of an older generation is not believed. Anybody may write a status, and a schema may let anything pass: what cannot be
+read makes nothing True, and hides nothing that others say.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ Body = dict[str, Any]
 TYPE: Final = "GatewayReady"
 _CUT: Final = 250
 """Characters of what one condition of a gateway says."""
+_REASON_CUT: Final = 80
+"""Characters of its reason."""
 _REASONS: Final = {"Accepted": "NotAccepted", "ResolvedRefs": "RefsNotResolved", "Programmed": "NotProgrammed"}
 
 
@@ -33,47 +37,26 @@ class _Ref(msgspec.Struct, rename="camel"):
     name: str = ""
     namespace: str | None = None
     section_name: str | None = None
-    kind: str = GATEWAY
-    group: str = GROUP
+    kind: str | None = None
+    group: str | None = None
 
 
 class _Stated(msgspec.Struct, rename="camel"):
     type: str
     status: str
-    reason: str = ""
-    message: str = ""
+    reason: str | None = None
+    message: str | None = None
     observed_generation: int | None = None
 
 
 class _Parent(msgspec.Struct, rename="camel"):
+    """What one controller says of one parent; each condition is read by itself."""
+
     parent_ref: _Ref = msgspec.field(default_factory=_Ref)
-    conditions: list[_Stated] = []
+    conditions: Any = None
 
 
-class _Ancestor(msgspec.Struct, rename="camel"):
-    ancestor_ref: _Ref = msgspec.field(default_factory=_Ref)
-    conditions: list[_Stated] = []
-
-
-class _Parents(msgspec.Struct):
-    """Status of a route or a pool."""
-
-    parents: list[_Parent] = []
-
-
-class _Ancestors(msgspec.Struct):
-    """Status of a policy."""
-
-    ancestors: list[_Ancestor] = []
-
-
-class _Conditions(msgspec.Struct):
-    """Status of a Gateway."""
-
-    conditions: list[_Stated] = []
-
-
-Status = TypeVar("Status", _Parents, _Ancestors, _Conditions)
+Item = TypeVar("Item", _Stated, _Parent)
 
 
 class _Finding(msgspec.Struct, frozen=True):
@@ -96,13 +79,11 @@ def verdict(namespace: str, there: Mapping[str, Body], parent: Callable[[Name], 
         parent: a Gateway by namespace and name, as ``Gateways.parent`` tells of it.
     """
     route = there[ROUTE]
-    found = [each for ref in route["spec"]["parentRefs"] for each in _parent(namespace, route, ref, parent)]
-    if POOL in there:
-        parents = (_read(there[POOL], _Parents) or _Parents()).parents
-        found += _bad([each for one in parents for each in one.conditions], there[POOL], "PoolNotAccepted")
-    if TLS in there:
-        ancestors = (_read(there[TLS], _Ancestors) or _Ancestors()).ancestors
-        found += _bad([each for one in ancestors for each in one.conditions], there[TLS], "TLSNotAccepted")
+    parents, _ = _read(_listed(route, "parents"), _Parent)
+    found = [each for ref in route["spec"]["parentRefs"] for each in _parent(namespace, route, parents, ref, parent)]
+    for kind, field, reason in ((POOL, "parents", "PoolNotAccepted"), (TLS, "ancestors", "TLSNotAccepted")):
+        if kind in there:
+            found += _bad(there[kind], field, reason)
     for holds in ("False", "Unknown"):
         worst = next((each for each in found if each.holds == holds), None)
         if worst is not None:
@@ -116,7 +97,7 @@ def _sorted(found: Sequence[_Finding]) -> list[_Finding]:
 
 
 def _parent(
-    namespace: str, route: Body, ref: Body, parent: Callable[[Name], Body | None]
+    namespace: str, route: Body, parents: Sequence[_Parent], ref: Body, parent: Callable[[Name], Body | None]
 ) -> Iterator[_Finding]:
     """What is to be said of one parent of the route: at least one finding."""
     at = (ref.get("namespace") or namespace, ref["name"])
@@ -126,37 +107,46 @@ def _parent(
     if gateway == ABSENT:
         yield _Finding("False", "NoParent", f"{called} does not exist")
         return
-    status = _read(route, _Parents)
-    of_it = [] if status is None else [each for each in status.parents if _same(each.parent_ref, at, section, namespace)]
-    said = [each for one in of_it for each in one.conditions if not _stale(each, route)]
+    read = [_read(each.conditions, _Stated) for each in parents if _same(each.parent_ref, at, section, namespace)]
+    said = [each for conditions, _ in read for each in conditions if not _stale(each, route)]
     bad = [each for each in said if each.status == "False" and each.type in _REASONS]
     for each in bad:
         yield _Finding("False", _REASONS[each.type], f"{called}: {_words(each)}")
     if bad:
         return
+    if not all(whole for _, whole in read):
+        yield _Finding("Unknown", "NotTold", f"{called} says something of the route that cannot be read")
+        return
     if not any(each.type == "Accepted" and each.status == "True" for each in said):
         words = "has said nothing of the route yet; is a controller for its class running?"
         yield _Finding("Unknown", "NotTold", f"{called} {words}")
         return
-    runs = [each for each in (_read(gateway or {}, _Conditions) or _Conditions()).conditions if each.type == "Programmed"]
+    of_itself, _ = _read(_listed(gateway or {}, "conditions"), _Stated)
+    runs = [each for each in of_itself if each.type == "Programmed" and gateway and not _stale(each, gateway)]
     down = next((each for each in runs if each.status == "False"), None)
     if down is not None:
         yield _Finding("False", _REASONS["Programmed"], f"{called}: {_words(down)}")
+        return
+    vague = next((each for each in (*said, *runs) if each.type in _REASONS and each.status != "True"), None)
+    if vague is not None:
+        yield _Finding("Unknown", _REASONS[vague.type], f"{called}: {_words(vague)}")
         return
     also = ", programmed" if any(each.status == "True" for each in runs) else ""
     yield _Finding("True", "Accepted", f"{called}: accepted{also}")
 
 
-def _bad(said: Sequence[_Stated], body: Body, reason: str) -> Iterator[_Finding]:
+def _bad(body: Body, field: str, reason: str) -> Iterator[_Finding]:
     """What is refused of a pool or a policy. Who says nothing of one does not look at it, and the route tells more."""
-    for each in said:
+    parents, _ = _read(_listed(body, field), _Parent)
+    for each in (each for one in parents for each in _read(one.conditions, _Stated)[0]):
         if each.status == "False" and each.type in _REASONS and not _stale(each, body):
             yield _Finding("False", reason, f"{body['kind']} {body['metadata']['name']}: {_words(each)}")
 
 
 def _same(ref: _Ref, at: Name, section: str | None, namespace: str) -> bool:
     there = (ref.namespace or namespace, ref.name)
-    return there == at and (ref.section_name or None) == section and (ref.kind, ref.group) == (GATEWAY, GROUP)
+    a_gateway = ref.kind in (GATEWAY, None) and ref.group in (GROUP, None)
+    return there == at and (ref.section_name or None) == section and a_gateway
 
 
 def _stale(said: _Stated, body: Body) -> bool:
@@ -165,14 +155,31 @@ def _stale(said: _Stated, body: Body) -> bool:
 
 
 def _words(said: _Stated) -> str:
-    message = " ".join(said.message.split())
-    cut = message if len(message) <= _CUT else message[: _CUT - 1] + "…"
-    return f"{said.type} is {said.status}, {said.reason}{f': {cut}' if cut else ''}"
+    reason, message = _line(said.reason, _REASON_CUT), _line(said.message, _CUT)
+    holds = _line(said.status, _REASON_CUT)
+    return f"{said.type} is {holds}{f', {reason}' if reason else ''}{f': {message}' if message else ''}"
 
 
-def _read(body: Body, kind: type[Status]) -> Status | None:
-    """A status; what cannot be read is taken to be none."""
-    try:
-        return msgspec.convert(body.get("status") or {}, kind)
-    except msgspec.ValidationError:
-        return None
+def _line(text: str | None, most: int) -> str:
+    """At most so many characters, none of which a terminal obeys."""
+    line = " ".join((text or "").split())
+    cut = line if len(line) <= most else line[: most - 1] + "…"
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in cut)
+
+
+def _listed(body: Body, field: str) -> Any:
+    """A list of a status, or what is there in its place."""
+    status = body.get("status")
+    return status.get(field) if isinstance(status, dict) else None
+
+
+def _read(items: Any, kind: type[Item]) -> tuple[list[Item], bool]:
+    """Those that can be read, and whether all could."""
+    found: list[Item] = []
+    whole = isinstance(items, list | None)
+    for item in items if isinstance(items, list) else ():
+        try:
+            found.append(msgspec.convert(item, kind))
+        except msgspec.ValidationError:
+            whole = False
+    return found, whole

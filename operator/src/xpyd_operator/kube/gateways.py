@@ -7,7 +7,7 @@ gateway and nothing of one is left, only what is served is asked, once a minute.
 
     not served   nothing of the kind is there; asked again in the next turn
     Forbidden    the operator has the roles of a release before: what is there is not known, and nothing is made
-    no answer    what was known goes on
+    no answer    what was known goes on; where nothing was, nothing is made
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ GAP_S: Final = 0.5
 FORBIDDEN: Final = 403
 ABSENT: Final[Body] = {}
 """Of a Gateway that does not exist. One of which nothing is known is not there at all."""
-_LATEST: Final = 1 << 63
-"""A version after all others."""
+PARENTS: Final = 64
+"""Most Gateways that one turn looks at; the next one goes on with those that follow."""
+_AT_ONCE: Final = 8
+"""Gateways that are asked for side by side: rounds have most of the connections."""
 
 
 class Gateways:
@@ -53,7 +55,14 @@ class Gateways:
         self._troubles: dict[str, tuple[str, str]] = {}
         """By kind, why nothing can be made of it: reason and words."""
         self._parents: dict[Name, Body] = {}
+        self._next = 0
+        """Where among all Gateways that are named the next turn begins."""
+        self._listed: set[str] = set()
+        """Kinds whose objects are known, perhaps as they were a while ago."""
+        self._failing: set[str] = set()
+        """What was not answered, and is in the log since then."""
         self._looked = False
+        self._few = asyncio.Semaphore(_AT_ONCE)
         self._turn = asyncio.Lock()
         self._asked = asyncio.Event()
 
@@ -87,7 +96,10 @@ class Gateways:
     async def run(self) -> None:
         """Look again and again, until cancelled."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # a bug, or an answer that nobody thought of, ends one turn
+                logger.exception("could not look at gateways")
             await asyncio.sleep(GAP_S)
             busy = self._wanted or self._cache.kinds(POLLED)
             with contextlib.suppress(TimeoutError):
@@ -96,7 +108,7 @@ class Gateways:
             self._asked.clear()
 
     async def look(self, *, first: bool = False) -> None:
-        """One turn; no error leaves it. ``first``: only where there was none yet."""
+        """One turn; no XpydError leaves it. ``first``: only where there was none yet."""
         async with self._turn:
             if first and self._looked:
                 return
@@ -116,11 +128,9 @@ class Gateways:
         try:
             served = await self._api.served(version)
         except ApiError as error:
-            logger.warning("cannot tell what is served of %s: %s", version, error)
-            for kind in kinds:
-                if not self._looked:
-                    self._troubles[kind] = ("NotReached", f"cannot tell what is served of {version}: {error}")
+            self._unanswered(f"cannot tell what is served of {version}", kinds, error)
             return set()
+        self._failing.discard(f"cannot tell what is served of {version}")
         changed: set[Name] = set()
         for kind in kinds:
             changed |= await self._list(kind) if KINDS[kind][1] in served else self._absent(kind)
@@ -143,17 +153,31 @@ class Gateways:
             if error.status == FORBIDDEN:
                 words = f"the operator may not list {KINDS[kind][1]}; its roles are those of a release before: {error}"
                 self._say(kind, ("NotAllowed", words))
-            elif kind not in self._troubles:
-                logger.warning("cannot list %s: %s", KINDS[kind][1], error)
+            else:
+                if self._troubles.get(kind, ("",))[0] == "CRDMissing":  # it is served by now
+                    del self._troubles[kind]
+                self._unanswered(f"cannot list {KINDS[kind][1]}", (kind,), error)
             return changed
+        self._listed.add(kind)
+        self._failing.discard(f"cannot list {KINDS[kind][1]}")
         self._say(kind, None)
         return changed
+
+    def _unanswered(self, what: str, kinds: Iterable[str], error: ApiError) -> None:
+        """Log it once, until it is answered; nothing is made of a kind of which nothing was ever known."""
+        if what not in self._failing:
+            self._failing.add(what)
+            logger.warning("%s: %s", what, error)
+        for kind in kinds:
+            if kind not in self._listed and self._troubles.get(kind, ("NotReached",))[0] == "NotReached":
+                self._troubles[kind] = ("NotReached", f"{what}: {error}")
 
     def _absent(self, kind: str) -> set[Name]:
         version, plural = KINDS[kind]
         words = f"the API server serves no {plural} of {version}; install the CRDs of {version.partition('/')[0]}"
+        self._listed.discard(kind)
         self._say(kind, ("CRDMissing", words))
-        return self._cache.listed(kind, None, (), _LATEST)
+        return self._cache.unserved(kind)
 
     def _say(self, kind: str, trouble: tuple[str, str] | None) -> None:
         before = self._troubles.pop(kind, None)
@@ -163,20 +187,25 @@ class Gateways:
             logger.info("%s: %s", kind, trouble[1] if trouble is not None else "served")
 
     async def _look_at_parents(self) -> set[Name]:
-        named = frozenset(parent for parents in self._wanted.values() for parent in parents)
-        found = await asyncio.gather(*(self._parent(each) for each in named))
-        seen = {name: body for name, body in zip(named, found, strict=True) if body is not None}
+        named = sorted({parent for parents in self._wanted.values() for parent in parents})
+        begin = self._next % max(1, len(named))
+        due = (named[begin:] + named[:begin])[:PARENTS]
+        self._next = begin + len(due)
+        found = await asyncio.gather(*(self._parent(each) for each in due))
+        before = {name: self._parents[name] for name in named if name in self._parents and name not in due}
+        seen = before | {name: body for name, body in zip(due, found, strict=True) if body is not None}
         news = {name for name in named if _version(seen.get(name)) != _version(self._parents.get(name))}
         self._parents = seen
         return {service for service, parents in self._wanted.items() if parents & news}
 
     async def _parent(self, name: Name) -> Body | None:
-        try:
-            return await self._api.get(GATEWAY, *name)
-        except ApiError as error:
-            if error.missing:
-                return ABSENT
-            return None if error.status == FORBIDDEN else self._parents.get(name)
+        async with self._few:
+            try:
+                return await self._api.get(GATEWAY, *name)
+            except ApiError as error:
+                if error.missing:
+                    return ABSENT
+                return None if error.status == FORBIDDEN else self._parents.get(name)
 
 
 def _version(body: Mapping[str, Any] | None) -> str | None:
