@@ -164,10 +164,17 @@ async def test_a_version_that_is_turned_off_and_on_has_the_same_route_afterwards
     await stage.wait_gone(ROUTE)
 
 
-async def test_a_document_without_gateway_has_its_route_taken_away(team: Team, stage: GatewayStage) -> None:
+async def test_a_gateway_comes_changes_and_goes_and_no_pod_is_replaced(team: Team, stage: GatewayStage) -> None:
+    await team.apply(team.document())
+    await team.wait_settled("1P1D")
+    before = uids(team)
     await begun(team, stage)
     await team.wait_condition("GatewayReady", "Unknown", words=("NotTold",))
-    before = uids(team)
+    unharmed(team, before)
+    await team.apply(routed(team, PUBLIC | {"hostnames": ["chat.example.com"]}))
+    await stage.wait(ROUTE, "it has the host name", lambda each: each["spec"].get("hostnames") == ["chat.example.com"])
+    await team.wait_condition("GatewayReady", "Unknown", words=("NotTold",))
+    unharmed(team, before)
     await stage.make(ROUTE, "somebody-elses", spec={"parentRefs": [{"name": "public"}]})
     await team.apply(team.document())
     await stage.wait_gone(ROUTE)

@@ -466,6 +466,7 @@ def test_what_a_pod_is_made_of_changes_its_revision(spec: dict[str, Any]) -> Non
         {"limits": {"maxInstances": 9}},
         {"networkPolicy": {"enabled": False}},
         {"router": {"maxSidecars": 3}},
+        {"router": {"gateway": {"parentRefs": [{"name": "public"}], "hostnames": ["chat.example.com"]}}},
         {"kv": {"network": "trusted", "encryption": "disabled"}},
         {"decode": {"parallelism": {"device": "nvidia.com/gpu"}}},
         {"router": {"policy": "cost", "ports": {"http": 10001}, "maxBodySize": "32Mi"}},

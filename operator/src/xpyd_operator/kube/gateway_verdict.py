@@ -56,7 +56,7 @@ class _Parent(msgspec.Struct, rename="camel"):
     conditions: Any = None
 
 
-Item = TypeVar("Item", _Stated, _Parent)
+T = TypeVar("T", _Stated, _Parent)
 
 
 class _Finding(msgspec.Struct, frozen=True):
@@ -173,9 +173,9 @@ def _listed(body: Body, field: str) -> Any:
     return status.get(field) if isinstance(status, dict) else None
 
 
-def _read(items: Any, kind: type[Item]) -> tuple[list[Item], bool]:
+def _read(items: Any, kind: type[T]) -> tuple[list[T], bool]:
     """Those that can be read, and whether all could."""
-    found: list[Item] = []
+    found: list[T] = []
     whole = isinstance(items, list | None)
     for item in items if isinstance(items, list) else ():
         try:

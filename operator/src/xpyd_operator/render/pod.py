@@ -98,7 +98,7 @@ def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
     """
     spec = service.spec
     if spec.router.placement == "sidecar":
-        router = _without(without_defaults(spec.router), ("maxSidecars",))
+        router = _without(without_defaults(spec.router), ("maxSidecars", "gateway"))
         router |= {"audit": spec.kv.audit} if spec.kv.audit else {}
     else:  # what agents know of routers that are elsewhere
         router = {"members": spec.router.ports.members, "heartbeat": spec.router.heartbeat_s}
