@@ -1,29 +1,39 @@
-"""Scripted routers: for every pod that runs one, ``/fleet`` and ``/ready`` on its own loopback address."""
+"""Scripted routers: for every pod that runs one, ``/fleet``, ``/ready`` and ``/wake`` on its own loopback address."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import itertools
+import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 from kube_client import Kube, KubeError, Object
 
 from xpyd_sidecar.contract import keys as contract
-from xpyd_sidecar.contract import signing
+from xpyd_sidecar.contract import signing, waking
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.waking import WakeAnswer, WakeCall
 
 PORT = 10002
 FLAG = "--config-json"
+LOOK_S = 0.05
 
 
 def router_port(pod: Object) -> int:
-    """Where the router of a pod answers the operator, from the configuration that the pod carries. One of the release
-    before has no admin port, and answers where clients come.
+    """Where the router of a pod answers the operator. One of the release before has no admin port, and answers where
+    clients come.
     """
+    router = router_of(pod)
+    return int(router.get("admin_port", router["port"])) if router else PORT
+
+
+def router_of(pod: Object) -> dict[str, Any]:
+    """What the configuration that a pod carries says of its router; empty where it carries none."""
     containers = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
     for container in containers:
         words = [*container.get("command", ()), *container.get("args", ())]
@@ -32,8 +42,8 @@ def router_port(pod: Object) -> int:
             if raw:
                 router = msgspec.json.decode(raw)["router"]
                 if router is not None:
-                    return int(router.get("admin_port", router["port"]))
-    return PORT
+                    return dict(router)
+    return {}
 
 
 class Keys(NamedTuple):
@@ -67,22 +77,26 @@ async def read_keys(kube: Kube, namespace: str, pod: Object) -> Keys | None:
     return Keys(key, before, contract.digest(key)[:8] if "before" in secret["data"] else "")
 
 
-def opens(request: web.Request, keys: Keys, calls: signing.CallVerifier) -> bool:
-    """Whether a router with these keys would answer."""
-    return not calls.refusal(request.headers.get(signing.HEADER, ""), request.method, request.path)
+def opens(request: web.Request, calls: signing.CallVerifier, body: bytes = b"") -> bool:
+    """Whether a router that verifies ``calls`` would answer."""
+    return not calls.refusal(request.headers.get(signing.HEADER, ""), request.method, request.path, body)
 
 
 class ScriptedRouter:
-    """One router. The operator's signed calls open it; ``fleet()`` says what it
-    knows, ``why_not()`` why it is not ready (empty: it is)."""
+    """One router. The operator's signed calls open it; ``fleet()`` says what it knows, ``why_not()`` why it is not ready
+    (empty: it is), ``held()`` how many requests wait there that may start instances."""
 
     def __init__(self, address: str, port: int, keys: Keys, *, name: str, fleet: Callable[[], Fleet],
-                 why_not: Callable[[], str]) -> None:
+                 why_not: Callable[[], str], held: Callable[[], int]) -> None:
         self.address = address
         self.port = port
+        self.name = name
         self.asked = 0
         self.refused = 0
-        self._keys = keys
+        self.wakes: list[WakeCall] = []
+        """What the operator has said in polls, the latest last."""
+        self._held = held
+        self._secret = contract.derive(keys.key, "admin call")
         self._calls = signing.CallVerifier(contract.derive(keys.key, "admin call"), name)
         self._fleet = fleet
         self._why_not = why_not
@@ -90,7 +104,8 @@ class ScriptedRouter:
 
     async def start(self) -> None:
         app = web.Application()
-        app.add_routes([web.get("/fleet", self._on_fleet), web.get("/ready", self._on_ready)])
+        app.add_routes([web.get("/fleet", self._on_fleet), web.get("/ready", self._on_ready),
+                        web.post(waking.PATH, self._on_wake)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, self.address, self.port, reuse_address=True).start()
@@ -101,11 +116,27 @@ class ScriptedRouter:
             await runner.cleanup()
 
     async def _on_fleet(self, request: web.Request) -> web.Response:
-        if not opens(request, self._keys, self._calls):
+        if not opens(request, self._calls):
             self.refused += 1
             return web.Response(status=401, text="a signed call is needed")
         self.asked += 1
         return web.Response(body=msgspec.json.encode(self._fleet()), content_type="application/json")
+
+    async def _on_wake(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        if not opens(request, self._calls, body):
+            self.refused += 1
+            return web.Response(status=401, text="a signed call is needed")
+        call = msgspec.json.decode(body, type=WakeCall)
+        self.wakes.append(call)
+        end = time.monotonic() + waking.POLL_S
+        while time.monotonic() < end:
+            if call.wanted < 1 and self._held() > 0:
+                break
+            await asyncio.sleep(LOOK_S)
+        answer = msgspec.json.encode(WakeAnswer(self.name, self._held()))
+        mac = signing.sign_answer(self._secret, request.headers[signing.HEADER], answer)
+        return web.Response(body=answer, content_type="application/json", headers={signing.HEADER: mac})
 
     async def _on_ready(self, _: web.Request) -> web.Response:
         reason = self._why_not()

@@ -34,7 +34,7 @@ from typing import Literal, Self
 import aiohttp
 from kube_client import Kube, KubeError, Mirror, Object
 from kube_pods import INSTALL, MAIN, Exit, Facts, now_text, status_of
-from kube_routers import Keys, ScriptedRouter, read_keys, router_port
+from kube_routers import Keys, ScriptedRouter, read_keys, router_of, router_port
 
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import FIRST_EPOCH
@@ -196,6 +196,10 @@ class NodeAgent:
         """What the router of a pod has counted."""
         self.load: Callable[[Life], Load] = lambda life: Load(running=life.load)
         """What an engine has to do."""
+        self.held = 0
+        """Requests that wait in each router and may start instances."""
+        self.idle_s: float | None = None
+        """For how long no router had a request; None: routers do not tell."""
         self.devices = devices
         """Engine pods that fit on the node; None: all."""
         self.silent = False
@@ -280,7 +284,8 @@ class NodeAgent:
             return "it stops"
         if not self._settled(life):
             return "the roster is not settled"
-        if not any(each.facts.stage == "ready" and not each.ending for each in self.engines(life.service, "decode")):
+        if not router_of(life.pod).get("wakes") and not any(
+                each.facts.stage == "ready" and not each.ending for each in self.engines(life.service, "decode")):
             return "no decode instance is ready"
         return ""
 
@@ -374,7 +379,8 @@ class NodeAgent:
         await self._mount(life)
         assert life.keys is not None
         life.router = ScriptedRouter(life.ip, router_port(life.pod), life.keys, name=life.instance,
-                                     fleet=lambda: self._fleet(life), why_not=lambda: self.why_not(life))
+                                     fleet=lambda: self._fleet(life), why_not=lambda: self.why_not(life),
+                                     held=lambda: self.held)
         await life.router.start()
         life.router_since = time.monotonic()
         while True:
@@ -501,7 +507,7 @@ class NodeAgent:
                  and life.keys.key in (each.keys.key, each.keys.before)]
         uptime_s = 0.0 if life.heard_since is None else time.monotonic() - life.heard_since
         return Fleet(service=ServiceName(life.service), router=life.name, uptime_s=uptime_s, settled=self._settled(life),
-                     totals=self.totals(life),
+                     totals=self.totals(life), idle_s=self.idle_s,
                      instances=tuple(self._told(each) for each in known if each.running and each.facts.stage != "crashed"))
 
     def _told(self, life: Life) -> FleetInstance:
