@@ -51,7 +51,7 @@ async def test_a_column_says_why_it_is_not_ready(team: Team) -> None:
     ({"engine": {"args": ["--seed", "1", "--tensor-par=2"]}},
      "--tensor-parallel-size is set by xpyd; write spec.prefill.parallelism or spec.decode.parallelism"),
     ({"engine": {"env": [{"name": "VLLM_API_KEY", "value": "x"}]}}, "VLLM_API_KEY is set by xpyd; write spec.router.api"),
-    ({"model": {"source": "s3://bucket/qwen"}}, "s3://bucket/qwen is no source of a model; write a hub id"),
+    ({"model": {"source": "ftp://bucket/qwen"}}, "ftp://bucket/qwen is no source of a model; write a hub id"),
     ({"model": {"source": "Qwen/Qwen3-8B", "tokenSecret": {"name": "s", "key": "k"}},
       "engine": {"env": [{"name": "HF_TOKEN", "value": "x"}]}}, "HF_TOKEN would take the place of model.tokenSecret"),
 ], ids=str)

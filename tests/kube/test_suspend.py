@@ -74,6 +74,7 @@ async def test_routers_of_their_own_end_before_engines_and_come_back(team: Team)
     team.agent.script = lambda pod: Script(drain_s=0.0 if label(pod, ROLE) else 3.0)
     await team.apply(team.document(router=apart))
     await team.wait_settled("1P1D")
+    await team.wait(lambda: team.of("Deployment")["qwen-router"]["status"].get("readyReplicas") == 2, "routers serve")
     seen: list[bool] = []
 
     def ended() -> bool:

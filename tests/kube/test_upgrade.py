@@ -36,10 +36,10 @@ def by_package(pod: Object) -> str:
 def document(team: Team, round_: str) -> Object:
     """With the planner at work; ``round_`` is what a person changes to have all pods made anew.
 
-    What it adds first is the most that it may: on a busy machine it measures more load than there is, and would add again.
+    It measures and decides, but has no choice: on a busy machine it measures more load than there is.
     """
     template = {"metadata": {"annotations": {"example.com/round": round_}}}
-    prefill, decode = ({"scaling": {"min": 1, "max": most}, "template": template} for most in (3, 1))
+    prefill, decode = ({"scaling": {"min": count, "max": count}, "template": template} for count in (2, 1))
     goals = {"ttftP95": "3s", "tpotP95": "60ms"}
     return team.document(prefill=prefill, decode=decode, planner={"mode": "auto", "slo": goals, "interval": "2s"})
 

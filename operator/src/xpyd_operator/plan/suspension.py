@@ -32,7 +32,8 @@ _NAMED: Final = 3
 def suspend(desired: Desired, observed: Observed, now: float) -> Plan:
     """Plan one step of a suspended service; ``now`` is in unix seconds."""
     until = desired.suspended_since + desired.drain_timeout_s + MARGIN_S
-    if observed.routers and desired.suspended_since <= now < until:
+    begun = desired.suspended_since - MARGIN_S  # a round begins before its document is read, so ``now`` may be earlier
+    if observed.routers and begun <= now < until:
         return Plan((), (put_off("draining the instances", f"streams end first in {_list(observed.routers)}", until),))
     why = "the service is suspended"
     return Plan(tuple(Drain(one.name, why) if one.ready else Remove(one.name, why)
