@@ -87,6 +87,10 @@ BENCHES: Final = (
     Command("bench-planner", 15, "the planner beside HPA, static counts and perfect foresight on a sinusoid and two traces "
             "(`--traces FOLDER`), and the simulation beside real engines of this host; `--parts simulated` or "
             "`--parts calibration` alone, results are merged", ("lab/bench/planner",), WRITE, result="planner.json"),
+    Command("drill", 18, "an hour of traffic in six minutes on a real operator, real routers and a real API server, with engines "
+            "that work as the simulation says, beside the simulation; then again while the operator is killed, the API server is "
+            "away for a minute and two engines die. `--parts calm` or `--parts faults` alone, `--family`, `--seed`, `--faster n`",
+            ("lab/bench/drill",), WRITE, root=True, profile="light", result="drill.json"),
     Command("bench-policies", 1, "what the router's policies are worth on a trace (`FILE`; without one on made-up "
             "conversations, and nothing is written), and what a choice costs", ("lab/bench/policies",), env={}, result="policies.json"),
     Command("check-gpu", 5, "what xpyd does on a GPU, without vLLM: [the first day on a GPU](gpu.md) says what each figure is",

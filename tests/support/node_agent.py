@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 import aiohttp
 from kube_client import Kube, KubeError, Mirror, Object
@@ -126,7 +126,7 @@ class Life:
     """Since when agents beat to its router (monotonic seconds)."""
     router_since: float | None = None
     """Since when its router runs (monotonic seconds)."""
-    router: ScriptedRouter | None = None
+    router: PodServer | None = None
     keys: Keys | None = None
     """What the pod was started with."""
     written: Object | None = None
@@ -178,6 +178,14 @@ class Life:
         return self.facts.stage in ("running", "ready", "crashed")
 
 
+class PodServer(Protocol):
+    """What answers in a pod, from its start to its end."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class NodeAgent:
     """Keeps the pods of one namespace."""
 
@@ -200,6 +208,10 @@ class NodeAgent:
         """Requests that wait in each router and may start instances."""
         self.idle_s: float | None = None
         """For how long no router had a request; None: routers do not tell."""
+        self.serves: Callable[[Life], PodServer] = self._scripted
+        """What answers in a pod."""
+        self.drained: Callable[[Life], bool] = lambda _: True
+        """Whether a pod that is to end, and has had its ``drain_s``, has nothing left to do."""
         self.devices = devices
         """Engine pods that fit on the node; None: all."""
         self.silent = False
@@ -377,10 +389,7 @@ class NodeAgent:
             life.dirty.set()
             await self._kicked(life, None)
         await self._mount(life)
-        assert life.keys is not None
-        life.router = ScriptedRouter(life.ip, router_port(life.pod), life.keys, name=life.instance,
-                                     fleet=lambda: self._fleet(life), why_not=lambda: self.why_not(life),
-                                     held=lambda: self.held)
+        life.router = self.serves(life)
         await life.router.start()
         life.router_since = time.monotonic()
         while True:
@@ -412,6 +421,12 @@ class NodeAgent:
                 await life.kick.wait()
         life.kick.clear()
 
+    def _scripted(self, life: Life) -> ScriptedRouter:
+        assert life.keys is not None
+        return ScriptedRouter(life.ip, router_port(life.pod), life.keys, name=life.instance,
+                              fleet=lambda: self._fleet(life), why_not=lambda: self.why_not(life),
+                              held=lambda: self.held)
+
     def _no_place(self, life: Life, script: Script) -> str:
         if script.trouble == "unschedulable":
             return script.words or "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
@@ -424,7 +439,7 @@ class NodeAgent:
         """The preStop drains; then the pod is gone. With a grace period of 0 the API server takes it away by itself."""
         grace_s = life.pod["metadata"].get("deletionGracePeriodSeconds", 0)
         await asyncio.sleep(min(self.script(life.pod).drain_s, grace_s))
-        while life.facts.away or self.silent or not self.ends:
+        while life.facts.away or self.silent or not self.ends or not self.drained(life):
             await self._kicked(life, AGAIN_S)
         await self._ask(lambda: self._kube.delete("Pod", self._namespace, life.name, grace_s=0, uid=life.uid))
 
