@@ -17,6 +17,7 @@ from kube_gateways import GATEWAY, POOL, ROUTE, TLS, GatewayStage
 from kube_operator import OperatorProcess
 from kube_team import OPERATOR, OPERATOR_NAMESPACE, USER, Team, make_team
 from kube_watchdog import Watchdog
+from testcluster.errors import CommandFailed
 from testcluster.kubectl import wait_until
 from testcluster.light import LightCluster
 
@@ -407,6 +408,52 @@ async def test_a_route_to_routers_needs_some_more(installed: LightCluster, opera
     rights, forbidden = used(installed, since)
     assert not forbidden
     assert rights & OF_GATEWAYS == OF_GATEWAYS
+
+
+async def test_roles_of_a_release_before_are_named_and_keep_a_route_away_and_nothing_else(
+    installed: LightCluster, operators: Operators
+) -> None:
+    apply = ("apply", "--server-side", "--force-conflicts", "-f", "-")
+    role = next(each for each in yaml.safe_load_all(INSTALL.read_text())
+                if (each["kind"], each["metadata"]["name"]) == ("ClusterRole", OPERATOR))
+    groups = {group for group, _, _ in OF_GATEWAYS}
+    before = role | {"rules": [rule for rule in role["rules"] if groups.isdisjoint(rule["apiGroups"])]}
+    operator = operators.make("--no-leader-election")
+    await asyncio.to_thread(installed.kubectl, *apply, stdin=yaml.safe_dump(before))
+    try:
+        may = ("auth", "can-i", "list", "httproutes.gateway.networking.k8s.io", "-A", f"--as={USER}")
+        async with make_team(installed, "older", operator) as team:
+            stage = GatewayStage(team.kube, team.namespace)
+            try:
+                await stage.serve(ROUTE, GATEWAY)
+                await stage.make(GATEWAY, "public", spec={"gatewayClassName": "scripted"})
+                await asyncio.to_thread(wait_until, lambda: not allowed(installed, *may), 120, "the rights have gone")
+                await operator.start()
+                await team.apply(team.document(router={"gateway": {"parentRefs": [{"name": "public"}]}}))
+                await team.wait_settled("1P1D")
+                said = await team.wait_condition("GatewayReady", "False", words=("NotAllowed", "may not list httproutes"))
+                assert "release before" in said["message"]
+                assert await stage.find(ROUTE) is None
+                await asyncio.to_thread(installed.kubectl, *apply, stdin=yaml.safe_dump(role))
+                await stage.wait(ROUTE, "the roles of this release are there")
+                await team.wait_condition("GatewayReady", "Unknown", words=("NotTold",))
+                await team.delete()
+                await team.wait_nothing_left()
+                await stage.wait_gone(ROUTE)
+            finally:
+                await stage.end()
+    finally:
+        await asyncio.to_thread(installed.kubectl, *apply, stdin=yaml.safe_dump(role))
+
+
+def allowed(cluster: LightCluster, *question: str) -> bool:
+    """What ``kubectl auth can-i`` says; it ends with 1, without a word on stderr, where it says no."""
+    try:
+        return cluster.kubectl(*question).strip() == "yes"
+    except CommandFailed as error:
+        if not str(error).endswith("ended with 1: "):  # with words it is another trouble
+            raise
+        return False
 
 
 async def test_in_one_namespace_with_the_rights_of_the_overlay(installed: LightCluster, operators: Operators) -> None:
