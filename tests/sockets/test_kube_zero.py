@@ -261,6 +261,22 @@ async def test_a_quota_that_refuses_is_told_to_who_waits(zero: ZeroWorld) -> Non
     assert (await zero.f.complete()).status == 200, "it is over when the quota is"
 
 
+async def test_where_a_quota_has_one_place_decode_has_it_and_serves(zero: ZeroWorld) -> None:
+    zero.begin()
+    await zero.round()
+    await zero.round()
+    task = await zero.ask()
+    await zero.woken()
+    zero.world.api.fault = lambda verb, kind, name: (
+        ApiError(403, "Forbidden", "exceeded quota: gpus, limited: 1") if (verb, kind) == ("create", "Pod") and zero.pods()
+        else None)
+    for _ in range(3):
+        await zero.round()
+        zero.run()
+    assert [role for role, _ in zero.alive.values()] == [Role.DECODE]
+    assert (await asyncio.wait_for(task, 20.0)).status == 200
+
+
 async def test_a_router_that_does_not_answer_or_has_work_keeps_instances(zero: ZeroWorld) -> None:
     zero.begin()
     await zero.round()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from random import Random
 
+import msgspec
 import pytest
 from pod_world import ROLES, PodWorld, wish
 
@@ -138,6 +139,13 @@ def test_they_are_made_in_the_ratio_that_is_wanted(counts: tuple[int, int], orde
     made = [each for each in step(wish(*counts), Observed(), 1000.0).actions if isinstance(each, Create)]
     assert "".join(each.role.value[0].upper() for each in made) == order
     assert len({each.instance for each in made}) == sum(counts)
+
+
+@pytest.mark.parametrize(("counts", "order"), [((1, 1), "DP"), ((2, 2), "DPPD"), ((0, 2), "DD")])
+def test_where_decode_may_serve_alone_it_has_the_first_place(counts: tuple[int, int], order: str) -> None:
+    want = msgspec.structs.replace(wish(*counts), decode_first=True)
+    made = [each for each in step(want, Observed(), 1000.0).actions if isinstance(each, Create)]
+    assert "".join(each.role.value[0].upper() for each in made) == order
 
 
 def shaken(random: Random) -> tuple[PodWorld, Desired]:

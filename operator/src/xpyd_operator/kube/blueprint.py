@@ -163,6 +163,7 @@ class KubeBlueprint:
             counts_since=self._counts_since if one_by_one and found.decode else 0.0,  # nobody wants what both give up
             held=found.held,
             limited=found.limited,
+            decode_first=spec.to_zero and spec.router.on_no_prefill == "decode",
             suspended_since=self._suspended_since,
         )
 

@@ -67,6 +67,8 @@ class Desired(msgspec.Struct, frozen=True):
     """A scheduler is told which parts are one instance, and places all of them or none (``placing``)."""
     same_places: bool = False
     """A place of an instance of one role would do for one of the other (``stranded``)."""
+    decode_first: bool = False
+    """Where nobody of either role is there, decode is made first: it serves alone until prefill is there (``stranded``)."""
     suspended_since: float = 0.0
     """Since when nothing of it is to run, unix seconds, as far as this process has seen; 0: it is not suspended."""
     stopping: bool = False

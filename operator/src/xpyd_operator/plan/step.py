@@ -102,7 +102,7 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
         actions += [action for action in more if not isinstance(action, Create)]
         creates += [action for action in more if isinstance(action, Create)]
         waits += short
-    actions += stranded.in_ratio(creates, views)
+    actions += stranded.in_ratio(creates, views, decode_first=desired.decode_first)
     actions += drains
     for instance in observed.instances:
         if instance.name not in going and not instance.leaving:

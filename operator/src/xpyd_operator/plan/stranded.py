@@ -87,16 +87,17 @@ def give_up(
     return ()
 
 
-def in_ratio(made: Sequence[Create], views: tuple[RoleView, RoleView]) -> list[Create]:
+def in_ratio(made: Sequence[Create], views: tuple[RoleView, RoleView], *, decode_first: bool = False) -> list[Create]:
     """The same, in the order in which the wanted ratio is kept best: of the role of which the smaller share is there;
-    prefill among equals.
+    prefill among equals, or decode as long as nobody is there (``decode_first``).
     """
     left = {view.role: [each for each in made if each.role is view.role] for view in views}
     there = {view.role: len(view.fresh) for view in views}
     wanted = {view.role: max(1, view.wanted) for view in views}
     found: list[Create] = []
     while len(found) < len(made):
-        role = min((role for role in left if left[role]), key=lambda role: there[role] / wanted[role])
+        equals = (Role.DECODE, Role.PREFILL) if decode_first and not any(there.values()) else tuple(Role)
+        role = min((role for role in equals if left[role]), key=lambda role: there[role] / wanted[role])
         found.append(left[role].pop(0))
         there[role] += 1
     return found
