@@ -17,6 +17,8 @@ pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kube
 BEFORE, NOW, WRONG = (f"registry.example/xpyd-sidecar:{tag}" for tag in ("before", "now", "wrong"))
 CALM = 4.0
 """Requests a second."""
+STEADY = (2, 2)
+"""Least and most prefill instances of a planner that measures, and has no choice."""
 DECISIONS = "xpyd_operator_planner_decisions_total"
 
 
@@ -33,15 +35,16 @@ def by_package(pod: Object) -> str:
     return hashlib.sha256(package_of(pod).encode()).hexdigest()[:32]
 
 
-def document(team: Team, round_: str) -> Object:
+def document(team: Team, round_: str, prefill: tuple[int, int] = (1, 3)) -> Object:
     """With the planner at work; ``round_`` is what a person changes to have all pods made anew.
 
-    It measures and decides, but has no choice: on a busy machine it measures more load than there is.
+    ``prefill``: least and most. What the planner adds first is the most that it may: on a busy machine it measures more
+    load than there is, and would add again.
     """
     template = {"metadata": {"annotations": {"example.com/round": round_}}}
-    prefill, decode = ({"scaling": {"min": count, "max": count}, "template": template} for count in (2, 1))
+    roles = [{"scaling": {"min": least, "max": most}, "template": template} for least, most in (prefill, (1, 1))]
     goals = {"ttftP95": "3s", "tpotP95": "60ms"}
-    return team.document(prefill=prefill, decode=decode, planner={"mode": "auto", "slo": goals, "interval": "2s"})
+    return team.document(prefill=roles[0], decode=roles[1], planner={"mode": "auto", "slo": goals, "interval": "2s"})
 
 
 def uids(team: Team) -> set[str]:
@@ -96,7 +99,7 @@ async def test_from_the_release_before_to_this_one_and_back_with_the_planner_at_
     flow.set(CALM)
     team.operator.release, team.operator.image = old, BEFORE
     await team.operator.start()
-    await team.apply(document(team, "1"))
+    await team.apply(document(team, "1", STEADY))
     await team.wait(lambda: f"{CALM:.1f} requests/s" in team.status().get("plan", ""), "the planner knows the load")
     shape = await calm(team)
     counts = {role: len(team.ready(role=role)) for role in ("prefill", "decode")}
@@ -113,7 +116,7 @@ async def test_from_the_release_before_to_this_one_and_back_with_the_planner_at_
             await give_back(team)
             assert uids(team) == before, "nor does one of before"
         made = len(dog.made)
-        await team.apply(document(team, round_))
+        await team.apply(document(team, round_, STEADY))
         await team.wait(lambda made=made: len(dog.made) > made, "a pod of the new revision is made")  # type: ignore[misc]
         if interrupted:
             await team.operator.kill()
