@@ -56,6 +56,19 @@ class ZeroWorld:
         self.world.backend = KubeBackend(self.world.shared, entry, self.wake.set)
         self.world.backend._fleets._timeout_s = 10.0
 
+    async def rest(self) -> Round:
+        """An operator begins, and the service is at rest with no instances; the last round."""
+        self.begin()
+        await self.round()
+        return await self.round()
+
+    async def wake_by_request(self) -> asyncio.Task[Answer]:
+        """A request at a service at rest, of which the operator has heard."""
+        await self.rest()
+        task = await self.ask()
+        await self.woken()
+        return task
+
     def router_pod(self, name: str, port: int) -> dict[str, Any]:
         marks = {labels.SERVICE: "qwen", labels.COMPONENT: labels.ROUTERS}
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "qwen-router", "uid": "set", "controller": True}
@@ -162,9 +175,7 @@ async def zero(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ZeroWorld]:
 
 
 async def test_rounds_from_none_to_one_of_each_and_back(zero: ZeroWorld) -> None:
-    zero.begin()
-    await zero.round()
-    await zero.round()
+    await zero.rest()
     assert (zero.replicas(), zero.pods()) == ((0, 0), {})
     await zero.polled()
     left = {at for at in zero.world.api.objects if at[0] != "Event"}
@@ -205,9 +216,7 @@ async def test_rounds_from_none_to_one_of_each_and_back(zero: ZeroWorld) -> None
 
 
 async def test_many_requests_are_one_wake_and_another_leader_goes_on(zero: ZeroWorld) -> None:
-    zero.begin()
-    await zero.round()
-    await zero.round()
+    await zero.rest()
     await zero.world.backend.close()
     await zero.f.wait(lambda: not len(zero.f.router.wakes), "the leader's polls to end with it")
     tasks = [await zero.ask() for _ in range(20)]
@@ -222,11 +231,7 @@ async def test_many_requests_are_one_wake_and_another_leader_goes_on(zero: ZeroW
 
 
 async def test_a_write_that_fails_leaves_decode_where_it_was_and_is_done_again(zero: ZeroWorld) -> None:
-    zero.begin()
-    await zero.round()
-    await zero.round()
-    task = await zero.ask()
-    await zero.woken()
+    task = await zero.wake_by_request()
     zero.world.api.fault = lambda verb, kind, name: (
         ApiError(500, "InternalError", "no") if (verb, name) == ("patch", "qwen-decode") else None)
     done = await zero.round()
@@ -240,11 +245,7 @@ async def test_a_write_that_fails_leaves_decode_where_it_was_and_is_done_again(z
 
 
 async def test_a_quota_that_refuses_is_told_to_who_waits(zero: ZeroWorld) -> None:
-    zero.begin()
-    await zero.round()
-    await zero.round()
-    task = await zero.ask()
-    await zero.woken()
+    task = await zero.wake_by_request()
     zero.world.api.fault = lambda verb, kind, name: (
         ApiError(403, "Forbidden", "exceeded quota: gpus, limited: 0") if (verb, kind) == ("create", "Pod") else None)
     for _ in range(3):
@@ -262,11 +263,7 @@ async def test_a_quota_that_refuses_is_told_to_who_waits(zero: ZeroWorld) -> Non
 
 
 async def test_where_a_quota_has_one_place_decode_has_it_and_serves(zero: ZeroWorld) -> None:
-    zero.begin()
-    await zero.round()
-    await zero.round()
-    task = await zero.ask()
-    await zero.woken()
+    task = await zero.wake_by_request()
     zero.world.api.fault = lambda verb, kind, name: (
         ApiError(403, "Forbidden", "exceeded quota: gpus, limited: 1") if (verb, kind) == ("create", "Pod") and zero.pods()
         else None)
@@ -278,11 +275,7 @@ async def test_where_a_quota_has_one_place_decode_has_it_and_serves(zero: ZeroWo
 
 
 async def test_a_router_that_does_not_answer_or_has_work_keeps_instances(zero: ZeroWorld) -> None:
-    zero.begin()
-    await zero.round()
-    await zero.round()
-    task = await zero.ask()
-    await zero.woken()
+    task = await zero.wake_by_request()
     await zero.up()
     assert (await task).status == 200
     zero.world.cache.seen("Pod", zero.world.api.put("Pod", zero.router_pod("r1", 1)))  # nobody listens there
@@ -302,9 +295,7 @@ async def test_a_router_that_does_not_answer_or_has_work_keeps_instances(zero: Z
 
 
 async def test_a_service_without_instances_is_ready_and_says_so(zero: ZeroWorld) -> None:
-    zero.begin()
-    await zero.round()
-    done = await zero.round()
+    done = await zero.rest()
     ready = next(each for each in done.status.conditions if each.type == "Ready")
     assert (ready.status, ready.reason) == ("True", "AtZero")
     assert (done.status.wanted, done.plan.actions) == ("0P0D", ())
