@@ -34,7 +34,6 @@ def python(cache: Path | None = None) -> Path:
             run([sys.executable, "-m", "venv", str(folder)])
             run([str(folder / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps",
                  "--require-hashes", "--only-binary=:all:", "-r", str(LOCK)], timeout_s=INSTALL_S)
-            (folder / "whole").touch()
         (folder / "whole").touch()
         _prune(cache)
     return folder / "bin/python"

@@ -13,7 +13,7 @@ from xpyd_operator.api.service import DisaggService
 
 _READY = '.status.conditions[?(@.type=="Ready")].status'
 _REASON = ".status.conditions[0].reason"
-"""Of ``Ready``, which is said first, or of ``Suspended`` where that is not said."""
+"""Reason of the first condition: that is ``Ready``, or ``Suspended`` of a service that is suspended."""
 _HEAD = "# Made by `xpyd render crds` from operator/src/xpyd_operator/api; do not edit.\n"
 
 

@@ -25,7 +25,7 @@ class GatewayRef(Part, frozen=True):
     name: GatewayName
     """Name of the Gateway."""
     namespace: GatewayName | None = None
-    """Its namespace, whose listeners have to allow routes of this one. Default: that of the service."""
+    """Namespace of the Gateway, whose listeners have to allow routes of the service's. Default: that of the service."""
     section_name: ObjectName | None = None
     """Name of one listener. Default: every listener that takes the route."""
 
@@ -41,7 +41,7 @@ class GatewayPool(Part, frozen=True):
 
 
 class GatewayTls(Part, frozen=True):
-    """How the gateway knows the routers' certificate."""
+    """By what a gateway that speaks HTTPS to routers verifies their certificate."""
 
     hostname: Annotated[str, Meta(min_length=1, max_length=253, pattern=ROUTE_HOST_PATTERN.replace(r"(\*\.)?", ""),
                                   extra={"kind": "certificate host"})]

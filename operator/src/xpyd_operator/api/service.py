@@ -119,7 +119,7 @@ class ServiceSpec(Part, frozen=True):
 
     @property
     def to_zero(self) -> bool:
-        """Whether it may have no instances: a request that comes then waits in a router, and starts some."""
+        """Whether the service may have no instances: a request that comes then waits in a router, and starts some."""
         return self.decode.scaling is not None and self.decode.least == 0 and self.router.placement == "deployment"
 
     def replicas(self, role: Role) -> int:

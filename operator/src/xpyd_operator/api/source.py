@@ -39,7 +39,7 @@ class Image(msgspec.Struct, frozen=True):
     """A folder in an image."""
 
     reference: str
-    """As in a container's ``image``."""
+    """Registry, repository, and tag or digest, as a container's ``image`` says them."""
     path: str
     """Relative to the root of the image; empty: the root itself."""
 

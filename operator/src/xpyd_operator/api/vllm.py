@@ -120,7 +120,7 @@ def _models(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 
 def _loaders(service: DisaggService) -> Iterator[tuple[str, str]]:
-    """Of a bucket some loaders know nothing."""
+    """Warn of a source in a bucket with a `--load-format` that reads none."""
     origin = service.spec.model.origin
     if not isinstance(origin, Bucket):
         return

@@ -10,7 +10,7 @@ round on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
 
 import aiohttp
 import msgspec
@@ -19,10 +19,8 @@ from xpyd_operator.kube import calls
 from xpyd_operator.kube.facts import Facts
 from xpyd_operator.kube.observe import Told
 from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.contract.ids import Role, State, join_host_port
+from xpyd_sidecar.contract.ids import Role, State
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.patience import within
-from xpyd_sidecar.whole_answer import whole
 
 KeyOf = Callable[[Facts], ServiceKey | None]
 """The key of a pod's service as that pod has it; None where it is not known."""
@@ -31,8 +29,6 @@ ANSWER_MAX = 16 << 20
 EVERY_S = 5.0
 HURRY_S = 1.0
 """While some pod that learns the roster is not settled yet, or no router tells."""
-NEVER = aiohttp.ClientTimeout(total=None)
-"""Its own deadline comes before what was answered while this process did not run."""
 FORGET_S = 60.0
 """How long a router that was settled is taken to be so without being asked again."""
 
@@ -143,28 +139,12 @@ class Fleets:
         return _distinct((*last, *turn, *learners, *new, *rest))[:limit]
 
     async def _one(self, pod: Facts, key: ServiceKey | None, tls: bool) -> Fleet | None:
-        """While a service goes over to HTTPS, or back, pods of both kinds are there."""
-        if key is None or not pod.admin_port:
-            return None
-        for scheme in ("https", "http") if tls else ("http", "https"):
-            shown = calls.to_router(key, pod, "GET", FLEET)
-            answered, fleet = await self._over(f"{scheme}://{join_host_port(pod.ip, pod.admin_port)}{FLEET}", shown)
-            if answered:
-                return fleet
-        return None
-
-    async def _over(self, url: str, headers: Mapping[str, str]) -> tuple[bool, Fleet | None]:
         try:
-            # The certificate is the clients': it names the Service, not the address of a pod.
-            async with within(self._timeout_s), self._session.get(
-                    url, headers=headers, timeout=NEVER, allow_redirects=False, ssl=False) as answer:
-                if answer.status != 200:
-                    return True, None
-                return True, msgspec.json.decode(await whole(answer.content, ANSWER_MAX), type=Fleet)
-        except (msgspec.DecodeError, UnicodeDecodeError, TimeoutError):
-            return True, None
-        except (aiohttp.ClientError, OSError):
-            return False, None
+            answer = await calls.ask_router(self._session, pod, key, "GET", FLEET, tls=tls, timeout_s=self._timeout_s,
+                                            most=ANSWER_MAX)
+            return None if answer is None else msgspec.json.decode(answer.body, type=Fleet)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
 
 
 def _pairs(fleet: Fleet, *, prefill: bool) -> bool:

@@ -16,12 +16,10 @@ from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.cache import POLLED, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.gateway_verdict import say, verdict
-from xpyd_operator.kube.ownership import ownership
+from xpyd_operator.kube.presence import why_not_there
 from xpyd_operator.kube.shared import Shared
 from xpyd_operator.render import needs
-from xpyd_operator.render.compare import differs
 from xpyd_operator.render.gateway import TLS, gateway_objects
-from xpyd_operator.render.needs import Need
 
 logger = logging.getLogger(__name__)
 Body = dict[str, Any]
@@ -87,7 +85,7 @@ class ServiceGateway:
         if self._refused:
             return say("False", "Refused", f"the API server does not take it: {self._refused}")
         for each in rendered:
-            if why := self._why_not(service, each):
+            if why := why_not_there(self._cache, service, each):
                 return say("Unknown", "Creating", f"{each['kind']} {service.name} {why}")
         found = [self._cache.get(each["kind"], *self._at) for each in rendered]
         return verdict(self._at[0], {each.kind: each.body for each in found if each is not None}, self._gateways.parent)
@@ -100,19 +98,4 @@ class ServiceGateway:
         policies = [each["metadata"]["name"] for each in self._rendered[1] if each["kind"] == TLS]
         wanted = {each["kind"]: each for each in self._rendered[1]}
 
-        def why_not(need: Need) -> str:
-            return self._why_not(service, wanted[need.kind])
-
-        return needs.lacking(made, policies, why_not)
-
-    def _why_not(self, service: DisaggService, wanted: Body) -> str:
-        """Why an object is not there as it should be; empty where it is."""
-        entry = self._cache.get(wanted["kind"], *self._at)
-        if entry is None:
-            return "is not there yet"
-        if entry.deleting:
-            return "is being deleted"
-        if ownership(entry.body["metadata"], service.name, service.metadata.uid or "") != "ours":
-            return "is still that of a service of this name before"
-        what = differs(wanted, entry.body)
-        return f"is not as it was written: {what}" if what else ""
+        return needs.lacking(made, policies, lambda need: why_not_there(self._cache, service, wanted[need.kind]))

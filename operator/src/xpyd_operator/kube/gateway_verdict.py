@@ -162,9 +162,7 @@ def _words(said: _Stated) -> str:
 
 def _line(text: str | None, most: int) -> str:
     """At most so many characters, none of which a terminal obeys."""
-    line = " ".join((text or "").split())
-    cut = line if len(line) <= most else line[: most - 1] + "…"
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in cut)
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in bounded(text or "", most))
 
 
 def _listed(body: Body, field: str) -> Any:

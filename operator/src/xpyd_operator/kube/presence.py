@@ -22,6 +22,26 @@ Body = dict[str, Any]
 MISSING = "is not there yet"
 
 
+def why_not_there(cache: WatchCache, service: DisaggService, wanted: Body) -> str:
+    """Why an object that a service wants is not there as it should be, in words behind its name; empty where it is.
+
+    Args:
+        cache: what is known of the cluster.
+        service: the document.
+        wanted: the object as it is rendered.
+    """
+    entry = cache.get(wanted["kind"], service.metadata.namespace or "", wanted["metadata"]["name"])
+    if entry is None:
+        return MISSING
+    owned = ownership(entry.body["metadata"], service.name, service.metadata.uid or "")
+    if owned != "ours":
+        return "is somebody else's" if owned == "others" else "is still that of a service of this name before"
+    if entry.deleting:
+        return "is being deleted"
+    what = differs(wanted, entry.body)
+    return f"is not as it was written: {what}" if what else ""
+
+
 class Presence:
     """Of one service."""
 
@@ -38,23 +58,11 @@ class Presence:
         wanted = self._policies(service)
         ask: Mapping[str, Callable[[Need], str]] = {
             "Secret": lambda need: self._keys.why_not(need.name, self._choice.wanted),
-            "NetworkPolicy": lambda need: self._policy(service, wanted[need.name]),
+            "NetworkPolicy": lambda need: why_not_there(self._cache, service, wanted[need.name]),
             "PodGroup": lambda need: self._groups.why_not(need.name, need.of) if need.of is not None else MISSING,
             "Pod": lambda need: self._pods.why_not(need.name),
         }
         return needs.lacking(made, wanted, lambda need: ask[need.kind](need))
-
-    def _policy(self, service: DisaggService, wanted: Body) -> str:
-        entry = self._cache.get("NetworkPolicy", service.metadata.namespace or "", wanted["metadata"]["name"])
-        if entry is None:
-            return MISSING
-        owned = ownership(entry.body["metadata"], service.name, service.metadata.uid or "")
-        if owned != "ours":
-            return "is somebody else's" if owned == "others" else "is still that of a service of this name before"
-        if entry.deleting:
-            return "is being deleted"
-        what = differs(wanted, entry.body)
-        return f"is not as it was written: {what}" if what else ""
 
     def _policies(self, service: DisaggService) -> Mapping[str, Body]:
         if self._rendered[0] is not service:

@@ -22,13 +22,9 @@ import msgspec
 
 from xpyd_operator.kube import calls
 from xpyd_operator.kube.facts import Facts
-from xpyd_operator.kube.fleet import NEVER, KeyOf
-from xpyd_sidecar.contract import keys, signing
-from xpyd_sidecar.contract.ids import join_host_port
+from xpyd_operator.kube.fleet import KeyOf
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.waking import ANSWER_MAX, PATH, POLL_S, WakeAnswer, WakeCall
-from xpyd_sidecar.patience import within
-from xpyd_sidecar.whole_answer import whole
 
 logger = logging.getLogger(__name__)
 PACE_S = 1.0
@@ -119,28 +115,15 @@ class WakeCaller:
     async def _ask(
         self, session: aiohttp.ClientSession, pod: Facts, key: ServiceKey | None, call: WakeCall, *, tls: bool
     ) -> WakeAnswer | None:
-        """One poll; None: nothing that counts was answered. While a service goes over to HTTPS pods of both kinds are
-        there.
-        """
-        if key is None or not pod.admin_port:
-            return None
-        body = msgspec.json.encode(call)
-        for scheme in ("https", "http") if tls else ("http", "https"):
-            shown = calls.to_router(key, pod, "POST", PATH, body)
-            try:
-                async with within(POLL_S + BEYOND_S), session.post(
-                        f"{scheme}://{join_host_port(pod.ip, pod.admin_port)}{PATH}", data=body, timeout=NEVER,
-                        headers={**shown, "Content-Type": "application/json"}, allow_redirects=False, ssl=False) as got:
-                    if got.status != 200:
-                        return None
-                    said = await whole(got.content, ANSWER_MAX)
-                    if not signing.answers(keys.derive(key, "admin call"), shown[signing.HEADER],
-                                           got.headers.get(signing.HEADER, ""), said):
-                        logger.warning("router %s: the answer to a poll has not the signature of this service", pod.name)
-                        return None
-                    return msgspec.json.decode(said, type=WakeAnswer)
-            except (msgspec.DecodeError, UnicodeDecodeError, TimeoutError):
+        """One poll; None: nothing that counts was answered."""
+        try:
+            answer = await calls.ask_router(session, pod, key, "POST", PATH, body=msgspec.json.encode(call), tls=tls,
+                                            timeout_s=POLL_S + BEYOND_S, most=ANSWER_MAX)
+            if answer is None or key is None:
                 return None
-            except (aiohttp.ClientError, OSError):
-                continue
-        return None
+            if not answer.is_signed(key):
+                logger.warning("router %s: the answer to a poll has not the signature of this service", pod.name)
+                return None
+            return msgspec.json.decode(answer.body, type=WakeAnswer)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None

@@ -70,10 +70,10 @@ def conditions(
     )
 
 
-def bounded(text: str) -> str:
-    """At most ``LONGEST`` characters, in one line."""
+def bounded(text: str, most: int = LONGEST) -> str:
+    """At most so many characters, in one line."""
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST else line[: LONGEST - 2] + " …"
+    return line if len(line) <= most else line[: most - 2] + " …"
 
 
 def _ready(desired: Desired, observed: Observed, views: Views, roles: RolesStatus) -> Condition:

@@ -27,11 +27,12 @@ import msgspec
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.absent import Broken, Waiting
+from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.counts import Counts, counts
 from xpyd_operator.plan.observed import Instance
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.contract.waking import WakeCall, words
+from xpyd_sidecar.contract.waking import WORDS_MAX, WakeCall
 
 WORTH: Final = 3.0
 """Cold starts that a gap must last to be worth one."""
@@ -111,15 +112,19 @@ def wake_call(decode: int, instances: Sequence[Instance], held_up: str = "", fai
         failed: what went wrong in the last round, in words; it is tried again.
     """
     if decode < 1:
-        return WakeCall(0, waits=words(failed))
+        return WakeCall(0, waits=_words(failed))
     coming = [one for one in instances if one.role is Role.DECODE and not one.leaving]
     if coming and all(one.ready for one in coming):  # it is prefill that is waited for
         coming = [one for one in instances if one.role is Role.PREFILL and not one.leaving]
     if not coming:
-        return WakeCall(decode, refused=words(held_up), waits=words("" if held_up else failed))
+        return WakeCall(decode, refused=_words(held_up), waits=_words("" if held_up else failed))
     whys = [(one, one.why) for one in coming]
     said = [f"{one.name}: {why.message}" for one, why in whys if isinstance(why, Broken) and why.person]
     if len(said) == len(whys):
-        return WakeCall(decode, refused=words(said[0]))
+        return WakeCall(decode, refused=_words(said[0]))
     waits = next((f"{one.name}: {why.message}" for one, why in whys if why is not None and not isinstance(why, Broken)), "")
-    return WakeCall(decode, waits=words(waits))
+    return WakeCall(decode, waits=_words(waits))
+
+
+def _words(text: str) -> str:
+    return bounded(text, WORDS_MAX)

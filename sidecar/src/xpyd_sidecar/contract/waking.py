@@ -41,9 +41,3 @@ class WakeAnswer(msgspec.Struct, frozen=True):
     router: str
     held: int
     """Requests that wait there and may start instances."""
-
-
-def words(text: str) -> str:
-    """In one line, of ``WORDS_MAX`` characters at most."""
-    line = " ".join(text.split())
-    return line if len(line) <= WORDS_MAX else f"{line[: WORDS_MAX - 1]}…"

@@ -54,7 +54,7 @@ class Route(msgspec.Struct, frozen=True):
     @property
     def generates(self) -> bool:
         """Whether a model writes the answer."""
-        return self.api is not None or self.path in _GENERATE
+        return self.api is not None or self.path in GENERATING
 
     @property
     def served(self) -> bool:
@@ -62,9 +62,9 @@ class Route(msgspec.Struct, frozen=True):
         return self.way is RouteKind.DISAGGREGATED or self.way is RouteKind.PASSED
 
 
-_GENERATE: Final = ("/v1/chat/completions/batch", "/cohere/v2/chat", "/invocations", "/inference/v1/generate",
-                    "/v1/systemone", "/v1/audio/transcriptions", "/v1/audio/translations")
-"""Generation whose form only the engine knows."""
+GENERATING: Final = ("/v1/chat/completions/batch", "/cohere/v2/chat", "/invocations", "/inference/v1/generate",
+                     "/v1/systemone", "/v1/audio/transcriptions", "/v1/audio/translations")
+"""Paths without an API of the router's whose answers a model writes; what they ask in detail only the engine knows."""
 _ADMIN = "it administers one engine, and this router stands before many: ask that engine itself"
 _SWITCHES = "it changes one engine alone, and instances that serve together must stay equal: change the document"
 _KEPT = "an answer is kept by the one engine that gave it, and requests go to any of them; send the whole conversation"

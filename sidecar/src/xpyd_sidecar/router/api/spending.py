@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.router.api.fields import is_null, whole
+from xpyd_sidecar.router.api.paths import GENERATING
 
 USUAL = 256.0
 """Tokens of an answer, while nothing is known."""
@@ -35,9 +36,6 @@ LOOKED_AT = 1 << 20
 """Bytes of a list of prompts in which they are counted."""
 _SAMPLING = 64 << 10
 """Bytes of sampling parameters that are read."""
-_GENERATES = frozenset({"/v1/chat/completions/batch", "/cohere/v2/chat", "/invocations", "/inference/v1/generate",
-                        "/v1/systemone"})
-"""Paths beside those of APIs whose answers are generated."""
 _LONGEST = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _LIST = regex(rb"\s*\[\s*([\"\[])")
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -73,7 +71,7 @@ def may_generate(api: str, path: str, fields: Mapping[str, Raw], usual: float) -
     """Tokens that the answer to a request with these fields may have. ``api``, ``path``: of the router's table. ``usual``:
     tokens of an answer where nothing is said.
     """
-    if not api and path not in _GENERATES:
+    if not api and path not in GENERATING:
         return 0
     sampling: Mapping[str, Raw] = {}
     raw = fields.get("sampling_params")

@@ -31,7 +31,7 @@ import heapq
 import math
 
 from xpyd_sidecar.router.api.faults import too_many, unavailable
-from xpyd_sidecar.router.api.priority import PRIORITIES
+from xpyd_sidecar.router.api.priority import OWN, PRIORITIES
 from xpyd_sidecar.router.balance.rate import Rate
 from xpyd_sidecar.router.balance.tickets import KeyTickets, Ticket
 
@@ -90,9 +90,8 @@ class FairQueue:
         if own >= share:
             words = f"{own} requests of this key wait, which is its share"
             raise too_many(words, self.retry_after(now, own * len(self._keys)))
-        level = max(-PRIORITIES, min(PRIORITIES, priority))
         self._numbers += 1
-        ticket = Ticket(now + level * self._step, self._numbers, key, cost, now, alone)
+        ticket = Ticket(now + OWN.clamp(priority) * self._step, self._numbers, key, cost, now, alone)
         self._tickets[ticket.number] = ticket
         known = self._keys.get(key)
         if known is None:
