@@ -159,8 +159,8 @@ CAMPAIGNS: Final = (
             (("--sample", "200", "--seed", "101", "--seed", "102", "--seed", "103"),), env={}, result="mutation.json",
             extras=("mutation",)),
     campaign("fuzz", 15, "what is written in C, [fuzzed under the sanitizers](sanitizers.md); `--seconds 3600 --seed 7` for "
-             "each of six entry points", ("scripts/sanitize.py", "fuzz"), usual=(("--seconds", "300"),), extras=("compiler",),
-             short="half a minute for each of six entry points"),
+             "each of nine entry points", ("scripts/sanitize.py", "fuzz"), usual=(("--seconds", "300"),), extras=("compiler",),
+             short="half a minute for each of nine entry points"),
     campaign("fleet", 10, "a rollout of 96P144D with scripted engines that take 12 s to start, before a real API server: same "
              "KV, other KV", ("-m", "pytest", "-s", "tests/kube/test_fleet.py", "-k", "batches", "--timeout", "3600"),
              env={"XPYD_FLEET": "96P144D", "XPYD_FLEET_START_S": "12",

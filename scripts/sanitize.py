@@ -1,6 +1,7 @@
 """The sanitizer tier: what is written in C, under the address and the undefined-behaviour sanitizer (needs gcc).
 
-    python scripts/sanitize.py tests                    the unit tests that run any of it
+    python scripts/sanitize.py tests                    the tests next to it: they import it, or a module that does
+    python scripts/sanitize.py far-tests                all other tests that run any of it
     python scripts/sanitize.py races                    the tests of what has threads in C, under the sanitizer of threads
     python scripts/sanitize.py fuzz --seconds 30        each entry point against its oracle, two at a time; --only a,b
     python scripts/sanitize.py again answers FILE       one input that failed
@@ -32,10 +33,12 @@ CASES = "500"
 """Of tests that compare made-up cases: the fuzz has more of them."""
 
 
-def tests(package: Path, arguments: list[str]) -> int:
-    """Run the tests; pytest's exit code."""
+def tests(package: Path, far: bool, arguments: list[str]) -> int:
+    """Run the tests next to what is written in C, or the others; pytest's exit code."""
     paths = " ".join(map(str, (package, *sanitized.PATHS)))
-    files = [str(path.relative_to(ROOT)) for path in sanitized.tests_of_c()]
+    near = sanitized.near_tests_of_c()
+    wanted = [path for path in sanitized.tests_of_c() if path not in near] if far else near
+    files = [str(path.relative_to(ROOT)) for path in wanted]
     command = [sys.executable, "-m", "pytest", "-o", f"pythonpath={paths}", "--numprocesses", "3", "--dist", "loadfile",
                "--timeout", "300", "-m", "not unsanitized", *files, *arguments]
     env = sanitized.environment(package, XPYD_FUZZ=CASES)
@@ -74,7 +77,8 @@ def main() -> int:
     """As asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("tests", help="unit tests that run C")
+    commands.add_parser("tests", help="tests next to what is written in C")
+    commands.add_parser("far-tests", help="all other tests that run C")
     commands.add_parser("races", help="tests of what has threads in C")
     fuzzing = commands.add_parser("fuzz", help="each entry point against its oracle")
     fuzzing.add_argument("--seconds", type=float, default=30.0, help="for each target")
@@ -85,7 +89,8 @@ def main() -> int:
     once.add_argument("target", choices=fuzz.TARGETS)
     once.add_argument("file", type=Path)
     args, rest = parser.parse_known_args()
-    if rest and args.command != "tests":
+    of_tests = args.command in ("tests", "far-tests")
+    if rest and not of_tests:
         parser.error(f"unknown: {' '.join(rest)}")
     only = args.only.split(",") if args.command == "fuzz" else []
     if unknown := set(only) - set(fuzz.TARGETS):
@@ -94,8 +99,8 @@ def main() -> int:
         if args.command == "races":
             return races(Path(folder))
         package = sanitized.build(Path(folder))
-        if args.command == "tests":
-            return tests(package, rest)
+        if of_tests:
+            return tests(package, args.command == "far-tests", rest)
         if args.command == "again":
             return again(package, args.target, args.file.resolve())
         return search(package, args.seconds, args.seed, only, args.jobs)

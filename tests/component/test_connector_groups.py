@@ -16,6 +16,7 @@ import pytest
 from connector_sides import BLOCK, Engine, idle, making, until
 from copies import RUNNERS
 from grouped_sides import BLOCKS, MODELS, PAGE, USED, WINDOW, GroupedEngine, Job
+from more_cases import more
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.engine.kv_cache import CacheRows, KvCache
@@ -51,7 +52,7 @@ def test_the_edge_is_one() -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("copies", RUNNERS, indirect=True)
+@pytest.mark.parametrize("copies", [*RUNNERS[:2], *more(RUNNERS[2:])], indirect=True)
 def test_all_that_the_next_token_reads_is_there_whatever_the_prompt_and_its_chunks(make: Callable[..., GroupedEngine],
                                                                                    kind: str) -> None:
     p, d = make("p", kind), make("d", kind)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from queue_peers import Figures, play
 
 
+@pytest.mark.test_all
 def test_under_stalls_kills_and_overflow_nothing_is_lost_torn_or_reordered() -> None:
     figures = Figures()
     for seed in range(2):

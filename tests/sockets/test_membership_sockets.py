@@ -17,7 +17,7 @@ from xpyd_sidecar.agent.beats import dealer
 from xpyd_sidecar.contract.ids import AgentId, Role
 
 LOOPS = ("uvloop",)
-pytestmark = pytest.mark.unsanitized
+pytestmark = [pytest.mark.unsanitized, pytest.mark.test_all]
 AGENTS = 256
 INTERVAL_S = 0.5
 

@@ -196,7 +196,7 @@ async def test_retries_of_engines_that_live_and_fail_are_bounded_over_all_reques
     async with fleet(0, 2, retry_budget=0.0) as f:
         for engine in f.d:
             engine.default = Play(status=500)
-        assert [(await f.complete()).status for _ in range(many)] == [500] * many
+        assert [one.status for one in await asyncio.gather(*(f.complete() for _ in range(many)))] == [500] * many
         assert sum(len(engine.seen) for engine in f.d) - many == FLOOR == await retries(f)
 
 

@@ -96,7 +96,7 @@ async def crowd(port: int, count: int) -> Counter[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-@pytest.mark.parametrize("limits", [(FEW, MANY), (FEW, FEW)])
+@pytest.mark.parametrize("limits", [(FEW, MANY), pytest.param((FEW, FEW), marks=pytest.mark.test_all)])
 async def test_a_crowd_under_a_low_limit_of_files(tmp_path: Path, limits: tuple[int, int], dies: bool) -> None:
     """One of three decode engines may end meanwhile."""
     engines = [await ScriptedEngine(name, MadeReplay(LINE)).start() for name in ("p0", "d0", "d1", "d2")]

@@ -9,6 +9,7 @@ from load import LEAST, mixed_load
 
 
 @pytest.mark.unsanitized
+@pytest.mark.test_all
 @pytest.mark.timeout(120)
 async def test_under_a_mixed_load_nothing_fails_and_memory_is_flat(tmp_path: Path) -> None:
     report = await mixed_load(tmp_path, seconds=8.0)

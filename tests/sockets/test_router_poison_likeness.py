@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from beats import Beater, beat
 from made_streams import MadeReplay
+from more_cases import more
 from msgspec import Raw
 from poisons import Revenants, asked, check_whole, code_of, line
 from router_fleet import KEY, RouterFleet, fleet
@@ -81,7 +82,7 @@ class Load:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["a grammar", *more(kind for kind in KINDS if kind != "a grammar")])
 async def test_fifteen_poisons_among_150_honest_streams(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xpyd_sidecar.router.serving.context.secrets.randbits", lambda _: 7)
     most, every_s, made = KINDS[kind]

@@ -11,6 +11,7 @@ from time import perf_counter, sleep
 import pytest
 from beats import beat
 from engine_zoo import TOKENS, Kind, Zoo, zoo
+from more_cases import more
 from router_fleet import KEY, fleet
 from scripted_engine import Play, ScriptedEngine, Seen
 
@@ -60,7 +61,7 @@ async def _suffers(one: Zoo) -> None:
     assert len(one.failures) == failed, told
 
 
-@pytest.mark.parametrize("decodes", [2, 8])
+@pytest.mark.parametrize("decodes", [2, *more([8])])
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
 async def test_an_engine_that_is_bad_costs_clients_nothing_under_every_policy(kind: Kind, decodes: int) -> None:
     async def under(policy: str) -> None:

@@ -114,13 +114,14 @@ def test_what_prefill_gives_up_leaves_the_buffer_once_its_request_has_ended() ->
         wait_until(lambda: not ahead_of(d))
 
 
-def test_a_request_that_ends_before_it_has_blocks_leaves_nothing_and_tells_prefill() -> None:
+def test_a_request_that_goes_on_without_a_try_leaves_nothing_of_it_and_tells_prefill_why() -> None:
     with PrefillRank() as p, DecodeRank(buffer=1 << 16, transport="tcp") as d:
         waits(d, p, ahead=True)
         p.compute(key(), 0, 6)
         wait_until(lambda: ahead_of(d))
-        d.receiver.unwanted(key())
-        assert p.reported()[0].outcome is Outcome.ABORTED
+        d.receiver.unwanted(key(), Outcome.UNUSED, "decode computes the prompt itself")
+        report, = p.reported()
+        assert (report.outcome, report.reason) == (Outcome.UNUSED, "decode computes the prompt itself")
         wait_until(lambda: not ahead_of(d))
 
 

@@ -3,6 +3,7 @@
     tree = sanitized.build(folder)            sidecar/src, copied, with sanitized extensions in it
     subprocess.run(…, env=sanitized.environment(tree))
     sanitized.tests_of_c()                    tests without engines that run any of it
+    sanitized.near_tests_of_c()               those of them that stand next to it
     sanitized.build_for_races(folder)         the same with the sanitizer of threads, which cannot go with the others
 
 What a release has beside its source stays as it is. Fortified functions are left out, since they hide faults from the
@@ -16,7 +17,6 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,8 @@ RACES = ("-fsanitize=thread", "-fno-omit-frame-pointer", "-g", "-Wno-tsan")
 which none orders what threads share here."""
 THREADED = ("tests/sockets/test_transport_stripes.py", "tests/sockets/test_transport_sealed_stripes.py")
 """Tests of what has threads in C."""
+NEAR = 2
+"""Imports between an extension and a test that stands next to it."""
 FOLDERS = tuple(ROOT / "tests" / name for name in ("unit", "sockets", "workshop"))
 LIMIT_S = 600
 
@@ -122,16 +124,24 @@ def library(name: str) -> str:
 def tests_of_c(*folders: Path) -> list[Path]:
     """Test files whose imports reach an extension, over however many modules."""
     files = (path for folder in folders or FOLDERS for path in sorted(folder.glob("test_*.py")))
-    return [path for path in files if any(reached.suffix == ".c" for reached in _reached(path))]
+    return [path for path in files if _steps_to_c(path) is not None]
 
 
-def _reached(path: Path) -> Iterator[Path]:
-    seen, left = {path}, [path]
+def near_tests_of_c(*folders: Path) -> list[Path]:
+    """Those of ``tests_of_c`` that import an extension, or a module that imports one."""
+    return [path for path in tests_of_c(*folders) if (_steps_to_c(path) or 0) <= NEAR]
+
+
+def _steps_to_c(path: Path) -> int | None:
+    """How many imports lead from a file to the nearest extension; None where none does."""
+    seen, left, steps = {path}, {path}, 0
     while left:
-        for found in _imports(left.pop()) - seen:
-            seen.add(found)
-            left.append(found)
-            yield found
+        if any(one.suffix == ".c" for one in left):
+            return steps
+        left = {found for one in left for found in _imports(one)} - seen
+        seen |= left
+        steps += 1
+    return None
 
 
 @cache

@@ -314,7 +314,7 @@ class Orders:
         one.dropped = True
         self._let_go(one, "dropped")
         for each in one.tries:
-            self._tell(lambda d, each=each: d.receiver.unwanted(each.key))
+            self._tell(lambda d, each=each: d.receiver.unwanted(each.key, Outcome.ABORTED, "over"))
 
     def _reset(self) -> None:
         """Decode's caches are reset: who waits computes its prompt itself, and nothing that has come ahead is wanted."""
@@ -426,7 +426,7 @@ class Orders:
             self._let_go(one, "" if one.whole else "ended", one.whole)
             if not one.whole:
                 for each in one.tries:
-                    self._tell(lambda d, each=each: d.receiver.unwanted(each.key))
+                    self._tell(lambda d, each=each: d.receiver.unwanted(each.key, Outcome.ABORTED, "over"))
         elif done.outcome is not Outcome.OK:  # no other rank need wait for what may never come
             self._tell(lambda d: d.carry_out(d.machine.fail(one.request, done.key, done.outcome, done.reason)))
 

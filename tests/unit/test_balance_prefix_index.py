@@ -118,6 +118,7 @@ def test_holders_are_those_of_a_plain_search(seed: int) -> None:
             assert length <= found.get(index, 0) < length + 1024, "a cut may lie inside a part that is common"
 
 
+@pytest.mark.test_all
 def test_a_million_distinct_prompts_take_bounded_memory() -> None:
     held, fleet = Holdings(), tuple(member(f"e{number}") for number in range(8))
     most = 0

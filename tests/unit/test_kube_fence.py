@@ -170,6 +170,7 @@ async def test_each_single_request_that_fails_for_good_leaves_no_pod_without_its
         assert len(calls) > 12
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("spec", SPECS, ids=["pods", "groups", "apart"])
 async def test_ten_thousand_requests_that_fail_leave_no_pod_without_its_fence(spec: dict[str, Any]) -> None:
     async with aiohttp.ClientSession() as session:

@@ -71,6 +71,7 @@ def test_streams_that_go_on_have_the_distribution_of_whole_ones(streams: int, fi
     assert len(verdict.p) == MAX_TOKENS + 1
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("plant", PLANTS)
 def test_the_judge_rejects_an_error_that_is_planted_where_streams_go_on(plant: str) -> None:
     verdict = judge(run(CAMPAIGN, 1, PLANTS[plant]), MAX_TOKENS)

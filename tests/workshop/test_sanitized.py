@@ -26,12 +26,16 @@ def test_tests_that_import_an_extension_over_any_number_of_modules_are_found(tmp
     (tmp_path / "helper.py").write_text("from xpyd_sidecar.router.relay import _fast", encoding="utf-8")
     assert [path.stem for path in sanitized.tests_of_c(tmp_path)] == [
         "test_direct", "test_inside", "test_through_a_module", "test_through_support"]
+    assert [path.stem for path in sanitized.near_tests_of_c(tmp_path)] == ["test_direct", "test_inside"]
 
 
 def test_of_this_repository_those_of_each_extension_are_among_them() -> None:
     found = {path.stem for path in sanitized.tests_of_c()}
     assert found >= {"test_relay_fast", "test_relay_answer", "test_http_incoming", "test_transport_moves",
                      "test_transport_shm_fetch", "test_session_receiver", "test_session_links"}
+    near = {path.stem for path in sanitized.near_tests_of_c()}
+    assert near >= {"test_relay_fast", "test_relay_answer", "test_transport_moves", "test_transport_tcp_fetch"}
+    assert near < found
 
 
 @with_gcc

@@ -49,6 +49,16 @@ class ExpectOrder(NamedTuple):
     """What each rank will take from which of the source's."""
 
 
+class UnclaimedOrder(NamedTuple):
+    """A request goes on, or has ended, without this transfer: what has come ahead of it is of no use. How its load ended,
+    and why, is what its sources hear.
+    """
+
+    key: Key
+    outcome: Outcome
+    reason: str
+
+
 @dataclass
 class Orders(KVConnectorMetadata):
     """Scheduler side to workers, with every step."""
@@ -63,8 +73,7 @@ class Orders(KVConnectorMetadata):
     expects: list[ExpectOrder] = field(default_factory=list)
     forget: bool = False
     """What has come ahead so far is of no use."""
-    unclaimed: list[Key] = field(default_factory=list)
-    """Transfers whose requests have ended without them: what has come ahead of them is of no use."""
+    unclaimed: list[UnclaimedOrder] = field(default_factory=list)
     progress: list[Key] = field(default_factory=list)
     """Loads for which prefill's work has grown."""
     worked: list[Key] = field(default_factory=list)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.engine.recent_transfers import RecentTransfers
-from xpyd_sidecar.engine.reports import FailOrder, LoadOrder, LoadReport, Orders, StepReport
+from xpyd_sidecar.engine.reports import FailOrder, LoadOrder, LoadReport, Orders, StepReport, UnclaimedOrder
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc
 from xpyd_sidecar.kv import messages, offers, pairing, peers
@@ -77,7 +77,7 @@ class SchedulerActions:
                 self.orders.abandons.append(step.request)
             else:
                 if step.outcome is not Outcome.OK:
-                    self.orders.unclaimed.append(step.key)
+                    self.orders.unclaimed.append(UnclaimedOrder(step.key, step.outcome, step.reason))
                 self._ended(step, f"load of {step.key} for {step.request}", sends=False)
 
     def _load(self, step: pairing.StartLoad) -> None:

@@ -139,8 +139,8 @@ class WorkerSide:
         self._moment = self._memory.moment() if orders.loads else None  # behind what still leaves reclaimed blocks
         if orders.forget:
             self._receiver.reset()
-        for key in orders.unclaimed:
-            self._receiver.unwanted(key)
+        for unclaimed in orders.unclaimed:
+            self._receiver.unwanted(*unclaimed)
         self._drafts.begin()
         self._saving.begin(orders.pushes, orders.hold)
         self._copied.update(orders.copied)

@@ -165,9 +165,11 @@ class Receiver:
         """Nothing that was fetched ahead so far is of any use."""
         self._loop.post(lambda: self._carry_out(self._machine.reset()))
 
-    def unwanted(self, key: Key) -> None:
-        """The request of a try has ended without it: its sources are told, and what has come ahead of it is dropped."""
-        self._loop.post(partial(self._unwanted, key))
+    def unwanted(self, key: Key, outcome: Outcome, reason: str) -> None:
+        """The request of a try goes on, or has ended, without it: its sources are told how and why, and what has come ahead
+        of it is dropped.
+        """
+        self._loop.post(partial(self._unwanted, key, outcome, reason))
 
     def spare(self, *, spare: bool) -> None:
         """Whether nobody has a use for the lookup buffer: nothing more comes into it then, and its memory goes back."""
@@ -459,9 +461,9 @@ class Receiver:
             busy = self._machine.busy(session.number) or self._machine.waits(session.number)
             session.tick(now, busy=busy, timeout=self._timeout_s)
 
-    def _unwanted(self, key: Key) -> None:
+    def _unwanted(self, key: Key, outcome: Outcome, reason: str) -> None:
         for ident in [one for one, want in self._wants.items() if one[0] == key and want.tables is None]:
-            self._do(Cancel(*ident, Outcome.ABORTED, "its request has ended in decode"), None)
+            self._do(Cancel(*ident, outcome, reason), None)
         self._machine.unwanted(key)
 
     def _set_spare(self, spare: bool) -> None:
