@@ -87,7 +87,7 @@ BUILDS = (
 )
 TIERS = (
     Tier("lint", "style, types, import contracts, generated files", Lane.FIRST, ((PYTHON, "scripts/lint.py"),)),
-    Tier("laws", "the laws that much else stands on", Lane.FIRST, (_pytest(*LAWS, "-x"),)),
+    Tier("laws", "the laws that much else stands on", Lane.FIRST, (_pytest(*LAWS, "-x", processes=2),)),
     Tier("unit", "pure parts", Lane.COMPUTE,
          (_pytest("tests/unit", "-m", "not test_all", *(f"--ignore={path}" for path in LAWS), processes=2),)),
     Tier("sockets", "what opens sockets or starts threads and processes", Lane.COMPUTE,
@@ -105,7 +105,7 @@ TIERS = (
           (PYTHON, "scripts/sanitize.py", "fuzz", "--seconds", "15")),
          ("get-compiler",), touched=True),
     Tier("versions", "what needs no engine, with the Python sources of vLLM 0.33", Lane.EITHER,
-         (_pytest(*BY_HAND, timeout=120),), ("get-vllm-next",), touched=True,
+         (_pytest(*BY_HAND, processes=2, timeout=120),), ("get-vllm-next",), touched=True,
          env={"PYTHONPATH": str(NEXT), "VLLM_TARGET_DEVICE": "cpu"}),
     Tier("nixl", "the link `rdma` over NIXL itself, without a card", Lane.EITHER, (_pytest("tests/nixl", timeout=600),),
          ("get-nixl",), touched=True, env={"XPYD_NIXL_SITE": str(ROOT / ".cache" / "nixl" / "site")}),
@@ -120,7 +120,7 @@ TIERS = (
     Tier("sanitize-rest", "all other tests that run what is written in C, and a longer fuzz", Lane.EITHER,
          ((PYTHON, "scripts/sanitize.py", "far-tests"),
           (PYTHON, "scripts/sanitize.py", "fuzz", "--seconds", "60", "--seed", "2")), ("get-compiler",), in_test=False),
-    Tier("kube-rest", "random steps, large fleets, and the test cluster itself (root)", Lane.CLUSTER,
+    Tier("kube-rest", "a real API server: random steps, large fleets, the test cluster (root)", Lane.CLUSTER,
          (_pytest("tests/kube", "-m", "test_all", timeout=600),), ("build-light",), in_test=False, root=True),
     Tier("gitops", "the chart, Argo CD's and Flux's judgement, alerts by promtool (root)", Lane.CLUSTER,
          ((PYTHON, "scripts/promtool.py"),

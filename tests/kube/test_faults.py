@@ -17,6 +17,7 @@ from kube_operator import OperatorProcess
 from kube_team import Team
 from kube_watchdog import Watchdog
 from kube_watched import is_ready
+from more_cases import more
 from node_agent import Script
 from testcluster.control_plane import CONTROLLERS
 
@@ -103,7 +104,7 @@ async def test_what_is_deleted_while_the_api_server_cannot_be_reached_is_missed(
     [Fault("status", share=0.5, status=409, methods=WRITES)],
     [Fault("status", share=0.5, status=429)],
     [Fault("status", share=0.3, status=500), Fault("status", share=0.2, status=503), Fault("drop", share=0.1)],
-    [Fault("lose", share=0.4, methods=WRITES)],
+    *more([[Fault("lose", share=0.4, methods=WRITES)]]),
     [Fault("delay", share=0.5, delay_s=0.5), Fault("lose", share=0.1)],
 ], ids=["409", "429", "5xx", "lost", "slow"])
 async def test_a_storm_of_errors(proxied: tuple[Team, FaultProxy], faults: list[Fault]) -> None:

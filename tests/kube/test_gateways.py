@@ -107,6 +107,7 @@ async def test_the_condition_follows_what_a_controller_writes(team: Team, stage:
     unharmed(team, before)
 
 
+@pytest.mark.test_all
 async def test_a_status_that_makes_no_sense_is_no_agreement_and_harms_nothing(team: Team, stage: GatewayStage) -> None:
     """A schema that lets anything pass, and whoever may write it."""
     await begun(team, stage)
@@ -131,6 +132,7 @@ async def test_a_status_that_makes_no_sense_is_no_agreement_and_harms_nothing(te
     unharmed(team, before)
 
 
+@pytest.mark.test_all
 async def test_crds_that_are_deleted_take_the_route_and_nothing_else(team: Team, stage: GatewayStage) -> None:
     first = await begun(team, stage)
     await stage.answer(ROUTE, *GOOD)
@@ -148,6 +150,7 @@ async def test_crds_that_are_deleted_take_the_route_and_nothing_else(team: Team,
     await team.wait_condition("GatewayReady", "False", words=("NoParent",))
 
 
+@pytest.mark.test_all
 async def test_a_version_that_is_turned_off_and_on_has_the_same_route_afterwards(team: Team, stage: GatewayStage) -> None:
     route = await begun(team, stage)
     await stage.answer(ROUTE, *GOOD)

@@ -119,6 +119,7 @@ async def test_one_member_that_goes_takes_its_group_along_and_no_other(team: Tea
     watch.check()
 
 
+@pytest.mark.test_all
 async def test_on_a_node_that_is_lost_a_group_that_serves_stays_and_one_that_does_not_is_made_anew(team: Team) -> None:
     """Kubernetes itself says that the node is lost, 50 s after it was heard last."""
     await team.apply(document(team))

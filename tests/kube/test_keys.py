@@ -29,6 +29,7 @@ async def add_generation(team: Team, number: int) -> None:
     await team.kube.merge("Secret", team.namespace, MASTER, {"data": {str(number): value}})
 
 
+@pytest.mark.test_all
 async def test_a_new_generation_rolls_services_one_after_the_other(team: Team) -> None:
     for name in ("one", "two"):
         await team.apply(team.document(name=name, decode=2))

@@ -15,6 +15,7 @@ TRIES = 20
 PAIR_S = 120.0
 
 
+@pytest.mark.test_all
 async def test_2p2d_with_room_for_two_is_a_pair_each_time(team: Team) -> None:
     team.agent.devices = 2
     for number in range(TRIES):

@@ -17,6 +17,7 @@ from kube_gateways import GATEWAY, POOL, ROUTE, TLS, GatewayStage
 from kube_operator import OperatorProcess
 from kube_team import OPERATOR, OPERATOR_NAMESPACE, USER, Team, make_team
 from kube_watchdog import Watchdog
+from more_cases import more
 from testcluster.errors import CommandFailed
 from testcluster.kubectl import wait_until
 from testcluster.light import LightCluster
@@ -220,7 +221,7 @@ async def test_crds_come_after_the_operator_go_and_come_back(installed: LightClu
         await asyncio.to_thread(install, installed)
 
 
-@pytest.mark.parametrize("how", ["stopped", "paused"])
+@pytest.mark.parametrize("how", ["stopped", *more(["paused"])])
 async def test_an_api_server_that_is_away(installed: LightCluster, operators: Operators, how: str) -> None:
     operator = operators.make()
     await operator.start()

@@ -130,6 +130,7 @@ async def test_from_the_release_before_to_this_one_and_back_with_the_planner_at_
     await dog.end()
 
 
+@pytest.mark.test_all
 async def test_an_image_that_cannot_be_pulled_costs_nothing_and_is_made_good_by_the_operators_image(
         quiet_team: Team) -> None:
     """The pod that was made with it is of the wanted revision: nothing but its image tells that it is to be made anew."""
