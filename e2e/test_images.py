@@ -102,7 +102,7 @@ class Images(NamedTuple):
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
     copy = tmp_path_factory.mktemp("inputs")
-    for name in ("images", "requirements", "operator", "sidecar"):
+    for name in ("images", "requirements", "operator", "sidecar", "distribution"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     return Images(copy)
 

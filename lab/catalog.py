@@ -82,6 +82,9 @@ BENCHES: Final = (
             ("lab/bench/observer",), WRITE, result="observer.json"),
     Command("bench-operator", 5, "the operator on fake nodes: 1,000 engine pods of one service, then 100 services of 10",
             ("lab/bench/operator",), root=True, result="operator.json"),
+    Command("bench-operator-services", 12, "the operator's memory and time with 1,000 services of two pods on fake nodes",
+            ("lab/bench/operator", "--pods", "10", "--services", "1000", "--per-service", "2"), root=True,
+            result="operator_services.json"),
     Command("bench-operator-groups", 3, "the operator with 240 instances of two pods on fake nodes, where all fit and where "
             "some do not", ("lab/bench/operator", "--groups"), root=True, result="operator_groups.json"),
     Command("bench-planner", 15, "the planner beside HPA, static counts and perfect foresight on a sinusoid and two traces "
@@ -134,6 +137,10 @@ CAMPAIGNS: Final = (
     campaign("kueue", 20, "services whose pods queue at a real [Kueue](../kueue.md), in groups and one by one, on a fake node: "
              "too little quota, a deleted pod, preemption; 15 minutes are Kueue's first build", file="test_kueue.py",
              timeout=3600, root=True, short="the pure part", result="campaign_kueue.json"),
+    campaign("walk", 30, "the life of a service on a whole cluster with real engines, as the docs go: check, apply, ask, describe, "
+             "scale, edit, break, a core that is stopped, an upgrade of the operator, delete, an instance of two pods",
+             file="cluster/walk.py", timeout=3600, root=True, profile="full", short="each step by itself",
+             result="campaign_walk.json"),
     campaign("groups-cluster", 40, "an [instance of two pods](../groups.md) on a whole cluster, real engines: TP2 over two pods "
              "prefills for TP1; strangers at its pods; a killed engine, an evicted pod, a drained node with two groups, a lost "
              "kubelet, under traffic", file="cluster/groups.py", timeout=3600, root=True, profile="full",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 import yaml
@@ -13,6 +14,8 @@ from node_agent import Script, image_of
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
 QUIET_S = 15.0
+NODES_S = 360.0
+LOOK_S = 2.0
 READS = {"get", "list", "watch"}
 
 
@@ -157,3 +160,33 @@ async def test_argo_cd_and_flux_say_how_a_service_is(quiet_team: Team) -> None:
     changed = team.of("DisaggService")["qwen"]
     other = {**document, "spec": {**changed["spec"], "drain": {"timeout": "11s"}}}
     assert not judge.of(changed, other).synced, "what does differ is seen"
+
+
+@pytest.mark.test_all
+async def test_while_nodes_are_on_their_way_for_six_minutes_both_say_that_it_is_under_way(quiet_team: Team) -> None:
+    """As an autoscaler of clusters takes for GPUs. Flux fails an apply whose object says Failed once, or too late."""
+    judge = Judge.found()
+    if judge is None:
+        pytest.skip("the program that holds Argo CD's and Flux's judgement is not built: python scripts/tiers.py gitops")
+    team = quiet_team
+    words = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    team.agent.script = lambda _: Script(trouble="unschedulable", words=words)
+    await team.operator.start()
+    document = team.document()
+    document["metadata"]["namespace"] = team.namespace
+    await team.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(document))
+    await team.wait(lambda: bool(team.pods()), "pods are made")
+    end, looks = time.monotonic() + NODES_S, 0
+    while time.monotonic() < end:
+        verdict = judge.of(team.of("DisaggService")["qwen"], document)
+        assert (verdict.health, verdict.flux) == ("Progressing", "InProgress"), verdict
+        assert team.condition("Stalled")["status"] != "True"
+        looks += 1
+        await asyncio.sleep(LOOK_S)
+    assert looks > NODES_S / LOOK_S / 2
+    assert "WaitingForNode" in team.condition("Progressing")["reason"] + team.condition("Progressing")["message"]
+    team.agent.script = lambda _: Script()
+    team.agent.again()
+    await team.wait_settled("1P1D")
+    verdict = judge.of(team.of("DisaggService")["qwen"], document)
+    assert (verdict.health, verdict.flux) == ("Healthy", "Current")

@@ -2,6 +2,7 @@
 
     python -m lab bench-operator                     both scenarios, about five minutes; needs root
     python -m lab bench-operator --pods 200 …      smaller, for a look
+    python -m lab bench-operator-services            1,000 services of two pods
     python -m lab bench-operator-groups              instances of several pods, see ``groups``
 
     one     one service of 1,000 engine pods, from one apply, until it says Ready; then nothing changes; then it is deleted
@@ -41,9 +42,14 @@ from xpyd_operator.cli.plot import panels
 RESULTS = Path(__file__).resolve().parents[3] / "bench/results"
 NAMESPACE = "bench"
 USUAL = (1000, 100, 10)
-"""Pods of the one service, services, pods of each: sizes of which figures are recorded."""
+"""Pods of the one service, services, pods of each."""
+MANY = (10, 1000, 2)
+FILES = {USUAL: "operator.json", MANY: "operator_services.json"}
+"""Sizes of which figures are recorded, and where."""
 NODES = 10
 DEADLINE_S = 240.0
+SERVICE_S = 1.0
+"""More of it for each service."""
 QUIET_S = 60.0
 SETTLE_S = 3.0
 READS = ("get", "list", "watch")
@@ -68,13 +74,14 @@ class Bench:
     async def scenario(self, documents: list[dict[str, Any]], pods: int) -> tuple[dict[str, float], Timeline]:
         """Figures of one scenario, and how the counts went."""
         asked = len(requests(self._cluster, USER))
+        deadline_s = DEADLINE_S + SERVICE_S * len(documents)
         timeline = Timeline(*self._mirrors)
         for each in documents:
             await self._kube.apply("DisaggService", NAMESPACE, each)
         applied_s = timeline.now()
-        created_s = await timeline.wait(lambda: timeline.made >= pods, f"{pods} pods exist", DEADLINE_S)
-        ready_s = await timeline.wait(lambda: timeline.ready >= pods, f"{pods} pods are ready", DEADLINE_S)
-        serving_s = await timeline.wait(lambda: timeline.serving >= len(documents), "all services say Ready", DEADLINE_S)
+        created_s = await timeline.wait(lambda: timeline.made >= pods, f"{pods} pods exist", deadline_s)
+        ready_s = await timeline.wait(lambda: timeline.ready >= pods, f"{pods} pods are ready", deadline_s)
+        serving_s = await timeline.wait(lambda: timeline.serving >= len(documents), "all services say Ready", deadline_s)
         calls = [each for each in await self._wait_quiet(asked) if each.verb != "watch"]
         before, cpu = rounds(await self._operator.said("/metrics")), cpu_s(self._operator.pid)
         quiet = len(requests(self._cluster, USER))
@@ -87,7 +94,7 @@ class Bench:
         delete_s = timeline.now()
         for each in documents:
             await self._kube.delete("DisaggService", NAMESPACE, each["metadata"]["name"])
-        gone_s = await timeline.wait(lambda: not timeline.there, "no pod is left", DEADLINE_S)
+        gone_s = await timeline.wait(lambda: not timeline.there, "no pod is left", deadline_s)
         timeline.close()
         return {
             "applied_s": applied_s, "created_s": created_s, "ready_s": ready_s, "serving_s": serving_s,
@@ -165,7 +172,7 @@ def main() -> None:
         else:
             cluster.add_nodes(NODES, {"cpu": "1000", "memory": "4Ti", "pods": "300", "nvidia.com/gpu": "300"})
             results = asyncio.run(bench(cluster, folder, args.pods, args.services, args.per_service))
-            file = "operator.json" if (args.pods, args.services, args.per_service) == USUAL else ""
+            file = FILES.get((args.pods, args.services, args.per_service), "")
     figures = {key: round(value, 2) if isinstance(value, float) else value for key, value in results.items()} | about()
     text = msgspec.json.format(msgspec.json.encode(figures), indent=2).decode() + "\n"
     if file:
