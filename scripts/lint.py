@@ -1,7 +1,7 @@
 """``make lint``: style, types, import contracts, generated files; two steps at a time, each with its seconds.
 
     python scripts/lint.py [STEP...]       all of them, or some: ruff, imports, crds, reference, manifests, lab, laws,
-                                           minutes, decisions, mypy
+                                           minutes, decisions, names, mypy
 
 Tools are those beside the Python that runs this. All steps run, whatever one says; what one that
 fails has said is printed whole. Exit code: the greatest of theirs. The hooks of .pre-commit-config.yaml run the same steps.
@@ -33,6 +33,7 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "laws": (f"{BIN}/python", "-m", "lab.mutation.laws", "--check"),
     "minutes": (f"{BIN}/python", "scripts/tier_minutes.py", "check"),
     "decisions": (f"{BIN}/python", "scripts/decisions.py", "check"),
+    "names": (f"{BIN}/python", "scripts/plain_names.py", "check"),
 }
 
 
