@@ -158,7 +158,7 @@ class Handler:
     def tell_again(self, peer: Peer) -> None:
         """In the end, when the peers have ended: nothing is open."""
 
-    def wanted(self) -> set[Peer]:
+    def open_peers(self) -> set[Peer]:
         """All of them."""
         return set(self.peers)
 

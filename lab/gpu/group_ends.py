@@ -50,22 +50,22 @@ class Half:
             call()
             self.end.changed.notify_all()
 
-    def begun(self, number: int, uid: bytes) -> None:  # noqa: ARG002  # it has one group
+    def on_group_begun(self, number: int, uid: bytes) -> None:  # noqa: ARG002  # it has one group
         """The peer may join."""
         if self.way is Way.SEND:
             self.end.tell({"join": self.name, "uid": uid.hex()})
 
-    def opened(self, number: int) -> None:  # noqa: ARG002  # it has one group
+    def on_group_open(self, number: int) -> None:  # noqa: ARG002  # it has one group
         """Both have joined."""
         self.open = True
 
-    def posted(self, message: Message) -> None:
+    def on_posted(self, message: Message) -> None:
         """The peer may send, unless this is received in vain."""
         self.posts += 1
         if message.tag:
             self.end.tell({"fetch": self.name})
 
-    def moved(self, message: Message) -> None:
+    def on_moved(self, message: Message) -> None:
         """A message is done."""
         self.count += 1
         if self.way is Way.RECEIVE:
@@ -74,11 +74,11 @@ class Half:
             self.end.slots.append(message.memory)
             self.end.pump()
 
-    def lost(self, number: int, reason: str) -> None:  # noqa: ARG002  # as above
+    def on_group_lost(self, number: int, reason: str) -> None:  # noqa: ARG002  # as above
         """It does no more. That a message was under way is meant here."""
         self.reason = f"{reason}{', with a message under way' if self.posts + self.sent > self.count else ''}"
 
-    def over(self, messages: tuple[Message, ...]) -> None:
+    def on_released(self, messages: tuple[Message, ...]) -> None:
         """Its memory is given back."""
         self.end.slots += [message.memory for message in messages if self.way is Way.RECEIVE]
         self.end.pump()

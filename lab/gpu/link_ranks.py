@@ -31,7 +31,7 @@ from xpyd_sidecar.kv.fetch_steps import FetchPlan
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.offers import Push
 from xpyd_sidecar.kv.reach import TableSpan
-from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
+from xpyd_sidecar.kv.receiving import Instruction, LoadFinished, LoadSource, Order, Receiving
 from xpyd_sidecar.kv.ring import SHARE
 from xpyd_sidecar.memory.completions import Completions
 from xpyd_sidecar.session.greeting import OwnRank
@@ -110,7 +110,7 @@ class Decode(Rank):
         super().__init__(device, block, transport, LEAST)
         self.receiver = self.plane.receiver
         self.loads = Receiving(load_s=LOAD_S, grace_s=0)
-        self.finished: list[Finished] = []
+        self.finished: list[LoadFinished] = []
         self.moved: dict[str, int] = {}
 
     def load(self, turn: int, address: HostPort, life: Incarnation, limit_s: float = LOAD_S) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Decode(Rank):
         plan = FetchPlan(self.layouts, {at: ArrayPart(at, 0, one.heads, 0) for at, one in enumerate(self.layouts)}, 1)
         began = time.monotonic()
         self.moved = {}
-        order = Order(f"r{turn}", key_of(turn), (TableSpan(0, ids),), (From(address, life, plan),))
+        order = Order(f"r{turn}", key_of(turn), (TableSpan(0, ids),), (LoadSource(address, life, plan),))
         self._carry_out(self.loads.load(order, began))
         while len(self.finished) < turn:
             self._poll()
@@ -140,15 +140,15 @@ class Decode(Rank):
             event = self.receiver.inbox.popleft()
             if isinstance(event, FetchedBlocks):
                 self.moved[event.link] = self.moved.get(event.link, 0) + event.size
-                self._carry_out(self.loads.arrived(event.key, event.source, event.blocks, event.size))
+                self._carry_out(self.loads.on_arrived(event.key, event.source, event.blocks, event.size))
             else:
-                self._carry_out(self.loads.broken(event.key, event.source, (event.outcome, event.reason), now,
+                self._carry_out(self.loads.on_source_lost(event.key, event.source, (event.outcome, event.reason), now,
                                                   final=event.final))
         self._carry_out(self.loads.tick(now))
 
     def _carry_out(self, steps: Sequence[Instruction]) -> None:
         for step in steps:
-            if isinstance(step, Finished):
+            if isinstance(step, LoadFinished):
                 self.receiver.close(step.request)
                 self.finished.append(step)
             else:

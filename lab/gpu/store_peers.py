@@ -35,7 +35,7 @@ def describe(copies: SharedCopies) -> Answer:
     """What a session tells decode of a store, with a ticket."""
     cell = copies.tickets.take()
     assert cell is not None
-    at, ticket = copies.tickets.shown(cell)
+    at, ticket = copies.tickets.descriptor(cell)
     return {"name": copies.name.hex(), "size": copies.size, "ticket_at": TICKETS_AT + at, "ticket": ticket.hex()}
 
 

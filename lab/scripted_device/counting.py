@@ -91,7 +91,7 @@ def handed_over(counts: Mapping[str, float]) -> dict[str, float]:
 def watch(counters: Counters) -> None:
     """Count messages that leave, wake-ups of threads that serve sockets or wait for copies, and naps of the engine's."""
     selectors.EpollSelector = _counted_selector(counters)  # type: ignore[misc]
-    _before(ControlConnection, "say", lambda _, kind, *__: counters.add(f"frames {kind.name}"))
+    _before(ControlConnection, "send", lambda _, kind, *__: counters.add(f"frames {kind.name}"))
     pack = messages.pack
 
     def packed(message: Any) -> tuple[bytes, bytes]:

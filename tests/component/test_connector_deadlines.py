@@ -114,7 +114,7 @@ def test_a_prefill_that_computes_is_waited_for_although_no_block_is_whole(
 def test_one_block_per_silence_that_is_almost_too_long_is_enough_where_prefill_says_nothing(
         make: Callable[..., Engine], skip: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
     p, d = make("p", load_timeout_s=60.0), make("d")
-    monkeypatch.setattr(p.scheduler._offers, "grown", list)  # it says nothing of its work
+    monkeypatch.setattr(p.scheduler._offers, "take_progress", list)  # it says nothing of its work
     one = LongPrompt(p, d, 8 * BLOCK)
     one.begin()
     for _ in range(8):
@@ -256,14 +256,14 @@ def test_words_of_work_that_does_not_grow_keep_no_load(
     one.compute(BLOCK)
     other_work(p, 0)
     one.wait_told(BLOCK)
-    said = p.scheduler._offers.grown
+    said = p.scheduler._offers.take_progress
     leg = next(iter(p.scheduler._offers._open.values()))
 
     def again() -> Any:
         leg.told = leg.told._replace(steps=-1)  # it says the same in every step
         return said()
 
-    monkeypatch.setattr(p.scheduler._offers, "grown", again)
+    monkeypatch.setattr(p.scheduler._offers, "take_progress", again)
     assert one.wait_failed(p, skip=skip, each_s=0.5, most_s=8.0) >= 3.0
 
 
@@ -372,7 +372,7 @@ def test_loads_hold_half_of_decodes_blocks_and_the_next_one_waits_in_the_queue(m
         until(lambda one=one: one.over, p, d)
     assert d.failed == []
     until(lambda: idle(p) and idle(d), p, d)
-    assert d.scheduler._room.held == 0
+    assert d.scheduler._room.held_blocks == 0
 
 
 def test_who_waits_for_room_and_leaves_waits_no_more_and_a_load_that_failed_holds_nothing(
@@ -386,11 +386,11 @@ def test_who_waits_for_room_and_leaves_waits_no_more_and_a_load_that_failed_hold
     p.scheduler.allocated(two.theirs, (two.source,), 0)
     until(lambda: d.scheduler._pairing.leg(two.ours.request_id).source is not None, d)
     assert d.scheduler.matched(two.ours, 0) == (None, False)
-    assert (d.scheduler._room.held, d.scheduler._room.waiting) == (4, 1)
+    assert (d.scheduler._room.held_blocks, d.scheduler._room.waiting_requests) == (4, 1)
     d.scheduler.ended(two.ours)
-    assert d.scheduler._room.waiting == 0
+    assert d.scheduler._room.waiting_requests == 0
     one.wait_failed(p, skip=skip, each_s=0.5, most_s=8.0)
-    assert d.scheduler._room.held == 0
+    assert d.scheduler._room.held_blocks == 0
 
 
 # --- what the two engines are told ---

@@ -146,7 +146,7 @@ def test_each_groups_data_matters(make: Callable[..., GroupedEngine], kind: str)
 def ruin(p: GroupedEngine, job: Job, region: int, *, summed: bool) -> None:
     """One byte of an array's last copy is another, after its sum was made: of a token that the next one reads."""
     publisher = p.workers[0]._publisher
-    end = p.workers[0].address().arrays[region].kind.reach.final(job.tokens, job.tokens)
+    end = p.workers[0].address().arrays[region].kind.reach.final_blocks(job.tokens, job.tokens)
 
     def last() -> list[tuple[StoredCopy, PlacedArray]]:
         return [(copy, one) for copy in list(publisher._copies.values()) for one in layout(copy.manifest(0), copy._arrays)

@@ -142,7 +142,7 @@ def test_blocks_come_in_a_group_that_is_made_once(stage: Stage, heads: tuple[int
     assert stage.world.minted == 1
     wait_until(lambda: len(p.publisher.take_reports()) or p.machine.open == 0)
     wait_until(lambda: p.store.used == 0)
-    assert d.machine.ring.used == 0
+    assert d.machine.ring.used_bytes == 0
     assert stage.processes[0].hub.usage.groups == 1
 
 
@@ -230,7 +230,7 @@ def test_what_is_lost_with_its_group_comes_by_another_session_and_nothing_else_i
     stage.world.fail_at = stage.world.stuck_at = 0
     begin(p, d, 2)
     assert whole(d, 2)
-    wait_until(lambda: p.store.used == 0 and d.machine.ring.used == 0)
+    wait_until(lambda: p.store.used == 0 and d.machine.ring.used_bytes == 0)
     wait_until(lambda: all(one.hub.usage == NcclUsage(0, 0) for one in stage.processes))
 
 
@@ -243,11 +243,11 @@ def test_copies_and_ranges_are_kept_until_an_abort_is_complete(stage: Stage) -> 
     wait_until(lambda: p.machine.open == 0)
     time.sleep(0.2)
     assert p.store.used > 0, "the GPU may still read them"
-    assert d.machine.ring.stuck > 0, "and write there"
+    assert d.machine.ring.stuck_bytes > 0, "and write there"
     assert [one.hub.usage.groups for one in stage.processes] == [1, 1]
     stage.world.never_abort = False
     wait_until(lambda: p.store.used == 0)
-    wait_until(lambda: d.machine.ring.used == 0)
+    wait_until(lambda: d.machine.ring.used_bytes == 0)
     wait_until(lambda: all(one.hub.usage.groups == 0 for one in stage.processes))
 
 
@@ -258,7 +258,7 @@ def test_a_long_abort_holds_up_nobody_else(stage: Stage, monkeypatch: pytest.Mon
     one, two = stage.process("p", limits), stage.process("d", limits)
     p, d = stage.prefill(one), stage.decode(two)
     begin(p, d)
-    wait_until(lambda: d.machine.ring.stuck)
+    wait_until(lambda: d.machine.ring.stuck_bytes)
     stage.world.stuck_at = 0
     patient(stage)
     begin(p, d, 2)
@@ -331,7 +331,7 @@ def test_a_dead_prefill_leaves_no_group_behind(stage: Stage) -> None:
     p.stop()
     wait_until(lambda: d.outcomes() == [Outcome.PEER_LOST])
     wait_until(lambda: stage.processes[1].hub.usage.groups == 0)
-    wait_until(lambda: d.machine.ring.used == 0)
+    wait_until(lambda: d.machine.ring.used_bytes == 0)
 
 
 def test_what_prefill_has_let_go_of_by_then_is_not_sent(stage: Stage) -> None:
@@ -345,7 +345,7 @@ def test_what_prefill_has_let_go_of_by_then_is_not_sent(stage: Stage) -> None:
     wait_until(lambda: [one.outcome for one in p.publisher.take_reports()] == [Outcome.ABORTED])
     assert p.store.used == 0
     stage.world.never_open = False
-    wait_until(lambda: d.machine.ring.used == 0)
+    wait_until(lambda: d.machine.ring.used_bytes == 0)
     assert seen == [0, 0], "what it had begun to fetch is answered, with nothing"
     assert not d.caches[0].any()
     stage.world.change = None
@@ -375,9 +375,9 @@ def test_what_is_fetched_before_there_are_blocks_comes_over_tcp_and_only_where_p
     d.want(key(), p, None, whole=COUNT, ahead=True)
     p.compute(key(), 0, 10)
     time.sleep(0.2)
-    assert d.machine.buffer.used == (0, 0), "it would come faster once there are blocks"
+    assert d.machine.buffer.bytes_in_use == (0, 0), "it would come faster once there are blocks"
     p.compute(key(), 10, 10)
-    wait_until(lambda: d.machine.buffer.used[0])
+    wait_until(lambda: d.machine.buffer.bytes_in_use[0])
     assert stage.world.minted == 0
     d.want(key(), p, ids(1), whole=COUNT)
     assert whole(d)

@@ -127,7 +127,7 @@ def test_blocks_are_read_to_their_places_by_one_agent(stage: Stage, decode: dict
         wait_until(lambda: not p.store.used)
     assert d.links == {"nixl"}
     assert stage.world.made == 1
-    assert d.machine.ring.used == 0
+    assert d.machine.ring.used_bytes == 0
 
 
 def test_what_is_fetched_ahead_is_read_into_the_buffer(stage: Stage) -> None:
@@ -135,12 +135,12 @@ def test_what_is_fetched_ahead_is_read_into_the_buffer(stage: Stage) -> None:
     d.want(key(), p, None, whole=6, ahead=True)
     p.compute(key(), 0, 6)
     wait_until(lambda: not p.store.used)
-    assert d.machine.buffer.used[0]
+    assert d.machine.buffer.bytes_in_use[0]
     assert not d.caches[0].any()
     d.want(key(), p, IDS, whole=6)
     wait_until(lambda: d.has(key(), 0, 6))
     assert d.right(key(), 0, IDS)
-    wait_until(lambda: d.machine.buffer.used == (0, 0))
+    wait_until(lambda: d.machine.buffer.bytes_in_use == (0, 0))
 
 
 def test_many_transfers_of_many_peers_go_through_few_slots(stage: Stage) -> None:
@@ -216,13 +216,13 @@ def test_bytes_that_changed_on_their_way_end_the_session_and_the_load(stage: Sta
 def test_a_peer_that_shows_what_is_not_so_is_refused(
         stage: Stage, monkeypatch: pytest.MonkeyPatch, changed: dict[str, object]) -> None:
     p, d = stage.prefill(), stage.decode()
-    shown = NixlServer.shown
+    shown = NixlServer.descriptor
 
     def wrong(server: NixlServer, cell: int) -> NixlMemory:
         true = shown(server, cell)
         return NixlMemory(**{name: getattr(true, name) for name in true.__struct_fields__} | changed)
 
-    monkeypatch.setattr(NixlServer, "shown", wrong)
+    monkeypatch.setattr(NixlServer, "descriptor", wrong)
     d.want(key(), p, IDS)
     p.compute(key(), 0, 6)
     wait_until(lambda: d.outcomes() == [Outcome.INCOMPATIBLE])
@@ -234,8 +234,8 @@ def test_a_peer_that_shows_another_description_of_an_agent_that_is_known_is_refu
     p, q, d = stage.prefill(), stage.prefill(), stage.decode()
     load(p, d)
     (known,) = [peer.memory for peer in stage.processes[2].hub._reading._peers.values()]
-    shown = NixlServer.shown
-    monkeypatch.setattr(NixlServer, "shown", lambda server, cell: NixlMemory(
+    shown = NixlServer.descriptor
+    monkeypatch.setattr(NixlServer, "descriptor", lambda server, cell: NixlMemory(
         **{name: getattr(shown(server, cell), name) for name in known.__struct_fields__} | {"agent": known.agent}))
     d.want(key(2), q, IDS)
     wait_until(lambda: d.outcomes() == [Outcome.INCOMPATIBLE])
@@ -248,8 +248,8 @@ def test_who_shows_the_description_of_another_that_is_known_harms_nobody(
     p, q, d = stage.prefill(), stage.prefill(), stage.decode()
     load(p, d)
     (known,) = [peer.memory for peer in stage.processes[2].hub._reading._peers.values()]
-    shown, liar = NixlServer.shown, stage.processes[1].server
-    monkeypatch.setattr(NixlServer, "shown", lambda server, cell: shown(server, cell) if server is not liar else
+    shown, liar = NixlServer.descriptor, stage.processes[1].server
+    monkeypatch.setattr(NixlServer, "descriptor", lambda server, cell: shown(server, cell) if server is not liar else
                         msgspec.structs.replace(known, agent="nobody's"))
     d.want(key(2), q, IDS)
     wait_until(lambda: d.outcomes() == [Outcome.INCOMPATIBLE])
@@ -284,10 +284,10 @@ def test_a_load_that_is_given_up_lets_its_reads_end_where_they_were_to(stage: St
     want = d.want(key(2), p, IDS)
     d.receiver.close(want.request)
     d.receiver.carry_out(Cancel(key(2), 0, Outcome.ABORTED, "over"))
-    wait_until(lambda: d.receiver.settled(want.request))
-    assert stage.processes[1].hub._reading._machine._slots.used == READ_BYTES
+    wait_until(lambda: d.receiver.is_settled(want.request))
+    assert stage.processes[1].hub._reading._machine._slots.used_bytes == READ_BYTES
     stage.world.held = False
-    wait_until(lambda: not stage.processes[1].hub._reading._machine._slots.used)
+    wait_until(lambda: not stage.processes[1].hub._reading._machine._slots.used_bytes)
     assert all((cache == old).all() for cache, old in zip(d.caches, before, strict=True))
     load(p, d, 3)
 
@@ -323,14 +323,14 @@ def test_what_is_stuck_keeps_its_slot_until_the_agent_ends_and_others_lose_nothi
     d.want(key(3), p, (40, 41))
     p.compute(key(3), 0, 2)
     machine = one.hub._reading._machine
-    wait_until(lambda: machine.stuck)
-    assert machine._slots.used
+    wait_until(lambda: machine.stuck_reads)
+    assert machine._slots.used_bytes
     number = 4
     while stage.world.made == 1:
         load(q, d, number)
         number += 1
     assert stage.world.alive == 1
-    wait_until(lambda: not machine.stuck)
+    wait_until(lambda: not machine.stuck_reads)
     assert {broken.key for broken in d.broken} == {key(3)}
     stage.world.stopped.clear()
     load(q, d, number)
@@ -375,13 +375,13 @@ def test_an_agent_that_cannot_be_ended_reads_no_more_and_gives_nothing_back(
     d.receiver.carry_out(Cancel(key(2), 0, Outcome.ABORTED, "over"))
     end_sessions(d)
     wait_until(lambda: "nothing is read over NIXL until it has" in caplog.text)
-    assert one.hub._reading._machine._slots.used
+    assert one.hub._reading._machine._slots.used_bytes
     d.want(key(3), q, IDS)
     wait_until(lambda: d.outcomes() == [Outcome.INCOMPATIBLE])
     assert "the agent before lives on" in d.broken[0].reason
     assert stage.world.made == 1
     stage.world.never_ends = False
-    wait_until(lambda: not one.hub._reading._machine._slots.used)
+    wait_until(lambda: not one.hub._reading._machine._slots.used_bytes)
     load(q, d, 4)
     assert caplog.text.count("nothing is read over NIXL until it has") == 1
     assert stage.world.made == 2

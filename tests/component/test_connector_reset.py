@@ -89,7 +89,7 @@ def test_the_lookup_buffer_is_empty_and_its_prompt_is_computed_here(make: Make) 
     until(lambda: d.counts.get(metrics.BUFFERED_BYTES, 0) >= block, p, d)
     assert reset(d)
     assert d.scheduler.pending(), "workers have not heard of it"
-    until(lambda: d.workers[0]._receiver.buffered == (0, 0), d)
+    until(lambda: d.workers[0]._receiver.buffered_bytes == (0, 0), d)
     assert d.scheduler.matched(ours, 0) == (0, False)
     d.scheduler.allocated(ours, ([8, 7, 6],), 0)
     until(lambda: idle(p) and idle(d), p, d)

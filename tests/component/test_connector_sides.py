@@ -339,10 +339,10 @@ def test_what_came_ahead_of_a_request_that_has_ended_leaves_the_buffer_also_wher
     until(lambda: d.counts.get(metrics.BUFFERED_BYTES) and not p.workers[0].store.used, p, d)
     p.workers[0]._publisher.stop()
     until(lambda: not receiver._sources, d)
-    assert any(receiver.buffered)
+    assert any(receiver.buffered_bytes)
     d.scheduler.ended(ours)
     assert d.scheduler.pending(), "its workers have to hear of it"
-    until(lambda: not any(receiver.buffered), d)
+    until(lambda: not any(receiver.buffered_bytes), d)
 
 
 def test_the_policy_fail_reports_the_smallest_load_as_failed(make: Callable[..., Engine]) -> None:

@@ -64,7 +64,7 @@ class Session:
         self.errors: list[PeerError] = []
         self.link: Any = None
 
-    def say(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> bytes:
+    def send(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> bytes:
         if not self.errors:
             self.said.append((kind, body))
         return b""
@@ -86,7 +86,7 @@ class Session:
         if self.errors:
             return False
         try:
-            heard = self.link.heard(Frame(kind, KEY, msgspec.msgpack.encode(body) if body is not None else b""))
+            heard = self.link.on_frame(Frame(kind, KEY, msgspec.msgpack.encode(body) if body is not None else b""))
         except PeerError as error:
             self.close(error)
             raise
@@ -134,7 +134,7 @@ class Serving:
         """A group is there, of this number."""
         self.session.hears(FrameKind.GROUP, Group(0))
         number = len(self.hub.joined)
-        self.link.begun(number, b"uid")  # type: ignore[attr-defined]
+        self.link.on_group_begun(number, b"uid")  # type: ignore[attr-defined]
         assert self.session.said[-1] == (FrameKind.GROUP, Group(number, b"uid"))
         return number
 
@@ -157,7 +157,7 @@ def test_prefill_sends_what_a_fetch_in_its_group_asks_for_and_holds_the_copy_unt
             (0, 1024, 100), (100, 1200, 10), (110, 1220, 10), (120, 1240, 10), (256, 2000, 300)]]
     assert one.copy.held == 1
     assert one.link.busy
-    one.link.moved(message)  # type: ignore[attr-defined]
+    one.link.on_moved(message)  # type: ignore[attr-defined]
     assert one.copy.held == 0
     assert not one.link.busy
 
@@ -169,9 +169,9 @@ def test_copies_are_held_until_the_group_is_over_whatever_has_become_of_the_sess
     one.link.close()
     assert one.hub.left == [group]
     assert one.copy.held == 1
-    one.link.lost(group, "the session has ended")  # type: ignore[attr-defined]
+    one.link.on_group_lost(group, "the session has ended")  # type: ignore[attr-defined]
     assert one.copy.held == 1
-    one.link.over((one.hub.given[0][1],))  # type: ignore[attr-defined]
+    one.link.on_released((one.hub.given[0][1],))  # type: ignore[attr-defined]
     assert one.copy.held == 0
 
 
@@ -181,7 +181,7 @@ def test_a_manifest_that_is_not_there_any_more_is_answered_with_as_many_zeros() 
     assert one.session.said[-1] == (FrameKind.SENT, Sent(3, there=False))
     ((_, message),) = one.hub.given
     assert (message.size, list(message.spans)) == (512, [])
-    one.link.moved(message)  # type: ignore[attr-defined]
+    one.link.on_moved(message)  # type: ignore[attr-defined]
     assert not one.link.busy
 
 
@@ -215,7 +215,7 @@ def test_a_group_that_was_never_told_of_and_a_second_one_are_refused() -> None:
 def test_in_a_group_that_has_ended_here_nothing_is_sent_and_decode_is_told() -> None:
     one = Serving()
     group = one.grouped()
-    one.link.lost(group, "another group needs its place")  # type: ignore[attr-defined]
+    one.link.on_group_lost(group, "another group needs its place")  # type: ignore[attr-defined]
     assert one.session.said[-1] == (FrameKind.UNGROUP, Group(group, reason="another group needs its place"))
     one.fetch(group)
     assert one.hub.given == []
@@ -225,7 +225,7 @@ def test_in_a_group_that_has_ended_here_nothing_is_sent_and_decode_is_told() -> 
 def test_a_group_that_cannot_be_made_is_told_with_its_number() -> None:
     one = Serving()
     one.session.hears(FrameKind.GROUP, Group(0))
-    one.link.lost(1, "16 groups are in use")  # type: ignore[attr-defined]
+    one.link.on_group_lost(1, "16 groups are in use")  # type: ignore[attr-defined]
     assert one.session.said == [(FrameKind.UNGROUP, Group(1, reason="16 groups are in use"))]
 
 
@@ -235,7 +235,7 @@ def test_decode_leaves_a_group_and_asks_for_another_one() -> None:
     one.session.hears(FrameKind.UNGROUP, Group(group, reason="idle"))
     assert one.hub.left == [group]
     assert one.grouped() == group + 1
-    one.link.lost(group, "decode: idle")  # type: ignore[attr-defined]
+    one.link.on_group_lost(group, "decode: idle")  # type: ignore[attr-defined]
     one.fetch(group + 1)
     assert [number for number, _ in one.hub.given] == [group + 1], "what is told of the first says nothing of the second"
 
@@ -273,13 +273,13 @@ class Tcp(FetchLink):
     def answer(self) -> None:
         orders, self.orders = self.orders, []
         for order in orders:
-            self.owner.fetched(order.number, None)
+            self.owner.on_fetched(order.number, None)
 
     def close(self) -> None:
         self.closed = True
         orders, self.orders = self.orders, []
         for order in orders:
-            self.owner.failed(order.number)
+            self.owner.on_fetch_failed(order.number)
 
 
 class Fetching:
@@ -310,10 +310,10 @@ class Fetching:
         assert isinstance(self.link, NcclFetchLink)
         self.session.link = self.link
 
-    def fetched(self, number: int, sums: object) -> None:
+    def on_fetched(self, number: int, sums: object) -> None:
         self.fetches.append(number)
 
-    def failed(self, number: int) -> None:
+    def on_fetch_failed(self, number: int) -> None:
         self.failures.append(number)
 
     def device(self, at: int, size: int) -> str:
@@ -321,7 +321,7 @@ class Fetching:
         self.looked_for[at // 1000] = "device"
         return f"range {at // 1000}"
 
-    def held(self, batch: object, at: int) -> list[Any]:
+    def host_places(self, batch: object, at: int) -> list[Any]:
         self.looked_for[at // 1000] = "host"
         return ["rows"]
 
@@ -336,7 +336,7 @@ class Fetching:
         self.session.hears(FrameKind.GROUP, Group(theirs, b"uid"))
         number = len(self.hub.joined)
         assert self.hub.joined[-1] == (Way.RECEIVE, b"uid")
-        self.link.opened(number)
+        self.link.on_group_open(number)
         return number
 
     def message(self, number: int) -> Message:
@@ -356,7 +356,7 @@ def test_fetches_wait_for_the_group_and_are_said_when_they_are_being_received() 
         (group, "range 1", 512), (group, "range 2", 512)]
     assert len(one.session.said) == 1
     for number in (1, 2):
-        one.link.posted(one.message(number))
+        one.link.on_posted(one.message(number))
     combs = ((bodies.Comb(1024, 300),),)
     assert one.session.said[1:] == [(FrameKind.FETCH, FetchBytes(number, 7, combs, 5)) for number in (1, 2)]
     assert one.answers == ([], [])
@@ -368,14 +368,14 @@ def test_a_fetch_is_answered_when_it_has_come_and_prefill_has_said_what_it_is(fi
     one = Fetching()
     one.fetch(1)
     one.grouped()
-    one.link.posted(one.message(1))
+    one.link.on_posted(one.message(1))
     if first == "said":
         one.session.hears(FrameKind.SENT, Sent(1, there))
     else:
-        one.link.moved(one.message(1))
+        one.link.on_moved(one.message(1))
     assert one.answers == ([], [])
     if first == "said":
-        one.link.moved(one.message(1))
+        one.link.on_moved(one.message(1))
     else:
         one.session.hears(FrameKind.SENT, Sent(1, there))
     assert one.answers == (([1], []) if there else ([], [1]))
@@ -390,8 +390,8 @@ def test_what_prefill_says_out_of_turn_ends_the_session() -> None:
         two = Fetching()
         two.fetch(1, 2)
         two.grouped()
-        two.link.posted(two.message(1))
-        two.link.posted(two.message(2))
+        two.link.on_posted(two.message(1))
+        two.link.on_posted(two.message(2))
         if number == 1:
             two.session.hears(FrameKind.SENT, Sent(1, there=True))
         with pytest.raises(ProtocolError, match=f"sends fetch {number} in a group, which is not the next"):
@@ -411,18 +411,18 @@ def test_a_group_that_ends_with_fetches_under_way_ends_the_session_and_they_are_
     one.fetch(1, 2, 3)
     group = one.grouped()
     for number in (1, 2):
-        one.link.posted(one.message(number))
+        one.link.on_posted(one.message(number))
     one.session.hears(FrameKind.SENT, Sent(1, there=True))
-    one.link.moved(one.message(1))
+    one.link.on_moved(one.message(1))
     if by == "prefill":
         one.session.hears(FrameKind.UNGROUP, Group(5, reason="remote error"))
         assert one.hub.left == [group]
     else:
-        one.link.lost(group, "remote error")
+        one.link.on_group_lost(group, "remote error")
         assert one.session.said[-1] == (FrameKind.UNGROUP, Group(5, reason="remote error"))
     assert [str(error) for error in one.session.errors] == ["the peer: nccl: remote error"]
     assert one.answers == ([1], []), "NCCL may still write into the others"
-    one.link.over((one.message(2), one.message(3)))
+    one.link.on_released((one.message(2), one.message(3)))
     assert one.answers == ([1], [2, 3])
     again = Fetching()
     again.maker._shunned = one.maker._shunned
@@ -434,9 +434,9 @@ def test_a_group_that_ends_when_all_has_come_costs_nothing() -> None:
     one = Fetching()
     one.fetch(1)
     group = one.grouped()
-    one.link.posted(one.message(1))
-    one.link.moved(one.message(1))
-    one.link.lost(group, "idle")
+    one.link.on_posted(one.message(1))
+    one.link.on_moved(one.message(1))
+    one.link.on_group_lost(group, "idle")
     assert one.session.errors == []
     one.session.hears(FrameKind.SENT, Sent(1, there=True))
     assert one.answers == ([1], [])
@@ -446,16 +446,16 @@ def test_a_group_that_ends_before_prefill_has_heard_of_a_fetch_costs_nothing() -
     one = Fetching()
     one.fetch(1, 2)
     group = one.grouped()
-    one.link.lost(group, "another group needs its place")
-    one.link.posted(one.message(1))
+    one.link.on_group_lost(group, "another group needs its place")
+    one.link.on_posted(one.message(1))
     assert one.session.said[-1][0] is FrameKind.UNGROUP, "of a group that is gone nothing is said"
-    one.link.over((one.message(1), one.message(2)))
+    one.link.on_released((one.message(1), one.message(2)))
     assert one.session.errors == []
     one.grouped(theirs=6)
     for message in [message for _, message in one.hub.given[2:]]:
-        one.link.posted(message)
+        one.link.on_posted(message)
         one.session.hears(FrameKind.SENT, Sent(message.tag.order.number, there=True))
-        one.link.moved(message)
+        one.link.on_moved(message)
     assert one.answers == ([1, 2], [])
 
 
@@ -467,7 +467,7 @@ def test_without_a_group_fetches_go_over_tcp(refused: bool) -> None:
         one.session.hears(FrameKind.UNGROUP, Group(5, reason="16 groups are in use"))
     else:
         one.session.hears(FrameKind.GROUP, Group(5, b"uid"))
-        one.link.lost(1, "the group was not open within 10 s")
+        one.link.on_group_lost(1, "the group was not open within 10 s")
     one.fetch(3)
     one.tcp.answer()
     assert one.answers == ([1, 2, 3], [])
@@ -523,15 +523,15 @@ def test_the_end_of_the_session_answers_each_fetch_once() -> None:
     one.fetch(1, 2, 3, 4)
     group = one.grouped()
     for number in (1, 2, 3):
-        one.link.posted(one.message(number))
-    one.link.moved(one.message(1))  # prefill has not said what it is
+        one.link.on_posted(one.message(number))
+    one.link.on_moved(one.message(1))  # prefill has not said what it is
     one.session.close(PeerGone("the peer", "closed the connection"))
     assert one.hub.left == [group]
     assert one.answers == ([], [1])
-    one.link.moved(one.message(2))
-    one.link.posted(one.message(4))
-    one.link.lost(group, "the session has ended")
-    one.link.over((one.message(3), one.message(4)))
+    one.link.on_moved(one.message(2))
+    one.link.on_posted(one.message(4))
+    one.link.on_group_lost(group, "the session has ended")
+    one.link.on_released((one.message(3), one.message(4)))
     assert one.answers == ([], [1, 2, 3, 4])
 
 
@@ -568,7 +568,7 @@ class Life:
 
     def lose(self) -> None:
         self.state = "lost"
-        self.one.link.lost(self.group, "lost")
+        self.one.link.on_group_lost(self.group, "lost")
 
     def fetch(self, flag: bool) -> None:
         self.orders += 1
@@ -586,14 +586,14 @@ class Life:
     def open(self, flag: bool) -> None:
         if self.state == "joined":
             self.state = "open"
-            self.one.link.opened(self.group)
+            self.one.link.on_group_open(self.group)
 
     def launch(self, flag: bool) -> None:
         if self.state == "open" and len(self.given) > self.launched:
             before = len(self.one.session.said)
             message = self.given[self.launched]
             self.launched += 1
-            self.one.link.posted(message)
+            self.one.link.on_posted(message)
             if [kind for kind, _ in self.one.session.said[before:]] == [FrameKind.FETCH]:
                 self.sends.append(message.tag.order.number)
 
@@ -608,7 +608,7 @@ class Life:
             message = self.given.pop(0)
             self.launched -= 1
             self.here.add(message.tag.order.number)
-            self.one.link.moved(message)
+            self.one.link.on_moved(message)
 
     def break_(self, flag: bool) -> None:
         if self.state in {"joined", "open"}:
@@ -623,7 +623,7 @@ class Life:
             given, self.given, self.launched = self.given, [], 0
             if self.one.session.errors or not any(message.tag.asked for message in given):
                 self.sends.clear()
-            self.one.link.over(tuple(given))
+            self.one.link.on_released(tuple(given))
 
     def by_tcp(self, flag: bool) -> None:
         self.one.tcp.answer()

@@ -40,22 +40,22 @@ class Side:
     def post(self, call: Callable[[], None]) -> None:
         call()
 
-    def begun(self, number: int, uid: bytes) -> None:
+    def on_group_begun(self, number: int, uid: bytes) -> None:
         self.uid = uid
 
-    def opened(self, number: int) -> None:
+    def on_group_open(self, number: int) -> None:
         self.open = True
 
-    def posted(self, message: Message) -> None:
+    def on_posted(self, message: Message) -> None:
         """The peer would be told."""
 
-    def moved(self, message: Message) -> None:
+    def on_moved(self, message: Message) -> None:
         self.done.append(message)
 
-    def lost(self, number: int, reason: str) -> None:
+    def on_group_lost(self, number: int, reason: str) -> None:
         self.reason = reason
 
-    def over(self, messages: tuple[Message, ...]) -> None:
+    def on_released(self, messages: tuple[Message, ...]) -> None:
         self.back += messages
 
     def give(self, message: Message) -> Message:

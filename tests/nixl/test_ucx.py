@@ -195,7 +195,7 @@ def test_a_prefill_that_is_stopped_costs_nobody_else_anything(
         d.receiver.close(want.request)
         d.receiver.carry_out(Cancel(key(3), 0, Outcome.ABORTED, "over"))
         if not lingers:
-            wait_until(lambda: not reading._machine.stuck)
+            wait_until(lambda: not reading._machine.stuck_reads)
             assert reading.agent.reader is not first
         while time.monotonic() < stopped[0] + STOPPED_S:
             assert load(q, d, meanwhile, 20) is Outcome.OK
@@ -205,7 +205,7 @@ def test_a_prefill_that_is_stopped_costs_nobody_else_anything(
         os.kill(p.process.pid, signal.SIGCONT)
     if lingers:
         assert reading.agent.reader is first
-        wait_until(lambda: not reading._machine.stuck)
+        wait_until(lambda: not reading._machine.stuck_reads)
         assert load(p, d, 901, 20) is Outcome.OK
         assert p.process.poll() is None
     else:

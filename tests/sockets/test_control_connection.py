@@ -41,8 +41,8 @@ def ends(loop: Loop) -> Iterator[tuple[End, End]]:
 def test_frames_come_as_they_were_said_in_both_directions(loop: Loop, ends: tuple[End, End]) -> None:
     one, other = ends
     sums = Sums(7, bytes(900_000))
-    on(loop, lambda: [one.link.say(FrameKind.SUMS, sums), one.link.say(FrameKind.TAKEN, Taken(3))])
-    on(loop, lambda: other.link.say(FrameKind.PING))
+    on(loop, lambda: [one.link.send(FrameKind.SUMS, sums), one.link.send(FrameKind.TAKEN, Taken(3))])
+    on(loop, lambda: other.link.send(FrameKind.PING))
     wait_until(lambda: len(other.frames) == 2 and one.frames)
     assert [frame.kind for frame in other.frames] == [FrameKind.SUMS, FrameKind.TAKEN]
     assert len(other.frames[0].body) > 900_000
@@ -59,7 +59,7 @@ def test_what_its_owner_raises_ends_it_before_the_next_frame(loop: Loop, ends: t
         raise wrong
 
     other.heard = hear
-    on(loop, lambda: [one.link.say(FrameKind.PING), one.link.say(FrameKind.TAKEN, Taken(3))])
+    on(loop, lambda: [one.link.send(FrameKind.PING), one.link.send(FrameKind.TAKEN, Taken(3))])
     wait_until(lambda: other.errors and one.errors)
     assert heard == [FrameKind.PING]
     assert [type(error) for error in other.errors] == [ProtocolError if isinstance(wrong, PeerError) else PeerGone]
@@ -80,14 +80,14 @@ def test_last_words_leave_before_it_is_closed(loop: Loop, ends: tuple[End, End])
     one, other = ends
 
     def refuse() -> None:
-        one.link.say(FrameKind.TAKEN, Taken(9))
+        one.link.send(FrameKind.TAKEN, Taken(9))
         one.link.close(PeerGone("peer", "over"))
 
     on(loop, refuse)
     wait_until(lambda: other.errors)
     assert [frame.kind for frame in other.frames] == [FrameKind.TAKEN]
     on(loop, partial(one.link.close, PeerGone("peer", "again")))
-    on(loop, partial(one.link.say, FrameKind.PING))
+    on(loop, partial(one.link.send, FrameKind.PING))
     assert [error.reason for error in one.errors] == ["over"]
 
 
@@ -105,8 +105,8 @@ def test_what_the_peer_has_said_for_good_counts_where_its_end_shows_elsewhere_fi
     other.heard = hear
 
     def both() -> None:
-        one.link.say(FrameKind.PING)
-        one.link.say(FrameKind.REJECT)
+        one.link.send(FrameKind.PING)
+        one.link.send(FrameKind.REJECT)
         one.link.close(PeerGone("peer", "is over"))
         other.link.close(error)
 
@@ -131,7 +131,7 @@ def test_a_peer_that_does_not_read_is_given_up(loop: Loop, monkeypatch: pytest.M
         (end,) = made
         on(loop, partial(end.link.seal, Sealing(ONE), Sealing(OTHER)))
         for _ in range(400):
-            on(loop, partial(end.link.say, FrameKind.TAKEN, Sums(0, bytes(BODY_MAX - 16))))
+            on(loop, partial(end.link.send, FrameKind.TAKEN, Sums(0, bytes(BODY_MAX - 16))))
             if end.errors:
                 break
         wait_until(lambda: end.errors)
@@ -161,16 +161,16 @@ def test_silence_is_found_at_two_looks_in_a_row(loop: Loop, ends: tuple[End, End
 def test_who_seals_with_another_key_does_not_hold_the_service_key(loop: Loop, ends: tuple[End, End]) -> None:
     one, other = ends
     on(loop, partial(one.link.seal, Sealing(OTHER), Sealing(ONE)))
-    on(loop, partial(one.link.say, FrameKind.PING))
+    on(loop, partial(one.link.send, FrameKind.PING))
     wait_until(lambda: other.errors)
     assert [type(error) for error in other.errors] == [AuthError]
 
 
 def test_a_sealed_frame_that_was_changed_later_is_no_question_of_keys(loop: Loop, ends: tuple[End, End]) -> None:
     one, other = ends
-    on(loop, partial(one.link.say, FrameKind.PING))
+    on(loop, partial(one.link.send, FrameKind.PING))
     wait_until(lambda: other.frames)
     on(loop, partial(one.link.seal, Sealing(OTHER), Sealing(ONE)))
-    on(loop, partial(one.link.say, FrameKind.PING))
+    on(loop, partial(one.link.send, FrameKind.PING))
     wait_until(lambda: other.errors)
     assert [type(error) for error in other.errors] == [ProtocolError]

@@ -21,7 +21,7 @@ SHORT = {"store_bytes": 24 << 10}
 
 def ahead_of(d: DecodeRank) -> int:
     """Bytes that lie in the buffer or the pool."""
-    return sum(d.receiver.buffered)
+    return sum(d.receiver.buffered_bytes)
 
 
 def waits(d: DecodeRank, p: PrefillRank, number: int = 1, *, ahead: bool = False) -> None:
@@ -87,10 +87,10 @@ def test_the_host_pool_takes_over_where_the_buffer_is_full() -> None:
         waits(d, p, ahead=True)
         p.compute(key(), 0, 6)
         wait_until(lambda: not p.store.used)
-        assert all(d.receiver.buffered)
+        assert all(d.receiver.buffered_bytes)
         d.want(key(), p, IDS, whole=6)
         d.whole(key(), 0, IDS)
-        wait_until(lambda: d.receiver.buffered == (0, 0))
+        wait_until(lambda: d.receiver.buffered_bytes == (0, 0))
 
 
 def test_what_no_request_claims_is_dropped_and_prefill_is_told() -> None:
@@ -119,7 +119,7 @@ def test_a_request_that_goes_on_without_a_try_leaves_nothing_of_it_and_tells_pre
         waits(d, p, ahead=True)
         p.compute(key(), 0, 6)
         wait_until(lambda: ahead_of(d))
-        d.receiver.unwanted(key(), Outcome.UNUSED, "decode computes the prompt itself")
+        d.receiver.drop_try(key(), Outcome.UNUSED, "decode computes the prompt itself")
         report, = p.reported()
         assert (report.outcome, report.reason) == (Outcome.UNUSED, "decode computes the prompt itself")
         wait_until(lambda: not ahead_of(d))

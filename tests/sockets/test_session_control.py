@@ -79,7 +79,7 @@ class Engine:
         self.again.append(peer)
         self.thread.post(peer, ANNOUNCE)
 
-    def wanted(self) -> set[Peer]:
+    def open_peers(self) -> set[Peer]:
         return set(self.peers)
 
     def greeting(self, peer: Peer) -> Hello:

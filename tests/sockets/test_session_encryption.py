@@ -24,7 +24,7 @@ def only_prefills_bytes_or_none(d: DecodeRank, transfer: Key) -> None:
     """Whatever has come of a load, it is right; looked at as the engine does, when its gate is closed and nobody writes."""
     request = f"r{transfer.transfer[-4:]}"
     d.receiver.close(request)
-    wait_until(lambda: d.receiver.settled(request))
+    wait_until(lambda: d.receiver.is_settled(request))
     for region in range(LAYERS):
         for nth, block in enumerate(IDS):
             there = d.caches[region][block].reshape(-1)

@@ -71,7 +71,7 @@ def test_blocks_come_to_their_places_and_the_store_is_free_again(ranks: list[Any
     wait_until(reported)
     assert found == [("1", Outcome.OK, 5000)]
     assert p.machine.open == 0
-    assert d.machine.ring.used == 0
+    assert d.machine.ring.used_bytes == 0
 
 
 @pytest.mark.parametrize("link", ["shm", "tcp"])
@@ -131,19 +131,19 @@ def test_a_store_that_is_short_has_decode_take_copies_into_its_buffer(ranks: lis
     d.want(key(), p, None, whole=6)
     p.compute(key(), 0, 6)
     wait_until(lambda: p.store.used <= 16 << 10)
-    assert d.machine.buffer.used[0]
+    assert d.machine.buffer.bytes_in_use[0]
     assert not d.caches[0].any()
     d.want(key(), p, IDS, whole=6)
     wait_until(lambda: d.has(key(), 0, 6))
     assert d.right(key(), 0, IDS)
-    wait_until(lambda: d.machine.buffer.used == (0, 0))
+    wait_until(lambda: d.machine.buffer.bytes_in_use == (0, 0))
 
 
 def test_a_try_whose_bytes_gave_way_in_the_buffer_ends_at_prefill_which_tells_decode(ranks: list[Any]) -> None:
     p, d = both(ranks, decode={"buffer": 1 << 20, "entries": 1, "transport": "tcp"})
     d.want(key(), p, None, whole=6, ahead=True)
     p.compute(key(), 0, 6)
-    wait_until(lambda: d.machine.buffer.used[0] and not p.store.used)
+    wait_until(lambda: d.machine.buffer.bytes_in_use[0] and not p.store.used)
     d.want(key(2), p, None, whole=6, ahead=True)
     found: list[tuple[str, Outcome, int]] = []
 
@@ -217,7 +217,7 @@ def test_a_cancelled_load_gives_everything_back(ranks: list[Any]) -> None:
     d.receiver.close(want.request)
     d.receiver.carry_out(Cancel(key(), 0, Outcome.ABORTED, "over"))
     p.compute(key(), 2, 4)
-    wait_until(lambda: d.receiver.settled(want.request))
+    wait_until(lambda: d.receiver.is_settled(want.request))
     wait_until(lambda: p.store.used == 0 and p.machine.open == 0)
     assert reports(p) == [("1", Outcome.ABORTED, 0)]
     assert not d.has(key(), 2, 1)

@@ -129,13 +129,13 @@ def bodies(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from xpyd_sidecar.session.control_connection import ControlConnection
 
     said: list[Any] = []
-    say = ControlConnection.say
+    say = ControlConnection.send
 
     def saying(self: ControlConnection, kind: FrameKind, body: Any = None, *rest: Any) -> bytes:
         said.append(body)
         return say(self, kind, body, *rest)
 
-    monkeypatch.setattr(ControlConnection, "say", saying)
+    monkeypatch.setattr(ControlConnection, "send", saying)
     return said
 
 

@@ -87,13 +87,13 @@ def test_copies_are_told_only_once_their_step_has_proved() -> None:
         d.want(key(), p, IDS)
         p.compute(key(), 0, 2, hold=3)
         p.compute(key(), 2, 2, hold=4)
-        p.publisher.proved(2)
+        p.publisher.on_copies_proved(2)
         time.sleep(0.1)
         assert not d.has(key(), 0, 1)
-        p.publisher.proved(3)
+        p.publisher.on_copies_proved(3)
         wait_until(lambda: d.has(key(), 0, 2))
         assert not d.has(key(), 2, 1)
-        p.publisher.proved(4)
+        p.publisher.on_copies_proved(4)
         p.compute(key(), 4, 2, hold=4)
         d.whole(key(), 0, IDS)
 
@@ -102,7 +102,7 @@ def test_copies_are_told_only_once_their_step_has_proved() -> None:
 def test_a_decode_that_is_busy_is_not_asked_again_at_once_whatever_time_it_names(retry_s: float) -> None:
     with PrefillRank() as p:
         told: list[float] = []
-        p.publisher._machine = SimpleNamespace(refused=lambda *args: told.append(args[-1]), open=0)  # type: ignore[assignment]
+        p.publisher._machine = SimpleNamespace(on_busy=lambda *args: told.append(args[-1]), open=0)  # type: ignore[assignment]
         session: Any = SimpleNamespace(number=1, life="d", link=None)
         began = time.monotonic()
         p.publisher._relieve = lambda: None  # type: ignore[method-assign]

@@ -282,9 +282,9 @@ def test_a_load_is_settled_only_when_nobody_writes_into_its_blocks(slow: tuple[t
         d.receiver.close(want.request)
         d.receiver.carry_out(Cancel(key(), 0, Outcome.ABORTED, "over"))
         time.sleep(0.05)
-        assert not d.receiver.settled(want.request)
+        assert not d.receiver.is_settled(want.request)
         go_on.set()
-        wait_until(lambda: d.receiver.settled(want.request))
+        wait_until(lambda: d.receiver.is_settled(want.request))
         seen = [cache.copy() for cache in d.caches]
         assert [one.outcome for one in p.reported()] == [Outcome.ABORTED]
         assert all((cache == before).all() for cache, before in zip(d.caches, seen, strict=True))

@@ -166,7 +166,7 @@ def test_a_load_that_ends_in_the_middle_of_a_fetch_leaves_its_blocks_alone() -> 
         want = d.want(key(), p, IDS)
         wait_until(lambda: any(cache[9].any() for cache in d.caches))
         d.receiver.close(want.request)
-        wait_until(lambda: d.receiver.settled(want.request))
+        wait_until(lambda: d.receiver.is_settled(want.request))
         for cache in d.caches:
             cache[list(IDS)] = 0x55
         time.sleep(0.3)

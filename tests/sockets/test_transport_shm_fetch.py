@@ -47,7 +47,7 @@ class World:
         self.shared.copies[:] = np.random.default_rng(1).integers(0, 256, len(self.shared.copies), np.uint8).data
         self.cell = self.shared.tickets.take()
         assert self.cell is not None
-        at, ticket = self.shared.tickets.shown(self.cell)
+        at, ticket = self.shared.tickets.descriptor(self.cell)
         shown = SharedStore(self.shared.name, self.shared.size, TICKETS_AT + at, ticket, mark(b"x"))
         self.calls: deque[Callable[[], None]] = deque()
         self.errors: list[PeerError] = []
@@ -65,7 +65,7 @@ class World:
     def none(size: int) -> Any:
         raise MemoryError
 
-    def say(self, *_: Any) -> bytes:
+    def send(self, *_: Any) -> bytes:
         raise AssertionError("this link says nothing")
 
     def post(self, call: Callable[[], None]) -> None:
@@ -82,11 +82,11 @@ class World:
             except PeerError as error:
                 self.close(error)
 
-    def fetched(self, number: int, sums: np.ndarray) -> None:
+    def on_fetched(self, number: int, sums: np.ndarray) -> None:
         assert len(sums) == sum(piece.packed.sums for piece in self.pieces())
         self.fetches.append(number)
 
-    def failed(self, number: int) -> None:
+    def on_fetch_failed(self, number: int) -> None:
         self.failures.append(number)
 
     def pieces(self, manifest: Manifest = MANIFEST) -> tuple[Piece, ...]:
@@ -124,8 +124,8 @@ def test_what_lies_elsewhere_until_there_are_blocks_is_whole_too() -> None:
     buffers = BufferMemory(lambda size: chunk(memory), (len(memory), 0))
     assert buffers.usable(0)
     landing = HostLanding([], buffers, cover=True)
-    world.fetched = lambda number, sums: world.fetches.append(number)  # type: ignore[method-assign]
-    world.link.fetch(FetchOrder(1, KEY, 0, batch, landing.held(batch, BufferPlace(0, 0, len(memory))), None))
+    world.on_fetched = lambda number, sums: world.fetches.append(number)  # type: ignore[method-assign]
+    world.link.fetch(FetchOrder(1, KEY, 0, batch, landing.host_places(batch, BufferPlace(0, 0, len(memory))), None))
     world.run()
     assert world.fetches == [1]
     store = np.frombuffer(world.shared.copies, np.uint8)

@@ -77,11 +77,11 @@ def test_another_process_changes_neither_a_copy_nor_a_ticket(uid: int) -> None:
     shared = SharedCopies(SIZE)
     cell = shared.tickets.take()
     assert cell is not None
-    _, ticket = shared.tickets.shown(cell)
+    _, ticket = shared.tickets.descriptor(cell)
     shared.copies[:5] = b"right"
     assert attacked(shared.fd, uid) == ([], "right")
     assert bytes(shared.copies[:5]) == b"right"
-    assert shared.tickets.shown(cell)[1] == ticket
+    assert shared.tickets.descriptor(cell)[1] == ticket
     assert os.fstat(shared.fd).st_size == shared.size
     shared.copies[:5] = b"later"
     assert attacked(shared.fd, uid) == ([], "later"), "prefill writes on"

@@ -34,7 +34,7 @@ class Session:
     def __init__(self) -> None:
         self.said: list[tuple[FrameKind, Any]] = []
 
-    def say(self, kind: FrameKind, body: Any = None, key: Any = None) -> bytes:
+    def send(self, kind: FrameKind, body: Any = None, key: Any = None) -> bytes:
         self.said.append((kind, body))
         return b""
 
@@ -125,14 +125,14 @@ def test_tickets_are_bound_and_never_come_twice(shared: SharedCopies) -> None:
     for _ in range(SESSIONS + 5):  # the places come round
         cell = tickets.take()
         assert cell is not None
-        at, ticket = tickets.shown(cell)
+        at, ticket = tickets.descriptor(cell)
         assert ticket != bytes(32)
         seen.add(ticket)
         tickets.give(cell)
-        assert tickets.shown(cell) == (at, bytes(32))
+        assert tickets.descriptor(cell) == (at, bytes(32))
     assert len(seen) == SESSIONS + 5
     cells = [tickets.take() for _ in range(SESSIONS)]
-    assert sorted(tickets.shown(cell)[0] for cell in cells if cell is not None) == list(range(0, SESSIONS * 32, 32))
+    assert sorted(tickets.descriptor(cell)[0] for cell in cells if cell is not None) == list(range(0, SESSIONS * 32, 32))
     with box_in(None) as box:
         server = server_of(shared)
         assert server.serve(Session(), Able(HOST, box.name)) == "shm: too many sessions are open at prefill"

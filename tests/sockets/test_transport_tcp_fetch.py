@@ -69,11 +69,11 @@ class Decode:
         self.errors.append(error)
         self.link.close()
 
-    def fetched(self, number: int, sums: np.ndarray) -> None:
+    def on_fetched(self, number: int, sums: np.ndarray) -> None:
         self.answers.append(("fetched", number))
         self.sums[number] = sums.tobytes()
 
-    def failed(self, number: int) -> None:
+    def on_fetch_failed(self, number: int) -> None:
         self.answers.append(("failed", number))
 
     def order(self, number: int, sizes: tuple[int, ...] = SIZES) -> None:
@@ -296,7 +296,7 @@ def test_a_mistake_of_ours_ends_its_session_and_what_follows_is_answered_all_the
         if number == 1:
             raise RuntimeError("never thought of")
 
-    decode.fetched = mistaken  # type: ignore[method-assign]
+    decode.on_fetched = mistaken  # type: ignore[method-assign]
     (far,) = decode.greet(1)
     decode.order(1)
     decode.order(2)

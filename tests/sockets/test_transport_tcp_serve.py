@@ -205,7 +205,7 @@ class NextOwner:
         self.then: NextOwner | None = None
         self._pool = pool
 
-    def answered(self, number: int, *, here: bool) -> None:
+    def on_order_ended(self, number: int, *, here: bool) -> None:
         assert here == (number == 9)
         assert self._pool is not None
         self.then = NextOwner()

@@ -26,7 +26,7 @@ class End:
     def frame(self, frame: Frame) -> None:
         self.heard(frame)
 
-    def closed(self, error: PeerError) -> None:
+    def on_closed(self, error: PeerError) -> None:
         self.errors.append(error)
 
 

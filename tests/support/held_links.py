@@ -78,7 +78,7 @@ class LateRead:
         for piece, start in zip(self._order.batch, places(self._order.batch), strict=False):
             data = np.concatenate([store[at:at + size] for at, size in piece.stretches])
             self._into[start:start + len(data)] = data
-        link.session.post(lambda: link.owner.fetched(number, np.zeros(0, np.uint64)))
+        link.session.post(lambda: link.owner.on_fetched(number, np.zeros(0, np.uint64)))
         return True
 
 
@@ -98,7 +98,7 @@ class LateLink(FetchLink):
         self._reads.append(LateRead(self, order, self._landing.held_last))
 
     def fails(self, number: int) -> None:
-        self.owner.failed(number)
+        self.owner.on_fetch_failed(number)
         if not self.closed:
             raise PeerGone(self.session.peer, "does not vouch for it any more")
 
@@ -109,9 +109,9 @@ class LateLink(FetchLink):
 class WatchedLanding(HostLanding):
     """Of a host. ``held_last``: the memory that was last asked for beside the cache."""
 
-    def held(self, batch: Sequence[Piece], at: int | BufferPlace) -> list[Scatter]:
+    def host_places(self, batch: Sequence[Piece], at: int | BufferPlace) -> list[Scatter]:
         self.held_last = self._memory(at)[:places(batch)[-1]]
-        return super().held(batch, at)
+        return super().host_places(batch, at)
 
     def due(self) -> Callable[[], object] | None:
         """What may happen in the device."""

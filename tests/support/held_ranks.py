@@ -30,7 +30,7 @@ from xpyd_sidecar.kv.manifests import Taken
 from xpyd_sidecar.kv.mapping import ArrayKind
 from xpyd_sidecar.kv.packing import PackedArray
 from xpyd_sidecar.kv.publishing import Publishing
-from xpyd_sidecar.kv.receiving import Finished, Instruction, Order, Receiving, WantTry
+from xpyd_sidecar.kv.receiving import Instruction, LoadFinished, Order, Receiving, WantTry
 from xpyd_sidecar.kv.ring import Ring
 from xpyd_sidecar.memory.buffer_memory import BufferMemory
 from xpyd_sidecar.memory.chunk import Chunk
@@ -147,7 +147,7 @@ class HeldPrefill:
 
     def prove(self, step: int) -> None:
         self.proved = max(self.proved, step)
-        self.publisher.proved(step)
+        self.publisher.on_copies_proved(step)
 
     def summed(self) -> list[HeldCopy]:
         """Copies whose sums are told, or may be."""
@@ -198,7 +198,7 @@ class HeldDecode:
         self.me = OwnRank(InstanceName("d"), Incarnation(secrets.token_hex(16)), rank, KEY)
         self.receiver = Receiver(self.me, self.fetching, self.landing, peer_timeout_s=timeout_s)
         self.machine = Receiving(load_s=NEVER_S, grace_s=grace_s)
-        self.finished: list[Finished] = []
+        self.finished: list[LoadFinished] = []
         self.reads: list[LateRead] = []
         self.said: set[tuple[int, Key, int]] = set()
         """TAKEN: session, try and number of the manifest."""
@@ -235,9 +235,9 @@ class HeldDecode:
             assert (step.at is None) == (not machine.ring.size)
             mine = [flight.size for flight in machine._flights.values()
                     if flight.link == step.link and not isinstance(flight.at, BufferPlace)]
-            most = machine.ring.most if machine.ring.size else machine._flights.window
+            most = machine.ring.session_bytes_max if machine.ring.size else machine._flights.window
             assert len(mine) == 1 or sum(mine) <= max(most, 1), "more in flight than a session may have"
-        elif isinstance(step, fetch_steps.Say) and isinstance(step.body, Taken):
+        elif isinstance(step, fetch_steps.SayFrame) and isinstance(step.body, Taken):
             said = step.link, step.key, step.body.number
             assert said not in self.said, "TAKEN was said twice"
             self.said.add(said)
@@ -257,7 +257,7 @@ class HeldDecode:
 
     def carry_out(self, steps: Sequence[Instruction]) -> None:
         for step in steps:
-            if isinstance(step, Finished):
+            if isinstance(step, LoadFinished):
                 self.receiver.close(step.request)
                 self.finished.append(step)
             else:
@@ -267,11 +267,11 @@ class HeldDecode:
         """One event of those that have come."""
         event = self.receiver.inbox.popleft()
         if isinstance(event, FetchedBlocks):
-            self.carry_out(self.machine.arrived(event.key, event.source, event.blocks, event.size))
+            self.carry_out(self.machine.on_arrived(event.key, event.source, event.blocks, event.size))
         else:
             assert isinstance(event, BrokenSource)
             why = event.outcome, event.reason
-            self.carry_out(self.machine.broken(event.key, event.source, why, now, final=event.final))
+            self.carry_out(self.machine.on_source_lost(event.key, event.source, why, now, final=event.final))
 
     def plan(self, source: Any, identity: bytes) -> FetchPlan:
         """What it takes of a source (``mapping.Source``), with its own tables."""
@@ -293,8 +293,8 @@ class HeldDecode:
     def left(self) -> dict[str, int]:
         """What it still holds, by name."""
         receiver, machine = self.receiver, self.fetching
-        return {"buffer": sum(machine.buffer.used), "entries": len(machine.buffer), "ring": machine.ring.used,
-                "stuck": machine.ring.stuck, "tries": len(machine._tries), "flights": len(machine._flights),
+        return {"buffer": sum(machine.buffer.bytes_in_use), "entries": len(machine.buffer), "ring": machine.ring.used_bytes,
+                "stuck": machine.ring.stuck_bytes, "tries": len(machine._tries), "flights": len(machine._flights),
                 "queued": sum(map(len, machine._queues.values())), "loads": self.machine.open,
                 "gates": len(receiver._gates), "wants": len(receiver._wants), "targets": len(receiver._targets),
                 "sources": len(receiver._sources), "again": len(receiver._again), "reads": len(self.reads)}

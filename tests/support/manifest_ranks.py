@@ -16,7 +16,7 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceNa
 from xpyd_sidecar.kv.array_layout import ArrayLayout, ArrayPart
 from xpyd_sidecar.kv.buddy import Buddy
 from xpyd_sidecar.kv.buffer import Buffer, BufferPlace
-from xpyd_sidecar.kv.extents import rounded
+from xpyd_sidecar.kv.extents import round_up
 from xpyd_sidecar.kv.fetch_steps import FetchPlan
 from xpyd_sidecar.kv.fetching import Fetching
 from xpyd_sidecar.kv.keys import Key, Outcome
@@ -130,7 +130,7 @@ class PrefillRank(Rank):
         size = HEADS * self.head_bytes
         for region in range(0, LAYERS, layers):
             regions = range(region, min(LAYERS, region + layers))
-            each = rounded(count * size, ALIGN)
+            each = round_up(count * size, ALIGN)
             lease = self.store.lease(each * len(regions), holder)
             assert lease is not None, "the store is full"
             view = np.frombuffer(lease.chunk.view, np.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xpyd_sidecar.kv.array_layout import ArrayLayout
-from xpyd_sidecar.kv.extents import rounded
+from xpyd_sidecar.kv.extents import round_up
 from xpyd_sidecar.kv.manifests import ALIGN, Manifest, layout
 
 
@@ -16,4 +16,4 @@ def size_of(manifest: Manifest, arrays: Sequence[ArrayLayout]) -> int:
         ValueError: as of ``layout``.
     """
     last = layout(manifest, arrays)[-1]
-    return last.offset + rounded(last.packed.size, ALIGN) - manifest.offset
+    return last.offset + round_up(last.packed.size, ALIGN) - manifest.offset

@@ -3,7 +3,7 @@
     p, d = MultiEngine("p", folder, order="ours first"), MultiEngine("d", folder, order="store first", late=True)
 
 vLLM's own class passes every hook on, as in an engine: its scheduler half once, its worker half for each rank. What vLLM's
-scheduler would do is done by tests: ask ``matched``, give blocks (``allocated``), run steps, end a request.
+scheduler would do is done by tests: ask ``matched``, give blocks (``on_allocated``), run steps, end a request.
 """
 
 from __future__ import annotations

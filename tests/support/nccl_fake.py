@@ -284,7 +284,7 @@ class HostDevice:
     def stream(self) -> Any:
         return None
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
         return contextlib.nullcontext(stream)
 
     def handle(self, stream: Any) -> int:
@@ -309,5 +309,5 @@ class OneRing:
     def device(self, at: int, size: int) -> torch.Tensor:
         return torch.from_numpy(self._decode.ring)[at:at + size]
 
-    def held(self, batch: Sequence[Piece], at: int) -> Sequence[Scatter]:
-        return self._decode.landing.held(batch, at)
+    def host_places(self, batch: Sequence[Piece], at: int) -> Sequence[Scatter]:
+        return self._decode.landing.host_places(batch, at)

@@ -88,7 +88,7 @@ class StreamDevice(HostDevice):
         self.streams.append(Stream(next(_numbers), self._world))
         return self.streams[-1]
 
-    def on(self, stream: Stream) -> AbstractContextManager[Any]:
+    def use_stream(self, stream: Stream) -> AbstractContextManager[Any]:
         return Behind(stream, self._memory) if stream.spinning else contextlib.nullcontext(stream)
 
     def handle(self, stream: Stream) -> int:

@@ -133,7 +133,7 @@ class Reader:
             raise FakeError("nixlRemoteDisconnectError")
         self._under_way.append(handle)
 
-    def done(self, handle: Handle) -> bool:
+    def is_done(self, handle: Handle) -> bool:
         world = self._world
         if not self._open:
             world.misuse.append("asked an agent that has ended")

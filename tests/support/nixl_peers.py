@@ -121,13 +121,13 @@ def wait_summed(rank: PrefillRank) -> None:
 def prefill(head_bytes: int, ranks: int, timeout_s: float) -> None:
     changed: dict[str, Any] = {}
     seen: list[NixlMemory] = []
-    true = NixlServer.shown
+    true = NixlServer.descriptor
 
     def show(server: NixlServer, cell: int) -> NixlMemory:
         seen.append(changed_memory(true(server, cell), changed))
         return seen[-1]
 
-    NixlServer.shown = show  # type: ignore[method-assign]
+    NixlServer.descriptor = show  # type: ignore[method-assign]
     if ranks > 1:
         nixl_thread.POLL_S = MANY_POLL_S  # type: ignore[misc]
     size = STORE if ranks == 1 else SMALL_STORE

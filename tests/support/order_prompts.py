@@ -150,9 +150,9 @@ class Prompt:
         """What a step makes final that is handed over. ``apart``: each array leaves by itself."""
         found: list[Part] = []
         for group, reach in enumerate(self.shape.reaches):
-            wanted = reach.wanted(self.tokens)
-            low = max(wanted.start, reach.final(before, self.tokens))
-            high = min(wanted.stop, reach.final(after, self.tokens))
+            wanted = reach.wanted_blocks(self.tokens)
+            low = max(wanted.start, reach.final_blocks(before, self.tokens))
+            high = min(wanted.stop, reach.final_blocks(after, self.tokens))
             if low >= high:
                 continue
             first = self.shape.groups.index(group)
@@ -163,7 +163,7 @@ class Prompt:
 
     def wanted(self, have: int) -> list[range]:
         """By group: the blocks that decode lacks, if it has the KV of so many tokens."""
-        return [reach.wanted(self.tokens, have) for reach in self.shape.reaches]
+        return [reach.wanted_blocks(self.tokens, have) for reach in self.shape.reaches]
 
     @property
     def request(self) -> str:

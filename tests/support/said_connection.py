@@ -21,7 +21,7 @@ class SaidConnection:
         self.writing = self.is_silent = False
         self._owner = owner
 
-    def say(self, kind: FrameKind, body: Any = None, key: Any = NO_TRY) -> bytes:
+    def send(self, kind: FrameKind, body: Any = None, key: Any = NO_TRY) -> bytes:
         self.said.append((kind, body))
         return b""
 
@@ -30,4 +30,4 @@ class SaidConnection:
 
     def close(self, error: PeerError) -> None:
         self.errors.append(error)
-        self._owner.closed(error)
+        self._owner.on_closed(error)

@@ -384,8 +384,8 @@ def _held(stage: Stage) -> list[str]:
     found = [] if idle(stage.engine) else [f"{stage.name} is not idle: {stage.engine.counts}"]
     if len(stage.free) != BLOCKS - 1:
         found.append(f"{stage.name} holds {BLOCKS - 1 - len(stage.free)} blocks")
-    found += [f"{stage.name} has {worker._receiver.buffered} bytes in its buffer" for worker in stage.engine.workers
-              if any(worker._receiver.buffered)]
+    found += [f"{stage.name} has {worker._receiver.buffered_bytes} bytes in its buffer" for worker in stage.engine.workers
+              if any(worker._receiver.buffered_bytes)]
     return found
 
 

@@ -37,7 +37,7 @@ from xpyd_sidecar.errors import ChecksumError, PeerGone
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.reach import TableSpan
-from xpyd_sidecar.kv.receiving import Finished, From, Order, WantTry
+from xpyd_sidecar.kv.receiving import LoadFinished, LoadSource, Order, WantTry
 from xpyd_sidecar.transport.shm.mailbox import Mailbox
 
 SETTLE_S = 4.0
@@ -298,7 +298,7 @@ class Orders:
         each = one.tries[-1]
 
         def load(d: HeldDecode) -> None:
-            sources = tuple(From(*self.p[each.p][source.rank].place, d.plan(source, one.identity))
+            sources = tuple(LoadSource(*self.p[each.p][source.rank].place, d.plan(source, one.identity))
                             for source in self.plan[d.me.rank])
             d.load(Order(one.request, each.key, one.tables, sources), self.held.now)
 
@@ -314,7 +314,7 @@ class Orders:
         one.dropped = True
         self._let_go(one, "dropped")
         for each in one.tries:
-            self._tell(lambda d, each=each: d.receiver.unwanted(each.key, Outcome.ABORTED, "over"))
+            self._tell(lambda d, each=each: d.receiver.drop_try(each.key, Outcome.ABORTED, "over"))
 
     def _reset(self) -> None:
         """Decode's caches are reset: who waits computes its prompt itself, and nothing that has come ahead is wanted."""
@@ -406,7 +406,7 @@ class Orders:
                 one = next(one for one in self.prompts if one.request == done.request)
                 if rank not in one.ended:
                     self._ended(one, rank, done)
-                if rank not in one.settled and d.receiver.settled(one.request):
+                if rank not in one.settled and d.receiver.is_settled(one.request):
                     one.settled.add(rank)
                     self._whole(one, rank)
         for one in self.prompts:
@@ -415,7 +415,7 @@ class Orders:
         for p in self._prefills():
             p.hear()
 
-    def _ended(self, one: Prompt, rank: int, done: Finished) -> None:
+    def _ended(self, one: Prompt, rank: int, done: LoadFinished) -> None:
         """A rank reports a load, and the scheduler draws its conclusions (``engine.scheduler_side``)."""
         one.ended[rank] = done.key, done.outcome
         self.log.append(f"{one.letter} finished by d{rank}: {done.outcome} {done.reason}")
@@ -426,7 +426,7 @@ class Orders:
             self._let_go(one, "" if one.whole else "ended", one.whole)
             if not one.whole:
                 for each in one.tries:
-                    self._tell(lambda d, each=each: d.receiver.unwanted(each.key, Outcome.ABORTED, "over"))
+                    self._tell(lambda d, each=each: d.receiver.drop_try(each.key, Outcome.ABORTED, "over"))
         elif done.outcome is not Outcome.OK:  # no other rank need wait for what may never come
             self._tell(lambda d: d.carry_out(d.machine.fail(one.request, done.key, done.outcome, done.reason)))
 

@@ -97,7 +97,7 @@ class Decode:
     def fill(self, batch: tuple[Piece, ...], at: int | BufferPlace, store: np.ndarray) -> None:
         """A link brings the bytes to host memory, which there is where such a link was chosen."""
         self.host_ring.prepare()
-        for piece, rows in zip(batch, self.landing.held(batch, at), strict=True):
+        for piece, rows in zip(batch, self.landing.host_places(batch, at), strict=True):
             data = np.concatenate([store[one.offset:one.offset + one.size] for one in piece.stretches])
             rows.copy(data.ctypes.data)
 

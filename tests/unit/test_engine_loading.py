@@ -49,7 +49,7 @@ class ListedReceiver:
         """Nothing more is to be written."""
         self.closed.append(request)
 
-    def settled(self, request: str) -> bool:
+    def is_settled(self, request: str) -> bool:
         """Whether nothing is."""
         return request not in self.written
 

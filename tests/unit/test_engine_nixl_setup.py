@@ -77,7 +77,7 @@ def test_the_memory_of_the_store_is_registered_once_and_never_made_anew(
     assert isinstance(server, NixlServer)
     assert setup.version == "1.5.1"
     assert setup.store(SIZES.store).view.obj is setup.store(SIZES.store).view.obj is server.memory.view.obj
-    assert server.shown(0).size == SIZES.store
+    assert server.descriptor(0).size == SIZES.store
     assert len(world.agents) == 1
     assert world.made == 0, "nobody reads yet"
     assert setup.hub.held()

@@ -137,13 +137,13 @@ class Prefill:
                 self._next.append(self._register(peer))  # the others are first next time
                 self.begun[peer.instance] += 1
                 self.free -= STEP_BLOCKS
-                self.offers.allocated(name, 0)
+                self.offers.on_allocated(name, 0)
                 pushes += self.offers.step(name, [range(1, 1 + STEP_BLOCKS)], computed=16 * STEP_BLOCKS)
                 break
         self.forward([push for push in pushes if isinstance(push, Push)], seconds)
         self.clock.advance(self.clock.now + seconds)
         while self.saving.copied:
-            self.offers.copied(0, *self.saving.copied.popleft())
+            self.offers.on_copied(0, *self.saving.copied.popleft())
         if pushes:
             self.offers.end(name)
             if not self.offers.holds(name):

@@ -41,10 +41,10 @@ def test_what_was_inserted_is_selected_by_its_transfer_once() -> None:
     insert(b, key("a"), cut(0, 0, 2), cut(1, 0))
     items = b.drop_select(key("a"), 0, 2)
     assert [(item.cut, item.what) for item in items] == [(cut(0, 0, 2), "array 0"), (cut(1, 0), "array 1")]
-    assert b.used == (3 * UNIT, 0)
+    assert b.bytes_in_use == (3 * UNIT, 0)
     for item in items:
         b.free(item.place)
-    assert b.used == (0, 0)
+    assert b.bytes_in_use == (0, 0)
     assert b.drop_select(key("a"), 0, 2) == []
 
 
@@ -54,7 +54,7 @@ def test_only_what_has_blocks_that_decode_lacks_is_selected_and_other_places_are
     insert(b, key("a"), cut(0, 0, 4), cut(1, 0, 2), cut(1, 2, 2))
     items = b.drop_select(key("a"), 3, 1)
     assert [item.cut for item in items] == [cut(0, 0, 4), cut(1, 2, 2)]
-    assert b.used == (6 * UNIT, 0)  # the place of blocks 0 and 1 of region 1 is free
+    assert b.bytes_in_use == (6 * UNIT, 0)  # the place of blocks 0 and 1 of region 1 is free
 
 
 def test_of_arrays_with_other_blocks_those_are_selected() -> None:
@@ -63,7 +63,7 @@ def test_of_arrays_with_other_blocks_those_are_selected() -> None:
     insert(b, key("a"), cut(0, 0, 4), cut(1, 2, 2))
     items = b.drop_select(key("a"), 1, 3, (ArraySpan(1, 1, 0, 1),))
     assert [item.cut for item in items] == [cut(0, 0, 4)]
-    assert b.used == (4 * UNIT, 0)
+    assert b.bytes_in_use == (4 * UNIT, 0)
 
 
 def test_by_content_only_whole_entries_of_the_same_transfer_and_prompt_are_selected() -> None:
@@ -95,7 +95,7 @@ def test_what_will_not_come_may_be_offered_again() -> None:
     for one in (cut(0, 0), cut(0, 1), cut(0, 2)):
         b.withdraw(key("a"), one)
     b.free(place)
-    assert b.used == (UNIT, 0), "what is there stays"
+    assert b.bytes_in_use == (UNIT, 0), "what is there stays"
     assert [b.has(key("a"), cut(0, at)) for at in range(3)] == [True, False, False]
     assert b.offer(key("a"), [cut(0, 1), cut(0, 2)])
     with pytest.raises(ValueError, match="offered twice"):
@@ -109,7 +109,7 @@ def test_it_is_busy_while_its_memory_is_being_made_and_the_pool_is_not_asked_in_
                             usable=lambda tier: bool(asked.append(tier)))
     b.expect(key("a"), A, 4, 0)
     assert not b.offer(key("a"), [cut(0, 0)])
-    assert (asked, b.used) == ([0], (0, 0))
+    assert (asked, b.bytes_in_use) == ([0], (0, 0))
 
 
 def test_the_pool_takes_over_and_then_it_is_busy_until_something_leaves() -> None:
@@ -117,14 +117,14 @@ def test_the_pool_takes_over_and_then_it_is_busy_until_something_leaves() -> Non
     for letter in "ab":
         b.expect(key(letter), A, 8, 0)
     insert(b, key("a"), cut(0, 0), cut(0, 1), cut(0, 2))
-    assert b.used == (2 * UNIT, UNIT)
+    assert b.bytes_in_use == (2 * UNIT, UNIT)
     assert not b.offer(key("b"), [cut(0, 0), cut(0, 1)])
-    assert b.used == (2 * UNIT, UNIT), "a refused offer holds nothing"
+    assert b.bytes_in_use == (2 * UNIT, UNIT), "a refused offer holds nothing"
     assert b.offer(key("b"), [cut(0, 0)])
     assert b.forget(key("a"))
     assert b.offer(key("b"), [cut(0, 1)])
     assert b.forget(key("b"))
-    assert b.used == (0, 0)
+    assert b.bytes_in_use == (0, 0)
     assert not b.forget(key("b"))
 
 
@@ -142,7 +142,7 @@ def test_of_an_offer_no_more_is_looked_at_than_the_prompt_has_blocks() -> None:
     with pytest.raises(ValueError, match="more than the prompt has"):
         b.offer(key("a"), cuts())
     assert looked == [0, 1, 2, 3, 4]
-    assert b.used == (0, 0)
+    assert b.bytes_in_use == (0, 0)
 
 
 def test_what_no_request_claims_leaves_after_its_time() -> None:
@@ -152,7 +152,7 @@ def test_what_no_request_claims_leaves_after_its_time() -> None:
     insert(b, key("a"), cut(0, 0))
     assert b.tick(9.9) == []
     assert b.tick(10) == [key("a")]
-    assert b.used == (0, 0)
+    assert b.bytes_in_use == (0, 0)
     assert list(b.tick(15)) == [key("b")]
 
 
@@ -162,8 +162,8 @@ def test_a_lost_source_takes_what_is_unfinished_and_leaves_what_is_whole() -> No
         b.expect(key(letter), A, 2, 0)
     insert(b, key("a"), cut(0, 0))
     insert(b, key("b"), cut(0, 0, 2))
-    assert b.broken(key("a"))
-    assert not b.broken(key("b"))
+    assert b.drop_unfinished(key("a"))
+    assert not b.drop_unfinished(key("b"))
     assert key("b") in b
 
 
@@ -174,9 +174,9 @@ def test_a_fetch_that_is_still_under_way_when_its_entry_leaves_gives_its_place_b
     place = b.take(key("a"), cut(0, 0))
     assert place is not None
     assert b.forget(key("a"))
-    assert b.used == (UNIT, 0)
+    assert b.bytes_in_use == (UNIT, 0)
     assert not b.insert(key("a"), cut(0, 0), place, "late")
-    assert b.used == (0, 0)
+    assert b.bytes_in_use == (0, 0)
     assert b.take(key("a"), cut(0, 1)) is None
 
 
@@ -221,7 +221,7 @@ class Judge:
                  self.content, self.use, self.use, self.lose, self.wait)
         for _ in range(events):
             self.draw.choice(moves)()
-            for used, units in zip(self.buffer.used, self.sizes, strict=True):
+            for used, units in zip(self.buffer.bytes_in_use, self.sizes, strict=True):
                 assert 0 <= used <= units * UNIT
             assert len(self.buffer) <= 4
         while self.writing:
@@ -229,7 +229,7 @@ class Judge:
         while self.selected:
             self.use()
         self.buffer.tick(self.now + 100)
-        assert self.buffer.used == (0, 0), "a place was not given back"
+        assert self.buffer.bytes_in_use == (0, 0), "a place was not given back"
         assert len(self.buffer) == 0
 
     def expect(self) -> None:
@@ -333,7 +333,7 @@ class Judge:
     def lose(self) -> None:
         if (which := self.some()) is not None and self.draw.random() < 0.4:
             known = which in self.buffer
-            assert self.buffer.broken(which) == (known and which not in self.buffer)
+            assert self.buffer.drop_unfinished(which) == (known and which not in self.buffer)
 
     def wait(self) -> None:
         self.now += self.draw.random() * 3

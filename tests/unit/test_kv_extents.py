@@ -18,7 +18,7 @@ def test_laws(size: int, unit: int, steps: list[tuple[str, int, int]]) -> None:
     for what, amount, pick in steps:
         if what == "take":
             taken = {at for start, length in held for at in range(start, start + length)}
-            want = space.rounded(amount)
+            want = space.round_up(amount)
             fits = [at for at in range(0, space.size - want + 1, unit) if taken.isdisjoint(range(at, at + want))]
             offset = space.take(amount)
             assert offset == (fits[0] if fits else None), "the lowest that fits"

@@ -31,7 +31,7 @@ def machine(most: int = 2, flight: int = 4, depth: int = 2) -> Groups[str]:
 def opened(m: Groups[str], *numbers: int, way: Way = Way.SEND, now: float = 0.0) -> None:
     for number in numbers:
         assert m.open(number, way, now) == [MakeGroup(number)]
-        assert m.opened(number, now) == [GroupOpened(number)]
+        assert m.on_opened(number, now) == [GroupOpened(number)]
 
 
 def connected(m: Groups[str], *numbers: int, way: Way = Way.SEND, now: float = 0.0) -> None:
@@ -39,21 +39,21 @@ def connected(m: Groups[str], *numbers: int, way: Way = Way.SEND, now: float = 0
     for number in numbers:
         opened(m, number, way=way, now=now)
         assert m.move(number, "first", now) == [LaunchPiece(number, "first")]
-        assert m.launched(number, now) == []
-        assert m.done(number, now) == [PieceMoved(number, "first")]
+        assert m.on_launched(number, now) == []
+        assert m.on_piece_done(number, now) == [PieceMoved(number, "first")]
 
 
 def test_pieces_go_in_order_one_launch_at_a_time_and_two_at_once() -> None:
     m = machine()
     assert m.open(1, Way.SEND, 0) == [MakeGroup(1)]
     assert m.move(1, "first", 0) == []
-    assert m.opened(1, 1) == [GroupOpened(1), LaunchPiece(1, "first")]
-    assert m.move(1, "a", 1) == [] == m.launched(1, 1), "the first one goes alone"
-    assert m.done(1, 1) == [PieceMoved(1, "first"), LaunchPiece(1, "a")]
+    assert m.on_opened(1, 1) == [GroupOpened(1), LaunchPiece(1, "first")]
+    assert m.move(1, "a", 1) == [] == m.on_launched(1, 1), "the first one goes alone"
+    assert m.on_piece_done(1, 1) == [PieceMoved(1, "first"), LaunchPiece(1, "a")]
     assert m.move(1, "b", 1) == [] == m.move(1, "c", 1)
-    assert m.launched(1, 1) == [LaunchPiece(1, "b")]
-    assert m.launched(1, 1) == [], "two are under way"
-    assert m.done(1, 2) == [PieceMoved(1, "a"), LaunchPiece(1, "c")]
+    assert m.on_launched(1, 1) == [LaunchPiece(1, "b")]
+    assert m.on_launched(1, 1) == [], "two are under way"
+    assert m.on_piece_done(1, 2) == [PieceMoved(1, "a"), LaunchPiece(1, "c")]
     assert list(m.running()) == [(1, "b")]
     assert list(m.launching()) == [1]
 
@@ -63,13 +63,13 @@ def test_slots_go_round_and_each_direction_has_its_own() -> None:
     connected(m, 1, 2)
     connected(m, 3, way=Way.RECEIVE)
     assert m.move(1, "a", 0) == [LaunchPiece(1, "a")]
-    m.launched(1, 0)
+    m.on_launched(1, 0)
     m.move(1, "b", 0)
     assert m.move(2, "x", 0) == [], "two sends are under way"
     assert m.move(3, "r", 0) == [LaunchPiece(3, "r")]
-    m.launched(1, 0)
+    m.on_launched(1, 0)
     m.move(1, "c", 0)
-    assert m.done(1, 0) == [PieceMoved(1, "a"), LaunchPiece(2, "x")], "who has waited goes first"
+    assert m.on_piece_done(1, 0) == [PieceMoved(1, "a"), LaunchPiece(2, "x")], "who has waited goes first"
 
 
 def test_the_longest_idle_group_makes_room_and_the_new_one_waits_for_its_end() -> None:
@@ -78,7 +78,7 @@ def test_the_longest_idle_group_makes_room_and_the_new_one_waits_for_its_end() -
     opened(m, 2, now=1)
     assert m.open(3, Way.SEND, 2) == [GroupLost(1, "another group needs its place"), EndGroup(1)]
     assert m.count == 2
-    assert m.ended(1, 3) == [GroupOver(1, ()), MakeGroup(3)]
+    assert m.on_ended(1, 3) == [GroupOver(1, ()), MakeGroup(3)]
 
 
 def test_a_group_that_waits_for_its_turn_is_not_idle() -> None:
@@ -86,8 +86,8 @@ def test_a_group_that_waits_for_its_turn_is_not_idle() -> None:
     opened(m, 1)
     assert m.move(1, "a", 0) == [LaunchPiece(1, "a")]
     assert m.open(2, Way.SEND, 1) == [GroupLost(2, "1 groups are in use"), GroupOver(2, ())]
-    m.launched(1, 1)
-    m.done(1, 1)
+    m.on_launched(1, 1)
+    m.on_piece_done(1, 1)
     assert m.open(3, Way.SEND, 2) == [GroupLost(1, "another group needs its place"), EndGroup(1)]
 
 
@@ -106,27 +106,27 @@ def test_deadlines(state: str) -> None:
     m = machine()
     m.open(1, Way.SEND, 0)
     if state != "opening":
-        m.opened(1, 1)
+        m.on_opened(1, 1)
         m.move(1, "a", 2)
     if state == "running":
-        m.launched(1, 3)
+        m.on_launched(1, 3)
     late = 10.1 if state == "opening" else 7.1
     assert m.tick(late - 0.2) == []
     lost, end = m.tick(late)
     assert isinstance(lost, GroupLost)
     assert end == EndGroup(1)
     assert m.tick(100) == []
-    assert m.ended(1, 100) == [GroupOver(1, () if state == "opening" else ("a",))]
+    assert m.on_ended(1, 100) == [GroupOver(1, () if state == "opening" else ("a",))]
 
 
 def test_what_waits_behind_a_slow_piece_is_not_blamed_for_it() -> None:
     m = machine()
     opened(m, 1)
     m.move(1, "a", 0)
-    m.launched(1, 0)
+    m.on_launched(1, 0)
     m.move(1, "b", 0)
-    m.launched(1, 0)
-    m.done(1, 4.9)
+    m.on_launched(1, 0)
+    m.on_piece_done(1, 4.9)
     assert m.tick(9) == []
 
 
@@ -135,12 +135,12 @@ def test_pieces_come_back_only_when_the_end_is_complete() -> None:
     opened(m, 1)
     for piece in "abc":
         m.move(1, piece, 0)
-    m.launched(1, 0)
-    assert m.broken(1, "remote error") == [GroupLost(1, "remote error"), EndGroup(1)]
-    assert m.broken(1, "again") == []
-    assert m.done(1, 1) == [] == m.move(1, "d", 1)
+    m.on_launched(1, 0)
+    assert m.on_broken(1, "remote error") == [GroupLost(1, "remote error"), EndGroup(1)]
+    assert m.on_broken(1, "again") == []
+    assert m.on_piece_done(1, 1) == [] == m.move(1, "d", 1)
     assert m.count == 1
-    assert m.ended(1, 2) == [GroupOver(1, ("a", "b", "c", "d"))]
+    assert m.on_ended(1, 2) == [GroupOver(1, ("a", "b", "c", "d"))]
     assert m.move(1, "e", 3) == [GroupOver(1, ("e",))]
 
 
@@ -166,7 +166,7 @@ def test_memory_of_a_group() -> None:
 def receiving(m: Groups[str], number: int = 9) -> None:
     connected(m, number, way=Way.RECEIVE)
     assert m.move(number, "r", 0) == [LaunchPiece(number, "r")]
-    assert m.launched(number, 0) == []
+    assert m.on_launched(number, 0) == []
 
 
 def test_a_group_is_begun_when_no_receive_runs_and_none_begins_before() -> None:
@@ -174,8 +174,8 @@ def test_a_group_is_begun_when_no_receive_runs_and_none_begins_before() -> None:
     receiving(m)
     assert m.open(1, Way.SEND, 0) == []
     assert m.move(9, "s", 0) == [], "it would never end"
-    assert m.done(9, 0) == [PieceMoved(9, "r"), MakeGroup(1)]
-    assert m.opened(1, 0) == [GroupOpened(1), LaunchPiece(9, "s")]
+    assert m.on_piece_done(9, 0) == [PieceMoved(9, "r"), MakeGroup(1)]
+    assert m.on_opened(1, 0) == [GroupOpened(1), LaunchPiece(9, "s")]
 
 
 def test_sends_go_on_while_groups_are_made() -> None:
@@ -190,9 +190,9 @@ def test_a_first_send_waits_for_receives_and_new_receives_for_it() -> None:
     opened(m, 1)
     receiving(m)
     assert m.move(1, "a", 0) == [] == m.move(9, "s", 0)
-    assert m.done(9, 0) == [PieceMoved(9, "r"), LaunchPiece(1, "a")]
-    assert m.launched(1, 0) == []
-    assert m.done(1, 0) == [PieceMoved(1, "a"), LaunchPiece(9, "s")]
+    assert m.on_piece_done(9, 0) == [PieceMoved(9, "r"), LaunchPiece(1, "a")]
+    assert m.on_launched(1, 0) == []
+    assert m.on_piece_done(1, 0) == [PieceMoved(1, "a"), LaunchPiece(9, "s")]
 
 
 def test_a_first_receive_goes_alone_but_beside_first_sends() -> None:
@@ -203,11 +203,11 @@ def test_a_first_receive_goes_alone_but_beside_first_sends() -> None:
     assert m.move(3, "s", 0) == []
     assert m.open(4, Way.SEND, 0) == []
     assert m.move(1, "a", 0) == [LaunchPiece(1, "a")], "else two that cross would wait for each other"
-    m.launched(2, 0)
-    m.launched(1, 0)
-    assert m.done(2, 0) == [PieceMoved(2, "r"), MakeGroup(4)]
-    assert m.done(1, 0) == [PieceMoved(1, "a")]
-    assert m.opened(4, 0) == [GroupOpened(4), LaunchPiece(3, "s")]
+    m.on_launched(2, 0)
+    m.on_launched(1, 0)
+    assert m.on_piece_done(2, 0) == [PieceMoved(2, "r"), MakeGroup(4)]
+    assert m.on_piece_done(1, 0) == [PieceMoved(1, "a")]
+    assert m.on_opened(4, 0) == [GroupOpened(4), LaunchPiece(3, "s")]
 
 
 def test_a_group_that_is_not_open_soon_is_given_up_where_others_wait_to_receive() -> None:
@@ -270,7 +270,7 @@ class Judge:
                     self.back += pieces
 
 
-NAMES = ["open", "opened", "move", "launched", "done", "broken", "close", "ended", "tick"]
+NAMES = ["open", "on_opened", "move", "on_launched", "on_piece_done", "on_broken", "close", "on_ended", "tick"]
 EVENTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 5), st.booleans()), max_size=120)
 
 
@@ -294,11 +294,11 @@ def test_any_order_of_events_keeps_the_laws(events: list[tuple[str, int, bool]],
             pieces += 1
             judge.given.setdefault(number, []).append(pieces)
             judge.take(m.move(number, pieces, now))
-        elif name in {"opened", "launched", "done", "ended"} and number in judge.alive:
-            if name == "ended" and number not in judge.ends:
+        elif name in {"on_opened", "on_launched", "on_piece_done", "on_ended"} and number in judge.alive:
+            if name == "on_ended" and number not in judge.ends:
                 continue
             judge.take(getattr(m, name)(number, now))
-        elif name in {"broken", "close"}:
+        elif name in {"on_broken", "close"}:
             judge.take(getattr(m, name)(number, "x"))
         elif name == "tick":
             judge.take(m.tick(now))
@@ -306,7 +306,7 @@ def test_any_order_of_events_keeps_the_laws(events: list[tuple[str, int, bool]],
         judge.take(m.close(number, "end"))
     while ending := [number for number in judge.ends if number in judge.alive]:
         for number in ending:
-            judge.take(m.ended(number, now))
+            judge.take(m.on_ended(number, now))
         for number in asked:
             judge.take(m.close(number, "end"))
     assert judge.over == set(asked), "each group is over once"
@@ -347,12 +347,12 @@ def test_engines_that_all_send_to_each_other_never_wait_in_a_circle(count: int, 
                 gpus[who].queued.append((step.number, step.piece))
                 if pairs[step.number][1] == who:
                     posted.append((step.number, step.piece))
-                carry_out(who, gpus[who].m.launched(step.number, 0))
+                carry_out(who, gpus[who].m.on_launched(step.number, 0))
 
     for number, (p, d) in enumerate(pairs):
         for who, way in ((p, Way.SEND), (d, Way.RECEIVE)):
             gpus[who].m.open(number, way, 0)
-            gpus[who].m.opened(number, 0)
+            gpus[who].m.on_opened(number, 0)
     order = data.draw(st.permutations([n for n in range(len(pairs)) for _ in range(each)]))
     for piece, number in enumerate(order):
         carry_out(pairs[number][1], gpus[pairs[number][1]].m.move(number, piece, 0))
@@ -368,7 +368,7 @@ def test_engines_that_all_send_to_each_other_never_wait_in_a_circle(count: int, 
             if first[0] is not None and first[0] == first[1]:
                 for who in (p, d):
                     gpus[who].resident.remove(first[0])
-                    carry_out(who, gpus[who].m.done(number, 0))
+                    carry_out(who, gpus[who].m.on_piece_done(number, 0))
                 left[number] -= 1
                 moved = True
         assert moved or posted, f"stuck with {left}"
@@ -420,7 +420,7 @@ def test_engines_that_make_groups_while_they_receive_never_wait_in_a_circle(coun
                 ranks[who].called.setdefault(step.number, deque()).append(step.piece)
                 if step.number in ranks[who].receives:
                     posted.append((step.number, step.piece))
-                carry_out(who, ranks[who].m.launched(step.number, 0))
+                carry_out(who, ranks[who].m.on_launched(step.number, 0))
             elif isinstance(step, GroupOpened) and step.number in ranks[who].receives:
                 for piece in range(wanted[step.number]):
                     carry_out(who, ranks[who].m.move(step.number, piece, 0))
@@ -453,11 +453,11 @@ def test_engines_that_make_groups_while_they_receive_never_wait_in_a_circle(coun
             for who in pairs[number]:
                 ranks[who].opening.discard(number)
             for who in pairs[number]:
-                carry_out(who, ranks[who].m.opened(number, 0))
+                carry_out(who, ranks[who].m.on_opened(number, 0))
         else:
             left[number] -= 1
             for who in pairs[number]:
                 ranks[who].called[number].popleft()
                 ranks[who].used.add(number)
             for who in pairs[number]:
-                carry_out(who, ranks[who].m.done(number, 0))
+                carry_out(who, ranks[who].m.on_piece_done(number, 0))

@@ -29,10 +29,10 @@ def test_recent_forgets_the_oldest_beyond_its_bound() -> None:
 
 def test_recent_makes_what_is_not_there_once_and_forgets_what_is_taken_out() -> None:
     recent: Recent[int, list[int]] = Recent(2)
-    recent.of(1, list).append(7)
-    assert recent.of(1, list) == [7]
-    recent.of(2, list)
-    recent.of(3, list)
+    recent.get_or_make(1, list).append(7)
+    assert recent.get_or_make(1, list) == [7]
+    recent.get_or_make(2, list)
+    recent.get_or_make(3, list)
     assert 1 not in recent, "the oldest, since looking makes nothing newer"
     assert (recent.pop(2), recent.pop(2), len(recent)) == ([], None, 1)
 
@@ -41,6 +41,6 @@ def test_what_is_used_is_not_forgotten_for_what_is_not() -> None:
     recent: Recent[int, str] = Recent(2)
     recent.put(1, "a")
     recent.put(2, "b")
-    assert (recent.used(1), recent.used(3)) == ("a", None)
+    assert (recent.touch(1), recent.touch(3)) == ("a", None)
     recent.put(4, "d")
     assert (recent.get(1), recent.get(2)) == ("a", None)

@@ -141,11 +141,11 @@ class World:
         if isinstance(body, Ask):
             self.prefill(self.publishing.ask(session.number, ME, key, body, self.now))
         elif isinstance(body, Taken):
-            self.prefill(self.publishing.taken(session.number, ME, key, body.number))
+            self.prefill(self.publishing.on_taken(session.number, ME, key, body.number))
         elif isinstance(body, Busy):
-            self.publishing.refused(session.number, ME, key, body.number, self.now + body.retry_s)
+            self.publishing.on_busy(session.number, ME, key, body.number, self.now + body.retry_s)
         elif what == "done":
-            self.prefill(self.publishing.done(session.number, ME, key))
+            self.prefill(self.publishing.on_done(session.number, ME, key))
         else:
             self.prefill(self.publishing.cancel(session.number, ME, key, Outcome.ABORTED, "cancelled"))
 
@@ -153,7 +153,7 @@ class World:
 
     def decode(self, steps: list[fetch_steps.Step]) -> None:
         for step in steps:
-            if isinstance(step, fetch_steps.Say):
+            if isinstance(step, fetch_steps.SayFrame):
                 if step.link == self.session.number:
                     self.session.to_p.append(("", step.key, step.body))
             elif isinstance(step, Fetch):
@@ -161,7 +161,7 @@ class World:
                 assert step.at is not None or self.belongs(step), "into blocks that there are not"
             elif isinstance(step, fetch_steps.Place):
                 self.placing[step.number] = step, self.held.pop((step.key, step.at))
-            elif isinstance(step, fetch_steps.Arrived):
+            elif isinstance(step, fetch_steps.BlocksArrived):
                 self.arrives(step)
             else:
                 pytest.fail(f"a wrong sum: {step}")
@@ -173,7 +173,7 @@ class World:
         return all(any(block in blocks for block in range(run.first, run.first + run.blocks)) for piece in step.batch
                    for run in piece.packed.runs(piece.packed.first, piece.packed.blocks))
 
-    def arrives(self, step: fetch_steps.Arrived) -> None:
+    def arrives(self, step: fetch_steps.BlocksArrived) -> None:
         for region, first, count in step.blocks:
             self.arrived[step.key] |= {(region, block) for block in range(first, first + count)}
         if step.key not in self.over and self.wanted(step.key) <= self.arrived[step.key]:
@@ -212,13 +212,13 @@ class World:
         ident: TryId = (key, 0)
         if what == "told":
             assert isinstance(body, Manifest)
-            self.decode(self.fetching.told(session.number, ident, body))
+            self.decode(self.fetching.on_manifest(session.number, ident, body))
         elif what == "sums":
             assert isinstance(body, Sums)
-            self.decode(self.fetching.summed(session.number, ident, body))
+            self.decode(self.fetching.on_sums(session.number, ident, body))
         elif what == "pressed":
             assert isinstance(body, int)
-            self.decode(self.fetching.pressed(session.number, ident, body, 0.0))
+            self.decode(self.fetching.on_press(session.number, ident, body, 0.0))
         else:
             if key not in self.over:
                 self.over.add(key)
@@ -229,12 +229,12 @@ class World:
         """A fetch has an end."""
         fetch = self.flights.pop(number)
         if fetch.link != self.session.number:
-            self.decode(self.fetching.failed(number))
+            self.decode(self.fetching.on_fetch_failed(number))
             return
         base = self.of_manifest(fetch)
         if base is None:
             assert fetch.key in self.over, "a copy was freed under a fetch that counts"
-            self.decode(self.fetching.failed(number))
+            self.decode(self.fetching.on_fetch_failed(number))
             return
         data = [np.concatenate([self.memory[base][at - base:at - base + size] for at, size in piece.stretches])
                 for piece in fetch.batch]
@@ -246,13 +246,13 @@ class World:
                     assert (some[at:at + 64] == content(fetch.key, piece.region, block, part.head + head, 64)).all()
         if fetch.at is None:
             made = np.concatenate([sums_of(some, piece.packed) for piece, some in zip(fetch.batch, data, strict=True)])
-            self.decode(self.fetching.fetched(number, made))
+            self.decode(self.fetching.on_fetched(number, made))
             return
         packed = np.zeros(places(fetch.batch)[-1], np.uint8)
         for at, some in zip(places(fetch.batch), data, strict=False):
             packed[at:at + len(some)] = some
         self.held[fetch.key, fetch.at] = packed
-        self.decode(self.fetching.fetched(number))
+        self.decode(self.fetching.on_fetched(number))
 
     def of_manifest(self, fetch: Fetch) -> int | None:
         """Where the copy lies that a fetch reads; None: it is freed."""
@@ -263,13 +263,13 @@ class World:
         step, packed = self.placing.pop(number)
         made = np.concatenate([sums_of(packed[at:at + piece.size], piece.packed)
                                for piece, at in zip(step.batch, places(step.batch), strict=False)])
-        self.decode(self.fetching.placed(number, made))
+        self.decode(self.fetching.on_placed(number, made))
 
     def lose(self) -> None:
         old = self.session
         self.sessions.append(Session(old.number + 1))
-        self.prefill(self.publishing.lost(old.number, self.now))
-        for key, _ in self.fetching.lost(old.number):
+        self.prefill(self.publishing.on_session_lost(old.number, self.now))
+        for key, _ in self.fetching.on_session_lost(old.number):
             self.begin(key)
         for key in self.over - self.done:
             self.session.to_p.append(("", key, Ask(1)))  # what was cancelled is asked for to be cancelled
@@ -330,7 +330,7 @@ def test_in_any_order_what_is_wanted_arrives_and_everything_is_free_again(seed: 
     assert dict(world.freed) == dict.fromkeys(world.copies, 1)
     assert all(world.ended[key] == 1 for key in world.keys)
     assert (world.publishing.open, world.publishing.pressed_bytes) == (0, 0)
-    assert (world.fetching.ring.used, world.fetching.buffer.used) == (0, (0, 0))
+    assert (world.fetching.ring.used_bytes, world.fetching.buffer.bytes_in_use) == (0, (0, 0))
     assert not [*world.fetching.flights()]
 
 

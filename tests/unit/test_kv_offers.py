@@ -21,7 +21,7 @@ def opened(tokens: int = 300, ranks: int = 1) -> Offers:
     offers = Offers(groups=GROUPS, ranks=ranks)
     offers.register("r", KEY, D, PROMPT, (tokens + 1, tokens))
     assert offers.open == 0
-    assert offers.allocated("r", 128) == [SendAnnounce(D, KEY, PROMPT, tokens + 1, tokens, 128)]
+    assert offers.on_allocated("r", 128) == [SendAnnounce(D, KEY, PROMPT, tokens + 1, tokens, 128)]
     return offers
 
 
@@ -59,8 +59,8 @@ def test_a_prompt_is_announced_with_the_weights_by_which_it_is_computed_and_by_n
     assert offers.weights_are("step 6") == []
     for name, number in (("r", 1), ("whole", 2), ("queued", 3)):
         offers.register(name, Key(KEY.transfer, KEY.attempt, number), D, PROMPT, (301, 300))
-    (said,) = offers.allocated("r", 0)
-    offers.allocated("whole", 0)
+    (said,) = offers.on_allocated("r", 0)
+    offers.on_allocated("whole", 0)
     offers.step("whole", [[1, 2, 3]], computed=300)
     assert isinstance(said, SendAnnounce)
     assert said.weights == "step 6"
@@ -69,25 +69,25 @@ def test_a_prompt_is_announced_with_the_weights_by_which_it_is_computed_and_by_n
                                             Release(KEY, Outcome.STALE, reason, with_step=True)]
     assert offers.weights_are("step 7") == []
     assert offers.step("r", [[1, 2, 3]], computed=300) == []
-    again = [one for one in offers.announced(D) if isinstance(one, SendAnnounce)]
+    again = [one for one in offers.announce_again(D) if isinstance(one, SendAnnounce)]
     assert [(one.key.generation, one.weights) for one in again] == [(2, "step 6")], "its KV is what it was"
-    (said,) = offers.allocated("queued", 0)
+    (said,) = offers.on_allocated("queued", 0)
     assert isinstance(said, SendAnnounce)
     assert said.weights == "step 7"
 
 
 def test_it_is_announced_once() -> None:
-    assert opened().allocated("r", 0) == []
+    assert opened().on_allocated("r", 0) == []
 
 
 def test_what_decode_may_have_lost_is_announced_again_while_it_is_open() -> None:
     offers = opened()
-    assert offers.announced(D) == [SendAnnounce(D, KEY, PROMPT, 301, 300, 128)]
-    assert offers.announced(replace(D, instance=InstanceName("e"))) == []
+    assert offers.announce_again(D) == [SendAnnounce(D, KEY, PROMPT, 301, 300, 128)]
+    assert offers.announce_again(replace(D, instance=InstanceName("e"))) == []
     offers.step("r", [[7, 8, 9]], computed=300)
-    assert offers.announced(D) == [SendAnnounce(D, KEY, PROMPT, 301, 300, 128)]
+    assert offers.announce_again(D) == [SendAnnounce(D, KEY, PROMPT, 301, 300, 128)]
     offers.drop(KEY, Outcome.UNUSED, "x")
-    assert offers.announced(D) == []
+    assert offers.announce_again(D) == []
 
 
 def test_a_leg_that_ends_early_is_withdrawn() -> None:
@@ -112,7 +112,7 @@ def test_a_leg_that_never_ran_leaves_nothing() -> None:
 def test_a_repeated_key_is_an_ordinary_request() -> None:
     offers = opened()
     offers.register("twin", KEY, D, PROMPT, (301, 300))
-    assert offers.allocated("twin", 0) == offers.end("twin") == []
+    assert offers.on_allocated("twin", 0) == offers.end("twin") == []
     assert offers.open == 1
 
 
@@ -131,7 +131,7 @@ def test_losing_a_peer_releases_its_transfers_and_no_others() -> None:
     offers = opened()
     other = Peer(InstanceName("e"), Incarnation("e" * 32), HostPort("e:1"))
     offers.register("s", Key(TransferId("b" * 32), Attempt(1), 1), other, PROMPT, (301, 300))
-    offers.allocated("s", 0)
+    offers.on_allocated("s", 0)
     assert offers.peers() == {D, other}
     assert offers.peer_lost(D, Outcome.PEER_LOST, "x") == [Release(KEY, Outcome.PEER_LOST, "x")]
 
@@ -157,7 +157,7 @@ def test_a_rank_that_fails_early_stops_the_others() -> None:
 
 def test_unknown_requests_and_keys_change_nothing() -> None:
     offers = Offers(groups=GROUPS, ranks=1)
-    assert offers.allocated("x", 0) == offers.step("x", [[1]], computed=9) == offers.end("x") == []
+    assert offers.on_allocated("x", 0) == offers.step("x", [[1]], computed=9) == offers.end("x") == []
     assert offers.rank_ended(0, KEY, Outcome.OK, "", 1) == offers.drop(KEY, Outcome.OK, "") == []
 
 
@@ -176,54 +176,54 @@ def work(tokens: int, steps: int) -> list[SendWork]:
 
 def test_decode_is_told_of_steps_that_have_ended_and_once_of_each() -> None:
     offers = opened()
-    offers.stepped({"r": 100})
-    assert offers.grown() == [], "the step has only begun, and may hang"
-    offers.stepped({"r": 50, "other": 9})
-    assert offers.grown() == work(100, 0)
-    assert offers.grown() == []
-    offers.stepped({"other": 9})
-    assert offers.grown() == work(150, 0)
-    offers.stepped({})
-    assert offers.grown() == work(150, 1), "it waited while others were served"
+    offers.on_step({"r": 100})
+    assert offers.take_progress() == [], "the step has only begun, and may hang"
+    offers.on_step({"r": 50, "other": 9})
+    assert offers.take_progress() == work(100, 0)
+    assert offers.take_progress() == []
+    offers.on_step({"other": 9})
+    assert offers.take_progress() == work(150, 0)
+    offers.on_step({})
+    assert offers.take_progress() == work(150, 1), "it waited while others were served"
 
 
 def test_steps_without_work_for_anybody_are_no_progress() -> None:
     offers = opened()
     for _ in range(9):
-        offers.stepped({})
-        assert offers.grown() == []
+        offers.on_step({})
+        assert offers.take_progress() == []
 
 
 def test_tokens_that_are_computed_again_after_a_preemption_are_work() -> None:
     offers = opened()
     for _ in range(3):
-        offers.stepped({"r": 200})
-        offers.stepped({"other": 1})
-    offers.stepped({})
-    assert offers.grown() == work(600, 3)
+        offers.on_step({"r": 200})
+        offers.on_step({"other": 1})
+    offers.on_step({})
+    assert offers.take_progress() == work(600, 3)
 
 
 def test_nothing_is_told_of_a_transfer_that_is_pushed_whole_or_not_wanted() -> None:
     offers = opened()
     offers.step("r", [[1, 2, 3]], computed=300)
-    offers.stepped({"r": 300})
-    offers.stepped({"other": 1})
-    assert offers.grown() == []
+    offers.on_step({"r": 300})
+    offers.on_step({"other": 1})
+    assert offers.take_progress() == []
     offers = opened()
-    offers.stepped({"r": 100})
+    offers.on_step({"r": 100})
     offers.drop(KEY, Outcome.UNUSED, "x")
-    offers.stepped({"other": 1})
-    assert offers.grown() == []
+    offers.on_step({"other": 1})
+    assert offers.take_progress() == []
 
 
 def test_a_word_of_work_fits_into_a_message_however_many_transfers_there_are() -> None:
     offers = Offers(groups=GROUPS, ranks=1)
     for n in range(WORK_MAX + 1):
         offers.register(f"r{n}", Key(TransferId(f"{n:032x}"), Attempt(1), 1), D, PROMPT, (301, 300))
-        offers.allocated(f"r{n}", 0)
-    offers.stepped({"other": 1})
-    offers.stepped({})
-    assert [len(one.work) for one in offers.grown()] == [WORK_MAX, 1]
+        offers.on_allocated(f"r{n}", 0)
+    offers.on_step({"other": 1})
+    offers.on_step({})
+    assert [len(one.work) for one in offers.take_progress()] == [WORK_MAX, 1]
 
 
 SEVERAL = (CacheGroup(Reach("all", 128), 128), CacheGroup(Reach("window", 128, 200), 128),
@@ -233,7 +233,7 @@ SEVERAL = (CacheGroup(Reach("all", 128), 128), CacheGroup(Reach("window", 128, 2
 def several(tokens: int = 500) -> Offers:
     offers = Offers(groups=SEVERAL, ranks=1, blocks=400)
     assert offers.register("r", KEY, D, PROMPT, (tokens + 1, tokens))
-    offers.allocated("r", 0)
+    offers.on_allocated("r", 0)
     return offers
 
 
@@ -267,10 +267,10 @@ def test_blocks_of_all_groups_that_ranks_have_not_copied_out_are_held() -> None:
     offers.step("r", [[1, 2, 3, 8], [0, 0, 6, 9], [7]], computed=500)
     offers.end("r")
     assert offers.holds("r")
-    offers.copied(0, KEY, 4)
-    offers.copied(0, KEY, 2)
+    offers.on_copied(0, KEY, 4)
+    offers.on_copied(0, KEY, 2)
     assert offers.holds("r"), "the state is not copied yet"
-    offers.copied(0, KEY, 1)
+    offers.on_copied(0, KEY, 1)
     assert offers.take_copied() == {"r"}
 
 
@@ -282,7 +282,7 @@ def test_blocks_of_a_leg_that_was_ended_are_held_until_every_rank_has_let_go_whe
             offers.end("r")
         offers.peer_lost(D, Outcome.PEER_LOST, "it is silent")
         offers.end("r")
-        offers.copied(0, KEY, 3)
+        offers.on_copied(0, KEY, 3)
         assert (offers.holds("r"), offers.take_copied()) == (True, set()), "rank 1 may still copy them out"
         offers.rank_ended(1, KEY, Outcome.PEER_LOST, "it is silent", 0)
         assert offers.take_copied() == {"r"}

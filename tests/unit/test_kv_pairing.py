@@ -47,7 +47,7 @@ def loading(**options: Any) -> Pairing:
     pairing = parked(**options)
     pairing.announce(b"p1", source(), 1.0, ranks=1)
     assert pairing.ask("r", 1.0) is LoadVerdict.LOAD
-    assert pairing.allocated("r", 300) == [StartLoad("r", source())]
+    assert pairing.on_allocated("r", 300) == [StartLoad("r", source())]
     return pairing
 
 
@@ -56,8 +56,9 @@ def test_a_leg_waits_until_it_is_announced_and_then_loads() -> None:
     assert pairing.ask("r", 5.0) is LoadVerdict.WAIT
     assert pairing.announce(b"p1", source(), 6.0, ranks=1) == []
     assert pairing.ask("r", 6.0) is pairing.ask("r", 6.0) is LoadVerdict.LOAD
-    assert pairing.allocated("r", 172) == [StartLoad("r", source())]
-    assert pairing.finished("r", Outcome.OK, "", [source().key]) == [DecodeLegEnded("r", source().key, Outcome.OK, "")]
+    assert pairing.on_allocated("r", 172) == [StartLoad("r", source())]
+    assert pairing.on_load_finished("r",
+                                    Outcome.OK, "", [source().key]) == [DecodeLegEnded("r", source().key, Outcome.OK, "")]
     assert pairing.open == 0
     assert pairing.ask("r", 7.0) is LoadVerdict.COMPUTE  # after a preemption, or for a 1-token prompt
     assert pairing.end("r") == []
@@ -97,10 +98,11 @@ def test_the_deadline_ends_the_wait_as_the_policy_says(recompute: bool, verdict:
     assert pairing.ask("r", 10.0) is verdict
     key = Key(T, Attempt(1), 1)
     if recompute:
-        assert pairing.allocated("r", 0) == [DecodeLegEnded("r", key, Outcome.DEADLINE, "prefill did not announce in time")]
+        assert pairing.on_allocated("r",
+                                    0) == [DecodeLegEnded("r", key, Outcome.DEADLINE, "prefill did not announce in time")]
     else:
-        assert pairing.allocated("r", 1) == [FailLoad("r")]
-        assert pairing.finished("r", Outcome.DEADLINE, "x") == [
+        assert pairing.on_allocated("r", 1) == [FailLoad("r")]
+        assert pairing.on_load_finished("r", Outcome.DEADLINE, "x") == [
             DecodeLegEnded("r", key, Outcome.DEADLINE, "prefill did not announce in time")]
 
 
@@ -108,9 +110,9 @@ def test_an_announcement_between_a_failing_answer_and_its_allocation_does_not_tu
     pairing = parked(recompute=False)
     assert pairing.ask("r", 10.0) is LoadVerdict.FAIL
     pairing.announce(b"p1", source(), 10.0, ranks=1)
-    assert pairing.allocated("r", 1) == [FailLoad("r")]
+    assert pairing.on_allocated("r", 1) == [FailLoad("r")]
     late = "prefill did not announce in time"
-    assert pairing.finished("r", Outcome.DEADLINE, "x") == [
+    assert pairing.on_load_finished("r", Outcome.DEADLINE, "x") == [
         DecodeLegEnded("r", source().key, Outcome.DEADLINE, late),
         DropPeer(b"p1", source().key, Outcome.DEADLINE, late)]  # told, so that it keeps nothing
 
@@ -119,8 +121,8 @@ def test_a_withdrawal_between_answer_and_allocation_fails_the_load() -> None:
     pairing = parked()
     pairing.announce(b"p1", source(), 0.0, ranks=1)
     assert pairing.ask("r", 0.0) is LoadVerdict.LOAD
-    pairing.gone(Gone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=True))
-    assert pairing.allocated("r", 300) == [FailLoad("r")]
+    pairing.on_gone(Gone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=True))
+    assert pairing.on_allocated("r", 300) == [FailLoad("r")]
 
 
 def test_the_greatest_attempt_wins_before_the_load() -> None:
@@ -131,7 +133,7 @@ def test_the_greatest_attempt_wins_before_the_load() -> None:
     assert pairing.announce(b"p3", source(3), 0.0, ranks=1) == [
         DropPeer(b"p2", source(2).key, Outcome.STALE, "a newer try is known")]
     pairing.ask("r", 0.0)
-    assert pairing.allocated("r", 300) == [StartLoad("r", source(3))]
+    assert pairing.on_allocated("r", 300) == [StartLoad("r", source(3))]
 
 
 def test_a_newer_attempt_takes_a_load_over() -> None:
@@ -149,8 +151,8 @@ def test_senders_of_tries_that_others_took_over_are_told_when_the_load_is_over(e
         assert pairing.announce(f"p{attempt}".encode(), source(attempt), 2.0, ranks=1) == [], "not before: it could fail it"
         pairing.newer()
     last = source(LEFT_MAX + 2).key
-    over = {"loaded": lambda: pairing.finished("r", Outcome.OK, "", [last]),
-            "failed": lambda: pairing.finished("r", Outcome.DEADLINE, "late", [last]),
+    over = {"loaded": lambda: pairing.on_load_finished("r", Outcome.OK, "", [last]),
+            "failed": lambda: pairing.on_load_finished("r", Outcome.DEADLINE, "late", [last]),
             "end": lambda: pairing.end("r")}[ends]()
     told = [one for one in over if isinstance(one, DropPeer)]
     assert told[:LEFT_MAX] == [DropPeer(f"p{attempt}".encode(), source(attempt).key, Outcome.STALE, "a newer try is known")
@@ -165,7 +167,7 @@ def test_a_newer_try_that_came_when_workers_were_done_is_dropped(ordered: bool) 
     pairing.announce(b"p2", source(2), 2.0, ranks=1)
     if ordered:  # the workers have reported before they hear of it
         pairing.newer()
-    assert pairing.finished("r", Outcome.OK, "", [source(1).key]) == [
+    assert pairing.on_load_finished("r", Outcome.OK, "", [source(1).key]) == [
         DecodeLegEnded("r", source(1).key, Outcome.OK, ""), DropPeer(b"p2", source(2).key, Outcome.STALE, "")]
 
 
@@ -173,7 +175,7 @@ def test_sources_that_not_every_rank_has_loaded_from_are_told_to_let_go() -> Non
     pairing = loading()
     pairing.announce(b"p2", source(2), 2.0, ranks=1)
     pairing.newer()
-    assert pairing.finished("r", Outcome.OK, "", [source(1).key, source(2).key]) == [
+    assert pairing.on_load_finished("r", Outcome.OK, "", [source(1).key, source(2).key]) == [
         DecodeLegEnded("r", source(2).key, Outcome.OK, ""),
         DropPeer(b"p1", source(1).key, Outcome.STALE, "a newer try is known"),
         DropPeer(b"p2", source(2).key, Outcome.STALE, "")]
@@ -187,7 +189,7 @@ def test_an_older_try_that_is_announced_again_during_the_load_is_told_when_that_
     assert pairing.newer() == [StartLoad("r", source(2))]
     stale = DropPeer(b"p1", source(1).key, Outcome.STALE, "a newer try is known")
     ended = DecodeLegEnded("r", source(2).key, Outcome.OK, "")
-    assert pairing.finished("r", Outcome.OK, "", [source(2).key]) == [ended, stale]
+    assert pairing.on_load_finished("r", Outcome.OK, "", [source(2).key]) == [ended, stale]
 
 
 def test_what_was_computed_before_a_reset_is_not_loaded_when_it_is_announced_again() -> None:
@@ -212,7 +214,7 @@ def test_kv_of_other_weights_is_refused_by_their_names_and_the_leg_fails_at_once
     drops = pairing.announce(b"p1", source(weights="step 6"), 1.0, ranks=1)
     assert drops == [DropPeer(b"p1", source().key, *OTHER_WEIGHTS)]
     assert pairing.ask("r", 1.0) is LoadVerdict.COMPUTE
-    assert pairing.allocated("r", 0) == [DecodeLegEnded("r", Key(T, Attempt(1), 1), *OTHER_WEIGHTS)]
+    assert pairing.on_allocated("r", 0) == [DecodeLegEnded("r", Key(T, Attempt(1), 1), *OTHER_WEIGHTS)]
 
 
 @pytest.mark.parametrize(("here", "there"), [("step 7", "step 7"), ("step 7", ""), ("", "step 6"), ("", "")])
@@ -249,7 +251,8 @@ def test_a_load_that_is_under_way_goes_on_when_weights_change_and_takes_no_try_o
     drops = pairing.announce(b"p2", source(2, weights="step 6"), 2.0, ranks=1)
     assert drops == [DropPeer(b"p2", source(2).key, *OTHER_WEIGHTS)]
     assert pairing.newer() == []
-    assert pairing.finished("r", Outcome.OK, "", [source().key]) == [DecodeLegEnded("r", source().key, Outcome.OK, "")]
+    assert pairing.on_load_finished("r",
+                                    Outcome.OK, "", [source().key]) == [DecodeLegEnded("r", source().key, Outcome.OK, "")]
 
 
 def test_kv_of_one_prompt_by_two_weights_are_two_contents() -> None:
@@ -305,14 +308,14 @@ def test_a_message_of_another_version_fails_the_leg_fast() -> None:
 def test_a_withdrawn_try_is_waited_for_again_only_if_another_may_follow(retry: bool, verdict: LoadVerdict) -> None:
     pairing = parked()
     pairing.announce(b"p1", source(), 0.0, ranks=1)
-    pairing.gone(Gone(T, Attempt(1), 1, Outcome.OVERFLOW, "x", retry))
+    pairing.on_gone(Gone(T, Attempt(1), 1, Outcome.OVERFLOW, "x", retry))
     assert pairing.ask("r", 0.1) is verdict
 
 
 def test_a_withdrawal_of_an_older_try_changes_nothing() -> None:
     pairing = parked()
     pairing.announce(b"p2", source(2), 0.0, ranks=1)
-    pairing.gone(Gone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=False))
+    pairing.on_gone(Gone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=False))
     assert pairing.ask("r", 0.1) is LoadVerdict.LOAD
 
 
@@ -331,7 +334,7 @@ def test_a_leg_that_ends_is_entombed_whatever_its_state() -> None:
         assert isinstance(late, DropPeer)
         assert pairing.open == 0
         assert pairing.leg("r") is None
-        assert pairing.finished("r", Outcome.OK, "") == []
+        assert pairing.on_load_finished("r", Outcome.OK, "") == []
 
 
 @pytest.mark.parametrize(("said", "told"), [
@@ -343,16 +346,16 @@ def test_where_nothing_is_computed_again_the_request_ends_before_its_load_and_wo
     pairing, key = loading(recompute=False), source().key
     assert pairing.end("r") == [Abandon("r"), DropPeer(b"p1", key, Outcome.ABORTED, "decode's leg ended")]
     assert pairing.open == 0
-    assert pairing.finished("r", *said, [key]) == [DecodeLegEnded("r", key, *told)]
-    assert pairing.finished("r", *said, [key]) == pairing.end("r") == [], "told once"
+    assert pairing.on_load_finished("r", *said, [key]) == [DecodeLegEnded("r", key, *told)]
+    assert pairing.on_load_finished("r", *said, [key]) == pairing.end("r") == [], "told once"
 
 
 def test_a_load_of_what_never_came_ends_of_that() -> None:
     pairing = parked(recompute=False)
     assert pairing.ask("r", 1000.0) is LoadVerdict.FAIL
-    assert pairing.allocated("r", 299) == [FailLoad("r")]
+    assert pairing.on_allocated("r", 299) == [FailLoad("r")]
     assert pairing.end("r") == [Abandon("r")]
-    (ended,) = pairing.finished("r", Outcome.DEADLINE, "prefill did not announce in time")
+    (ended,) = pairing.on_load_finished("r", Outcome.DEADLINE, "prefill did not announce in time")
     assert isinstance(ended, DecodeLegEnded)
     assert (ended.outcome, ended.reason) == (Outcome.DEADLINE, "prefill did not announce in time")
 
@@ -379,7 +382,7 @@ def test_a_request_for_which_vllm_loads_nothing_lets_prefill_go() -> None:
     pairing = parked()
     pairing.announce(b"p1", source(), 0.0, ranks=1)
     pairing.ask("r", 0.0)
-    ended, drop = pairing.allocated("r", 0)
+    ended, drop = pairing.on_allocated("r", 0)
     assert isinstance(ended, DecodeLegEnded)
     assert ended.outcome is Outcome.UNUSED
     assert isinstance(drop, DropPeer)
@@ -388,7 +391,8 @@ def test_a_request_for_which_vllm_loads_nothing_lets_prefill_go() -> None:
 def test_requests_without_a_leg_are_left_alone() -> None:
     pairing = machine()
     assert pairing.ask("other", 0.0) is LoadVerdict.COMPUTE
-    assert pairing.allocated("other", 0) == pairing.end("other") == pairing.finished("other", Outcome.OK, "") == []
+    assert pairing.on_allocated("other", 0) == pairing.end("other") == pairing.on_load_finished("other", Outcome.OK,
+                                                                                                "") == []
 
 
 def test_a_leg_that_was_taken_back_before_it_came_ends_the_announcement() -> None:
@@ -409,30 +413,30 @@ def word(tokens: int, steps: int, attempt: int = 1, generation: int = 1) -> list
 def test_work_that_grows_is_progress_and_a_word_that_says_nothing_new_is_not() -> None:
     pairing = loading()
     key = source().key
-    told = [pairing.progressed(b"p1", word(*each)) for each in ((0, 0), (5, 0), (5, 0), (5, 1), (4, 1), (4, 0), (6, 0))]
+    told = [pairing.on_progress(b"p1", word(*each)) for each in ((0, 0), (5, 0), (5, 0), (5, 1), (4, 1), (4, 0), (6, 0))]
     assert told == [[], [LoadProgress(key)], [], [LoadProgress(key)], [], [], [LoadProgress(key)]]
 
 
 def test_only_who_announced_a_try_speaks_of_it_and_only_while_it_is_loaded() -> None:
     pairing = parked()
-    assert pairing.progressed(b"p1", word(1, 0)) == []
+    assert pairing.on_progress(b"p1", word(1, 0)) == []
     pairing.announce(b"p1", source(), 1.0, ranks=1)
-    assert pairing.progressed(b"p1", word(2, 0)) == [], "nothing is loaded yet"
+    assert pairing.on_progress(b"p1", word(2, 0)) == [], "nothing is loaded yet"
     pairing.ask("r", 1.0)
-    pairing.allocated("r", 300)
-    assert pairing.progressed(b"p1", word(2, 0)) == [], "that was said before"
-    assert pairing.progressed(b"p2", word(3, 0)) == []
-    assert pairing.progressed(b"p1", word(3, 0, attempt=2)) == pairing.progressed(b"p1", word(3, 0, generation=2)) == []
-    assert pairing.progressed(b"p1", word(3, 0)) == [LoadProgress(source().key)]
-    assert pairing.finished("r", Outcome.OK, "", [source().key])
-    assert pairing.progressed(b"p1", word(4, 0)) == []
+    pairing.on_allocated("r", 300)
+    assert pairing.on_progress(b"p1", word(2, 0)) == [], "that was said before"
+    assert pairing.on_progress(b"p2", word(3, 0)) == []
+    assert pairing.on_progress(b"p1", word(3, 0, attempt=2)) == pairing.on_progress(b"p1", word(3, 0, generation=2)) == []
+    assert pairing.on_progress(b"p1", word(3, 0)) == [LoadProgress(source().key)]
+    assert pairing.on_load_finished("r", Outcome.OK, "", [source().key])
+    assert pairing.on_progress(b"p1", word(4, 0)) == []
     pairing.end("r")
-    assert pairing.progressed(b"p1", word(5, 0)) == []
+    assert pairing.on_progress(b"p1", word(5, 0)) == []
 
 
 def test_a_newer_try_begins_with_no_work() -> None:
     pairing = loading()
-    pairing.progressed(b"p1", word(200, 9))
+    pairing.on_progress(b"p1", word(200, 9))
     pairing.announce(b"p2", source(2), 2.0, ranks=1)
-    assert pairing.progressed(b"p1", word(201, 9)) == []
-    assert pairing.progressed(b"p2", word(1, 0, attempt=2)) == [LoadProgress(source(2).key)]
+    assert pairing.on_progress(b"p1", word(201, 9)) == []
+    assert pairing.on_progress(b"p2", word(1, 0, attempt=2)) == [LoadProgress(source(2).key)]

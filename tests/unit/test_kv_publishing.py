@@ -57,10 +57,10 @@ def test_a_copy_waits_until_it_is_asked_for_and_goes_when_it_is_taken() -> None:
     assert publish(one, "x") == []
     assert one.ask(1, A, KEY, ONE, 1.0) == [Tell(1, KEY, manifest(0))]
     assert publish(one, "y", now=2.0) == [Tell(1, KEY, manifest(1))]
-    assert one.taken(1, A, KEY, 1) == [FreeCopy("y")]
-    assert one.taken(1, A, KEY, 1) == [], "said twice"
-    assert one.taken(1, A, KEY, 7) == [], "of what there is not"
-    assert one.done(1, A, KEY) == [FreeCopy("x"), PublishEnded(KEY, Outcome.OK, "", confirmed=True)]
+    assert one.on_taken(1, A, KEY, 1) == [FreeCopy("y")]
+    assert one.on_taken(1, A, KEY, 1) == [], "said twice"
+    assert one.on_taken(1, A, KEY, 7) == [], "of what there is not"
+    assert one.on_done(1, A, KEY) == [FreeCopy("x"), PublishEnded(KEY, Outcome.OK, "", confirmed=True)]
     assert one.open == 0
 
 
@@ -75,11 +75,11 @@ def test_a_copy_goes_when_the_last_of_its_takers_has_it() -> None:
     one = machine()
     publish(one, "x")
     assert one.ask(1, A, KEY, TWO, 0.0) == [Tell(1, KEY, manifest(0))]
-    assert one.taken(1, A, KEY, 0) == []
+    assert one.on_taken(1, A, KEY, 0) == []
     assert one.ask(2, B, KEY, TWO, 0.0) == [Tell(2, KEY, manifest(0))]
-    assert one.taken(2, B, KEY, 0) == [FreeCopy("x")]
-    assert one.done(1, A, KEY) == []
-    assert one.done(2, B, KEY) == [PublishEnded(KEY, Outcome.OK, "", confirmed=True)]
+    assert one.on_taken(2, B, KEY, 0) == [FreeCopy("x")]
+    assert one.on_done(1, A, KEY) == []
+    assert one.on_done(2, B, KEY) == [PublishEnded(KEY, Outcome.OK, "", confirmed=True)]
 
 
 def test_one_that_wants_nothing_holds_up_nobody() -> None:
@@ -87,9 +87,9 @@ def test_one_that_wants_nothing_holds_up_nobody() -> None:
     publish(one, "x")
     one.ask(1, A, KEY, TWO, 0.0)
     assert one.ask(2, B, KEY, Ask(2, nothing=True), 0.0) == []
-    assert one.taken(1, A, KEY, 0) == [FreeCopy("x")]
+    assert one.on_taken(1, A, KEY, 0) == [FreeCopy("x")]
     assert publish(one, "y") == [Tell(1, KEY, manifest(1))]
-    assert one.done(1, A, KEY) == [FreeCopy("y"), RefuseTry(2, KEY, Outcome.OK, "all have what they wanted", False),
+    assert one.on_done(1, A, KEY) == [FreeCopy("y"), RefuseTry(2, KEY, Outcome.OK, "all have what they wanted", False),
                                    PublishEnded(KEY, Outcome.OK, "", confirmed=True)]
 
 
@@ -98,7 +98,7 @@ def test_a_rank_that_nobody_wants_anything_of_lets_go_at_once_and_ends_with_its_
     publish(one, "x")
     assert one.ask(1, A, KEY, Ask(1, nothing=True), 0.0) == [FreeCopy("x")]
     assert publish(one, "y") == [FreeCopy("y")]
-    assert one.done(1, A, KEY) == [PublishEnded(KEY, Outcome.OK, "", confirmed=True)]
+    assert one.on_done(1, A, KEY) == [PublishEnded(KEY, Outcome.OK, "", confirmed=True)]
 
 
 def test_what_was_not_taken_is_told_again_to_the_next_session_of_that_rank() -> None:
@@ -106,9 +106,9 @@ def test_what_was_not_taken_is_told_again_to_the_next_session_of_that_rank() -> 
     one.ask(1, A, KEY, ONE, 0.0)
     publish(one, "x")
     publish(one, "y")
-    one.taken(1, A, KEY, 0)
-    assert one.lost(1, 1.0) == []
-    assert one.taken(1, A, KEY, 1) == [], "a session that has ended says nothing"
+    one.on_taken(1, A, KEY, 0)
+    assert one.on_session_lost(1, 1.0) == []
+    assert one.on_taken(1, A, KEY, 1) == [], "a session that has ended says nothing"
     assert publish(one, "z") == []
     assert one.ask(2, A, KEY, ONE, 2.0) == [Tell(2, KEY, manifest(1)), Tell(2, KEY, manifest(2))]
     assert look(one, 2.0, 2.0 + GRACE_S + 1) == []
@@ -119,7 +119,7 @@ def test_a_rank_that_does_not_come_back_ends_the_try_and_the_others_are_told() -
     one.ask(1, A, KEY, TWO, 0.0)
     one.ask(2, B, KEY, TWO, 0.0)
     publish(one, "x")
-    one.lost(1, 1.0)
+    one.on_session_lost(1, 1.0)
     refuse, ended = look(one, 1.0, 1.0 + GRACE_S)
     assert refuse == RefuseTry(2, KEY, Outcome.PEER_LOST, "a rank of decode is lost", retry=True)
     assert isinstance(ended, PublishEnded)
@@ -134,10 +134,10 @@ def test_one_that_wants_nothing_or_is_done_need_not_come_back(ask: Ask) -> None:
     one.ask(2, B, KEY, TWO, 0.0)
     publish(one, "x")
     if not ask.nothing:
-        one.done(1, A, KEY)
-    one.lost(1, 1.0)
+        one.on_done(1, A, KEY)
+    one.on_session_lost(1, 1.0)
     assert look(one, 1.0, 1.0 + GRACE_S + 1) == []
-    assert one.done(2, B, KEY)[-1] == PublishEnded(KEY, Outcome.OK, "", confirmed=True)
+    assert one.on_done(2, B, KEY)[-1] == PublishEnded(KEY, Outcome.OK, "", confirmed=True)
 
 
 def test_what_has_ended_is_refused_with_its_reason() -> None:
@@ -176,7 +176,7 @@ def test_a_peer_that_says_nothing_more_is_not_waited_for_for_ever() -> None:
     assert isinstance(refuse, RefuseTry)
     assert isinstance(ended, PublishEnded)
     assert ended.outcome is Outcome.DEADLINE
-    assert one.lost(1, 2.0 + SEND_S) == [FreeCopy("x")]
+    assert one.on_session_lost(1, 2.0 + SEND_S) == [FreeCopy("x")]
 
 
 def test_news_keep_a_try_but_not_for_ever() -> None:
@@ -186,15 +186,16 @@ def test_news_keep_a_try_but_not_for_ever() -> None:
     now = 0.0
     while now < LIMIT_S - 10:
         now += SEND_S / LOOKS
-        one.progressed(KEY)
+        one.on_progress(KEY)
         assert one.tick(now) == []
     assert one.tick(LIMIT_S + 1)[-1] == PublishEnded(KEY, Outcome.DEADLINE, "it took longer than a load may",
                                                      confirmed=False)
 
 
 PROGRESS: dict[str, Callable[[Publishing[str], int, float], object]] = {
-    "a copy": lambda one, nth, now: publish(one, f"{nth}", now=now), "TAKEN": lambda one, nth, _: one.taken(1, A, KEY, nth),
-    "a word of work or of a fetch": lambda one, *_: one.progressed(KEY)}
+    "a copy": lambda one, nth, now: publish(one, f"{nth}", now=now), "TAKEN": lambda one, nth,
+    _: one.on_taken(1, A, KEY, nth),
+    "a word of work or of a fetch": lambda one, *_: one.on_progress(KEY)}
 
 
 @pytest.mark.parametrize("what", PROGRESS)
@@ -219,8 +220,9 @@ def test_what_is_said_of_what_was_not_told_or_not_by_who_has_asked_is_no_news() 
     now = 0.0
     while now < SEND_S - 1:
         now += 1.0
-        assert one.taken(1, A, KEY, 7) == one.taken(2, A, KEY, 0) == one.taken(1, B, KEY, 0) == one.done(2, A, KEY) == []
-        one.refused(1, A, KEY, 0, now)
+        assert one.on_taken(1, A, KEY, 7) == one.on_taken(2, A, KEY, 0) == one.on_taken(1, B, KEY, 0) == []
+        assert one.on_done(2, A, KEY) == []
+        one.on_busy(1, A, KEY, 0, now)
         assert one.tick(now) == []
     assert one.tick(SEND_S)[-1] == PublishEnded(KEY, Outcome.DEADLINE, "decode did not confirm in time", confirmed=False)
 
@@ -229,7 +231,7 @@ def test_copies_are_kept_while_their_prompt_is_computed_and_that_counts_for_noth
     one = machine()
     publish(one, "x")
     assert one.tick(50.0) == []
-    one.progressed(KEY)
+    one.on_progress(KEY)
     assert one.tick(50.5) == []
     assert one.tick(110.0) == []
     one.ask(1, A, KEY, ONE, 110.0)
@@ -284,9 +286,9 @@ def test_a_try_ends_by_silence_or_by_its_limit_and_by_nothing_else(
             publish(one, str(made), now=now)
             made += 1
         elif what == "word":
-            one.progressed(KEY)
+            one.on_progress(KEY)
         elif what == "taken" and asked < math.inf and taken < made:
-            one.taken(1, A, KEY, taken)
+            one.on_taken(1, A, KEY, taken)
             taken += 1
         else:
             counts = False
@@ -330,15 +332,15 @@ def test_what_a_taker_was_told_of_is_kept_until_it_has_heard_that_it_is_gone(how
     one.ask(2, B, KEY, TWO, 0.0)
     publish(one, "x")
     publish(one, "y")
-    one.taken(1, A, KEY, 0)
-    one.taken(1, A, KEY, 1)
-    one.taken(2, B, KEY, 1)
+    one.on_taken(1, A, KEY, 0)
+    one.on_taken(1, A, KEY, 1)
+    one.on_taken(2, B, KEY, 1)
     publish(one, "z")
     assert one.release(KEY, Outcome.ABORTED, "x")[-1] == PublishEnded(KEY, Outcome.ABORTED, "x", confirmed=False)
-    assert one.taken(2, B, KEY, 0) == [], "it still has to hear of it"
+    assert one.on_taken(2, B, KEY, 0) == [], "it still has to hear of it"
     assert one.cancel(3, B, KEY, Outcome.ABORTED, "over a session that is not its own") == []
     assert one.cancel(1, A, KEY, Outcome.ABORTED, "x") == []
-    freed = one.cancel(2, B, KEY, Outcome.ABORTED, "x") if how == "answers" else one.lost(2, 1.0)
+    freed = one.cancel(2, B, KEY, Outcome.ABORTED, "x") if how == "answers" else one.on_session_lost(2, 1.0)
     assert freed == [FreeCopy("x"), FreeCopy("z")]
     assert one.cancel(2, B, KEY, Outcome.ABORTED, "x") == []
 
@@ -353,7 +355,7 @@ def test_a_taker_that_never_answers_that_a_try_is_gone_loses_its_session() -> No
         now += 1.0
         assert now < 2 * SEND_S
     assert (steps, now - began >= SEND_S) == ([EndSession(1)], True)
-    assert one.lost(1, now) == [FreeCopy("x")]
+    assert one.on_session_lost(1, now) == [FreeCopy("x")]
     assert one.tick(now + SEND_S) == []
 
 
@@ -371,28 +373,28 @@ def test_a_rank_that_is_lost_before_the_first_copy_asks_again_and_counts_once() 
     one = machine()
     one.ask(1, A, KEY, TWO, 0.0)
     one.ask(2, B, KEY, TWO, 0.0)
-    assert one.lost(1, 0.0) == []
+    assert one.on_session_lost(1, 0.0) == []
     assert not one.busy(1)
     assert publish(one, "x") == [Tell(2, KEY, manifest(0))]
     assert one.ask(3, A, KEY, TWO, 1.0) == [Tell(3, KEY, manifest(0))]
-    assert [one.taken(3, A, KEY, 0), one.taken(2, B, KEY, 0)] == [[], [FreeCopy("x")]]
+    assert [one.on_taken(3, A, KEY, 0), one.on_taken(2, B, KEY, 0)] == [[], [FreeCopy("x")]]
 
 
 def test_the_word_of_one_that_wants_nothing_outlives_its_session() -> None:
     """It has its blocks already, and need not connect again for others' sake."""
     one = machine()
     one.ask(1, A, KEY, Ask(2, nothing=True), 0.0)
-    one.lost(1, 0.0)
+    one.on_session_lost(1, 0.0)
     assert one.ask(2, B, KEY, TWO, 0.0) == []
     assert publish(one, "x") == [Tell(2, KEY, manifest(0))]
-    assert one.taken(2, B, KEY, 0) == [FreeCopy("x")]
-    assert one.done(2, B, KEY) == [PublishEnded(KEY, Outcome.OK, "", confirmed=True)]
+    assert one.on_taken(2, B, KEY, 0) == [FreeCopy("x")]
+    assert one.on_done(2, B, KEY) == [PublishEnded(KEY, Outcome.OK, "", confirmed=True)]
 
 
 def test_done_of_what_was_only_asked_for_ends_it() -> None:
     one = machine()
     one.ask(1, A, KEY, ONE, 0.0)
-    assert one.done(1, A, KEY) == [PublishEnded(KEY, Outcome.OK, "", confirmed=True)]
+    assert one.on_done(1, A, KEY) == [PublishEnded(KEY, Outcome.OK, "", confirmed=True)]
     assert publish(one, "x") == [FreeCopy("x")]
 
 
@@ -414,11 +416,11 @@ def test_a_store_that_is_short_presses_the_oldest_first_and_waits_as_decode_says
     assert one.press(150, 0.0) == [Press(1, KEY, 0), Press(1, KEY, 1)]
     assert one.pressed_bytes == 200
     assert one.press(100, 0.0) == [Press(1, OTHER, 0)]
-    one.refused(1, A, KEY, 0, 9.0)
+    one.on_busy(1, A, KEY, 0, 9.0)
     assert one.pressed_bytes == 200
     assert one.press(100, 8.0) == [Press(1, OTHER, 1)], "what is busy is not asked again"
     assert one.press(100, 9.0) == [Press(1, KEY, 0)]
-    one.taken(1, A, KEY, 0)
+    one.on_taken(1, A, KEY, 0)
     one.release(OTHER, Outcome.ABORTED, "x")
     assert one.pressed_bytes == 100
 
@@ -428,7 +430,7 @@ def test_what_was_pressed_in_a_session_that_has_ended_is_pressed_again_in_the_ne
     publish(one, "x")
     one.ask(1, A, KEY, ONE, 0.0)
     assert one.press(100, 0.0) == [Press(1, KEY, 0)]
-    one.lost(1, 1.0)
+    one.on_session_lost(1, 1.0)
     assert one.pressed_bytes == 0
     one.ask(2, A, KEY, ONE, 1.1)
     assert one.press(100, 1.2) == [Press(2, KEY, 0)]
@@ -448,7 +450,7 @@ def test_takers_that_asked_ahead_and_do_not_go_together_end_the_try_once() -> No
 def test_a_taker_that_is_done_with_what_it_asks_for_once_more_stays_so() -> None:
     one = machine()
     one.ask(1, A, KEY, TWO, 0.0)
-    assert one.done(1, A, KEY) == []
+    assert one.on_done(1, A, KEY) == []
     one.ask(2, A, KEY, TWO, 0.1)
     assert [step for step in one.ask(3, B, KEY, Ask(2, True), 0.2) if isinstance(step, PublishEnded)] == [
         PublishEnded(KEY, Outcome.OK, "", True)]
@@ -466,8 +468,8 @@ def test_a_look_at_a_short_store_goes_over_no_copies_that_nobody_was_told_of_or_
     one.ask(1, A, KEY, ONE, 0.0)
     one.ask(1, A, OTHER, ONE, 0.0)
     one.press(1, 0.0)
-    one.refused(1, A, KEY, 0, 9.0)
-    one.lost(1, 0.0)
+    one.on_busy(1, A, KEY, 0, 9.0)
+    one.on_session_lost(1, 0.0)
     one.ask(2, A, KEY, ONE, 0.0)
     for each in one._open.values():
         each.open = Unseen(each.open)  # type: ignore[assignment]
@@ -508,20 +510,20 @@ def test_in_any_order_each_copy_is_freed_once_and_each_try_ends_once(events: lis
         elif what == "ask":
             heed(one.ask(link, taker, key, Ask(c % 3 or 1, nothing=a > 1), now))
         elif what == "taken":
-            heed(one.taken(link, taker, key, c))
+            heed(one.on_taken(link, taker, key, c))
         elif what == "done":
-            heed(one.done(link, taker, key))
+            heed(one.on_done(link, taker, key))
         elif what == "cancel":
             heed(one.cancel(link, taker, key, Outcome.ABORTED, "x"))
         elif what == "lost":
-            heed(one.lost(link, now))
+            heed(one.on_session_lost(link, now))
             links[taker] = max(links.values()) + 1
         elif what == "release":
             heed(one.release(key, Outcome.ABORTED, "x"))
         elif what == "press":
             heed(one.press(100 * c, now))
         elif what == "refused":
-            one.refused(link, taker, key, c, now + 1)
+            one.on_busy(link, taker, key, c, now + 1)
         else:
             now += 10.0 * (c + 1)
             heed(one.tick(now))
@@ -531,7 +533,7 @@ def test_in_any_order_each_copy_is_freed_once_and_each_try_ends_once(events: lis
     for key in keys:
         heed(one.release(key, Outcome.ABORTED, "at the end"))
     for last in range(max(links.values()) + 1):
-        heed(one.lost(last, now))
+        heed(one.on_session_lost(last, now))
     assert set(freed) == set(made), "every copy is freed"
     assert began <= set(ended)
     assert (one.open, one.pressed_bytes) == (0, 0)

@@ -18,12 +18,12 @@ from xpyd_sidecar.kv.reads import (
     DropOrder,
     EndAgent,
     HandOver,
-    Lost,
     PeerOpened,
     Prove,
     ReadLimits,
     Reads,
     SessionDrained,
+    SessionLost,
     Step,
     unusable,
 )
@@ -60,8 +60,8 @@ def slots_of(steps: Sequence[Step]) -> list[int | None]:
 def test_what_was_read_counts_when_the_ticket_was_read_after_it() -> None:
     machine = opened(1)
     begun(machine, 1, 5, 6)
-    assert machine.done(1, 6, 0.1) == [Prove(1)]
-    assert machine.done(1, 5, 0.2) == []  # the ticket that is being read does not speak for it
+    assert machine.on_done(1, 6, 0.1) == [Prove(1)]
+    assert machine.on_done(1, 5, 0.2) == []  # the ticket that is being read does not speak for it
     assert machine.proven(1, right=True, now=0.3) == [HandOver(1, (6,)), Prove(1)]
     assert machine.proven(1, right=True, now=0.4) == [HandOver(1, (5,))]
     assert not machine.working
@@ -80,13 +80,13 @@ def test_a_ticket_that_is_another_ends_the_session_with_all_that_was_read(openin
     machine = Reads(Ring(READS * READ_BYTES), LIMITS)
     machine.join(1, 0.0)
     if opening:
-        assert machine.proven(1, right=False, now=0.1) == [Lost(1, "other memory is where its ticket was")]
+        assert machine.proven(1, right=False, now=0.1) == [SessionLost(1, "other memory is where its ticket was")]
         return
     machine.proven(1, right=True, now=0.1)
     begun(machine, 1, 1, 2)
-    machine.done(1, 1, 0.2)
-    assert machine.proven(1, right=False, now=0.3) == [Lost(1, "has given this session up")]
-    assert machine.done(1, 2, 0.4) == [DropOrder(1, 2)]
+    machine.on_done(1, 1, 0.2)
+    assert machine.proven(1, right=False, now=0.3) == [SessionLost(1, "has given this session up")]
+    assert machine.on_done(1, 2, 0.4) == [DropOrder(1, 2)]
     assert machine.tick(99.0) == []
     assert machine.order(1, 3, SOME, 99.0) == [DropOrder(1, 3)]
     assert machine.leave(1, 99.0) == [DropOrder(1, 1), SessionDrained(1)]
@@ -99,9 +99,9 @@ def test_a_slot_is_used_again_when_what_was_in_it_is_placed_and_no_sooner() -> N
     machine = opened(1, slots=READ_BYTES)
     begun(machine, 1, 1)
     assert machine.order(1, 2, SOME, 0.0) == []
-    machine.done(1, 1, 0.1)
+    machine.on_done(1, 1, 0.1)
     assert machine.proven(1, right=True, now=0.2) == [HandOver(1, (1,))]
-    assert machine.placed(1, 1, 0.3) == [BeginRead(1, 2, 0)]
+    assert machine.on_placed(1, 1, 0.3) == [BeginRead(1, 2, 0)]
 
 
 def test_an_order_with_memory_of_its_own_needs_no_slot() -> None:
@@ -115,9 +115,9 @@ def test_a_session_has_an_eighth_of_the_reads_and_of_the_slots_and_others_the_re
     begun(machine, 1, *range(OWN))
     assert machine.order(1, OWN, SOME, 0.0) == []
     begun(machine, 2, 0)
-    assert machine.done(1, 3, 0.1) == [Prove(1)], "its slots are all taken"
+    assert machine.on_done(1, 3, 0.1) == [Prove(1)], "its slots are all taken"
     assert machine.proven(1, right=True, now=0.1) == [HandOver(1, (3,))]
-    assert machine.placed(1, 3, 0.2) == [BeginRead(1, OWN, 3 * READ_BYTES)]
+    assert machine.on_placed(1, 3, 0.2) == [BeginRead(1, OWN, 3 * READ_BYTES)]
 
 
 def test_memory_that_is_ordered_for_is_bound_by_the_reads_alone() -> None:
@@ -125,7 +125,7 @@ def test_memory_that_is_ordered_for_is_bound_by_the_reads_alone() -> None:
     for number in range(OWN):
         assert machine.order(1, number, SOME, 0.0, slot=False) == [BeginRead(1, number, None)]
     assert machine.order(1, OWN, SOME, 0.0, slot=False) == []
-    assert machine.done(1, 3, 0.1) == [Prove(1), BeginRead(1, OWN, None)]
+    assert machine.on_done(1, 3, 0.1) == [Prove(1), BeginRead(1, OWN, None)]
 
 
 def test_one_order_is_a_sessions_however_many_reads_it_is() -> None:
@@ -149,9 +149,9 @@ def test_sessions_take_turns() -> None:
     for number in (2, 3):
         assert machine.order(1, number, SOME, 0.0) == []
     assert machine.order(2, 1, SOME, 0.0) == []
-    machine.done(1, 1, 0.1)
+    machine.on_done(1, 1, 0.1)
     machine.proven(1, right=True, now=0.1)
-    assert machine.placed(1, 1, 0.2) == [BeginRead(2, 1, 0)]
+    assert machine.on_placed(1, 1, 0.2) == [BeginRead(2, 1, 0)]
 
 
 def test_what_no_slots_hold_is_dropped() -> None:
@@ -167,10 +167,10 @@ def test_silence_counts_from_the_last_read_and_only_while_one_is_under_way() -> 
     begun(machine, 1, 1, now=100.0)
     assert machine.tick(104.9) == []
     begun(machine, 1, 2, now=104.9)
-    machine.done(1, 1, 104.9)
+    machine.on_done(1, 1, 104.9)
     assert machine.proven(1, right=True, now=105.0) == [HandOver(1, (1,))]
     assert machine.tick(110.0) == []
-    assert machine.tick(110.1) == [Lost(1, "nothing of its memory has come for 5.0 s")]
+    assert machine.tick(110.1) == [SessionLost(1, "nothing of its memory has come for 5.0 s")]
     assert machine.tick(120.0) == []
 
 
@@ -179,14 +179,14 @@ def test_a_peer_that_does_not_answer_has_so_long_from_the_first_look() -> None:
     machine.join(1, 0.0)
     assert machine.tick(50.0) == []  # an agent was made meanwhile
     assert machine.tick(52.0) == []
-    assert machine.tick(52.1) == [Lost(1, "no answer within 2.0 s", late=True)]
+    assert machine.tick(52.1) == [SessionLost(1, "no answer within 2.0 s", late=True)]
 
 
 def test_a_read_that_fails_ends_its_session_and_frees_its_slot() -> None:
     machine = opened(1, 2, slots=READ_BYTES)
     begun(machine, 1, 1)
     machine.order(2, 9, SOME, 0.0)
-    assert machine.broke(1, 1, "gone", 0.1) == [Lost(1, "gone"), DropOrder(1, 1), BeginRead(2, 9, 0)]
+    assert machine.on_failed(1, 1, "gone", 0.1) == [SessionLost(1, "gone"), DropOrder(1, 1), BeginRead(2, 9, 0)]
     assert machine.leave(1, 0.2) == [SessionDrained(1)]
 
 
@@ -194,7 +194,7 @@ def test_nothing_is_begun_in_a_session_that_is_lost() -> None:
     machine = opened(1, slots=READ_BYTES)
     begun(machine, 1, 1)
     machine.order(1, 2, SOME, 0.0)
-    assert machine.broke(1, 1, "gone", 0.1) == [Lost(1, "gone"), DropOrder(1, 1)]
+    assert machine.on_failed(1, 1, "gone", 0.1) == [SessionLost(1, "gone"), DropOrder(1, 1)]
     assert machine.tick(0.2) == []
     assert machine.leave(1, 0.3) == [DropOrder(1, 2), SessionDrained(1)]
 
@@ -202,7 +202,7 @@ def test_nothing_is_begun_in_a_session_that_is_lost() -> None:
 def test_a_ticket_that_cannot_be_read_ends_its_session() -> None:
     machine = Reads(Ring(READS * READ_BYTES), LIMITS)
     machine.join(1, 0.0)
-    assert machine.broke(1, None, "gone", 0.1) == [Lost(1, "gone")]
+    assert machine.on_failed(1, None, "gone", 0.1) == [SessionLost(1, "gone")]
     assert machine.leave(1, 0.1) == [SessionDrained(1)]
 
 
@@ -215,20 +215,20 @@ def test_a_read_of_a_session_that_has_ended_keeps_its_slot_until_it_is_over() ->
     machine.order(1, 2, SOME, 0.0)
     machine.order(2, 1, SOME, 0.0)
     assert machine.leave(1, 0.1) == [DropOrder(1, 2)]
-    assert (machine.stuck, machine.lingers) == (1, True)
-    assert machine.done(1, 1, 9.0) == [DropOrder(1, 1), SessionDrained(1), BeginRead(2, 1, 0)]
-    assert (machine.stuck, machine.lingers) == (0, False)
+    assert (machine.stuck_reads, machine.lingers) == (1, True)
+    assert machine.on_done(1, 1, 9.0) == [DropOrder(1, 1), SessionDrained(1), BeginRead(2, 1, 0)]
+    assert (machine.stuck_reads, machine.lingers) == (0, False)
 
 
 def test_what_was_handed_over_is_its_sessions_after_its_end() -> None:
     machine = opened(1)
     begun(machine, 1, 1, 2)
-    machine.done(1, 1, 0.1)
+    machine.on_done(1, 1, 0.1)
     machine.proven(1, right=True, now=0.1)
-    machine.done(1, 2, 0.1)
+    machine.on_done(1, 2, 0.1)
     assert machine.leave(1, 0.2) == [DropOrder(1, 2)]  # the ticket's read is under way
     assert machine.proven(1, right=True, now=0.3) == []
-    assert machine.placed(1, 1, 0.4) == [SessionDrained(1)]
+    assert machine.on_placed(1, 1, 0.4) == [SessionDrained(1)]
 
 
 def test_the_agent_ends_when_a_quarter_is_stuck_and_others_have_had_a_moment() -> None:
@@ -241,11 +241,11 @@ def test_the_agent_ends_when_a_quarter_is_stuck_and_others_have_had_a_moment() -
     machine.leave(2, 1.1)
     assert machine.tick(1.2) == []
     assert machine.order(3, 1, SOME, 1.3) == [], "nothing is begun any more"
-    assert machine.done(3, 0, 1.4) == [Prove(3)]
+    assert machine.on_done(3, 0, 1.4) == [Prove(3)]
     assert machine.tick(1.5) == []
     assert machine.proven(3, right=True, now=1.6) == [HandOver(3, (0,))]
     assert machine.tick(1.6) == [EndAgent()]
-    steps = machine.ended(1.7)
+    steps = machine.on_agent_ended(1.7)
     dropped = {step for step in steps if isinstance(step, DropOrder)}
     assert dropped == {DropOrder(one, n) for one in (1, 2) for n in range(OWN)}
     assert [step for step in steps if isinstance(step, SessionDrained)] == [SessionDrained(1), SessionDrained(2)]
@@ -258,10 +258,10 @@ def test_the_agent_ends_though_others_are_under_way_and_these_are_read_again() -
         begun(machine, session, *range(OWN))
         machine.leave(session, 1.0)
     begun(machine, 3, 0, 1, 2, now=1.0)
-    machine.done(3, 1, 1.0)
+    machine.on_done(3, 1, 1.0)
     machine.tick(1.0)
     assert machine.tick(1.0 + DRAIN_S) == [EndAgent()]
-    steps = [step for step in machine.ended(2.0) if not isinstance(step, DropOrder | SessionDrained)]
+    steps = [step for step in machine.on_agent_ended(2.0) if not isinstance(step, DropOrder | SessionDrained)]
     assert steps[0] == Prove(3)
     assert [(step.number, step.slot) for step in steps[1:] if isinstance(step, BeginRead)] == [(0, 0), (2, READ_BYTES)]
     assert machine.proven(3, right=True, now=2.1) == [HandOver(3, (1,))]
@@ -273,7 +273,7 @@ def test_the_agent_ends_when_something_is_stuck_for_too_long() -> None:
     machine.leave(1, 10.0)
     assert machine.tick(10.0 + LIMITS.fence_s) == []
     assert machine.tick(10.1 + LIMITS.fence_s) == [EndAgent()]
-    assert machine.ended(99.0) == [DropOrder(1, 1), SessionDrained(1)]
+    assert machine.on_agent_ended(99.0) == [DropOrder(1, 1), SessionDrained(1)]
 
 
 def test_what_gets_loose_meanwhile_leaves_the_agent_alone() -> None:
@@ -281,8 +281,8 @@ def test_what_gets_loose_meanwhile_leaves_the_agent_alone() -> None:
     begun(machine, 1, 1)
     begun(machine, 2, 1)
     machine.leave(1, 0.0)
-    assert machine.tick(1.0 + LIMITS.fence_s) == [Lost(2, "nothing of its memory has come for 5.0 s")]
-    machine.done(1, 1, 1.1 + LIMITS.fence_s)
+    assert machine.tick(1.0 + LIMITS.fence_s) == [SessionLost(2, "nothing of its memory has come for 5.0 s")]
+    machine.on_done(1, 1, 1.1 + LIMITS.fence_s)
     assert machine.tick(1.2 + LIMITS.fence_s) == []
     assert machine.join(3, 70.0) == [Prove(3)]
     assert machine.proven(3, right=True, now=70.0) == [PeerOpened(3)]
@@ -296,7 +296,7 @@ def test_a_session_that_opens_while_the_agent_ends_is_asked_again() -> None:
     machine.join(2, 60.5)
     machine.tick(61.0)
     assert machine.tick(62.0) == [EndAgent()]
-    assert [step for step in machine.ended(62.0) if isinstance(step, Prove)] == [Prove(2)]
+    assert [step for step in machine.on_agent_ended(62.0) if isinstance(step, Prove)] == [Prove(2)]
     assert machine.proven(2, right=True, now=62.1) == [PeerOpened(2)]
 
 
@@ -321,7 +321,7 @@ class Library:
         todo = deque(steps)
         while todo:
             step = todo.popleft()
-            if isinstance(step, Lost):
+            if isinstance(step, SessionLost):
                 self.over.add(step.session)
             elif isinstance(step, BeginRead):
                 assert step.session not in self.over
@@ -354,7 +354,7 @@ class Library:
             elif isinstance(step, EndAgent):
                 self.flying.clear()
                 self.tickets.clear()
-                todo.extend(self.machine.ended(self.now))
+                todo.extend(self.machine.on_agent_ended(self.now))
 
 
 @given(st.data())
@@ -381,9 +381,9 @@ def test_every_order_is_answered_once_and_no_slot_is_used_while_it_may_be_writte
             del library.flying[key]
             if choice == "done":
                 library.here.add(key)
-                library.carry_out(machine.done(*key, now))
+                library.carry_out(machine.on_done(*key, now))
             else:
-                library.carry_out(machine.broke(*key, "broken", now))
+                library.carry_out(machine.on_failed(*key, "broken", now))
         elif choice == "ticket" and library.tickets:
             session = data.draw(st.sampled_from(sorted(library.tickets)))
             library.tickets.remove(session)
@@ -392,7 +392,7 @@ def test_every_order_is_answered_once_and_no_slot_is_used_while_it_may_be_writte
             key = data.draw(st.sampled_from(sorted(library.handed)))
             del library.handed[key]
             del library.slots[key]
-            library.carry_out(machine.placed(*key, now))
+            library.carry_out(machine.on_placed(*key, now))
         elif choice == "leave":
             session = data.draw(st.integers(0, 2))
             left.add(session)
@@ -405,7 +405,7 @@ def test_every_order_is_answered_once_and_no_slot_is_used_while_it_may_be_writte
         library.carry_out(machine.leave(session, library.now))
     for key in list(library.handed):
         del library.handed[key], library.slots[key]
-        library.carry_out(machine.placed(*key, library.now))
+        library.carry_out(machine.on_placed(*key, library.now))
     library.now += LIMITS.fence_s + 1
     for _ in range(2):
         library.carry_out(machine.tick(library.now))
@@ -413,7 +413,7 @@ def test_every_order_is_answered_once_and_no_slot_is_used_while_it_may_be_writte
     assert sorted(library.answered) == sorted(orders)
     assert library.gone == {0, 1, 2}
     assert not machine.lingers
-    assert machine._slots.used == 0
+    assert machine._slots.used_bytes == 0
 
 
 @pytest.mark.parametrize(("changed", "why"), [

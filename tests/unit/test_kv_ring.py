@@ -24,16 +24,16 @@ def test_ranges_never_overlap_and_no_session_has_more_than_its_share(events: lis
             assert all(at + size <= other or other + many <= at for _, other, many in held)
             held.append((session, at, size))
         mine = [-(-many // UNIT) * UNIT for one, _, many in held if one == session]
-        assert sum(mine) <= max([ring.most, *mine])
-        assert ring.used == sum(-(-many // UNIT) * UNIT for _, _, many in held)
+        assert sum(mine) <= max([ring.session_bytes_max, *mine])
+        assert ring.used_bytes == sum(-(-many // UNIT) * UNIT for _, _, many in held)
     for one in held:
         ring.give(*one)
-    assert (ring.used, ring.stuck) == (0, 0)
+    assert (ring.used_bytes, ring.stuck_bytes) == (0, 0)
 
 
 def test_one_range_is_a_sessions_however_large() -> None:
     ring = Ring(SIZE)
-    assert ring.most == SIZE // SHARE
+    assert ring.session_bytes_max == SIZE // SHARE
     assert ring.take(1, SIZE // 2) is not None
     assert ring.take(1, 1) is None, "a second one is beyond its share"
     assert ring.take(2, 1) is not None
@@ -50,13 +50,13 @@ def test_what_a_session_leaves_behind_is_stuck_until_it_is_given_back() -> None:
     at, other = ring.take(1, 100), ring.take(2, UNIT)
     assert at is not None
     assert other is not None
-    ring.ended(1)
-    ring.ended(3)
-    assert ring.stuck == UNIT
+    ring.on_session_ended(1)
+    ring.on_session_ended(3)
+    assert ring.stuck_bytes == UNIT
     ring.give(2, other, UNIT)
-    assert ring.stuck == UNIT
+    assert ring.stuck_bytes == UNIT
     ring.give(1, at, 100)
-    assert ring.stuck == 0
+    assert ring.stuck_bytes == 0
 
 
 def test_a_range_is_given_back_once() -> None:

@@ -34,14 +34,14 @@ def said(*parts: bytes) -> Transcript:
 
 def test_both_ends_derive_the_same_keys_and_each_session_others() -> None:
     one, other, later = PrivateKey(), PrivateKey(), PrivateKey()
-    keys = derive(one.shared(other.public), DATA_KEY, said(b"a"))
-    assert derive(other.shared(one.public), DATA_KEY, said(b"a")) == keys
-    every = [*keys, *derive(later.shared(other.public), DATA_KEY, said(b"a")),
-             *derive(one.shared(other.public), bytes(32), said(b"a")),
-             *derive(one.shared(other.public), DATA_KEY, said(b"b"))]
+    keys = derive(one.shared_secret(other.public), DATA_KEY, said(b"a"))
+    assert derive(other.shared_secret(one.public), DATA_KEY, said(b"a")) == keys
+    every = [*keys, *derive(later.shared_secret(other.public), DATA_KEY, said(b"a")),
+             *derive(one.shared_secret(other.public), bytes(32), said(b"a")),
+             *derive(one.shared_secret(other.public), DATA_KEY, said(b"b"))]
     assert len(set(every)) == len(every)
     assert len({made(keys, number) for number in range(4) for made in (stripe_name, stripe_answer)}) == 8
-    assert stripe_name(keys, 0) != stripe_name(derive(one.shared(other.public), DATA_KEY, said(b"b")), 0)
+    assert stripe_name(keys, 0) != stripe_name(derive(one.shared_secret(other.public), DATA_KEY, said(b"b")), 0)
 
 
 def test_each_stripe_and_direction_has_a_key_of_its_own_as_rfc_5869_expands_it() -> None:
@@ -59,7 +59,7 @@ def test_each_stripe_and_direction_has_a_key_of_its_own_as_rfc_5869_expands_it()
 def test_a_public_key_by_which_everybody_knows_the_secret_is_refused() -> None:
     for public in (bytes(32), b"", b"x" * 31):
         with pytest.raises(ValueError, match=r"."):
-            PrivateKey().shared(public)
+            PrivateKey().shared_secret(public)
 
 
 def test_a_proof_stands_for_all_that_was_said_and_for_who_holds_the_key() -> None:

@@ -29,7 +29,7 @@ from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import LoadVerdict, Pairing
 from xpyd_sidecar.kv.publishing import Publishing
 from xpyd_sidecar.kv.reach import CacheGroup, Reach, TableSpan
-from xpyd_sidecar.kv.receiving import From, Order, Receiving
+from xpyd_sidecar.kv.receiving import LoadSource, Order, Receiving
 from xpyd_sidecar.kv.ring import Ring
 
 BLOCK = 4
@@ -76,7 +76,7 @@ class Prefill:
     def start(self, request: str, key: Key, prompt: int, tokens: int) -> None:
         self.offers.register(request, key, DECODE, bytes([prompt]) * 32, (tokens + 1, tokens))
         self.running[request] = [prompt, tokens, 0]
-        self.offer(self.offers.allocated(request, 0))
+        self.offer(self.offers.on_allocated(request, 0))
 
     def step(self, request: str) -> None:
         prompt, tokens, done = self.running[request]
@@ -136,9 +136,9 @@ class Prefill:
         if isinstance(body, Ask):
             self.send(self.publishing.ask(link.number, ME, key, body, self.sim.now))
         elif isinstance(body, Taken):
-            self.send(self.publishing.taken(link.number, ME, key, body.number))
+            self.send(self.publishing.on_taken(link.number, ME, key, body.number))
         elif body == "done":
-            self.send(self.publishing.done(link.number, ME, key))
+            self.send(self.publishing.on_done(link.number, ME, key))
         else:
             self.send(self.publishing.cancel(link.number, ME, key, Outcome.ABORTED, "cancelled"))
 
@@ -164,10 +164,10 @@ class Decode:
         self.cache: dict[tuple[int, int], tuple[Key, int, int, int]] = {}
         self.slots = 0
         self.finished: dict[str, int] = {}
-        self.inbox: deque[fetch_steps.Arrived] = deque()
+        self.inbox: deque[fetch_steps.BlocksArrived] = deque()
         self.orders: deque[Callable[[], None]] = deque()
         """To the worker, which hears of them with a step."""
-        self.reports: deque[receiving.Finished] = deque()
+        self.reports: deque[receiving.LoadFinished] = deque()
         """From the worker, which the scheduler hears of after that step, and perhaps after it has ordered the next one."""
         self.ids: dict[str, tuple[int, ...]] = {}
         self.switched = 0
@@ -175,7 +175,7 @@ class Decode:
     def start(self, request: str, key: Key, prompt: int, tokens: int) -> None:
         self.waiting[request] = (prompt, tokens, self.sim.random.randrange(-(-tokens // BLOCK)))
         self.pair(self.pairing.register(request, key.transfer, key.attempt, identity=bytes([prompt]) * 32,
-                                        tokens=tokens + 1, handed=tokens, lease=Lease.of(self.sim.now, 10)))
+                                        tokens=tokens + 1, handed=tokens, lease=Lease.start(self.sim.now, 10)))
 
     def step(self) -> None:
         if self.sim.random.random() < 0.2:
@@ -187,13 +187,13 @@ class Decode:
             prompt, tokens, first = self.waiting.pop(request)
             if verdict is LoadVerdict.COMPUTE:
                 self.result[request] = "computed"
-                self.pair(self.pairing.allocated(request, 0))
+                self.pair(self.pairing.on_allocated(request, 0))
                 continue
             count = -(-tokens // BLOCK) - first
             self.held[request] = self.ids[request] = tuple(range(self.slots, self.slots + count))
             self.slots += count
             self.order = (first, prompt)
-            self.pair(self.pairing.allocated(request, tokens - first * BLOCK))
+            self.pair(self.pairing.on_allocated(request, tokens - first * BLOCK))
         newer = self.pairing.newer()
         self.switched += len(newer)
         self.pair(newer)
@@ -217,7 +217,7 @@ class Decode:
                 known = self.sim.first_of.setdefault(one.request, self.order)
                 rank = one.source.data[0]
                 order = Order(one.request, one.source.key, (TableSpan(known[0], self.ids[one.request]),),
-                              (From(rank.address, rank.incarnation, WHOLE),))
+                              (LoadSource(rank.address, rank.incarnation, WHOLE),))
                 self.orders.append(lambda order=order: self.receive(self.receiving.load(order, self.sim.now)))
             elif isinstance(one, pairing.FailLoad):
                 none = Key(TransferId("0" * 32), Attempt(1), 1)
@@ -234,7 +234,7 @@ class Decode:
                 assert one.tables is not None
                 if one.key in self.wants:
                     self.fetch(self.fetching.allot(one.ident, one.tables))
-            elif isinstance(one, receiving.Finished):
+            elif isinstance(one, receiving.LoadFinished):
                 self.finish(one)
             else:
                 want = self.wants.pop(one.key, None)
@@ -254,16 +254,16 @@ class Decode:
         if self.wants.pop(key, None) is not None:
             self.again.discard(key)
             self.fetch(self.fetching.cancel((key, 0)))
-            self.orders.append(lambda: self.receive(self.receiving.broken(key, 0, why, self.sim.now, final=final)))
+            self.orders.append(lambda: self.receive(self.receiving.on_source_lost(key, 0, why, self.sim.now, final=final)))
 
     def fetch(self, steps: list[fetch_steps.Step]) -> None:
         for one in steps:
             if isinstance(one, Fetch):
                 self.flights[one.number] = one
-            elif isinstance(one, fetch_steps.Arrived):
+            elif isinstance(one, fetch_steps.BlocksArrived):
                 self.again.discard(one.key)
                 self.inbox.append(one)
-            elif isinstance(one, fetch_steps.Say):
+            elif isinstance(one, fetch_steps.SayFrame):
                 link = next((link for link in self.links.values() if link.number == one.link), None)
                 if link is not None:
                     link.to_p.append(("", one.key, one.body))
@@ -277,12 +277,12 @@ class Decode:
         want = self.wants.get(flight.key)
         link = self.links.get(want.address) if want is not None else None
         if want is None or link is None or link.number != flight.link:
-            self.fetch(self.fetching.failed(number))
+            self.fetch(self.fetching.on_fetch_failed(number))
             return
         block = self.sim.prefills[want.address].told[flight.key, flight.manifest]
         assert block.freed == 0, "a copy was freed under a fetch"
         if want.request not in self.held:
-            self.fetch(self.fetching.failed(number))
+            self.fetch(self.fetching.on_fetch_failed(number))
             return
         assert want.tables is not None
         (table,) = want.tables
@@ -291,7 +291,7 @@ class Decode:
                 slot = table.ids[at - table.first]
                 assert slot not in self.sim.sealed, "wrote into a block that is no longer held"
                 self.cache[piece.region, slot] = (flight.key, block.prompt, block.region, at)
-        self.fetch(self.fetching.fetched(number))
+        self.fetch(self.fetching.on_fetched(number))
 
     def connect(self, name: str) -> Link | None:
         prefill = self.sim.prefills[name]
@@ -300,7 +300,7 @@ class Decode:
             self.links[name] = prefill.links[self.sim.link_count] = Link(self.sim.link_count)
         return self.links.get(name)
 
-    def finish(self, one: receiving.Finished) -> None:
+    def finish(self, one: receiving.LoadFinished) -> None:
         assert one.request not in self.finished, "reported twice"
         self.finished[one.request] = 1
         slots = self.held[one.request]
@@ -330,7 +330,7 @@ class Decode:
             link.to_p.append(("", key, "cancel"))
         else:
             assert isinstance(body, Manifest)
-            self.fetch(self.fetching.told(link.number, (key, 0), body))
+            self.fetch(self.fetching.on_manifest(link.number, (key, 0), body))
 
     def poll(self) -> None:
         """A step at the worker, which takes what its I/O thread has fetched, also of tries that are cancelled by now."""
@@ -338,13 +338,13 @@ class Decode:
             self.orders.popleft()()
         while self.inbox:
             one = self.inbox.popleft()
-            self.receive(self.receiving.arrived(one.key, one.source, one.blocks, one.size))
+            self.receive(self.receiving.on_arrived(one.key, one.source, one.blocks, one.size))
 
     def listen(self) -> None:
         """The scheduler hears of what the worker has reported."""
         while self.reports:
             one = self.reports.popleft()
-            self.pair(self.pairing.finished(one.request, one.outcome, one.reason, [one.key]))
+            self.pair(self.pairing.on_load_finished(one.request, one.outcome, one.reason, [one.key]))
 
     def cut(self, name: str, outcome: Outcome) -> None:
         """A session ends; what was taken over it is asked for once more, if that is no fault of prefill's."""
@@ -353,8 +353,8 @@ class Decode:
             return
         prefill = self.sim.prefills[name]
         del prefill.links[link.number]
-        prefill.send(prefill.publishing.lost(link.number, self.sim.now))
-        for key, _ in self.fetching.lost(link.number):
+        prefill.send(prefill.publishing.on_session_lost(link.number, self.sim.now))
+        for key, _ in self.fetching.on_session_lost(link.number):
             if outcome is Outcome.PEER_LOST and key not in self.again and key in self.wants:
                 self.again.add(key)
                 self.ask(self.wants[key])
@@ -448,7 +448,7 @@ class Sim:
         if isinstance(message, Announce):
             self.decode.pair(self.decode.pairing.announce(peer, message, self.now, ranks=1))
         else:
-            self.decode.pair(self.decode.pairing.gone(message))
+            self.decode.pair(self.decode.pairing.on_gone(message))
 
     def kill(self, prefill: Prefill) -> None:
         prefill.alive = False

@@ -18,7 +18,7 @@ from xpyd_sidecar.kv.session_bodies import Able, LinkChoice
 from xpyd_sidecar.kv.wire import NO_TRY, Frame, FrameKind
 from xpyd_sidecar.session import decode_session
 from xpyd_sidecar.session.decode_session import IDLE_S, DecodeSession, outcome_of
-from xpyd_sidecar.session.greeting import OwnRank, Rejected, Rejection
+from xpyd_sidecar.session.greeting import OwnRank, RankRejected, Rejection
 from xpyd_sidecar.transport.links import FetchLink
 
 ME = OwnRank(InstanceName("d"), Incarnation("2" * 32), 0, bytes(32))
@@ -32,7 +32,7 @@ class Link(FetchLink):
         self.closed = 0
         self.takes: set[FrameKind] = set()
 
-    def heard(self, frame: Frame) -> bool:
+    def on_frame(self, frame: Frame) -> bool:
         return frame.kind in self.takes
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class Greeting:
     def __init__(self, me: Any, link: Any, expects: Any) -> None:
         self.keys: object | None = None
 
-    def heard(self, frame: Frame) -> None:
+    def on_frame(self, frame: Frame) -> None:
         if frame.kind is not FrameKind.CHALLENGE:
             raise ProtocolError("p", f"sent {frame.kind.name} before CHALLENGE")
         self.keys = object()
@@ -67,7 +67,7 @@ class World:
         self.told: list[FrameKind] = []
         self.chose: list[tuple[str, ...]] = []
         self.ended: list[PeerError] = []
-        self.trial = SimpleNamespace(able=Able("host"), waits_for_us=False, heard=self.hear, close=self.close, words=[],
+        self.trial = SimpleNamespace(able=Able("host"), waits_for_us=False, on_frame=self.hear, close=self.close, words=[],
                                      closed=0)
         self.now = 0
         self.fetch_link = Link()
@@ -104,16 +104,16 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_what_is_to_be_said_of_tries_waits_for_the_link_and_follows_its_choice(world: World) -> None:
-    world.session.say(FrameKind.ASK, Ask(1))
+    world.session.send(FrameKind.ASK, Ask(1))
     world.hears(FrameKind.CHALLENGE)
     assert world.connection.said == [(FrameKind.ABLE, Able("host"))]
-    world.session.say(FrameKind.ASK, Ask(2))
+    world.session.send(FrameKind.ASK, Ask(2))
     world.hears(FrameKind.WELCOME)
     assert world.trial.words == [FrameKind.WELCOME]
     assert world.chose == []
     world.chosen(world.fetch_link, "shm: not on one host")
     assert world.chose == [()]
-    world.session.say(FrameKind.PING)
+    world.session.send(FrameKind.PING)
     assert world.connection.said[1:] == [(FrameKind.LINK, LinkChoice("tcp", "shm: not on one host")),
                                          (FrameKind.ASK, Ask(1)), (FrameKind.ASK, Ask(2)), (FrameKind.PING, None)]
 
@@ -148,7 +148,7 @@ def test_a_prefill_that_refuses_says_what_that_means_at_any_time(world: World, w
         world.hears(FrameKind.CHALLENGE)
     elif when == "after the choice":
         world.choose()
-    with pytest.raises(Rejected, match="incarnation 1 is gone") as raised:
+    with pytest.raises(RankRejected, match="incarnation 1 is gone") as raised:
         world.hears(FrameKind.REJECT, Rejection(Outcome.INCARNATION, "incarnation 1 is gone"))
     assert outcome_of(raised.value) is Outcome.INCARNATION
     with pytest.raises(MessageError):
@@ -159,7 +159,7 @@ def test_a_prefill_that_refuses_says_what_that_means_at_any_time(world: World, w
     (PeerGone("p", "x"), Outcome.PEER_LOST), (AuthError("p", "x"), Outcome.AUTH),
     (ProtocolError("p", "x"), Outcome.PROTOCOL),
     (ChecksumError("p", "x"), Outcome.CHECKSUM), (Incompatible("p", "x"), Outcome.INCOMPATIBLE),
-    (Rejected("p", Rejection(Outcome.OVERFLOW, "x")), Outcome.OVERFLOW)])
+    (RankRejected("p", Rejection(Outcome.OVERFLOW, "x")), Outcome.OVERFLOW)])
 def test_how_a_session_ends_says_what_becomes_of_its_tries(error: PeerError, outcome: Outcome) -> None:
     assert outcome_of(error) is outcome
 
@@ -167,12 +167,12 @@ def test_how_a_session_ends_says_what_becomes_of_its_tries(error: PeerError, out
 def test_a_session_that_ends_closes_what_was_made_for_it(world: World) -> None:
     world.choose()
     error = PeerGone("p", "closed")
-    world.session.closed(error)
+    world.session.on_closed(error)
     assert (world.fetch_link.closed, world.trial.closed, world.ended) == (1, 1, [error])
 
 
 def test_one_that_ends_before_it_was_challenged_has_nothing_to_close(world: World) -> None:
-    world.session.closed(PeerGone("p", "refused"))
+    world.session.on_closed(PeerGone("p", "refused"))
     assert (world.fetch_link.closed, world.trial.closed, len(world.ended)) == (0, 0, 1)
 
 

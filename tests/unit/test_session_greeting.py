@@ -19,9 +19,9 @@ from xpyd_sidecar.session.greeting import (
     DecodeGreeting,
     OwnRank,
     PrefillGreeting,
-    Rejected,
+    RankRejected,
     SessionHello,
-    rejected,
+    rejection_of,
 )
 
 KEY = bytes(range(32))
@@ -37,7 +37,7 @@ class Link:
         self.out = bytearray()
         self.wire = Wire()
 
-    def say(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> bytes:
+    def send(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> bytes:
         encoded = msgspec.msgpack.encode(body) if body is not None else b""
         self.out += self.wire.frame(kind, encoded, key)
         return encoded
@@ -65,17 +65,17 @@ class Pair:
 
     def _decode_hears(self, frame: Frame) -> None:
         if frame.kind is FrameKind.REJECT:
-            raise rejected("peer", frame.body)
+            raise rejection_of("peer", frame.body)
         if self.greets.keys is None:
-            self.greets.heard(frame)
-            self.d.say(FrameKind.PING)
+            self.greets.on_frame(frame)
+            self.d.send(FrameKind.PING)
         else:
             self.heard.append(f"d {frame.kind.name}")
 
     def _prefill_hears(self, frame: Frame) -> None:
         if self.greeted.terms is None:
-            self.greeted.heard(frame)
-            self.p.say(FrameKind.PING)
+            self.greeted.on_frame(frame)
+            self.p.send(FrameKind.PING)
         else:
             self.heard.append(f"p {frame.kind.name}")
 
@@ -100,7 +100,7 @@ def test_a_decode_without_the_key_is_told_so() -> None:
     assert pair.greeted.terms is None
     (frame,) = Wire().feed(bytes(pair.p.out))
     assert frame.kind is FrameKind.REJECT
-    assert rejected("p", frame.body).outcome is Outcome.AUTH
+    assert rejection_of("p", frame.body).outcome is Outcome.AUTH
 
 
 def test_a_prefill_without_the_key_cannot_seal_what_decode_opens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_another_life_of_prefill_is_refused_by_name() -> None:
     pair = Pair(expects=Incarnation("9" * 32))
     with pytest.raises(Incompatible, match=r"incarnation 9+ is gone"):
         pair.run()
-    with pytest.raises(Rejected, match="is gone") as told:
+    with pytest.raises(RankRejected, match="is gone") as told:
         pair.run()
     assert told.value.outcome is Outcome.INCARNATION
 
@@ -152,7 +152,7 @@ def test_no_byte_of_it_can_be_changed_on_the_way_unnoticed(bit: int) -> None:
         pair = Pair()
         try:
             pair.run(change)
-        except (AuthError, ProtocolError, Rejected, WireError, MessageError):
+        except (AuthError, ProtocolError, RankRejected, WireError, MessageError):
             continue
         assert len(pair.heard) < 2, f"byte {at} of {whole} was changed, and nobody has noticed"
         assert pair.p.wire.waiting or pair.d.wire.waiting, "a length that grew: the rest is waited for, until a deadline"
@@ -162,7 +162,7 @@ def hello(**others: Any) -> Frame:
     """The frame with which decode answers."""
     pair = Pair(**others)
     (frame,) = Wire().feed(bytes(pair.p.out))
-    pair.greets.heard(frame)
+    pair.greets.on_frame(frame)
     first, *_ = Wire().feed(bytes(pair.d.out))
     return first
 
@@ -173,7 +173,7 @@ def hello(**others: Any) -> Frame:
     Frame(FrameKind.HELLO, NO_TRY._replace(generation=1), hello().body), hello()])
 def test_what_is_no_answer_to_its_own_challenge_ends_prefills_session(frame: Frame) -> None:
     with pytest.raises((ProtocolError, MessageError, AuthError)):
-        Pair().greeted.heard(frame)
+        Pair().greeted.on_frame(frame)
 
 
 @pytest.mark.parametrize("frame", [
@@ -184,4 +184,4 @@ def test_what_is_no_answer_to_its_own_challenge_ends_prefills_session(frame: Fra
           msgspec.msgpack.encode(Challenge(P.incarnation, PrivateKey().public)))])
 def test_what_is_no_challenge_ends_decodes_session(frame: Frame) -> None:
     with pytest.raises((ProtocolError, MessageError)):
-        Pair().greets.heard(frame)
+        Pair().greets.on_frame(frame)

@@ -91,7 +91,7 @@ class World:
 
         return make
 
-    def say(self, kind: FrameKind, body: Any = None, key: Any = NO_TRY) -> bytes:
+    def send(self, kind: FrameKind, body: Any = None, key: Any = NO_TRY) -> bytes:
         self.said.append((kind, body))
         return b""
 
@@ -102,11 +102,11 @@ class World:
         raise error
 
     def welcomed(self, welcome: LinkWelcome = NIXL) -> None:
-        self.trial.heard(Frame(FrameKind.WELCOME, NO_TRY, msgspec.msgpack.encode(welcome)))
+        self.trial.on_frame(Frame(FrameKind.WELCOME, NO_TRY, msgspec.msgpack.encode(welcome)))
 
     def shared(self, reason: str = "") -> None:
         """Prefill says that it has sent the descriptor, or why not."""
-        self.trial.heard(Frame(FrameKind.SHARED, NO_TRY, msgspec.msgpack.encode(LinkChoice("shm", reason))))
+        self.trial.on_frame(Frame(FrameKind.SHARED, NO_TRY, msgspec.msgpack.encode(LinkChoice("shm", reason))))
 
 
 def test_prefill_waits_for_this_side_while_a_link_is_made_and_no_longer() -> None:
@@ -200,7 +200,7 @@ def shown() -> tuple[SharedCopies, SharedStore]:
     made = SharedCopies(8192)
     cell = made.tickets.take()
     assert cell is not None
-    at, ticket = made.tickets.shown(cell)
+    at, ticket = made.tickets.descriptor(cell)
     return made, SharedStore(made.name, made.size, TICKETS_AT + at, ticket, mark(SECRET))
 
 
@@ -361,7 +361,7 @@ def test_prefill_says_that_it_has_sent_something_once_and_when_it_was_asked(show
     with pytest.raises(ProtocolError, match="sent SHARED out of turn"):
         world.shared()
     with pytest.raises(ProtocolError, match="sent PING out of turn"):
-        world.trial.heard(Frame(FrameKind.PING, NO_TRY, b""))
+        world.trial.on_frame(Frame(FrameKind.PING, NO_TRY, b""))
 
 
 def test_a_session_that_ends_before_its_choice_leaves_no_mailbox(mailbox: type[ScriptedMailbox], shown: Shown) -> None:

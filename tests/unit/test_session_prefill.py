@@ -43,7 +43,7 @@ class Link(ServeLink):
     def hand_over(self, secret: bytes) -> None:
         self.secrets.append(secret)
 
-    def heard(self, frame: Frame) -> bool:
+    def on_frame(self, frame: Frame) -> bool:
         return frame.kind in self.takes
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ def test_a_session_that_ends_closes_whatever_was_made_for_it(make: Make) -> None
         if choice is not None:
             world.hears(FrameKind.LINK, choice)
         error = PeerGone("d", "closed")
-        world.session.closed(error)
+        world.session.on_closed(error)
         assert [link.closed for link in world.links()] == [1, 1]
         assert world.lost == [error]
 

@@ -18,8 +18,8 @@ from xpyd_sidecar.session.transfer_trace import (
     Forwards,
     Pieces,
     TransferTrace,
-    packed,
-    packed_first,
+    pack_first,
+    pack_note,
 )
 
 
@@ -42,7 +42,7 @@ def test_a_rank_notes_marks_once_and_pieces_until_the_end() -> None:
     assert before <= noted.marks["heard"] <= after, "the first time counts"
     assert noted.pieces == [Span(1.0, 2.0, 100, 1, "tcp")]
     assert noting.end(key()) is None
-    side = msgspec.msgpack.decode(packed(3, noted, [Span(0.5, 1.0, 7)]), type=TransferSide)
+    side = msgspec.msgpack.decode(pack_note(3, noted, [Span(0.5, 1.0, 7)]), type=TransferSide)
     assert (side.rank, side.marks, side.forwards) == (3, noted.marks, [Span(0.5, 1.0, 7)])
 
 
@@ -54,8 +54,8 @@ def test_open_transfers_are_bounded_and_the_oldest_are_forgotten() -> None:
         forwards.end(1, [key(n)])
     assert noting.end(key(4)) is None
     assert noting.end(key(5)) is not None
-    assert forwards.pushed(key(4)) == []
-    assert len(forwards.pushed(key(OPEN_MOST + 4))) == 1
+    assert forwards.take_pushing_spans(key(4)) == []
+    assert len(forwards.take_pushing_spans(key(OPEN_MOST + 4))) == 1
 
 
 def test_forwards_are_those_that_pushed_and_the_last_ones() -> None:
@@ -64,9 +64,9 @@ def test_forwards_are_those_that_pushed_and_the_last_ones() -> None:
     for n in range(4):
         forwards.begin()
         spans.append(forwards.end(n + 1, [key()] if n % 2 else []))
-    assert forwards.pushed(key()) == [spans[1], spans[3]]
-    assert forwards.since(spans[2].until - 1e-9) == spans[2:]
-    assert msgspec.msgpack.decode(packed_first(spans[0]), type=First).forward == spans[0]
+    assert forwards.take_pushing_spans(key()) == [spans[1], spans[3]]
+    assert forwards.spans_since(spans[2].until - 1e-9) == spans[2:]
+    assert msgspec.msgpack.decode(pack_first(spans[0]), type=First).forward == spans[0]
 
 
 def test_an_engine_tells_both_sides_of_what_it_is_asked_for_and_nothing_else() -> None:

@@ -28,7 +28,7 @@ class Counting(CommandThread):
         self.seen.append("rest")
         return self.rest_s
 
-    def look(self) -> bool:
+    def poll_once(self) -> bool:
         self.looks += 1
         if self.error is not None:
             raise self.error

@@ -103,7 +103,7 @@ def test_what_is_read_from_prefills_memory_comes_right_into_its_blocks(source: n
 @pytest.mark.parametrize("cover", [True, False])
 def test_what_lies_elsewhere_is_placed_from_there(source: np.ndarray, at: BufferPlace, *, cover: bool) -> None:
     decode, memory = Decode(cover=cover), store(source)
-    held = decode.landing.held(wanted(), at)
+    held = decode.landing.host_places(wanted(), at)
     for piece, one in zip(wanted(), held, strict=True):
         data = np.concatenate([memory[start:start + size] for start, size in piece.stretches])
         one.copy(data.ctypes.data)
@@ -128,7 +128,7 @@ def test_of_what_came_before_there_were_blocks_those_go_to_their_places_that_the
                             for region, packed, _ in layout(MANIFEST, ARRAYS)])
     for piece in pieces(MANIFEST, ARRAYS, PARTS, None, most):
         at, answers = BufferPlace(0, 0, piece.size), list[np.ndarray | None]()
-        (held,) = decode.landing.held([piece], at)
+        (held,) = decode.landing.host_places([piece], at)
         data = np.concatenate([memory[start:start + size] for start, size in piece.stretches])
         held.copy(data.ctypes.data)
         if piece.packed.first + piece.packed.blocks <= 4 or piece.packed.first >= 6:

@@ -76,7 +76,7 @@ class World:
         assert session == 7
         self.ordered.append(order)
 
-    def placed(self, session: int, number: int) -> None:
+    def release_order(self, session: int, number: int) -> None:
         assert session == 7
         self.given.append(number)
 
@@ -86,7 +86,7 @@ class World:
 
     # --- the session ---
 
-    def say(self, *_: Any) -> bytes:
+    def send(self, *_: Any) -> bytes:
         raise AssertionError("this link says nothing")
 
     def post(self, call: Callable[[], None]) -> None:
@@ -106,10 +106,10 @@ class World:
 
     # --- the owner ---
 
-    def fetched(self, number: int, sums: np.ndarray) -> None:
+    def on_fetched(self, number: int, sums: np.ndarray) -> None:
         self.fetches.append(number)
 
-    def failed(self, number: int) -> None:
+    def on_fetch_failed(self, number: int) -> None:
         self.failures.append(number)
 
     def batch(self, offset: int = 512) -> tuple[Piece, ...]:
@@ -133,7 +133,7 @@ def read(batch: tuple[Piece, ...], store: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("heads", [(0, 4), (1, 2), (3, 1)])
 def test_what_has_come_is_put_to_its_blocks_inside_of_their_gate(heads: tuple[int, int]) -> None:
     world = World(heads=heads)
-    world.link.opened()
+    world.link.on_open()
     world.fetch(1)
     (order,) = world.ordered
     assert (order.number, order.size, order.at) == (1, places(world.batch())[-1], None)
@@ -149,7 +149,7 @@ def test_what_has_come_is_put_to_its_blocks_inside_of_their_gate(heads: tuple[in
 
 def test_between_two_that_have_come_others_have_their_turn() -> None:
     world = World()
-    world.link.opened()
+    world.link.on_open()
     memory = np.zeros(places(world.batch())[-1], np.uint8)
     for number in range(3):
         world.fetch(number)
@@ -165,7 +165,7 @@ def test_between_two_that_have_come_others_have_their_turn() -> None:
 
 def test_nothing_is_written_once_the_load_is_over() -> None:
     world = World()
-    world.link.opened()
+    world.link.on_open()
     world.fetch(1)
     world.target.gate.close()
     memory = np.ones(places(world.batch())[-1], np.uint8)
@@ -176,7 +176,7 @@ def test_nothing_is_written_once_the_load_is_over() -> None:
 
 def test_what_cannot_be_placed_for_a_fault_of_ours_is_given_back() -> None:
     world = World()
-    world.link.opened()
+    world.link.on_open()
     world.fetch(1)
 
     class Faulty:
@@ -193,7 +193,7 @@ def test_what_cannot_be_placed_for_a_fault_of_ours_is_given_back() -> None:
 
 def test_a_session_that_ends_answers_each_order_once_and_gives_back_what_had_come() -> None:
     world = World()
-    world.link.opened()
+    world.link.on_open()
     memory = np.ones(places(world.batch())[-1], np.uint8)
     for number in range(4):
         world.fetch(number)
@@ -202,7 +202,7 @@ def test_a_session_that_ends_answers_each_order_once_and_gives_back_what_had_com
     world.link.close()
     assert (world.fetches, world.failures, world.given, world.left) == ([0], [1], [0, 1], 1)
     world.run()
-    world.link.dropped(2)
+    world.link.on_order_dropped(2)
     before = [cache.copy() for cache in world.caches]
     world.link.come([(3, address_of(memory.data))])
     assert (world.fetches, world.failures, world.given) == ([0], [1, 2, 3], [0, 1, 3])
@@ -215,7 +215,7 @@ def test_a_session_that_ends_answers_each_order_once_and_gives_back_what_had_com
 
 def test_memory_that_orders_name_ranges_of_is_read_into_and_not_copied() -> None:
     world = World(has_ring=True)
-    world.link.opened()
+    world.link.on_open()
     world.fetch(1, at=4096)
     assert world.ordered[0].at == 4096
     world.link.come([(1, 0)])
@@ -225,7 +225,7 @@ def test_memory_that_orders_name_ranges_of_is_read_into_and_not_copied() -> None
 
 def test_without_such_memory_a_slot_is_asked_for() -> None:
     world = World()
-    world.link.opened()
+    world.link.on_open()
     world.fetch(1, at=4096)
     assert world.ordered[0].at is None
 
@@ -233,7 +233,7 @@ def test_without_such_memory_a_slot_is_asked_for() -> None:
 @pytest.mark.parametrize("offset", [STORE, STORE - 1024, 1 << 40])
 def test_what_lies_outside_of_the_store_is_not_read(offset: int) -> None:
     world = World()
-    world.link.opened()
+    world.link.on_open()
     world.fetch(1, offset)
     assert world.failures == [], "nothing is answered before it returns"
     world.run()
@@ -245,32 +245,32 @@ def test_what_lies_outside_of_the_store_is_not_read(offset: int) -> None:
 @pytest.mark.parametrize("insists", [True, False])
 def test_a_peer_that_cannot_be_reached_has_no_link(insists: bool) -> None:
     world = World(insists=insists)
-    world.link.lost("no backend reaches it", late=False)
+    world.link.on_lost("no backend reaches it", late=False)
     assert world.settled == [(None, "nixl: no backend reaches it")]
     assert world.left == 1
 
 
 def test_a_peer_that_does_not_answer_is_lost_where_there_is_no_other_link() -> None:
     world = World(insists=True)
-    world.post(lambda: world.link.lost("no answer", late=True))
+    world.post(lambda: world.link.on_lost("no answer", late=True))
     world.run()
     assert world.settled == []
     assert [type(error) for error in world.errors] == [PeerGone]
     assert world.left == 1
     other = World(insists=False)
-    other.link.lost("no answer", late=True)
+    other.link.on_lost("no answer", late=True)
     assert other.settled == [(None, "nixl: no answer")]
 
 
 def test_a_link_that_is_lost_ends_its_session_and_says_no_more() -> None:
     world = World()
-    world.link.opened()
+    world.link.on_open()
     assert world.settled == [(world.link, "")]
-    world.post(lambda: world.link.lost("gone", late=False))
+    world.post(lambda: world.link.on_lost("gone", late=False))
     world.run()
     assert [str(error) for error in world.errors] == ["p: nixl: gone"]
-    world.link.lost("again", late=False)
-    world.link.opened()
+    world.link.on_lost("again", late=False)
+    world.link.on_open()
     assert len(world.settled) == 1
 
 

@@ -58,7 +58,7 @@ class World:
         cell = self.shared.tickets.take()
         assert cell is not None
         self.cell = cell
-        at, ticket = self.shared.tickets.shown(cell)
+        at, ticket = self.shared.tickets.descriptor(cell)
         shown = SharedStore(self.shared.name, self.shared.size, TICKETS_AT + at, ticket, b"")
         self.reader = Reader()
         self.mapping = Mapping(os.dup(self.shared.fd), shown)
@@ -67,7 +67,7 @@ class World:
         self.answers: list[tuple[str, int]] = []
         self.link = ShmFetchLink(self, self, self.mapping, shown, self.reader)
 
-    def say(self, *_: Any) -> bytes:
+    def send(self, *_: Any) -> bytes:
         raise AssertionError("this link says nothing")
 
     def post(self, call: Callable[[], None]) -> None:
@@ -84,11 +84,11 @@ class World:
             except PeerError as error:
                 self.close(error)
 
-    def fetched(self, number: int, sums: np.ndarray) -> None:
+    def on_fetched(self, number: int, sums: np.ndarray) -> None:
         assert len(sums) == 0, "a device makes them where it places what has come"
         self.answers.append(("fetched", number))
 
-    def failed(self, number: int) -> None:
+    def on_fetch_failed(self, number: int) -> None:
         self.answers.append(("failed", number))
 
     def order(self, number: int, batch: tuple[Piece, ...], at: int | None = 4096) -> None:

@@ -28,7 +28,7 @@ from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.publishing import Publishing
 from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.kv.reads import ReadLimits
-from xpyd_sidecar.kv.receiving import Finished, From, Order, Receiving
+from xpyd_sidecar.kv.receiving import LoadFinished, LoadSource, Order, Receiving
 from xpyd_sidecar.kv.ring import Ring
 from xpyd_sidecar.memory.buffer_memory import BufferMemory
 from xpyd_sidecar.memory.chunk import Chunk
@@ -170,7 +170,7 @@ class Decode:
         ids = tuple(n * 7919 % blocks for n in range(blocks))
         key = Key(TransferId(f"{self._count:032x}"), Attempt(1), 1)
         self._order = Order(str(self._count), key, (TableSpan(0, ids),),
-                            (From(address, Incarnation(self._peer["life"]), plan),))
+                            (LoadSource(address, Incarnation(self._peer["life"]), plan),))
         self._count += 1
 
     def _receiver_of(self, block: int, *, cover: bool) -> Receiver:
@@ -201,7 +201,7 @@ class Decode:
         inbox.missing = arrays * blocks
         inbox.all.clear()
         for step in self._machine.load(self._order, time.monotonic()):
-            assert not isinstance(step, Finished)
+            assert not isinstance(step, LoadFinished)
             self._receiver.carry_out(step)
         if not inbox.all.wait(WAIT_S):
             raise RuntimeError("nothing comes")
@@ -211,7 +211,7 @@ class Decode:
             if not isinstance(event, FetchedBlocks) or event.link != self._name.removeprefix("ours_"):
                 raise RuntimeError(f"not what is measured: {event}")
             for step in self._machine.arrived(event.key, event.source, event.blocks, event.size):
-                if not isinstance(step, Finished):
+                if not isinstance(step, LoadFinished):
                     self._receiver.carry_out(step)
                     continue
                 finished = True

@@ -56,7 +56,7 @@ class Link:
         self.said: list[tuple[FrameKind, bytes]] = []
         self.sealed = 0
 
-    def say(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> bytes:
+    def send(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> bytes:
         """Keep it."""
         encoded = msgspec.msgpack.encode(body)
         self.said.append((kind, encoded))
@@ -143,7 +143,7 @@ def answered(raw: bytes) -> Hashable:
     mine = PrefillGreeting(P, link)  # type: ignore[arg-type]
     frame, outcome = frame_of(raw, FrameKind.HELLO), "known"
     try:
-        terms = mine.heard(frame)
+        terms = mine.on_frame(frame)
         assert terms.expects == P.incarnation, raw
     except (PeerError, MessageError) as error:
         outcome = type(error).__name__
@@ -164,7 +164,7 @@ def challenged(raw: bytes) -> Hashable:
     frame = frame_of(raw, FrameKind.CHALLENGE)
     outcome = "answered"
     try:
-        mine.heard(frame)
+        mine.on_frame(frame)
     except (ProtocolError, MessageError) as error:  # and nothing else
         outcome = type(error).__name__
     assert link.sealed == (outcome == "answered"), raw
@@ -190,7 +190,7 @@ def seeds() -> list[bytes]:
         challenge = link.said[0][1]
         answers = []
         for expects in (P.incarnation, D.incarnation):
-            DecodeGreeting(D, link, expects).heard(Frame(FrameKind.CHALLENGE, NO_TRY, challenge))  # type: ignore[arg-type]
+            DecodeGreeting(D, link, expects).on_frame(Frame(FrameKind.CHALLENGE, NO_TRY, challenge))  # type: ignore[arg-type]
             answers.append(link.said[-1][1])
         bad = HelloTerms(D.instance, D.incarnation, P.incarnation, 0, bytes(32))
         terms = msgspec.msgpack.encode(bad)

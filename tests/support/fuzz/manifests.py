@@ -78,7 +78,7 @@ def machine(flags: int) -> Fetching:
 def told(manifest: Manifest, flags: int) -> Hashable:
     """Fetches of it lie inside of it, and come to blocks that the load has; there is none of what cannot be."""
     try:
-        steps = machine(flags).told(1, (KEY, 0), manifest)
+        steps = machine(flags).on_manifest(1, (KEY, 0), manifest)
     except TryError:
         return "refused"
     size = size_of(manifest, ARRAYS)
@@ -99,10 +99,10 @@ def told(manifest: Manifest, flags: int) -> Hashable:
 def summed(sums: Sums, flags: int) -> Hashable:
     """Sums are as many as their manifest has."""
     one = machine(flags)
-    one.told(1, (KEY, 0), Manifest(7, 0, 1, 3, 4, 0))
+    one.on_manifest(1, (KEY, 0), Manifest(7, 0, 1, 3, 4, 0))
     right = sums.number == 7 and len(sums.sums) == 8 * 2 * 4
     try:
-        one.summed(1, (KEY, 0), sums)
+        one.on_sums(1, (KEY, 0), sums)
     except TryError:
         assert not right, sums
         return "refused"

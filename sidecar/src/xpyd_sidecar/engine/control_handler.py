@@ -64,7 +64,7 @@ class ControlHandler:
         ours = self.ours
         assert ours is not None
         with self._awake():
-            known = self._carrying.greeted.used(peer)  # who speaks is not forgotten for those who do not
+            known = self._carrying.greeted.touch(peer)  # who speaks is not forgotten for those who do not
             if isinstance(message, Hello):
                 met = peers.meet(ours, message)
                 if known is not None and known != met:  # what it has announced goes by the first
@@ -83,7 +83,7 @@ class ControlHandler:
                     self._carrying.post(peer, Welcome(ours.instance, ours.incarnation))
             elif isinstance(message, Ping):
                 self._carrying.post(peer, Pong(message.seq, ours.incarnation))
-                self._carrying.pair(self._pairing.progressed(peer, message.work))
+                self._carrying.pair(self._pairing.on_progress(peer, message.work))
             elif isinstance(message, Asked):
                 told = self._carrying.ring.told(message.transfers)
                 self._carrying.post(peer, TracedAnswer(ours.instance, time.monotonic(), clock(), told))
@@ -99,7 +99,7 @@ class ControlHandler:
                 self._carrying.pair(self._pairing.announce(peer, message, time.monotonic(), ranks=known.ranks,
                                                            refused=known.refused))
             elif isinstance(message, Gone):
-                self._carrying.pair(self._pairing.gone(message))
+                self._carrying.pair(self._pairing.on_gone(message))
             else:
                 self._carrying.post(peer, Reject(Outcome.PROTOCOL, f"{type(message).__name__} is not for decode"))
 
@@ -125,9 +125,9 @@ class ControlHandler:
     def tell_again(self, peer: Peer) -> None:
         """The connection to a decode engine broke: what it was told may be lost."""
         with self._lock:
-            self._carrying.offer(self._offers.announced(peer))
+            self._carrying.offer(self._offers.announce_again(peer))
 
-    def wanted(self) -> set[Peer]:
+    def open_peers(self) -> set[Peer]:
         """Decode engines that have transfers open."""
         with self._lock:
             return self._offers.peers()

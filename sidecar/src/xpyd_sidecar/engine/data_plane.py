@@ -26,7 +26,7 @@ from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.shm_setup import StoreMemory
 from xpyd_sidecar.kv.buddy import Buddy
 from xpyd_sidecar.kv.buffer import Buffer
-from xpyd_sidecar.kv.extents import rounded
+from xpyd_sidecar.kv.extents import round_up
 from xpyd_sidecar.kv.fetch_state import BufferedPiece
 from xpyd_sidecar.kv.fetching import Fetching
 from xpyd_sidecar.kv.publishing import Publishing
@@ -85,13 +85,13 @@ def plane_sizes(options: KvOptions, memory: KvCache, num_blocks: int, load: Step
     buffer, pool = _buffer_bytes(options, memory.cache_block_bytes * num_blocks), options.host_pool_bytes
     sizes = memory_sizes(options.keep_bytes, memory.token_bytes, load, device=pinned, pool=pool)
     store = max(sizes.keep + pool + (buffer if options.mode == "get" else 0),
-                LEAST_BLOCKS * sum(rounded(size, UNIT) for size in memory.block_bytes))
+                LEAST_BLOCKS * sum(round_up(size, UNIT) for size in memory.block_bytes))
     if pinned:
         logger.info("%s", told(sizes._replace(keep=store), rank))
     if memory.at_once:
         return PlaneSizes(store, buffer, pool, 0, 0, 0, PIECE_BYTES)
     least = 2 * memory.total_block_bytes
-    ring = rounded(max(sizes.ring or SHARE * least, least), UNIT)
+    ring = round_up(max(sizes.ring or SHARE * least, least), UNIT)
     piece = ring // (2 * SHARE)
     return PlaneSizes(store, buffer, pool, max(sizes.slab, least), ring, max(THROUGH_BYTES, least, piece), piece)
 
@@ -170,12 +170,12 @@ class DataPlane:
         if role is Role.PREFILL and self._taking is not None:
             self.store.ready()
         self.receiver.spare(spare=role is Role.PREFILL)
-        buffer, pool = self.receiver.buffered
+        buffer, pool = self.receiver.buffered_bytes
         return {"kept": self.store.used, "buffer": buffer, "pool": pool}
 
     def levels(self) -> dict[str, int]:
         """Gauges."""
-        buffer, pool = self.receiver.buffered
+        buffer, pool = self.receiver.buffered_bytes
         found = {metrics.KEPT_BYTES: self.store.used, metrics.BUFFER_USED: buffer, metrics.POOL_USED: pool}
         if self._nccl is not None:
             usage = self._nccl.hub.usage

@@ -106,7 +106,7 @@ class DeviceLanding:
         """As of ``Landing``: nobody but a kernel writes into blocks here."""
         raise NotImplementedError("blocks of a device")
 
-    def held(self, batch: Sequence[Piece], at: int | BufferPlace) -> list[Scatter]:
+    def host_places(self, batch: Sequence[Piece], at: int | BufferPlace) -> list[Scatter]:
         """As of ``Landing``."""
         starts = places(batch)
         if isinstance(at, BufferPlace):

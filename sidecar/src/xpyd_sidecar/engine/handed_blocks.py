@@ -11,7 +11,7 @@ from typing import Any
 
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.kv import identity
-from xpyd_sidecar.kv.reach import CacheGroup, TableSpan, handed
+from xpyd_sidecar.kv.reach import CacheGroup, TableSpan, handed_tokens
 
 
 class HandedBlocks:
@@ -29,7 +29,7 @@ class HandedBlocks:
 
     def tokens(self, request: Any) -> int:
         """How many tokens of a prompt prefill hands over and decode takes; both sides say the same of one prompt."""
-        tokens = handed(int(request.num_prompt_tokens), self._backoff)
+        tokens = handed_tokens(int(request.num_prompt_tokens), self._backoff)
         if self.cuts and (compat.reads_no_cache(request) or any(
                 one.mm_position.offset + one.mm_position.length > tokens for one in request.mm_features or ())):
             return 0  # it cannot be cut there
@@ -48,7 +48,7 @@ class HandedBlocks:
 
     def wanted(self, tokens: int, computed: int) -> list[range]:
         """By group, which blocks of so many tokens are loaded beyond what is computed."""
-        return [one.reach.wanted(tokens, computed) for one in self.groups]
+        return [one.reach.wanted_blocks(tokens, computed) for one in self.groups]
 
     def count(self, tokens: int, computed: int) -> int:
         """How many those are."""

@@ -18,10 +18,10 @@ from xpyd_sidecar.kv import receiving
 from xpyd_sidecar.kv.fetch_steps import FetchPlan
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.mapping import Source
-from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving, WantTry
+from xpyd_sidecar.kv.receiving import Instruction, LoadFinished, LoadSource, Order, Receiving, WantTry
 from xpyd_sidecar.memory.marks import CopyMark
 from xpyd_sidecar.session.receiver import FetchedBlocks, Receiver
-from xpyd_sidecar.session.transfer_trace import Forwards, TransferTrace, packed
+from xpyd_sidecar.session.transfer_trace import Forwards, TransferTrace, pack_note
 from xpyd_sidecar.threads.idle_polling import NAP_S
 
 UNHEARD_STEPS: Final = 2
@@ -43,7 +43,7 @@ class Loading:
         self._ahead = ahead
         self._forwards = forwards
         self._noting = TransferTrace()
-        self._done: list[Finished] = []
+        self._done: list[LoadFinished] = []
         self._unheard = 0
         """Steps in which the scheduler may not have heard yet of loads that are over: none of them naps."""
         self._moment: CopyMark | None = None
@@ -62,7 +62,7 @@ class Loading:
             self._noting.mark(order.source.key, "asked")
             self._carry_out(self._loads.load(self._order(order), now))
         for key in orders.progress:
-            self._loads.progressed(key)
+            self._loads.on_progress(key)
         for fail in orders.fails:
             self._carry_out(self._loads.fail(fail.request, fail.key, fail.outcome, fail.reason))
         for request in orders.abandons:
@@ -73,7 +73,7 @@ class Loading:
         sources = []
         for one in order.plan[self._rank]:
             place = order.source.data[one.rank]
-            sources.append(From(place.address, place.incarnation, self._plan(one, order.source.content)))
+            sources.append(LoadSource(place.address, place.incarnation, self._plan(one, order.source.content)))
         return Order(order.request, order.source.key, order.tables, tuple(sources), order.limit_s)
 
     def _expect(self, expect: ExpectOrder) -> None:
@@ -113,18 +113,18 @@ class Loading:
             if isinstance(event, FetchedBlocks):
                 self.report.count(LINK + event.link, event.size)
                 self._noting.piece(event.key, event.at, event.at, event.size, event.link)
-                self._carry_out(self._loads.arrived(event.key, event.source, event.blocks, event.size))
+                self._carry_out(self._loads.on_arrived(event.key, event.source, event.blocks, event.size))
             else:
-                self._carry_out(self._loads.broken(event.key, event.source, (event.outcome, event.reason), now,
+                self._carry_out(self._loads.on_source_lost(event.key, event.source, (event.outcome, event.reason), now,
                                                    final=event.final))
         self._carry_out(self._loads.tick(now))
 
     def _take_done(self) -> tuple[set[str], set[str]]:
         over: set[str] = set()
         failed: set[str] = set()
-        waiting: list[Finished] = []
+        waiting: list[LoadFinished] = []
         for one in self._done:
-            if not self._receiver.settled(one.request):
+            if not self._receiver.is_settled(one.request):
                 waiting.append(one)  # something is still being written into its blocks
                 continue
             over.add(one.request)
@@ -137,16 +137,16 @@ class Loading:
             self._unheard = UNHEARD_STEPS
         return over, failed
 
-    def _loaded(self, one: Finished) -> None:
+    def _loaded(self, one: LoadFinished) -> None:
         if one.outcome is Outcome.OK:
             self._noting.mark(one.key, "committed")
         if (noted := self._noting.end(one.key)) is not None:
-            others = self._forwards.since(noted.marks.get("asked", math.inf))
-            self.report.load_notes.append((one.key, packed(self._rank, noted, others)))
+            others = self._forwards.spans_since(noted.marks.get("asked", math.inf))
+            self.report.load_notes.append((one.key, pack_note(self._rank, noted, others)))
 
     def _carry_out(self, steps: Sequence[Instruction]) -> None:
         for step in steps:
-            if isinstance(step, receiving.Finished):
+            if isinstance(step, receiving.LoadFinished):
                 self._receiver.close(step.request)
                 self._done.append(step)
             else:

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_RING_BYTES, KEEP_BYTES
 from xpyd_sidecar.engine.settings import FIELD
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.kv import shares
+from xpyd_sidecar.kv import fair_share
 
 ROUNDS: Final = 2
 """Times that a step may fill the device memory which copies pass through."""
@@ -95,12 +95,12 @@ def memory_sizes(stated: int | None, token_bytes: int, load: StepLoad, *, device
 
 
 def keep_bytes(step: int) -> int:
-    """So much that a single decode engine may have two steps of so many bytes in it (``kv.shares``).
+    """So much that a single decode engine may have two steps of so many bytes in it (``kv.fair_share``).
 
     The second is written before anything of the first has been taken, since steps are planned one ahead of the device: what
     finds no room then leaves only when the whole forward has ended.
     """
-    return -(-2 * step * (shares.SHARE + 1) // shares.SHARE)
+    return -(-2 * step * (fair_share.SHARE + 1) // fair_share.SHARE)
 
 
 def slab_bytes(step: int, room: int) -> int:

@@ -13,7 +13,7 @@ from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine.settings import FIELD
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.array_layout import ArrayLayout
-from xpyd_sidecar.kv.extents import rounded
+from xpyd_sidecar.kv.extents import round_up
 from xpyd_sidecar.kv.groups import group_bytes
 from xpyd_sidecar.kv.manifests import ALIGN
 from xpyd_sidecar.kv.session_bodies import Gpu
@@ -62,7 +62,7 @@ def nccl_links(options: KvOptions, device: torch.device, arrays: Iterable[ArrayL
     if options.transport != "nccl":
         return None
     run = max((one.heads * one.head_bytes * one.run for one in arrays), default=0)
-    driver, version, reason = load(device, ctas=options.nccl_ctas, piece=max(PIECE_BYTES, rounded(run, ALIGN)),
+    driver, version, reason = load(device, ctas=options.nccl_ctas, piece=max(PIECE_BYTES, round_up(run, ALIGN)),
                                    groups=options.nccl_groups, flight=FLIGHT)
     if driver is None:
         raise ConfigError(f"{FIELD}.transport: nccl cannot be used: {reason}")

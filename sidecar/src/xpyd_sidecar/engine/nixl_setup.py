@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from xpyd_sidecar.contract.launch import NIXL_SLOT_BYTES, KvOptions
 from xpyd_sidecar.engine.settings import FIELD
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.kv.extents import rounded
+from xpyd_sidecar.kv.extents import round_up
 from xpyd_sidecar.kv.reads import READ_BYTES, ReadLimits
 from xpyd_sidecar.kv.session_bodies import NO_RDMA, LinkName
 from xpyd_sidecar.memory.addresses import address_of
@@ -54,7 +54,7 @@ class NixlMemorySizes(NamedTuple):
     @property
     def slots(self) -> int:
         """For orders that have no such memory."""
-        return max(NIXL_SLOT_BYTES, ORDERS * rounded(self.order, READ_BYTES))
+        return max(NIXL_SLOT_BYTES, ORDERS * round_up(self.order, READ_BYTES))
 
 
 class NixlSetup(NamedTuple):

@@ -38,7 +38,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import mapping, offers, pairing, peers
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
-from xpyd_sidecar.kv.load_room import LoadRoom
+from xpyd_sidecar.kv.load_admission import LoadAdmission
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import LoadVerdict, Pairing
 from xpyd_sidecar.kv.reach import CacheGroup, Reach
@@ -83,7 +83,7 @@ class SchedulerSide:
         options = settings.options
         self._pairing = Pairing(recompute=recompute, unclaimed_s=options.claim_s)
         self._offers = Offers(groups=self._blocks.groups, ranks=self._ranks, blocks=blocks)
-        self._room = LoadRoom(blocks)
+        self._room = LoadAdmission(blocks)
         self._siblings = Siblings(self._ranks) if beside else None
         self._tell_s = min(options.peer_timeout_s / 4, options.load_timeout_s / 8)
         """Between two words of work for transfers, each said in a step."""
@@ -188,8 +188,8 @@ class SchedulerSide:
         self._waiting_since[request.request_id] = time.monotonic()
         self._carrying.pair(self._pairing.register(
             request.request_id, leg.transfer, leg.attempt, identity=prompt, tokens=request.num_prompt_tokens,
-            handed=tokens, lease=Lease.of(time.monotonic(), leg.remaining_s),
-            ends=Lease.of(time.monotonic(), math.inf if leg.limit_s is None else leg.limit_s),
+            handed=tokens, lease=Lease.start(time.monotonic(), leg.remaining_s),
+            ends=Lease.start(time.monotonic(), math.inf if leg.limit_s is None else leg.limit_s),
             withdrawn=withdrawn))
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
@@ -204,7 +204,7 @@ class SchedulerSide:
             if more <= 0 and verdict in {LoadVerdict.LOAD, LoadVerdict.WAIT}:
                 return 0, False  # all that prefill hands over is in this engine's own cache
             blocks = self._blocks.count(leg.handed, computed) if leg is not None else 0
-            if verdict is LoadVerdict.LOAD and not self._room.may(request.request_id, blocks):
+            if verdict is LoadVerdict.LOAD and not self._room.may_begin(request.request_id, blocks):
                 verdict = LoadVerdict.WAIT
         if verdict is LoadVerdict.WAIT:
             return None, False
@@ -217,7 +217,7 @@ class SchedulerSide:
         """Blocks have been allocated for a request, by vLLM's groups."""
         name = request.request_id
         with self._lock:
-            self._carrying.offer(self._offers.allocated(name, compat.cached_tokens(request)))
+            self._carrying.offer(self._offers.on_allocated(name, compat.cached_tokens(request)))
             if external > 0:
                 self._loading[name] = request
                 leg = self._pairing.leg(name)
@@ -227,12 +227,12 @@ class SchedulerSide:
                         self._pairing.unplaceable(name, f"decode has no blocks for {external} tokens of {leg.handed}")
                     else:
                         self._carrying.loading[name] = LoadOrder(name, leg.source, spans, external,
-                                                                 limit_s=leg.ends.left(time.monotonic()))
-                    self._room.took(name, self._blocks.count(leg.handed, leg.handed - external))
+                                                                 limit_s=leg.ends.seconds_left(time.monotonic()))
+                    self._room.on_load_begun(name, self._blocks.count(leg.handed, leg.handed - external))
                     self._carrying.ring.mark(leg.source.key, "allocated", sends=False)
             else:
-                self._room.left(name)
-            self._carrying.pair(self._pairing.allocated(name, external))
+                self._room.on_request_left(name)
+            self._carrying.pair(self._pairing.on_allocated(name, external))
 
     def build_orders(self, output: Any) -> Orders:
         """What the workers are to do in this step.
@@ -252,7 +252,7 @@ class SchedulerSide:
             self._expect()
             self._carrying.orders.tokens = tokens
             for name in output.preempted_req_ids or ():
-                if (key := self._offers.uncopied(name)) is not None:
+                if (key := self._offers.uncopied_transfer(name)) is not None:
                     self._carrying.orders.reclaims.append(key)
             for request in output.scheduled_new_reqs:
                 if (loaded := self._loaded_now.pop(request.req_id, None)) is not None:
@@ -264,7 +264,7 @@ class SchedulerSide:
             cached = output.scheduled_cached_reqs
             for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
                 self._computes(output, name, computed)
-            self._room.step()
+            self._room.on_step()
             self._tell_of_work(output.num_scheduled_tokens)
             orders, self._carrying.orders = self._carrying.orders, Orders()
             loading = bool(self._carrying.expected)
@@ -287,11 +287,11 @@ class SchedulerSide:
 
     def _tell_of_work(self, tokens: Mapping[str, int]) -> None:
         """Only here, in a step: whatever else in this process lives on, an engine that hangs says nothing of work."""
-        self._offers.stepped(tokens)
+        self._offers.on_step(tokens)
         now = time.monotonic()
         if now - self._told_at >= self._tell_s:
             self._told_at = now
-            self._carrying.offer([*self._offers.grown()])
+            self._carrying.offer([*self._offers.take_progress()])
 
     def rests(self, looked_s: float) -> bool:
         """Whether workers' answer, which was looked for so long, is waited for now.
@@ -321,7 +321,7 @@ class SchedulerSide:
         with self._lock:
             if isinstance(report, StepReport):
                 for copied in report.copied:
-                    self._offers.copied(*copied)
+                    self._offers.on_copied(*copied)
                 for send in report.sends:
                     self._carrying.offer(self._offers.rank_ended(*send))
                 for name, amount in report.counts.items():
@@ -343,12 +343,12 @@ class SchedulerSide:
                 output.finished_sending = self._offers.take_copied() or None
             else:
                 for key in self._siblings.heard(report, output.invalid_block_ids):
-                    self._carrying.offer(self._offers.spoiled(key, "a store beside could not load blocks of its prompt"))
+                    self._carrying.offer(self._offers.on_spoiled(key, "a store beside could not load blocks of its prompt"))
                 output.finished_recving = self._siblings.left(output.finished_recving or (), loads, known) or None
                 self._carrying.orders.copied += self._offers.take_copied()
 
     def _loaded(self, name: str, reports: list[LoadReport]) -> None:
-        self._room.over(name)
+        self._room.on_load_over(name)
         order = self._carrying.loading.pop(name, None)
         bad = next((one for one in reports if one.outcome is not Outcome.OK), None)
         leg = self._pairing.leg(name)
@@ -366,7 +366,7 @@ class SchedulerSide:
             loaded = tries.pop() if len(tries) == 1 else order.source.key  # ranks that took it from several: the newest
             self._carrying.ring.loaded(loaded)
             self._loaded_now[name] = loaded
-        self._carrying.pair(self._pairing.finished(
+        self._carrying.pair(self._pairing.on_load_finished(
             name, bad.outcome if bad else Outcome.OK, bad.reason if bad else "", [one.key for one in reports]))
 
     def answer(self, request: Any) -> dict[str, Any] | None:
@@ -382,7 +382,7 @@ class SchedulerSide:
             self._loaded_now.pop(request.request_id, None)
             self._loading.pop(request.request_id, None)
             self._waiting_since.pop(request.request_id, None)
-            self._room.left(request.request_id)
+            self._room.on_request_left(request.request_id)
             self._carrying.offer(self._offers.end(request.request_id))
             self._carrying.pair(self._pairing.end(request.request_id))
             return self._offers.holds(request.request_id)

@@ -39,7 +39,7 @@ from xpyd_sidecar.kv.receiving import Receiving
 from xpyd_sidecar.memory.completions import Completions
 from xpyd_sidecar.memory.marks import CopyMark
 from xpyd_sidecar.session.greeting import OwnRank
-from xpyd_sidecar.session.transfer_trace import Forwards, packed, packed_first
+from xpyd_sidecar.session.transfer_trace import Forwards, pack_first, pack_note
 from xpyd_sidecar.threads import watched
 from xpyd_sidecar.threads.idle_polling import LOOK_S
 
@@ -128,19 +128,19 @@ class WorkerSide:
             self._binding.thread(self._hand.thread)
             self._parts.insert(0, self._hand)
         if orders.worked:
-            self._publisher.progressed(orders.worked)
+            self._publisher.on_progress(orders.worked)
         for release in orders.releases:
             self._saving.forget(release.key)
             self._publisher.release(release.key, release.outcome, release.reason)
         if orders.proved:
-            self._publisher.proved(orders.proved)
+            self._publisher.on_copies_proved(orders.proved)
         for key in orders.reclaims:
             self._saving.reclaim(key)
         self._moment = self._memory.moment() if orders.loads else None  # behind what still leaves reclaimed blocks
         if orders.forget:
             self._receiver.reset()
         for unclaimed in orders.unclaimed:
-            self._receiver.unwanted(*unclaimed)
+            self._receiver.drop_try(*unclaimed)
         self._drafts.begin()
         self._saving.begin(orders.pushes, orders.hold)
         self._copied.update(orders.copied)
@@ -160,7 +160,7 @@ class WorkerSide:
         if self._orders.tokens:
             forward = self._forwards.end(self._orders.tokens, [*dict.fromkeys(push.key for push in self._orders.pushes)])
             if self._rank == 0:
-                self._loading.report.first_notes += [(key, packed_first(forward)) for key in self._orders.firsts]
+                self._loading.report.first_notes += [(key, pack_first(forward)) for key in self._orders.firsts]
 
     def start_loads(self) -> None:
         """Begin the loads of this step."""
@@ -196,7 +196,8 @@ class WorkerSide:
             report.copied.append(CopiedReport(self._rank, *self._saving.copied.popleft()))
         while self._publisher.noted:
             noted = self._publisher.noted.popleft()
-            report.sent_notes.append((noted.key, packed(self._rank, noted, self._forwards.pushed(noted.key))))
+            report.sent_notes.append((noted.key,
+                                      pack_note(self._rank, noted, self._forwards.take_pushing_spans(noted.key))))
         for counted in (self._publisher.counted, self._receiver.counted):
             for name, amount in counted.take().items():
                 report.count(name, amount)

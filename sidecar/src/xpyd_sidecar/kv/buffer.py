@@ -66,7 +66,7 @@ class Item(NamedTuple, Generic[W]):
 
 @dataclass
 class BufferEntry(Generic[W]):
-    """What is there of one try."""
+    """Blocks of one try from one source: what was granted, and what lies in a place."""
 
     identity: bytes
     slots: int
@@ -105,15 +105,15 @@ class Buffer(Generic[W]):
         return entry is not None and bool(entry.items)
 
     @property
-    def used(self) -> tuple[int, int]:
-        """Bytes in use, of the buffer and of the pool."""
+    def bytes_in_use(self) -> tuple[int, int]:
+        """Bytes in use: (of the buffer, of the host pool)."""
         return self._tiers[0].usage.used, self._tiers[1].usage.used
 
     def expect(self, key: TryId, identity: bytes, slots: int, now: float) -> list[TryId]:
-        """A try may be fetched ahead. Entries that had to give way."""
+        """Make an entry for a try that may be fetched ahead of its request. Returns the entries that had to give way."""
         if self.closed or key in self._entries:
             return []
-        self._entries[key] = BufferEntry(identity, slots, Lease.of(now, self._ttl_s))
+        self._entries[key] = BufferEntry(identity, slots, Lease.start(now, self._ttl_s))
         return [self.drop_any() for _ in range(len(self._entries) - self._most)]
 
     def offer(self, key: TryId, cuts: Iterable[BufferedCut]) -> bool:
@@ -145,7 +145,7 @@ class Buffer(Generic[W]):
         return True
 
     def withdraw(self, key: TryId, cut: BufferedCut) -> None:
-        """What was offered and granted will not come this time; it may be offered again."""
+        """Give the place of a granted fetch back: it will not come this time, and may be offered again."""
         entry = self._entries.get(key)
         if entry is None or cut in entry.items:
             return
@@ -154,17 +154,17 @@ class Buffer(Generic[W]):
             self.free(place)
 
     def has(self, key: TryId, cut: BufferedCut) -> bool:
-        """Whether this is in a place."""
+        """Whether this cut of a try has been inserted."""
         entry = self._entries.get(key)
         return entry is not None and cut in entry.items
 
     def take(self, key: TryId, cut: BufferedCut) -> BufferPlace | None:
-        """A fetch begins: its place, the caller's until ``insert`` or ``free``. None: nothing was granted for it."""
+        """Take the place of a fetch that begins, until ``insert`` or ``free``. None: nothing was granted for it."""
         entry = self._entries.get(key)
         return entry.reserved.pop(cut, None) if entry else None
 
     def insert(self, key: TryId, cut: BufferedCut, place: BufferPlace, what: W) -> bool:
-        """A fetch that ``take`` gave a place is complete. False: its entry has left, and so has the place."""
+        """Store a complete fetch in the place that ``take`` gave. False: its entry has left; the place is free again."""
         entry = self._entries.get(key)
         if entry is None:
             self.free(place)
@@ -199,37 +199,37 @@ class Buffer(Generic[W]):
         return key
 
     def forget(self, key: TryId) -> bool:
-        """A try will not be loaded. Whether there was an entry."""
+        """Drop the entry of a try that will not be loaded. Returns whether there was one."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._leave_all(entry)
         return entry is not None
 
     def entries(self, key: Key) -> list[TryId]:
-        """Those of a try, by source."""
+        """Entries of a try, one for each source."""
         return [one for one in self._entries if one[0] == key]
 
     def clear(self) -> list[TryId]:
-        """No try of these will be loaded. Entries that have left."""
+        """Drop all entries. Returns those that were there."""
         gone = list(self._entries)
         for key in gone:
             self.forget(key)
         return gone
 
-    def broken(self, key: TryId) -> bool:
-        """Nothing more of a try will come: what is whole stays. Whether there was an entry that has left."""
+    def drop_unfinished(self, key: TryId) -> bool:
+        """Drop the entry of a try whose source is lost, if it is not whole. Returns whether it was dropped."""
         entry = self._entries.get(key)
         return entry is not None and entry.filled < entry.slots and self.forget(key)
 
     def tick(self, now: float) -> list[TryId]:
-        """Time passes: entries that no request has claimed leave."""
-        over = [key for key, entry in self._entries.items() if entry.lease.over(now)]
+        """Drop the entries whose lease is over, since no request has claimed them. Returns them."""
+        over = [key for key, entry in self._entries.items() if entry.lease.is_over(now)]
         for key in over:
             self.forget(key)
         return over
 
     def free(self, place: BufferPlace) -> None:
-        """A place is no longer in use."""
+        """Give a place back to its tier."""
         self._tiers[place.tier].free(place.offset)
 
     def _allocate(self, size: int) -> BufferPlace | None:

@@ -37,9 +37,9 @@ class Extents:
         self._ends = [self.size] if self.size else []
         """Of the free ranges, in order."""
 
-    def rounded(self, size: int) -> int:
-        """What ``size`` bytes take of the space."""
-        return rounded(size, self.unit)
+    def round_up(self, size: int) -> int:
+        """Bytes of the space that ``size`` bytes take: whole units."""
+        return round_up(size, self.unit)
 
     def take(self, size: int) -> int | None:
         """The offset of ``size`` bytes, or None where no free range has so many.
@@ -49,7 +49,7 @@ class Extents:
         """
         if size < 1:
             raise ValueError(f"extents: cannot hand out {size} bytes")
-        want = self.rounded(size)
+        want = self.round_up(size)
         free = zip(self._starts, self._ends, strict=True)
         at = next((at for at, (start, end) in enumerate(free) if end - start >= want), None)
         if at is None:
@@ -68,7 +68,7 @@ class Extents:
         Raises:
             ValueError: some of them are free already, are not in the space, or do not begin with a unit.
         """
-        end = offset + self.rounded(size)
+        end = offset + self.round_up(size)
         at = bisect_right(self._starts, offset)
         before = self._ends[at - 1] if at else 0
         after = self._starts[at] if at < len(self._starts) else self.size
@@ -93,6 +93,6 @@ class Extents:
         return max((end - start for start, end in zip(self._starts, self._ends, strict=True)), default=0)
 
 
-def rounded(size: int, unit: int) -> int:
-    """``size`` rounded up to whole units."""
+def round_up(size: int, unit: int) -> int:
+    """The least multiple of ``unit`` that is at least ``size``."""
     return -(-size // unit) * unit

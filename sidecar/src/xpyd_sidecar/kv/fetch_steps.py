@@ -40,7 +40,7 @@ class FetchPlan(NamedTuple):
         return hashlib.sha256(self.identity + taken).digest()
 
 
-class Say(NamedTuple):
+class SayFrame(NamedTuple):
     """Send ASK, TAKEN or BUSY over a session."""
 
     link: int
@@ -49,7 +49,7 @@ class Say(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Bring these bytes here; answered by ``fetched`` or ``failed``."""
+    """Bring these bytes here; answered by ``on_fetched`` or ``on_fetch_failed``."""
 
     number: int
     link: int
@@ -62,7 +62,7 @@ class Fetch(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Write what was fetched into its blocks; answered by ``placed``."""
+    """Write what was fetched into its blocks; answered by ``on_placed``."""
 
     number: int
     key: Key
@@ -71,7 +71,7 @@ class Place(NamedTuple):
     at: int | BufferPlace
 
 
-class Arrived(NamedTuple):
+class BlocksArrived(NamedTuple):
     """Blocks are in their places, and right: (array of the source, first, count) of each piece."""
 
     key: Key
@@ -94,4 +94,4 @@ class LeftBuffer(NamedTuple):
     source: int
 
 
-Step = Say | Fetch | Place | Arrived | WrongSum | LeftBuffer
+Step = SayFrame | Fetch | Place | BlocksArrived | WrongSum | LeftBuffer

@@ -7,8 +7,9 @@ Laws
 2. Bytes go into blocks only while their try is current and has blocks; into the buffer only before. A range of the ring is
    taken only for a try that has blocks. What is in the buffer when a try has blocks is placed from there, also what another
    try of the same prompt has brought whole.
-3. Every fetch that was begun is answered once, by ``fetched`` or ``failed``, whatever became of its try or session; what
-   it fills is free then, or, where ``Place`` was said of it, when that is answered by ``placed``. Not before.
+3. Every fetch that was begun is answered once, by ``on_fetched`` or ``on_fetch_failed``, whatever became of its try or
+   session; what it fills is free then, or, where ``Place`` was said of it, when that is answered by ``on_placed``. Not
+   before.
 4. Blocks are reported as arrived only when they are in their places and their sums are right, where sums are wanted. A
    wrong one is told as ``WrongSum``.
 5. What was said TAKEN to and leaves the buffer before its try has blocks does not come again: ``LeftBuffer`` is said, and
@@ -34,12 +35,12 @@ from xpyd_sidecar.kv.buffer import Buffer, BufferPlace, TryId
 from xpyd_sidecar.kv.fetch_flights import Flights
 from xpyd_sidecar.kv.fetch_state import BufferedPiece, FetchTry, Flight, ManifestState, QueuedFetch, batch_sums, cut_of
 from xpyd_sidecar.kv.fetch_steps import (
-    Arrived,
+    BlocksArrived,
     Fetch,
     FetchPlan,
     LeftBuffer,
     Place,
-    Say,
+    SayFrame,
     Step,
     TryError,
     WrongSum,
@@ -49,7 +50,7 @@ from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, Sums, Taken
 from xpyd_sidecar.kv.packing import NO_SUMS, WORD
 from xpyd_sidecar.kv.reach import ArraySpan, TableSpan
 from xpyd_sidecar.kv.ring import Ring
-from xpyd_sidecar.kv.selection import Piece, batches, narrowed, pieces, places, sums_in, wanted_of
+from xpyd_sidecar.kv.selection import Piece, batches, narrow_pieces, pieces, places, sums_in, wanted_of
 
 MANIFESTS_MAX: Final = 1 << 16
 """Of one try in one session: chunks of a prompt times groups of layers."""
@@ -100,7 +101,7 @@ class Fetching:
         known = self._tries.get(ident)
         if known is None and ident in self._spent:
             return [LeftBuffer(*ident)]
-        out: list[Step] = [Say(link, ident[0], Ask(plan.takers, not plan.parts))]
+        out: list[Step] = [SayFrame(link, ident[0], Ask(plan.takers, not plan.parts))]
         if known is None:
             self._tries[ident] = FetchTry(plan, link)
             if plan.parts and plan.slots:
@@ -129,7 +130,8 @@ class Fetching:
             entry = queue.popleft()
             if entry.owner == ident:
                 state = one.told[entry.manifest]
-                batch = tuple(narrowed(state.manifest, one.plan.arrays, one.plan.parts, tables, entry.batch, self._piece))
+                batch = tuple(narrow_pieces(state.manifest, one.plan.arrays, one.plan.parts, tables, entry.batch,
+                                            self._piece))
                 if not batch:
                     state.missing -= 1
                     out += self._taken_if_here(one, ident[0], state)
@@ -170,13 +172,13 @@ class Fetching:
         if forget:
             self.buffer.forget(ident)
         else:
-            self.buffer.broken(ident)
+            self.buffer.drop_unfinished(ident)
         lacks = one.tables is None and one.taken & one.buffered.keys() and ident not in self.buffer
         if given_up or lacks:
             self._spent.put(ident, None)
         return self._pump()
 
-    def lost(self, link: int) -> list[TryId]:
+    def on_session_lost(self, link: int) -> list[TryId]:
         """A session has ended: the tries that were taken over it. ``begin`` goes on with them, or ``cancel`` ends them."""
         out = []
         for ident, one in self._tries.items():
@@ -185,7 +187,7 @@ class Fetching:
                 out.append(ident)
         self._queues.pop(link, None)
         self.at_hand.discard(link)
-        self.ring.ended(link)
+        self.ring.on_session_ended(link)
         return out
 
     def tick(self, now: float) -> list[TryId]:
@@ -196,7 +198,7 @@ class Fetching:
         """Nothing that was fetched ahead so far is of any use."""
         return self._left_buffer(self.buffer.clear())
 
-    def unwanted(self, key: Key) -> None:
+    def on_request_ended(self, key: Key) -> None:
         """The request of a try has ended: what was fetched ahead of it is of no use, also where its source is lost."""
         for ident in self.buffer.entries(key):
             self.buffer.forget(ident)
@@ -237,7 +239,7 @@ class Fetching:
 
     # --- what prefill says ---
 
-    def told(self, link: int, ident: TryId, manifest: Manifest) -> list[Step]:
+    def on_manifest(self, link: int, ident: TryId, manifest: Manifest) -> list[Step]:
         """There is a manifest.
 
         Raises:
@@ -245,7 +247,7 @@ class Fetching:
         """
         one = self._tries.get(ident)
         if one is None or one.link != link:
-            return [Say(link, ident[0], Taken(manifest.number))]
+            return [SayFrame(link, ident[0], Taken(manifest.number))]
         if manifest.number in one.told or len(one.told) >= MANIFESTS_MAX:
             raise TryError(f"told of manifest {manifest.number} twice, or of more than {MANIFESTS_MAX}")
         state = one.told[manifest.number] = ManifestState(manifest, 0)
@@ -258,7 +260,7 @@ class Fetching:
             return [*self._taken_if_here(one, ident[0], state), *self._pump()]
         return []
 
-    def pressed(self, link: int, ident: TryId, number: int, retry_s: float) -> list[Step]:
+    def on_press(self, link: int, ident: TryId, number: int, retry_s: float) -> list[Step]:
         """Prefill's store is short: a manifest goes into the buffer, if it has room, or is asked for again later."""
         one = self._tries.get(ident)
         if one is None or one.link != link or (state := one.told.get(number)) is None or state.taken or state.queued:
@@ -266,9 +268,9 @@ class Fetching:
         if self._queue_ahead(ident, one, state, self._wanted(one, state.manifest)):
             state.pressed_s = retry_s
             return [*self._taken_if_here(one, ident[0], state), *self._pump()]
-        return [Say(link, ident[0], Busy(number, retry_s))]
+        return [SayFrame(link, ident[0], Busy(number, retry_s))]
 
-    def summed(self, link: int, ident: TryId, sums: Sums) -> list[Step]:
+    def on_sums(self, link: int, ident: TryId, sums: Sums) -> list[Step]:
         """The sums of a manifest.
 
         Raises:
@@ -290,10 +292,10 @@ class Fetching:
 
     # --- what links and copies say ---
 
-    def fetched(self, number: int, sums: NDArray[np.uint64] = NO_SUMS) -> list[Step]:
+    def on_fetched(self, number: int, sums: NDArray[np.uint64] = NO_SUMS) -> list[Step]:
         """All bytes of a fetch are in this engine's memory, and prefill still vouched for them afterwards.
 
-        ``sums``: as of ``placed``, where it went into its blocks directly.
+        ``sums``: as of ``on_placed``, where it went into its blocks directly.
         """
         flight = self._flights[number]
         assert not flight.here
@@ -312,7 +314,7 @@ class Fetching:
         if flight.at is not None:
             return [self._place(number, owner, one, flight.at), *out, *self._pump()]
         one.note_here(flight.manifest, flight.batch)
-        return [*out, *self.placed(number, sums)]
+        return [*out, *self.on_placed(number, sums)]
 
     def _place(self, number: int, owner: TryId, one: FetchTry, at: int | BufferPlace) -> Place:
         """What has come is about to be in its blocks."""
@@ -336,7 +338,7 @@ class Fetching:
             one.buffered.setdefault(flight.manifest, []).append(kept)
         return []
 
-    def failed(self, number: int) -> list[Step]:
+    def on_fetch_failed(self, number: int) -> list[Step]:
         """Nothing of a fetch will come any more, and nothing writes into what it was to fill."""
         flight = self._flights[number]
         assert not flight.here
@@ -346,7 +348,7 @@ class Fetching:
         self._flights.drop(number)
         return self._pump()
 
-    def placed(self, number: int, sums: NDArray[np.uint64]) -> list[Step]:
+    def on_placed(self, number: int, sums: NDArray[np.uint64]) -> list[Step]:
         """A fetch is in its blocks. ``sums``: as they were made there, piece by piece; what is not wanted may be empty."""
         flight = self._flights[number]
         assert flight.here
@@ -366,7 +368,7 @@ class Fetching:
             one.unproved.setdefault(flight.manifest, []).append((flight.batch, sums))
         return [*out, *self._pump()]
 
-    def unplaced(self, number: int) -> list[Step]:
+    def on_not_placed(self, number: int) -> list[Step]:
         """A fetch is not placed, since its load is over."""
         self._flights.drop(number)
         return self._pump()
@@ -378,8 +380,8 @@ class Fetching:
         return [WrongSum(one.link, owner[0])]
 
     @staticmethod
-    def _arrived(owner: TryId, batch: tuple[Piece, ...]) -> Arrived:
-        return Arrived(*owner, tuple((piece.region, piece.packed.first, piece.packed.blocks) for piece in batch),
+    def _arrived(owner: TryId, batch: tuple[Piece, ...]) -> BlocksArrived:
+        return BlocksArrived(*owner, tuple((piece.region, piece.packed.first, piece.packed.blocks) for piece in batch),
                        sum(piece.size for piece in batch))
 
     # --- room ---
@@ -397,7 +399,7 @@ class Fetching:
     def _taken(self, one: FetchTry, key: Key, state: ManifestState) -> list[Step]:
         state.taken = True
         one.taken.add(state.manifest.number)
-        return [Say(one.link, key, Taken(state.manifest.number))]
+        return [SayFrame(one.link, key, Taken(state.manifest.number))]
 
     def _queue(self, ident: TryId, one: FetchTry, state: ManifestState) -> list[Step]:
         """All that is wanted of a manifest, and not here, is to be fetched."""
@@ -432,7 +434,7 @@ class Fetching:
     @property
     def _most(self) -> int:
         """Bytes of one fetch."""
-        return min(self._piece, self.ring.most) if self.ring.size else self._piece
+        return min(self._piece, self.ring.session_bytes_max) if self.ring.size else self._piece
 
     def _pump(self) -> list[Step]:
         """Begin what there is room for; sessions take turns."""
@@ -479,7 +481,7 @@ class Fetching:
             if (flight.owner, flight.manifest) == (owner, manifest) and not flight.here:
                 flight.owner = None
         retry_s, state.pressed_s = state.pressed_s, 0.0
-        return [Say(link, owner[0], Busy(manifest, retry_s))] if retry_s else []
+        return [SayFrame(link, owner[0], Busy(manifest, retry_s))] if retry_s else []
 
     def goes_on(self) -> set[tuple[int, Key]]:
         """Sessions and tries of which something is being fetched over them, or that wait for blocks."""

@@ -72,20 +72,22 @@ class GroupState(Enum):
 
 
 class MakeGroup(NamedTuple):
-    """Begin to make a communicator; answer ``opened`` or ``broken``."""
+    """Begin to make a communicator; answer ``on_opened`` or ``on_broken``."""
 
     number: int
 
 
 class LaunchPiece(NamedTuple, Generic[P]):
-    """Launch a piece; answer ``launched`` when the call is no longer in progress, then ``done``; or ``broken``."""
+    """Launch a piece; answer ``on_launched`` when the call is no longer in progress, then ``on_piece_done``; or
+    ``on_broken``.
+    """
 
     number: int
     piece: P
 
 
 class EndGroup(NamedTuple):
-    """Abort the communicator; answer ``ended``, however long that takes."""
+    """Abort the communicator; answer ``on_ended``, however long that takes."""
 
     number: int
 
@@ -226,7 +228,7 @@ class Groups(Generic[P]):
             return [GroupLost(number, f"{self._most} groups are in use"), GroupOver(number, ())]
         return self._end(min(idle)[1], "another group needs its place")
 
-    def opened(self, number: int, now: float) -> list[Step[P]]:
+    def on_opened(self, number: int, now: float) -> list[Step[P]]:
         """Its communicator is ready."""
         group = self._groups.get(number)
         if group is None or group.state is not GroupState.OPENING:
@@ -242,7 +244,7 @@ class Groups(Generic[P]):
         group.queued.append(piece)
         return self._launch(now)
 
-    def launched(self, number: int, now: float) -> list[Step[P]]:
+    def on_launched(self, number: int, now: float) -> list[Step[P]]:
         """The launch is no longer in progress."""
         group = self._groups.get(number)
         if group is None or group.launching is None:
@@ -251,7 +253,7 @@ class Groups(Generic[P]):
         group.launching = None
         return self._go_on(now)
 
-    def done(self, number: int, now: float) -> list[Step[P]]:
+    def on_piece_done(self, number: int, now: float) -> list[Step[P]]:
         """The oldest piece that runs is done."""
         group = self._groups.get(number)
         if group is None or not group.running or group.state is not GroupState.OPEN:
@@ -262,7 +264,7 @@ class Groups(Generic[P]):
             group.began[0] = max(group.began[0], now)  # it could not move before
         return [PieceMoved(number, group.running.popleft()), *self._go_on(now)]
 
-    def broken(self, number: int, reason: str) -> list[Step[P]]:
+    def on_broken(self, number: int, reason: str) -> list[Step[P]]:
         """NCCL says that it cannot go on."""
         return self._end(number, reason)
 
@@ -270,7 +272,7 @@ class Groups(Generic[P]):
         """Its owner, or the peer, does not want it any more."""
         return self._end(number, reason)
 
-    def ended(self, number: int, now: float) -> list[Step[P]]:
+    def on_ended(self, number: int, now: float) -> list[Step[P]]:
         """Its communicator is gone: nothing of it runs on the GPU."""
         group = self._groups.get(number)
         if group is None or group.state is not GroupState.ENDING:

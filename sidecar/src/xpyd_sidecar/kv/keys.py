@@ -26,7 +26,7 @@ class Key(NamedTuple):
 
     @property
     def order(self) -> tuple[int, int]:
-        """What tries of one transfer are compared by."""
+        """(attempt, generation), by which tries of one transfer are compared."""
         return self.attempt, self.generation
 
     def __str__(self) -> str:
@@ -67,28 +67,28 @@ class Recent(Generic[K, V]):
         self._items: OrderedDict[K, V] = OrderedDict()
 
     def put(self, key: K, value: V) -> None:
-        """Remember ``key`` as the newest."""
+        """Store a value; ``key`` is the newest now, and the oldest key is forgotten where there are more than ``bound``."""
         self._items.pop(key, None)
         self._items[key] = value
         while len(self._items) > self._bound:
             self._items.popitem(last=False)
 
-    def of(self, key: K, make: Callable[[], V]) -> V:
-        """The value of a key; made now, as the newest, where it is not remembered."""
+    def get_or_make(self, key: K, make: Callable[[], V]) -> V:
+        """Return the value of a key. Where it is not remembered, ``make`` makes it, and it is the newest."""
         if key not in self._items:
             self.put(key, make())
         return self._items[key]
 
     def pop(self, key: K) -> V | None:
-        """Forget a key; the value that it had."""
+        """Forget a key. Returns the value that it had; None where it was not remembered."""
         return self._items.pop(key, None)
 
     def get(self, key: K) -> V | None:
-        """The value of a key that is still remembered."""
+        """Return the value of a key; None where it is not remembered."""
         return self._items.get(key)
 
-    def used(self, key: K) -> V | None:
-        """The value of a key that is still remembered, which is the newest from now on."""
+    def touch(self, key: K) -> V | None:
+        """Return the value of a key, which is the newest from now on; None where it is not remembered."""
         if key in self._items:
             self._items.move_to_end(key)
         return self._items.get(key)

@@ -15,19 +15,19 @@ class Lease(NamedTuple):
     until: float
 
     @classmethod
-    def of(cls, now: float, seconds: float) -> Lease:
-        """A lease of ``seconds`` from now."""
+    def start(cls, now: float, seconds: float) -> Lease:
+        """A lease that ends ``seconds`` after ``now``."""
         return cls(now + seconds)
 
-    def over(self, now: float) -> bool:
-        """Whether it has run out."""
+    def is_over(self, now: float) -> bool:
+        """Whether the lease has run out at ``now``."""
         return now >= self.until
 
-    def left(self, now: float) -> float:
-        """Seconds left, never negative."""
+    def seconds_left(self, now: float) -> float:
+        """Seconds from ``now`` to the end of the lease, never negative."""
         return max(0.0, self.until - now)
 
-    def shortened(self, now: float, seconds: float) -> Lease:
+    def shorten(self, now: float, seconds: float) -> Lease:
         """The same lease, ending at most ``seconds`` from now."""
         return Lease(min(self.until, now + seconds))
 
@@ -36,7 +36,7 @@ LOOKS: Final = 4
 """Looks that must find nothing before a silence is too long, however far apart they are."""
 
 
-class Listened:
+class ListeningClock:
     """A clock of the time in which this side has listened, by which the silence of a peer is measured.
 
     It moves when this side looks at what has come. What passed since the look before counts up to a quarter of the silence
@@ -50,8 +50,11 @@ class Listened:
         self._listened = 0.0
         self._looked: float | None = None
 
-    def look(self, now: float) -> float:
-        """Take note of a look at ``now`` of the monotonic clock; seconds in which it has listened."""
+    def advance(self, now: float) -> float:
+        """Count the time since the call before. Returns the seconds in which this side has listened.
+
+        ``now``: of the monotonic clock, at which what has come is looked at.
+        """
         if self._looked is not None:
             self._listened += min(max(0.0, now - self._looked), self._most)
         self._looked = now

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from xpyd_sidecar.kv.array_layout import ArrayLayout
-from xpyd_sidecar.kv.extents import rounded
+from xpyd_sidecar.kv.extents import round_up
 from xpyd_sidecar.kv.packing import PackedArray
 
 ALIGN: Final = 256
@@ -95,7 +95,7 @@ def layout(manifest: Manifest, arrays: Sequence[ArrayLayout]) -> list[PlacedArra
         one = arrays[region]
         packed = PackedArray(manifest.first, manifest.count, one.heads, one.head_bytes, one.run)
         found.append(PlacedArray(region, packed, at))
-        at += rounded(packed.size, ALIGN)
+        at += round_up(packed.size, ALIGN)
         sums += packed.sums
     if sums > SUMS_MOST:
         raise ValueError(f"{manifest.count} blocks with {sums} sums")

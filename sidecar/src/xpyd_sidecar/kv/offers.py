@@ -15,7 +15,7 @@ Laws
 5. Decode is told of work for a transfer that is not yet pushed whole: once for each growth, and only of steps that have
    ended. A step that hangs is the last one that anything is told in.
 6. Blocks that ranks have not copied out keep new legs from beginning, where a decode instance has more than its share
-   (``kv.shares``) of a quarter of the cache. One that takes nothing stops its own legs, and nobody else's.
+   (``kv.fair_share``) of a quarter of the cache. One that takes nothing stops its own legs, and nobody else's.
 
     register ──▶ QUEUED ──allocated──▶ OPEN ──step…──▶ PUSHED ──every rank ended──▶ (forgotten)
                     └─ end ─▶ (forgotten)  └─ end, drop, peer_lost ─▶ CLOSING ─┘
@@ -31,10 +31,10 @@ from typing import Final, NamedTuple
 
 from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.contract.legs import Peer
+from xpyd_sidecar.kv.fair_share import is_fair
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.messages import WORK_MAX, WorkDone
 from xpyd_sidecar.kv.reach import CacheGroup
-from xpyd_sidecar.kv.shares import within
 
 
 class PrefillLegState(StrEnum):
@@ -200,11 +200,11 @@ class Offers:
         if key in self._seen or request in self._legs:
             return False
         self._seen.put(key, None)
-        sent = [one.reach.wanted(tokens[1]).start for one in self._groups]
+        sent = [one.reach.wanted_blocks(tokens[1]).start for one in self._groups]
         self._legs[request] = PrefillLeg(request, key, peer, identity, *tokens, sent)
         return True
 
-    def allocated(self, request: str, cached: int) -> list[Instruction]:
+    def on_allocated(self, request: str, cached: int) -> list[Instruction]:
         """The scheduler has allocated blocks for a request, perhaps again; ``cached``: tokens that need not be computed."""
         leg = self._legs.get(request)
         if leg is None or leg.state is not PrefillLegState.QUEUED:
@@ -214,7 +214,7 @@ class Offers:
         self._open[leg.key] = leg
         return [_announcement(leg)]
 
-    def announced(self, peer: Peer) -> list[Instruction]:
+    def announce_again(self, peer: Peer) -> list[Instruction]:
         """Say again what a decode engine may have lost; it answers what it does not want with DROP, as at first."""
         return [_announcement(leg) for leg in self._open.values()
                 if leg.peer == peer and leg.state is not PrefillLegState.CLOSING]
@@ -231,7 +231,7 @@ class Offers:
             return []
         pushes: list[Instruction] = []
         for at, (group, table) in enumerate(zip(self._groups, tables, strict=True)):
-            indices = range(leg.sent[at], group.reach.final(computed, leg.tokens))
+            indices = range(leg.sent[at], group.reach.final_blocks(computed, leg.tokens))
             if not indices:
                 continue
             ids = group.ids(table, indices, leg.tokens)
@@ -251,7 +251,7 @@ class Offers:
         gone = SendGone(leg.peer, leg.key, Outcome.PROTOCOL, reason, retry=False)
         return [gone, *self._close(leg, Outcome.PROTOCOL, reason)]
 
-    def stepped(self, tokens: Mapping[str, int]) -> None:
+    def on_step(self, tokens: Mapping[str, int]) -> None:
         """A step begins, with so many tokens by request: what the one before it had under way is done."""
         busy = any(tokens.values())
         for leg in self._open.values():
@@ -260,7 +260,7 @@ class Offers:
                 mine = tokens.get(leg.request, 0)
                 leg.under_way = Effort(mine, int(busy and not mine))
 
-    def grown(self) -> list[SendWork]:
+    def take_progress(self) -> list[SendWork]:
         """What has been done since the last call, by decode engine."""
         by_peer: dict[Peer, list[WorkDone]] = {}
         for key, leg in self._open.items():
@@ -292,18 +292,18 @@ class Offers:
                 if one.state is not PrefillLegState.CLOSING:
                     self._waits[one.peer.instance] += self._uncopied(one)
         mine = self._waits[leg.peer.instance]
-        return not mine or within(mine, self._most_uncopied - self._waits.total())
+        return not mine or is_fair(mine, self._most_uncopied - self._waits.total())
 
     def holds(self, request: str) -> bool:
         """Whether the blocks of a request that has ended are still needed; ``take_copied`` says when they are not."""
         return request in self._holding.values()
 
-    def uncopied(self, request: str) -> Key | None:
+    def uncopied_transfer(self, request: str) -> Key | None:
         """The transfer of a request that has blocks which not all ranks have copied out."""
         leg = self._legs.get(request)
         return leg.key if leg is not None and leg.key in self._open and self._uncopied(leg) else None
 
-    def copied(self, rank: int, key: Key, blocks: int) -> None:
+    def on_copied(self, rank: int, key: Key, blocks: int) -> None:
         """A rank has copied out so many blocks more of a transfer."""
         leg = self._open.get(key)
         if leg is not None:
@@ -324,7 +324,7 @@ class Offers:
         if leg.key in self._holding and not self._uncopied(leg):
             self._copied.add(self._holding.pop(leg.key))
 
-    def spoiled(self, key: Key, reason: str) -> list[Instruction]:
+    def on_spoiled(self, key: Key, reason: str) -> list[Instruction]:
         """What was pushed of a transfer is not the KV of its prompt. Another try comes only if its request has failed."""
         leg = self._open.get(key)
         if leg is None or leg.state is PrefillLegState.CLOSING:

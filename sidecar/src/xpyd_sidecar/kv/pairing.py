@@ -137,7 +137,7 @@ class DecodeLeg:
         return self.source.key if self.source else Key(self.transfer, self.attempt, 1)
 
 
-class Unclaimed(NamedTuple):
+class UnclaimedOffer(NamedTuple):
     """An announcement whose decode leg has not come yet."""
 
     peer: bytes
@@ -159,7 +159,7 @@ class Pairing:
         self._by_transfer: dict[TransferId, DecodeLeg] = {}
         self._unreported: dict[str, tuple[DecodeLegEnded, tuple[Outcome, str] | None]] = {}
         """Loads whose requests have ended and whose workers have not: how that would be told, and what is known of it."""
-        self._unclaimed: OrderedDict[TransferId, Unclaimed] = OrderedDict()
+        self._unclaimed: OrderedDict[TransferId, UnclaimedOffer] = OrderedDict()
         self._tombs: Recent[TransferId, tuple[int, Outcome, str]] = Recent()
 
     @property
@@ -225,7 +225,7 @@ class Pairing:
         if old:
             out.append(_stale(old.peer, old.source.key))
         self._unclaimed.pop(source.transfer, None)
-        self._unclaimed[source.transfer] = Unclaimed(peer, source, refused, Lease.of(now, self._unclaimed_s))
+        self._unclaimed[source.transfer] = UnclaimedOffer(peer, source, refused, Lease.start(now, self._unclaimed_s))
         if len(self._unclaimed) > UNCLAIMED_MAX:
             _, oldest = self._unclaimed.popitem(last=False)
             out.append(self._unwanted(oldest, Outcome.OVERFLOW, "too many unclaimed announcements"))
@@ -260,7 +260,7 @@ class Pairing:
         leg.tokens_done = leg.steps_waited = 0
         return out
 
-    def progressed(self, peer: bytes, work: Sequence[WorkDone]) -> list[Instruction]:
+    def on_progress(self, peer: bytes, work: Sequence[WorkDone]) -> list[Instruction]:
         """A peer says what it has done for tries that it announced."""
         out: list[Instruction] = []
         for one in work:
@@ -274,7 +274,7 @@ class Pairing:
                     out.append(LoadProgress(one.key))
         return out
 
-    def gone(self, message: Gone) -> list[Instruction]:
+    def on_gone(self, message: Gone) -> list[Instruction]:
         """Prefill's scheduler side withdraws a try. While LOADING its worker says so itself, in order with the data."""
         leg = self._by_transfer.get(message.transfer)
         early = self._unclaimed.get(message.transfer)
@@ -312,7 +312,7 @@ class Pairing:
         leg = self._legs.get(request)
         if leg is None or leg.state is not DecodeLegState.PARKED:
             return LoadVerdict.COMPUTE
-        if leg.source is None and leg.failed is None and leg.lease.over(now):
+        if leg.source is None and leg.failed is None and leg.lease.is_over(now):
             leg.failed = Outcome.DEADLINE, "prefill did not announce in time"
         if leg.source is not None:
             leg.asked = LoadVerdict.LOAD
@@ -322,7 +322,7 @@ class Pairing:
             leg.asked, leg.why = LoadVerdict.COMPUTE if self._recompute else LoadVerdict.FAIL, leg.failed
         return leg.asked
 
-    def allocated(self, request: str, external: int) -> list[Instruction]:
+    def on_allocated(self, request: str, external: int) -> list[Instruction]:
         """The scheduler has allocated blocks, ``external`` tokens of them to be loaded."""
         leg = self._legs.get(request)
         if leg is None or leg.state is not DecodeLegState.PARKED:
@@ -357,7 +357,8 @@ class Pairing:
         return [(leg.peer, leg.source) for leg in self._active.values()
                 if leg.state is DecodeLegState.PARKED and leg.source is not None]
 
-    def finished(self, request: str, outcome: Outcome, reason: str, tries: Collection[Key] = ()) -> list[Instruction]:
+    def on_load_finished(self, request: str, outcome: Outcome, reason: str,
+                         tries: Collection[Key] = ()) -> list[Instruction]:
         """All workers have reported the request's load; ``tries``: those that they have reported."""
         leg = self._legs.get(request)
         if leg is None and (waiting := self._unreported.pop(request, None)) is not None:
@@ -395,13 +396,13 @@ class Pairing:
         out: list[Instruction] = []
         while self._unclaimed:
             transfer, oldest = next(iter(self._unclaimed.items()))
-            if not oldest.lease.over(now):
+            if not oldest.lease.is_over(now):
                 break
             del self._unclaimed[transfer]
             out.append(self._unwanted(oldest, Outcome.DEADLINE, "no decode leg claimed it"))
         return out
 
-    def _unwanted(self, item: Unclaimed, outcome: Outcome, reason: str) -> DropPeer:
+    def _unwanted(self, item: UnclaimedOffer, outcome: Outcome, reason: str) -> DropPeer:
         source = item.source
         self._tombs.put(source.transfer, (source.attempt, outcome, reason))  # a leg that comes late must not wait for it
         return DropPeer(item.peer, source.key, outcome, reason)

@@ -33,7 +33,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
-from xpyd_sidecar.kv.leases import Lease, Listened
+from xpyd_sidecar.kv.leases import Lease, ListeningClock
 from xpyd_sidecar.kv.manifests import Ask, Manifest
 
 C = TypeVar("C")
@@ -105,7 +105,7 @@ class Taker:
 
 
 @dataclass
-class Published(Generic[C]):
+class PublishedManifest(Generic[C]):
     """A manifest that is not freed. ``taken``: by whom."""
 
     manifest: Manifest
@@ -137,21 +137,21 @@ class OpenTry(Generic[C]):
     """There was some since the last look."""
     next: int = 0
     """Number of the next manifest."""
-    open: OrderedDict[int, Published[C]] = field(default_factory=OrderedDict)
+    open: OrderedDict[int, PublishedManifest[C]] = field(default_factory=OrderedDict)
     takers: dict[Incarnation, Taker] = field(default_factory=dict)
     alone: dict[Incarnation, Lease] = field(default_factory=dict)
     """Takers without a session: until when they may ask again."""
     quiet_until: float = 0.0
 
     @property
-    def wanted(self) -> int:
+    def takers_expected(self) -> int:
         """How many takers there are to be; 0: nobody has said."""
         return next(iter(self.takers.values())).ask.takers if self.takers else 0
 
     @property
     def asked(self) -> bool:
         """Whether every taker has asked."""
-        return bool(self.takers) and len(self.takers) == self.wanted
+        return bool(self.takers) and len(self.takers) == self.takers_expected
 
 
 class Publishing(Generic[C]):
@@ -162,7 +162,7 @@ class Publishing(Generic[C]):
         self._send_s = send_s
         self._grace_s = grace_s
         self._limit_s = limit_s
-        self._listened = Listened(send_s)
+        self._listened = ListeningClock(send_s)
         self._open: dict[Key, OpenTry[C]] = {}
         self._early: OrderedDict[Key, dict[Incarnation, Taker]] = OrderedDict()
         self._leaving: dict[Key, LeavingTry[C]] = {}
@@ -200,7 +200,7 @@ class Publishing(Generic[C]):
         out: list[Step[C]] = []
         one = self._open.get(key)
         if one is None:
-            one = self._open[key] = OpenTry(Lease.of(now, self._keep_s))
+            one = self._open[key] = OpenTry(Lease.start(now, self._keep_s))
             for taker, known in self._early.pop(key, {}).items():
                 if key in self._open:
                     out += self._join(key, one, taker, known, now)
@@ -208,7 +208,7 @@ class Publishing(Generic[C]):
                     out.append(RefuseTry(known.link, key, Outcome.PROTOCOL, "others asked for it otherwise", False))
             if key not in self._open:
                 return [*out, FreeCopy(data)]
-        published = Published(manifest(one.next), data, size)
+        published = PublishedManifest(manifest(one.next), data, size)
         one.next += 1
         one.open[published.manifest.number] = published
         one.news = True
@@ -242,7 +242,7 @@ class Publishing(Generic[C]):
         """A taker has asked; what it says must go with what others have said."""
         link, ask = taker.link, taker.ask
         known = one.takers.get(name)
-        wanted = one.wanted or ask.takers
+        wanted = one.takers_expected or ask.takers
         if not 1 <= ask.takers <= TAKERS_MAX or ask.takers != wanted or (known is None and len(one.takers) >= wanted):
             reason = f"asked for as one of {ask.takers}, where {len(one.takers)} of {wanted} have"
             told: list[Step[C]] = [] if known is not None or link is None else [
@@ -255,7 +255,7 @@ class Publishing(Generic[C]):
         one.alone.pop(name, None)
         one.news = one.news or before
         if one.asked and not before:
-            one.ends = one.ends or Lease.of(now, self._limit_s)
+            one.ends = one.ends or Lease.start(now, self._limit_s)
             self._renew(one, now)
         out: list[Step[C]] = []
         for published in list(one.open.values()):
@@ -265,7 +265,7 @@ class Publishing(Generic[C]):
                 out.append(Tell(link, key, published.manifest))
         return [*out, *self._end_if_done(key, one)]
 
-    def taken(self, link: int, taker: Incarnation, key: Key, number: int) -> list[Step[C]]:
+    def on_taken(self, link: int, taker: Incarnation, key: Key, number: int) -> list[Step[C]]:
         """A taker has a manifest's bytes in its own memory, or does not want them."""
         one = self._open.get(key)
         if one is None or not self._is_of(one, taker, link):
@@ -276,7 +276,7 @@ class Publishing(Generic[C]):
         one.news = True
         return self._take(one, taker, published)
 
-    def _take(self, one: OpenTry[C], taker: Incarnation, published: Published[C]) -> list[Step[C]]:
+    def _take(self, one: OpenTry[C], taker: Incarnation, published: PublishedManifest[C]) -> list[Step[C]]:
         published.taken.add(taker)
         self._unpress(published)
         if not self._is_free(one, published):
@@ -285,11 +285,11 @@ class Publishing(Generic[C]):
         return [FreeCopy(published.data)]
 
     @staticmethod
-    def _is_free(one: OpenTry[C], published: Published[C]) -> bool:
+    def _is_free(one: OpenTry[C], published: PublishedManifest[C]) -> bool:
         """Whether all takers that there are to be have taken it."""
-        return bool(one.wanted) and len(published.taken) >= one.wanted
+        return bool(one.takers_expected) and len(published.taken) >= one.takers_expected
 
-    def progressed(self, key: Key) -> None:
+    def on_progress(self, key: Key) -> None:
         """The engine says that its work for a try has grown, or decode that a fetch goes on."""
         one = self._open.get(key)
         if one is not None:
@@ -314,19 +314,19 @@ class Publishing(Generic[C]):
                 out += [Press(link, key, published.manifest.number) for link in told]
         return out
 
-    def refused(self, link: int, taker: Incarnation, key: Key, number: int, until: float) -> None:
+    def on_busy(self, link: int, taker: Incarnation, key: Key, number: int, until: float) -> None:
         """Decode has no room for a manifest now: nothing of its try is pressed again before ``until``."""
         one = self._open.get(key)
         if one is not None and self._is_of(one, taker, link) and (published := one.open.get(number)) is not None:
             self._unpress(published)
             one.quiet_until = max(one.quiet_until, until)
 
-    def _unpress(self, published: Published[C]) -> None:
+    def _unpress(self, published: PublishedManifest[C]) -> None:
         if published.pressed:
             published.pressed = False
             self.pressed_bytes -= published.size
 
-    def done(self, link: int, taker: Incarnation, key: Key) -> list[Step[C]]:
+    def on_done(self, link: int, taker: Incarnation, key: Key) -> list[Step[C]]:
         """A taker has all that it wanted of a try, and it is right."""
         one = self._open.get(key)
         if one is None:
@@ -381,7 +381,7 @@ class Publishing(Generic[C]):
         """Let go of a try, begun or not; decode is told where it has asked."""
         return [] if key in self._ended else self._fail(key, outcome, reason, retry=retry)
 
-    def lost(self, link: int, now: float) -> list[Step[C]]:
+    def on_session_lost(self, link: int, now: float) -> list[Step[C]]:
         """A session has ended. Its takers may ask again; what they were told of stays."""
         for takers in self._early.values():
             for name, taker in list(takers.items()):
@@ -396,7 +396,7 @@ class Publishing(Generic[C]):
                 if taker.link == link:
                     taker.link = None
                     if not taker.done and not taker.ask.nothing:
-                        one.alone[name] = Lease.of(now, self._grace_s)
+                        one.alone[name] = Lease.start(now, self._grace_s)
                     for published in one.open.values():
                         if name not in published.taken:
                             self._unpress(published)  # who asks next was never pressed
@@ -416,27 +416,27 @@ class Publishing(Generic[C]):
     def tick(self, now: float) -> list[Step[C]]:
         """After a look at what has come: what has waited too long ends."""
         out: list[Step[C]] = []
-        listened = self._listened.look(now)
+        listened = self._listened.advance(now)
         for leaving in self._leaving.values():
-            leaving.lease = leaving.lease or Lease.of(listened, self._send_s)
-            if leaving.lease.over(listened):
+            leaving.lease = leaving.lease or Lease.start(listened, self._send_s)
+            if leaving.lease.is_over(listened):
                 out += map(EndSession, leaving.readers.values())
         for key, one in list(self._open.items()):
             clock = listened if one.asked else now
             news, one.news = one.news, False
-            if one.ends is not None and one.ends.over(now):
+            if one.ends is not None and one.ends.is_over(now):
                 out += self.release(key, Outcome.DEADLINE, "it took longer than a load may")
-            elif any(lease.over(now) for lease in one.alone.values()):
+            elif any(lease.is_over(now) for lease in one.alone.values()):
                 out += self._fail(key, Outcome.PEER_LOST, "a rank of decode is lost", retry=True)
             elif news:
                 self._renew(one, now)
-            elif one.lease.over(clock):
+            elif one.lease.is_over(clock):
                 reason = "decode did not confirm in time" if one.asked else "decode did not ask for it in time"
                 out += self.release(key, Outcome.DEADLINE, reason)
         return out
 
     def _renew(self, one: OpenTry[C], now: float) -> None:
-        one.lease = Lease.of(self._listened.look(now), self._send_s) if one.asked else Lease.of(now, self._keep_s)
+        one.lease = Lease.start(self._listened.advance(now), self._send_s) if one.asked else Lease.start(now, self._keep_s)
 
     @staticmethod
     def _is_of(one: OpenTry[C], taker: Incarnation, link: int) -> bool:

@@ -1,8 +1,8 @@
 """Which blocks of a prompt's KV move, array by array: how far back an array reaches, and what follows from it.
 
 Prefill hands over the first ``n`` tokens of a prompt of N, and decode computes the rest itself, at least the last token,
-since it has to make the first output from it anyway (``handed``). Decode then goes on with token n, so what is wanted is
-what token n reads. An array reaches over
+since it has to make the first output from it anyway (``handed_tokens``). Decode then goes on with token n, so what is
+wanted is what token n reads. An array reaches over
 
     all      every token before it           full attention, latent attention
     window   the W - 1 tokens before it      sliding windows
@@ -22,8 +22,8 @@ and into how long pieces an engine cuts its states, is that engine's own busines
 
 Laws (``tests/unit/test_kv_reach.py``, and against vLLM's own block managers ``tests/component/test_connector_groups.py``)
 1. What is wanted is what token n reads, and decode has a block of its own for all of it.
-2. ``final`` only grows; over any chunks of a prefill each wanted block becomes final once, in the step that computes the
-   last token in it, and is in prefill's table in that step. A state is final at n alone.
+2. ``final_blocks`` only grows; over any chunks of a prefill each wanted block becomes final once, in the step that
+   computes the last token in it, and is in prefill's table in that step. A state is final at n alone.
 3. What decode has already in its cache of prefixes is not wanted again; a state always is.
 """
 
@@ -51,15 +51,15 @@ class Reach(msgspec.Struct, frozen=True, array_like=True):
     extra: int = 0
     """Tokens before the window that are kept besides."""
 
-    def wanted(self, n: int, have: int = 0) -> range:
+    def wanted_blocks(self, n: int, have: int = 0) -> range:
         """Indices of the blocks that hold what is read after ``n`` tokens; decode has those of its first ``have``."""
         if self.over == "state":
             return range(1)
         first = max(0, n - self.window + 1 - self.extra) // self.block_tokens if self.over == "window" else 0
         return range(max(first, have // self.block_tokens), blocks_of(n, self.block_tokens))
 
-    def final(self, computed: int, n: int) -> int:
-        """Up to which index blocks are final once ``computed`` tokens are; the last one, with its tail, at ``n``."""
+    def final_blocks(self, computed: int, n: int) -> int:
+        """Number of blocks that are final once ``computed`` of ``n`` tokens are; the last one, with its tail, at ``n``."""
         if self.over == "state":
             return int(computed >= n)
         return blocks_of(n, self.block_tokens) if computed >= n else computed // self.block_tokens
@@ -76,7 +76,7 @@ class CacheGroup(NamedTuple):
     """By which its table counts: of a block, or, for states, of the piece after which a state is kept."""
 
     def ids(self, table: Sequence[int], indices: range, n: int) -> tuple[int, ...] | None:
-        """The blocks of these indices; None where one of them is not there."""
+        """Block ids of these indices of ``table``, for ``n`` tokens; None where one of them is not there."""
         at = (n - 1) // self.tokens if self.reach.over == "state" else indices.start
         found = tuple(table[at:at + len(indices)])
         return found if len(found) == len(indices) and NULL not in found else None
@@ -99,7 +99,7 @@ class TableSpan(NamedTuple):
 
 
 class ArraySpan(msgspec.Struct, frozen=True, array_like=True):
-    """Of ``arrays`` arrays from ``region`` on, blocks ``first`` to ``first + count - 1`` are meant."""
+    """Blocks ``first`` to ``first + count - 1`` of ``arrays`` arrays, from array ``region`` on."""
 
     region: int
     arrays: int
@@ -107,13 +107,16 @@ class ArraySpan(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
-def handed(prompt: int, backoff: int) -> int:
-    """How many tokens of a prompt prefill hands over; 0: it has nothing to do with this prompt."""
+def handed_tokens(prompt: int, backoff: int) -> int:
+    """Number of tokens of a prompt of ``prompt`` tokens that prefill hands over.
+
+    0: it has nothing to do with this prompt. ``backoff``: tokens at its end that decode computes.
+    """
     return max(0, prompt - backoff)
 
 
 def span_of(spans: Sequence[ArraySpan], region: int, others: tuple[int, int]) -> tuple[int, int]:
-    """First and count for an array: those of the span that it is in, else those of the others."""
+    """(first block, count) for an array: those of the span that contains ``region``, else ``others``."""
     for one in spans:
         if one.region <= region < one.region + one.arrays:
             return one.first, one.count

@@ -51,7 +51,9 @@ class ReadLimits(NamedTuple):
 
 
 class BeginRead(NamedTuple):
-    """Begin the reads of an order; answer ``done`` or ``broke``. ``slot``: where the slots have room for it; or None."""
+    """Begin the reads of an order; answer ``on_done`` or ``on_failed``. ``slot``: where the slots have room for it;
+    or None.
+    """
 
     session: int
     number: int
@@ -59,7 +61,7 @@ class BeginRead(NamedTuple):
 
 
 class Prove(NamedTuple):
-    """Read the ticket; answer ``proven`` or ``broke``."""
+    """Read the ticket; answer ``on_proven`` or ``on_failed``."""
 
     session: int
 
@@ -71,7 +73,7 @@ class PeerOpened(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """These orders are here, and were what prefill had told of; answer ``placed``."""
+    """These orders are here, and were what prefill had told of; answer ``on_placed``."""
 
     session: int
     numbers: tuple[int, ...]
@@ -84,7 +86,7 @@ class DropOrder(NamedTuple):
     number: int
 
 
-class Lost(NamedTuple):
+class SessionLost(NamedTuple):
     """A session reads no more; answer ``leave``. ``late``: the peer has never answered."""
 
     session: int
@@ -99,10 +101,10 @@ class SessionDrained(NamedTuple):
 
 
 class EndAgent(NamedTuple):
-    """End the agent that reads: nothing that it has begun is written after that. Answer ``ended``."""
+    """End the agent that reads: nothing that it has begun is written after that. Answer ``on_agent_ended``."""
 
 
-Step = BeginRead | Prove | PeerOpened | HandOver | DropOrder | Lost | SessionDrained | EndAgent
+Step = BeginRead | Prove | PeerOpened | HandOver | DropOrder | SessionLost | SessionDrained | EndAgent
 
 
 @dataclass
@@ -169,7 +171,7 @@ class Reads:
                    for one in reversed(self._sessions.values()))
 
     @property
-    def stuck(self) -> int:
+    def stuck_reads(self) -> int:
         """Reads under way of sessions that have ended."""
         return sum(one.flying for one in self._sessions.values() if one.left_at is not None)
 
@@ -194,7 +196,7 @@ class Reads:
         one.queue.append((number, size, slot))
         return self._pump(now)
 
-    def placed(self, session: int, number: int, now: float) -> list[Step]:
+    def on_placed(self, session: int, number: int, now: float) -> list[Step]:
         """What was handed over is where it belongs, or is dropped."""
         one = self._sessions.get(session)
         if one is None or number not in one.reads:
@@ -217,7 +219,7 @@ class Reads:
 
     # --- reads ---
 
-    def done(self, session: int, number: int, now: float) -> list[Step]:
+    def on_done(self, session: int, number: int, now: float) -> list[Step]:
         """All bytes of an order have come."""
         one = self._sessions[session]
         one.reads[number].here = True
@@ -245,7 +247,7 @@ class Reads:
         handed: list[Step] = [HandOver(session, spoken)] if spoken else []
         return [*opened, *handed, *self._prove(session, one), *self._pump(now)]
 
-    def broke(self, session: int, number: int | None, reason: str, now: float) -> list[Step]:
+    def on_failed(self, session: int, number: int | None, reason: str, now: float) -> list[Step]:
         """The reads of an order are over, and not all of it has come; None: the ticket's. The session is lost."""
         one = self._sessions[session]
         out: list[Step] = []
@@ -272,7 +274,7 @@ class Reads:
             out.append(EndAgent())
         return out
 
-    def ended(self, now: float) -> list[Step]:
+    def on_agent_ended(self, now: float) -> list[Step]:
         """The agent has ended."""
         self._ending_at = None
         out: list[Step] = []
@@ -295,7 +297,7 @@ class Reads:
 
     def _must_end(self, now: float) -> bool:
         over = [one.left_at for one in self._sessions.values() if one.left_at is not None and one.busy]
-        return bool(over) and (self.stuck * FENCE_PART >= READS or now - min(over) > self._limits.fence_s)
+        return bool(over) and (self.stuck_reads * FENCE_PART >= READS or now - min(over) > self._limits.fence_s)
 
     def _late(self, session: int, one: ReadSession, now: float) -> list[Step]:
         if one.opening and one.until == math.inf:  # its peer has been asked, and not looked at yet
@@ -313,7 +315,7 @@ class Reads:
         if one.lost or one.left_at is not None:
             return []
         one.lost = True
-        return [Lost(session, reason, late)]
+        return [SessionLost(session, reason, late)]
 
     @staticmethod
     def _prove(session: int, one: ReadSession) -> list[Step]:

@@ -11,8 +11,9 @@ Laws
    counts reports until it has one of every rank, and then the blocks may be used or given away. Where names of requests
    come again (vLLM can be told not to make them unique), a load of another transfer is another load.
 4. A load lasts while there is progress: a block that was missing arrives, or prefill says of work for it that has grown.
-   Without either for ``load_s`` (of the time in which this side listens, ``leases.Listened``) it fails, and progress never
-   takes it beyond ``limit_s``, or its order's own limit, from the first order on, however many tries it takes.
+   Without either for ``load_s`` (of the time in which this side listens, ``leases.ListeningClock``) it fails, and
+   progress never takes it beyond ``limit_s``, or its order's own limit, from the first order on, however many tries it
+   takes.
 5. One whose source was lost waits ``grace_s`` for a newer try, whatever arrives of the old one.
 6. Of a newer try that other ranks need, a rank whose load was reported asks for nothing, where others take from the same
    source: that waits until all have asked. Where the source is lost meanwhile, its word may be, too: it asks once more, and
@@ -34,11 +35,11 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation, TransferId
 from xpyd_sidecar.kv.blocks import overlap
 from xpyd_sidecar.kv.fetch_steps import FetchPlan
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
-from xpyd_sidecar.kv.leases import Lease, Listened
+from xpyd_sidecar.kv.leases import Lease, ListeningClock
 from xpyd_sidecar.kv.reach import TableSpan
 
 
-class From(NamedTuple):
+class LoadSource(NamedTuple):
     """A prefill rank that a load comes from, and what of it."""
 
     address: HostPort
@@ -52,7 +53,7 @@ class Order(NamedTuple):
     request: str
     key: Key
     tables: tuple[TableSpan, ...]
-    sources: tuple[From, ...]
+    sources: tuple[LoadSource, ...]
     limit_s: float = math.inf
     """What the router has left for it."""
 
@@ -92,7 +93,7 @@ class Cancel(NamedTuple):
     reason: str
 
 
-class Finished(NamedTuple):
+class LoadFinished(NamedTuple):
     """A load is over. ``size``: bytes placed of the committed try, 0 where it failed."""
 
     request: str
@@ -102,7 +103,7 @@ class Finished(NamedTuple):
     size: int
 
 
-Instruction = WantTry | Confirm | Cancel | Finished
+Instruction = WantTry | Confirm | Cancel | LoadFinished
 
 
 class WordForOthers(NamedTuple):
@@ -146,7 +147,7 @@ class Receiving:
     def __init__(self, *, load_s: float, grace_s: float, limit_s: float = math.inf) -> None:
         self._load_s = load_s
         self._limit_s = limit_s
-        self._listened = Listened(load_s)
+        self._listened = ListeningClock(load_s)
         self._grace_s = grace_s
         self._loads: dict[str, OpenLoad] = {}
         self._current: dict[Key, str] = {}
@@ -168,7 +169,7 @@ class Receiving:
             return self._nothing(order, now)
         known = self._loads.get(order.request)
         out: list[Instruction] = []
-        ends = Lease.of(now, min(self._limit_s, order.limit_s))
+        ends = Lease.start(now, min(self._limit_s, order.limit_s))
         if known is not None:
             if order.key.order <= known.order.key.order:
                 return []
@@ -176,7 +177,7 @@ class Receiving:
             out += _cancel(known, Outcome.STALE, "a newer try has taken its place")
             order = order._replace(tables=known.order.tables)
             ends = min(known.ends, ends)
-        lease = Lease.of(self._listened.look(now), self._load_s)
+        lease = Lease.start(self._listened.advance(now), self._load_s)
         most = width(order.tables)
         nth = [{region: at for at, region in enumerate(sorted(one.plan.parts))} for one in order.sources]
         missing = sum(len(order.tables[part.table].ids) for one in order.sources for part in one.plan.parts.values())
@@ -192,26 +193,26 @@ class Receiving:
             WantTry(order.request, order.key, at, one.address, one.incarnation, one.plan._replace(parts={}), order.tables)
             for at, one in enumerate(order.sources) if one.plan.takers > 1]
         for want in wants:
-            self._for_others.put((want.key, want.source), WordForOthers(want, Lease.of(now, self._load_s), Lease(now)))
+            self._for_others.put((want.key, want.source), WordForOthers(want, Lease.start(now, self._load_s), Lease(now)))
         return [*wants]
 
     def _lost_word(self, key: Key, source: int, now: float, *, final: bool) -> list[Instruction]:
         """A source is lost of which nothing was asked for others, perhaps before it has heard of it."""
         word = self._for_others.pop((key, source))
-        if word is None or final or word.until.over(now):
+        if word is None or final or word.until.is_over(now):
             return []
         self._unheard[key, source] = word
         return self._say_again(now)
 
     def _say_again(self, now: float) -> list[Instruction]:
         """What is to be said to sources that were lost, if its time has come; the next time after a pause."""
-        due = [one for one, word in self._unheard.items() if word.at.over(now)]
+        due = [one for one, word in self._unheard.items() if word.at.is_over(now)]
         words = [(one, self._unheard.pop(one)) for one in due]
         for one, word in words:
-            self._for_others.put(one, word._replace(at=Lease.of(now, self._grace_s)))
+            self._for_others.put(one, word._replace(at=Lease.start(now, self._grace_s)))
         return [word.want for _, word in words]
 
-    def arrived(self, key: Key, source: int, blocks: Sequence[tuple[int, int, int]], size: int) -> list[Instruction]:
+    def on_arrived(self, key: Key, source: int, blocks: Sequence[tuple[int, int, int]], size: int) -> list[Instruction]:
         """Blocks are in their places, and right: (array of the source, first, count) of each. Of no open load: forgotten.
 
         ``size``: bytes of all of them.
@@ -237,13 +238,14 @@ class Receiving:
         confirms = [Confirm(key, at, size) for at, size in enumerate(load.sizes)]
         return [*confirms, *self._finish(load, Outcome.OK, "", sum(load.sizes))]
 
-    def progressed(self, key: Key) -> None:
+    def on_progress(self, key: Key) -> None:
         """Prefill says that its work for a try has grown."""
         load = self._loads.get(self._current.get(key, ""))
         if load is not None:
             load.news = True
 
-    def broken(self, key: Key, source: int, why: tuple[Outcome, str], now: float, *, final: bool) -> list[Instruction]:
+    def on_source_lost(self, key: Key, source: int, why: tuple[Outcome, str], now: float, *,
+                       final: bool) -> list[Instruction]:
         """The source of a try is lost or refuses; with ``final`` no newer try is to be expected.
 
         A source that was aborted was so by the router, which sends another try or aborts this side too: its load keeps the
@@ -260,7 +262,7 @@ class Receiving:
         if load.orphaned is None:
             load.orphaned = why
             if why[0] is not Outcome.ABORTED:
-                load.lease = load.lease.shortened(self._listened.look(now), self._grace_s)
+                load.lease = load.lease.shorten(self._listened.advance(now), self._grace_s)
         return out
 
     def fail(self, request: str, key: Key, outcome: Outcome, reason: str) -> list[Instruction]:
@@ -272,7 +274,7 @@ class Receiving:
         if self._reported.get(request) == key.transfer:
             return []
         self._reported.put(request, key.transfer)
-        return [Finished(request, key, outcome, reason, 0)]
+        return [LoadFinished(request, key, outcome, reason, 0)]
 
     def abandon(self, request: str) -> list[Instruction]:
         """The request has ended. A load that was already reported is not reported again."""
@@ -282,17 +284,17 @@ class Receiving:
     def tick(self, now: float) -> list[Instruction]:
         """After a look at what has come: loads without progress fail, and those that take too long."""
         out: list[Instruction] = self._say_again(now) if self._unheard else []
-        listened = self._listened.look(now)
+        listened = self._listened.advance(now)
         for load in list(self._loads.values()):
             news, load.news = load.news, False
-            if load.ends.over(now):
+            if load.ends.is_over(now):
                 out += self._cancelled(load, Outcome.DEADLINE, "it took longer than a load may")
             elif load.orphaned is not None:
-                if load.lease.over(listened):
+                if load.lease.is_over(listened):
                     out += self._finish(load, *load.orphaned, 0)
             elif news:
-                load.lease = Lease.of(listened, self._load_s)
-            elif load.lease.over(listened):
+                load.lease = Lease.start(listened, self._load_s)
+            elif load.lease.is_over(listened):
                 out += self._cancelled(load, Outcome.DEADLINE, f"no progress for {self._load_s:g} s")
         return out
 
@@ -303,7 +305,7 @@ class Receiving:
         del self._loads[load.order.request]
         del self._current[load.order.key]
         self._reported.put(load.order.request, load.order.key.transfer)
-        return [Finished(load.order.request, load.order.key, outcome, reason, size)]
+        return [LoadFinished(load.order.request, load.order.key, outcome, reason, size)]
 
 
 def width(tables: tuple[TableSpan, ...]) -> int:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xpyd_sidecar.kv.array_layout import ArrayLayout, ArrayPart
 from xpyd_sidecar.kv.blocks import overlap
-from xpyd_sidecar.kv.extents import rounded
+from xpyd_sidecar.kv.extents import round_up
 from xpyd_sidecar.kv.manifests import ALIGN, Manifest, PlacedArray, layout
 from xpyd_sidecar.kv.packing import PackedArray, PackedRun, Stretch
 from xpyd_sidecar.kv.reach import TableSpan
@@ -88,7 +88,7 @@ def pieces(manifest: Manifest, arrays: Sequence[ArrayLayout], parts: Mapping[int
     return found
 
 
-def narrowed(manifest: Manifest, arrays: Sequence[ArrayLayout], parts: Mapping[int, ArrayPart],  # noqa: PLR0917  # as ``pieces``
+def narrow_pieces(manifest: Manifest, arrays: Sequence[ArrayLayout], parts: Mapping[int, ArrayPart],  # noqa: PLR0917  # as ``pieces``
              tables: Sequence[TableSpan], batch: Iterable[Piece], most: int) -> Iterator[Piece]:
     """What is wanted of pieces that were cut before it was known which blocks are. Arguments as of ``pieces``."""
     for piece in batch:
@@ -147,11 +147,11 @@ def batches(found: Iterable[Piece], most: int) -> Iterator[tuple[Piece, ...]]:
     some: list[Piece] = []
     size = 0
     for piece in found:
-        if some and size + rounded(piece.size, ALIGN) > most:
+        if some and size + round_up(piece.size, ALIGN) > most:
             yield tuple(some)
             some, size = [], 0
         some.append(piece)
-        size += rounded(piece.size, ALIGN)
+        size += round_up(piece.size, ALIGN)
     if some:
         yield tuple(some)
 
@@ -171,7 +171,7 @@ def packed_spans(batch: Sequence[Piece]) -> list[PackedSpan]:
         at = start
         for one in piece.stretches:
             last = found[-1] if found else PackedSpan(-ALIGN, 0, 0)
-            if (last.offset + rounded(last.size, ALIGN), last.at + rounded(last.size, ALIGN)) == (one.offset, at):
+            if (last.offset + round_up(last.size, ALIGN), last.at + round_up(last.size, ALIGN)) == (one.offset, at):
                 found[-1] = last._replace(size=one.offset + one.size - last.offset)
             else:
                 found.append(PackedSpan(one.offset, one.size, at))
@@ -183,5 +183,5 @@ def places(batch: Sequence[Piece]) -> list[int]:
     """Where each piece of a fetch begins, one behind the other; the last number is what all take."""
     out = [0]
     for piece in batch:
-        out.append(out[-1] + rounded(piece.size, ALIGN))
+        out.append(out[-1] + round_up(piece.size, ALIGN))
     return out

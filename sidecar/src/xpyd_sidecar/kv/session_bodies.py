@@ -161,7 +161,7 @@ class Reason(msgspec.Struct, frozen=True):
     retry: bool = False
 
     @classmethod
-    def of(cls, outcome: Outcome, reason: str, retry: bool = False) -> Reason:
+    def from_words(cls, outcome: Outcome, reason: str, retry: bool = False) -> Reason:
         """Of words as long as they may be: each side puts its peer's name before those that it passes on."""
         return cls(outcome, reason[:REASON_MAX], retry)
 

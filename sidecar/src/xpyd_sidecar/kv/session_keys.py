@@ -76,7 +76,7 @@ class PrivateKey:
         """What the other end is told."""
         return self._key.public_key().public_bytes_raw()
 
-    def shared(self, public: bytes) -> bytes:
+    def shared_secret(self, public: bytes) -> bytes:
         """What only the two ends know.
 
         Raises:
@@ -96,7 +96,7 @@ class SessionKeys(NamedTuple):
 
 
 def derive(secret: bytes, data_key: bytes, transcript: Transcript) -> SessionKeys:
-    """The keys of a session. ``secret``: of ``PrivateKey.shared``."""
+    """The keys of a session. ``secret``: of ``PrivateKey.shared_secret``."""
     made = HKDF(hashes.SHA256(), 3 * _KEY_BYTES, transcript.digest(), b"xpyd session keys").derive(secret + data_key)
     return SessionKeys(made[:_KEY_BYTES], made[_KEY_BYTES:2 * _KEY_BYTES], made[2 * _KEY_BYTES:])
 

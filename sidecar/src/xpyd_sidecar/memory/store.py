@@ -6,7 +6,7 @@
 Fresh memory for every copy costs more than the copy: the kernel maps and clears each page (on CPU a copy of 0.1 to 4 MiB
 into fresh memory took three times as long as into memory used before), and CUDA pins it.
 
-No holder can take the whole (``kv.shares``).
+No holder can take the whole (``kv.fair_share``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from xpyd_sidecar.kv.extents import Extents
-from xpyd_sidecar.kv.shares import most_more, within
+from xpyd_sidecar.kv.fair_share import headroom, is_fair
 from xpyd_sidecar.memory.allocation import Allocation, Later, at_once
 from xpyd_sidecar.memory.chunk import Chunk
 
@@ -67,7 +67,7 @@ class CopyStore:
 
     def rounded(self, size: int) -> int:
         """What ``size`` bytes take: parts of a lease begin at such sums."""
-        return self._extents.rounded(size)
+        return self._extents.round_up(size)
 
     def prepare(self) -> None:
         """Make the memory now, at the start; raises what ``make`` does."""
@@ -100,10 +100,10 @@ class CopyStore:
         with self._lock:
             if not self._arena.ready():
                 return None
-            want = self._extents.rounded(size)
+            want = self._extents.round_up(size)
             left = self.bound - self._extents.used - want
             mine = self._of.get(holder, 0) + want
-            if left < 0 or (holder and not within(mine, left)):
+            if left < 0 or (holder and not is_fair(mine, left)):
                 return None
             offset = self._extents.take(size)
             if offset is None:
@@ -120,7 +120,7 @@ class CopyStore:
         with self._lock:
             self._extents.give(offset, size)
             if holder:
-                self._of[holder] -= self._extents.rounded(size)
+                self._of[holder] -= self._extents.round_up(size)
                 if not self._of[holder]:
                     del self._of[holder]
             self._drop_if_spare()
@@ -130,7 +130,7 @@ class CopyStore:
         with self._lock:
             free = min(self.bound - self._extents.used, self._extents.largest)
             if holder:
-                free = min(free, most_more(self._of.get(holder, 0), self.bound - self._extents.used))
+                free = min(free, headroom(self._of.get(holder, 0), self.bound - self._extents.used))
             return max(0, free // each)
 
 

@@ -26,7 +26,7 @@ from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.leases import Listened
+from xpyd_sidecar.kv.leases import ListeningClock
 from xpyd_sidecar.kv.messages import MESSAGE_MAX, Control, Pong, Prefix, Reject, ToDecode, ToPrefill, Welcome
 from xpyd_sidecar.threads.watched import Faults, Watched
 
@@ -60,7 +60,7 @@ class ControlEvents(Protocol):
     def tell_again(self, peer: Peer) -> None:
         """The connection to a decode engine broke: what it was told may be lost."""
 
-    def wanted(self) -> set[Peer]:
+    def open_peers(self) -> set[Peer]:
         """Decode engines that have transfers open."""
 
     def greeting(self, peer: Peer) -> ToDecode:
@@ -80,7 +80,9 @@ class Decode:
         self.connected = False
         """What was said may have left. What was said before stays in ZMQ's queue until it is."""
         self.heard = listened
-        """By the time in which this side has listened (``leases.Listened``): one that was held up itself blames nobody."""
+        """By the time in which this side has listened (``leases.ListeningClock``): one that was held up itself
+        blames nobody.
+        """
         self.pinged = self.used = now
         self.welcome = False
         self.seq = 0
@@ -98,7 +100,7 @@ class ControlThread:
         self._handler = handler
         self._key = key
         self._timeout = peer_timeout_s
-        self._listening = Listened(peer_timeout_s)
+        self._listening = ListeningClock(peer_timeout_s)
         self._listened = 0.0
         """As of the last look."""
         self._context: zmq.Context[Any] = zmq.Context()
@@ -302,8 +304,8 @@ class ControlThread:
             self._handler.tell_again(peer)
 
     def _watch(self, now: float) -> None:
-        wanted = self._handler.wanted()
-        self._listened = self._listening.look(now)
+        wanted = self._handler.open_peers()
+        self._listened = self._listening.advance(now)
         for peer, decode in list(self._decodes.items()):
             if peer not in wanted:
                 if decode.welcome:

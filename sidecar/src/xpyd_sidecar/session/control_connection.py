@@ -41,7 +41,7 @@ class FrameOwner(Protocol):
     def frame(self, frame: Frame) -> None:
         """A frame has come."""
 
-    def closed(self, error: PeerError) -> None:
+    def on_closed(self, error: PeerError) -> None:
         """The connection has ended, once; nothing more comes of it."""
 
 
@@ -70,7 +70,7 @@ class ControlConnection:
 
     # --- what leaves ---
 
-    def say(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> bytes:
+    def send(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> bytes:
         """Send a frame; its body as bytes."""
         encoded = _encoder.encode(body) if body is not None else b""
         if self.open:
@@ -148,7 +148,7 @@ class ControlConnection:
         self._loop.watch(self._sock, 0, self._ready)
         self._sock.close()
         self._out.clear()
-        self._owner.closed(error)
+        self._owner.on_closed(error)
 
     def _last_words(self) -> PeerError | None:
         """A REJECT that has come and is not read."""

@@ -21,11 +21,11 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import session_bodies as bodies
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.leases import Listened
+from xpyd_sidecar.kv.leases import ListeningClock
 from xpyd_sidecar.kv.session_keys import SessionKeys
 from xpyd_sidecar.kv.wire import NO_TRY, Frame, FrameKind
 from xpyd_sidecar.session.control_connection import ControlConnection
-from xpyd_sidecar.session.greeting import DecodeGreeting, OwnRank, Rejected, rejected
+from xpyd_sidecar.session.greeting import DecodeGreeting, OwnRank, RankRejected, rejection_of
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.transport.links import FetchLink, LinkFetcher, LinkTrial
 
@@ -72,7 +72,7 @@ class DecodeSession:
         self._chose = chose
         self._later: list[tuple[FrameKind, msgspec.Struct | None, Key]] = []
         self._trial: LinkTrial | None = None
-        self._strange: Listened | None = None
+        self._strange: ListeningClock | None = None
         self.link = ControlConnection(loop, connecting(place[0]), place[0], self, connecting=True)
         self._greeting = DecodeGreeting(me, self.link, place[1])
 
@@ -86,41 +86,41 @@ class DecodeSession:
         """Of the session, once prefill has challenged."""
         return self._greeting.keys
 
-    def say(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> None:
+    def send(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> None:
         """Say something of a try, once the link is chosen."""
         if self.fetches is not None:
-            self.link.say(kind, body, key)
+            self.link.send(kind, body, key)
         else:
             self._later.append((kind, body, key))
 
     def frame(self, frame: Frame) -> None:
         """Prefill's next word."""
         if frame.kind is FrameKind.REJECT and self._greeting.keys is not None:
-            raise rejected(self.link.peer, frame.body)
+            raise rejection_of(self.link.peer, frame.body)
         if self._greeting.keys is None:
-            self._greeting.heard(frame)
+            self._greeting.on_frame(frame)
             self._trial = self._fetcher.begin(self.link, self._chosen)
-            self.link.say(FrameKind.ABLE, self._trial.able)
+            self.link.send(FrameKind.ABLE, self._trial.able)
         elif self.fetches is not None:
-            if frame.kind is not FrameKind.PING and not self.fetches.heard(frame):
+            if frame.kind is not FrameKind.PING and not self.fetches.on_frame(frame):
                 self._told(self, frame)
         elif self._trial is not None and frame.kind in {FrameKind.WELCOME, FrameKind.SHARED}:
-            self._trial.heard(frame)
+            self._trial.on_frame(frame)
         else:
             raise ProtocolError(self.link.peer, f"sent {frame.kind.name} out of turn")
 
     def _chosen(self, link: FetchLink, reason: str) -> None:
         """The link is chosen. ``reason``: why it is not a better one."""
         self.fetches = link
-        self.link.say(FrameKind.LINK, bodies.LinkChoice(link.name, reason))
+        self.link.send(FrameKind.LINK, bodies.LinkChoice(link.name, reason))
         logger.info("xpyd: blocks of %s come over %s%s", self.link.peer, link.name, f" ({reason})" if reason else "")
         self.refused = bodies.refused_links(reason)
         self._chose(self)
         later, self._later = self._later, []
         for one in later:
-            self.link.say(*one)
+            self.link.send(*one)
 
-    def closed(self, error: PeerError) -> None:
+    def on_closed(self, error: PeerError) -> None:
         """The connection has ended."""
         if isinstance(error, PeerGone) and self.fetches is not None:
             error = self.fetches.fault() or error
@@ -138,14 +138,14 @@ class DecodeSession:
         if self.fetches is not None:
             self.fetches.tick(now, timeout)
         if self.fetches is None and not (self._trial is not None and self._trial.waits_for_us):
-            self._strange = self._strange or Listened(timeout)
-            if self._strange.look(now) > timeout:
+            self._strange = self._strange or ListeningClock(timeout)
+            if self._strange.advance(now) > timeout:
                 link.close(PeerGone(link.peer, f"no connection within {timeout} s"))
         elif busy:
             if link.silent(now, timeout):
                 link.close(PeerGone(link.peer, f"silent for {timeout} s"))
             elif not link.writing and now - link.last_out > timeout / 4:
-                link.say(FrameKind.PING)
+                link.send(FrameKind.PING)
         elif now - max(link.last_in, link.last_out) > IDLE_S:
             self.idle = True
             link.close(PeerGone(link.peer, "idle"))
@@ -153,7 +153,7 @@ class DecodeSession:
 
 def outcome_of(error: PeerError) -> Outcome:
     """What the end of a session means for what was asked of it."""
-    if isinstance(error, Rejected):
+    if isinstance(error, RankRejected):
         return error.outcome
     return next((outcome for kind, outcome in OUTCOMES.items() if isinstance(error, kind)), Outcome.PEER_LOST)
 

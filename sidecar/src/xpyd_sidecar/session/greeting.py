@@ -63,7 +63,7 @@ _TERMS = msgspec.msgpack.Decoder(HelloTerms)
 _REJECTION = msgspec.msgpack.Decoder(Rejection)
 
 
-class Rejected(Incompatible):
+class RankRejected(Incompatible):
     """Prefill refuses this rank, with its reason."""
 
     def __init__(self, peer: str, why: Rejection) -> None:
@@ -91,9 +91,9 @@ class PrefillGreeting:
         self._link = link
         self._private = PrivateKey()
         self._said = Transcript()
-        self._said.add(link.say(FrameKind.CHALLENGE, Challenge(me.incarnation, self._private.public)))
+        self._said.add(link.send(FrameKind.CHALLENGE, Challenge(me.incarnation, self._private.public)))
 
-    def heard(self, frame: Frame) -> HelloTerms:
+    def on_frame(self, frame: Frame) -> HelloTerms:
         """Decode's first word: who it is.
 
         Raises:
@@ -119,7 +119,7 @@ class PrefillGreeting:
         return terms
 
     def _refuse(self, outcome: Outcome, error: PeerError) -> NoReturn:
-        self._link.say(FrameKind.REJECT, Rejection(outcome, error.reason))
+        self._link.send(FrameKind.REJECT, Rejection(outcome, error.reason))
         raise error
 
 
@@ -133,7 +133,7 @@ class DecodeGreeting:
         self._link = link
         self._expects = expects
 
-    def heard(self, frame: Frame) -> None:
+    def on_frame(self, frame: Frame) -> None:
         """Prefill's first word: answer it. What follows is sealed, and only who holds the service key can go on.
 
         Raises:
@@ -147,23 +147,23 @@ class DecodeGreeting:
         terms = msgspec.msgpack.encode(HelloTerms(me.instance, me.incarnation, self._expects, me.rank, private.public))
         for words in (frame.body, terms):
             said.add(words)
-        link.say(FrameKind.HELLO, SessionHello(terms, session_keys.prove(me.data_key, said)))
+        link.send(FrameKind.HELLO, SessionHello(terms, session_keys.prove(me.data_key, said)))
         self.keys = _keys(link, private, challenge.public, me.data_key, said)
         link.seal(Sealing(self.keys.of_decode), Sealing(self.keys.of_prefill))
 
 
-def rejected(peer: str, body: bytes) -> Rejected:
+def rejection_of(peer: str, body: bytes) -> RankRejected:
     """The error that a REJECT stands for.
 
     Raises:
         MessageError: it says something else.
     """
-    return Rejected(peer, _read(_REJECTION.decode, body))
+    return RankRejected(peer, _read(_REJECTION.decode, body))
 
 
 def _keys(link: ControlConnection, private: PrivateKey, public: bytes, data_key: bytes, said: Transcript) -> SessionKeys:
     try:
-        return session_keys.derive(private.shared(public), data_key, said)
+        return session_keys.derive(private.shared_secret(public), data_key, said)
     except ValueError as error:
         raise ProtocolError(link.peer, f"no public key: {error}") from None
 

@@ -97,7 +97,7 @@ class Trial:
         self.able = bodies.Able(settings.host, self._mailbox.name if self._mailbox is not None else "", settings.gpu,
                                 settings.nixl, settings.sums, settings.encrypts)
 
-    def heard(self, frame: Frame) -> None:
+    def on_frame(self, frame: Frame) -> None:
         """As of ``LinkTrial``."""
         if frame.kind is FrameKind.WELCOME and self._welcome is None:
             self._welcome = bodies.read_body(frame.body, bodies.LinkWelcome)
@@ -139,7 +139,7 @@ class Trial:
         if fd is not None:
             os.close(fd)
         self._shown = shown
-        self._session.say(FrameKind.LINK, bodies.LinkChoice("map", "", secret))
+        self._session.send(FrameKind.LINK, bodies.LinkChoice("map", "", secret))
 
     def _map(self, shown: bodies.SharedStore, reason: str) -> None:
         """Map the memory whose descriptor was sent.
@@ -197,7 +197,7 @@ class Trial:
             Incompatible: always.
         """
         transport = self._fetcher.settings.transport
-        self._session.say(FrameKind.LINK, bodies.LinkChoice("tcp", reason))
+        self._session.send(FrameKind.LINK, bodies.LinkChoice("tcp", reason))
         raise Incompatible(self._session.peer, f"transport {transport}: {reason}" +
                            (f"; {OTHERWISE}" if transport == "shm" else ""))
 

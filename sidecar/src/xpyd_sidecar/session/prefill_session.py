@@ -18,7 +18,7 @@ from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.errors import AuthError, Incompatible, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import session_bodies as bodies
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.leases import Listened
+from xpyd_sidecar.kv.leases import ListeningClock
 from xpyd_sidecar.kv.session_keys import SessionKeys, stripe_answer, stripe_keys, stripe_name
 from xpyd_sidecar.kv.wire import Frame, FrameKind
 from xpyd_sidecar.session.control_connection import ControlConnection
@@ -76,7 +76,7 @@ class PrefillSession:
         self._may: dict[str, ServeLink] = {}
         """What decode may choose."""
         self._welcomed = False
-        self._strange: Listened | None = None
+        self._strange: ListeningClock | None = None
         self.link = ControlConnection(loop, sock, address, self)
         self._greeting = PrefillGreeting(me, self.link)
 
@@ -99,14 +99,14 @@ class PrefillSession:
         if self._greeting.terms is None and frame.kind is FrameKind.NAME:
             self._named(self, frame.body)
         elif self._greeting.terms is None:
-            self.life = self._greeting.heard(frame).incarnation
+            self.life = self._greeting.on_frame(frame).incarnation
         elif not self._welcomed:
             self._expect(frame, FrameKind.ABLE)
             self._welcome(bodies.read_body(frame.body, bodies.Able))
         elif self.serves is None:
             self._expect(frame, FrameKind.LINK)
             self._choose(bodies.read_body(frame.body, bodies.LinkChoice))
-        elif frame.kind is not FrameKind.PING and not self.serves.heard(frame):
+        elif frame.kind is not FrameKind.PING and not self.serves.on_frame(frame):
             self._asked(self, frame)
 
     def attach(self, name: bytes, sock: socket.socket) -> None:
@@ -125,7 +125,7 @@ class PrefillSession:
         keys = stripe_keys(self.keys, number) if self._encrypts else b""
         link.attach(sock, number, stripe_answer(self.keys, number), keys)
 
-    def closed(self, error: PeerError) -> None:
+    def on_closed(self, error: PeerError) -> None:
         """The connection has ended."""
         try:
             for link in {*self._may.values(), *([self.serves] if self.serves is not None else [])}:
@@ -137,14 +137,14 @@ class PrefillSession:
         """Time passes: a peer that does not greet, or is silent although it has work here, is given up."""
         link = self.link
         if self.serves is None:
-            self._strange = self._strange or Listened(timeout)
-            if self._strange.look(now) > timeout:
+            self._strange = self._strange or ListeningClock(timeout)
+            if self._strange.advance(now) > timeout:
                 link.close(AuthError(link.peer, f"did not greet within {timeout} s"))
         elif busy or self.serves.busy:
             if link.silent(now, timeout):
                 link.close(PeerGone(link.peer, f"silent for {timeout} s"))
             elif not link.writing and now - link.last_out > timeout / 4:
-                link.say(FrameKind.PING)
+                link.send(FrameKind.PING)
         elif now - max(link.last_in, link.last_out) > IDLE_S:
             link.close(PeerGone(link.peer, "idle"))
 
@@ -162,7 +162,7 @@ class PrefillSession:
             try:
                 served = self._servers[name].serve(self.link, able) if name in self._servers else f"{name}: not at prefill"
             except PeerGone as error:  # what is lacking for now is said, and is no reason to keep the two apart
-                self.link.say(FrameKind.REJECT, Rejection(Outcome.PEER_LOST, error.reason))
+                self.link.send(FrameKind.REJECT, Rejection(Outcome.PEER_LOST, error.reason))
                 raise
             if isinstance(served, str):
                 reasons.append(served)
@@ -182,7 +182,7 @@ class PrefillSession:
         stripes = max(one.stripes for one in self._may.values())
         assert self.keys is not None
         self.names = tuple(stripe_name(self.keys, number) for number in range(stripes))
-        self.link.say(FrameKind.WELCOME, bodies.LinkWelcome(welcome.shared, welcome.nixl, welcome.gpu, "; ".join(reasons),
+        self.link.send(FrameKind.WELCOME, bodies.LinkWelcome(welcome.shared, welcome.nixl, welcome.gpu, "; ".join(reasons),
                                                             stripes, self._encrypts))
 
     def _choose(self, choice: bodies.LinkChoice) -> None:
@@ -209,5 +209,5 @@ class PrefillSession:
         self._reject(f"transport {self._transport}: {reason}" + (f"; {OTHERWISE}" if self._transport == "shm" else ""))
 
     def _reject(self, why: str) -> NoReturn:
-        self.link.say(FrameKind.REJECT, Rejection(Outcome.INCOMPATIBLE, why))
+        self.link.send(FrameKind.REJECT, Rejection(Outcome.INCOMPATIBLE, why))
         raise Incompatible(self.link.peer, why)

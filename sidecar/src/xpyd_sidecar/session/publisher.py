@@ -30,7 +30,7 @@ from xpyd_sidecar.memory.store import CopyStore
 from xpyd_sidecar.session.greeting import OwnRank
 from xpyd_sidecar.session.prefill_session import PrefillSession
 from xpyd_sidecar.session.stored_copy import StoredCopy
-from xpyd_sidecar.session.transfer_trace import Noted, TransferTrace
+from xpyd_sidecar.session.transfer_trace import TransferNote, TransferTrace
 from xpyd_sidecar.threads.increments import Increments
 from xpyd_sidecar.threads.loop import Loop
 from xpyd_sidecar.threads.watched import Watched
@@ -94,7 +94,7 @@ class Publisher:
         self.store = store
         self.counted = Increments()
         """Metrics, for the engine's thread to take."""
-        self.noted: deque[Noted] = deque(maxlen=REPORTS_MAX)
+        self.noted: deque[TransferNote] = deque(maxlen=REPORTS_MAX)
         """Transfers that have ended, for the engine's thread to take."""
         self._me = me
         self._settings = settings
@@ -140,10 +140,10 @@ class Publisher:
     # --- from other threads ---
 
     def push(self, key: Key, made: Iterable[StoredCopy], hold: int = 0) -> None:
-        """Take copies of a transfer that are complete. They stay here until step ``hold`` is ``proved``."""
+        """Take copies of a transfer that are complete. They stay here until step ``hold`` is proved."""
         self._loop.post(partial(self._copied, key, made, hold))
 
-    def proved(self, step: int) -> None:
+    def on_copies_proved(self, step: int) -> None:
         """Copies that were held for steps up to this one may be told of, but for those of transfers released before."""
         self._loop.post(partial(self._leave, step))
 
@@ -152,7 +152,7 @@ class Publisher:
         self._loop.post(lambda: self._carry_out(self._machine.release(
             key, outcome, reason, retry=outcome is Outcome.ABORTED)))
 
-    def progressed(self, keys: Sequence[Key]) -> None:
+    def on_progress(self, keys: Sequence[Key]) -> None:
         """The engine's work for these transfers has grown."""
         self._loop.post(partial(self._progressed, keys))
 
@@ -176,7 +176,7 @@ class Publisher:
 
     def _progressed(self, keys: Sequence[Key]) -> None:
         for key in keys:
-            self._machine.progressed(key)
+            self._machine.on_progress(key)
 
     def _leave(self, step: int) -> None:
         self._proved = step
@@ -226,7 +226,7 @@ class Publisher:
             return
         for number in told:
             if (session := self._sessions.get(number)) is not None:
-                session.link.say(FrameKind.SUMS, Sums(copy.number, copy.sums), copy.key)
+                session.link.send(FrameKind.SUMS, Sums(copy.number, copy.sums), copy.key)
 
     def _relieve(self) -> None:
         """A store that is more than half full has decode take what it was told of."""
@@ -275,19 +275,19 @@ class Publisher:
                 taken = bodies.read_body(frame.body, Taken).number
                 if (copy := self._copies.get((key, taken))) is not None and session.serves is not None:
                     self._noting.piece(key, copy.told_at, time.monotonic(), copy.size, session.serves.name)
-                self._carry_out(machine.taken(number, life, key, taken))
+                self._carry_out(machine.on_taken(number, life, key, taken))
             case FrameKind.BUSY:
                 busy = bodies.read_body(frame.body, Busy)
                 wait = busy.retry_s if RETRY_LEAST_S <= busy.retry_s <= RETRY_MOST_S else RETRY_MOST_S  # also no number
-                machine.refused(number, life, key, busy.number, time.monotonic() + wait)
+                machine.on_busy(number, life, key, busy.number, time.monotonic() + wait)
                 self.counted.add(metrics.STORE_RETRIES, 1)
             case FrameKind.GOES_ON:
-                machine.progressed(key)
+                machine.on_progress(key)
             case FrameKind.DONE:
                 size = bodies.read_body(frame.body, Done).size
                 if key in machine and 0 <= size <= PLACED_MAX:
                     self._sizes[key] = self._sizes.get(key, 0) + size
-                self._carry_out(machine.done(number, life, key))
+                self._carry_out(machine.on_done(number, life, key))
             case FrameKind.CANCEL:
                 why = bodies.read_body(frame.body, bodies.Reason)
                 self._carry_out(machine.cancel(number, life, key, why.outcome, why.reason))
@@ -325,7 +325,7 @@ class Publisher:
         busy = self._machine.busy(session.number)
         if busy or not isinstance(error, PeerGone):
             logger.warning("xpyd: data link to decode ended: %s", error)
-        self._carry_out(self._machine.lost(session.number, time.monotonic()))
+        self._carry_out(self._machine.on_session_lost(session.number, time.monotonic()))
 
     def _end_sessions(self, link: str, reason: str) -> None:
         for session in [one for one in self._sessions.values() if one.may_use(link)]:
@@ -363,19 +363,19 @@ class Publisher:
         elif isinstance(step, publishing.EndSession):
             session.link.close(PeerGone(session.link.peer, "does not answer that a try is gone"))
         elif isinstance(step, publishing.Press):
-            session.link.say(FrameKind.PRESS, bodies.Pressed(step.number), step.key)
+            session.link.send(FrameKind.PRESS, bodies.Pressed(step.number), step.key)
         else:
-            session.link.say(FrameKind.GONE, bodies.Reason.of(step.outcome, step.reason, step.retry), step.key)
+            session.link.send(FrameKind.GONE, bodies.Reason.from_words(step.outcome, step.reason, step.retry), step.key)
 
     def _tell(self, session: PrefillSession, step: publishing.Tell) -> None:
-        session.link.say(FrameKind.MANIFEST, step.manifest, step.key)
+        session.link.send(FrameKind.MANIFEST, step.manifest, step.key)
         if session.serves is not None:
-            session.serves.told()
+            session.serves.on_told()
         copy = self._copies[step.key, step.manifest.number]
         copy.told_at = time.monotonic()
         self._began.setdefault(step.key, copy.told_at)
         if session.sums and copy.sums:
-            session.link.say(FrameKind.SUMS, Sums(copy.number, copy.sums), step.key)
+            session.link.send(FrameKind.SUMS, Sums(copy.number, copy.sums), step.key)
         elif session.sums:
             copy.told.append(session.number)
             self._sum_later(copy)

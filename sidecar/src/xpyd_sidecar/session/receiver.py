@@ -150,11 +150,11 @@ class Receiver:
         self._loop.post(partial(self._do, step, target))
 
     def close(self, request: str) -> None:
-        """Nothing more is to be written for a request; ``settled`` says when nothing is."""
+        """Nothing more is to be written for a request; ``is_settled`` says when nothing is."""
         for gate in self._gates.get(request, {}).values():
             gate.close()
 
-    def settled(self, request: str) -> bool:
+    def is_settled(self, request: str) -> bool:
         """Whether nothing is written into the blocks of a request that was closed."""
         if not all(gate.done() for gate in self._gates.get(request, {}).values()):
             return False
@@ -165,7 +165,7 @@ class Receiver:
         """Nothing that was fetched ahead so far is of any use."""
         self._loop.post(lambda: self._carry_out(self._machine.reset()))
 
-    def unwanted(self, key: Key, outcome: Outcome, reason: str) -> None:
+    def drop_try(self, key: Key, outcome: Outcome, reason: str) -> None:
         """The request of a try goes on, or has ended, without it: its sources are told how and why, and what has come ahead
         of it is dropped.
         """
@@ -176,9 +176,9 @@ class Receiver:
         self._loop.post(partial(self._set_spare, spare))
 
     @property
-    def buffered(self) -> tuple[int, int]:
+    def buffered_bytes(self) -> tuple[int, int]:
         """Bytes in use, of the lookup buffer and of the host pool."""
-        return self._machine.buffer.used
+        return self._machine.buffer.bytes_in_use
 
     def over_tcp(self, session: Session, owner: FetchOwner, welcome: bodies.LinkWelcome,
                  settled: Callable[[FetchLink | None, str], None]) -> bool:
@@ -228,18 +228,18 @@ class Receiver:
         self._carry_out(self._machine.cancel(ident, given_up=isinstance(step, Withdraw)))
         session = self._sessions.get((want.address, want.incarnation))
         if session is not None and isinstance(step, Confirm):
-            session.say(FrameKind.DONE, Done(step.size), step.key)
+            session.send(FrameKind.DONE, Done(step.size), step.key)
             told = self._confirmed.setdefault(session.number, deque(maxlen=CONFIRMED_MAX))
             told.append((time.monotonic(), want, step))
         elif session is not None and isinstance(step, Cancel | Withdraw):
-            session.say(FrameKind.CANCEL, bodies.Reason.of(step.outcome, step.reason), step.key)
+            session.send(FrameKind.CANCEL, bodies.Reason.from_words(step.outcome, step.reason), step.key)
 
     def _confirm_again(self, want: WantTry, step: Confirm) -> None:
         """Say DONE in another session, since the one in which it was said has ended before prefill may have read it."""
         session = self._session(want)
         if session is not None:
-            session.say(FrameKind.ASK, Ask(want.plan.takers, not want.plan.parts), step.key)
-            session.say(FrameKind.DONE, Done(step.size), step.key)
+            session.send(FrameKind.ASK, Ask(want.plan.takers, not want.plan.parts), step.key)
+            session.send(FrameKind.DONE, Done(step.size), step.key)
 
     def _want(self, want: WantTry, target: LoadTarget | None) -> None:
         known = self._wants.get(want.ident)
@@ -306,18 +306,19 @@ class Receiver:
         try:
             match frame.kind:
                 case FrameKind.MANIFEST:
-                    steps = self._machine.told(number, ident, bodies.read_body(frame.body, Manifest))
+                    steps = self._machine.on_manifest(number, ident, bodies.read_body(frame.body, Manifest))
                 case FrameKind.SUMS:
-                    steps = self._machine.summed(number, ident, bodies.read_body(frame.body, Sums))
+                    steps = self._machine.on_sums(number, ident, bodies.read_body(frame.body, Sums))
                 case FrameKind.PRESS:
                     pressed = bodies.read_body(frame.body, bodies.Pressed)
-                    steps = self._machine.pressed(number, ident, pressed.number, RETRY_S)
+                    steps = self._machine.on_press(number, ident, pressed.number, RETRY_S)
                 case FrameKind.GONE:
                     why = bodies.read_body(frame.body, bodies.Reason)
                     want = self._wants.get(ident)
                     nothing = want is not None and not want.plan.parts
                     self._broken(ident, why.outcome, f"{session.link.peer}: {why.reason}", final=nothing or not why.retry)
-                    session.say(FrameKind.CANCEL, bodies.Reason(why.outcome, "it is gone"), key)  # nothing is read any more
+                    session.send(FrameKind.CANCEL, bodies.Reason(why.outcome, "it is gone"),
+                                 key)  # nothing is read any more
                     steps = []
                 case _:
                     raise ProtocolError(session.link.peer, f"sent {frame.kind.name} out of turn")
@@ -329,7 +330,7 @@ class Receiver:
         """A session has a link."""
         for refused in session.refused:
             self.counted.add(f"{metrics.LINKS_REFUSED}:{refused.partition(':')[0]}", 1)
-        self.links.began(session)
+        self.links.on_session_open(session)
 
     def _ended(self, session: DecodeSession, error: PeerError) -> None:
         """A session has ended: what was taken over it is asked for once more, if it can be."""
@@ -338,12 +339,12 @@ class Receiver:
         self._numbers.pop(session.number, None)
         for entry in [one for one in self._sources if one[0] == session.number]:
             del self._sources[entry]
-        self.links.ended(session)
+        self.links.on_session_ended(session)
         outcome = outcome_of(error)
         if outcome is Outcome.INCOMPATIBLE:
             self.refused.append(RefusedRank(session.place[1], str(error)))
         final = outcome not in {Outcome.PEER_LOST, Outcome.INCARNATION}
-        idents = self._machine.lost(session.number)
+        idents = self._machine.on_session_lost(session.number)
         if idents or not isinstance(error, PeerGone):
             logger.warning("xpyd: data link to prefill ended: %s", error)
         for ident in idents:
@@ -362,13 +363,13 @@ class Receiver:
 
     # --- fetches (``FetchOwner``) ---
 
-    def fetched(self, number: int, sums: NDArray[np.uint64]) -> None:
+    def on_fetched(self, number: int, sums: NDArray[np.uint64]) -> None:
         """As of ``FetchOwner``."""
-        self._carry_out(self._machine.fetched(number, sums))
+        self._carry_out(self._machine.on_fetched(number, sums))
 
-    def failed(self, number: int) -> None:
+    def on_fetch_failed(self, number: int) -> None:
         """As of ``FetchOwner``."""
-        self._carry_out(self._machine.failed(number))
+        self._carry_out(self._machine.on_fetch_failed(number))
 
     def _carry_out(self, steps: Sequence[fetch_steps.Step]) -> None:
         """All of them, whatever becomes of one: nobody else knows of what follows. The session of one that fails ends."""
@@ -378,22 +379,22 @@ class Receiver:
             except Exception:
                 logger.exception("xpyd: a step of fetching failed: %s", type(step).__name__)
                 if isinstance(step, fetch_steps.Fetch):
-                    self._loop.post(partial(self.failed, step.number))
+                    self._loop.post(partial(self.on_fetch_failed, step.number))
                 if (session := self._numbers.get(getattr(step, "link", -1))) is not None:
                     gone = PeerGone(session.link.peer, "a step failed on this side")
                     session.link.post(partial(session.link.close, gone))
 
     def _take(self, step: fetch_steps.Step) -> None:
-        if isinstance(step, fetch_steps.Say):
+        if isinstance(step, fetch_steps.SayFrame):
             if isinstance(step.body, Busy):
                 self.counted.add(metrics.BUFFER_BUSY, 1)
             if (session := self._numbers.get(step.link)) is not None:
-                session.say(KINDS[type(step.body)], step.body, step.key)
+                session.send(KINDS[type(step.body)], step.body, step.key)
         elif isinstance(step, fetch_steps.Fetch):
             self._fetch(step)
         elif isinstance(step, fetch_steps.Place):
             self._loop.post(partial(self._place, step))
-        elif isinstance(step, fetch_steps.Arrived):
+        elif isinstance(step, fetch_steps.BlocksArrived):
             self._arrived(step)
         elif isinstance(step, fetch_steps.LeftBuffer):
             reason = "it was given up, or what had come of it has left decode's buffer"
@@ -405,7 +406,7 @@ class Receiver:
     def _fetch(self, step: fetch_steps.Fetch) -> None:
         session, target = self._numbers.get(step.link), self._targets.get((step.key, step.source))
         if session is None or session.fetches is None or (target is None and not isinstance(step.at, BufferPlace)):
-            self._loop.post(partial(self.failed, step.number))
+            self._loop.post(partial(self.on_fetch_failed, step.number))
             return
         rows: Sequence[Scatter] = ()
         gate = at = None
@@ -418,9 +419,9 @@ class Receiver:
                 assert target is not None
                 self._landing.expect(target, step.batch, at)
             else:
-                rows = self._landing.held(step.batch, at)
+                rows = self._landing.host_places(step.batch, at)
         else:
-            rows = self._landing.held(step.batch, step.at)
+            rows = self._landing.host_places(step.batch, step.at)
             self.counted.add(metrics.BUFFERED_BYTES, step.at.size)
         session.fetches.fetch(FetchOrder(step.number, step.key, step.manifest, step.batch, rows, gate, at))
 
@@ -436,9 +437,9 @@ class Receiver:
             self._placed(step.number, None)
 
     def _placed(self, number: int, sums: NDArray[np.uint64] | None) -> None:
-        self._carry_out(self._machine.unplaced(number) if sums is None else self._machine.placed(number, sums))
+        self._carry_out(self._machine.on_not_placed(number) if sums is None else self._machine.on_placed(number, sums))
 
-    def _arrived(self, step: fetch_steps.Arrived) -> None:
+    def _arrived(self, step: fetch_steps.BlocksArrived) -> None:
         self._again.discard((step.key, step.source))
         want = self._wants.get((step.key, step.source))
         session = self._sessions.get((want.address, want.incarnation)) if want is not None else None
@@ -456,7 +457,7 @@ class Receiver:
             self._told_at = now
             for number, key in self._machine.goes_on():
                 if (session := self._numbers.get(number)) is not None:
-                    session.say(FrameKind.GOES_ON, None, key)
+                    session.send(FrameKind.GOES_ON, None, key)
         for session in list(self._sessions.values()):
             busy = self._machine.busy(session.number) or self._machine.waits(session.number)
             session.tick(now, busy=busy, timeout=self._timeout_s)
@@ -464,14 +465,14 @@ class Receiver:
     def _unwanted(self, key: Key, outcome: Outcome, reason: str) -> None:
         for ident in [one for one, want in self._wants.items() if one[0] == key and want.tables is None]:
             self._do(Cancel(*ident, outcome, reason), None)
-        self._machine.unwanted(key)
+        self._machine.on_request_ended(key)
 
     def _set_spare(self, spare: bool) -> None:
         self._machine.buffer.closed = spare
         self._drop_if_spare()
 
     def _drop_if_spare(self) -> None:
-        if self._machine.buffer.closed and self.buffered == (0, 0):
+        if self._machine.buffer.closed and self.buffered_bytes == (0, 0):
             self._landing.buffers.drop()
 
     def _give_up(self, ident: TryId, outcome: Outcome, reason: str) -> None:

@@ -48,7 +48,7 @@ def _joined(one: Span, other: Span) -> Span:
     return Span(min(one.at, other.at), max(one.until, other.until), one.size + other.size, one.count + other.count, link)
 
 
-class Noted(NamedTuple):
+class TransferNote(NamedTuple):
     """Of a transfer that has ended on a rank: marks and pieces."""
 
     key: Key
@@ -64,16 +64,16 @@ class TransferTrace:
 
     def mark(self, key: Key, name: str) -> None:
         """Something has happened now; the first time counts."""
-        self._open.of(key, _nothing)[0].setdefault(name, time.monotonic())
+        self._open.get_or_make(key, _nothing)[0].setdefault(name, time.monotonic())
 
     def piece(self, key: Key, at: float, until: float, size: int, link: str) -> None:
         """Bytes have moved."""
-        self._open.of(key, _nothing)[1].add(at, until, size, link)
+        self._open.get_or_make(key, _nothing)[1].add(at, until, size, link)
 
-    def end(self, key: Key) -> Noted | None:
+    def end(self, key: Key) -> TransferNote | None:
         """What was noted; None where nothing was."""
         found = self._open.pop(key)
-        return None if found is None else Noted(key, found[0], found[1].take())
+        return None if found is None else TransferNote(key, found[0], found[1].take())
 
 
 class Forwards:
@@ -93,15 +93,15 @@ class Forwards:
         span = Span(self._began, time.monotonic(), tokens)
         self._last.append(span)
         for key in pushes:
-            self._pushed.of(key, Pieces).add(span.at, span.until, tokens)
+            self._pushed.get_or_make(key, Pieces).add(span.at, span.until, tokens)
         return span
 
-    def pushed(self, key: Key) -> list[Span]:
+    def take_pushing_spans(self, key: Key) -> list[Span]:
         """Those that made what a transfer has pushed."""
         found = self._pushed.pop(key)
         return found.take() if found is not None else []
 
-    def since(self, at: float) -> list[Span]:
+    def spans_since(self, at: float) -> list[Span]:
         """The last ones that ended after ``at``."""
         return [span for span in self._last if span.until > at]
 
@@ -110,12 +110,12 @@ def _nothing() -> tuple[dict[str, float], Pieces]:
     return {}, Pieces()
 
 
-def packed(rank: int, noted: Noted, forwards: list[Span]) -> bytes:
+def pack_note(rank: int, noted: TransferNote, forwards: list[Span]) -> bytes:
     """As it goes to the scheduler side."""
     return msgspec.msgpack.encode(TransferSide(rank, noted.marks, noted.pieces, forwards, clock()))
 
 
-def packed_first(forward: Span) -> bytes:
+def pack_first(forward: Span) -> bytes:
     """Likewise, of a request's first forward."""
     return msgspec.msgpack.encode(First(forward, clock()))
 

@@ -17,11 +17,11 @@ class WorseLinks:
         self._sessions = Counter[str]()
         """By words: how many sessions they are said of."""
 
-    def began(self, session: DecodeSession) -> None:
+    def on_session_open(self, session: DecodeSession) -> None:
         """A session has a link."""
         self._count(session, 1)
 
-    def ended(self, session: DecodeSession) -> None:
+    def on_session_ended(self, session: DecodeSession) -> None:
         """A session has ended, with a link or without."""
         self._count(session, -1)
 

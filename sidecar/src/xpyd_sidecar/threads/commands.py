@@ -46,7 +46,7 @@ class CommandThread:
     def enter(self) -> None:
         """Before the first call."""
 
-    def look(self) -> bool:
+    def poll_once(self) -> bool:
         """See how far things are; whether anything has moved, so that it is worth looking again at once."""
         raise NotImplementedError
 
@@ -79,7 +79,7 @@ class CommandThread:
         moved = False
         while not self._ending:
             self.make_calls(0.0 if moved else self.rest())
-            moved = bool(self._looks.tried(self.look))
+            moved = bool(self._looks.tried(self.poll_once))
         self.end()
 
     def _last(self) -> None:

@@ -66,7 +66,7 @@ class Landing(Protocol):
     def blocks(self, target: LoadTarget, batch: Sequence[Piece]) -> list[Scatter]:
         """The places of pieces in their blocks; they are written inside the target's gate alone."""
 
-    def held(self, batch: Sequence[Piece], at: int | BufferPlace) -> list[Scatter]:
+    def host_places(self, batch: Sequence[Piece], at: int | BufferPlace) -> list[Scatter]:
         """Places of pieces in host memory outside of the cache; a row is what lies together in prefill's store."""
 
     def expect(self, target: LoadTarget, batch: Sequence[Piece], at: int) -> None:
@@ -93,7 +93,7 @@ class HostLanding:
         """The places of pieces in their blocks; they are written inside the target's gate alone."""
         return [self._rows(target, piece, piece.packed.first, piece.packed.blocks) for piece in batch]
 
-    def held(self, batch: Sequence[Piece], at: int | BufferPlace) -> list[Scatter]:
+    def host_places(self, batch: Sequence[Piece], at: int | BufferPlace) -> list[Scatter]:
         """Places of pieces outside of the cache, one behind the other; a row is what lies together in prefill's store."""
         view = self._memory(at)
         return [rows_in(view[start:start + piece.size], len(piece.stretches))

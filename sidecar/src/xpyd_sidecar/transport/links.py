@@ -34,7 +34,7 @@ class Session(Protocol):
     peer: str
     """Name and address, for messages."""
 
-    def say(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> bytes:
+    def send(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> bytes:
         """Send a frame."""
 
     def post(self, call: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class RingMemory(Protocol):
     def device(self, at: int, size: int) -> Any:
         """Of the device, as a tensor of bytes; pieces lie in it as ``kv.selection.places`` says."""
 
-    def held(self, batch: Sequence[Piece], at: int) -> Sequence[Scatter]:
+    def host_places(self, batch: Sequence[Piece], at: int) -> Sequence[Scatter]:
         """Of the host, where bytes of that range are looked for once this was asked for: a row is what lies together in
         prefill's store.
         """
@@ -84,10 +84,10 @@ class FetchOrder(NamedTuple):
 class FetchOwner(Protocol):
     """Whose fetches they are. Each is answered once, also when its session has ended; called on the I/O thread."""
 
-    def fetched(self, number: int, sums: NDArray[np.uint64]) -> None:
+    def on_fetched(self, number: int, sums: NDArray[np.uint64]) -> None:
         """All bytes are here, and prefill vouched for them afterwards; ``sums``: of what has come into blocks."""
 
-    def failed(self, number: int) -> None:
+    def on_fetch_failed(self, number: int) -> None:
         """Nothing will come any more, and nothing writes into those rows."""
 
 
@@ -107,7 +107,7 @@ class FetchLink:
         """Begin to bring bytes. Never waits, and answers nothing before it returns."""
         raise NotImplementedError
 
-    def heard(self, frame: Frame) -> bool:
+    def on_frame(self, frame: Frame) -> bool:
         """A frame of prefill's that may be for the link; whether it is.
 
         Raises:
@@ -136,7 +136,7 @@ class LinkTrial(Protocol):
     waits_for_us: bool
     """Whether it is this side that prefill waits for: then its silence says nothing."""
 
-    def heard(self, frame: Frame) -> None:
+    def on_frame(self, frame: Frame) -> None:
         """WELCOME or SHARED.
 
         Raises:
@@ -197,10 +197,10 @@ class ServeLink:
         del secret
         raise ProtocolError(self.name, "would map memory that was not shown")
 
-    def told(self) -> None:
+    def on_told(self) -> None:
         """Decode has been told of bytes, and may fetch them from now on."""
 
-    def heard(self, frame: Frame) -> bool:
+    def on_frame(self, frame: Frame) -> bool:
         """A frame of decode's that may be for the link; whether it is.
 
         Raises:

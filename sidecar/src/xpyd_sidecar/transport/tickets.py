@@ -43,7 +43,7 @@ class Tickets:
         self._write(cell, NOTHING)
         self._free.append(cell)
 
-    def shown(self, cell: int) -> tuple[int, bytes]:
+    def descriptor(self, cell: int) -> tuple[int, bytes]:
         """Where it lies in this memory, and what it is."""
         at = cell * TICKET_BYTES
         return at, bytes(self._memory[at:at + TICKET_BYTES])

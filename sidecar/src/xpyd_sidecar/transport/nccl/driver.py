@@ -59,7 +59,7 @@ class CudaDevice:
         """A stream of its own."""
         return torch.cuda.Stream(self._device)
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Within this context torch uses the stream."""
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
         return context
@@ -148,14 +148,14 @@ class Communicator:
         """Begin to send or to receive a message, which has its memory."""
         assert message.memory is not None
         data = message.memory[:message.size]
-        with self._device.on(self.stream):
+        with self._device.use_stream(self.stream):
             if self._way is Way.RECEIVE:
                 self._comm.recv(data, self._peer, stream=self._device.handle(self.stream))
             else:
                 _fill(data, message.spans)
                 self._comm.send(data, self._peer, stream=self._device.handle(self.stream))
 
-    def launched(self, message: Message) -> None:
+    def on_launched(self, message: Message) -> None:
         """The call is over: the stream has the message. Have its end marked."""
         message.mark = self._device.mark(self.stream)
 

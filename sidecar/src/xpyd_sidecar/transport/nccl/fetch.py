@@ -115,7 +115,7 @@ class NcclFetchLink(FetchLink):
     def fetch(self, order: FetchOrder) -> None:
         """As of ``FetchLink``."""
         if self._closed:
-            self._session.post(partial(self._owner.failed, order.number))
+            self._session.post(partial(self._owner.on_fetch_failed, order.number))
         elif order.at is None or places(order.batch)[-1] > self._most:
             self._over_tcp(order)
         elif self._open:
@@ -127,7 +127,7 @@ class NcclFetchLink(FetchLink):
         else:
             self._waiting.append(order)
             self._asks = True
-            self._session.say(FrameKind.GROUP, bodies.Group(0))
+            self._session.send(FrameKind.GROUP, bodies.Group(0))
 
     def _receive(self, order: FetchOrder) -> None:
         assert order.at is not None
@@ -147,7 +147,7 @@ class NcclFetchLink(FetchLink):
             return
         self.name = "tcp"
         if order.at is not None:
-            order = order._replace(rows=self._maker.ring.held(order.batch, order.at), at=None)
+            order = order._replace(rows=self._maker.ring.host_places(order.batch, order.at), at=None)
         self._tcp.fetch(order)
 
     def _over(self, link: FetchLink | None, reason: str) -> None:
@@ -164,7 +164,7 @@ class NcclFetchLink(FetchLink):
         if self._tcp is not None:
             self._tcp.tick(now, timeout)
 
-    def heard(self, frame: Frame) -> bool:
+    def on_frame(self, frame: Frame) -> bool:
         """As of ``FetchLink``."""
         if frame.kind is FrameKind.GROUP:
             self._join(bodies.read_body(frame.body, bodies.Group))
@@ -204,9 +204,9 @@ class NcclFetchLink(FetchLink):
             return
         del self._receives[one.order.number]
         if one.there:
-            self._owner.fetched(one.order.number, NO_SUMS)
+            self._owner.on_fetched(one.order.number, NO_SUMS)
         else:
-            self._owner.failed(one.order.number)
+            self._owner.on_fetch_failed(one.order.number)
 
     def _ended(self, reason: str) -> None:
         """There is no group any more, or none is made."""
@@ -233,7 +233,7 @@ class NcclFetchLink(FetchLink):
         waiting, self._waiting, self._for_tcp = self._waiting + self._for_tcp, [], []
         for number in [order.number for order in waiting] + [n for n, one in self._receives.items() if one.here]:
             self._receives.pop(number, None)
-            self._owner.failed(number)
+            self._owner.on_fetch_failed(number)
 
     # --- told by the communicator thread, on the session's thread (``GroupMember``) ---
 
@@ -241,10 +241,10 @@ class NcclFetchLink(FetchLink):
         """Have a call made on that thread."""
         self._session.post(call)
 
-    def begun(self, number: int, uid: bytes) -> None:
+    def on_group_begun(self, number: int, uid: bytes) -> None:
         """Prefill has minted the id."""
 
-    def opened(self, number: int) -> None:
+    def on_group_open(self, number: int) -> None:
         """Both have joined."""
         if number == self._number and not self._closed:
             self._open = True
@@ -252,38 +252,38 @@ class NcclFetchLink(FetchLink):
             for order in waiting:
                 self.fetch(order)
 
-    def posted(self, message: Message) -> None:
+    def on_posted(self, message: Message) -> None:
         """A fetch is being received: prefill may send it. Of a group that has been left it is never told."""
         one: GroupFetch = message.tag
         if one.group == self._number and not self._closed:
             one.asked = True
             self._receives[one.order.number] = one
             asked = tuple(bodies.combs(piece.stretches) for piece in one.order.batch)
-            self._session.say(FrameKind.FETCH, bodies.FetchBytes(one.order.number, one.order.manifest, asked, self._last),
+            self._session.send(FrameKind.FETCH, bodies.FetchBytes(one.order.number, one.order.manifest, asked, self._last),
                               one.order.key)
 
-    def moved(self, message: Message) -> None:
+    def on_moved(self, message: Message) -> None:
         """All bytes of a fetch have come."""
         one: GroupFetch = message.tag
         one.here = True
         if self._closed or not one.asked:
             self._receives.pop(one.order.number, None)
-            self._owner.failed(one.order.number)
+            self._owner.on_fetch_failed(one.order.number)
         else:
             self._answer(one)
 
-    def lost(self, number: int, reason: str) -> None:
+    def on_group_lost(self, number: int, reason: str) -> None:
         """A group does no more."""
         if number == self._number and not self._closed:
-            self._session.say(FrameKind.UNGROUP, bodies.Group(self._last, reason=reason))
+            self._session.send(FrameKind.UNGROUP, bodies.Group(self._last, reason=reason))
             self._ended(reason)
 
-    def over(self, messages: tuple[Message, ...]) -> None:
+    def on_released(self, messages: tuple[Message, ...]) -> None:
         """The GPU has let go of memory: what prefill never heard of is fetched otherwise."""
         for message in messages:
             one: GroupFetch = message.tag
             self._receives.pop(one.order.number, None)
             if self._closed or one.asked:
-                self._owner.failed(one.order.number)
+                self._owner.on_fetch_failed(one.order.number)
             else:
                 self.fetch(one.order)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import session_bodies as bodies
-from xpyd_sidecar.kv.extents import rounded
+from xpyd_sidecar.kv.extents import round_up
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.manifests import ALIGN
@@ -89,7 +89,7 @@ class NcclServeLink(ServeLink):
         """As of ``ServeLink``."""
         self._tcp.attach(sock, number, answer, keys)
 
-    def heard(self, frame: Frame) -> bool:
+    def on_frame(self, frame: Frame) -> bool:
         """As of ``ServeLink``."""
         if frame.kind is FrameKind.GROUP:
             if self._number:
@@ -124,7 +124,7 @@ class NcclServeLink(ServeLink):
             message.spans = _spans(views_of(copy, asked, self._session.peer))
             copy.hold()
         self._sends += 1
-        self._session.say(FrameKind.SENT, bodies.Sent(asked.number, copy is not None), key)
+        self._session.send(FrameKind.SENT, bodies.Sent(asked.number, copy is not None), key)
         self._hub.move(self._number, message, self)
 
     def close(self) -> None:
@@ -142,40 +142,40 @@ class NcclServeLink(ServeLink):
         """Have a call made on that thread."""
         self._session.post(call)
 
-    def begun(self, number: int, uid: bytes) -> None:
+    def on_group_begun(self, number: int, uid: bytes) -> None:
         """The group is being made: decode may join."""
         if number == self._number and not self._closed:
             self._last = number
-            self._session.say(FrameKind.GROUP, bodies.Group(number, uid))
+            self._session.send(FrameKind.GROUP, bodies.Group(number, uid))
 
-    def opened(self, number: int) -> None:
+    def on_group_open(self, number: int) -> None:
         """Decode has joined; its fetches say so."""
 
-    def posted(self, message: Message) -> None:
+    def on_posted(self, message: Message) -> None:
         """Of receivers alone."""
 
-    def moved(self, message: Message) -> None:
+    def on_moved(self, message: Message) -> None:
         """A message is out."""
         self._sends -= 1
         copy: CopyBytes | None = message.tag
         if copy is not None:
             copy.let_go()
 
-    def lost(self, number: int, reason: str) -> None:
+    def on_group_lost(self, number: int, reason: str) -> None:
         """The group does no more. What becomes of fetches in it, decode decides."""
         if number == self._number:
             self._number = 0
-            self._session.say(FrameKind.UNGROUP, bodies.Group(number, reason=reason))
+            self._session.send(FrameKind.UNGROUP, bodies.Group(number, reason=reason))
 
-    def over(self, messages: tuple[Message, ...]) -> None:
+    def on_released(self, messages: tuple[Message, ...]) -> None:
         """The GPU has let go of messages that were not done."""
         for message in messages:
-            self.moved(message)
+            self.on_moved(message)
 
 
 def _size(asked: bodies.FetchBytes) -> int:
     """Bytes of a message: pieces, each of which begins at a multiple of ``ALIGN``."""
-    return sum(rounded(sum(comb.size * comb.count for comb in combs), ALIGN) for combs in asked.pieces)
+    return sum(round_up(sum(comb.size * comb.count for comb in combs), ALIGN) for combs in asked.pieces)
 
 
 def _spans(pieces: list[list[memoryview]]) -> list[tuple[int, memoryview]]:
@@ -186,5 +186,5 @@ def _spans(pieces: list[list[memoryview]]) -> list[tuple[int, memoryview]]:
         for view in views:
             spans.append((at, view))
             at += len(view)
-        begin += rounded(at - begin, ALIGN)
+        begin += round_up(at - begin, ALIGN)
     return spans

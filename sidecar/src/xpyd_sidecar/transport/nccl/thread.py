@@ -64,22 +64,22 @@ class GroupMember(Protocol):
     def post(self, call: Callable[[], None]) -> None:
         """Have a call made on that thread."""
 
-    def begun(self, number: int, uid: bytes) -> None:
+    def on_group_begun(self, number: int, uid: bytes) -> None:
         """The group of this number (``join``) is being made; the peer needs ``uid`` to join."""
 
-    def opened(self, number: int) -> None:
+    def on_group_open(self, number: int) -> None:
         """The peer has joined it."""
 
-    def posted(self, message: Message) -> None:
+    def on_posted(self, message: Message) -> None:
         """A message is being received: the peer may send it."""
 
-    def moved(self, message: Message) -> None:
+    def on_moved(self, message: Message) -> None:
         """A message is done."""
 
-    def lost(self, number: int, reason: str) -> None:
+    def on_group_lost(self, number: int, reason: str) -> None:
         """The group of this number does no more."""
 
-    def over(self, messages: tuple[Message, ...]) -> None:
+    def on_released(self, messages: tuple[Message, ...]) -> None:
         """The GPU has let go of these, which were not done: the group's, or one that was given to it too late."""
 
 
@@ -140,7 +140,7 @@ class NcclThread(CommandThread):
         """Seconds until the next look."""
         return POLL_S if self._machine.working else REST_S
 
-    def look(self) -> bool:
+    def poll_once(self) -> bool:
         """Ask NCCL and CUDA how far they are. Never worth asking again at once: the GPU takes its time."""
         self._poll()
         now = time.monotonic()
@@ -165,16 +165,16 @@ class NcclThread(CommandThread):
     def _poll(self) -> None:
         for number in list(self._machine.opening()):
             if self._settled(number):
-                self._carry_out(self._machine.opened(number, time.monotonic()))
+                self._carry_out(self._machine.on_opened(number, time.monotonic()))
         for number in list(self._machine.launching()):
             if self._settled(number):
                 joined = self._joined[number]
                 assert joined.comm is not None
-                self._try(number, partial(joined.comm.launched, joined.flying[-1]))
-                self._carry_out(self._machine.launched(number, time.monotonic()))
+                self._try(number, partial(joined.comm.on_launched, joined.flying[-1]))
+                self._carry_out(self._machine.on_launched(number, time.monotonic()))
         for number, message in list(self._machine.running()):
             if message.mark is not None and self._try(number, message.mark.done):
-                self._carry_out(self._machine.done(number, time.monotonic()))
+                self._carry_out(self._machine.on_piece_done(number, time.monotonic()))
 
     def _settled(self, number: int) -> bool:
         """Whether the call in progress on a communicator is over; it breaks the group where it has failed."""
@@ -187,7 +187,7 @@ class NcclThread(CommandThread):
             return call() is not False
         except Exception as error:  # noqa: BLE001  # the binding's, torch's and CUDA's have no common root
             logger.warning("xpyd: NCCL group %d: %s", number, error)
-            self._carry_out(self._machine.broken(number, f"nccl: {error}"))
+            self._carry_out(self._machine.on_broken(number, f"nccl: {error}"))
             return False
 
     def _join(self, number: int, member: GroupMember, way: Way, uid: bytes | None) -> None:
@@ -198,7 +198,7 @@ class NcclThread(CommandThread):
         if number in self._joined:
             self._carry_out(self._machine.move(number, message, time.monotonic()))
         else:
-            member.post(partial(member.over, (message,)))
+            member.post(partial(member.on_released, (message,)))
 
     def _carry_out(self, steps: list[groups.Step[Message]]) -> None:
         for step in steps:
@@ -213,11 +213,11 @@ class NcclThread(CommandThread):
             elif isinstance(step, groups.EndGroup):
                 self._end(step.number, joined)
             elif isinstance(step, groups.GroupOpened):
-                member.post(partial(member.opened, step.number))
+                member.post(partial(member.on_group_open, step.number))
             elif isinstance(step, groups.PieceMoved):
                 self._moved(step.number, joined, step.piece)
             elif isinstance(step, groups.GroupLost):
-                member.post(partial(member.lost, step.number, step.reason))
+                member.post(partial(member.on_group_lost, step.number, step.reason))
             else:
                 self._over(step.number, joined, step.pieces)
         self._measure()
@@ -226,7 +226,7 @@ class NcclThread(CommandThread):
         uid = self.driver.unique_id() if joined.uid is None else joined.uid
         joined.comm = Communicator(self.driver, uid, joined.way)
         joined.memory = groups.group_bytes(self.driver.ctas)
-        joined.member.post(partial(joined.member.begun, number, uid))
+        joined.member.post(partial(joined.member.on_group_begun, number, uid))
 
     def _launch(self, joined: JoinedGroup, message: Message) -> None:
         assert joined.comm is not None
@@ -235,14 +235,14 @@ class NcclThread(CommandThread):
         joined.flying.append(message)
         joined.comm.launch(message)
         if joined.way is Way.RECEIVE:
-            joined.member.post(partial(joined.member.posted, message))
+            joined.member.post(partial(joined.member.on_posted, message))
 
     def _moved(self, number: int, joined: JoinedGroup, message: Message) -> None:
         joined.flying.remove(message)
         self._give_back(joined.way, message)
         if not joined.counted and joined.comm is not None and self._settled(number):
             joined.memory, joined.counted = joined.comm.memory(), True
-        joined.member.post(partial(joined.member.moved, message))
+        joined.member.post(partial(joined.member.on_moved, message))
 
     def _give_back(self, way: Way, message: Message) -> None:
         """What a message was sent from may be used for another one."""
@@ -267,7 +267,7 @@ class NcclThread(CommandThread):
         self.tell(partial(self._ended, number))
 
     def _ended(self, number: int) -> None:
-        self._carry_out(self._machine.ended(number, time.monotonic()))
+        self._carry_out(self._machine.on_ended(number, time.monotonic()))
 
     def _over(self, number: int, joined: JoinedGroup, messages: tuple[Message, ...]) -> None:
         del self._joined[number]
@@ -275,7 +275,7 @@ class NcclThread(CommandThread):
             self._give_back(joined.way, message)
         if joined.comm is not None:
             self.driver.streams.append(joined.comm.stream)
-        joined.member.post(partial(joined.member.over, messages))
+        joined.member.post(partial(joined.member.on_released, messages))
 
     def _measure(self) -> None:
         self.usage = NcclUsage(sum(one.comm is not None for one in self._joined.values()),

@@ -74,7 +74,7 @@ class ReadAgent:
             raise ValueError("NIXL's description is not the one that this agent had before")
         return self.reader
 
-    def broke(self, name: str) -> None:
+    def on_read_failed(self, name: str) -> None:
         """A read of a peer has failed."""
         if name in self.known:
             self._broken.add(name)

@@ -127,7 +127,7 @@ class NixlReader:
         """Begin a read, or begin one again that is done."""
         handle.done = _moved(self._agent.transfer(handle.made))
 
-    def done(self, handle: ReadHandle) -> bool:
+    def is_done(self, handle: ReadHandle) -> bool:
         """Whether all of it has come.
 
         Raises:

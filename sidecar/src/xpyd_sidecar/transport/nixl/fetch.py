@@ -100,15 +100,15 @@ class NixlFetchLink(FetchLink):
         Raises:
             ProtocolError: it is prefill's fault.
         """
-        self._owner.failed(number)
+        self._owner.on_fetch_failed(number)
         if not self._closed:
             raise ProtocolError(self._session.peer, f"told of bytes outside of a store of {self._memory.size}")
 
     def _drop(self, number: int) -> None:
         """What has come of an order is of no use."""
         del self._orders[number]
-        self._hub.placed(self._number, number)
-        self._owner.failed(number)
+        self._hub.release_order(self._number, number)
+        self._owner.on_fetch_failed(number)
 
     def _next(self) -> None:
         """Put what has come first to its place; between two, other sessions have their turn."""
@@ -125,8 +125,8 @@ class NixlFetchLink(FetchLink):
                 self._drop(number)
         if sums is not None:
             del self._orders[number]
-            self._hub.placed(self._number, number)
-            self._owner.fetched(number, sums)
+            self._hub.release_order(self._number, number)
+            self._owner.on_fetched(number, sums)
 
     def _placed(self, order: FetchOrder, address: int) -> NDArray[np.uint64] | None:
         """Put what has come to its place. Its sums, where it is in blocks; None: its load is over."""
@@ -149,7 +149,7 @@ class NixlFetchLink(FetchLink):
         """Have a call made on the session's thread."""
         self._session.post(call)
 
-    def opened(self) -> None:
+    def on_open(self) -> None:
         """Prefill's memory can be read."""
         settled, self._settled = self._settled, None
         if settled is not None:
@@ -166,12 +166,12 @@ class NixlFetchLink(FetchLink):
         if not before:
             self._next()
 
-    def dropped(self, number: int) -> None:
+    def on_order_dropped(self, number: int) -> None:
         """An order does not come."""
         del self._orders[number]
-        self._owner.failed(number)
+        self._owner.on_fetch_failed(number)
 
-    def lost(self, reason: str, *, late: bool) -> None:
+    def on_lost(self, reason: str, *, late: bool) -> None:
         """Nothing more is read.
 
         Raises:

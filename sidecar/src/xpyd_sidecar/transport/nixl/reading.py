@@ -30,16 +30,16 @@ class ReadMember(Protocol):
     def post(self, call: Callable[[], None]) -> None:
         """Have a call made on that thread."""
 
-    def opened(self) -> None:
+    def on_open(self) -> None:
         """Prefill's memory can be read."""
 
     def come(self, numbers: Sequence[tuple[int, int]]) -> None:
         """Orders are here, each at an address, and were what prefill had told of."""
 
-    def dropped(self, number: int) -> None:
+    def on_order_dropped(self, number: int) -> None:
         """An order does not come, and nothing writes into what it was to fill."""
 
-    def lost(self, reason: str, *, late: bool) -> None:
+    def on_lost(self, reason: str, *, late: bool) -> None:
         """Nothing more is read. ``late``: the peer has not answered in time."""
 
 
@@ -119,7 +119,7 @@ class Reading:
     def join(self, session: int, member: ReadMember, memory: NixlMemory) -> None:
         """Reach a peer's memory."""
         if not self._cells:
-            member.post(partial(member.lost, f"{SESSIONS} sessions are open", late=False))
+            member.post(partial(member.on_lost, f"{SESSIONS} sessions are open", late=False))
             return
         self._peers[session] = ReadPeer(member, memory, self._cells.popleft())
         self._carry_out(self._machine.join(session, self._now))
@@ -129,10 +129,10 @@ class Reading:
         self._orders[session, order.number] = BegunOrder(order)
         self._carry_out(self._machine.order(session, order.number, order.size, self._now, slot=order.at is None))
 
-    def placed(self, session: int, number: int) -> None:
+    def release_order(self, session: int, number: int) -> None:
         """What was handed over is not needed any more."""
         self._orders.pop((session, number), None)
-        self._carry_out(self._machine.placed(session, number, self._now))
+        self._carry_out(self._machine.on_placed(session, number, self._now))
 
     def leave(self, session: int) -> None:
         """A session has ended."""
@@ -140,7 +140,7 @@ class Reading:
 
     # --- time ---
 
-    def look(self, now: float) -> bool:
+    def poll_once(self, now: float) -> bool:
         """See how far reads are; ``now``: in seconds in which this thread has looked. Whether something was done."""
         self._now = now
         out: list[reads.Step] = []
@@ -149,8 +149,8 @@ class Reading:
             if self._over(self._peers[session], one):
                 moved = True
                 del self._flights[session, number]
-                out += (self._machine.broke(session, number, one.failed, now) if one.failed else
-                        self._machine.done(session, number, now))
+                out += (self._machine.on_failed(session, number, one.failed, now) if one.failed else
+                        self._machine.on_done(session, number, now))
         for session, peer in list(self._peers.items()):
             if peer.proving:
                 steps = self._proven(session, peer)
@@ -182,7 +182,7 @@ class Reading:
         under_way = []
         for handle in one.handles:
             try:
-                if not reader.done(handle):
+                if not reader.is_done(handle):
                     under_way.append(handle)
             except Exception as error:  # noqa: BLE001  # the binding's have no common root
                 one.failed = one.failed or self._failed(peer, error)
@@ -194,10 +194,10 @@ class Reading:
         assert reader is not None
         assert peer.ticket is not None
         try:
-            peer.proving = not reader.done(peer.ticket)
+            peer.proving = not reader.is_done(peer.ticket)
         except Exception as error:  # noqa: BLE001  # the binding's have no common root
             peer.proving, peer.ticket = False, None
-            return self._machine.broke(session, None, self._failed(peer, error), self._now)
+            return self._machine.on_failed(session, None, self._failed(peer, error), self._now)
         if peer.proving:
             return []
         return self._machine.proven(session, self.agent.memory.ticket(peer.cell) == peer.memory.ticket, self._now)
@@ -212,7 +212,7 @@ class Reading:
     def _take(self, step: reads.Step) -> list[reads.Step]:
         """Carry a step out; what follows at once."""
         if isinstance(step, reads.EndAgent):
-            return self._machine.ended(self._now) if self._end_agent() else []
+            return self._machine.on_agent_ended(self._now) if self._end_agent() else []
         peer = self._peers[step.session]
         member = peer.member
         if isinstance(step, reads.BeginRead):
@@ -220,15 +220,15 @@ class Reading:
         if isinstance(step, reads.Prove):
             return self._prove(peer, step.session)
         if isinstance(step, reads.PeerOpened):
-            member.post(member.opened)
+            member.post(member.on_open)
         elif isinstance(step, reads.HandOver):
             here = [(number, self._orders[step.session, number].address) for number in step.numbers]
             member.post(partial(member.come, here))
         elif isinstance(step, reads.DropOrder):
             del self._orders[step.session, step.number]
-            member.post(partial(member.dropped, step.number))
-        elif isinstance(step, reads.Lost):
-            member.post(partial(member.lost, step.reason, late=step.late))
+            member.post(partial(member.on_order_dropped, step.number))
+        elif isinstance(step, reads.SessionLost):
+            member.post(partial(member.on_lost, step.reason, late=step.late))
         else:
             self._forget(step.session)
         return []
@@ -252,7 +252,7 @@ class Reading:
         if one.handles:
             self._flights[step.session, step.number] = one
             return []
-        return self._machine.broke(step.session, step.number, one.failed, self._now)
+        return self._machine.on_failed(step.session, step.number, one.failed, self._now)
 
     def _prove(self, peer: ReadPeer, session: int) -> list[reads.Step]:
         try:
@@ -264,14 +264,14 @@ class Reading:
             reader.begin(peer.ticket)
         except Exception as error:  # noqa: BLE001  # the binding's have no common root
             peer.ticket = None
-            return self._machine.broke(session, None, self._failed(peer, error), self._now)
+            return self._machine.on_failed(session, None, self._failed(peer, error), self._now)
         peer.proving = True
         return []
 
     def _failed(self, peer: ReadPeer, error: Exception) -> str:
         """A read of a peer has failed: in words."""
         if peer.reached:
-            self.agent.broke(peer.memory.agent)
+            self.agent.on_read_failed(peer.memory.agent)
         return f"{type(error).__name__}: {error}"[:300]
 
     def _reach(self, peer: ReadPeer) -> NixlReader:

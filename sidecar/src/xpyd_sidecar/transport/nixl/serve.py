@@ -59,11 +59,11 @@ class NixlServer:
             return "nixl: too many sessions are open at prefill"
         number = next(self._numbers)
         self.hub.serve(number, self.timeout_s)
-        return NixlServeLink(self, number, cell), LinkWelcome(nixl=self.shown(cell))
+        return NixlServeLink(self, number, cell), LinkWelcome(nixl=self.descriptor(cell))
 
-    def shown(self, cell: int) -> NixlMemory:
+    def descriptor(self, cell: int) -> NixlMemory:
         """What decode needs to read the store in a session. ``cell``: number of its ticket."""
-        at, ticket = self.tickets.shown(cell)
+        at, ticket = self.tickets.descriptor(cell)
         return NixlMemory(self._agent, self._metadata, self.hub.version, self._base, len(self.memory.view),
                           self._cells_at + at, ticket)
 
@@ -81,12 +81,12 @@ class NixlServeLink(ServeLink):
         self._read = False
         self._closed = False
 
-    def told(self) -> None:
+    def on_told(self) -> None:
         """Decode reads from now on."""
         self._read = True
         self._server.hub.linger(self._server.timeout_s)
 
-    def heard(self, frame: Frame) -> bool:
+    def on_frame(self, frame: Frame) -> bool:
         """As of ``ServeLink``: no frame is for it, and each says that decode may go on reading."""
         self._server.hub.linger(self._server.timeout_s)
         return False

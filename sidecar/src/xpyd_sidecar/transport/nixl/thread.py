@@ -1,9 +1,9 @@
 """The thread that owns both NIXL agents of this process and is the only one that calls NIXL.
 
-Decode's sessions ask it to reach a peer's memory and to read of it (``join``, ``order``, ``placed``, ``leave``, from any
-thread); ``reading`` does that. It never waits for a peer. Deadlines count the time in which this thread has looked
-(``Listened``): an agent is made here, which takes long on a busy machine; meanwhile nobody looks at what peers have sent,
-and no peer is called silent for it.
+Decode's sessions ask it to reach a peer's memory and to read of it (``join``, ``order``, ``release_order``, ``leave``,
+from any thread); ``reading`` does that. It never waits for a peer. Deadlines count the time in which this thread has looked
+(``ListeningClock``): an agent is made here, which takes long on a busy machine; meanwhile nobody looks at what peers
+have sent, and no peer is called silent for it.
 
 Prefill's agent is served here, too: without RDMA its bytes move only while it is asked for news. It is asked all the time
 while a session begins, and while there are sessions and copies in the store; and now and then for a while after that, since
@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.contract.launch import NIXL_SLOT_BYTES
-from xpyd_sidecar.kv.leases import Listened
+from xpyd_sidecar.kv.leases import ListeningClock
 from xpyd_sidecar.kv.reads import ReadLimits
 from xpyd_sidecar.kv.session_bodies import NixlMemory
 from xpyd_sidecar.threads.commands import CommandThread
@@ -52,7 +52,7 @@ class NixlThread(CommandThread):
         """Whether the store has copies that peers may read; set before there is a session."""
         self._driver = driver
         self._reading = Reading(driver, limits, slot_bytes)
-        self._listened = Listened(min(limits.open_s, limits.silence_s))
+        self._listened = ListeningClock(min(limits.open_s, limits.silence_s))
         self._target: NixlTarget | None = None
         self._numbers = itertools.count(1)
         self._sessions: set[int] = set()
@@ -109,9 +109,9 @@ class NixlThread(CommandThread):
         """Read bytes of a session's peer."""
         self.tell(partial(self._reading.order, session, order))
 
-    def placed(self, session: int, number: int) -> None:
+    def release_order(self, session: int, number: int) -> None:
         """What has come of an order is not needed any more."""
-        self.tell(partial(self._reading.placed, session, number))
+        self.tell(partial(self._reading.release_order, session, number))
 
     def leave(self, session: int) -> None:
         """End a session."""
@@ -139,12 +139,12 @@ class NixlThread(CommandThread):
             return POLL_S
         return LINGER_POLL_S if self._reading.lingers or time.monotonic() < self._linger_until else REST_S
 
-    def look(self) -> bool:
+    def poll_once(self) -> bool:
         """Look at everything once; whether a read was done."""
         now = time.monotonic()
         if self._target is not None and (self._serving() or now < self._linger_until):
             self._guarded(self._target.poll, "cannot serve those who read from here")
-        moved = self._reading.look(self._listened.look(now))
+        moved = self._reading.poll_once(self._listened.advance(now))
         if now >= self._tick_at:
             self._tick_at = now + TICK_S
             self._guarded(self._reading.tick, "cannot look after its connections")
@@ -154,7 +154,7 @@ class NixlThread(CommandThread):
         """End every session; reads that are under way have a moment."""
         until = time.monotonic() + LAST_S
         while self._reading.flying and time.monotonic() < until:
-            self._reading.look(self._listened.look(time.monotonic()))
+            self._reading.poll_once(self._listened.advance(time.monotonic()))
             time.sleep(POLL_S)
         self._reading.end()
         if self._target is not None:

@@ -124,9 +124,9 @@ class ShmFetchLink(FetchLink):
             came = not self._closed and self._copy(order)
         finally:
             if came:
-                self._owner.fetched(order.number, sums_of(order.rows))
+                self._owner.on_fetched(order.number, sums_of(order.rows))
             else:
-                self._owner.failed(order.number)
+                self._owner.on_fetch_failed(order.number)
 
     def _copy(self, order: FetchOrder) -> bool:
         """Copy all pieces. False: their load is over.
@@ -176,7 +176,7 @@ class ShmFetchLink(FetchLink):
                 begun = True
         finally:
             if not begun:
-                self._owner.failed(order.number)
+                self._owner.on_fetch_failed(order.number)
 
     def _ended(self, order: FetchOrder) -> None:
         """The device has copied.
@@ -187,11 +187,11 @@ class ShmFetchLink(FetchLink):
         self._flying -= 1
         if self._closed:
             self._close_mapping()
-            self._owner.failed(order.number)
+            self._owner.on_fetch_failed(order.number)
         elif self._mapping.holds(self._shown.ticket_at, self._shown.ticket):
-            self._owner.fetched(order.number, NO_SUMS)
+            self._owner.on_fetched(order.number, NO_SUMS)
         else:
-            self._owner.failed(order.number)
+            self._owner.on_fetch_failed(order.number)
             raise PeerGone(self._session.peer, GIVEN_UP)
 
 

@@ -96,11 +96,11 @@ class ShmServer:
             sender = MailboxSender(able.mailbox, self._folder)
         except (OSError, ValueError) as error:
             copies.tickets.give(cell)
-            return f"shm: {error}" if isinstance(error, ValueError) else self.unsent(session, error)
+            return f"shm: {error}" if isinstance(error, ValueError) else self.mailbox_error(session, error)
         link = ShmServeLink(self, session, copies, cell, sender)
-        return link, LinkWelcome(shared=link.shown())
+        return link, LinkWelcome(shared=link.descriptor())
 
-    def unsent(self, session: Session, error: OSError) -> str:
+    def mailbox_error(self, session: Session, error: OSError) -> str:
         """Why nothing could be sent to decode's mailbox. Raises as ``serve``."""
         passing = resources.ours(error) or isinstance(error, BlockingIOError)  # strangers can fill it for a while
         if passing and self._insists:
@@ -122,9 +122,9 @@ class ShmServeLink(ServeLink):
         self._sender = sender
         self._closed = False
 
-    def shown(self) -> SharedStore:
+    def descriptor(self) -> SharedStore:
         """What decode needs to read copies in this session."""
-        at, ticket = self._copies.tickets.shown(self._cell)
+        at, ticket = self._copies.tickets.descriptor(self._cell)
         return SharedStore(self._copies.name, self._copies.size, TICKETS_AT + at, ticket, mark(self._sender.secret))
 
     def hand_over(self, secret: bytes) -> None:
@@ -140,9 +140,9 @@ class ShmServeLink(ServeLink):
         try:
             self._sender.send(self._copies.name, self._copies.fd)
         except OSError as error:
-            reason = self._server.unsent(self._session, error)
+            reason = self._server.mailbox_error(self._session, error)
         self._sender.close()
-        self._session.say(FrameKind.SHARED, LinkChoice("shm", reason))
+        self._session.send(FrameKind.SHARED, LinkChoice("shm", reason))
 
     def close(self) -> None:
         """Wipe the ticket."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from xpyd_sidecar.errors import PeerError, PeerGone, ProtocolError
-from xpyd_sidecar.kv.leases import Listened
+from xpyd_sidecar.kv.leases import ListeningClock
 from xpyd_sidecar.kv.session_bodies import LinkName
 from xpyd_sidecar.kv.session_keys import SessionKeys, stripe_answer, stripe_keys, stripe_name
 from xpyd_sidecar.threads.loop import Loop
@@ -54,7 +54,7 @@ class TcpFetchLink(FetchLink):
         self._closed = False
         self._greeted = 0
         """Stripes that the threads have."""
-        self._strange: Listened | None = None
+        self._strange: ListeningClock | None = None
         self._fault: PeerError | None = None
         if not 0 <= stripes <= STRIPES:
             raise ProtocolError(session.peer, f"has room for {stripes} stripes")
@@ -79,7 +79,7 @@ class TcpFetchLink(FetchLink):
     def fetch(self, order: FetchOrder) -> None:
         """As of ``FetchLink``."""
         if self._closed:
-            self._session.post(partial(self._owner.failed, order.number))
+            self._session.post(partial(self._owner.on_fetch_failed, order.number))
         elif self._greeted:
             self._give(order)
         else:
@@ -94,8 +94,8 @@ class TcpFetchLink(FetchLink):
         """As of ``FetchLink``: stripes that prefill does not answer in time end the session."""
         if self._closed or 0 < self._greeted == self._promised:
             return
-        self._strange = self._strange or Listened(timeout)
-        if self._strange.look(now) > timeout:
+        self._strange = self._strange or ListeningClock(timeout)
+        if self._strange.advance(now) > timeout:
             self._session.close(PeerGone(self.peer, f"has not answered a stripe within {timeout} s"))
 
     def _begun(self, nth: int, found: socket.socket | PeerError) -> None:
@@ -120,21 +120,21 @@ class TcpFetchLink(FetchLink):
     def _give_early(self, order: FetchOrder) -> None:
         """What it raises ends the session."""
         if self._closed:
-            self._owner.failed(order.number)
+            self._owner.on_fetch_failed(order.number)
             return
         try:
             self._give(order)
         except Exception:
-            self._owner.failed(order.number)
+            self._owner.on_fetch_failed(order.number)
             raise
 
-    def answered(self, number: int, *, here: bool) -> None:
+    def on_order_ended(self, number: int, *, here: bool) -> None:
         """As of ``StripeOwner``."""
         order = self._orders.pop(number)
         if here:
-            self._owner.fetched(number, sums_of(order.rows))
+            self._owner.on_fetched(number, sums_of(order.rows))
         else:
-            self._owner.failed(number)
+            self._owner.on_fetch_failed(number)
 
     def stripe_ended(self, error: PeerError) -> None:
         """As of ``StripeOwner``."""
@@ -160,4 +160,4 @@ class TcpFetchLink(FetchLink):
         self._pool.give(self._promised)
         early, self._early = self._early, []
         for order in early:
-            self._owner.failed(order.number)
+            self._owner.on_fetch_failed(order.number)

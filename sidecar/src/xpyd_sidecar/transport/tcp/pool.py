@@ -45,7 +45,7 @@ class StripeOwner(Protocol):
     peer: str
     """Name and address, for messages."""
 
-    def answered(self, number: int, *, here: bool) -> None:
+    def on_order_ended(self, number: int, *, here: bool) -> None:
         """An order has an end: all of it has come, or nothing more will."""
 
     def stripe_ended(self, error: PeerError) -> None:
@@ -165,7 +165,7 @@ class StripePool:
         for number, here in answers:
             owner = self._orders.pop(number)
             try:
-                owner.answered(number, here=here)
+                owner.on_order_ended(number, here=here)
             except Exception as error:
                 logger.exception("xpyd: the session with %s is ended: what has come is not taken", owner.peer)
                 self._end(owner, PeerGone(owner.peer, f"a stripe: {type(error).__name__} on this side"))

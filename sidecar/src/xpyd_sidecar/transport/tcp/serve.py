@@ -108,7 +108,7 @@ class TcpServeLink(ServeLink):
             sock.close()
             raise PeerGone(self.peer, f"a stripe: {error}") from None
 
-    def answered(self, number: int, *, here: bool) -> None:
+    def on_order_ended(self, number: int, *, here: bool) -> None:
         """As of ``StripeOwner``: there are no orders here."""
         raise ProtocolError(self.peer, f"order {number} of nobody")
 

@@ -12,11 +12,11 @@ from typing import Final
 SHARE: Final = 4
 
 
-def within(mine: int, left: int) -> bool:
-    """Whether a holder may have ``mine`` where ``left`` is free beside it."""
+def is_fair(mine: int, left: int) -> bool:
+    """Whether a holder may have ``mine`` units where ``left`` units are free after it has taken them."""
     return mine <= SHARE * left
 
 
-def most_more(mine: int, left: int) -> int:
-    """How much a holder that has ``mine`` may take of what is free; below 0 where it has too much already."""
+def headroom(mine: int, left: int) -> int:
+    """Units that a holder of ``mine`` units may take of ``left`` free ones; below 0 where it has too many already."""
     return (SHARE * left - mine) // (SHARE + 1)

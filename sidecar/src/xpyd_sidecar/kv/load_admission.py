@@ -14,8 +14,11 @@ from __future__ import annotations
 from collections import OrderedDict
 
 
-class LoadRoom:
-    """Of one engine. A request is asked for in every step until its load begins."""
+class LoadAdmission:
+    """Limits how many KV blocks of one decode engine loads may hold at a time.
+
+    The scheduler asks ``may_begin`` for a request in every step until its load begins.
+    """
 
     def __init__(self, blocks: int) -> None:
         """``blocks`` of the cache; 0: unknown, and loads are not bounded."""
@@ -28,17 +31,17 @@ class LoadRoom:
         self._asked_now: set[str] = set()
 
     @property
-    def held(self) -> int:
-        """Blocks."""
+    def held_blocks(self) -> int:
+        """Number of blocks that loads hold."""
         return sum(self._held.values())
 
     @property
-    def waiting(self) -> int:
-        """Requests."""
+    def waiting_requests(self) -> int:
+        """Number of requests that wait for blocks."""
         return len(self._waiting)
 
-    def may(self, request: str, blocks: int) -> bool:
-        """Whether a load of so many blocks may begin now; if not, it waits."""
+    def may_begin(self, request: str, blocks: int) -> bool:
+        """Whether a load of ``blocks`` blocks may begin now; if not, the request waits in the queue."""
         if not self._most:
             return True
         self._asked_now.add(request)
@@ -49,25 +52,25 @@ class LoadRoom:
             if first in self._asked or first in self._asked_now:
                 kept = min(wanted, self._most)
                 break
-        held = self.held
+        held = self.held_blocks
         if held + kept + blocks <= self._most or not (held or kept):
             return True
         self._waiting[request] = blocks
         return False
 
-    def took(self, request: str, blocks: int) -> None:
-        """A load has begun."""
+    def on_load_begun(self, request: str, blocks: int) -> None:
+        """A load of ``blocks`` blocks has begun: the request holds them and waits no longer."""
         self._waiting.pop(request, None)
         self._held[request] = blocks
 
-    def over(self, request: str) -> None:
-        """A load is over: its blocks are no load's any more."""
+    def on_load_over(self, request: str) -> None:
+        """The load of a request has ended, well or badly: its blocks are free for other loads."""
         self._held.pop(request, None)
 
-    def left(self, request: str) -> None:
-        """A request has ended, or does not wait for a load any more. What its load holds, it holds until that is over."""
+    def on_request_left(self, request: str) -> None:
+        """A request does not wait for a load any more. Blocks that its load holds stay held until ``on_load_over``."""
         self._waiting.pop(request, None)
 
-    def step(self) -> None:
-        """A step was planned: who was not asked for in it, nor in the one before, is not waited for."""
+    def on_step(self) -> None:
+        """The scheduler has planned a step: a request not asked for in it, nor in the one before, reserves no blocks."""
         self._asked, self._asked_now = self._asked_now, set()
