@@ -38,7 +38,7 @@ def shared_memory(device: torch.device) -> Figures:
         found |= {f"{turn}_{name}": value for name, value in _filled(memory.make(SIZE).tensor, device).items()}
         found[f"{turn}_read"] = read_by_peer(copies, BYTE)
         del copies
-        memory.emptied()
+        memory.release()
     left = resident("RssShmem") - before
     figures = found | {"given_up": len(given_up), "left_mib": left >> 20}
     return require(figures, *_faults(found), f"{left} bytes are left of what was given up" if left > SIZE // 2 else None,

@@ -72,11 +72,11 @@ def _read(copies: Copies, mapping: Mapping, size: int, owner: Child, figures: Fi
     right = {"before CUDA knows of it": _right(copies, store)}
     began = time.monotonic()
     registrar.start()
-    while store.registered < whole and not registrar.refused and time.monotonic() - began < REGISTER_S:
+    while store.registered_bytes < whole and not registrar.refused and time.monotonic() - began < REGISTER_S:
         time.sleep(0.001)
-    figures |= {"registered_s": round(time.monotonic() - began, 3), "registered_mib": store.registered >> 20,
+    figures |= {"registered_s": round(time.monotonic() - began, 3), "registered_mib": store.registered_bytes >> 20,
                 "refused": registrar.refused, "gb_s_registered": _speed(copies, store, size)}
-    known = store.registered
+    known = store.registered_bytes
     right["registered"] = _right(copies, store)
     owner.kill()
     right["when its owner was killed"] = _right(copies, store)

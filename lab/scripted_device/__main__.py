@@ -102,7 +102,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             result["rss_mib"] = {side: int(one["rss"]) >> 20 for side, one in both.counted().items()}
     if "room" in given.memory:
         from xpyd_sidecar.engine import device_room  # noqa: PLC0415 (as of ``engines``)
-        with engines(device_room.room({}, parameters.CHUNK_TOKENS * parameters.TOKEN_BYTES)) as both:
+        with engines(device_room.device_bytes({}, parameters.CHUNK_TOKENS * parameters.TOKEN_BYTES)) as both:
             result["with_room"] = lengths(both, given.lengths, given.rounds)
     return {
         "date": datetime.now(UTC).isoformat(timespec="minutes"), "commit": _commit(),

@@ -301,6 +301,6 @@ def install(scripted: ScriptedDevice, work: ByteWork, room: int = 0) -> None:
     view = partial(ScriptedCache, ScriptedCopies(scripted, work, runtime))
     connector.WorkerSide = partial(WorkerSide, view=view)  # type: ignore[attr-defined, assignment]
     connector.memory_bytes = memory_bytes  # type: ignore[attr-defined, assignment]
-    connector.compat_room.left = left  # type: ignore[attr-defined]
+    connector.compat_room.device_bytes_left = left  # type: ignore[attr-defined]
     kv_cache.logical = logical
     registration._runtime = lambda: runtime

@@ -53,7 +53,7 @@ def prefill(p: MultiEngine, one: Any, ids: list[int], prompt: int, computed: int
     """Compute what is not there, in one step; whether its blocks are still needed."""
     p.fill(ids, prompt) if not computed else None
     p.step(new=((one, computed, TOKENS - computed),))
-    return p.ended(one)
+    return p.on_request_ended(one)
 
 
 def pair(transfer: str, d: MultiEngine, prompt: int = 1) -> tuple[Any, Any]:
@@ -69,11 +69,11 @@ def test_what_the_store_has_prefill_does_not_compute_and_hands_over_all_the_same
     theirs, ours = pair(uuid.uuid4().hex, d, prompt=7)
     arrive(d, ours)
     arrive(p, theirs)
-    assert p.matched(theirs) == (0, False)
-    p.allocated(theirs, [5, 9, 3], 0)
+    assert p.match_tokens(theirs) == (0, False)
+    p.on_allocated(theirs, [5, 9, 3], 0)
     held = prefill(p, theirs, [5, 9, 3], 7)
-    until(lambda: d.matched(ours) == (TOKENS, True), p, d)
-    d.allocated(ours, [11, 12, 13], TOKENS)
+    until(lambda: d.match_tokens(ours) == (TOKENS, True), p, d)
+    d.on_allocated(ours, [11, 12, 13], TOKENS)
     until(lambda: d.recved == [ours.request_id], p, d)
     assert d.holds([11, 12, 13], prompt=7, first=0)
     until(lambda: not held or p.freed == [theirs.request_id], p, d)
@@ -82,17 +82,17 @@ def test_what_the_store_has_prefill_does_not_compute_and_hands_over_all_the_same
     theirs, ours = pair(uuid.uuid4().hex, d, prompt=7)
     arrive(d, ours)
     arrive(p, theirs)
-    assert p.matched(theirs) == (2 * BLOCK, late)
-    p.allocated(theirs, [20, 21, 22], 2 * BLOCK)
+    assert p.match_tokens(theirs) == (2 * BLOCK, late)
+    p.on_allocated(theirs, [20, 21, 22], 2 * BLOCK)
     if late:  # it waits for its blocks, with nobody else's in the step
         until(lambda: theirs.request_id in p.recved, p, d)
-        p.allocated(theirs, [20, 21, 22], 0)
+        p.on_allocated(theirs, [20, 21, 22], 0)
     for rank, (caches, device) in enumerate(zip(p.caches, p.devices, strict=True)):
         for layer, cache in enumerate(caches.values()):
             device.compute(0.0, lambda to=cache[22], value=7000 + rank * 100 + layer * 20 + 2: to.fill_(value))
     prefill(p, theirs, [20, 21, 22], 7, computed=2 * BLOCK)
-    until(lambda: d.matched(ours) == (TOKENS, True), p, d)
-    d.allocated(ours, [14, 15, 16], TOKENS)
+    until(lambda: d.match_tokens(ours) == (TOKENS, True), p, d)
+    d.on_allocated(ours, [14, 15, 16], TOKENS)
     until(lambda: ours.request_id in d.recved, p, d)
     assert d.holds([14, 15, 16], prompt=7, first=0)
     assert (p.store.served, d.failed) == (2 * BLOCK, [])
@@ -108,33 +108,33 @@ def test_who_is_first_serves_decode_and_prefills_data_is_let_go_where_that_is_th
     p, d = make("p"), make("d", order=order, late=late)
     alone = asking(None, prompt=3)
     arrive(d, alone)
-    assert d.matched(alone) == (0, False)
-    d.allocated(alone, [1, 2, 3], 0)
+    assert d.match_tokens(alone) == (0, False)
+    d.on_allocated(alone, [1, 2, 3], 0)
     d.fill([1, 2, 3], 3)
     d.step(new=((alone, 0, TOKENS),))
-    assert d.ended(alone) is late
+    assert d.on_request_ended(alone) is late
     until(lambda: not d.multi.has_pending_push_work(), d)
 
     theirs, ours = pair(uuid.uuid4().hex, d, prompt=3)
     arrive(d, ours)
     arrive(p, theirs)
-    p.allocated(theirs, [5, 9, 4], 0)
+    p.on_allocated(theirs, [5, 9, 4], 0)
     prefill(p, theirs, [5, 9, 4], 3)
-    until(lambda: d.matched(ours)[0] is not None, p, d)
+    until(lambda: d.match_tokens(ours)[0] is not None, p, d)
     stored = 2 * BLOCK
     found = (TOKENS, True) if order == "ours first" else (stored, late)
-    assert d.matched(ours) == found
-    d.allocated(ours, [10, 11, 12], found[0] or 0)
+    assert d.match_tokens(ours) == found
+    d.on_allocated(ours, [10, 11, 12], found[0] or 0)
     if found[1]:
         until(lambda: ours.request_id in d.recved, p, d)
-        d.allocated(ours, [10, 11, 12], 0)
+        d.on_allocated(ours, [10, 11, 12], 0)
     d.step(new=((ours, found[0], TOKENS - (found[0] or 0) or 1),))
     assert d.holds([10, 11], prompt=3, first=0)
     until(lambda: idle(p) and idle(d), p, d)
     assert d.counts[f"receive/{'ok' if order == 'ours first' else 'unused'}"] == 1
     assert p.counts[f"send/{'ok' if order == 'ours first' else 'unused'}"] == 1
     assert d.store.served == (0 if order == "ours first" else stored)
-    assert not any(worker.store.used for worker in p.workers), "nothing is kept for a load that will not be"
+    assert not any(worker.store.used_bytes for worker in p.workers), "nothing is kept for a load that will not be"
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
@@ -148,7 +148,7 @@ def test_blocks_that_both_need_go_when_both_have_said_so(make: Callable[..., Mul
         theirs, ours = pair(uuid.uuid4().hex, d, prompt=2)
         arrive(d, ours)
         arrive(p, theirs)
-        p.allocated(theirs, [5, 9, 4], 0)
+        p.on_allocated(theirs, [5, 9, 4], 0)
         assert prefill(p, theirs, [5, 9, 4], 2), "both hold it"
         assert p.multi._extra_async_saves == {theirs.request_id: 1}
         copied = p.scheduler._offers.take_copied
@@ -170,17 +170,17 @@ def test_a_siblings_reports_stay_and_ours_that_nobody_waits_for_go() -> None:
         return LoadReport(rank, name, Key("t", 1, 1), Outcome.OK, "", 0)  # type: ignore[arg-type]
 
     two = Siblings(2)
-    assert two.left(["theirs"], [report("mine", 0)], []) == {"theirs"}
-    assert two.left(["mine", "theirs"], [report("mine", 1)], ["mine"]) == {"mine", "theirs"}
-    assert two.left(["mine", "other"], [report("mine", 1), report("mine", 0)], []) == {"other"}
-    assert two.left(["mine"], [], []) == {"mine"}, "the next load of that request was a sibling's"
+    assert two.finished_names(["theirs"], [report("mine", 0)], []) == {"theirs"}
+    assert two.finished_names(["mine", "theirs"], [report("mine", 1)], ["mine"]) == {"mine", "theirs"}
+    assert two.finished_names(["mine", "other"], [report("mine", 1), report("mine", 0)], []) == {"other"}
+    assert two.finished_names(["mine"], [], []) == {"mine"}, "the next load of that request was a sibling's"
     assert not two._reported
 
 
 def test_reports_of_requests_that_nobody_knows_are_a_siblings(make: Callable[..., MultiEngine]) -> None:
     d = make("d")
     output = KVConnectorOutput(finished_recving={"a"}, finished_sending={"b"}, kv_connector_worker_meta=StepReport())
-    d.scheduler.heard(output)
+    d.scheduler.on_worker_output(output)
     assert (output.finished_recving, output.finished_sending) == ({"a"}, {"b"})
 
 

@@ -227,7 +227,7 @@ def test_pings_without_progress_keep_no_load(
     assert one.wait_failed(p, skip=skip, each_s=0.5, most_s=8.0, meanwhile=once_more) >= 3.0
     assert heard.count(Ping(9)) > 3
     assert "no progress for 40 s" in caplog.text
-    until(lambda: p.workers[0].store.used == 0 and idle(d), p, d)
+    until(lambda: p.workers[0].store.used_bytes == 0 and idle(d), p, d)
 
 
 def test_a_prefill_that_hangs_inside_a_forward_is_given_up_although_its_threads_live(
@@ -288,7 +288,7 @@ def test_the_whole_is_bounded_however_much_comes(make: Callable[..., Engine], sk
     assert steps >= 4, "ten seconds are five steps, less what the test itself takes"
     assert d.failed == [one.ours.request_id]
     assert "it took longer than a load may" in caplog.text
-    until(lambda: p.workers[0].store.used == 0 and idle(d), p, d)
+    until(lambda: p.workers[0].store.used_bytes == 0 and idle(d), p, d)
 
 
 def test_a_prompt_for_which_the_router_has_no_time_left_is_not_loaded(
@@ -297,10 +297,10 @@ def test_a_prompt_for_which_the_router_has_no_time_left_is_not_loaded(
     one = LongPrompt(p, d, 2 * BLOCK, limit_s=5.0 * SECOND_S)
     d.scheduler.new_request(one.ours)
     p.scheduler.new_request(one.theirs)
-    p.scheduler.allocated(one.theirs, (one.source,), 0)
-    until(lambda: d.scheduler.matched(one.ours, 0) == (one.tokens, True), d)
+    p.scheduler.on_allocated(one.theirs, (one.source,), 0)
+    until(lambda: d.scheduler.match_tokens(one.ours, 0) == (one.tokens, True), d)
     skip(6.0)
-    d.scheduler.allocated(one.ours, (one.target,), one.tokens)
+    d.scheduler.on_allocated(one.ours, (one.target,), one.tokens)
     until(lambda: one.over, p, d)
     assert d.failed == [one.ours.request_id]
 
@@ -317,10 +317,10 @@ def test_decodes_client_leaves_a_load_that_has_lasted_long(
         one.compute(BLOCK)
         one.wait_arrived()
         skip(3.0)
-    d.scheduler.ended(one.ours)
+    d.scheduler.on_request_ended(one.ours)
     until(lambda: one.over and idle(d), d)
     one.compute(BLOCK)
-    until(lambda: p.workers[0].store.used == 0 and p.counts.get("send/aborted"), p, d)
+    until(lambda: p.workers[0].store.used_bytes == 0 and p.counts.get("send/aborted"), p, d)
     assert not d.holds(one.target[3:4], PROMPT, first=3), "what comes later is placed nowhere"
 
 
@@ -333,7 +333,7 @@ def test_prefills_client_leaves_a_load_that_has_lasted_long_and_no_other_try_com
         one.compute(BLOCK)
         one.wait_arrived()
         skip(3.0)
-    p.scheduler.ended(one.theirs)
+    p.scheduler.on_request_ended(one.theirs)
     until(lambda: idle(p), p, d)
     assert one.wait_failed(p, skip=skip, each_s=0.5, most_s=8.0) > 0
     until(lambda: idle(d), d)
@@ -351,22 +351,22 @@ def test_loads_hold_half_of_decodes_blocks_and_the_next_one_waits_in_the_queue(m
         one.target = list(range(1 + 6 * at, 7 + 6 * at))
         d.scheduler.new_request(one.ours)
         p.scheduler.new_request(one.theirs)
-        p.scheduler.allocated(one.theirs, (one.source,), 0)
+        p.scheduler.on_allocated(one.theirs, (one.source,), 0)
     for one in prompts[:2]:
-        until(lambda one=one: d.scheduler.matched(one.ours, 0) == (each, True), d)
-        d.scheduler.allocated(one.ours, (one.target,), each)
+        until(lambda one=one: d.scheduler.match_tokens(one.ours, 0) == (each, True), d)
+        d.scheduler.on_allocated(one.ours, (one.target,), each)
     third = prompts[2]
     until(lambda: d.scheduler._pairing.leg(third.ours.request_id).source is not None, d)
     for _ in range(5):
-        assert d.scheduler.matched(third.ours, 0) == (None, False), "12 of 16 blocks are held, and it wants 6"
+        assert d.scheduler.match_tokens(third.ours, 0) == (None, False), "12 of 16 blocks are held, and it wants 6"
         d.step()
-    assert d.scheduler.matched(request(None), 0) == (0, False), "who loads nothing does not wait"
+    assert d.scheduler.match_tokens(request(None), 0) == (0, False), "who loads nothing does not wait"
     for one in prompts:
         p.fill(one.source, PROMPT)
     prompts[0].compute(each)
     prompts[0].wait_loaded()
-    assert d.scheduler.matched(third.ours, 0) == (each, True)
-    d.scheduler.allocated(third.ours, (third.target,), each)
+    assert d.scheduler.match_tokens(third.ours, 0) == (each, True)
+    d.scheduler.on_allocated(third.ours, (third.target,), each)
     for one in prompts[1:]:
         one.compute(each)
         until(lambda one=one: one.over, p, d)
@@ -383,11 +383,11 @@ def test_who_waits_for_room_and_leaves_waits_no_more_and_a_load_that_failed_hold
     two = LongPrompt(p, d, 4 * BLOCK)
     d.scheduler.new_request(two.ours)
     p.scheduler.new_request(two.theirs)
-    p.scheduler.allocated(two.theirs, (two.source,), 0)
+    p.scheduler.on_allocated(two.theirs, (two.source,), 0)
     until(lambda: d.scheduler._pairing.leg(two.ours.request_id).source is not None, d)
-    assert d.scheduler.matched(two.ours, 0) == (None, False)
+    assert d.scheduler.match_tokens(two.ours, 0) == (None, False)
     assert (d.scheduler._room.held_blocks, d.scheduler._room.waiting_requests) == (4, 1)
-    d.scheduler.ended(two.ours)
+    d.scheduler.on_request_ended(two.ours)
     assert d.scheduler._room.waiting_requests == 0
     one.wait_failed(p, skip=skip, each_s=0.5, most_s=8.0)
     assert d.scheduler._room.held_blocks == 0
@@ -402,7 +402,7 @@ def test_a_limit_that_is_none_makes_an_ordinary_request(
     d = make("d")
     wrong = request(decode_leg("ab" * 16) | {"limit_s": limit_s})
     d.scheduler.new_request(wrong)
-    assert d.scheduler.matched(wrong, 0) == (0, False)
+    assert d.scheduler.match_tokens(wrong, 0) == (0, False)
     assert re.search(r"served as an ordinary one: .*limit_s", caplog.text)
 
 

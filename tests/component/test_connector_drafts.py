@@ -59,15 +59,15 @@ def hand_over(p: Engine, d: Engine, hooks: Hooks = "layers", late: Callable[[], 
     p.fill(FROM, prompt=7)
     p.lookahead = BEHIND
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, ([*FROM, BEHIND],), 0)
+    p.scheduler.on_allocated(theirs, ([*FROM, BEHIND],), 0)
     p.step(new=((theirs, [*FROM, BEHIND], 0, 20),), hooks=hooks)
     p.step(cached=((theirs, [], 20, TOKENS - 20),), hooks=hooks)
-    p.scheduler.ended(theirs)
-    until(lambda: d.scheduler.matched(ours, 0)[1], d)
+    p.scheduler.on_request_ended(theirs)
+    until(lambda: d.scheduler.match_tokens(ours, 0)[1], d)
     until(late, p, d)
-    tokens, _ = d.scheduler.matched(ours, 0)
+    tokens, _ = d.scheduler.match_tokens(ours, 0)
     assert tokens is not None
-    d.scheduler.allocated(ours, ([*INTO, BEHIND],), tokens)  # decode has one for its own drafts, too
+    d.scheduler.on_allocated(ours, ([*INTO, BEHIND],), tokens)  # decode has one for its own drafts, too
     until(lambda: d.recved, p, d)
     assert d.failed == []
     until(lambda: idle(p) and idle(d), p, d)
@@ -168,11 +168,11 @@ def test_states_and_another_number_of_drafts_are_refused_with_the_field(make: Ca
     ours, theirs = request(decode_leg(transfer, wait_s=600.0)), request(prefill_leg(transfer, d))
     d.scheduler.new_request(ours)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, ([1, 2, 3],), 0)
+    p.scheduler.on_allocated(theirs, ([1, 2, 3],), 0)
     p.step(new=((theirs, [1, 2, 3], 0, 40),))
-    p.scheduler.ended(theirs)
-    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d)
-    d.scheduler.allocated(ours, ([1, 2, 3],), 0)
+    p.scheduler.on_request_ended(theirs)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (0, False), d)
+    d.scheduler.on_allocated(ours, ([1, 2, 3],), 0)
     until(lambda: idle(p) and idle(d), p, d)
     assert "refused prefill engine p: speculation.num_speculative_tokens: 2 here, 3 there; the states of" in caplog.text
     assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1

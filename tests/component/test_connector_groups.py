@@ -177,7 +177,7 @@ def test_prefill_of_a_model_with_states_stops_before_the_last_token_and_of_other
 def test_a_prompt_of_one_token_is_an_ordinary_request_for_both(make: Callable[..., GroupedEngine]) -> None:
     p, d = make("p", "states"), make("d", "states")
     job = Job(p, d, prompt=1)
-    assert d.scheduler.matched(job.ours, 0) == (0, False)
+    assert d.scheduler.match_tokens(job.ours, 0) == (0, False)
     job.prefill(512)
     assert job.theirs.num_prompt_tokens == 1
     assert not job.end_prefill()
@@ -204,8 +204,8 @@ def test_a_block_that_prefill_lacks_ends_the_transfer_and_decode_computes(make: 
     lost = p.tables_of
     p.tables_of = lambda request: tuple([0] * len(one) for one in lost(request))  # type: ignore[method-assign]
     job.prefill(512)
-    until(lambda: d.scheduler.matched(job.ours, 0) == (0, False), p, d)
-    d.scheduler.allocated(job.ours, [[0] * 6] * 4, 0)
+    until(lambda: d.scheduler.match_tokens(job.ours, 0) == (0, False), p, d)
+    d.scheduler.on_allocated(job.ours, [[0] * 6] * 4, 0)
     over(p, d)
     assert p.counts["send/protocol"] == d.counts["receive/protocol"] == 1
 
@@ -215,8 +215,8 @@ def test_a_block_that_decode_lacks_fails_the_load_and_nothing_is_written(make: C
     job = Job(p, d, prompt=90)
     job.prefill(512)
     job.end_prefill()
-    until(lambda: d.scheduler.matched(job.ours, 0) == (89, True), p, d)
-    d.scheduler.allocated(job.ours, [[0] * 6, [0] * 6, [0] * 6, [1, 2, 3, 4, 5, 6]], 89)
+    until(lambda: d.scheduler.match_tokens(job.ours, 0) == (89, True), p, d)
+    d.scheduler.on_allocated(job.ours, [[0] * 6, [0] * 6, [0] * 6, [1, 2, 3, 4, 5, 6]], 89)
     assert not job.wait()
     assert not any(bool(cache.any()) for cache in d.caches[0].values())
     over(p, d)
@@ -231,7 +231,7 @@ def test_engines_whose_windows_or_states_differ_refuse_each_other_by_field(make:
         p, d = make(f"p{at}", ours), make(f"d{at}", theirs)
         job = Job(p, d, prompt=60)
         job.prefill(512)
-        until(lambda job=job, d=d: d.scheduler.matched(job.ours, 0) == (0, False), p, d)
+        until(lambda job=job, d=d: d.scheduler.match_tokens(job.ours, 0) == (0, False), p, d)
         assert text in caplog.text
 
 
@@ -260,9 +260,9 @@ def test_states_between_unequal_tensor_sizes_are_refused_by_field_and_decode_com
     p, d = make("p", "states", tensor=theirs), make("d", "states", tensor=ours)
     job = Job(p, d, prompt=60)
     job.prefill(512)
-    until(lambda: d.scheduler.matched(job.ours, 0) == (0, False), p, d)
+    until(lambda: d.scheduler.match_tokens(job.ours, 0) == (0, False), p, d)
     assert "parallel.tensor: sizes differ, and kv cache layer0 is a state, which is not cut; give" in caplog.text
-    d.scheduler.allocated(job.ours, [[0], [0] * 4], 0)
+    d.scheduler.on_allocated(job.ours, [[0], [0] * 4], 0)
     over(p, d)
     assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1
 
@@ -290,7 +290,7 @@ def test_while_decode_has_no_room_windows_go_into_its_buffer_and_states_stay(mak
         p, d = make(f"p-{kind}", kind, keep_bytes=16 * PAGE), make(f"d-{kind}", kind, buffer_bytes=1 << 20)
         job = Job(p, d, prompt=300)
         job.prefill(20, most=260)
-        until(lambda job=job, d=d: d.scheduler.matched(job.ours, 0)[0], d)
+        until(lambda job=job, d=d: d.scheduler.match_tokens(job.ours, 0)[0], d)
         if kind == "windows":  # decode's request waits for blocks
             until(lambda d=d: d.counts.get(metrics.BUFFERED_BYTES, 0) > 0, p, d)
         else:
@@ -312,7 +312,7 @@ def test_a_load_that_prefill_leaves_is_reported_failed_and_whole_blocks_of_it_do
     job = Job(p, d, prompt=90)
     job.prefill(20, most=60)
     job.ask()
-    p.scheduler.ended(job.theirs)  # aborted before it has computed all
+    p.scheduler.on_request_ended(job.theirs)  # aborted before it has computed all
     assert not job.wait()
     over(p, d)
     assert "receive/ok" not in d.counts

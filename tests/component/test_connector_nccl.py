@@ -141,7 +141,7 @@ def test_blocks_come_in_a_group_that_is_made_once(stage: Stage, heads: tuple[int
     assert stage.world.carried == 3 * SIZE * heads[1] // HEADS
     assert stage.world.minted == 1
     wait_until(lambda: len(p.publisher.take_reports()) or p.machine.open == 0)
-    wait_until(lambda: p.store.used == 0)
+    wait_until(lambda: p.store.used_bytes == 0)
     assert d.machine.ring.used_bytes == 0
     assert stage.processes[0].hub.usage.groups == 1
 
@@ -230,7 +230,7 @@ def test_what_is_lost_with_its_group_comes_by_another_session_and_nothing_else_i
     stage.world.fail_at = stage.world.stuck_at = 0
     begin(p, d, 2)
     assert whole(d, 2)
-    wait_until(lambda: p.store.used == 0 and d.machine.ring.used_bytes == 0)
+    wait_until(lambda: p.store.used_bytes == 0 and d.machine.ring.used_bytes == 0)
     wait_until(lambda: all(one.hub.usage == NcclUsage(0, 0) for one in stage.processes))
 
 
@@ -242,11 +242,11 @@ def test_copies_and_ranges_are_kept_until_an_abort_is_complete(stage: Stage) -> 
     assert whole(d), "over TCP"
     wait_until(lambda: p.machine.open == 0)
     time.sleep(0.2)
-    assert p.store.used > 0, "the GPU may still read them"
+    assert p.store.used_bytes > 0, "the GPU may still read them"
     assert d.machine.ring.stuck_bytes > 0, "and write there"
     assert [one.hub.usage.groups for one in stage.processes] == [1, 1]
     stage.world.never_abort = False
-    wait_until(lambda: p.store.used == 0)
+    wait_until(lambda: p.store.used_bytes == 0)
     wait_until(lambda: d.machine.ring.used_bytes == 0)
     wait_until(lambda: all(one.hub.usage.groups == 0 for one in stage.processes))
 
@@ -343,7 +343,7 @@ def test_what_prefill_has_let_go_of_by_then_is_not_sent(stage: Stage) -> None:
     stage.world.change = lambda message: seen.append(int(message.count_nonzero()))
     d.receiver.carry_out(Cancel(key(), 0, Outcome.ABORTED, "its client has left"))
     wait_until(lambda: [one.outcome for one in p.publisher.take_reports()] == [Outcome.ABORTED])
-    assert p.store.used == 0
+    assert p.store.used_bytes == 0
     stage.world.never_open = False
     wait_until(lambda: d.machine.ring.used_bytes == 0)
     assert seen == [0, 0], "what it had begun to fetch is answered, with nothing"

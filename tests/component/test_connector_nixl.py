@@ -82,7 +82,7 @@ def load(p: PrefillRank, d: DecodeRank, number: int = 1, ids: tuple[int, ...] = 
     assert not [one.reason for one in d.broken if one.key == key(number)]
     assert d.right(key(number), 0, ids)
     d.receiver.carry_out(Confirm(key(number), 0, LAYERS * len(ids) * HEADS * HEAD))
-    wait_until(lambda: not p.store.used and not p.machine.open)
+    wait_until(lambda: not p.store.used_bytes and not p.machine.open)
 
 
 def under_way(stage: Stage, p: PrefillRank, d: DecodeRank, number: int = 2) -> None:
@@ -124,7 +124,7 @@ def test_blocks_are_read_to_their_places_by_one_agent(stage: Stage, decode: dict
         p.compute(key(number), 4, 2, layers=layers)
         wait_until(lambda number=number: d.has(key(number), 0, 6))
         assert d.right(key(number), 0, IDS)
-        wait_until(lambda: not p.store.used)
+        wait_until(lambda: not p.store.used_bytes)
     assert d.links == {"nixl"}
     assert stage.world.made == 1
     assert d.machine.ring.used_bytes == 0
@@ -134,7 +134,7 @@ def test_what_is_fetched_ahead_is_read_into_the_buffer(stage: Stage) -> None:
     p, d = stage.prefill(), stage.decode(buffer=1 << 20)
     d.want(key(), p, None, whole=6, ahead=True)
     p.compute(key(), 0, 6)
-    wait_until(lambda: not p.store.used)
+    wait_until(lambda: not p.store.used_bytes)
     assert d.machine.buffer.bytes_in_use[0]
     assert not d.caches[0].any()
     d.want(key(), p, IDS, whole=6)
@@ -200,7 +200,7 @@ def test_bytes_that_changed_on_their_way_end_the_session_and_the_load(stage: Sta
 
     def spoil(address: int, size: int) -> None:
         if size > 32:
-            p.shared.copies[p.store.rounded(7)] ^= 1
+            p.shared.copies[p.store.round_up(7)] ^= 1
             stage.world.before = None
 
     stage.world.before = spoil

@@ -33,14 +33,14 @@ def hand_over(p: Engine, d: Engine) -> Any:
     ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
     d.scheduler.new_request(ours)
     prefill(p, theirs, [1, 2, 3])
-    p.scheduler.ended(theirs)
+    p.scheduler.on_request_ended(theirs)
     return ours
 
 
 def test_a_peer_that_computes_other_kv_is_told(make: Callable[..., Engine]) -> None:
     p, d = make("p", model={"model": "another"}), make("d")
     ours = hand_over(p, d)
-    until(lambda: d.scheduler.matched(ours, 0) == (0, False), p, d)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (0, False), p, d)
     until(lambda: notes(d).refused, p, d)
     found = notes(d)
     assert found.incarnation == d.scheduler._incarnation
@@ -53,8 +53,8 @@ def test_a_peer_that_computes_other_kv_is_told(make: Callable[..., Engine]) -> N
 def test_a_peer_to_which_there_is_no_link_is_told_by_what_its_ranks_were_announced_as(make: Callable[..., Engine]) -> None:
     p, d = make("p", transport="tcp"), make("d", transport="shm")
     ours = hand_over(p, d)
-    until(lambda: d.scheduler.matched(ours, 0)[0], p, d)
-    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+    until(lambda: d.scheduler.match_tokens(ours, 0)[0], p, d)
+    d.scheduler.on_allocated(ours, ([8, 7, 6],), 40)
     until(lambda: notes(d).refused, p, d)
     [peer] = notes(d).refused
     assert (peer.instance, peer.incarnation) == ("p", p.scheduler._incarnation)
@@ -69,7 +69,7 @@ def test_a_prompt_of_other_weights_is_no_pair_that_cannot_be(make: Callable[...,
     monkeypatch.setattr(p.scheduler._carrying, "_weights", lambda: "new")
     monkeypatch.setattr(d.scheduler._carrying, "_weights", lambda: "old")
     ours = hand_over(p, d)
-    until(lambda: d.scheduler.matched(ours, 0) == (0, False), p, d)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (0, False), p, d)
     until(lambda: p.counts.get("send/incompatible"), p, d)
     until(lambda: pair_notes.path_of(d.folder, 0).exists(), p, d)
     assert notes(d) == PairNotes(d.scheduler._incarnation)
@@ -83,8 +83,8 @@ def test_a_link_that_could_be_expected_is_counted_and_said_while_its_session_liv
         folder.mkdir()
     p, d = (make(name, transport="auto", shared_folder=str(folder)) for name, folder in zip("pd", folders, strict=True))
     ours = hand_over(p, d)
-    until(lambda: d.scheduler.matched(ours, 0) == (40, True), p, d)
-    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (40, True), p, d)
+    d.scheduler.on_allocated(ours, ([8, 7, 6],), 40)
     until(lambda: d.recved, p, d)
     assert (d.failed, d.counts["link:tcp"] > 0) == ([], True)
     assert d.counts[f"{metrics.LINKS_REFUSED}:shm"] == 1

@@ -92,19 +92,20 @@ def test_blocks_go_from_rank_to_rank_into_their_places(make: Callable[..., Engin
     transfer = uuid.uuid4().hex
     ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
     d.scheduler.new_request(ours)
-    assert d.scheduler.matched(ours, 16) == (None, False)
+    assert d.scheduler.match_tokens(ours, 16) == (None, False)
     p.fill([5, 9, 3], prompt=7)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, ([5, 9, 3],), 0)
+    p.scheduler.on_allocated(theirs, ([5, 9, 3],), 0)
     p.step(new=((theirs, [5, 9, 3], 0, 40),), hooks=hooks)
-    p.scheduler.ended(theirs)
-    until(lambda: d.scheduler.matched(ours, 16) == (24, True), d)
-    d.scheduler.allocated(ours, ([30, 11, 12, 13],), 24)  # one block is there already, and one more than the prompt needs
+    p.scheduler.on_request_ended(theirs)
+    until(lambda: d.scheduler.match_tokens(ours, 16) == (24, True), d)
+    d.scheduler.on_allocated(ours,
+                             ([30, 11, 12, 13],), 24)  # one block is there already, and one more than the prompt needs
     until(lambda: d.recved, p, d)
     assert d.failed == []
     assert d.holds([11, 12], prompt=7, first=1)
     assert not d.caches[0]["layer0"][13].any()
-    assert d.scheduler.matched(ours, 0) == (0, False)
+    assert d.scheduler.match_tokens(ours, 0) == (0, False)
     until(lambda: idle(p) and idle(d), p, d)
     size = 2 * LAYERS * 2 * BLOCK * 4 * 4 * tensor
     assert p.counts[metrics.PUSHED_BYTES] == d.counts[metrics.LOADED_BYTES] == size
@@ -118,16 +119,16 @@ def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_r
     until(lambda: p.scheduler._carrying.crew._ready, p)  # from now on workers are told between steps
     d.stop()  # it never answers
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3])
-    assert all(worker.store.used for worker in p.workers)
+    assert all(worker.store.used_bytes for worker in p.workers)
     silent(p, skip)
-    until(lambda: not any(worker.store.used for worker in p.workers), p.clock)  # no step of p is made meanwhile
+    until(lambda: not any(worker.store.used_bytes for worker in p.workers), p.clock)  # no step of p is made meanwhile
     until(lambda: idle(p), p)
     assert p.counts["send/peer_lost"] == 1
     duty.write(p.folder, Duty(Role.DECODE, 2))
     until(lambda: not any(worker.store.made for worker in p.workers), p)
     duty.write(p.folder, Duty(Role.PREFILL, 3))
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [4, 5, 6])
-    until(lambda: all(worker.store.used for worker in p.workers), p)  # the memory is made on a thread of its own
+    until(lambda: all(worker.store.used_bytes for worker in p.workers), p)  # the memory is made on a thread of its own
     silent(p, skip)
     until(lambda: idle(p), p)
 
@@ -139,14 +140,14 @@ def test_chunks_and_a_preemption_between_them(make: Callable[..., Engine]) -> No
     d.scheduler.new_request(ours)
     p.fill([1, 2, 3], prompt=4)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, ([1, 2],), 0)
+    p.scheduler.on_allocated(theirs, ([1, 2],), 0)
     p.step(new=((theirs, [1, 2], 0, 20),))
     p.step(preempted=(theirs,), writes=([1, 2], 999))  # its blocks belong to somebody else now
     p.fill([20, 21, 22], prompt=4)
-    p.scheduler.allocated(theirs, ([20, 21, 22],), 0)
+    p.scheduler.on_allocated(theirs, ([20, 21, 22],), 0)
     p.step(new=((theirs, [20, 21, 22], 0, 40),))
-    until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
-    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (40, True), d)
+    d.scheduler.on_allocated(ours, ([8, 7, 6],), 40)
     until(lambda: d.recved, p, d)
     assert d.holds([8, 7, 6], prompt=4, first=0)
 
@@ -158,8 +159,8 @@ def test_different_fingerprints_are_named_and_decode_does_not_wait(make: Callabl
     ours, theirs = request(decode_leg(transfer, wait_s=600.0)), request(prefill_leg(transfer, d))
     d.scheduler.new_request(ours)
     prefill(p, theirs, [1, 2, 3])
-    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d)
-    d.scheduler.allocated(ours, ([1, 2, 3],), 0)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (0, False), d)
+    d.scheduler.on_allocated(ours, ([1, 2, 3],), 0)
     until(lambda: idle(p) and idle(d), p, d)
     assert "fingerprint: model: " in caplog.text
     assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1
@@ -172,7 +173,7 @@ def test_different_tensor_sizes_of_caches_that_cannot_be_cut_are_named(make: Cal
     ours, theirs = request(decode_leg(transfer, wait_s=600.0)), request(prefill_leg(transfer, d))
     d.scheduler.new_request(ours)
     prefill(p, theirs, [1, 2, 3])
-    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (0, False), d)
     assert "tensor sizes differ, and kv cache layer0 cannot be cut by heads" in caplog.text
 
 
@@ -183,14 +184,14 @@ def test_blocks_without_room_stay_in_the_cache_until_decode_makes_some(make: Cal
         ids = [3 * prompt + 1, 3 * prompt + 2, 3 * prompt + 3]
         p.fill(ids, prompt)
         prefill(p, request(prefill_leg(transfer, d), prompt=prompt), ids, held=prompt > 0)
-        assert p.workers[0].store.used <= p.workers[0].store.bound
+        assert p.workers[0].store.used_bytes <= p.workers[0].store.bound
     assert p.workers[0]._saving.waiting == 12
     assert len(p.sent) <= 1, "the first alone may have been copied out by now"
     for prompt, transfer in enumerate(transfers):
         ours = request(decode_leg(transfer), prompt=prompt)
         d.scheduler.new_request(ours)
-        until(lambda one=ours: d.scheduler.matched(one, 0) == (40, True), d, p)
-        d.scheduler.allocated(ours, ([29, 30, 31],), 40)
+        until(lambda one=ours: d.scheduler.match_tokens(one, 0) == (40, True), d, p)
+        d.scheduler.on_allocated(ours, ([29, 30, 31],), 40)
         until(lambda one=ours: one.request_id in d.recved, p, d)
         assert d.failed == []
         assert d.holds([29, 30, 31], prompt, first=0)
@@ -205,7 +206,7 @@ def test_a_prompt_for_a_decode_that_takes_nothing_does_not_begin_and_others_do(m
         n, transfer = len(transfers), uuid.uuid4().hex
         late = request(prefill_leg(transfer, d))
         p.scheduler.new_request(late)
-        if p.scheduler.matched(late, 0) == (None, False):
+        if p.scheduler.match_tokens(late, 0) == (None, False):
             break
         assert n < 4, "of 8 blocks, those of one decode engine may be 4 times what they leave free"
         prefill(p, late, [3 * n + 1, 3 * n + 2, 3 * n + 3])
@@ -213,15 +214,15 @@ def test_a_prompt_for_a_decode_that_takes_nothing_does_not_begin_and_others_do(m
     assert len(transfers) > 1
     other = request(prefill_leg(uuid.uuid4().hex, e, instance="e"))
     p.scheduler.new_request(other)
-    assert p.scheduler.matched(other, 0) == (0, False)
-    p.scheduler.ended(other)
+    assert p.scheduler.match_tokens(other, 0) == (0, False)
+    p.scheduler.on_request_ended(other)
     for transfer in transfers:
         ours = request(decode_leg(transfer))
         d.scheduler.new_request(ours)
-        until(lambda one=ours: d.scheduler.matched(one, 0) == (40, True), d, p)
-        d.scheduler.allocated(ours, ([29, 30, 31],), 40)
+        until(lambda one=ours: d.scheduler.match_tokens(one, 0) == (40, True), d, p)
+        d.scheduler.on_allocated(ours, ([29, 30, 31],), 40)
         until(lambda one=ours: one.request_id in d.recved, p, d)
-    until(lambda: p.scheduler.matched(late, 0) == (0, False), p, d)
+    until(lambda: p.scheduler.match_tokens(late, 0) == (0, False), p, d)
     assert d.failed == []
     assert "send/overflow" not in p.counts
 
@@ -240,8 +241,8 @@ def test_blocks_that_find_no_room_for_long_are_given_up_and_decode_is_told(
     skip(PATIENCE_S / 4)
     until(lambda: p.counts.get("send/overflow"), p)
     d.scheduler.new_request(ours)
-    until(lambda: d.scheduler.matched(ours, 0) == (0, False), d)
-    d.scheduler.allocated(ours, ([1, 2, 3],), 0)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (0, False), d)
+    d.scheduler.on_allocated(ours, ([1, 2, 3],), 0)
     until(lambda: idle(d), p, d)
     assert d.counts["receive/overflow"] == 1
     until(lambda: theirs.request_id in p.sent, p)
@@ -252,7 +253,7 @@ def test_what_waits_for_room_is_lost_where_its_request_is_preempted(make: Callab
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3], held=False)
     theirs = request(prefill_leg(uuid.uuid4().hex, d))
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, ([4, 5],), 0)
+    p.scheduler.on_allocated(theirs, ([4, 5],), 0)
     p.step(new=((theirs, [4, 5], 0, 20),))
     assert p.workers[0]._saving.waiting == 1
     p.step(preempted=(theirs,))
@@ -268,8 +269,8 @@ def test_other_modes_bring_the_same_blocks(make: Callable[..., Engine], mode: st
     d.scheduler.new_request(ours)
     p.fill([5, 9, 3], prompt=7)
     prefill(p, theirs, [5, 9, 3])
-    until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
-    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (40, True), d)
+    d.scheduler.on_allocated(ours, ([8, 7, 6],), 40)
     until(lambda: d.recved, p, d)
     assert d.failed == []
     assert d.holds([8, 7, 6], prompt=7, first=0)
@@ -297,8 +298,8 @@ def test_each_decode_rank_gets_the_blocks_of_the_prefill_rank_that_computed_its_
         prefill(p, request(prefill_leg(transfer, d), prompt=number + 1), ids)
         loads.append((d, ours, [15 + at for at in ids]))
     for d, ours, into in loads:
-        until(lambda d=d, ours=ours: d.scheduler.matched(ours, 0) == (40, True), *ps, *ds)  # type: ignore[misc]
-        d.scheduler.allocated(ours, (into,), 40)
+        until(lambda d=d, ours=ours: d.scheduler.match_tokens(ours, 0) == (40, True), *ps, *ds)  # type: ignore[misc]
+        d.scheduler.on_allocated(ours, (into,), 40)
     until(lambda: all(len(d.recved) == 2 for d in ds), *ps, *ds)
     for number, (d, _, into) in enumerate(loads):
         assert d.holds(into, prompt=number + 1, first=0), pairs[number]
@@ -317,8 +318,8 @@ def test_what_prefill_cannot_keep_waits_in_decodes_buffer(make: Callable[..., En
     p.fill([5, 9, 3], prompt=7)
     prefill(p, theirs, [5, 9, 3])  # 9 blocks a rank: one or more above half of what it may keep
     until(lambda: d.counts.get(metrics.BUFFERED_BYTES, 0) >= tensor * block, p, d)
-    assert d.scheduler.matched(ours, 16) == (24, True)
-    d.scheduler.allocated(ours, ([30, 7, 6],), 24)
+    assert d.scheduler.match_tokens(ours, 16) == (24, True)
+    d.scheduler.on_allocated(ours, ([30, 7, 6],), 24)
     until(lambda: d.recved, p, d)
     assert d.failed == []
     assert d.holds([7, 6], prompt=7, first=1)
@@ -336,11 +337,11 @@ def test_what_came_ahead_of_a_request_that_has_ended_leaves_the_buffer_also_wher
     prefill(p, theirs, [5, 9, 3])
     p.workers[0].store.bound = 1
     receiver = d.workers[0]._receiver
-    until(lambda: d.counts.get(metrics.BUFFERED_BYTES) and not p.workers[0].store.used, p, d)
+    until(lambda: d.counts.get(metrics.BUFFERED_BYTES) and not p.workers[0].store.used_bytes, p, d)
     p.workers[0]._publisher.stop()
     until(lambda: not receiver._sources, d)
     assert any(receiver.buffered_bytes)
-    d.scheduler.ended(ours)
+    d.scheduler.on_request_ended(ours)
     assert d.scheduler.pending(), "its workers have to hear of it"
     until(lambda: not any(receiver.buffered_bytes), d)
 
@@ -349,11 +350,11 @@ def test_the_policy_fail_reports_the_smallest_load_as_failed(make: Callable[...,
     d = make("d", recompute=False)
     ours = request(decode_leg(uuid.uuid4().hex, wait_s=0.1))
     d.scheduler.new_request(ours)
-    until(lambda: d.scheduler.matched(ours, 32) == (1, True), d)
-    d.scheduler.allocated(ours, ([1, 2, 3],), 1)
+    until(lambda: d.scheduler.match_tokens(ours, 32) == (1, True), d)
+    d.scheduler.on_allocated(ours, ([1, 2, 3],), 1)
     until(lambda: d.recved, d)
     assert d.recved == d.failed == [ours.request_id]
-    d.scheduler.ended(ours)
+    d.scheduler.on_request_ended(ours)
     until(lambda: idle(d), d)
     assert d.counts["receive/deadline"] == 1
 
@@ -365,14 +366,14 @@ def test_a_request_aborted_while_loading_is_reported_once_and_written_no_more(ma
     d.scheduler.new_request(ours)
     p.fill([1, 2, 3], prompt=4)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, ([1, 2],), 0)
-    until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
-    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+    p.scheduler.on_allocated(theirs, ([1, 2],), 0)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (40, True), d)
+    d.scheduler.on_allocated(ours, ([8, 7, 6],), 40)
     d.step()
-    d.scheduler.ended(ours)
+    d.scheduler.on_request_ended(ours)
     until(lambda: d.recved, d)
     p.step(new=((theirs, [1, 2, 3], 0, 40),))
-    p.scheduler.ended(theirs)
+    p.scheduler.on_request_ended(theirs)
     until(lambda: idle(p) and idle(d), p, d)
     assert d.recved == [ours.request_id]
     assert not d.caches[0]["layer0"].any()
@@ -387,9 +388,9 @@ def test_a_rank_that_is_done_keeps_what_it_has_when_the_other_needs_another_try(
     first.fill([1, 2, 3], prompt=4)
     second.fill([1, 2, 3], prompt=4)
     first.scheduler.new_request(theirs)
-    first.scheduler.allocated(theirs, ([1, 2, 3],), 0)
-    until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
-    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+    first.scheduler.on_allocated(theirs, ([1, 2, 3],), 0)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (40, True), d)
+    d.scheduler.on_allocated(ours, ([8, 7, 6],), 40)
     d.step()
     first.workers[1].stop()  # its rank 1 dies, and rank 0 delivers
     first.step(new=((theirs, [1, 2, 3], 0, 40),))
@@ -411,9 +412,9 @@ def test_a_load_that_one_rank_has_lost_is_waited_for_by_no_other(make: Callable[
     ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
     d.scheduler.new_request(ours)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, ([1, 2, 3],), 0)
-    until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
-    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+    p.scheduler.on_allocated(theirs, ([1, 2, 3],), 0)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (40, True), d)
+    d.scheduler.on_allocated(ours, ([8, 7, 6],), 40)
     p.workers[1].stop()
     until(lambda: d.recved, d)
     assert set(d.failed) == {ours.request_id}
@@ -432,8 +433,8 @@ def test_a_prefill_that_was_never_asked_lets_go_when_another_try_took_its_place(
         ours = request(decode_leg(transfer))
         d.scheduler.new_request(ours)
         prefill(first, request(prefill_leg(transfer, d)), [1, 2, 3])
-        until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
-        d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+        until(lambda: d.scheduler.match_tokens(ours, 0) == (40, True), d)
+        d.scheduler.on_allocated(ours, ([8, 7, 6],), 40)
         until(lambda: select.select([mute], [], [], 0)[0], first, d)
         second.fill([4, 5, 6], prompt=4)
         prefill(second, request(prefill_leg(transfer, d, attempt=2)), [4, 5, 6])
@@ -442,7 +443,7 @@ def test_a_prefill_that_was_never_asked_lets_go_when_another_try_took_its_place(
             assert d.holds([8, 7, 6], prompt=4, first=0)
         else:
             until(lambda: d.counts.get(metrics.RETRIES), first, second, d)
-            d.scheduler.ended(ours)
+            d.scheduler.on_request_ended(ours)
         until(lambda: idle(first) and idle(second) and idle(d), first, second, d)
     assert first.counts["send/stale"] == 1
 
@@ -467,7 +468,7 @@ def test_a_port_row_beyond_the_last_port_is_refused(tmp_path: Path, options: dic
 
 def test_ids_that_vllm_does_not_wait_for_are_taken_out(make: Callable[..., Engine]) -> None:
     output = KVConnectorOutput(finished_recving={"never", "heard"}, finished_sending={"of"})
-    make("d").scheduler.heard(output)
+    make("d").scheduler.on_worker_output(output)
     assert not output.finished_recving
     assert not output.finished_sending
 
@@ -479,10 +480,10 @@ def test_parameters_that_are_not_understood_make_an_ordinary_request(make: Calla
     d = make("d")
     odd = request(params)
     d.scheduler.new_request(odd)
-    assert d.scheduler.matched(odd, 0) == (0, False)
-    d.scheduler.allocated(odd, ([1, 2, 3],), 0)
+    assert d.scheduler.match_tokens(odd, 0) == (0, False)
+    d.scheduler.on_allocated(odd, ([1, 2, 3],), 0)
     assert d.scheduler.answer(odd) is None
-    d.scheduler.ended(odd)
+    d.scheduler.on_request_ended(odd)
     assert "is served as an ordinary one" in caplog.text
 
 
@@ -491,7 +492,7 @@ def test_prompts_given_as_embeddings_are_ordinary_requests(make: Callable[..., E
     odd = request(decode_leg(uuid.uuid4().hex))
     odd.prompt_token_ids = None
     d.scheduler.new_request(odd)
-    assert d.scheduler.matched(odd, 0) == (0, False)
+    assert d.scheduler.match_tokens(odd, 0) == (0, False)
 
 
 def test_a_decode_engine_that_is_not_there_is_given_up(
@@ -512,7 +513,8 @@ def test_an_engine_steps_on_until_its_workers_say_that_nothing_is_held(make: Cal
 
     def said(held: int) -> bool:
         report = StepReport(levels={0: {metrics.KEPT_BYTES: held, metrics.NCCL_GROUPS: 1}})
-        side.heard(SimpleNamespace(kv_connector_worker_meta=report, finished_recving=None, finished_sending=None))
+        side.on_worker_output(SimpleNamespace(kv_connector_worker_meta=report, finished_recving=None,
+                                              finished_sending=None))
         side.take_stats()
         return side.pending()
 
@@ -523,7 +525,7 @@ def test_an_engine_steps_on_until_its_workers_say_that_nothing_is_held(make: Cal
 
 def test_statistics_add_up_over_intervals_and_pipes() -> None:
     one, two = Stats(), XpydConnector.build_kv_connector_stats({"send/ok": 2, metrics.SENDS_OPEN: 0})
-    one.ended("send", "ok")
+    one.count_transfer("send", "ok")
     one.data[metrics.SENDS_OPEN] = 5
     assert isinstance(one, KVConnectorStats)
     assert one.aggregate(two).to_dict() == {"send/ok": 3, metrics.SENDS_OPEN: 0}
@@ -555,9 +557,9 @@ def loads(p: Engine, d: Engine, ours: Any, theirs: Any) -> None:
     """Prefill computes ``theirs``, and ``ours`` has its KV; one block of it decode has itself."""
     d.scheduler.new_request(ours)
     prefill(p, theirs, [1, 2, 3])
-    until(lambda: d.scheduler.matched(ours, 16) == (24, True), d)
+    until(lambda: d.scheduler.match_tokens(ours, 16) == (24, True), d)
     ours.prefill_stats.set(40, 16, 24)  # as vLLM does before it allocates
-    d.scheduler.allocated(ours, ([30, 11, 12],), 24)
+    d.scheduler.on_allocated(ours, ([30, 11, 12],), 24)
     until(lambda: d.recved, p, d)
 
 
@@ -584,9 +586,9 @@ def test_of_several_tries_the_last_one_says_what_was_cached(make: Callable[..., 
     first.prefill_stats.set(40, 0, 0)
     second.prefill_stats.set(40, 32, 0)
     p.scheduler.new_request(first)
-    p.scheduler.allocated(first, ([1, 2],), 0)
+    p.scheduler.on_allocated(first, ([1, 2],), 0)
     p.step(new=((first, [1, 2], 0, 20),))
-    p.scheduler.ended(first)
+    p.scheduler.on_request_ended(first)
     until(lambda: idle(p), p, d)
     loads(other, d, ours, second)
     assert ours.prefill_stats.num_cached_tokens == 32
@@ -608,12 +610,12 @@ def test_where_a_load_fails_usage_says_what_decode_had_itself(make: Callable[...
     theirs.prefill_stats.set(40, 32, 0)
     d.scheduler.new_request(ours)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, ([1, 2, 3],), 0)
+    p.scheduler.on_allocated(theirs, ([1, 2, 3],), 0)
     p.step(new=((theirs, [1, 2], 0, 20),))  # the rest never comes
-    until(lambda: d.scheduler.matched(ours, 16) == (24, True), d)
+    until(lambda: d.scheduler.match_tokens(ours, 16) == (24, True), d)
     ours.prefill_stats.set(40, 16, 24)
-    d.scheduler.allocated(ours, ([30, 11, 12],), 24)
-    p.scheduler.ended(theirs)
+    d.scheduler.on_allocated(ours, ([30, 11, 12],), 24)
+    p.scheduler.on_request_ended(theirs)
     until(lambda: d.failed, p, d)
     assert ours.prefill_stats.num_cached_tokens == 16
 
@@ -633,8 +635,8 @@ def test_a_peer_that_speaks_is_not_forgotten_for_those_that_have_greeted_since(m
     d.scheduler.new_request(ours)
     hear(peer, messages.Announce(TransferId(transfer), Attempt(1), 1, prompt_identity(ours), 41, 40,
                                  (p.workers[0].address().data,)))
-    assert d.scheduler.matched(ours, 0) == (40, True)
-    d.scheduler.ended(ours)
+    assert d.scheduler.match_tokens(ours, 0) == (40, True)
+    d.scheduler.on_request_ended(ours)
     until(lambda: idle(d), d)
 
 
@@ -654,9 +656,9 @@ def test_a_peer_that_greets_again_as_somebody_else_does_not_end_decode_with_what
     if forgotten:
         d.scheduler._carrying.greeted.pop(peer)
     hear(peer, replace(hello, expects=Incarnation("f" * 32)))
-    assert d.scheduler.matched(ours, 0) == (40, True)
-    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+    assert d.scheduler.match_tokens(ours, 0) == (40, True)
+    d.scheduler.on_allocated(ours, ([8, 7, 6],), 40)
     until(lambda: d.recved, d)
     assert d.failed == [ours.request_id]
-    d.scheduler.ended(ours)
+    d.scheduler.on_request_ended(ours)
     until(lambda: idle(d), d)

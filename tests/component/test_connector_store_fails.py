@@ -43,12 +43,12 @@ def legs(p: MultiEngine, d: MultiEngine, prompt: int = GOOD) -> tuple[Any, Any]:
 def stored(p: MultiEngine, d: MultiEngine) -> None:
     """The store knows the prompt from a request before."""
     theirs, ours = legs(p, d)
-    p.allocated(theirs, [5, 8, 3], 0)
+    p.on_allocated(theirs, [5, 8, 3], 0)
     p.fill([5, 8, 3], GOOD)
     p.step(new=((theirs, 0, TOKENS),))
-    p.ended(theirs)
-    until(lambda: d.matched(ours) == (TOKENS, True), p, d)
-    d.allocated(ours, [11, 12, 13], TOKENS)
+    p.on_request_ended(theirs)
+    until(lambda: d.match_tokens(ours) == (TOKENS, True), p, d)
+    d.on_allocated(ours, [11, 12, 13], TOKENS)
     until(lambda: d.recved == [ours.request_id] and idle(p) and idle(d) and not p.multi.has_pending_push_work(), p, d)
     d.recved.clear()
 
@@ -56,10 +56,10 @@ def stored(p: MultiEngine, d: MultiEngine) -> None:
 def loading(p: MultiEngine, d: MultiEngine) -> tuple[Any, Any]:
     """The same prompt once more: decode waits with blocks for what prefill is about to have the store fill."""
     theirs, ours = legs(p, d)
-    assert p.matched(theirs) == (2 * BLOCK, False)
-    p.allocated(theirs, BLOCKS, 2 * BLOCK)
-    until(lambda: d.matched(ours) == (TOKENS, True), d)
-    d.allocated(ours, TAKEN, TOKENS)
+    assert p.match_tokens(theirs) == (2 * BLOCK, False)
+    p.on_allocated(theirs, BLOCKS, 2 * BLOCK)
+    until(lambda: d.match_tokens(ours) == (TOKENS, True), d)
+    d.on_allocated(ours, TAKEN, TOKENS)
     for _ in range(5):
         d.step()
     return theirs, ours
@@ -98,13 +98,13 @@ def test_blocks_that_a_store_could_not_load_never_reach_decode(make: Make, polic
     assert not d.recved, "nothing is known of the step yet, but that it has run"
     p.behind = 0
     if policy == "fail":
-        p.ended(theirs)  # vLLM ends it before the connector hears of the output
+        p.on_request_ended(theirs)  # vLLM ends it before the connector hears of the output
     p.step()
     mend()
     if policy == "recompute":
         p.fill(BLOCKS, GOOD)
         p.step(cached=((theirs, 0, TOKENS),))
-        p.ended(theirs)
+        p.on_request_ended(theirs)
     until(lambda: idle(p), p, d)
     assert p.counts[f"send/{'aborted' if policy == 'fail' else 'protocol'}"] == 1
     if policy == "recompute":  # no other try will come: decode computes it itself, at once
@@ -112,7 +112,7 @@ def test_blocks_that_a_store_could_not_load_never_reach_decode(make: Make, polic
         assert set(d.failed) == {ours.request_id}, "its ranks may say so in different steps"
     stepping(d, 0.2)
     assert ours.request_id in d.failed or ours.request_id not in d.recved
-    assert not any(worker.store.used for worker in p.workers)
+    assert not any(worker.store.used_bytes for worker in p.workers)
 
 
 def test_who_shares_such_a_block_in_a_later_step_that_was_planned_before_is_withdrawn_and_others_go_on(make: Make) -> None:
@@ -121,9 +121,9 @@ def test_who_shares_such_a_block_in_a_later_step_that_was_planned_before_is_with
     theirs, ours = loading(p, d)
     p.fill(BLOCKS, OTHER)
     shares, waits = legs(p, d)
-    p.allocated(shares, [20, 21, 25], 0)
+    p.on_allocated(shares, [20, 21, 25], 0)
     alone, apart = legs(p, d, prompt=3)
-    p.allocated(alone, [26, 27, 28], 0)
+    p.on_allocated(alone, [26, 27, 28], 0)
     p.fill([26, 27, 28], 3)
     mend = fails(p, 0, {21})
     p.behind = 1
@@ -131,8 +131,8 @@ def test_who_shares_such_a_block_in_a_later_step_that_was_planned_before_is_with
     mend()
     p.step(new=((shares, 2 * BLOCK, TOKENS - 2 * BLOCK),))
     p.behind = 0
-    until(lambda: d.matched(waits) == (0, False) and d.matched(apart) == (TOKENS, True), p, d)
-    d.allocated(apart, [1, 2, 4], TOKENS)
+    until(lambda: d.match_tokens(waits) == (0, False) and d.match_tokens(apart) == (TOKENS, True), p, d)
+    d.on_allocated(apart, [1, 2, 4], TOKENS)
     until(lambda: len(d.recved) == 2, p, d)
     assert d.failed == [ours.request_id]
     assert d.holds([1, 2, 4], prompt=3, first=0)
@@ -165,16 +165,16 @@ def test_a_load_beside_the_steps_that_fails_costs_nobody_the_hand_over(make: Mak
     p, d = make("p", late=True), make("d")
     stored(p, d)
     theirs, ours = legs(p, d)
-    assert p.matched(theirs) == (2 * BLOCK, True)
-    p.allocated(theirs, BLOCKS, 2 * BLOCK)
+    assert p.match_tokens(theirs) == (2 * BLOCK, True)
+    p.on_allocated(theirs, BLOCKS, 2 * BLOCK)
     mend = fails(p, 0, {20, 21})
     p.step()
     mend()
-    p.allocated(theirs, BLOCKS, 0)
+    p.on_allocated(theirs, BLOCKS, 0)
     p.fill(BLOCKS, GOOD)
     p.step(new=((theirs, 0, TOKENS),))
-    p.ended(theirs)
-    until(lambda: d.matched(ours) == (TOKENS, True), p, d)
-    d.allocated(ours, TAKEN, TOKENS)
+    p.on_request_ended(theirs)
+    until(lambda: d.match_tokens(ours) == (TOKENS, True), p, d)
+    d.on_allocated(ours, TAKEN, TOKENS)
     until(lambda: ours.request_id in d.recved, p, d)
     assert d.holds(TAKEN, GOOD, first=0)

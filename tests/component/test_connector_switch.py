@@ -30,13 +30,13 @@ def legs(p: Engine, d: Engine) -> tuple[Any, Any]:
     d.scheduler.new_request(ours)
     p.scheduler.new_request(theirs)
     p.fill([1, 2, 3], prompt=4)
-    p.scheduler.allocated(theirs, ([1, 2, 3],), 0)
+    p.scheduler.on_allocated(theirs, ([1, 2, 3],), 0)
     return theirs, ours
 
 
 def loads(p: Engine, d: Engine, ours: Any) -> None:
-    until(lambda: d.scheduler.matched(ours, 0) == (40, True), d, p)
-    d.scheduler.allocated(ours, ([8, 7, 6],), 40)
+    until(lambda: d.scheduler.match_tokens(ours, 0) == (40, True), d, p)
+    d.scheduler.on_allocated(ours, ([8, 7, 6],), 40)
 
 
 def becomes_decode(p: Engine) -> None:
@@ -59,7 +59,7 @@ def test_a_prompt_that_is_under_way_when_the_role_changes_is_handed_over(make: M
     loads(p, d, ours)
     becomes_decode(p)
     p.step(cached=((theirs, [], 20, 20),))
-    p.scheduler.ended(theirs)
+    p.scheduler.on_request_ended(theirs)
     handed_over(p, d)
 
 
@@ -68,6 +68,6 @@ def test_a_prompt_that_comes_just_after_the_role_has_changed_is_handed_over(make
     becomes_decode(p)
     theirs, ours = legs(p, d)
     p.step(new=((theirs, [1, 2, 3], 0, 40),))
-    p.scheduler.ended(theirs)
+    p.scheduler.on_request_ended(theirs)
     loads(p, d, ours)
     handed_over(p, d)

@@ -157,7 +157,7 @@ class Engine:
         self.clock.step()
 
     def _hear(self, output: SimpleNamespace) -> None:
-        self.scheduler.heard(output)
+        self.scheduler.on_worker_output(output)
         self.recved |= output.finished_recving or set()
         stats = self.scheduler.take_stats()
         for name, amount in (stats.data if stats else {}).items():
@@ -166,7 +166,7 @@ class Engine:
 
     def idle(self) -> bool:
         unheard = any(one.kv_connector_worker_meta or one.finished_recving for one in self._unheard)
-        return not (self.scheduler.pending() or unheard or any(worker.store.used for worker in self.workers))
+        return not (self.scheduler.pending() or unheard or any(worker.store.used_bytes for worker in self.workers))
 
     def stop(self) -> None:
         self.scheduler.stop()
@@ -203,18 +203,18 @@ class Run:
         leg = request(legs.encode(legs.Leg(1, Role.PREFILL, self.transfer, Attempt(attempt), PATIENCE_S, peer)),
                       self.tokens, self.prompt)
         p.scheduler.new_request(leg)
-        p.scheduler.allocated(leg, (ids,), 0)
+        p.scheduler.on_allocated(leg, (ids,), 0)
         done = 0
         while done < (self.tokens if stop_at is None else stop_at):
             many = min(chunk or self.tokens, self.tokens - done)
             p.step((leg, ids if done == 0 else [], done, many))
             done += many
-        p.scheduler.ended(leg)
+        p.scheduler.on_request_ended(leg)
 
     def allocate(self, *engines: Engine) -> None:
         held = self.first * BLOCK
-        until(lambda: self.d.scheduler.matched(self.ours, held) == (self.tokens - held, True), self.d, *engines)
-        self.d.scheduler.allocated(self.ours, (self.ids,), self.tokens - held)
+        until(lambda: self.d.scheduler.match_tokens(self.ours, held) == (self.tokens - held, True), self.d, *engines)
+        self.d.scheduler.on_allocated(self.ours, (self.ids,), self.tokens - held)
 
     def wait_over(self, *engines: Engine) -> None:
         until(lambda: self.ours.request_id in self.d.recved, self.d, *engines)
@@ -224,7 +224,7 @@ class Run:
         return self.ours.request_id not in self.d.failed
 
     def end(self) -> None:
-        self.d.scheduler.ended(self.ours)
+        self.d.scheduler.on_request_ended(self.ours)
 
 
 GQA, FEW, LATENT = Model((4, 4, 4, 4)), Model((2, 2)), Model((0, 0, 0))
@@ -281,7 +281,7 @@ def test_other_splits_of_what_may_be_packed_inside_are_refused_by_their_shape(
     prefill, decode = make("p", GQA, 1, split=2), make("d", GQA, 2)
     one = Run(decode, tokens=40, prompt=3, ids=[9, 2, 7], first=0)
     one.prefill(prefill, [4, 5, 6])
-    until(lambda: decode.scheduler.matched(one.ours, 0) == (0, False), decode)
+    until(lambda: decode.scheduler.match_tokens(one.ours, 0) == (0, False), decode)
     assert "kv cache layer0, dims: (16, 4) in decode, (4, 2, 8, 4) in prefill" in caplog.text
     one.end()
     until(lambda: prefill.idle() and decode.idle(), prefill, decode)
@@ -373,7 +373,7 @@ def test_a_rank_that_is_done_keeps_no_other_from_a_source_that_both_take_from(ma
     two_ranks.fill([1, 2, 3], 2)
     leg = request(legs.encode(legs.Leg(1, Role.PREFILL, run.transfer, Attempt(1), PATIENCE_S, decode.peer())), 40, 2)
     two_ranks.scheduler.new_request(leg)
-    two_ranks.scheduler.allocated(leg, ([1, 2, 3],), 0)
+    two_ranks.scheduler.on_allocated(leg, ([1, 2, 3],), 0)
     run.allocate()
     decode.step()
     two_ranks.workers[1].stop()  # its rank 1 dies, and rank 0 delivers
@@ -393,7 +393,7 @@ def test_a_prefill_rank_that_ends_in_the_middle_fails_the_load_and_nothing_hangs
     prefill.fill([1, 2, 3, 4], 2)
     leg = request(legs.encode(legs.Leg(1, Role.PREFILL, run.transfer, Attempt(1), PATIENCE_S, decode.peer())), 60, 2)
     prefill.scheduler.new_request(leg)
-    prefill.scheduler.allocated(leg, ([1, 2, 3, 4],), 0)
+    prefill.scheduler.on_allocated(leg, ([1, 2, 3, 4],), 0)
     prefill.step((leg, [1, 2, 3, 4], 0, 30))
     run.allocate(prefill)
     for _ in range(20):
@@ -417,9 +417,9 @@ def test_what_cannot_be_mapped_is_refused_at_once_with_the_field(
     prefill, decode = make("p", other, 2), make("d", GQA, 1)
     run = Run(decode, tokens=40, prompt=2, ids=[3, 5, 7], first=0)
     run.prefill(prefill, [1, 2, 3])
-    until(lambda: decode.scheduler.matched(run.ours, 0) == (0, False), decode, prefill)
+    until(lambda: decode.scheduler.match_tokens(run.ours, 0) == (0, False), decode, prefill)
     assert text in caplog.text
-    decode.scheduler.allocated(run.ours, (run.ids,), 0)
+    decode.scheduler.on_allocated(run.ours, (run.ids,), 0)
     run.end()
     until(lambda: prefill.idle() and decode.idle(), prefill, decode)
     assert prefill.counts[f"send/{Outcome.INCOMPATIBLE}"] == 1

@@ -32,7 +32,7 @@ THEIRS = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {}
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(WorkerWrapperBase, "determine_available_memory", None, raising=False)
     monkeypatch.setattr(compat_room, "_left", [])
-    compat_room.leave(device_room.room)
+    compat_room.leave(device_room.device_bytes)
     yield
     monkeypatch.undo()
     assert "determine_available_memory" not in vars(WorkerWrapperBase)
@@ -60,7 +60,7 @@ def test_executors_ask_the_wrapper_of_each_worker() -> None:
 def test_what_the_connector_takes_is_left(beside: tuple[Any, ...]) -> None:
     transfer = kv_transfer_config(KvOptions(transport="tcp"), "recompute", beside)
     assert FREE - wrapper(transfer).determine_available_memory() == OURS
-    assert compat_room.left() == OURS
+    assert compat_room.device_bytes_left() == OURS
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "shm", "rdma", "nccl"])
@@ -76,7 +76,7 @@ def test_nccl_is_counted_where_it_is_the_link(transport: Literal["auto", "tcp", 
 ], ids=["no connector", "another one", "no device", "a size in bytes was stated"])
 def test_nothing_is_left_to_who_needs_nothing(given: dict[str, Any]) -> None:
     assert wrapper(**given).determine_available_memory() == FREE
-    assert compat_room.left() == 0
+    assert compat_room.device_bytes_left() == 0
 
 
 def test_a_size_that_vllm_remembers_of_an_earlier_start_leaves_as_much() -> None:
@@ -97,4 +97,4 @@ def test_wrong_settings_are_left_to_the_connector() -> None:
 
 
 def test_small_steps_leave_the_least() -> None:
-    assert device_room.room({"xpyd": {"transport": "tcp"}}, 1) == SLAB_LEAST + RING_LEAST + THROUGH_BYTES
+    assert device_room.device_bytes({"xpyd": {"transport": "tcp"}}, 1) == SLAB_LEAST + RING_LEAST + THROUGH_BYTES

@@ -61,20 +61,20 @@ def cache(*names: str, state: bool = False, **of: Any) -> Any:
 
 
 def test_an_engine_that_does_not_speculate_says_so() -> None:
-    assert drafting.told(config(None), cache(OWN)) == Speculation()
-    assert drafting.told(config(None), cache(OWN, state=True)) == Speculation(states=True)
+    assert drafting.speculation_of(config(None), cache(OWN)) == Speculation()
+    assert drafting.speculation_of(config(None), cache(OWN, state=True)) == Speculation(states=True)
 
 
 def test_drafts_from_tokens_have_no_layers() -> None:
     plain = config(NGRAM)
     compat.check_model(plain, cache(OWN))
-    assert drafting.told(plain, cache(OWN)) == Speculation("ngram", num_speculative_tokens=3)
+    assert drafting.speculation_of(plain, cache(OWN)) == Speculation("ngram", num_speculative_tokens=3)
     assert drafting.layers(plain, cache(OWN, "model.layers.9.self_attn.attn")) == frozenset()
 
 
 def test_a_drafts_factors_and_layers(drafts: VllmConfig) -> None:
     compat.check_model(drafts, cache(OWN, DRAFT))
-    found = drafting.told(drafts, cache(OWN, DRAFT))
+    found = drafting.speculation_of(drafts, cache(OWN, DRAFT))
     assert (found.method, found.kv_cache_dtype, found.num_speculative_tokens) == ("eagle", "float32", 3)
     assert (found.layers, found.auxiliary_layers, found.parallel_drafting, found.states) == ((DRAFT,), (), False, False)
     assert len(found.model) == 32
@@ -95,20 +95,20 @@ def test_a_drafts_layers_are_known_by_what_vllm_says_of_them(drafts: VllmConfig)
 
 
 def test_the_same_draft_elsewhere_is_the_same_and_another_one_is_not(drafts: VllmConfig, tmp_path: Path) -> None:
-    here = drafting.told(drafts, cache(OWN, DRAFT))
+    here = drafting.speculation_of(drafts, cache(OWN, DRAFT))
     moved = shutil.copytree(ensure(EAGLE), tmp_path / "moved")
-    there = drafting.told(config(eagle(moved, num_speculative_tokens=5)), cache(OWN, DRAFT))
+    there = drafting.speculation_of(config(eagle(moved, num_speculative_tokens=5)), cache(OWN, DRAFT))
     assert difference(here, there, ALIKE) == ""
     assert difference(here, there, ("num_speculative_tokens",)) == "speculation.num_speculative_tokens: 3 here, 5 there"
     weights = moved / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\1\2\3\4")
-    other = drafting.told(config(eagle(moved)), cache(OWN, DRAFT))
+    other = drafting.speculation_of(config(eagle(moved)), cache(OWN, DRAFT))
     assert difference(here, other).startswith("speculation.model: ")
 
 
 def test_the_type_of_a_drafts_kv_is_its_own_or_the_engines() -> None:
     for given, is_called in (("fp8_e5m2", "fp8_e5m2"), ("fp8", "fp8_e4m3")):
-        said = drafting.told(config(eagle(), kv_cache_dtype=given), cache(OWN, DRAFT))
+        said = drafting.speculation_of(config(eagle(), kv_cache_dtype=given), cache(OWN, DRAFT))
         assert said.kv_cache_dtype == is_called
 
 
@@ -154,6 +154,6 @@ def test_what_the_agent_reads_is_what_an_engine_that_speculates_exports(drafts: 
 
 
 def test_what_is_told_fits_into_a_hello(drafts: VllmConfig) -> None:
-    found = drafting.told(drafts, cache(OWN, DRAFT, state=True))
+    found = drafting.speculation_of(drafts, cache(OWN, DRAFT, state=True))
     assert found.states
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Speculation) == found

@@ -323,11 +323,11 @@ def test_a_lost_worker_is_told_once_and_not_while_the_engine_ends_anyway() -> No
     answers = SimpleNamespace(shutdown=lambda: told.append("cancelled"))
     one = SimpleNamespace(is_failed=False, shutting_down=False, response_mqs=[answers],
                           failure_callback=lambda: told.append("told"))
-    patch.failed(one, "rank 1", "its process has ended")
+    patch.end_engine(one, "rank 1", "its process has ended")
     assert (told, one.is_failed, one.failure_callback) == (["cancelled", "told"], True, None)
-    patch.failed(one, "rank 1", "again")
-    patch.failed(SimpleNamespace(is_failed=False, shutting_down=True), "rank 1", "")
-    patch.failed(None, "rank 1", "")
+    patch.end_engine(one, "rank 1", "again")
+    patch.end_engine(SimpleNamespace(is_failed=False, shutting_down=True), "rank 1", "")
+    patch.end_engine(None, "rank 1", "")
     assert told == ["cancelled", "told"]
 
 

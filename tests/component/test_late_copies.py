@@ -78,12 +78,12 @@ class Transfer:
         self.theirs = request(prefill_leg(transfer, d), tokens)
         d.scheduler.new_request(self.ours)
         p.scheduler.new_request(self.theirs)
-        p.scheduler.allocated(self.theirs, (self.source,), 0)
+        p.scheduler.on_allocated(self.theirs, (self.source,), 0)
 
     def ask(self) -> None:
         """Decode has blocks, and has asked prefill before it has computed anything."""
-        until(lambda: self.d.scheduler.matched(self.ours, 0) == (self.tokens, True), self.d)
-        self.d.scheduler.allocated(self.ours, (self.target,), self.tokens)
+        until(lambda: self.d.scheduler.match_tokens(self.ours, 0) == (self.tokens, True), self.d)
+        self.d.scheduler.on_allocated(self.ours, (self.target,), self.tokens)
         self.d.step()
         until(lambda: self.p.workers[0]._publisher._machine._early, self.d)
 
@@ -91,13 +91,13 @@ class Transfer:
         """The whole prompt in one step."""
         self.p.fill(self.source, self.prompt)
         self.p.step(new=((self.theirs, self.source, 0, self.tokens),), **more)
-        self.p.scheduler.ended(self.theirs)
+        self.p.scheduler.on_request_ended(self.theirs)
 
     def ask_late(self) -> None:
         """Decode has blocks when all is computed."""
-        until(lambda: self.d.scheduler.matched(self.ours, 0)[0] is not None, self.p, self.d)
-        assert self.d.scheduler.matched(self.ours, 0) == (self.tokens, True)
-        self.d.scheduler.allocated(self.ours, (self.target,), self.tokens)
+        until(lambda: self.d.scheduler.match_tokens(self.ours, 0)[0] is not None, self.p, self.d)
+        assert self.d.scheduler.match_tokens(self.ours, 0) == (self.tokens, True)
+        self.d.scheduler.on_allocated(self.ours, (self.target,), self.tokens)
 
     def wait_loaded(self) -> None:
         until(lambda: self.ours.request_id in self.d.recved, self.p, self.d)
@@ -161,7 +161,7 @@ def test_a_prompt_whose_chunks_keep_coming_may_take_longer_than_one_load_timeout
         p.step(new=(run,) if at == 0 else (), cached=(run,) if at else ())
         until(lambda upto=at + 1: d.recved or d.holds(one.target[:upto], one.prompt, first=0), p, d)
         skip(1.5)
-    p.scheduler.ended(one.theirs)
+    p.scheduler.on_request_ended(one.theirs)
     one.wait_loaded()
 
 
@@ -235,7 +235,7 @@ def test_micro_batches_come_whole(make: Callable[..., Engine], hooks: str) -> No
 
     worker.save_layer = twice  # type: ignore[method-assign]
     p.step(new=((one.theirs, one.source, 0, one.tokens),))
-    p.scheduler.ended(one.theirs)
+    p.scheduler.on_request_ended(one.theirs)
     one.ask_late()
     until(lambda: d.recved, p, d)
     assert d.failed == []
@@ -256,7 +256,7 @@ def test_a_step_is_one_gather_and_a_prompt_one_scatter_whatever_its_layers_and_b
     p.step(new=tuple(runs))
     assert [copies_of(worker).gathers for worker in p.workers] == [1, 1]
     for one in transfers:
-        p.scheduler.ended(one.theirs)
+        p.scheduler.on_request_ended(one.theirs)
     for one in transfers:
         one.ask_late()
         one.wait_loaded()
@@ -285,9 +285,9 @@ def test_copies_are_where_they_are_counted(make: Callable[..., Engine]) -> None:
     for _ in range(2):
         prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3])
     until(lambda: views, p.clock)
-    start = address_of(store._arena.at(0, store.bound).view)
+    start = address_of(store._arena.chunk_at(0, store.bound).view)
     assert all(start <= address_of(view) <= start + store.bound - len(view) for view in views)
-    assert 0 < store.used <= store.bound
+    assert 0 < store.used_bytes <= store.bound
 
 
 def one_engine_over_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
@@ -433,8 +433,8 @@ def test_a_patch_of_vllm_exchanges_kv_with_another_where_both_are_listed_as_one(
         one.ask_late()
         one.wait_loaded()
     else:
-        until(lambda: d.scheduler.matched(one.ours, 0) == (0, False), d)  # decode computes the prompt itself
-        d.scheduler.allocated(one.ours, (one.target,), 0)
+        until(lambda: d.scheduler.match_tokens(one.ours, 0) == (0, False), d)  # decode computes the prompt itself
+        d.scheduler.on_allocated(one.ours, (one.target,), 0)
         until(lambda: idle(p) and idle(d), p, d)
         assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1
         assert f"fingerprint: kv_abi: '{ours}' here, '{patch}' there" in caplog.text

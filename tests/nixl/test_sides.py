@@ -36,16 +36,16 @@ def transfer(p: Engine, d: Engine, prompt: int) -> None:
     d.scheduler.new_request(ours)
     p.fill([5, 9, 3], prompt=prompt)
     p.scheduler.new_request(theirs)
-    p.scheduler.allocated(theirs, ([5, 9, 3],), 0)
+    p.scheduler.on_allocated(theirs, ([5, 9, 3],), 0)
     p.step(new=((theirs, [5, 9, 3], 0, 40),))
-    p.scheduler.ended(theirs)
-    until(lambda: d.scheduler.matched(ours, 16) == (24, True), d)
+    p.scheduler.on_request_ended(theirs)
+    until(lambda: d.scheduler.match_tokens(ours, 16) == (24, True), d)
     before = len(d.recved)
-    d.scheduler.allocated(ours, ([30, 11, 12],), 24)
+    d.scheduler.on_allocated(ours, ([30, 11, 12],), 24)
     until(lambda: len(d.recved) > before, p, d)
     assert d.failed == []
     assert d.holds([11, 12], prompt=prompt, first=1)
-    d.scheduler.ended(ours)
+    d.scheduler.on_request_ended(ours)
     until(lambda: idle(p) and idle(d), p, d)
 
 
@@ -61,11 +61,11 @@ def test_memory_that_others_may_read_stays_where_it_is_whatever_the_role(make: C
     p, d = make("p"), make("d")
     transfer(p, d, 7)
     [worker] = p.workers
-    where = address_of(worker.store._arena.at(0, 1).view)
+    where = address_of(worker.store._arena.chunk_at(0, 1).view)
     for role in (Role.DECODE, Role.PREFILL):
         worker._plane.serve(role)
     transfer(p, d, 8)
-    assert address_of(worker.store._arena.at(0, 1).view) == where
+    assert address_of(worker.store._arena.chunk_at(0, 1).view) == where
     assert d.counts[LINK + "nixl"] == d.counts[metrics.LOADED_BYTES]
 
 

@@ -223,7 +223,7 @@ async def test_goodbye_is_seen_and_waited_for(make: Make, machine: Machine, rout
     beats.send(machine.heartbeat())
     await wait(lambda: beats.routers()[0].acked == 1)
     began = asyncio.get_running_loop().time()
-    await beats.close(machine.goodbye(), linger_s=30.0)
+    await beats.close(machine.last_message(), linger_s=30.0)
     assert asyncio.get_running_loop().time() - began < 15.0
     assert [bye.instance for bye in router.goodbyes] == ["test-e0"]
 
@@ -235,7 +235,7 @@ async def test_goodbye_to_a_dead_router_ends_within_its_bound(make: Make, machin
     await wait(lambda: beats.routers()[0].acked == 1)
     await router.close()
     async with asyncio.timeout(30):
-        await beats.close(machine.goodbye(), linger_s=0.2)
+        await beats.close(machine.last_message(), linger_s=0.2)
 
 
 async def test_a_name_stands_for_all_its_addresses_as_they_change(make: Make, machine: Machine,
@@ -329,8 +329,8 @@ async def test_the_routers_own_socket_tells_of_its_open_legs(make: Make, machine
         await wait(lambda: beats.routers()[0].acked == 1)
         assert taken == [beat]
         assert (beats.routers()[0].name, beats.routers()[0].in_flight) == ("real", 2)
-        await beats.close(machine.goodbye())
-        assert taken[1:] == [machine.goodbye()]
+        await beats.close(machine.last_message())
+        assert taken[1:] == [machine.last_message()]
     finally:
         members.close()
 

@@ -115,89 +115,89 @@ def make_probe(fake: FakeEngine, **fields: object) -> Probe:
 
 async def test_a_healthy_engine(fake: FakeEngine, probe: Probe) -> None:
     fake.running, fake.receives_open, fake.usage = 2, 3, 0.5
-    look = await probe.look(scrape=True)
+    look = await probe.probe(scrape=True)
     assert (look.health, look.problem, look.records) == ("up", "", (record_of(),))
     assert look.load == Load(running=2, kv_usage=0.5, transfers=3)
     assert (look.model, look.max_model_len) == ("tiny", 2048)
-    assert (await probe.look(scrape=False)).load is None
+    assert (await probe.probe(scrape=False)).load is None
 
 
 async def test_what_the_engine_has_found_of_its_peers_is_read_with_each_look(fake: FakeEngine, probe: Probe,
                                                                             caplog: pytest.LogCaptureFixture) -> None:
     """What is of another start is not; what cannot be read is as it was read last, and is said once."""
     ours, nothing = Incarnation("a" * 32), PairNotes(Incarnation("a" * 32))
-    assert (await probe.look(scrape=True)).pairs == nothing
+    assert (await probe.probe(scrape=True)).pairs == nothing
     found = PairNotes(ours, (RefusedPeer(InstanceName("p0"), Incarnation("1"), "another model"),), ("over tcp",))
     pair_notes.write(fake.run_dir, 0, found)
-    assert (await probe.look(scrape=True)).pairs == found
+    assert (await probe.probe(scrape=True)).pairs == found
     pair_notes.path_of(fake.run_dir, 0).write_bytes(b"{")
     for _ in range(2):
-        look = await probe.look(scrape=False)
+        look = await probe.probe(scrape=False)
         assert (look.health, look.problem, look.pairs) == ("up", "", found)
     assert [record.getMessage() for record in caplog.records].count(
         f"what the engine has found of its peers cannot be read: {pair_notes.path_of(fake.run_dir, 0)}: "
         "Input data was truncated") == 1
     pair_notes.write(fake.run_dir, 0, PairNotes(Incarnation("b" * 32), found.refused, found.links))
-    assert (await probe.look(scrape=True)).pairs == nothing
+    assert (await probe.probe(scrape=True)).pairs == nothing
 
 
 async def test_nobody_listens(fake: FakeEngine, probe: Probe) -> None:
     await fake.stop()
-    look = await probe.look(scrape=True)
+    look = await probe.probe(scrape=True)
     assert look.health == "down"
     assert "Cannot connect" in look.problem or "refused" in look.problem
 
 
 async def test_an_error_status_is_down(fake: FakeEngine, probe: Probe) -> None:
     fake.health = 503
-    assert (await probe.look(scrape=True)).problem == "GET /health: status 503"
+    assert (await probe.probe(scrape=True)).problem == "GET /health: status 503"
 
 
 async def test_a_server_that_is_slow_with_its_metrics_alone_has_answered(
         fake: FakeEngine, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "SCRAPE_TIMEOUT_S", 0.0001)
-    look = await probe.look(scrape=True)
+    look = await probe.probe(scrape=True)
     assert (look.health, look.answered) == ("slow", True)
     monkeypatch.setattr(engine_module, "HEALTH_TIMEOUT_S", 0.05)
     fake.health_delay_s = 1.0
-    look = await probe.look(scrape=True)
+    look = await probe.probe(scrape=True)
     assert (look.health, look.answered) == ("slow", False)
 
 
 async def test_a_late_answer_is_slow(fake: FakeEngine, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "HEALTH_TIMEOUT_S", 0.05)
     fake.health_delay_s = 0.5
-    look = await probe.look(scrape=True)
+    look = await probe.probe(scrape=True)
     assert (look.health, look.problem) == ("slow", "GET /health took longer than 0.05 s")
 
 
 async def test_no_record_yet(fake: FakeEngine, probe: Probe) -> None:
     record.path_of(fake.run_dir, 0).unlink()
-    look = await probe.look(scrape=True)
+    look = await probe.probe(scrape=True)
     assert (look.health, look.records, look.problem) == ("up", (), "")
 
 
 async def test_a_spoilt_record_names_the_file(fake: FakeEngine, probe: Probe) -> None:
     record.path_of(fake.run_dir, 0).write_text('{"v": 1}')
-    look = await probe.look(scrape=True)
+    look = await probe.probe(scrape=True)
     assert look.records == ()
     assert "engine-0.json" in look.problem
 
 
 async def test_a_record_of_another_version_is_refused(fake: FakeEngine, probe: Probe) -> None:
     record.write(fake.run_dir, msgspec.structs.replace(record_of(), v=9))
-    assert (await probe.look(scrape=True)).problem == "engine record of version 9, this agent reads 1"
+    assert (await probe.probe(scrape=True)).problem == "engine record of version 9, this agent reads 1"
 
 
 async def test_ranks_that_have_not_come_are_named(fake: FakeEngine) -> None:
     probe = make_probe(fake, data_parallel=3)
-    assert "DP ranks [1, 2]" in (await probe.look(scrape=True)).problem
+    assert "DP ranks [1, 2]" in (await probe.probe(scrape=True)).problem
     await probe.close()
 
 
 async def test_a_record_that_changes_during_the_look_is_a_problem(fake: FakeEngine, probe: Probe) -> None:
     fake.health_told.clear()
-    look = asyncio.ensure_future(probe.look(scrape=True))
+    look = asyncio.ensure_future(probe.probe(scrape=True))
     await asyncio.wait_for(fake.health_asked.wait(), 10)
     fake.write_record("b" * 32)
     fake.health_told.set()
@@ -206,23 +206,23 @@ async def test_a_record_that_changes_during_the_look_is_a_problem(fake: FakeEngi
 
 async def test_a_model_that_is_not_served_is_a_problem(fake: FakeEngine) -> None:
     probe = make_probe(fake, model="other")
-    assert "not 'other'" in (await probe.look(scrape=True)).problem
+    assert "not 'other'" in (await probe.probe(scrape=True)).problem
     await probe.close()
 
 
 async def test_the_model_is_asked_for_once_per_incarnation(fake: FakeEngine, probe: Probe) -> None:
-    assert (await probe.look(scrape=False)).model == "tiny"
+    assert (await probe.probe(scrape=False)).model == "tiny"
     fake.model = "renamed"
-    assert (await probe.look(scrape=False)).model == "tiny"
+    assert (await probe.probe(scrape=False)).model == "tiny"
     fake.write_record("b" * 32)
-    assert (await probe.look(scrape=False)).model == "renamed"
+    assert (await probe.probe(scrape=False)).model == "renamed"
 
 
 async def test_an_engine_with_an_api_key_needs_the_name_configured(fake: FakeEngine) -> None:
     fake.models_status = 401
     nameless, named = make_probe(fake), make_probe(fake, model="tiny")
-    assert "set `$.agent.model`" in (await nameless.look(scrape=True)).problem
-    look = await named.look(scrape=True)
+    assert "set `$.agent.model`" in (await nameless.probe(scrape=True)).problem
+    look = await named.probe(scrape=True)
     assert (look.problem, look.model, look.max_model_len) == ("", "tiny", 2048)
     await nameless.close()
     await named.close()
@@ -230,7 +230,7 @@ async def test_an_engine_with_an_api_key_needs_the_name_configured(fake: FakeEng
 
 async def test_metrics_of_something_else_are_a_problem(fake: FakeEngine, probe: Probe) -> None:
     fake.metrics_text = "up 1\n"
-    look = await probe.look(scrape=True)
+    look = await probe.probe(scrape=True)
     assert (look.health, look.load) == ("up", None)
     assert "is it a vLLM engine" in look.problem
 
@@ -238,18 +238,18 @@ async def test_metrics_of_something_else_are_a_problem(fake: FakeEngine, probe: 
 async def test_an_endless_answer_is_cut(fake: FakeEngine, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "ANSWER_LIMIT", 1000)
     fake.metrics_text = "#" * 2000
-    assert "longer than 1000 bytes" in (await probe.look(scrape=True)).problem
+    assert "longer than 1000 bytes" in (await probe.probe(scrape=True)).problem
 
 
 async def test_a_look_that_the_agent_has_no_file_for_says_nothing_of_the_engine(fake: FakeEngine, tmp_path: Path) -> None:
     probe = Probe(config_of(tmp_path, fake.address).agent, tmp_path)  # type: ignore[arg-type]
     try:
         with no_files():
-            first = await probe.look(scrape=True)
-        assert (await probe.look(scrape=True)).health == "up"
+            first = await probe.probe(scrape=True)
+        assert (await probe.probe(scrape=True)).health == "up"
         with no_files():  # its connection is open, the engine record is not
-            second = await probe.look(scrape=True)
-        assert (await probe.look(scrape=True)).health == "up"
+            second = await probe.probe(scrape=True)
+        assert (await probe.probe(scrape=True)).health == "up"
     finally:
         await probe.close()
     for look in (first, second):
@@ -262,25 +262,25 @@ async def test_servers_of_all_members_are_looked_at_and_the_worst_of_them_counts
     probe = make_probe(fake, group=GroupConfig(0, 2, "x"), data_parallel=4)
     record.write(fake.run_dir, record_of(dp_rank=1))
     try:
-        look = await probe.look(scrape=True)
+        look = await probe.probe(scrape=True)
         assert (look.health, look.records) == ("up", ())
         assert look.problem == "no engine record of DP ranks [2, 3] from the other members yet"
         async with FakeEngine(tmp_path / "other") as other:
             far = MemberRanks(HostPort(other.address), record_of(dp_rank=2), tuple(record_of(dp_rank=rank).control
                                                                                    for rank in (2, 3)))
             fake.running, other.running, fake.usage, other.usage, other.receives_open = 2, 3, 0.25, 0.75, 1
-            look = await probe.look(scrape=True, others=(far,))
+            look = await probe.probe(scrape=True, others=(far,))
             assert (look.health, look.problem) == ("up", "")
             assert look.records == tuple(record_of(dp_rank=rank) for rank in range(4))
             assert look.doors == ("10.0.0.7:8000", "10.0.0.7:8000", other.address, other.address)
             assert look.load == Load(running=5, kv_usage=0.5, transfers=1)
             other.health = 503
-            look = await probe.look(scrape=True, others=(far,))
+            look = await probe.probe(scrape=True, others=(far,))
             assert (look.health, look.problem) == ("down", f"GET /health of {other.address}: status 503")
             other.health, other.metrics_text = 200, "none"
-            look = await probe.look(scrape=True, others=(far,))
+            look = await probe.probe(scrape=True, others=(far,))
             assert (look.load, "is it a vLLM engine" in look.problem) == (None, True), "half a load is none"
-        look = await probe.look(scrape=False, others=(far,))
+        look = await probe.probe(scrape=False, others=(far,))
         assert look.health == "down"
         assert look.problem.startswith(f"GET /health of {other.address}: ")
     finally:

@@ -16,7 +16,7 @@ from group_on_host import NAME, OVER_S, GroupOnHost, MemberOnHost, wait_for
 
 from xpyd_sidecar.agent import group as rules
 from xpyd_sidecar.agent import rounds as rounds_module
-from xpyd_sidecar.agent.beat import Look
+from xpyd_sidecar.agent.beat import ProbeResult
 from xpyd_sidecar.contract import record
 from xpyd_sidecar.contract.group import MOST_WORDS, ROUND, WIRE_VERSION, MemberAnswer, MemberHello, MemberRanks
 from xpyd_sidecar.contract.ids import HostPort
@@ -122,8 +122,8 @@ def test_the_leaders_look_at_its_engine_says_what_the_group_lacks(tmp_path: Path
         await group.members[0].start_agent()
         rounds = group.members[0].rounds
         assert rounds is not None
-        assert rounds.judged(Look("up")) == Look("up", "waits for members 0, 1 of 2")
-        assert rounds.judged(Look("slow", "x")) == Look("unready", "waits for members 0, 1 of 2")
+        assert rounds.judge_probe(ProbeResult("up")) == ProbeResult("up", "waits for members 0, 1 of 2")
+        assert rounds.judge_probe(ProbeResult("slow", "x")) == ProbeResult("unready", "waits for members 0, 1 of 2")
         assert rules.SILENT_S == 5.0
         await group.members[0].close()
     asyncio.run(body())
@@ -135,25 +135,25 @@ def test_followers_say_the_ranks_of_the_life_and_the_leader_forgets_those_of_one
             await group.wait_serves()
             leader = group.members[0].rounds
             assert leader is not None
-            assert leader.others() == ()
+            assert leader.follower_ranks() == ()
 
             def all_said() -> bool:
                 """Should the machine be so busy that a life ends meanwhile, the next one has its records, too."""
                 for rank in (2, 3, 4, 5):
                     if not record.path_of(folder := group.members[rank // 2].folder, rank).exists():
                         record.write(folder, record_of(dp_rank=rank))
-                return len(leader.others()) == 2
+                return len(leader.follower_ranks()) == 2
 
             await wait_for(all_said)
-            assert [(said.first.dp_rank, said.control) for said in leader.others()] == [
+            assert [(said.first.dp_rank, said.control) for said in leader.follower_ranks()] == [
                 (2, ("127.0.0.1:4002", "127.0.0.1:4003")), (4, ("127.0.0.1:4004", "127.0.0.1:4005"))]
             life = group.members[0].runs()
             await group.members[1].stop_agent()  # what it has said last is of this life
             os.kill(group.members[2].pid(), signal.SIGKILL)
-            await wait_for(lambda: leader.others() == ())
+            await wait_for(lambda: leader.follower_ranks() == ())
             await group.members[1].start_agent()
             await group.wait_serves(after=life)
-            assert leader.others() == (), "the launchers have removed what is of the life before"
+            assert leader.follower_ranks() == (), "the launchers have removed what is of the life before"
     asyncio.run(body())
 
 
@@ -167,7 +167,7 @@ def test_ranks_that_are_not_a_members_own_are_refused(tmp_path: Path) -> None:
                 HostPort("h:1"), record_of(dp_rank=0), (HostPort("h:2"),))
             await wait_for(lambda: "member 1 says ranks 0 to 0, it has 1 to 1" in str(follower.rounds.problem))
             assert group.members[0].rounds is not None
-            assert group.members[0].rounds.others() == ()
+            assert group.members[0].rounds.follower_ranks() == ()
     asyncio.run(body())
 
 
@@ -223,7 +223,7 @@ def test_words_at_their_longest_are_said_so_that_followers_can_read_them(tmp_pat
             await asyncio.sleep(0.5)
             call = hears.status()["life"]
             hello = MemberHello(WIRE_VERSION, NAME, 1, "x", "z", 1, "over", call, why="w" * MOST_WORDS)
-            raw = msgspec.json.encode(leader.hear(hello))
+            raw = msgspec.json.encode(leader.receive(hello))
             assert "member 1 ended: www" in msgspec.json.decode(raw, type=MemberAnswer).problem
     asyncio.run(body())
 
@@ -236,7 +236,7 @@ def test_a_hello_that_comes_late_takes_no_drain_back(tmp_path: Path) -> None:
         assert rounds is not None
         asked = []
         for seq, drain in ((4, False), (6, True), (5, False), (7, True), (8, False)):
-            rounds.hear(MemberHello(WIRE_VERSION, NAME, 1, "x", "b", seq, "free", drain=drain))
+            rounds.receive(MemberHello(WIRE_VERSION, NAME, 1, "x", "b", seq, "free", drain=drain))
             asked.append(sorted(rounds.asking))
         assert asked == [[], [1], [1], [1], []]
         await group.members[0].close()

@@ -134,7 +134,7 @@ def test_strangers_at_the_door_do_no_harm(caplog: pytest.LogCaptureFixture) -> N
     writer = Writer("q", local=("a",))
     door = wire.read_handle(writer.handle).door
     strangers = []
-    for say in (b"garbage", b"", wire.pack(wire.Mapped()), None):
+    for say in (b"garbage", b"", wire.pack(wire.RingMapped()), None):
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stranger.connect(f"\0{door}")
         if say is not None:

@@ -16,7 +16,7 @@ from queue_peers import CHUNK, KEY, Joined, start
 from queues import JOIN_S, WAYS, Make, making
 
 from xpyd_sidecar.broadcast import message, remote, wire
-from xpyd_sidecar.broadcast.errors import Cancelled, Closed, Dropped, NothingCame, ReaderStuck
+from xpyd_sidecar.broadcast.errors import NothingCame, QueueClosed, ReadCancelled, ReaderDropped, ReaderStuck
 from xpyd_sidecar.broadcast.local import QueueLink
 from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import join
@@ -154,7 +154,7 @@ def test_a_dropped_reader_is_told_and_the_others_go_on(make: Make, way: str) -> 
     for number in range(20):
         queue.writer.send(bytes([number]))
         assert good.recv(20) == [bytes([number])]
-    with pytest.raises(Dropped):  # noqa: PT012 (what was sent before may still come)
+    with pytest.raises(ReaderDropped):  # noqa: PT012 (what was sent before may still come)
         for _ in range(3):
             bad.recv(20)
     assert queue.dropped == [(bad.name, "it is slow")]
@@ -167,7 +167,7 @@ def test_a_dropped_reader_is_told_and_the_others_go_on(make: Make, way: str) -> 
 def test_a_reader_that_is_dropped_while_it_reads_learns_that_its_bytes_may_be_torn(make: Make) -> None:
     queue = make()
     queue.writer.send(b"x")
-    with pytest.raises(Dropped, match="may be torn"), queue.each()[1].take(5):
+    with pytest.raises(ReaderDropped, match="may be torn"), queue.each()[1].take(5):
         queue.writer.drop("l1", "test")
 
 
@@ -280,7 +280,7 @@ def test_close_lets_readers_read_everything_and_then_says_so(make: Make, way: st
         queue.writer.close(5)
         assert [each.result() for each in got] == [[[b"1"], [big]]] * len(got)
     for reader in queue.each():
-        with pytest.raises(Closed, match="after message 2"):
+        with pytest.raises(QueueClosed, match="after message 2"):
             reader.recv(20)
     with pytest.raises(OurFault, match="sent after close"):
         queue.writer.send(b"x")
@@ -301,7 +301,7 @@ def test_a_writer_that_ends_while_a_reader_looks_whether_it_lives_is_not_taken_f
         return looked(link)
 
     monkeypatch.setattr(QueueLink, "gone", gone)
-    with pytest.raises(Closed if end == "close" else Dropped):
+    with pytest.raises(QueueClosed if end == "close" else ReaderDropped):
         reader.recv(20)
 
 
@@ -318,7 +318,7 @@ def test_another_thread_can_end_a_wait_and_the_reader_can_be_used_again(make: Ma
     reader = queue.each()[0]
     timer = threading.Timer(0.3, reader.cancel)
     timer.start()
-    with pytest.raises(Cancelled):
+    with pytest.raises(ReadCancelled):
         reader.recv(None)
     queue.writer.send(b"x")
     assert reader.recv(20) == [b"x"]

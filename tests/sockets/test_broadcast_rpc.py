@@ -14,7 +14,7 @@ import queue_peers
 from queue_peers import JOIN_S, KEY, start
 
 from xpyd_sidecar.broadcast import rpc
-from xpyd_sidecar.broadcast.calls import Apart
+from xpyd_sidecar.broadcast.calls import SeparateBuffer
 from xpyd_sidecar.broadcast.rpc import CallFailed, NoAnswer, WorkerGroup
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.errors import ConfigError, OurFault, PeerGone
@@ -46,8 +46,8 @@ class Team:
         def fail(text: str) -> None:
             raise KeyError(text)
 
-        def big(size: int) -> Apart:
-            return Apart(name.encode() * size)
+        def big(size: int) -> SeparateBuffer:
+            return SeparateBuffer(name.encode() * size)
 
         def note(what: Any) -> None:
             self.heard.append((name, what))
@@ -58,7 +58,7 @@ class Team:
 
         try:
             worker.serve({"who": who, "echo": echo, "fail": fail, "big": big, "note": note, "wait": wait,
-                          "unsendable": object, "back": Apart})
+                          "unsendable": object, "back": SeparateBuffer})
         finally:
             worker.close()
 
@@ -97,9 +97,10 @@ def test_answers_come_by_rank_wherever_the_workers_are(make: Make, remote: tuple
 def test_buffers_travel_apart_in_both_directions_and_at_any_depth(make: Make, remote: tuple[str, ...]) -> None:
     group = make("0", "1", remote=remote).group
     data = os.urandom(100_000)
-    assert group.call("echo", Apart(data), 1, Apart(bytearray(data[:10])))[1] == [[data, 1, data[:10]], {}]
+    back = group.call("echo", SeparateBuffer(data), 1, SeparateBuffer(bytearray(data[:10])))[1]
+    assert back == [[data, 1, data[:10]], {}]
     assert [bytes(each) for each in group.call("big", 50_000)] == [b"0" * 50_000, b"1" * 50_000]
-    assert [bytes(each) for each in group.call("back", Apart(data))] == [data, data]
+    assert [bytes(each) for each in group.call("back", SeparateBuffer(data))] == [data, data]
 
 
 def test_an_error_comes_back_with_worker_class_and_traceback_and_the_group_goes_on(make: Make) -> None:
@@ -136,7 +137,7 @@ def test_many_calls_may_be_on_the_way_and_are_collected_in_any_order(make: Make)
 def test_large_calls_with_large_answers_that_nobody_collects_do_not_lock_up(make: Make) -> None:
     group = make("0", "1", chunks=2).group
     data = os.urandom(9_000)
-    pending = [group.start("back", Apart(data), timeout_s=20) for _ in range(12)]
+    pending = [group.start("back", SeparateBuffer(data), timeout_s=20) for _ in range(12)]
     for each in pending:
         assert [bytes(answer) for answer in each.wait()] == [data, data]
 

@@ -78,7 +78,7 @@ def locals_of(cores: list[Core]) -> list[int]:
 
 def settled(cores: list[Core]) -> bool:
     """Not by ``busy``, which looks at what others say: a core that sleeps would not be woken for what it has seen."""
-    return all(not core.left for core in cores) and all(core.steps and not core.steps.state.behind for core in cores)
+    return all(not core.left for core in cores) and all(core.steps and not core.steps.state.is_behind for core in cores)
 
 
 def test_idle_ranks_run_a_dummy_for_each_forward_of_another(cores: list[Core]) -> None:

@@ -224,7 +224,7 @@ def test_what_a_launcher_that_was_killed_has_left_is_ended_before_its_life_is_ca
 def test_a_group_whose_number_is_anothers_by_now_is_left_alone(launched: Launched, tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
     try:
-        now = remains.begun(other.pid)
+        now = remains.session_and_start(other.pid)
         for session, start in ((now[0], now[1] - 1), (now[0] + 1, now[1]), (now[0], now[1] + 1)):
             assert remains.find(MemberState("b", 1, 1, "a", True, "", other.pid, session, start), tmp_path) == []
         assert remains.find(MemberState("b", 1, 1, "a", True, "", other.pid, *now), tmp_path) == [other.pid]
@@ -237,7 +237,7 @@ def test_a_process_that_has_ended_and_was_not_waited_for_is_not_left(tmp_path: P
     """Whoever waited until nothing is left would wait for as long as its parent lives."""
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
     try:
-        before = MemberState("b", 1, 1, "a", True, "", other.pid, *remains.begun(other.pid))
+        before = MemberState("b", 1, 1, "a", True, "", other.pid, *remains.session_and_start(other.pid))
         assert remains.find(before, tmp_path) == [other.pid]
         other.kill()
         wait_for(lambda: not lives(other.pid))

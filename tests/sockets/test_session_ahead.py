@@ -33,14 +33,14 @@ def test_what_a_short_prefill_has_lies_in_the_buffer_until_a_load_claims_it() ->
     with PrefillRank(**SHORT) as p, DecodeRank(buffer=1 << 16) as d:
         waits(d, p)
         p.compute(key(), 0, 6, layers=1)
-        wait_until(lambda: p.store.used <= p.store.bound // 2 and ahead_of(d))
+        wait_until(lambda: p.store.used_bytes <= p.store.bound // 2 and ahead_of(d))
         assert not any(cache.any() for cache in d.caches)
         assert d.receiver.counted.take()[metrics.BUFFERED_BYTES] < BYTES, "no more than has to leave"
         d.want(key(), p, IDS, whole=6)
         d.whole(key(), 0, IDS)
         d.receiver.carry_out(Confirm(key(), 0, BYTES))
         assert p.reported()[0].size == BYTES
-        wait_until(lambda: not p.store.used and not ahead_of(d))
+        wait_until(lambda: not p.store.used_bytes and not ahead_of(d))
 
 
 @pytest.mark.parametrize(("transport", "ahead"), [("tcp", True), ("tcp", False), ("auto", True)])
@@ -50,7 +50,7 @@ def test_while_prefill_has_room_only_what_would_come_late_comes_before_there_are
         waits(d, p, ahead=ahead)
         p.compute(key(), 0, 6)
         if transport == "tcp" and ahead:
-            wait_until(lambda: ahead_of(d) and not p.store.used)
+            wait_until(lambda: ahead_of(d) and not p.store.used_bytes)
         else:
             wait_until(lambda: p.machine.busy(next(iter(p.publisher._sessions), 0)))
         d.want(key(), p, IDS, whole=6)
@@ -63,7 +63,7 @@ def test_of_what_came_ahead_only_the_blocks_go_anywhere_that_decode_lacks(first:
     with PrefillRank() as p, DecodeRank(buffer=1 << 16, transport="tcp") as d:
         waits(d, p, ahead=True)
         p.compute(key(), 0, 6)
-        wait_until(lambda: not p.store.used)
+        wait_until(lambda: not p.store.used_bytes)
         d.want(key(), p, IDS[first:], first=first, whole=6)
         d.whole(key(), first, IDS[first:])
         assert all(not cache[block].any() for cache in d.caches for block in IDS[:first])
@@ -77,7 +77,7 @@ def test_where_buffer_and_pool_are_full_prefill_keeps_and_presses_again() -> Non
         wait_until(lambda: d.receiver.counted.take().get(metrics.BUFFER_BUSY))
         wait_until(lambda: d.receiver.counted.take().get(metrics.BUFFER_BUSY), 20)
         assert p.publisher.counted.take()[metrics.STORE_RETRIES]
-        assert p.store.used >= BYTES
+        assert p.store.used_bytes >= BYTES
         d.want(key(), p, IDS, whole=6)
         d.whole(key(), 0, IDS)
 
@@ -86,7 +86,7 @@ def test_the_host_pool_takes_over_where_the_buffer_is_full() -> None:
     with PrefillRank() as p, DecodeRank(buffer=8 << 10, pool=64 << 10, transport="tcp") as d:
         waits(d, p, ahead=True)
         p.compute(key(), 0, 6)
-        wait_until(lambda: not p.store.used)
+        wait_until(lambda: not p.store.used_bytes)
         assert all(d.receiver.buffered_bytes)
         d.want(key(), p, IDS, whole=6)
         d.whole(key(), 0, IDS)
@@ -100,7 +100,7 @@ def test_what_no_request_claims_is_dropped_and_prefill_is_told() -> None:
         (report,) = p.reported()
         assert (report.outcome, report.size) == (Outcome.DEADLINE, 0)
         assert "no request has claimed it" in report.reason
-        wait_until(lambda: not ahead_of(d) and not p.store.used)
+        wait_until(lambda: not ahead_of(d) and not p.store.used_bytes)
         assert d.receiver.counted.take()[metrics.UNCLAIMED] == 1
 
 
@@ -130,7 +130,7 @@ def test_a_prompt_that_is_whole_in_the_buffer_survives_its_prefill_and_serves_an
         p = PrefillRank()
         waits(d, p, ahead=True)
         p.compute(key(), 0, 6)
-        wait_until(lambda: ahead_of(d) and not p.store.used)
+        wait_until(lambda: ahead_of(d) and not p.store.used_bytes)
         p.stop()
         assert d.broken_off() == [Outcome.PEER_LOST]
         d.broken.clear()
@@ -149,7 +149,7 @@ def test_what_came_ahead_for_one_request_is_not_given_to_another() -> None:
     with PrefillRank() as p, DecodeRank(buffer=1 << 16, transport="tcp") as d:
         waits(d, p, ahead=True)
         p.compute(key(), 0, 6)
-        wait_until(lambda: ahead_of(d) and not p.store.used)
+        wait_until(lambda: ahead_of(d) and not p.store.used_bytes)
         before = ahead_of(d)
         p.compute(key(2), 0, 6)
         elsewhere = tuple(range(40, 46))
@@ -178,14 +178,14 @@ def test_a_load_that_begins_while_something_is_on_its_way_to_the_buffer_gets_it(
         go_on.set()
         d.whole(key(), 2, IDS[2:])
         assert all(not cache[block].any() for cache in d.caches for block in IDS[:2])
-        wait_until(lambda: not p.store.used and not ahead_of(d))
+        wait_until(lambda: not p.store.used_bytes and not ahead_of(d))
 
 
 def test_an_engine_whose_caches_are_reset_uses_nothing_that_came_before() -> None:
     with PrefillRank() as p, DecodeRank(buffer=1 << 16, transport="tcp") as d:
         waits(d, p, ahead=True)
         p.compute(key(), 0, 6)
-        wait_until(lambda: ahead_of(d) and not p.store.used)
+        wait_until(lambda: ahead_of(d) and not p.store.used_bytes)
         d.receiver.reset()
         wait_until(lambda: not ahead_of(d))
         assert p.reported()[0].outcome is Outcome.OVERFLOW
@@ -198,7 +198,7 @@ def test_an_engine_that_has_no_use_for_the_buffer_takes_nothing_into_it_and_give
     with PrefillRank() as p, DecodeRank(buffer=1 << 16, transport="tcp") as d:
         waits(d, p, ahead=True)
         p.compute(key(), 0, 6)
-        wait_until(lambda: ahead_of(d) and not p.store.used)
+        wait_until(lambda: ahead_of(d) and not p.store.used_bytes)
         tiers = d.landing.buffers._tiers
         d.receiver.spare(spare=True)
         d.want(key(), p, IDS, whole=6)

@@ -237,11 +237,11 @@ def test_decode_killed_in_the_middle_leaves_no_memory_descriptor_or_file_at_pref
         p.compute(key(2), 0, 6)
         with DecodeProcess(link, folder, p) as d:
             wait_until(lambda: key(2) in p.machine and p.publisher._by_life)
-            assert p.store.used
+            assert p.store.used_bytes
             assert open_files() - before
             d.kill()
             assert {one.outcome for one in p.reported(2)} == {Outcome.PEER_LOST}
-        wait_until(lambda: p.store.used == 0 and not p.publisher._sessions)
+        wait_until(lambda: p.store.used_bytes == 0 and not p.publisher._sessions)
         wait_until(lambda: open_files() <= before)
         assert len(p.shared.tickets._free) == tickets.SESSIONS
 

@@ -60,7 +60,7 @@ def test_blocks_come_to_their_places_and_the_store_is_free_again(ranks: list[Any
     wait_until(lambda: d.has(key(), 0, 6))
     assert d.right(key(), 0, IDS)
     assert d.links == {link}
-    wait_until(lambda: p.store.used == 0)
+    wait_until(lambda: p.store.used_bytes == 0)
     d.receiver.carry_out(Confirm(key(), 0, 5000))
     found: list[tuple[str, Outcome, int]] = []
 
@@ -81,7 +81,7 @@ def test_a_decode_that_checks_gets_sums_also_of_a_prefill_that_makes_none_by_its
     p.compute(key(), 0, 6)
     wait_until(lambda: d.has(key(), 0, 6))
     assert d.right(key(), 0, IDS)
-    wait_until(lambda: p.store.used == 0)
+    wait_until(lambda: p.store.used_bytes == 0)
 
 
 def test_stripes_may_come_before_the_word_that_they_are_fetched_over(ranks: list[Any]) -> None:
@@ -111,7 +111,7 @@ def test_what_decode_has_already_is_taken_without_being_fetched(ranks: list[Any]
     p.compute(key(), 0, 4)
     p.compute(key(), 4, 2)
     wait_until(lambda: d.has(key(), 4, 2))
-    wait_until(lambda: p.store.used == 0)
+    wait_until(lambda: p.store.used_bytes == 0)
     assert not d.caches[0][3].any()
 
 
@@ -120,7 +120,7 @@ def test_what_is_told_before_there_are_blocks_waits_for_them(ranks: list[Any]) -
     d.want(key(), p, None)
     p.compute(key(), 0, 6)
     wait_until(lambda: p.machine.busy(1) or p.machine.open)
-    assert p.store.used
+    assert p.store.used_bytes
     d.want(key(), p, IDS)
     wait_until(lambda: d.has(key(), 0, 6))
     assert d.right(key(), 0, IDS)
@@ -130,7 +130,7 @@ def test_a_store_that_is_short_has_decode_take_copies_into_its_buffer(ranks: lis
     p, d = both(ranks, prefill={"store_bytes": 32 << 10}, decode={"buffer": 1 << 20})
     d.want(key(), p, None, whole=6)
     p.compute(key(), 0, 6)
-    wait_until(lambda: p.store.used <= 16 << 10)
+    wait_until(lambda: p.store.used_bytes <= 16 << 10)
     assert d.machine.buffer.bytes_in_use[0]
     assert not d.caches[0].any()
     d.want(key(), p, IDS, whole=6)
@@ -143,7 +143,7 @@ def test_a_try_whose_bytes_gave_way_in_the_buffer_ends_at_prefill_which_tells_de
     p, d = both(ranks, decode={"buffer": 1 << 20, "entries": 1, "transport": "tcp"})
     d.want(key(), p, None, whole=6, ahead=True)
     p.compute(key(), 0, 6)
-    wait_until(lambda: d.machine.buffer.bytes_in_use[0] and not p.store.used)
+    wait_until(lambda: d.machine.buffer.bytes_in_use[0] and not p.store.used_bytes)
     d.want(key(2), p, None, whole=6, ahead=True)
     found: list[tuple[str, Outcome, int]] = []
 
@@ -218,7 +218,7 @@ def test_a_cancelled_load_gives_everything_back(ranks: list[Any]) -> None:
     d.receiver.carry_out(Cancel(key(), 0, Outcome.ABORTED, "over"))
     p.compute(key(), 2, 4)
     wait_until(lambda: d.receiver.is_settled(want.request))
-    wait_until(lambda: p.store.used == 0 and p.machine.open == 0)
+    wait_until(lambda: p.store.used_bytes == 0 and p.machine.open == 0)
     assert reports(p) == [("1", Outcome.ABORTED, 0)]
     assert not d.has(key(), 2, 1)
 
@@ -231,7 +231,7 @@ def test_what_prefill_lets_go_of_is_broken_for_decode(ranks: list[Any]) -> None:
     p.publisher.release(key(), Outcome.ABORTED, "its leg ended")
     wait_until(lambda: d.outcomes() == [Outcome.ABORTED])
     assert not d.broken[0].final
-    wait_until(lambda: p.store.used == 0)
+    wait_until(lambda: p.store.used_bytes == 0)
 
 
 def test_a_decode_without_the_key_gets_nothing(ranks: list[Any]) -> None:
@@ -307,7 +307,7 @@ def test_a_session_that_ends_goes_on_with_what_was_not_taken(ranks: list[Any]) -
     wait_until(lambda: d.has(key(), 0, 6))
     assert d.right(key(), 0, IDS)
     assert d.outcomes() == []
-    wait_until(lambda: p.store.used == 0)
+    wait_until(lambda: p.store.used_bytes == 0)
 
 
 def test_a_prefill_that_is_gone_is_lost(ranks: list[Any]) -> None:
@@ -330,4 +330,4 @@ def test_many_transfers_at_once_are_whole(ranks: list[Any]) -> None:
         p.compute(key(n), 3, 3)
     wait_until(lambda: all(d.has(key(n), 0, 6) for n in range(40)))
     assert all(d.right(key(n), 0, tuple(range(n * 8, n * 8 + 6))) for n in range(40))
-    wait_until(lambda: p.store.used == 0)
+    wait_until(lambda: p.store.used_bytes == 0)

@@ -103,7 +103,7 @@ def test_who_makes_keys_with_both_ends_is_refused_by_prefill(keys: str) -> None:
         p.compute(key(), 0, 6)
         wait_until(d.outcomes)
         assert set(man.kinds["prefill"]) <= {FrameKind.CHALLENGE, FrameKind.REJECT}
-        assert p.store.used, "nothing was taken"
+        assert p.store.used_bytes, "nothing was taken"
         assert not d.arrived
 
 

@@ -52,10 +52,10 @@ def read_all(sock: socket.socket) -> bytes:
 def test_copies_that_nobody_asks_for_are_dropped_after_their_time() -> None:
     with PrefillRank(keep_s=0.2) as p:
         p.compute(key(), 0, 2)
-        assert p.store.used
+        assert p.store.used_bytes
         (report,) = p.reported()
         assert (report.outcome, report.size) == (Outcome.DEADLINE, 0)
-        assert p.store.used == 0
+        assert p.store.used_bytes == 0
 
 
 def test_asking_for_what_was_dropped_fails_at_once_with_the_reason() -> None:
@@ -79,7 +79,7 @@ def test_a_decode_rank_that_lives_and_takes_nothing_keeps_no_copies_beyond_its_t
         d.want(key(), p, IDS)
         (report,) = p.reported()
         assert (report.outcome, report.reason) == (Outcome.DEADLINE, "decode did not confirm in time")
-        wait_until(lambda: not p.store.used)
+        wait_until(lambda: not p.store.used_bytes)
 
 
 def test_copies_are_told_only_once_their_step_has_proved() -> None:
@@ -159,7 +159,7 @@ def test_sums_that_cannot_be_made_keep_no_others_from_being_made_and_are_made_an
             wait_until(lambda: len(tries) == 3)
             d.want(key(), p, IDS)
         d.whole(key(), 0, IDS)
-        wait_until(lambda: p.store.used == 0)
+        wait_until(lambda: p.store.used_bytes == 0)
     assert caplog.text.count("the sums of a copy could not be made") == 1
 
 
@@ -187,7 +187,7 @@ def test_a_mistake_of_ours_ends_the_session_and_not_the_thread(where: Any, name:
                 d.want(key(), p, IDS)
             assert d.broken_off() == [Outcome.PEER_LOST]
             assert [one.outcome for one in p.reported()] == [Outcome.PEER_LOST]
-        wait_until(lambda: p.store.used == 0)
+        wait_until(lambda: p.store.used_bytes == 0)
         d.broken.clear()
         p.compute(key(2), 0, 6)
         d.want(key(2), p, IDS)
@@ -210,7 +210,7 @@ def test_decode_stopped_in_the_middle_is_given_up_and_takes_nothing_for_what_pre
         assert inside.wait(10)
         p.compute(key(), 0, 6)
         assert [one.outcome for one in p.reported()] == [Outcome.PEER_LOST]
-        wait_until(lambda: p.store.used == 0)
+        wait_until(lambda: p.store.used_bytes == 0)
         p.compute(key(2), 0, 6)  # where those bytes were
         stand.set()
         assert d.broken_off() == [Outcome.PEER_LOST]
@@ -343,7 +343,7 @@ def test_a_decode_that_stands_still_leaves_others_their_share_of_the_store_and_t
             while True:
                 p.compute(key(), first, 2, holder="stopped")
                 first += 2
-        held = p.store.used
+        held = p.store.used_bytes
         assert (1 << 20) // 3 < held < 1 << 20
         for number in range(2, 8):
             p.compute(key(number), 0, 6, holder="other")
@@ -351,6 +351,6 @@ def test_a_decode_that_stands_still_leaves_others_their_share_of_the_store_and_t
             other.whole(key(number), 0, IDS)
             other.receiver.carry_out(Confirm(key(number), 0, 1))
         assert [one.outcome for one in p.reported(6)] == [Outcome.OK] * 6
-        assert p.store.used == held, "what is kept for the stopped one is still there"
+        assert p.store.used_bytes == held, "what is kept for the stopped one is still there"
         assert stopped.outcomes() == []
         stand.set()

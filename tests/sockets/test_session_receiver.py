@@ -155,7 +155,7 @@ def test_half_a_piece_is_no_piece_and_the_rest_comes_by_another_session() -> Non
         p.compute(key(), 0, 6, layers=1)
         d.want(key(), through(p, wire), IDS)
         d.whole(key(), 0, IDS)
-        wait_until(lambda: p.store.used == 0)
+        wait_until(lambda: p.store.used_bytes == 0)
 
 
 def test_a_session_that_breaks_goes_on_once_and_once_more_only_after_something_has_come() -> None:
@@ -237,7 +237,7 @@ def test_another_life_of_prefill_is_refused() -> None:
         p.compute(key(), 0, 6)
         d.want(key(), Behind(p, life=Incarnation("9" * 32)), IDS)
         assert d.broken_off() == [Outcome.INCARNATION]
-        assert p.store.used
+        assert p.store.used_bytes
 
 
 def test_a_load_for_which_there_is_no_file_fails_at_once_and_not_by_its_prefill() -> None:

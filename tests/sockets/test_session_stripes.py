@@ -43,7 +43,7 @@ def test_ranks_of_other_sizes_get_their_heads(head: int, heads: int, ring: int) 
         p.compute(key(), 3, 3)
         d.whole(key(), 0, IDS)
         assert d.links == {"tcp"}
-        wait_until(lambda: p.store.used == 0)
+        wait_until(lambda: p.store.used_bytes == 0)
 
 
 def test_many_sessions_at_one_rank_have_few_threads_and_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -90,7 +90,7 @@ def test_a_connection_that_breaks_ends_its_session_and_the_load_goes_on_in_the_n
                 sock.shutdown(socket.SHUT_RDWR)
         p.compute(key(), 3, 3)
         d.whole(key(), 0, IDS)
-        wait_until(lambda: p.store.used == 0)
+        wait_until(lambda: p.store.used_bytes == 0)
 
 
 @pytest.mark.parametrize("fault", ["corrupt", "ruin_piece", "half"])

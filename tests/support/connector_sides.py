@@ -227,7 +227,7 @@ class Engine:
         self.clock.step()
 
     def _hear(self, output: KVConnectorOutput) -> None:
-        self.scheduler.heard(output)
+        self.scheduler.on_worker_output(output)
         self.recved += output.finished_recving or ()
         self.sent |= output.finished_sending or set()
         self.failed += output.failed_recving
@@ -289,14 +289,14 @@ def until(condition: Callable[[], Any], *engines: ByHand, deadline_s: float = 60
 def idle(engine: Engine) -> bool:
     still = engine.counts.get(metrics.SENDS_OPEN, 0) == engine.counts.get(metrics.RECEIVES_OPEN, 0) == 0
     return still and not (engine.scheduler.pending() or engine.unheard
-                          or any(worker.store.used for worker in engine.workers))
+                          or any(worker.store.used_bytes for worker in engine.workers))
 
 
 def prefill(p: Engine, leg: Any, ids: list[int], *, held: bool | None = None) -> None:
     """Two chunks of a 40-token prompt: 20 tokens, then the rest. ``held``: whether its blocks must still be needed then."""
     p.scheduler.new_request(leg)
-    p.scheduler.allocated(leg, (ids[:2],), 0)
+    p.scheduler.on_allocated(leg, (ids[:2],), 0)
     p.step(new=((leg, ids[:2], 0, 20),))
     p.step(cached=((leg, ids[2:], 20, 20),))
-    holds = p.scheduler.ended(leg)
+    holds = p.scheduler.on_request_ended(leg)
     assert held is None or holds == (held or p.clocked)

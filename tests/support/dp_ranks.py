@@ -123,7 +123,7 @@ class Core(threading.Thread):
                     self.lockstep.forward()
                     self.left -= 1
                     self.real += 1
-                elif steps.state.behind:
+                elif steps.state.is_behind:
                     steps.dummy()
                     self.lockstep.forward()
                     self.dummies += 1

@@ -69,7 +69,7 @@ class State(NamedTuple):
 
 def start(bounds: Bounds) -> State:
     """The first state."""
-    return State(Lead.again(_boot(0), bounds.size, 0.0, None), 0, (Site(Seat()),) * bounds.size, bounds.faults)
+    return State(Lead.restore(_boot(0), bounds.size, 0.0, None), 0, (Site(Seat()),) * bounds.size, bounds.faults)
 
 
 def _boot(number: int) -> str:
@@ -113,7 +113,7 @@ def _hello(bounds: Bounds, state: State, index: int) -> tuple[Site, MemberHello]
     """A member's agent looks at its launcher, and says what it sees."""
     site = state.sites[index]
     seat = site.seat.watch(site.launcher if site.up else None)
-    held = seat.held
+    held = seat.member_state
     if bounds.broken == "no turn" and not seat.life and held == "busy" and not site.launcher.running:
         held = "free"
     beat = "beats" if held == "running" and site.engine else ""
@@ -125,7 +125,7 @@ def _heard(bounds: Bounds, state: State, hello: MemberHello) -> tuple[State, Mem
     before = state.lead
     if bounds.broken == "no promise":
         hello = _said(hello.index, hello.boot, hello.seq, held=hello.held, call=before.life or before.call, beat=hello.beat)
-    lead = before.hear(hello, 0.0)
+    lead = before.receive(hello, 0.0)
     bad = state.bad
     if lead.life and not before.life and any(site.engine for site in state.sites):
         bad = "a life begins while an engine runs"
@@ -137,7 +137,7 @@ def _told(bounds: Bounds, site: Site, answer: MemberAnswer) -> Site:
     seat = site.seat
     if bounds.broken == "no promise" and answer.life:
         seat = seat._replace(promised=answer.life)
-    return site._replace(seat=seat.hear(answer, 0.0), answer=None)
+    return site._replace(seat=seat.receive(answer, 0.0), answer=None)
 
 
 def _agents(bounds: Bounds, s: State, i: int) -> Iterator[tuple[str, State]]:
@@ -231,11 +231,11 @@ def _faults(bounds: Bounds, s: State) -> Iterator[tuple[str, State]]:
             yield f"hello of {i} is late", _at(s, i, site._replace(hello=None, late=site.hello))
         if site.answer is not None:
             yield f"answer to {i} is lost", _at(s, i, site._replace(answer=None))
-        again = site._replace(seat=Seat.again(0.0, site.seat.round), boot=site.boot + 1, hello=None, answer=None)
-        lead = Lead.again(_boot(s.boot + 1), bounds.size, 0.0, site.seat.round) if i == 0 else s.lead
+        again = site._replace(seat=Seat.restore(0.0, site.seat.round), boot=site.boot + 1, hello=None, answer=None)
+        lead = Lead.restore(_boot(s.boot + 1), bounds.size, 0.0, site.seat.round) if i == 0 else s.lead
         boot = s.boot + (i == 0)
         yield f"agent {i} is started again", _at(s, i, again, lead=lead, boot=boot)
-        lead = Lead.again(_boot(s.boot + 1), bounds.size, 0.0, None) if i == 0 else s.lead
+        lead = Lead.restore(_boot(s.boot + 1), bounds.size, 0.0, None) if i == 0 else s.lead
         yield f"pod {i} is a new one", _at(s, i, Site(Seat(), site.boot + 1, late=site.late), lead=lead, boot=boot)
 
 

@@ -156,7 +156,7 @@ class Job:
             assert self.p.manager.allocate_slots(self.theirs, count) is not None
             tables = self.p.tables_of(self.theirs)
             if not done:
-                self.p.scheduler.allocated(self.theirs, tables, 0)
+                self.p.scheduler.on_allocated(self.theirs, tables, 0)
             self.p.ruin_free_blocks(self._given_back(tables))
             self.p.compute(self.theirs, self.number, range(done, done + count))
             run = (self.theirs, tuple(list(one) for one in tables), done, count)
@@ -172,7 +172,7 @@ class Job:
 
     def end_prefill(self) -> bool:
         """Its request ends. Whether its blocks are kept for copies that are not made yet."""
-        held = self.p.scheduler.ended(self.theirs)
+        held = self.p.scheduler.on_request_ended(self.theirs)
         if not held:
             self.give_back()
         return held
@@ -185,11 +185,11 @@ class Job:
 
     def ask(self) -> None:
         """Decode has heard of it and has blocks for it."""
-        until(lambda: self.d.scheduler.matched(self.ours, 0) == (self.tokens, True), self.p, self.d)
+        until(lambda: self.d.scheduler.match_tokens(self.ours, 0) == (self.tokens, True), self.p, self.d)
         blocks = self.d.manager.allocate_slots(self.ours, 0, num_external_computed_tokens=self.tokens,
                                                delay_cache_blocks=True)
         assert blocks is not None
-        self.d.scheduler.allocated(self.ours, self.d.tables_of(self.ours), self.tokens)
+        self.d.scheduler.on_allocated(self.ours, self.d.tables_of(self.ours), self.tokens)
 
     def wait(self) -> bool:
         """Until the load is over. Whether all has come."""
@@ -223,5 +223,5 @@ class Job:
 
     def leave(self) -> None:
         """Both have answered, and all blocks are free."""
-        self.d.scheduler.ended(self.ours)
+        self.d.scheduler.on_request_ended(self.ours)
         self.d.manager.free(self.ours)

@@ -117,11 +117,11 @@ class HeldPrefill:
         return self.publisher.address, self.me.incarnation
 
     def room(self, regions: range, blocks: int) -> bool:
-        return self.store.bound - self.store.used >= self._size(regions, blocks)
+        return self.store.bound - self.store.used_bytes >= self._size(regions, blocks)
 
     def _size(self, regions: range, blocks: int) -> int:
         layouts = self.layouts[regions.start:regions.stop]
-        return sum(self.store.rounded(blocks * one.heads * one.head_bytes) for one in layouts)
+        return sum(self.store.round_up(blocks * one.heads * one.head_bytes) for one in layouts)
 
     def copy(self, key: Key, regions: range, first: int, content: Callable[[int, int, int], np.ndarray], blocks: int, *,
              hold: int = 0) -> None:
@@ -139,7 +139,7 @@ class HeldPrefill:
                 for head in range(one.heads):
                     begin = at + packed.place(block, head)
                     view[begin:begin + one.head_bytes] = content(region, block, head)
-            at += self.store.rounded(packed.size)
+            at += self.store.round_up(packed.size)
         self.publisher.push(key, [copy], hold)
 
     def _gone(self, key: Key) -> None:
@@ -167,7 +167,7 @@ class HeldPrefill:
         """What it still holds, by name."""
         self.hear()
         publisher, machine = self.publisher, self.machine
-        return {"used": self.store.used, "open": machine.open, "early": len(machine._early),
+        return {"used": self.store.used_bytes, "open": machine.open, "early": len(machine._early),
                 "leaving": len(machine._leaving), "pressed": machine.pressed_bytes,
                 "copies": len(publisher._copies), "held": len(publisher._held), "unsummed": len(publisher._unsummed),
                 "began": len(publisher._began), "sizes": len(publisher._sizes), "unfreed": self.unfreed.total()}

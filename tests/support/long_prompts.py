@@ -50,9 +50,9 @@ class LongPrompt:
         """Both legs are there, decode has blocks, and has asked prefill."""
         self.d.scheduler.new_request(self.ours)
         self.p.scheduler.new_request(self.theirs)
-        self.p.scheduler.allocated(self.theirs, (self.source,), 0)
-        until(lambda: self.d.scheduler.matched(self.ours, 0) == (self.tokens, True), self.d)
-        self.d.scheduler.allocated(self.ours, (self.target,), self.tokens)
+        self.p.scheduler.on_allocated(self.theirs, (self.source,), 0)
+        until(lambda: self.d.scheduler.match_tokens(self.ours, 0) == (self.tokens, True), self.d)
+        self.d.scheduler.on_allocated(self.ours, (self.target,), self.tokens)
         self.d.step()
         until(lambda: self.p.workers[0]._publisher._machine._early, self.d)
         self.p.fill(self.source, PROMPT)
@@ -66,7 +66,7 @@ class LongPrompt:
         """A step of prefill."""
         self.p.step(**self._run(tokens))
         if self.done == self.tokens:
-            self.p.scheduler.ended(self.theirs)
+            self.p.scheduler.on_request_ended(self.theirs)
 
     def hang(self, tokens: int) -> None:
         """Prefill begins a step and never ends it; its threads live on."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 from agent_fakes import config_of, record_of
 
-from xpyd_sidecar.agent.beat import Look, Looked, Machine
+from xpyd_sidecar.agent.beat import Machine, ProbeDone, ProbeResult
 from xpyd_sidecar.contract.ids import AgentId, InstanceName, Role
 from xpyd_sidecar.contract.membership import Load, Up
 from xpyd_sidecar.router.fleet.member import Changed, InstanceLost, Instruction, Probed, ProbeInstance
@@ -38,7 +38,8 @@ class Instance:
         self.alive = True
         self.record = record_of(f"{index:032x}")
         for _ in range(2):
-            self.machine.handle(Looked(Look("up", records=(self.record,), load=Load(running=1), model="m"), ()), 0.0)
+            self.machine.handle(ProbeDone(ProbeResult("up", records=(self.record,), load=Load(running=1), model="m"),
+                                          ()), 0.0)
 
 
 class World:
@@ -83,7 +84,8 @@ class World:
     def _beat(self, instance: Instance) -> None:
         if not instance.alive:
             return
-        instance.machine.handle(Looked(Look("up", records=(instance.record,), load=Load(self.rng.randrange(9)), model="m"),
+        instance.machine.handle(ProbeDone(ProbeResult("up", records=(instance.record,), load=Load(self.rng.randrange(9)),
+                                                      model="m"),
                                        ()), self.now)
         raw = msgspec.msgpack.encode(instance.machine.heartbeat())
         self.beats += 1

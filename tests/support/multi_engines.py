@@ -3,7 +3,7 @@
     p, d = MultiEngine("p", folder, order="ours first"), MultiEngine("d", folder, order="store first", late=True)
 
 vLLM's own class passes every hook on, as in an engine: its scheduler half once, its worker half for each rank. What vLLM's
-scheduler would do is done by tests: ask ``matched``, give blocks (``on_allocated``), run steps, end a request.
+scheduler would do is done by tests: ask ``match_tokens``, give blocks (``on_allocated``), run steps, end a request.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ class MultiEngine(Engine):
         """Requests of the next step have blocks that are filled within it."""
         self._counts: dict[tuple[str, str], int] = {}
 
-    def matched(self, request: Any, computed: int = 0) -> tuple[int | None, bool]:
+    def match_tokens(self, request: Any, computed: int = 0) -> tuple[int | None, bool]:
         return self.multi.get_num_new_matched_tokens(request, computed)
 
-    def allocated(self, request: Any, ids: list[int], external: int) -> None:
+    def on_allocated(self, request: Any, ids: list[int], external: int) -> None:
         self.tables[request.request_id] = ids
         self._at_once |= external > 0 and self.multi._requests_to_connector[request.request_id] == self._store_at \
             and not self._late
         self.multi.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: (ids,)), external)
 
-    def ended(self, request: Any) -> bool:
+    def on_request_ended(self, request: Any) -> bool:
         """Whether its blocks are still needed."""
         return self.multi.request_finished(request, self.tables[request.request_id])[0]
 

@@ -149,7 +149,7 @@ def prefill(head_bytes: int, ranks: int, timeout_s: float) -> None:
         elif "memory" in order:
             answer = in_json(seen[-1])
         else:
-            answer = sum(rank.store.used for rank in made)
+            answer = sum(rank.store.used_bytes for rank in made)
         print(json.dumps(answer), flush=True)
 
 

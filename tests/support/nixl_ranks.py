@@ -40,7 +40,7 @@ class NixlProcess:
 
         def servers(rank: PrefillRank) -> dict[str, LinkServer]:
             self.server = NixlServer(self.hub, Chunk(None, rank.shared.copies), timeout_s=5.0)
-            self.hub.held = lambda: rank.store.used > 0
+            self.hub.held = lambda: rank.store.used_bytes > 0
             return {"nixl": self.server, "shm": rank.shm}
 
         return PrefillRank(**{"servers": servers, "transport": transport} | more)

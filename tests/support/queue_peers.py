@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from xpyd_sidecar.broadcast.errors import Closed, Dropped, ReaderStuck
+from xpyd_sidecar.broadcast.errors import QueueClosed, ReaderDropped, ReaderStuck
 from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import LocalReader, RemoteReader, join
 from xpyd_sidecar.broadcast.rpc import WorkerGroup
@@ -76,9 +76,9 @@ def read_all(told: Connection, handle: bytes, name: str, seed: int, first: int) 
                 told.send(("wrong", number))
                 return
             number += 1
-    except Closed:
+    except QueueClosed:
         told.send(("read", number - first))
-    except Dropped:
+    except ReaderDropped:
         told.send(("dropped", number - first))
 
 

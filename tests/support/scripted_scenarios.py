@@ -195,7 +195,7 @@ class Stage:
         self.jobs = [one for one in self.jobs if not one.over]
 
     def _leave(self, job: Job, how: str) -> None:
-        if self.engine.scheduler.ended(job.leg):
+        if self.engine.scheduler.on_request_ended(job.leg):
             self.held[job.leg.request_id], job.ids = job.ids, []
         self.give(job)
         job.end(how)
@@ -210,7 +210,7 @@ class Stage:
             if len(self.free) < need:
                 return None
             job.ids = self.take(need)
-            self.engine.scheduler.allocated(job.leg, (job.ids,), 0)
+            self.engine.scheduler.on_allocated(job.leg, (job.ids,), 0)
         before = job.done
         job.done = min(job.tokens, before + self.source.randrange(1, 3 * BLOCK))
         whole = job.ids if job.done >= job.handed else job.ids[:job.done // BLOCK]
@@ -223,15 +223,15 @@ class Stage:
                 self._leave(job, "left")
                 return
             job.aborted = True
-            self.engine.scheduler.ended(job.leg)
+            self.engine.scheduler.on_request_ended(job.leg)
         if job.loading:
             return
-        external, later = self.engine.scheduler.matched(job.leg, job.first * BLOCK)
+        external, later = self.engine.scheduler.match_tokens(job.leg, job.first * BLOCK)
         need = -(-job.tokens // BLOCK)
         if external is None or len(self.free) < need:
             return
         job.ids = self.take(need)
-        self.engine.scheduler.allocated(job.leg, (job.ids,), external)
+        self.engine.scheduler.on_allocated(job.leg, (job.ids,), external)
         job.loading = later
         if not later:
             self._leave(job, "computed")

@@ -21,7 +21,7 @@ from state_space import Found, all_states
 from xpyd_sidecar.dp.coordinator import Coordinator
 from xpyd_sidecar.dp.frames import Grant, Want
 from xpyd_sidecar.dp.look_ahead import LookAhead
-from xpyd_sidecar.dp.rank import Dummy, Forward, Heard, Idle, PauseAsked, Rank
+from xpyd_sidecar.dp.rank import Dummy, Forward, GrantReceived, Idle, PauseAsked, Rank
 
 EPOCH = 7
 Broken = Literal["", "count before schedule", "no heartbeat", "no dummy while waiting for KV", "vote too early",
@@ -83,7 +83,7 @@ def start(bounds: Bounds) -> State:
     world += [("pause", i) for i in range(bounds.size)] if bounds.pause else []
     none: tuple[tuple[()], ...] = ((),) * bounds.size
     sites = tuple(Site(Rank(EPOCH, i, bounds.policy)) for i in range(bounds.size))
-    return State(sites, none, none, Coordinator.of(EPOCH, bounds.size), tuple(world), bounds.losses, bounds.ghosts,
+    return State(sites, none, none, Coordinator.initial(EPOCH, bounds.size), tuple(world), bounds.losses, bounds.ghosts,
                  bounds.deaths)
 
 
@@ -144,7 +144,7 @@ def _rank(bounds: Bounds, s: State, i: int) -> Iterator[tuple[str, State]]:
         if rank.local < 8:  # counts what is no forward
             after, want = rank.handle(Forward(site.kv))
             yield f"{i} counts {after.local}", _site(s, i, site._replace(rank=after), want)
-    elif rank.behind:
+    elif rank.is_behind:
         asleep = site.paused and not rank.pausing
         if not asleep and not (waits and bounds.broken == "no dummy while waiting for KV"):
             after, want = rank.handle(Dummy())
@@ -175,14 +175,14 @@ def _links(bounds: Bounds, s: State) -> Iterator[tuple[str, State]]:
                 yield f"lost on the way up: {i}", taken._replace(losses=s.losses - 1)
         if s.down[i] and site.alive:
             taken = s._replace(down=_put(s.down, i, s.down[i][1:]))
-            rank, _ = site.rank.handle(Heard(s.down[i][0]))
+            rank, _ = site.rank.handle(GrantReceived(s.down[i][0]))
             yield f"{i} hears", _site(taken, i, site._replace(rank=rank))
             if s.losses:
                 yield f"lost on the way down: {i}", taken._replace(losses=s.losses - 1)
         if bounds.broken != "no heartbeat" and site.alive and s.sites[0].alive:
-            if not s.up[i] and s.coordinator.hear(site.rank.want) != s.coordinator:
+            if not s.up[i] and s.coordinator.receive(site.rank.want) != s.coordinator:
                 yield f"heartbeat of {i}", _hear(s, site.rank.want)
-            rank, _ = site.rank.handle(Heard(s.coordinator.grant))
+            rank, _ = site.rank.handle(GrantReceived(s.coordinator.grant))
             if not s.down[i] and rank != site.rank:
                 yield f"heartbeat to {i}", _site(s, i, site._replace(rank=rank))
     if s.ghosts:
@@ -193,7 +193,7 @@ def _links(bounds: Bounds, s: State) -> Iterator[tuple[str, State]]:
 
 
 def _hear(s: State, want: Want) -> State:
-    after = s.coordinator.hear(want)
+    after = s.coordinator.receive(want)
     down = tuple((*link, after.grant) for link in s.down) if after.grant != s.coordinator.grant else s.down
     return s._replace(coordinator=after, down=down)
 
@@ -233,7 +233,7 @@ def fault(bounds: Bounds, s: State, *, last: bool) -> str:
     if any(not site.alive for site in s.sites):
         return "" if all(not site.alive for site in s.sites) else "stuck"
     well = (not inside and len({site.rank.local for site in s.sites}) == 1
-            and all(not site.run and not site.rank.behind for site in s.sites)
+            and all(not site.run and not site.rank.is_behind for site in s.sites)
             and all(not site.kv or not bounds.kv_comes for site in s.sites)
             and all(not site.paused for site in s.sites))
     return "" if well else "stuck"

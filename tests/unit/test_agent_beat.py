@@ -17,13 +17,13 @@ from xpyd_sidecar.agent.beat import (
     DrainEnded,
     Event,
     KnownRouter,
-    Look,
-    Looked,
     Machine,
+    ProbeDone,
+    ProbeResult,
     RoleTold,
     UndrainAsked,
     disagreement,
-    together,
+    merge_notes,
 )
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.core_steps import CoreSteps
@@ -38,22 +38,22 @@ IDLE = Load()
 BUSY = Load(running=1)
 
 
-def up(incarnation: str = "a" * 32, load: Load | None = IDLE, problem: str = "") -> Looked:
-    return Looked(Look("up", problem, (record_of(incarnation),), load, "tiny", 2048), ())
+def up(incarnation: str = "a" * 32, load: Load | None = IDLE, problem: str = "") -> ProbeDone:
+    return ProbeDone(ProbeResult("up", problem, (record_of(incarnation),), load, "tiny", 2048), ())
 
 
-def down(problem: str = "GET /health: connection refused") -> Looked:
-    return Looked(Look("down", problem, (record_of(),)), ())
+def down(problem: str = "GET /health: connection refused") -> ProbeDone:
+    return ProbeDone(ProbeResult("down", problem, (record_of(),)), ())
 
 
-SLOW = Looked(Look("slow", "GET /health took longer than 3 s", (record_of(),)), ())
+SLOW = ProbeDone(ProbeResult("slow", "GET /health took longer than 3 s", (record_of(),)), ())
 
 
-UNMADE = Looked(Look("unmade", "no files left"), ())
+UNMADE = ProbeDone(ProbeResult("unmade", "no files left"), ())
 
 
-def with_routers(event: Looked, *routers: KnownRouter) -> Looked:
-    return Looked(event.look, routers)
+def with_routers(event: ProbeDone, *routers: KnownRouter) -> ProbeDone:
+    return ProbeDone(event.look, routers)
 
 
 def ready() -> Machine:
@@ -74,13 +74,13 @@ def test_what_the_engine_has_found_of_its_peers_is_beaten_at_once_and_goes_with_
     machine = ready()
     peer = RefusedPeer(InstanceName("p0"), Incarnation("1" * 32), "another model")
     look = msgspec.structs.replace(up().look, pairs=PairNotes(Incarnation("a" * 32), (peer,), ("over tcp",)))
-    assert machine.handle(Looked(look, ()), 1.0) == (BeatNow("ready"),)
+    assert machine.handle(ProbeDone(look, ()), 1.0) == (BeatNow("ready"),)
     beat = machine.heartbeat()
     assert (beat.refused, beat.links) == ((peer,), ("over tcp",))
     assert machine.handle(SLOW, 1.5) == ()
     assert machine.heartbeat().refused == (peer,), "a look without news changes nothing"
     words = msgspec.structs.replace(look, pairs=PairNotes(Incarnation("a" * 32), (peer,), ()))
-    assert machine.handle(Looked(words, ()), 2.0) == (), "words for people can wait for the next beat"
+    assert machine.handle(ProbeDone(words, ()), 2.0) == (), "words for people can wait for the next beat"
     assert machine.handle(up(), 3.0) == (BeatNow("ready"),)
     assert machine.heartbeat().refused == ()
 
@@ -91,12 +91,12 @@ def test_what_ranks_have_found_is_put_together_without_what_is_of_another_start(
 
     ours = Incarnation("a")
     before = PairNotes(Incarnation("b"), (peer("p9"),), ("z",))
-    found = together([PairNotes(ours, (peer("p0"), peer("p1")), ("x", "y")), before,
+    found = merge_notes([PairNotes(ours, (peer("p0"), peer("p1")), ("x", "y")), before,
                       PairNotes(ours, (peer("p1"), peer("p2")), ("y", "w"))], ours)
     assert found == PairNotes(ours, (peer("p0"), peer("p1"), peer("p2")), ("x", "y", "w"))
     many = [PairNotes(ours, tuple(peer(f"p{rank}-{n}") for n in range(MOST_REFUSED)),
                       tuple(f"{rank}-{n}" for n in range(MOST_LINKS))) for rank in range(3)]
-    assert (len(together(many, ours).refused), len(together(many, ours).links)) == (MOST_REFUSED, MOST_LINKS)
+    assert (len(merge_notes(many, ours).refused), len(merge_notes(many, ours).links)) == (MOST_REFUSED, MOST_LINKS)
 
 
 def test_ready_from_the_second_look_that_shows_the_incarnation() -> None:
@@ -176,7 +176,7 @@ def test_a_new_incarnation_passes_through_starting() -> None:
 def test_a_healthy_engine_without_a_record_is_not_ready() -> None:
     machine = Machine(config_of(), AGENT)
     for now in range(3):
-        machine.handle(Looked(Look("up"), ()), float(now))
+        machine.handle(ProbeDone(ProbeResult("up"), ()), float(now))
     assert machine.state is State.STARTING
     assert machine.problem == "the engine is up, but its connector has written no record"
 
@@ -193,7 +193,7 @@ def test_ranks_that_disagree_are_named() -> None:
     assert disagreement((record_of(), other)) == "DP ranks 0 and 1 differ: dtype: 'float32' here, 'bfloat16' there"
     machine = Machine(config_of(), AGENT)
     for now in range(3):
-        machine.handle(Looked(Look("up", records=(record_of(), other), load=IDLE), ()), float(now))
+        machine.handle(ProbeDone(ProbeResult("up", records=(record_of(), other), load=IDLE), ()), float(now))
     assert machine.state is State.STARTING
     assert "DP ranks" in machine.problem
 
@@ -201,7 +201,8 @@ def test_ranks_that_disagree_are_named() -> None:
 def test_every_rank_has_its_control_address_in_the_beat() -> None:
     machine = Machine(config_of(), AGENT)
     for now in range(2):
-        machine.handle(Looked(Look("up", records=(record_of(), record_of("b" * 32, 1)), load=IDLE), ()), float(now))
+        machine.handle(ProbeDone(ProbeResult("up", records=(record_of(), record_of("b" * 32, 1)), load=IDLE), ()),
+                       float(now))
     assert machine.heartbeat().control == ("127.0.0.1:4000", "127.0.0.1:4001")
 
 
@@ -210,7 +211,7 @@ def test_servers_of_several_members_are_in_the_beat_rank_by_rank() -> None:
     doors = (HostPort("10.0.0.7:8000"), HostPort("10.0.0.8:8000"))
     look = msgspec.structs.replace(up().look, records=(record_of(), record_of(dp_rank=1)), doors=doors)
     for now in (1.0, 2.0):
-        machine.handle(Looked(look, ()), now)
+        machine.handle(ProbeDone(look, ()), now)
     beat = machine.heartbeat()
     assert (beat.state, beat.http, len(beat.control)) == (State.READY, doors, 2)
 
@@ -332,11 +333,11 @@ def test_beats_tell_how_far_the_core_has_got_as_long_as_somebody_looks() -> None
     machine = ready()
     assert machine.heartbeat().core is None
     for core in (CoreSteps(5, 20.0), CoreSteps(7, 20.0)):
-        assert machine.handle(Looked(msgspec.structs.replace(up().look, core=core), ()), 1.0) == ()
+        assert machine.handle(ProbeDone(msgspec.structs.replace(up().look, core=core), ()), 1.0) == ()
         assert machine.heartbeat().core == core
-    machine.handle(Looked(Look("slow", records=up().look.records, core=CoreSteps(8, 20.0)), ()), 2.0)
+    machine.handle(ProbeDone(ProbeResult("slow", records=up().look.records, core=CoreSteps(8, 20.0)), ()), 2.0)
     assert machine.heartbeat().core == CoreSteps(8, 20.0), "a busy server does not make the core stand still"
-    machine.handle(Looked(Look("unmade"), ()), 2.0)
+    machine.handle(ProbeDone(ProbeResult("unmade"), ()), 2.0)
     assert machine.heartbeat().core is None, "nor does an agent that could not look"
 
 
@@ -363,7 +364,7 @@ def test_an_engine_that_dies_in_a_drain_has_nothing_to_finish() -> None:
 
 def test_a_slow_engine_of_a_group_that_lacks_a_member_is_not_ready_and_its_drain_goes_on() -> None:
     machine = ready()
-    unready = Looked(Look("unready", "member 1 of 2 is silent for 6 s"), ())
+    unready = ProbeDone(ProbeResult("unready", "member 1 of 2 is silent for 6 s"), ())
     machine.handle(up(load=BUSY), 1.0)
     machine.handle(unready, 2.0)
     assert machine.state is State.STARTING
@@ -387,11 +388,11 @@ def test_undrain_goes_back_to_what_the_engine_is() -> None:
 
 def test_beats_and_the_goodbye_say_which_process_speaks() -> None:
     machine = Machine(config_of(), AgentId("a" * 20))
-    assert (machine.heartbeat().agent, machine.goodbye().agent) == ("a" * 20, "a" * 20)
+    assert (machine.heartbeat().agent, machine.last_message().agent) == ("a" * 20, "a" * 20)
 
 
 def test_goodbye_names_the_incarnation() -> None:
-    assert ready().goodbye().incarnation == "a" * 32
+    assert ready().last_message().incarnation == "a" * 32
 
 
 EVENTS = st.one_of(
@@ -409,7 +410,7 @@ def test_the_laws_hold_after_any_events(events: list[Event]) -> None:
         instructions = machine.handle(event, float(now))
         asked = True if isinstance(event, DrainAsked) else False if isinstance(event, UndrainAsked) else asked
         assert (machine.state is State.DRAINING) == asked
-        if isinstance(event, Looked):
+        if isinstance(event, ProbeDone):
             look = event.look
             if look.health == "down":
                 idle += 1

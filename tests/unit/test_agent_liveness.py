@@ -9,7 +9,7 @@ from agent_fakes import record_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xpyd_sidecar.agent.beat import SLOW_LOOKS, KnownRouter, Look
+from xpyd_sidecar.agent.beat import SLOW_LOOKS, KnownRouter, ProbeResult
 from xpyd_sidecar.agent.liveness import LOOK_MOST_S, Liveness
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.liveness import STACKS_SIGNAL, RestartWish, catches
@@ -37,11 +37,11 @@ class Stage:
         self.now += passed
         records = (record_of(self.incarnation),) if self.incarnation else ()
         core = None if self.turns is None or self.health == "unmade" else CoreSteps(self.turns, self.patience_s)
-        look = Look(self.health, "GET /health: refused", records, core=core,
+        look = ProbeResult(self.health, "GET /health: refused", records, core=core,
                     answered=self.answered)  # type: ignore[arg-type]
         router = KnownRouter("r", "r0", heard=self.now if self.heard else self.now - 2 * FRESH_S, stalled=self.stalled,
                              hold=self.hold)
-        self.one.look(self.now, look, (router,), serves=self.serves, draining=self.draining)
+        self.one.on_probe(self.now, look, (router,), serves=self.serves, draining=self.draining)
         return self.one.restart
 
     def looks(self, seconds: int) -> list[RestartWish]:

@@ -9,7 +9,7 @@ RUNS = MemberState("l", 1, 1, "a", running=True)
 
 
 def looked(pulses: Pulses, now: float, *found: Pulse) -> tuple[Pulses, bool]:
-    after = pulses.look(RUNS, found, now)
+    after = pulses.observe(RUNS, found, now)
     return after, after.word != pulses.word
 
 
@@ -42,4 +42,4 @@ def test_a_step_that_does_not_end_stops_the_word_after_two_minutes() -> None:
 def test_workers_of_the_life_before_are_forgotten() -> None:
     pulses, _ = looked(Pulses(), 0.0, Pulse(7, "a", 1))
     later = MemberState("l", 1, 3, "b", running=True)
-    assert pulses.look(later, [], 60.0).word != pulses.word
+    assert pulses.observe(later, [], 60.0).word != pulses.word

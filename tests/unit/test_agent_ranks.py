@@ -38,25 +38,25 @@ def test_an_instance_of_one_member_has_all_and_workers_have_none() -> None:
 
 
 def test_a_member_says_its_ranks_once_all_of_them_have_started(tmp_path: Path) -> None:
-    assert ranks.found(tmp_path, range(2, 4), DOOR) is None
+    assert ranks.read_ranks(tmp_path, range(2, 4), DOOR) is None
     record.write(tmp_path, record_of(dp_rank=2))
     record.write(tmp_path, record_of(dp_rank=1))
-    assert ranks.found(tmp_path, range(2, 4), DOOR) is None
+    assert ranks.read_ranks(tmp_path, range(2, 4), DOOR) is None
     record.write(tmp_path, record_of(dp_rank=3))
-    said = ranks.found(tmp_path, range(2, 4), DOOR)
+    said = ranks.read_ranks(tmp_path, range(2, 4), DOOR)
     assert said == MemberRanks(DOOR, record_of(dp_rank=2), (HostPort("127.0.0.1:4002"), HostPort("127.0.0.1:4003")))
     assert ranks.records_of(said) == (record_of(dp_rank=2), record_of(dp_rank=3))
-    assert ranks.found(tmp_path, range(0), DOOR) is None, "workers have no ranks of their own"
+    assert ranks.read_ranks(tmp_path, range(0), DOOR) is None, "workers have no ranks of their own"
 
 
 def test_ranks_that_differ_are_said_by_name(tmp_path: Path) -> None:
     record.write(tmp_path, record_of(dp_rank=2))
     record.write(tmp_path, record_of(dp_rank=3, fields=msgspec.structs.replace(FIELDS, dtype="bfloat16")))
     with pytest.raises(ValueError, match="DP ranks 2 and 3 differ: dtype"):
-        ranks.found(tmp_path, range(2, 4), DOOR)
+        ranks.read_ranks(tmp_path, range(2, 4), DOOR)
     record.write(tmp_path, record_of("b" * 32, dp_rank=3))
     with pytest.raises(ValueError, match="DP ranks 2 and 3 are of two starts of the engine"):
-        ranks.found(tmp_path, range(2, 4), DOOR)
+        ranks.read_ranks(tmp_path, range(2, 4), DOOR)
 
 
 def test_a_hello_of_as_many_ranks_as_a_member_may_have_fits() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xpyd_sidecar.broadcast import calls
-from xpyd_sidecar.broadcast.calls import Answer, Apart, Call, Failure
+from xpyd_sidecar.broadcast.calls import Answer, Call, Failure, SeparateBuffer
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-2**63, 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -28,7 +28,7 @@ def test_a_call_is_read_as_it_was_made(args: tuple[Any, ...], kwargs: dict[str, 
 
 @given(st.lists(st.binary(max_size=50), max_size=8))
 def test_buffers_that_are_wrapped_become_parts_and_come_back_as_views_at_their_place(buffers: list[bytes]) -> None:
-    parts = calls.pack(Answer(1, {"list": [Apart(each) for each in buffers], "n": 5}))
+    parts = calls.pack(Answer(1, {"list": [SeparateBuffer(each) for each in buffers], "n": 5}))
     assert [bytes(part) for part in parts[1:]] == buffers
     assert len(parts[0]) < 60 + 10 * len(buffers)
     answer = calls.unpack([bytes(part) for part in parts], Answer)
@@ -48,7 +48,7 @@ def test_what_is_no_call_is_refused(parts: list[bytes]) -> None:
 
 
 def test_a_buffer_that_is_not_there_and_a_message_of_the_other_kind_are_refused() -> None:
-    parts = [bytes(part) for part in calls.pack(Answer(1, [Apart(b"x")]))]
+    parts = [bytes(part) for part in calls.pack(Answer(1, [SeparateBuffer(b"x")]))]
     with pytest.raises(ValueError, match="not a Answer: extension 1 with index 0 of 0 parts"):
         calls.unpack(parts[:1], Answer)
     with pytest.raises(ValueError, match="not a Call"):

@@ -15,11 +15,11 @@ layouts = st.builds(Layout, readers=st.integers(1, 40), chunks=st.integers(2, 60
 
 @given(layouts)
 def test_no_two_words_share_a_cache_line_and_none_lies_among_the_chunks(layout: Layout) -> None:
-    words = [layout.state, layout.awaiting,
-             *(layout.dropped(reader) for reader in range(layout.readers)),
-             *(layout.parked(reader) for reader in range(layout.readers)),
-             *(layout.written(chunk) for chunk in range(layout.chunks)),
-             *(layout.read(chunk, reader) for chunk in range(layout.chunks) for reader in range(layout.readers))]
+    words = [layout.state_word, layout.awaiting_word,
+             *(layout.dropped_word(reader) for reader in range(layout.readers)),
+             *(layout.parked_word(reader) for reader in range(layout.readers)),
+             *(layout.written_word(chunk) for chunk in range(layout.chunks)),
+             *(layout.read_word(chunk, reader) for chunk in range(layout.chunks) for reader in range(layout.readers))]
     lines = [word * WORD // LINE for word in words]
     assert len(set(lines)) == len(words)
     assert max(words) < layout.words

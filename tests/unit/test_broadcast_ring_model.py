@@ -40,9 +40,9 @@ class World:
         if start != 1:  # as if everything before had been given back
             for number in range(start - chunks, start):
                 chunk = self.layout.chunk(number)
-                self.memory.words[self.layout.written(chunk)] = number & MASK
+                self.memory.words[self.layout.written_word(chunk)] = number & MASK
                 for reader in range(readers):
-                    self.memory.words[self.layout.read(chunk, reader)] = number & MASK
+                    self.memory.words[self.layout.read_word(chunk, reader)] = number & MASK
         self.writer = self.memory.process("writer", self.write)
         self.readers = [self.memory.process(f"reader {reader}", self.reading(reader)) for reader in range(readers)]
 
@@ -56,7 +56,7 @@ class World:
         side = WriteSide(self.layout, words, full=self.full(words))
         side.number = self.start
         for number in range(self.start, self.start + self.messages):
-            while (reader := side.room()) is not None:
+            while (reader := side.blocking_reader()) is not None:
                 if self.drop_dead and (reader in self.dead or reader in self.falsely):
                     words.wake(side.drop(reader))
                     continue
@@ -77,7 +77,7 @@ class World:
         def read(words: Process) -> None:
             side = ReadSide(self.layout, reader, words, full=self.full(words))
             side.number = self.start
-            side._at = self.layout.written(self.layout.chunk(self.start))
+            side._at = self.layout.written_word(self.layout.chunk(self.start))
             for number in range(self.start, self.start + self.messages):
                 while not side.ready():
                     word, value = side.park()

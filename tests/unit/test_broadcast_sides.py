@@ -42,13 +42,13 @@ def test_segments_are_made_up_to_the_limit_and_then_the_oldest_is_waited_for_and
     sides = Sides("q", door)
     made = []
     for number in range(1, 1 + LANES):
-        assert sides.awaited() == 0
+        assert sides.awaited_message() == 0
         made.append(sides.place(number, 5000)[0])
-    assert sides.awaited() == 1
+    assert sides.awaited_message() == 1
     again, gone = sides.place(7, 4000)
     assert again is made[0]
     assert gone == {}
-    assert sides.awaited() == 2
+    assert sides.awaited_message() == 2
     assert door.links["a"].said == door.links["b"].said == [wire.SideSegment(1, 0), wire.SideSegment(2, 0)]
     sides.close()
 

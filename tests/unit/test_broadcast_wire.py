@@ -12,7 +12,7 @@ from xpyd_sidecar.errors import Incompatible, ProtocolError
 
 HANDLE = wire.Handle(wire.WIRE_VERSION, "q", b"t" * 16, Layout(1), ("a",), "door", ("b",), "tcp://[::1]:1", True, 1 << 20)
 MESSAGES: list[wire.Control] = [wire.QueueHello(1, b"t", "a", b"note"), wire.QueueWelcome(), wire.QueueRefuse("why"),
-                                wire.Mapped(), wire.SideSegment(3, 1), wire.QueueTaken(9), wire.Bye(12)]
+                                wire.RingMapped(), wire.SideSegment(3, 1), wire.QueueTaken(9), wire.Bye(12)]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -12,9 +12,9 @@ def want(rank: int, step: int, vote: int = 0, *, leaving: bool = False, epoch: i
 
 
 def heard(*wants: Want) -> Coordinator:
-    state = Coordinator.of(1, 2)
+    state = Coordinator.initial(1, 2)
     for one in wants:
-        state = state.hear(one)
+        state = state.receive(one)
     return state
 
 
@@ -25,9 +25,9 @@ def test_the_step_is_the_largest_that_anybody_asked_for() -> None:
 def test_a_pause_is_frozen_at_the_step_of_its_last_vote_and_stays_there() -> None:
     state = heard(want(0, 5, 1))
     assert (state.frozen, state.at) == (0, 0)
-    state = state.hear(want(1, 6, 1))
+    state = state.receive(want(1, 6, 1))
     assert (state.grant.frozen, state.grant.at) == (1, 6)
-    state = state.hear(want(0, 9, 1))
+    state = state.receive(want(0, 9, 1))
     assert (state.grant.step, state.grant.at) == (9, 6)
 
 

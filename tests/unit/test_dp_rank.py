@@ -2,7 +2,7 @@ import pytest
 
 from xpyd_sidecar.dp.frames import VERSION, Grant
 from xpyd_sidecar.dp.look_ahead import LookAhead
-from xpyd_sidecar.dp.rank import Dummy, Event, Forward, Heard, Idle, LeaveAsked, PauseAsked, Rank
+from xpyd_sidecar.dp.rank import Dummy, Event, Forward, GrantReceived, Idle, LeaveAsked, PauseAsked, Rank
 from xpyd_sidecar.errors import OurFault
 
 
@@ -12,8 +12,8 @@ def after(rank: Rank, *events: Event) -> Rank:
     return rank
 
 
-def grant(step: int, frozen: int = 0, at: int = 0, epoch: int = 1, *, leave: bool = False) -> Heard:
-    return Heard(Grant(VERSION, epoch, step, frozen, at, leave))
+def grant(step: int, frozen: int = 0, at: int = 0, epoch: int = 1, *, leave: bool = False) -> GrantReceived:
+    return GrantReceived(Grant(VERSION, epoch, step, frozen, at, leave))
 
 
 def test_a_forward_beyond_what_is_granted_is_announced_once() -> None:
@@ -31,7 +31,7 @@ def test_a_forward_beyond_what_is_granted_is_announced_once() -> None:
 
 def test_a_request_of_one_token_asks_for_nothing_more() -> None:
     rank = after(Rank(1, 0), Forward(1))
-    assert (rank.local, rank.granted, rank.behind) == (1, 1, False)
+    assert (rank.local, rank.granted, rank.is_behind) == (1, 1, False)
 
 
 def test_a_forward_in_anothers_lease_is_not_announced() -> None:
@@ -42,8 +42,8 @@ def test_a_forward_in_anothers_lease_is_not_announced() -> None:
 
 def test_a_rank_that_is_behind_runs_dummies_up_to_the_grant() -> None:
     rank = after(Rank(1, 1), grant(2))
-    assert rank.behind
-    assert not after(rank, Dummy(), Dummy()).behind
+    assert rank.is_behind
+    assert not after(rank, Dummy(), Dummy()).is_behind
 
 
 def test_a_dummy_that_nobody_waits_for_is_a_fault() -> None:

@@ -4,9 +4,9 @@ from xpyd_sidecar.dp.watch import PeerWatch
 def test_a_peer_that_is_silent_for_longer_than_the_timeout_is_named() -> None:
     watch = PeerWatch((0, 1), 0.0, 5.0)
     for now in range(1, 6):
-        watch.heard(0, float(now))
+        watch.on_frame(0, float(now))
         assert watch.silent(float(now)) is None
-    watch.heard(0, 5.5)
+    watch.on_frame(0, 5.5)
     assert watch.silent(5.5) == (1, 5.5)
 
 

@@ -14,7 +14,7 @@ def told(caplog: pytest.LogCaptureFixture, layers: frozenset[str], *steps: tuple
     for called, pushes in steps:
         hooks.begin()
         for layer in called:
-            hooks.called(layer)
+            hooks.on_layer(layer)
         hooks.finish(pushes=pushes)
     return caplog.text.count("the draft has written no KV")
 

@@ -13,10 +13,10 @@ from xpyd_sidecar.engine.memory_sizes import (
     SLAB_LEAST,
     SLAB_MOST,
     StepLoad,
+    describe,
     memory_sizes,
     ring_bytes,
     slab_bytes,
-    told,
 )
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.memory.chunk import Chunk
@@ -70,7 +70,7 @@ def test_what_was_stated_holds_but_for_the_least_of_a_device_and_is_told_with_wh
     assert memory_sizes(3 * GIB, EIGHT_B, load, device=True).keep == 3 * GIB
     small = memory_sizes(1, EIGHT_B, load, device=True)
     assert small.keep == DEVICE_KEEP_BYTES
-    assert told(small, 3) == (
+    assert describe(small, 3) == (
         "xpyd: rank 3 keeps 512 MiB of KV to send in pinned memory; copies pass through 1024 MiB of the device on their "
         "way out and 1024 MiB on their way in: a step of 16384 tokens brings 2304 MiB of KV, more than there is room for: "
         "some of it waits in prefill's cache")

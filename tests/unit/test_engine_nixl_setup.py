@@ -44,7 +44,7 @@ def reason(setup: NixlSetup) -> str:
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "uverbs0").touch()
-    monkeypatch.setattr(nixl_setup, "unlocked", lambda _: "")
+    monkeypatch.setattr(nixl_setup, "lock_refusal", lambda _: "")
     return tmp_path
 
 
@@ -58,14 +58,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def test_auto_looks_for_nothing_where_kv_is_encrypted(device: Path, world: World) -> None:
     options = KvOptions(transport="auto", encryption="enabled")
     setup = nixl_setup.prepare(options, SIZES, memory, held=lambda: True, environ={}, folder=device)
-    assert (setup.hub, setup.servers, setup.lacks, setup.others(None)) == (None, {}, "", {})
+    assert (setup.hub, setup.servers, setup.lacks, setup.link_sides(None)) == (None, {}, "", {})
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm", "nccl"])
 def test_other_transports_look_for_nothing(transport: str, device: Path) -> None:
     setup = prepare(transport, device)
     assert (setup.hub, setup.servers, setup.store, setup.version) == (None, {}, memory, "")
-    assert setup.others(None) == {}
+    assert setup.link_sides(None) == {}
 
 
 @pytest.mark.parametrize("transport", ["auto", "rdma"])
@@ -81,7 +81,7 @@ def test_the_memory_of_the_store_is_registered_once_and_never_made_anew(
     assert len(world.agents) == 1
     assert world.made == 0, "nobody reads yet"
     assert setup.hub.held()
-    fetcher: Any = setup.others(None)["nixl"]
+    fetcher: Any = setup.link_sides(None)["nixl"]
     assert fetcher.insists is (transport == "rdma")
     assert not setup.hub.has_ring
     setup.hub.stop()
@@ -91,7 +91,7 @@ def test_memory_that_orders_name_ranges_of_is_what_a_device_has_on_its_host(devi
     setup = prepare("rdma", device)
     assert setup.hub is not None
     ring = Allocation(memory, 1 << 20)
-    setup.others(ring)
+    setup.link_sides(ring)
     assert ring.made
     assert setup.hub._reading.agent.ring is not None
     assert setup.hub._reading.agent.ring.size == 1 << 20
@@ -143,7 +143,7 @@ def test_what_nixl_refuses_is_told_and_leaves_no_thread(device: Path, world: Wor
     (SIZES, 4 + 256), (SIZES._replace(ring=512 << 20), 4 + 256 + 512), (SIZES._replace(order=(90 << 20) - 5), 4 + 4 * 92)])
 def test_too_little_memory_to_lock_is_told_before_anything_is_loaded(
         device: Path, monkeypatch: pytest.MonkeyPatch, sizes: NixlMemorySizes, mib: int) -> None:
-    monkeypatch.setattr(nixl_setup, "unlocked", lambda needed: f"{needed >> 20} MiB")
+    monkeypatch.setattr(nixl_setup, "lock_refusal", lambda needed: f"{needed >> 20} MiB")
     with pytest.raises(ConfigError, match=f"rdma cannot be used: {mib} MiB;"):
         prepare("rdma", device, sizes=sizes)
 
@@ -188,7 +188,7 @@ def test_memory_that_must_be_locked_fits_the_limit_or_the_capability(
         tmp_path: Path, limit: int, capabilities: str, fits: bool) -> None:
     status = tmp_path / "status"
     status.write_text(f"Name:\tx\nCapEff:\t{capabilities}\n")
-    reason = nixl_setup.unlocked(512 << 20, status, limit)
+    reason = nixl_setup.lock_refusal(512 << 20, status, limit)
     assert (reason == "") is fits
     if not fits:
         assert reason == ("512 MiB must be locked, and the limit (memlock) is 8 MiB: raise it for the container runtime, "
@@ -196,4 +196,4 @@ def test_memory_that_must_be_locked_fits_the_limit_or_the_capability(
 
 
 def test_who_cannot_read_its_capabilities_has_none(tmp_path: Path) -> None:
-    assert nixl_setup.unlocked(1, tmp_path / "none", 0) != ""
+    assert nixl_setup.lock_refusal(1, tmp_path / "none", 0) != ""

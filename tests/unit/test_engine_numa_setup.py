@@ -92,7 +92,7 @@ def test_store_and_what_ring_and_buffer_are_made_of_prefer_the_node() -> None:
     alone = StoreMemory(None, 4 * MIB, pinned=False, insists=False, binding=binding)
     memory = [store.make(4 * MIB), alone.make(4 * MIB), host_memory(4 * MIB, pinned=False, binding=binding)]
     assert [policy_of(address_of(one.view) + MIB) for one in memory] == [(PREFERRED, 1)] * 3
-    store.emptied()
+    store.release()
     assert policy_of(address_of(store.make(4 * MIB).view) + MIB) == (PREFERRED, 1), "that of the next store"
     other = host_memory(4 * MIB, pinned=False)
     assert policy_of(address_of(other.view) + MIB)[0] == 0, "of a rank that is not bound"

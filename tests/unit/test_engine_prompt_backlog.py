@@ -12,17 +12,17 @@ def test_a_prompt_is_queued_until_its_steps_have_computed_it() -> None:
     backlog = PromptBacklog()
     backlog.arrives("a", 1000)
     backlog.arrives("b", 300)
-    assert backlog.told == PromptWork(1300, 0)
+    assert backlog.prompt_work == PromptWork(1300, 0)
     backlog.begins("a", 256)
-    assert backlog.told == PromptWork(1044, 0), "what is cached is not computed"
+    assert backlog.prompt_work == PromptWork(1044, 0), "what is cached is not computed"
     backlog.runs({"a": 512, "c": 1})
-    assert backlog.told == PromptWork(532, 512)
+    assert backlog.prompt_work == PromptWork(532, 512)
     backlog.runs({"a": 232, "c": 1})
     backlog.runs({"a": 1, "c": 1})
-    assert backlog.told == PromptWork(300, 744), "tokens of answers are none of prompts"
-    assert backlog.ended("a") == 256
-    assert backlog.ended("b") == -1, "it never ran"
-    assert backlog.told == PromptWork(0, 744)
+    assert backlog.prompt_work == PromptWork(300, 744), "tokens of answers are none of prompts"
+    assert backlog.remove("a") == 256
+    assert backlog.remove("b") == -1, "it never ran"
+    assert backlog.prompt_work == PromptWork(0, 744)
 
 
 def test_a_prompt_that_is_all_there_leaves_nothing() -> None:
@@ -30,14 +30,14 @@ def test_a_prompt_that_is_all_there_leaves_nothing() -> None:
     backlog.arrives("a", 100)
     backlog.begins("a", 100)
     backlog.runs({"a": 1})
-    assert (backlog.told, backlog.ended("a")) == (PromptWork(0, 0), 100)
+    assert (backlog.prompt_work, backlog.remove("a")) == (PromptWork(0, 0), 100)
 
 
 def test_who_was_never_counted_is_nobody() -> None:
     backlog = PromptBacklog()
     backlog.begins("a", 5)
     backlog.runs({"a": 5})
-    assert (backlog.ended("a"), backlog.told) == (-1, PromptWork())
+    assert (backlog.remove("a"), backlog.prompt_work) == (-1, PromptWork())
 
 
 def test_whatever_happens_it_is_the_sum_of_what_is_left_and_what_ends_leaves_nothing() -> None:
@@ -59,11 +59,11 @@ def test_whatever_happens_it_is_the_sum_of_what_is_left_and_what_ends_leaves_not
                 backlog.runs({name: tokens, "another": 1})
             case 3 if left:
                 name = draw.choice(list(left))
-                backlog.ended(name)
+                backlog.remove(name)
                 del left[name]
-        assert backlog.told == PromptWork(sum(left.values()), computed)
+        assert backlog.prompt_work == PromptWork(sum(left.values()), computed)
     for name in list(left):
-        backlog.ended(name)
-    assert backlog.told.queued == 0
+        backlog.remove(name)
+    assert backlog.prompt_work.queued == 0
     assert not backlog._left
     assert not backlog._cached

@@ -235,7 +235,7 @@ def test_all_that_waits_leaves_when_prompts_end(monkeypatch: pytest.MonkeyPatch)
     p._next.clear()
     for _ in range(200):
         p.step(0.03)
-    assert (p.saving.waiting, p.store.used, p.free) == (0, 0, CACHE_BLOCKS)
+    assert (p.saving.waiting, p.store.used_bytes, p.free) == (0, 0, CACHE_BLOCKS)
     assert p.link.sent == sum(p.begun.values()) * STEP_BLOCKS * LAYERS * BLOCK
 
 

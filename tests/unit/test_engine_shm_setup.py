@@ -97,7 +97,7 @@ def test_the_store_lies_in_memory_that_peers_may_map_and_a_store_that_is_given_u
         assert chunk.view == rank.shared.copies == b"\7" * SIZE
         assert address_of(rank.memory.make(SIZE).view) == at, "it was made before: the same memory, registered once"
         names.add(rank.shared.name)
-        rank.memory.emptied()
+        rank.memory.release()
         assert runtime.held == {}
         assert rank.given_up == times
         assert pages(rank.shared) < SIZE
@@ -108,7 +108,7 @@ def test_who_maps_memory_that_is_given_up_keeps_it_and_its_pages_go_with_the_las
     rank = Rank(pinned=True)
     rank.memory.make(SIZE).tensor.fill_(7)
     fd = os.dup(rank.shared.fd)
-    rank.memory.emptied()
+    rank.memory.release()
     assert os.pread(fd, 3, os.fstat(fd).st_size - 3) == b"\7\7\7"
     os.close(fd)
 
@@ -119,13 +119,13 @@ def test_sessions_are_told_when_the_next_memory_is_there(runtime: Runtime) -> No
     rank.memory.make(SIZE)
     before, seen = rank.shared.name, list[bytes]()
     rank.memory.given_up = lambda: seen.append(rank.shared.name)
-    rank.memory.emptied()
+    rank.memory.release()
     assert seen == [rank.shared.name] != [before]
 
 
 def test_a_store_of_a_rank_that_has_another_use_goes_back_when_it_is_empty(runtime: Runtime) -> None:
     rank = Rank(pinned=True)
-    store = CopyStore(rank.memory.make, SIZE, emptied=rank.memory.emptied)
+    store = CopyStore(rank.memory.make, SIZE, emptied=rank.memory.release)
     lease = store.lease(1000)
     assert lease is not None
     store.spare(spare=True)
@@ -139,7 +139,7 @@ def test_memory_is_shared_where_a_link_within_a_host_is_wanted_alone(ordinary: l
     memory.given_up = lambda: pytest.fail("there is nothing to let go of")
     assert len(memory.make(SIZE).view) == SIZE
     assert ordinary == [True]
-    memory.emptied()
+    memory.release()
 
 
 def test_a_system_without_such_memory_is_named_at_the_start(monkeypatch: pytest.MonkeyPatch, ordinary: list[bool],
@@ -182,7 +182,7 @@ def test_memory_that_cuda_does_not_let_go_of_stays_and_the_engine_goes_on(runtim
     rank = Rank(pinned=True)
     chunk, before = rank.memory.make(SIZE), rank.shared
     runtime.refuses["unregister"] = 713
-    rank.memory.emptied()
+    rank.memory.release()
     assert "the memory of copies stays taken: CUDA does not let go of it (error 713)" in caplog.text
     assert (rank.given_up, rank.shared) == (0, before)
     rank.memory.make(SIZE).tensor.fill_(8)
@@ -199,7 +199,7 @@ def test_a_system_that_has_no_more_such_memory_later_ends_no_engine(runtime: Run
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "memfd_create", none)
-    rank.memory.emptied()
+    rank.memory.release()
     assert (rank.server.copies, rank.given_up) == (None, 1)
     assert "Too many open files" in caplog.text
     assert len(rank.memory.make(SIZE).view) == SIZE

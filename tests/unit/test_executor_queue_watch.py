@@ -20,7 +20,7 @@ class Looks:
         self.looks = 0
         self.looked = threading.Event()
 
-    def look(self) -> dict[str, str] | None:
+    def lost_readers(self) -> dict[str, str] | None:
         self.looks += 1
         if len(self.answers) == 1:
             self.looked.set()
@@ -62,9 +62,9 @@ def test_it_may_be_stopped_by_what_it_tells() -> None:
     started = threading.Event()
 
     class Later(Looks):
-        def look(self) -> dict[str, str] | None:
+        def lost_readers(self) -> dict[str, str] | None:
             started.wait(END_S)
-            return super().look()
+            return super().lost_readers()
 
     one = ReaderWatch(Later({"rank 0": "gone"}), lost)
     started.set()

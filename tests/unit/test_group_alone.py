@@ -36,13 +36,13 @@ class Member:
         """Phases, as shares of a period."""
         kept = GroupRound(1, LIFE, "10.0.0.1", 31000)
         self.launcher = MemberState("l", 1, turn=1, life=LIFE, running=True)
-        self.seat = Seat.again(0.0, kept).watch(self.launcher)
+        self.seat = Seat.restore(0.0, kept).watch(self.launcher)
         self.pulses = Pulses()
         self.looks_at, self.pulse, self.seq, self.said_at = agent * AROUND_S, pulse * EVERY_S, 0, -1.0
 
     def look(self, now: float, stopped_at: float) -> None:
         beat = int((min(now, stopped_at) - self.pulse) // EVERY_S)
-        self.pulses = self.pulses.look(self.launcher, [Pulse(7, LIFE, beat, 1, False)], now)
+        self.pulses = self.pulses.observe(self.launcher, [Pulse(7, LIFE, beat, 1, False)], now)
         self.seq += 1
         self.looks_at += AROUND_S
 
@@ -51,7 +51,7 @@ def alone_s(stopped: int, phases: tuple[float, float, float, float]) -> float:
     """Seconds from the stop of one of two members until the other's launcher has ended its engine."""
     of_leader, of_follower, pulse, of_launcher = phases
     members = [Member(of_leader, pulse), Member(of_follower, pulse)]
-    lead = Lead.again("c" * 24, 2, 0.0, members[0].seat.round)
+    lead = Lead.restore("c" * 24, 2, 0.0, members[0].seat.round)
     launcher_at, at = of_launcher * LOOK_S, EARLY * STEP_S
     for step in range(EARLY + 3000):
         now = step * STEP_S
@@ -63,9 +63,9 @@ def alone_s(stopped: int, phases: tuple[float, float, float, float]) -> float:
             if index and now - member.said_at < rounds.HELLO_S:
                 continue
             member.said_at = now
-            lead = lead.hear(hello(index, member.seq, member.pulses.word, member.seat.held), now)
+            lead = lead.receive(hello(index, member.seq, member.pulses.word, member.seat.member_state), now)
             call, life = lead.answer()
-            member.seat = member.seat.hear(MemberAnswer(1, call, life, "10.0.0.1", 31000), now).tick(now)
+            member.seat = member.seat.receive(MemberAnswer(1, call, life, "10.0.0.1", 31000), now).tick(now)
         if now >= launcher_at:
             launcher_at += LOOK_S
             if not members[1 - stopped].seat.life:

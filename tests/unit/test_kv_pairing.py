@@ -57,8 +57,8 @@ def test_a_leg_waits_until_it_is_announced_and_then_loads() -> None:
     assert pairing.announce(b"p1", source(), 6.0, ranks=1) == []
     assert pairing.ask("r", 6.0) is pairing.ask("r", 6.0) is LoadVerdict.LOAD
     assert pairing.on_allocated("r", 172) == [StartLoad("r", source())]
-    assert pairing.on_load_finished("r",
-                                    Outcome.OK, "", [source().key]) == [DecodeLegEnded("r", source().key, Outcome.OK, "")]
+    key = source().key
+    assert pairing.on_load_finished("r", Outcome.OK, "", [key]) == [DecodeLegEnded("r", key, Outcome.OK, "")]
     assert pairing.open == 0
     assert pairing.ask("r", 7.0) is LoadVerdict.COMPUTE  # after a preemption, or for a 1-token prompt
     assert pairing.end("r") == []
@@ -98,8 +98,8 @@ def test_the_deadline_ends_the_wait_as_the_policy_says(recompute: bool, verdict:
     assert pairing.ask("r", 10.0) is verdict
     key = Key(T, Attempt(1), 1)
     if recompute:
-        assert pairing.on_allocated("r",
-                                    0) == [DecodeLegEnded("r", key, Outcome.DEADLINE, "prefill did not announce in time")]
+        assert pairing.on_allocated("r", 0) == [
+            DecodeLegEnded("r", key, Outcome.DEADLINE, "prefill did not announce in time")]
     else:
         assert pairing.on_allocated("r", 1) == [FailLoad("r")]
         assert pairing.on_load_finished("r", Outcome.DEADLINE, "x") == [
@@ -251,8 +251,8 @@ def test_a_load_that_is_under_way_goes_on_when_weights_change_and_takes_no_try_o
     drops = pairing.announce(b"p2", source(2, weights="step 6"), 2.0, ranks=1)
     assert drops == [DropPeer(b"p2", source(2).key, *OTHER_WEIGHTS)]
     assert pairing.newer() == []
-    assert pairing.on_load_finished("r",
-                                    Outcome.OK, "", [source().key]) == [DecodeLegEnded("r", source().key, Outcome.OK, "")]
+    key = source().key
+    assert pairing.on_load_finished("r", Outcome.OK, "", [key]) == [DecodeLegEnded("r", key, Outcome.OK, "")]
 
 
 def test_kv_of_one_prompt_by_two_weights_are_two_contents() -> None:
@@ -391,8 +391,8 @@ def test_a_request_for_which_vllm_loads_nothing_lets_prefill_go() -> None:
 def test_requests_without_a_leg_are_left_alone() -> None:
     pairing = machine()
     assert pairing.ask("other", 0.0) is LoadVerdict.COMPUTE
-    assert pairing.on_allocated("other", 0) == pairing.end("other") == pairing.on_load_finished("other", Outcome.OK,
-                                                                                                "") == []
+    assert pairing.on_allocated("other", 0) == pairing.end("other") == []
+    assert pairing.on_load_finished("other", Outcome.OK, "") == []
 
 
 def test_a_leg_that_was_taken_back_before_it_came_ends_the_announcement() -> None:

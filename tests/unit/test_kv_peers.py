@@ -13,7 +13,7 @@ from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.mapping import Array, ArrayKind, Geometry, geometry
-from xpyd_sidecar.kv.peers import Met, Self, meet
+from xpyd_sidecar.kv.peers import PeerTerms, Self, meet
 
 FIELDS = FingerprintFields("m", "float32", "float32", 128, "HND", "vec", "0.32.0")
 
@@ -103,13 +103,13 @@ def target(tensor: int = 2) -> Geometry:
     return geometry(tensor, [[Array(name, kind) for name in ("layer0", "layer1")]] * tensor)
 
 
-def pair(decode: tuple[Geometry, Speculation], prefill: tuple[Geometry, Speculation]) -> Met:
+def pair(decode: tuple[Geometry, Speculation], prefill: tuple[Geometry, Speculation]) -> PeerTerms:
     ours = msgspec.structs.replace(HERE, geometry=decode[0], speculation=decode[1])
     theirs = msgspec.structs.replace(HERE, geometry=prefill[0], speculation=prefill[1])
     return meet(ours, theirs.hello(ours.incarnation))
 
 
-def taken(met: Met) -> list[list[tuple[int, int, bool]]]:
+def taken(met: PeerTerms) -> list[list[tuple[int, int, bool]]]:
     """By decode rank: (prefill's array, the array here, nothing stays) of what comes from its only source."""
     return [[(region, part.into, len(source.parts) == len(source.arrays)) for region, part in source.parts]
             for sources in met.plan for source in sources]

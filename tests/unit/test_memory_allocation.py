@@ -50,7 +50,7 @@ def test_who_asks_is_told_no_until_it_is_made_elsewhere() -> None:
     assert (memory.made, len(thread.calls)) == ([], 1), "it is asked for once"
     thread.run()
     assert one.ready()
-    assert bytes(one.at(10, 3).view) == bytes((10, 11, 12))
+    assert bytes(one.chunk_at(10, 3).view) == bytes((10, 11, 12))
 
 
 def test_a_call_that_needs_it_comes_when_it_is_there_or_when_there_is_none() -> None:
@@ -88,7 +88,7 @@ def test_memory_that_is_dropped_is_given_back_elsewhere_and_only_when_nobody_hol
     memory, thread = Bytes(), Thread()
     one = Allocation(memory.make, 100, thread.tell)
     one.prepare()
-    held: list[Chunk] = [one.at(0, 10)]
+    held: list[Chunk] = [one.chunk_at(0, 10)]
     one.drop()
     assert not one.made
     held.clear()
@@ -98,7 +98,7 @@ def test_memory_that_is_dropped_is_given_back_elsewhere_and_only_when_nobody_hol
     one.drop()
     assert thread.calls == [], "there is nothing to give back"
     one.prepare()
-    held.append(one.at(0, 10))
+    held.append(one.chunk_at(0, 10))
     one.drop()
     thread.run()
     assert memory.made[1]() is not None

@@ -85,11 +85,11 @@ def test_it_is_registered_part_by_part_and_others_have_their_turn_between_two(co
                                                                              registrar: HandRegistrar) -> None:
     one, other = memory(2 * PART + 100), memory(PART)
     first, second = MappedStore(one, registrar), MappedStore(other, registrar)
-    assert (first.registered, copies.calls) == (0, []), "whoever maps it does not wait"
+    assert (first.registered_bytes, copies.calls) == (0, []), "whoever maps it does not wait"
     registrar.run(1)
-    assert first.registered == PART
+    assert first.registered_bytes == PART
     registrar.run()
-    assert (first.registered, second.registered) == (2 * PART + 100, PART)
+    assert (first.registered_bytes, second.registered_bytes) == (2 * PART + 100, PART)
     assert copies.calls == [("register", address_of(one), PART), ("register", address_of(other), PART),
                             ("register", address_of(one) + PART, PART), ("register", address_of(one) + 2 * PART, 100)]
 
@@ -99,7 +99,7 @@ def test_bytes_are_cut_where_one_copy_would_have_two_parts_whatever_is_registere
     view = memory(5 * PART)
     store = MappedStore(view, registrar)
     for known in (0, 2 * PART, 5 * PART):
-        assert store.registered == known
+        assert store.registered_bytes == known
         assert cuts(store, 1000, 10_000) == [(1000, PART - 1000), (PART, PART), (2 * PART, 11_000 - 2 * PART)]
         assert cuts(store, 0, PART) == [(0, PART)]
         assert cuts(store, PART - 1, 2) == [(PART - 1, 1), (PART, 1)]
@@ -118,7 +118,7 @@ def test_where_cuda_takes_no_such_memory_it_is_said_once_and_not_asked_again(
     registrar.run()
     assert [call for call, _, _ in copies.calls] == ["register"]
     assert (registrar.refused, caplog.text.count("error 801")) == (801, 1)
-    assert [store.registered for store in stores] == [0, 0, 0]
+    assert [store.registered_bytes for store in stores] == [0, 0, 0]
     assert cuts(stores[0], 0, 3 * PART) == [(0, PART), (PART, PART), (2 * PART, PART)]
     closed: list[bool] = []
     stores[0].close(lambda: closed.append(True))
@@ -131,7 +131,7 @@ def test_a_refusal_in_the_middle_leaves_what_is_registered(copies: Copies, regis
     registrar.run(1)
     copies.codes["register"] = 2
     registrar.run()
-    assert store.registered == PART
+    assert store.registered_bytes == PART
     assert cuts(store, 0, 3 * PART) == [(0, PART), (PART, PART), (2 * PART, PART)]
     store.close(lambda: None)
     registrar.run()
@@ -142,7 +142,7 @@ def test_what_all_peers_have_registered_is_bounded_and_comes_back(copies: Copies
     registrar.left = 3 * PART - 1
     first, second = (MappedStore(memory(2 * PART), registrar) for _ in range(2))
     registrar.run()
-    assert first.registered + second.registered == sum(copies.registered.values()) == 2 * PART
+    assert first.registered_bytes + second.registered_bytes == sum(copies.registered.values()) == 2 * PART
     for store in (first, second):
         store.close(lambda: None)
     registrar.run()
@@ -160,7 +160,7 @@ def test_one_that_is_closed_while_it_is_registered_is_registered_no_further(copi
     registrar.run()
     assert closed == [0], "told once, when CUDA has let go of all of it"
     assert [call for call, _, _ in copies.calls] == ["register"] * 2 + ["unregister"] * 2
-    assert (store.registered, registrar.left) == (0, left + 2 * PART)
+    assert (store.registered_bytes, registrar.left) == (0, left + 2 * PART)
 
 
 def test_a_mapping_that_cuda_does_not_let_go_of_is_said(copies: Copies, registrar: HandRegistrar,
@@ -186,7 +186,7 @@ def test_nothing_holds_the_memory_once_it_is_closed(copies: Copies) -> None:
     try:
         store = MappedStore(memoryview(mapping), registrar)
         registered = threading.Event()
-        while store.registered < 3 * PART:
+        while store.registered_bytes < 3 * PART:
             registrar.tell(registered.set)
             assert registered.wait(20)
             registered.clear()

@@ -19,7 +19,7 @@ from xpyd_sidecar.memory.node_binding import UNBOUND, NodeBinding
 from xpyd_sidecar.memory.numa_nodes import BoundNode, NumaNode, choose_node, read_device_node, read_nodes, read_numbers
 from xpyd_sidecar.memory.numa_policy import prefer_node
 from xpyd_sidecar.threads.processors import restrict
-from xpyd_sidecar.threads.watched import Watched
+from xpyd_sidecar.threads.watched import WatchedThread
 
 TWO = (NumaNode(0, frozenset(range(8)), True), NumaNode(1, frozenset(range(8, 16)), True))
 ALL = frozenset(range(16))
@@ -181,7 +181,7 @@ def test_nothing_is_asked_where_there_is_nothing_to_choose(node: BoundNode | Non
     NodeBinding(node, lambda *_: pytest.fail("it was asked")).memory(memoryview(b""))
 
 
-def run(thread: Watched) -> None:
+def run(thread: WatchedThread) -> None:
     thread.start()
     assert thread.end(10)
 
@@ -209,12 +209,12 @@ def test_a_rank_s_threads_and_what_they_start_run_on_the_node_and_no_other_does(
         child.start()
         child.join()
 
-    early = Watched("early", look)
+    early = WatchedThread("early", look)
     binding.thread(early)
     run(early)
     assert seen == [one, one]
 
-    late = Watched("late", lambda: go_on.wait(10) and look())
+    late = WatchedThread("late", lambda: go_on.wait(10) and look())
     late.start()
     binding.thread(late)
     assert late.native_id is not None
@@ -224,7 +224,7 @@ def test_a_rank_s_threads_and_what_they_start_run_on_the_node_and_no_other_does(
     binding.thread(late)  # it has ended: nothing is done, and nothing said
     assert seen == [one] * 4
     assert os.sched_getaffinity(0) == HERE
-    unbound = Watched("unbound", look)
+    unbound = WatchedThread("unbound", look)
     UNBOUND.thread(unbound)
     run(unbound)
     assert seen[4:] == [HERE, HERE]
@@ -232,7 +232,7 @@ def test_a_rank_s_threads_and_what_they_start_run_on_the_node_and_no_other_does(
 
 def test_a_thread_that_the_kernel_does_not_bind_runs_where_it_did(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[set[int]] = []
-    thread = Watched("strange", lambda: seen.append(os.sched_getaffinity(0)))
+    thread = WatchedThread("strange", lambda: seen.append(os.sched_getaffinity(0)))
     thread.bind(frozenset({1023}))
     run(thread)
     assert (seen, thread.words) == ([HERE], "")

@@ -33,10 +33,10 @@ def test_memory_is_made_once_and_when_first_needed() -> None:
     first.chunk.view[:] = b"a" * 5000
     second.chunk.view[:] = b"b" * 4096
     assert bytes(first.chunk.view) == b"a" * 5000
-    assert store.used == 20 * 256 + 4096
+    assert store.used_bytes == 20 * 256 + 4096
     store.give(first)
     store.give(second)
-    assert store.used == 0
+    assert store.used_bytes == 0
     assert store.lease(1 << 20) is not None
 
 
@@ -61,7 +61,7 @@ def test_parts_of_a_lease_come_back_by_themselves() -> None:
     lease.chunk.view[256:300] = b"x" * 44
     assert bytes(parts[1].chunk.view[:44]) == b"x" * 44
     store.give(parts[1])
-    assert store.used == 512
+    assert store.used_bytes == 512
     with pytest.raises(ValueError, match="not handed out"):
         store.give(parts[1])
     again = store.lease(512)
@@ -69,7 +69,7 @@ def test_parts_of_a_lease_come_back_by_themselves() -> None:
     assert again.offset == 256, "the lowest that fits"
     for part in (parts[0], parts[2], again):
         store.give(part)
-    assert (store.used, store.most_units(4096)) == (0, 1)
+    assert (store.used_bytes, store.most_units(4096)) == (0, 1)
 
 
 def test_no_holder_takes_all_so_that_a_stopped_peer_leaves_room_for_others() -> None:
@@ -92,7 +92,7 @@ def test_no_holder_takes_all_so_that_a_stopped_peer_leaves_room_for_others() -> 
     assert store.lease(150, "other") is not None
     for one in taken:
         store.give(one)
-    assert store.used == 10 + 150
+    assert store.used_bytes == 10 + 150
 
 
 def test_a_lease_that_is_lost_leaks_and_is_never_anothers() -> None:
@@ -108,7 +108,7 @@ def test_a_lease_that_is_lost_leaks_and_is_never_anothers() -> None:
     taken = [one.offset for one in (*held, *more) if one is not None]
     assert len(taken) == len(set(taken)) == 63
     assert gone not in taken
-    assert store.used == 64 * 4096
+    assert store.used_bytes == 64 * 4096
 
 
 def test_what_has_no_holder_has_no_share() -> None:
@@ -128,7 +128,7 @@ def test_a_lease_whose_memory_cannot_be_made_is_no_lease(monkeypatch: pytest.Mon
     monkeypatch.setattr(allocation, "LACK_S", 0.0)
     store = CopyStore(make, 4096)
     assert store.lease(256, "d") is None
-    assert store.used == 0
+    assert store.used_bytes == 0
     assert store.lease(256, "d") is not None
 
 
@@ -181,7 +181,7 @@ def test_threads_never_get_the_same_bytes() -> None:
     for thread in threads:
         thread.join(30)
     assert not wrong
-    assert store.used == 0
+    assert store.used_bytes == 0
 
 
 def test_whoever_comes_while_the_memory_is_being_made_makes_none_and_waits_for_nothing() -> None:
@@ -196,7 +196,7 @@ def test_whoever_comes_while_the_memory_is_being_made_makes_none_and_waits_for_n
     assert store.lease(4096) is None
     assert store.lease(4096, "d") is None
     assert not store.ready()
-    assert (store.used, made, len(calls)) == (0, [], 1)
+    assert (store.used_bytes, made, len(calls)) == (0, [], 1)
     calls.pop()()
     assert made == [1 << 16]
     assert store.lease(4096, "d") is not None

@@ -47,7 +47,7 @@ def test_its_memory_goes_back_when_it_is_freed() -> None:
     store, gone = store_of(), list[str]()
     copy = copy_in(store, range(2), 0, 3, gone)
     copy.free(store)
-    assert (copy.freed, store.used, gone) == (True, 0, ["gone"])
+    assert (copy.freed, store.used_bytes, gone) == (True, 0, ["gone"])
 
 
 def test_while_it_is_sent_its_memory_is_nobody_elses_and_then_it_goes_back_once() -> None:
@@ -57,11 +57,11 @@ def test_while_it_is_sent_its_memory_is_nobody_elses_and_then_it_goes_back_once(
     copy.hold()
     copy.free(store)
     assert copy.freed
-    assert store.used
+    assert store.used_bytes
     copy.let_go()
-    assert (bool(store.used), gone) == (True, [])
+    assert (bool(store.used_bytes), gone) == (True, [])
     copy.let_go()
-    assert (store.used, gone) == (0, ["gone"])
+    assert (store.used_bytes, gone) == (0, ["gone"])
 
 
 def test_what_was_sent_before_it_is_freed_holds_nothing() -> None:
@@ -69,6 +69,6 @@ def test_what_was_sent_before_it_is_freed_holds_nothing() -> None:
     copy = copy_in(store, range(2), 0, 3, gone)
     copy.hold()
     copy.let_go()
-    assert (bool(store.used), gone) == (True, [])
+    assert (bool(store.used_bytes), gone) == (True, [])
     copy.free(store)
-    assert (store.used, gone) == (0, ["gone"])
+    assert (store.used_bytes, gone) == (0, ["gone"])

@@ -77,7 +77,7 @@ def test_an_engine_tells_both_sides_of_what_it_is_asked_for_and_nothing_else() -
     ring.mark(key(2), "arrived", sends=False)
     ring.side(key(1), b"side", sends=True)
     ring.first(key(1), b"first")
-    send, receive = ring.told([key(1).transfer, key(9).transfer])
+    send, receive = ring.notes_of([key(1).transfer, key(9).transfer])
     assert (send.sends, send.tokens, send.outcome, send.ranks) == (True, 300, "ok", (b"side",))
     assert list(send.marks) == ["arrived", "ended"]
     assert (receive.sends, receive.outcome, receive.first) == (False, "", b"first")
@@ -88,10 +88,10 @@ def test_the_ring_is_bounded_in_transfers_and_ranks() -> None:
     for n in range(KEPT + 3):
         ring.mark(key(n), "arrived", sends=True)
     assert len(ring._entries) == KEPT
-    assert ring.told([key(2).transfer]) == ()
+    assert ring.notes_of([key(2).transfer]) == ()
     for _ in range(RANKS_MOST + 3):
         ring.side(key(5), b"x", sends=True)
-    [one] = ring.told([key(5).transfer])
+    [one] = ring.notes_of([key(5).transfer])
     assert len(one.ranks) == RANKS_MOST
 
 
@@ -101,7 +101,7 @@ def test_a_newer_attempt_takes_the_older_ones_place_at_prefill_and_goes_on_at_de
         ring.mark(key(1, 1), "arrived", sends=sends)
         ring.mark(key(1, 2), "announced", sends=sends)
         ring.mark(key(1, 1), "ended", sends=sends, outcome="aborted")
-    send, receive = ring.told([key(1).transfer])
+    send, receive = ring.notes_of([key(1).transfer])
     assert (send.attempt, list(send.marks), send.outcome) == (2, ["announced"], "")
     assert (receive.attempt, list(receive.marks), receive.outcome) == (2, ["arrived", "announced"], "")
 
@@ -111,11 +111,11 @@ def test_the_try_that_decode_has_loaded_is_told_to_its_end_although_a_newer_one_
     ring.mark(key(1, 1), "arrived", sends=False, tokens=300)
     ring.mark(key(1, 2), "announced", sends=False)
     ring.side(key(1, 1), b"rank 0", sends=False)
-    ring.loaded(key(1, 1))
+    ring.on_loaded(key(1, 1))
     ring.mark(key(1, 1), "admitted", sends=False)
     ring.mark(key(1, 1), "ended", sends=False, outcome="ok")
     ring.first(key(1, 1), b"first")
-    [told] = ring.told([key(1).transfer])
+    [told] = ring.notes_of([key(1).transfer])
     assert list(told.marks) == ["arrived", "announced", "loaded", "admitted", "ended"]
     assert (told.outcome, told.ranks, told.first) == ("ok", (b"rank 0",), b"first")
 

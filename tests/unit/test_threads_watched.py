@@ -10,7 +10,7 @@ import pytest
 
 from xpyd_sidecar.threads import termination_log, watched
 from xpyd_sidecar.threads.loop import Loop
-from xpyd_sidecar.threads.watched import FAULTS_MAX, Faults, ThreadEnded, Watched
+from xpyd_sidecar.threads.watched import FAULTS_MAX, Faults, ThreadEnded, WatchedThread
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def run(body: object) -> Watched:
-    thread = Watched("xpyd-one", body)  # type: ignore[arg-type]
+def run(body: object) -> WatchedThread:
+    thread = WatchedThread("xpyd-one", body)  # type: ignore[arg-type]
     thread.start()
     assert thread.end(5)
     return thread
@@ -53,7 +53,7 @@ def test_a_thread_that_dies_leaves_its_words_and_whoever_looks_raises(error: Bas
 
 def test_a_thread_that_does_not_end_is_named(caplog: pytest.LogCaptureFixture) -> None:
     go_on = threading.Event()
-    thread = Watched("xpyd-slow", lambda: go_on.wait(10) and None)
+    thread = WatchedThread("xpyd-slow", lambda: go_on.wait(10) and None)
     assert thread.end(0), "it has never begun"
     thread.start()
     assert not thread.end(0.01)
@@ -69,13 +69,13 @@ def test_faults_are_borne_until_too_many_come_in_a_row(log: Path, caplog: pytest
     faults = Faults("its look")
     for _ in range(3):
         for _ in range(FAULTS_MAX - 1):
-            assert faults.tried(fails) is None
-        assert faults.tried(lambda: 7) == 7
+            assert faults.try_once(fails) is None
+        assert faults.try_once(lambda: 7) == 7
     assert len([one for one in caplog.records if one.name.startswith("xpyd_")]) == 3 * (FAULTS_MAX - 1)
     for _ in range(FAULTS_MAX - 1):
-        faults.tried(fails)
+        faults.try_once(fails)
     with pytest.raises(ValueError, match="x"):
-        faults.tried(fails)
+        faults.try_once(fails)
 
 
 def test_a_loop_whose_look_at_deadlines_always_fails_dies_closes_what_it_has_and_takes_nothing_more(log: Path) -> None:

@@ -24,9 +24,9 @@ from xpyd_sidecar.agent.beat import (
     DrainAsked,
     DrainEnded,
     Event,
-    Look,
-    Looked,
     Machine,
+    ProbeDone,
+    ProbeResult,
     RoleTold,
     UndrainAsked,
 )
@@ -133,7 +133,7 @@ class Agent:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            await self._beats.close(self._machine.goodbye())
+            await self._beats.close(self._machine.last_message())
             await self._control.close()
             if self._remote is not None:
                 await self._remote.close()
@@ -297,7 +297,7 @@ class Agent:
             self._drain_over.set_result((drained, reason))
 
     def _look_at_role(self) -> None:
-        for told in self._told.look():
+        for told in self._told.read_assignments():
             self._apply(RoleTold(told))
 
     async def _role_loop(self) -> None:
@@ -342,22 +342,23 @@ class Agent:
             scrape = not calm or began - scraped >= self._config.heartbeat_s - LOOK_S / 2
             if scrape:
                 scraped = began
-            look = await self._probe.look(scrape=scrape, others=self._rounds.others() if self._rounds is not None else ())
+            look = await self._probe.probe(scrape=scrape, others=self._rounds.follower_ranks()
+                                           if self._rounds is not None else ())
             if look.health == "unmade":
                 self._complaint.add(resources.Lack(look.problem))
             if self._rounds is not None:
-                look = self._rounds.judged(look)
-            self._apply(Looked(look, self._beats.routers()))
+                look = self._rounds.judge_probe(look)
+            self._apply(ProbeDone(look, self._beats.routers()))
             self._look_alive(look)
             self._looked.set()
             self._say_late()
             await _wait_or(self._look_now, LOOK_S if self._machine.state is State.READY else FAST_S)
 
-    def _look_alive(self, look: Look) -> None:
+    def _look_alive(self, look: ProbeResult) -> None:
         """Whether the engine stands still; routers hear at once of what changes."""
         liveness, state = self._liveness, self._machine.state
         before, problem = liveness.restart, liveness.problem
-        liveness.look(self._loop.time(), look, self._beats.routers(), serves=state is State.READY,
+        liveness.on_probe(self._loop.time(), look, self._beats.routers(), serves=state is State.READY,
                       draining=state is State.DRAINING)
         if liveness.problem and not problem:
             logger.error("the engine stands still and is to be restarted: %s", liveness.problem,

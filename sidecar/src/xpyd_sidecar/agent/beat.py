@@ -45,7 +45,7 @@ MOVE_S = 5.0
 """So long before the end of a drain's time streams are asked to go on elsewhere; half of that time where it is short."""
 
 
-class Look(msgspec.Struct, frozen=True):
+class ProbeResult(msgspec.Struct, frozen=True):
     """What one look at the engine found."""
 
     health: Literal["up", "slow", "unready", "down", "unmade"]
@@ -95,10 +95,10 @@ class KnownRouter(msgspec.Struct, frozen=True):
     """It said in its last ack that the engine is not to be restarted now."""
 
 
-class Looked(msgspec.Struct, frozen=True):
+class ProbeDone(msgspec.Struct, frozen=True):
     """Event: a look at the engine is done."""
 
-    look: Look
+    look: ProbeResult
     routers: tuple[KnownRouter, ...]
 
 
@@ -116,7 +116,7 @@ class RoleTold(msgspec.Struct, frozen=True):
     assignment: Assignment
 
 
-Event = Looked | DrainAsked | UndrainAsked | RoleTold
+Event = ProbeDone | DrainAsked | UndrainAsked | RoleTold
 
 
 class BeatNow(msgspec.Struct, frozen=True):
@@ -182,7 +182,7 @@ class Machine:
 
     @property
     def epoch(self) -> int:
-        """Of the role."""
+        """The epoch of the role."""
         return self._epoch
 
     @property
@@ -192,12 +192,12 @@ class Machine:
 
     @property
     def incarnation(self) -> Incarnation:
-        """Of the first rank; empty until the connector has started."""
+        """The incarnation of the first rank; empty until the connector has started."""
         return self._records[0].incarnation if self._records else Incarnation("")
 
     @property
     def load(self) -> Load:
-        """The latest."""
+        """The latest load that the engine has told."""
         return self._load
 
     @property
@@ -210,7 +210,7 @@ class Machine:
         before = self._news()
         out: list[Instruction] = []
         match event:
-            case Looked(look=look, routers=routers):
+            case ProbeDone(look=look, routers=routers):
                 self._take(look)
                 heard = [one for one in routers if now - one.heard < SILENT_BEATS * self._agent.heartbeat_s]
                 self._ejected_by = tuple(sorted({one.name for one in heard if one.ejected and one.name}))[:MAX_ROUTERS]
@@ -272,8 +272,8 @@ class Machine:
             restart=restart,
         )
 
-    def goodbye(self) -> Goodbye:
-        """The last message."""
+    def last_message(self) -> Goodbye:
+        """The message by which the agent leaves its routers."""
         return Goodbye(WIRE_VERSION, self._service, self._instance, self._id, self.incarnation)
 
     def waits_for(self, routers: Sequence[KnownRouter], now: float) -> str:
@@ -307,7 +307,7 @@ class Machine:
         return (self.state, self._drained, self._leaving, self.incarnation, self._pairs.refused, self._ejected_by,
                 self._poisons, self._epoch)
 
-    def _take(self, look: Look) -> None:
+    def _take(self, look: ProbeResult) -> None:
         self._core = look.core if look.health != "unmade" else None  # what nobody has looked at does not stand still
         if look.health == "unmade":
             return
@@ -332,7 +332,7 @@ class Machine:
         if self._up:
             self._model, self._max_model_len, self._also = look.model, look.max_model_len, look.also
 
-    def _drain_progress(self, look: Look, routers: Sequence[KnownRouter], now: float) -> str:
+    def _drain_progress(self, look: ProbeResult, routers: Sequence[KnownRouter], now: float) -> str:
         if self._holding(routers, now) and look.health != "down":
             self._idle = 0
         elif look.health == "down":
@@ -354,8 +354,8 @@ class Machine:
         return "has not acknowledged" if router.acked <= self._drain_seq else f"has {router.in_flight} requests in flight"
 
 
-def together(notes: Sequence[PairNotes], incarnation: Incarnation) -> PairNotes:
-    """What ranks of one engine have found, each by itself, without what ranks of another start have."""
+def merge_notes(notes: Sequence[PairNotes], incarnation: Incarnation) -> PairNotes:
+    """Merge what ranks of one engine have noted, each by itself; notes of ranks of another start are left out."""
     ours = [one for one in notes if one.incarnation == incarnation]
     refused = {(peer.instance, peer.incarnation): peer for one in ours for peer in one.refused}
     links = dict.fromkeys(words for one in ours for words in one.links)

@@ -213,7 +213,7 @@ async def take_role(request: web.Request, speaker: Speaker) -> web.Response:
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors as JSON."""
+    """Answer errors as JSON."""
     try:
         return await handler(request)
     except web.HTTPException as error:

@@ -19,7 +19,7 @@ import msgspec
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.agent import intake, ranks
-from xpyd_sidecar.agent.beat import Look, together
+from xpyd_sidecar.agent.beat import ProbeResult, merge_notes
 from xpyd_sidecar.contract import core_steps, metrics, pair_notes, record
 from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
 from xpyd_sidecar.contract.group import MOST_MEMBERS, MemberRanks
@@ -97,7 +97,7 @@ def load_of(texts: Sequence[bytes]) -> Load:
     return loads[0] if len(loads) == 1 else parse_load(b"\n".join(texts))
 
 
-class Served(NamedTuple):
+class ServedModels(NamedTuple):
     """What an engine answers to."""
 
     model: str
@@ -107,7 +107,7 @@ class Served(NamedTuple):
     """Its other names, sorted: LoRA adapters, further served names."""
 
 
-def choose_model(answer: bytes, wanted: str) -> Served:
+def choose_model(answer: bytes, wanted: str) -> ServedModels:
     """What ``/v1/models`` says. ``wanted`` empty: the first it lists.
 
     Raises:
@@ -122,7 +122,7 @@ def choose_model(answer: bytes, wanted: str) -> Served:
             also = tuple(sorted({other.id for other in models} - {model.id}))
             if len(also) > MAX_ALSO:
                 raise BadAnswer(f"/v1/models: {len(also)} names besides {model.id!r}, more than {MAX_ALSO}")
-            return Served(model.id, model.max_model_len or 0, also)
+            return ServedModels(model.id, model.max_model_len or 0, also)
     raise BadAnswer(f"/v1/models: the engine serves {[model.id for model in models]}, not {wanted!r}")
 
 
@@ -133,23 +133,23 @@ class Probe:
         self._config = config
         self._run_dir = run_dir
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4 * MOST_MEMBERS))
-        self._known: tuple[Incarnation, Served] | None = None
+        self._known: tuple[Incarnation, ServedModels] | None = None
         self._notes: dict[int, PairNotes] = {}
         """What was read last, by rank."""
         self._unread = ""
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the engine."""
         await self._session.close()
 
-    async def look(self, *, scrape: bool, others: Sequence[MemberRanks] = ()) -> Look:
+    async def probe(self, *, scrape: bool, others: Sequence[MemberRanks] = ()) -> ProbeResult:
         """One look; ``scrape``: the load too; ``others``: ranks of other members. Never raises for what an engine does or
         does not do.
         """
         try:
             found = await self._look(scrape=scrape, others=others)
         except resources.Lack as lack:
-            return Look("unmade", str(lack))
+            return ProbeResult("unmade", str(lack))
         if not found.records:
             return found
         incarnation = found.records[0].incarnation
@@ -161,16 +161,16 @@ class Probe:
         doors = (self._config.advertised,) * len(ranks.own(self._config))
         return msgspec.structs.replace(found, doors=doors + tuple(one.door for one in others for _ in one.control))
 
-    async def _look(self, *, scrape: bool, others: Sequence[MemberRanks]) -> Look:
+    async def _look(self, *, scrape: bool, others: Sequence[MemberRanks]) -> ProbeResult:
         doors = (self._config.engine, *(one.door for one in others))
         before, problem = self._records(others)
         for health, why in sorted(await _all([self._health(door) for door in doors])):
             if health != "up":
-                return Look(health, why, before)
+                return ProbeResult(health, why, before)
         records, problem = self._records(others)
         if problem or records != before:
-            return Look("up", problem or "the engine record changed during the look", records)
-        load, served = None, Served(self._config.model, 0)
+            return ProbeResult("up", problem or "the engine record changed during the look", records)
+        load, served = None, ServedModels(self._config.model, 0)
         try:
             if records:
                 served = await self._served(records[0])
@@ -178,13 +178,13 @@ class Probe:
                 texts = await _all([self._read("/metrics", SCRAPE_TIMEOUT_S, door) for door in doors])
                 load = load_of(texts)
         except TimeoutError:
-            return Look("slow", "GET /metrics or /v1/models took too long", records, answered=True)
+            return ProbeResult("slow", "GET /metrics or /v1/models took too long", records, answered=True)
         except (aiohttp.ClientError, OSError) as error:
             resources.refuse_lack(error)
-            return Look("slow", f"GET /metrics or /v1/models: {_why(error)}", records, answered=True)
+            return ProbeResult("slow", f"GET /metrics or /v1/models: {_why(error)}", records, answered=True)
         except BadAnswer as error:
             problem = str(error)
-        return Look("up", problem, records, load, *served)
+        return ProbeResult("up", problem, records, load, *served)
 
     async def _health(self, door: HostPort) -> tuple[Literal["down", "slow", "up"], str]:
         """Of one server, and why it is not up; of several the worst comes first when sorted."""
@@ -209,7 +209,7 @@ class Probe:
                 if str(error) != self._unread:
                     logger.warning("what the engine has found of its peers cannot be read: %s", error)
                 self._unread = str(error)
-        return together([self._notes[rank] for rank in sorted(self._notes)], incarnation)
+        return merge_notes([self._notes[rank] for rank in sorted(self._notes)], incarnation)
 
     def _steps(self, incarnation: Incarnation) -> tuple[CoreSteps | None, PromptWork | None]:
         """How far its cores have got, and what they have of prompts; None where not all of them say so, or what they say
@@ -243,14 +243,14 @@ class Probe:
             return (), f"engine record of version {newer[0]}, this agent reads {record.VERSION}"
         return whole, ""
 
-    async def _served(self, first: EngineRecord) -> Served:
+    async def _served(self, first: EngineRecord) -> ServedModels:
         if self._known is None or self._known[0] != first.incarnation:
             try:
                 served = choose_model(await self._read("/v1/models", SCRAPE_TIMEOUT_S), self._config.model)
             except _Locked:
                 if not self._config.model:
                     raise BadAnswer("/v1/models asks for an API key: set `$.agent.model`") from None
-                served = Served(self._config.model, 0)
+                served = ServedModels(self._config.model, 0)
             self._known = (first.incarnation, served._replace(max_model_len=first.max_model_len or served.max_model_len))
         return self._known[1]
 

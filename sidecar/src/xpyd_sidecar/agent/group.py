@@ -19,7 +19,7 @@ Laws
     4. The lead has no problem ⇒ every member said within ``silent_s`` that it runs this life, with a beat that changed
        within ``silent_s``.
     5. What a lead has made a life is in its round's file before anybody hears of it, so a lead that is started again goes
-       on with it (``Lead.again``).
+       on with it (``Lead.restore``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Present(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """State of a lead; ``hear`` and ``tick`` give the next one."""
+    """State of a lead; ``receive`` and ``tick`` give the next one."""
 
     boot: str
     """Of the agent's process: calls of two processes are never equal."""
@@ -68,8 +68,8 @@ class Lead(NamedTuple):
     silent_s: float = SILENT_S
 
     @classmethod
-    def again(cls, boot: str, size: int, now: float, kept: GroupRound | None, over_s: float = OVER_S) -> Lead:
-        """The first state of a process; ``kept``: what the round's file says."""
+    def restore(cls, boot: str, size: int, now: float, kept: GroupRound | None, over_s: float = OVER_S) -> Lead:
+        """Return the first state of a process; ``kept``: what the round's file says."""
         life = kept.life if kept is not None else ""
         return cls(boot, size, taken=life, life=life, since=now, members=(None,) * size, over_s=over_s)
 
@@ -78,8 +78,8 @@ class Lead(NamedTuple):
         """What members are to promise."""
         return self.taken or f"{self.boot}{self.number:08x}"
 
-    def hear(self, hello: MemberHello, now: float) -> Lead:
-        """A member says something; of an agent's process only what is newer than before counts."""
+    def receive(self, hello: MemberHello, now: float) -> Lead:
+        """Return the state after a member's hello; of an agent's process only what is newer than before counts."""
         before = self.members[hello.index]
         if before is not None and before.boot == hello.boot and hello.seq <= before.seq:
             return self
@@ -92,7 +92,7 @@ class Lead(NamedTuple):
         return after._begun(now)
 
     def tick(self, now: float) -> Lead:
-        """Time has passed."""
+        """Return the state at ``now``, in monotonic seconds."""
         if not self.life:
             return self
         for index, seen in enumerate(self.members):
@@ -165,8 +165,8 @@ class Seat(NamedTuple):
     over_s: float = OVER_S
 
     @classmethod
-    def again(cls, now: float, kept: GroupRound | None, over_s: float = OVER_S) -> Seat:
-        """The first state of a process; ``kept``: what the round's file says."""
+    def restore(cls, now: float, kept: GroupRound | None, over_s: float = OVER_S) -> Seat:
+        """Return the first state of a process; ``kept``: what the round's file says."""
         if kept is None:
             return cls(heard=now, over_s=over_s)
         return cls(kept.life, kept.life, kept.turn, kept.leader, kept.port, now, over_s=over_s)
@@ -177,7 +177,7 @@ class Seat(NamedTuple):
         return GroupRound(self.turn, self.life, self.leader, self.port)
 
     @property
-    def held(self) -> MemberHeld:
+    def member_state(self) -> MemberHeld:
         """What the member has, as it tells the lead."""
         launcher = self.launcher
         if launcher is None:
@@ -195,14 +195,14 @@ class Seat(NamedTuple):
         turn = launcher.turn + 1 if launcher is not None and launcher.turn > self.turn else self.turn
         return self._replace(launcher=launcher, turn=turn)
 
-    def hear(self, answer: MemberAnswer, now: float) -> Seat:
-        """The lead has answered."""
+    def receive(self, answer: MemberAnswer, now: float) -> Seat:
+        """Return the state after the lead's answer."""
         after = self._replace(heard=now)
         if self.life and answer.life != self.life:
             after = after._told("", "", 0)
         if not answer.life:
             return after._replace(promised=answer.call)
-        begins = after.held == "free" and after.promised == answer.life
+        begins = after.member_state == "free" and after.promised == answer.life
         return after._told(answer.life, answer.leader, answer.port) if begins else after
 
     def tick(self, now: float) -> Seat:

@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from xpyd_sidecar.agent.beat import SLOW_LOOKS, KnownRouter, Look
+from xpyd_sidecar.agent.beat import SLOW_LOOKS, KnownRouter, ProbeResult
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.contract.liveness import RestartWish
 
@@ -32,7 +32,7 @@ LOOK_MOST_S: Final = 5.0
 
 
 class Liveness:
-    """Of one engine. ``look`` is the one method that changes it."""
+    """Of one engine. ``on_probe`` is the one method that changes it."""
 
     def __init__(self, startup_s: float, fresh_s: float, *, server: bool = True) -> None:
         """``startup_s``: the engine's time to start. ``fresh_s``: a router that has not answered for so long is not heard.
@@ -73,7 +73,8 @@ class Liveness:
         self._asked = self._asked or first
         return first
 
-    def look(self, now: float, look: Look, routers: Iterable[KnownRouter], *, serves: bool, draining: bool) -> None:
+    def on_probe(self, now: float, look: ProbeResult, routers: Iterable[KnownRouter], *, serves: bool,
+                 draining: bool) -> None:
         """A look was made. ``serves``: routers may send it requests. ``draining``: it goes away by itself."""
         passed, self._looked = now - self._looked, now
         if look.health != "unmade":
@@ -96,7 +97,7 @@ class Liveness:
         else:
             self.restart = RestartWish.NONE if late else RestartWish.BEGUN
 
-    def _known(self, now: float, look: Look) -> None:
+    def _known(self, now: float, look: ProbeResult) -> None:
         """Which incarnation this is."""
         incarnation = look.records[0].incarnation if look.records else Incarnation("")
         if incarnation == self._incarnation and not math.isnan(self._since):
@@ -107,10 +108,10 @@ class Liveness:
         self._turns, self._still_s, self._accused = -1, 0.0, False
         self._answered, self._slow = False, 0
 
-    def _why(self, now: float, look: Look, passed: float, heard: list[KnownRouter]) -> str:
+    def _why(self, now: float, look: ProbeResult, passed: float, heard: list[KnownRouter]) -> str:
         return self._core(look, passed, heard) or (self._silence(now, look) if self._server else "")
 
-    def _core(self, look: Look, passed: float, heard: list[KnownRouter]) -> str:
+    def _core(self, look: ProbeResult, passed: float, heard: list[KnownRouter]) -> str:
         core = look.core
         if core is None or look.health == "unmade":
             self._turns, self._still_s, self._accused = -1, 0.0, False
@@ -124,7 +125,7 @@ class Liveness:
         self._accused = self._accused or any(router.stalled for router in heard)
         return f"its core has requests and has not stepped for {self._still_s:.0f} s" if self._accused else ""
 
-    def _silence(self, now: float, look: Look) -> str:
+    def _silence(self, now: float, look: ProbeResult) -> str:
         if look.health == "unmade":
             return ""
         if look.health == "up" or look.answered:

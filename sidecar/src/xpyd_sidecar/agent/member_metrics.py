@@ -14,7 +14,7 @@ PREFIX: Final = "xpyd_member_"
 
 
 class MemberFigures(NamedTuple):
-    """Of one member; steps begin anew with each life."""
+    """Figures of one member; steps begin anew with each life."""
 
     instance: InstanceName
     member: int
@@ -34,7 +34,7 @@ class MemberFigures(NamedTuple):
 
 
 def exposition(found: MemberFigures) -> str:
-    """The page."""
+    """The metrics page, in Prometheus' text format."""
     labels = f'{{group="{found.instance}",member="{found.member}"}}'
     families = (
         ("serving", "gauge", "Whether the group serves, as this member knows", int(found.serving)),

@@ -17,7 +17,7 @@ STUCK_S: Final = 120.0
 
 
 class SeenPulse(NamedTuple):
-    """Of one worker."""
+    """The last pulse of one worker."""
 
     beat: int
     at: float
@@ -28,7 +28,7 @@ class SeenPulse(NamedTuple):
 
 
 class Pulses(NamedTuple):
-    """What is known of a life's workers; ``look`` gives the next state."""
+    """What is known of a life's workers; ``observe`` gives the next state."""
 
     life: str = ""
     seen: tuple[tuple[int, SeenPulse], ...] = ()
@@ -36,8 +36,8 @@ class Pulses(NamedTuple):
     times: int = 0
     """All of them were found well."""
 
-    def look(self, launcher: MemberState, found: Sequence[Pulse], now: float) -> Pulses:
-        """What lies in the run folder at ``now``."""
+    def observe(self, launcher: MemberState, found: Sequence[Pulse], now: float) -> Pulses:
+        """Return the state after the pulses ``found`` in the run folder at ``now``, in seconds of a monotonic clock."""
         known = dict(self.seen) if launcher.life == self.life else {}
         for one in found:
             if one.life != launcher.life:
@@ -49,8 +49,10 @@ class Pulses(NamedTuple):
         well = all(now - one.at <= STALE_S and now - one.since <= STUCK_S for one in known.values())
         return Pulses(launcher.life, tuple(sorted(known.items())), self.times + well)
 
-    def unseen(self) -> Pulses:
-        """Nobody could look, for which no worker is to blame."""
+    def pass_over(self) -> Pulses:
+        """Return the state where the run folder could not be read: no worker is to blame, so the word changes all
+        the same.
+        """
         return self._replace(times=self.times + 1)
 
     @property

@@ -33,8 +33,8 @@ def of_member(config: AgentConfig, index: int) -> range:
     return range(index * each, (index + 1) * each)
 
 
-def found(run_dir: Path, ranks: range, door: HostPort) -> MemberRanks | None:
-    """What a member's agent says of its ranks; None until all of them have written their records.
+def read_ranks(run_dir: Path, ranks: range, door: HostPort) -> MemberRanks | None:
+    """Read the records of a member's ranks; None until all of them have been written. ``door``: the agent's address.
 
     Raises:
         ValueError: a file is no record, or the ranks differ; says how.

@@ -76,7 +76,7 @@ class Remote:
         self._acceptor = acceptor_of(self._runner, sockets, self._crowded)
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop serving."""
         if self._acceptor is not None:
             self._acceptor.close(at_once=True)
         if self._runner.server is not None:
@@ -122,7 +122,7 @@ class Remote:
         if self.rounds is None:
             raise web.HTTPConflict(text="this engine is all of its instance")
         try:
-            answer = self.rounds.hear(msgspec.json.decode(await request.read(), type=MemberHello))
+            answer = self.rounds.receive(msgspec.json.decode(await request.read(), type=MemberHello))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise web.HTTPBadRequest(text=f"no hello of a member: {error}") from None
         except HelloRefused as error:

@@ -22,8 +22,8 @@ class RoleFiles:
         self._paths = [run_dir / assignment.KEPT, *([Path(shown)] if shown is not None else [])]
         self._problems: dict[Path, str] = {}
 
-    def look(self) -> list[Assignment]:
-        """Every assignment that can be read; a file that cannot is said once and left alone."""
+    def read_assignments(self) -> list[Assignment]:
+        """Read every assignment that can be read; a file that cannot is logged once and left alone."""
         found = []
         for path in self._paths:
             try:

@@ -20,7 +20,7 @@ import msgspec
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.agent import ranks
-from xpyd_sidecar.agent.beat import SLOW_LOOKS, Look
+from xpyd_sidecar.agent.beat import SLOW_LOOKS, ProbeResult
 from xpyd_sidecar.agent.group import SILENT_S, Lead, Seat
 from xpyd_sidecar.agent.member_metrics import MemberFigures
 from xpyd_sidecar.agent.pulses import Pulses
@@ -64,7 +64,7 @@ class HelloRefused(Exception):
 
 
 class Rounds:
-    """One member's side. ``run`` it; the leader's also ``hear``s."""
+    """One member's side. ``run`` it; the leader's also calls ``receive``."""
 
     def __init__(self, config: SidecarConfig, mine: GroupConfig, key: ServiceKey, standing: Standing,
                  told: Callable[[MemberAnswer], None], *, drains: Callable[[], None] = lambda: None) -> None:
@@ -92,11 +92,11 @@ class Rounds:
         self._problems: dict[str, str] = {}
         self._complaint = resources.Complaint("the engine of this member cannot be looked at, and counts as before")
         now, kept = self._loop.time(), self._read(ROUND, GroupRound)
-        self._seat = Seat.again(now, kept, mine.over_s)
+        self._seat = Seat.restore(now, kept, mine.over_s)
         self._pulses = Pulses()
         self._launcher: tuple[MemberState | None, float] = (None, now)
         self._port = kept.port if kept is not None else 0
-        self._lead = Lead.again(self._boot, mine.size, now, kept, mine.over_s) if mine.index == 0 else None
+        self._lead = Lead.restore(self._boot, mine.size, now, kept, mine.over_s) if mine.index == 0 else None
         self._heard: dict[int, MemberHello] = {}
         """Of each follower, what counted last."""
         self._answer = ""
@@ -114,8 +114,8 @@ class Rounds:
         """Why the group does not serve; empty where it does."""
         return self._lead.problem(self._loop.time()) if self._lead is not None else self._answer
 
-    def judged(self, look: Look) -> Look:
-        """A look at the leader's own engine, which serves only while all members do."""
+    def judge_probe(self, look: ProbeResult) -> ProbeResult:
+        """Return a probe of the leader's own engine, as one that has a problem while not all members serve."""
         self._slow = self._slow + 1 if look.health == "slow" else 0
         if look.health == "up" and self._lead is not None:
             self._up, self._was_up = True, self._lead.life
@@ -130,20 +130,21 @@ class Rounds:
     @property
     def idle(self) -> bool:
         """Nothing runs here, and nothing is about to."""
-        return not self._seat.life and self._seat.held != "busy"
+        return not self._seat.life and self._seat.member_state != "busy"
 
     def serves(self) -> str:
         """Why this member's group does not serve, as far as this member knows; empty where it does."""
         silent_s = self._loop.time() - self._seat.heard
         if self._lead is None and silent_s > SILENT_S:
             return f"the leader at {self._mine.leader} has not answered for {silent_s:.0f} s"
-        return self.problem or ("" if self._seat.held == "running" else f"the engine of this member is {self._seat.held}")
+        return self.problem or ("" if self._seat.member_state == "running"
+                                else f"the engine of this member is {self._seat.member_state}")
 
     def hangs(self, startup_s: float) -> str:
         """Why it is no use to wait for this member's engine any longer; empty where it is. With the leader also its server
         counts, which had ``startup_s`` from the beginning of the life.
         """
-        if self._seat.held == "absent":
+        if self._seat.member_state == "absent":
             return "the launcher does not answer"
         lead = self._lead
         if lead is None or not lead.life or self._up:
@@ -153,27 +154,27 @@ class Rounds:
         late = self._loop.time() - lead.since > startup_s
         return f"the engine is not up {startup_s:g} s after the life began" if late else ""
 
-    def others(self) -> tuple[MemberRanks, ...]:
+    def follower_ranks(self) -> tuple[MemberRanks, ...]:
         """Ranks of the followers, in order; those of a member that does not run the life are left out."""
         life = self._lead.life if self._lead is not None else ""
         return tuple(said.ranks for _, said in sorted(self._heard.items())
                      if life and said.call == life and said.held == "running" and said.ranks is not None)
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """The state of the round, for people."""
         call, life = self._lead.answer() if self._lead is not None else (self._seat.promised, self._seat.life)
-        return {"index": self._mine.index, "size": self._mine.size, "held": self._seat.held, "call": call, "life": life,
-                "problem": self.problem, "asking": sorted(self.asking),
+        return {"index": self._mine.index, "size": self._mine.size, "held": self._seat.member_state, "call": call,
+                "life": life, "problem": self.problem, "asking": sorted(self.asking),
                 "ended": self._lead.ended if self._lead is not None else ""}
 
     def figures(self, *, serving: bool) -> MemberFigures:
         """For whoever watches the members."""
         now, workers = self._loop.time(), [one for _, one in self._pulses.seen] if self._seat.life else []
         silent_s = now - self._seat.heard if self._lead is None else self._lead.silent_s_of_all(now)
-        return MemberFigures(self._config.instance, self._mine.index, serving, self._seat.held == "running", self._lives,
-                             len(workers), sum(one.steps for one in workers), silent_s)
+        return MemberFigures(self._config.instance, self._mine.index, serving, self._seat.member_state == "running",
+                             self._lives, len(workers), sum(one.steps for one in workers), silent_s)
 
-    def hear(self, hello: MemberHello) -> MemberAnswer:
+    def receive(self, hello: MemberHello) -> MemberAnswer:
         """A follower says hello.
 
         Raises:
@@ -206,7 +207,7 @@ class Rounds:
                                f"{right.stop - 1}")
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Take part in rounds until cancelled."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=1)) as session:
             said, at = ("", False), float("-inf")
@@ -216,8 +217,8 @@ class Rounds:
                 if self._lead is not None:
                     self._follow(self._lead.tick(now))
                     self._take(self._count(self._hello()))
-                elif (self._seat.held, self.drain) != said or now - at >= HELLO_S:
-                    said, at = (self._seat.held, self.drain), now
+                elif (self._seat.member_state, self.drain) != said or now - at >= HELLO_S:
+                    said, at = (self._seat.member_state, self.drain), now
                     await self._say(session)
                     self._seat = self._seat.tick(self._loop.time())
                     self._write()
@@ -233,7 +234,7 @@ class Rounds:
         except resources.Lack as lack:
             self._complaint.add(lack)
             self._launcher = (self._launcher[0], now)
-            self._pulses = self._pulses.unseen()
+            self._pulses = self._pulses.pass_over()
 
     def _look_at(self, now: float) -> None:
         found = self._read(STATE, MemberState)
@@ -244,7 +245,7 @@ class Rounds:
         alive = found if found is not None and now - changed <= SILENT_S else None
         self._seat = self._seat.watch(alive)
         if alive is not None and alive.running:
-            self._pulses = self._pulses.look(alive, self._found_pulses(), now)
+            self._pulses = self._pulses.observe(alive, self._found_pulses(), now)
 
     def _found_pulses(self) -> list[Pulse]:
         try:
@@ -257,7 +258,7 @@ class Rounds:
     def _hello(self) -> MemberHello:
         self._seq += 1
         seat, launcher = self._seat, self._launcher[0]
-        held = seat.held
+        held = seat.member_state
         return MemberHello(WIRE_VERSION, self._config.instance, self._mine.index, self._mine.layout, self._boot, self._seq,
                            held, seat.promised, self._pulses.word if held == "running" else "",
                            launcher.why if launcher is not None else "",
@@ -267,7 +268,7 @@ class Rounds:
         agent = self._config.agent
         assert agent is not None
         try:
-            found = ranks.found(self._run_dir, ranks.own(agent), agent.advertised)
+            found = ranks.read_ranks(self._run_dir, ranks.own(agent), agent.advertised)
         except (ValueError, OSError) as error:
             self._complain("ranks", f"engine record: {error}")
             return None
@@ -277,7 +278,7 @@ class Rounds:
     def _count(self, hello: MemberHello) -> MemberAnswer:
         assert self._lead is not None
         before = self._lead
-        self._follow(before.hear(hello, self._loop.time()))
+        self._follow(before.receive(hello, self._loop.time()))
         seen = self._lead.members[hello.index]
         if hello.index and seen is not None and (seen.boot, seen.seq) == (hello.boot, hello.seq):
             self._heard[hello.index] = hello
@@ -302,7 +303,7 @@ class Rounds:
         self._lead = lead
 
     def _take(self, answer: MemberAnswer) -> None:
-        self._seat = self._seat.hear(answer, self._loop.time())
+        self._seat = self._seat.receive(answer, self._loop.time())
         self._write()
 
     def _write(self) -> None:

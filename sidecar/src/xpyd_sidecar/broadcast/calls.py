@@ -1,9 +1,9 @@
 """What calls and answers look like on a queue. Pure.
 
-A message's first part is msgpack; further parts are the buffers that were wrapped in ``Apart``, which it names by their
-index (an extension type). Not pickle: whoever can write to a queue could run code with it, it breaks between versions of
-Python and of the sidecar, and calls here carry numbers, names and bytes. So arguments and results are None, bool, int,
-float, str, bytes, lists (tuples arrive as lists), dicts, and ``Apart``.
+A message's first part is msgpack; further parts are the buffers that were wrapped in ``SeparateBuffer``, which it names
+by their index (an extension type). Not pickle: whoever can write to a queue could run code with it, it breaks between
+versions of Python and of the sidecar, and calls here carry numbers, names and bytes. So arguments and results are None,
+bool, int, float, str, bytes, lists (tuples arrive as lists), dicts, and ``SeparateBuffer``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MESSAGE_MAX: Final = 1 << 20
 """Characters of an error's text and of its traceback."""
 
 
-class Apart:
+class SeparateBuffer:
     """A large buffer in arguments or a result: it travels as a part of its own, without being copied into msgpack.
 
     In a worker's method it is a read-only memoryview, valid until the method returns; in a result it is one for good.
@@ -60,7 +60,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 def pack(message: Call | Answer) -> list[bytes | bytearray | memoryview]:
-    """As parts.
+    """The parts of a message.
 
     Raises:
         TypeError: something in it is none of the types that calls carry.
@@ -68,7 +68,7 @@ def pack(message: Call | Answer) -> list[bytes | bytearray | memoryview]:
     apart: list[bytes | bytearray | memoryview] = []
 
     def hook(value: object) -> msgspec.msgpack.Ext:
-        if isinstance(value, Apart):
+        if isinstance(value, SeparateBuffer):
             apart.append(value.buffer)
             return msgspec.msgpack.Ext(APART, (len(apart) - 1).to_bytes(4, "little"))
         raise TypeError(f"calls do not carry {type(value).__qualname__}; buffers are wrapped in Apart")

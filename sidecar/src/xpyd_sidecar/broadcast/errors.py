@@ -15,11 +15,11 @@ from __future__ import annotations
 from xpyd_sidecar.errors import PeerError, SidecarError
 
 
-class Closed(SidecarError):
+class QueueClosed(SidecarError):
     """The writer has closed the queue, and every message was read."""
 
 
-class Cancelled(SidecarError):
+class ReadCancelled(SidecarError):
     """``cancel`` was called while this reader waited."""
 
 
@@ -38,5 +38,5 @@ class ReaderStuck(SidecarError, TimeoutError):
         self.readers = readers
 
 
-class Dropped(PeerError):
+class ReaderDropped(PeerError):
     """The writer has dropped this reader: what it read last may be torn, and nothing more comes."""

@@ -83,33 +83,33 @@ class Layout(msgspec.Struct, frozen=True):
         return (2 + 2 * self.readers + self.chunks * (1 + self.readers)) * PER_LINE
 
     @property
-    def state(self) -> int:
-        """Index of the word ``state``; so with the others below."""
+    def state_word(self) -> int:
+        """Index of the 32-bit word ``state``, which the writer stores."""
         return 0
 
     @property
-    def awaiting(self) -> int:
-        """The writer's."""
+    def awaiting_word(self) -> int:
+        """Index of the word ``awaiting``, which the writer stores."""
         return PER_LINE
 
-    def dropped(self, reader: int) -> int:
-        """The writer's."""
+    def dropped_word(self, reader: int) -> int:
+        """Index of the word ``dropped`` of a reader, which the writer stores."""
         return (2 + reader) * PER_LINE
 
-    def parked(self, reader: int) -> int:
-        """That reader's."""
+    def parked_word(self, reader: int) -> int:
+        """Index of the word ``parked`` of a reader, which that reader stores."""
         return (2 + self.readers + reader) * PER_LINE
 
-    def written(self, chunk: int) -> int:
-        """The writer's."""
+    def written_word(self, chunk: int) -> int:
+        """Index of the word ``written`` of a chunk, which the writer stores."""
         return (2 + 2 * self.readers + chunk * (1 + self.readers)) * PER_LINE
 
-    def read(self, chunk: int, reader: int) -> int:
-        """That reader's."""
-        return self.written(chunk) + (1 + reader) * PER_LINE
+    def read_word(self, chunk: int, reader: int) -> int:
+        """Index of the word ``read`` of a chunk and a reader, which that reader stores."""
+        return self.written_word(chunk) + (1 + reader) * PER_LINE
 
     def chunk(self, number: int) -> int:
-        """The chunk of message ``number`` (from 1)."""
+        """Index of the chunk that holds message ``number`` (from 1)."""
         return (number - 1) % self.chunks
 
     def chunk_offset(self, chunk: int) -> int:

@@ -48,7 +48,7 @@ class QueueLink:
             self._poll.register(self._pidfd, select.POLLIN)
 
     def fileno(self) -> int:
-        """Of the connection."""
+        """The file number of the connection."""
         return self._sock.fileno()
 
     def gone(self) -> bool:
@@ -61,7 +61,7 @@ class QueueLink:
             return False
         try:
             stat = Path(f"/proc/{self._pid}/stat").read_bytes()
-        except OSError:  # it has ended, which ``gone`` says
+        except OSError:  # it has ended, which ``is_gone`` says
             return False
         return stat.rpartition(b")")[2].split()[0] in (b"T", b"t")
 
@@ -145,7 +145,7 @@ class Door:
             else:
                 self._accept()
 
-    def gone(self, name: str) -> bool:
+    def is_gone(self, name: str) -> bool:
         """A reader's process has ended, or it never joined."""
         link = self.links.get(name)
         return link is None or link.gone()
@@ -154,7 +154,7 @@ class Door:
         """Readers whose processes are stopped."""
         return tuple(name for name, link in self.links.items() if link.stopped())
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """In a child of the writer's process: what stays open here would look alive when that process has ended."""
         self._sock.close()
 
@@ -217,7 +217,7 @@ class Door:
     def _mapped(self, name: str) -> None:
         link = self.links[name]
         try:
-            wire.expect(name, link.receive(0)[0], wire.Mapped)
+            wire.expect(name, link.receive(0)[0], wire.RingMapped)
         except (PeerGone, ProtocolError) as error:  # it may come again: the place is free
             logger.warning("broadcast %s: reader did not join: %s", self._queue, error)
             self.forget(name)
@@ -262,7 +262,7 @@ def join(handle: wire.Handle, name: str, note: bytes, timeout_s: float) -> tuple
     try:
         link.send(wire.QueueHello(wire.WIRE_VERSION, handle.token, name, note))
         ring = _welcomed(link, handle.layout.size, end - time.monotonic())
-        link.send(wire.Mapped())
+        link.send(wire.RingMapped())
     except BaseException:
         link.close()
         raise

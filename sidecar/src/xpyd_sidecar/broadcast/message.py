@@ -43,10 +43,10 @@ class Head(NamedTuple):
 
 def head_bytes(count: int) -> int:
     """Bytes before the first part, in the chunk."""
-    return aligned(_HEAD.size + 8 * count)
+    return align(_HEAD.size + 8 * count)
 
 
-def aligned(size: int) -> int:
+def align(size: int) -> int:
     """The next multiple of 64."""
     return (size + LINE - 1) & -LINE
 
@@ -55,7 +55,7 @@ def places(lengths: Sequence[int], start: int) -> Places:
     """Where parts of these lengths lie, the first one at ``start``."""
     offsets = []
     for length in lengths:
-        start = aligned(start)
+        start = align(start)
         offsets.append(start)
         start += length
     return Places(tuple(offsets), start)

@@ -142,7 +142,7 @@ class Writer:
         end, aside = 0.0, False
         if shared is not None:
             aside = not shared.fits(lengths)
-            awaited = shared.awaited(aside)
+            awaited = shared.awaited_message(aside)
             if awaited:
                 end = time.monotonic() + timeout_s
                 shared.wait_taken(awaited, Patience(end, timeout_s, while_waiting))
@@ -188,13 +188,13 @@ class Writer:
         local = self._shared.door.silent() if self._shared is not None else ()
         return (*local, *(self._remotes.silent() if self._remotes is not None else ()))
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """In a child of this process, which is not to use the queue: have readers see when this process alone has ended."""
         if self._shared is not None:
-            self._shared.door.forked()
+            self._shared.door.after_fork()
 
     def drop(self, name: str, reason: str) -> None:
-        """Wait for a reader no more: it gets ``Dropped``. Does nothing where it was dropped before.
+        """Wait for a reader no more: it gets ``ReaderDropped``. Does nothing where it was dropped before.
 
         Raises:
             ValueError: no live reader has that name.
@@ -231,10 +231,10 @@ class Writer:
     def _wait_remotes(self, number: int, patience: Patience) -> None:
         assert self._remotes is not None
         self._remotes.step(0)
-        while behind := self._remotes.behind(number):
+        while behind := self._remotes.lagging_readers(number):
             now = time.monotonic()
             if now >= patience.end:
-                raise patience.stuck(self.name, behind, number)
+                raise patience.reader_stuck(self.name, behind, number)
             self._remotes.ask(now)
             self._remotes.step(min(SLICE_S, patience.end - now))
             self._note_remotes()

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import zmq
 
 from xpyd_sidecar.broadcast import local, message, wire
-from xpyd_sidecar.broadcast.errors import Cancelled, Closed, Dropped, NothingCame
+from xpyd_sidecar.broadcast.errors import NothingCame, QueueClosed, ReadCancelled, ReaderDropped
 from xpyd_sidecar.broadcast.futex import Fences, Futex
 from xpyd_sidecar.broadcast.queue import SPIN_S
 from xpyd_sidecar.broadcast.remote import RemoteLink
@@ -115,11 +115,11 @@ class LocalReader:
         self._cancelled = False
 
     def take(self, timeout_s: float | None) -> TakenMessage:
-        """See ``Reader``."""
+        """Take the next message, as ``Reader`` has it."""
         return TakenMessage(self, timeout_s)
 
     def recv(self, timeout_s: float | None) -> list[bytes]:
-        """See ``Reader``."""
+        """Receive the next message, as ``Reader`` has it."""
         self._wait(timeout_s)
         source, base, place, lengths = self._find()
         parts = [bytes(source[base + at:base + at + length]) for at, length in zip(place, lengths, strict=True)]
@@ -127,12 +127,12 @@ class LocalReader:
         return parts
 
     def cancel(self) -> None:
-        """See ``Reader``."""
+        """End a wait, as ``Reader`` has it."""
         self._cancelled = True
-        self._canceller.wake(self._layout.written(self._flags.chunk))
+        self._canceller.wake(self._layout.written_word(self._flags.chunk))
 
     def close(self) -> None:
-        """See ``Reader``."""
+        """Leave the queue, as ``Reader`` has it."""
         self._link.close()
         for side in self._sides.values():
             side.close()
@@ -149,7 +149,7 @@ class LocalReader:
     def give_back(self) -> None:
         """The message was read (``take``)."""
         if self._flags.dropped():
-            raise Dropped(self._writer, f"it has dropped {self.name}: what was read last may be torn")
+            raise ReaderDropped(self._writer, f"it has dropped {self.name}: what was read last may be torn")
         word = self._flags.give_back()
         if word is not None:
             self._futex.wake(word)
@@ -185,15 +185,15 @@ class LocalReader:
         """
         if self._cancelled:
             self._cancelled = False
-            raise Cancelled(f"{self.name}: the wait for the {self._writer} was cancelled")
+            raise ReadCancelled(f"{self.name}: the wait for the {self._writer} was cancelled")
         gone = self._link.gone()
         if self._flags.dropped():
-            raise Dropped(self._writer, f"it has dropped {self.name}")
+            raise ReaderDropped(self._writer, f"it has dropped {self.name}")
         closed = self._flags.closed()
         if self._flags.ready():
             return
         if closed:
-            raise Closed(f"{self._writer}: closed after message {self._flags.number - 1}")
+            raise QueueClosed(f"{self._writer}: closed after message {self._flags.number - 1}")
         if gone:
             raise PeerGone(self._writer, "its process has ended")
 
@@ -215,7 +215,7 @@ class LocalReader:
             _within(place.end, segment.size)
         except (ValueError, struct.error) as error:
             if self._flags.dropped():
-                raise Dropped(self._writer, f"it has dropped {self.name}") from None
+                raise ReaderDropped(self._writer, f"it has dropped {self.name}") from None
             raise ProtocolError(self._writer, f"message {self._flags.number}: {error}") from None
         return segment.bytes, 0, place.offsets, lengths
 
@@ -242,22 +242,22 @@ class RemoteReader:
         self._cancelled = False
 
     def take(self, timeout_s: float | None) -> TakenMessage:
-        """See ``Reader``."""
+        """Take the next message, as ``Reader`` has it."""
         return TakenMessage(self, timeout_s)
 
     def recv(self, timeout_s: float | None) -> list[bytes]:
-        """See ``Reader``."""
+        """Receive the next message, as ``Reader`` has it."""
         self.wait_views(timeout_s)
         parts = [frame.bytes for frame in self._frames]
         self.give_back()
         return parts
 
     def cancel(self) -> None:
-        """See ``Reader``; it takes effect within ``SLICE_S``."""
+        """End a wait, as ``Reader`` has it; it takes effect within ``SLICE_S``."""
         self._cancelled = True
 
     def close(self) -> None:
-        """See ``Reader``."""
+        """Leave the queue, as ``Reader`` has it."""
         self._link.close()
 
     def wait_views(self, timeout_s: float | None) -> Views:
@@ -274,7 +274,7 @@ class RemoteReader:
             if left <= 0:
                 raise NothingCame(f"{self.name}: nothing from the {self._link.writer} in {timeout_s:.3f} s")
         self._cancelled = False
-        raise Cancelled(f"{self.name}: the wait for the {self._link.writer} was cancelled")
+        raise ReadCancelled(f"{self.name}: the wait for the {self._link.writer} was cancelled")
 
     def give_back(self) -> None:
         """The message was read (``take``)."""

@@ -23,7 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from xpyd_sidecar import curve
 from xpyd_sidecar.broadcast import wire
-from xpyd_sidecar.broadcast.errors import Closed, Dropped
+from xpyd_sidecar.broadcast.errors import QueueClosed, ReaderDropped
 from xpyd_sidecar.broadcast.local import refusal
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -92,7 +92,7 @@ class Remotes:
         """Readers that have not joined."""
         return tuple(name for name in self._names if name not in self.notes)
 
-    def behind(self, number: int) -> tuple[str, ...]:
+    def lagging_readers(self, number: int) -> tuple[str, ...]:
         """Live readers that have not given back message ``number``."""
         return tuple(name for name, taken in self.taken.items() if taken < number)
 
@@ -285,9 +285,9 @@ class RemoteLink:
             return number, frames[1:]
         control = wire.unpack(self.writer, raw)
         if isinstance(control, wire.Bye):
-            raise Closed(f"{self.writer}: closed after message {control.last}")
+            raise QueueClosed(f"{self.writer}: closed after message {control.last}")
         if isinstance(control, wire.QueueRefuse):
-            raise Dropped(self.writer, control.reason)
+            raise ReaderDropped(self.writer, control.reason)
         if not isinstance(control, wire.QueueWelcome):
             raise ProtocolError(self.writer, f"sent {type(control).__name__} to a reader")
         return None

@@ -59,7 +59,7 @@ class WriteSide:
         """Of the next message."""
         self.live: tuple[int, ...] = tuple(range(layout.readers))
         self._chunks = layout.chunks
-        self._written = tuple(layout.written(chunk) for chunk in range(layout.chunks))
+        self._written = tuple(layout.written_word(chunk) for chunk in range(layout.chunks))
         self._words = words
         self._full = full
         self._order = order
@@ -77,13 +77,13 @@ class WriteSide:
             self._order()
         return None
 
-    def behind(self, number: int) -> tuple[int, ...]:
+    def lagging_readers(self, number: int) -> tuple[int, ...]:
         """Every live reader that has not given back message ``number``, which is at most ``chunks`` old."""
-        at = self.layout.written(self.layout.chunk(number))
+        at = self.layout.written_word(self.layout.chunk(number))
         return tuple(reader for reader in self.live if self._words[at + (1 + reader) * PER_LINE] != number & MASK)
 
-    def room(self) -> int | None:
-        """The reader whose chunk is needed for the next message; None when it may be written."""
+    def blocking_reader(self) -> int | None:
+        """The reader whose chunk is needed for the next message; None when that may be written."""
         return self.laggard(self.number - self._chunks)
 
     def publish(self) -> int | None:
@@ -104,36 +104,36 @@ class WriteSide:
 
         Equal to ``number`` only if the reader was faster: then do not sleep.
         """
-        self._words[self.layout.awaiting] = 1 + reader
+        self._words[self.layout.awaiting_word] = 1 + reader
         self._full()
-        at = self.layout.read(self.layout.chunk(number), reader)
+        at = self.layout.read_word(self.layout.chunk(number), reader)
         return at, self._words[at]
 
     def awake(self) -> None:
         """The writer sleeps no more."""
-        self._words[self.layout.awaiting] = 0
+        self._words[self.layout.awaiting_word] = 0
 
     def drop(self, reader: int) -> int:
         """Stop waiting for a reader for ever. Returns a word to wake, in case it only sleeps."""
-        self._words[self.layout.dropped(reader)] = 1
+        self._words[self.layout.dropped_word(reader)] = 1
         self._full()
         self.live = tuple(other for other in self.live if other != reader)
         self._look_at_live()
-        return self.layout.written(self.layout.chunk(self.number))
+        return self.layout.written_word(self.layout.chunk(self.number))
 
     def close(self) -> int:
         """No more messages. Returns the word to wake."""
-        self._words[self.layout.state] = CLOSED
+        self._words[self.layout.state_word] = CLOSED
         self._full()
-        return self.layout.written(self.layout.chunk(self.number))
+        return self.layout.written_word(self.layout.chunk(self.number))
 
     def _look_at_live(self) -> None:
         self._offsets = tuple((1 + reader) * PER_LINE for reader in self.live)
-        self._parked = tuple(self.layout.parked(reader) for reader in self.live)
+        self._parked = tuple(self.layout.parked_word(reader) for reader in self.live)
 
 
 class ReadSide:
-    """One reader's half."""
+    """One reader's half of the ring."""
 
     def __init__(self, layout: Layout, reader: int, words: Words, *, full: Fence, order: Fence | None = None) -> None:
         self.layout = layout
@@ -143,15 +143,15 @@ class ReadSide:
         self._words = words
         self._full = full
         self._order = order
-        self._written = tuple(layout.written(chunk) for chunk in range(layout.chunks))
+        self._written = tuple(layout.written_word(chunk) for chunk in range(layout.chunks))
         self._at = self._written[0]
         self._mine = (1 + reader) * PER_LINE
-        self._awaiting = layout.awaiting
-        self._dropped = layout.dropped(reader)
+        self._awaiting = layout.awaiting_word
+        self._dropped = layout.dropped_word(reader)
 
     @property
     def chunk(self) -> int:
-        """Of the message that is read next."""
+        """Index of the chunk of the message that is read next."""
         return self.layout.chunk(self.number)
 
     def ready(self) -> bool:
@@ -181,14 +181,14 @@ class ReadSide:
 
     def closed(self) -> bool:
         """The writer has closed; what it published before can still be read."""
-        return self._words[self.layout.state] == CLOSED
+        return self._words[self.layout.state_word] == CLOSED
 
     def park(self) -> tuple[int, int]:
         """Say that this reader sleeps: the word to sleep on, and its value. Ask ``ready`` again before sleeping."""
-        self._words[self.layout.parked(self.reader)] = 1
+        self._words[self.layout.parked_word(self.reader)] = 1
         self._full()
         return self._at, self._words[self._at]
 
     def awake(self) -> None:
         """The reader sleeps no more."""
-        self._words[self.layout.parked(self.reader)] = 0
+        self._words[self.layout.parked_word(self.reader)] = 0

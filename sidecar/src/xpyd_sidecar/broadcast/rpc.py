@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from xpyd_sidecar.broadcast import calls
 from xpyd_sidecar.broadcast.calls import Answer, Call, Failure
-from xpyd_sidecar.broadcast.errors import Closed, NothingCame
+from xpyd_sidecar.broadcast.errors import NothingCame, QueueClosed
 from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import LocalReader, RemoteReader, join
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -236,7 +236,7 @@ class WorkerGroup:
             message = calls.unpack(self._answers[name].recv(timeout_s), Answer)
         except NothingCame:
             return False
-        except (PeerError, Closed) as error:
+        except (PeerError, QueueClosed) as error:
             self._lost(name, getattr(error, "reason", str(error)))
             return False
         except ValueError as error:

@@ -45,7 +45,7 @@ class Sides:
         self._lanes: list[Lane] = []
         self._made = 0
 
-    def awaited(self) -> int:
+    def awaited_message(self) -> int:
         """The message that must be given back before the next one can be placed; 0 where none must."""
         return min(lane.used_by for lane in self._lanes) if len(self._lanes) == LANES else 0
 
@@ -89,7 +89,7 @@ class Patience(NamedTuple):
     timeout_s: float
     meanwhile: Callable[[], None] | None
 
-    def stuck(self, queue: str, readers: tuple[str, ...], number: int) -> ReaderStuck:
+    def reader_stuck(self, queue: str, readers: tuple[str, ...], number: int) -> ReaderStuck:
         """The error when it is over."""
         return ReaderStuck(queue, readers, f"message {number} not given back for {self.timeout_s:.1f} s")
 
@@ -127,7 +127,7 @@ class SharedWriter:
         """Readers that are not dropped."""
         return tuple(self.names[reader] for reader in self.flags.live)
 
-    def awaited(self, aside: bool) -> int:
+    def awaited_message(self, aside: bool) -> int:
         """The message that must be given back before the next one can be written; 0 where none must.
 
         ``aside``: it goes into a side segment, being larger than a chunk.
@@ -135,7 +135,7 @@ class SharedWriter:
         flags = self.flags
         number = flags.number - self.layout.chunks
         if aside:  # who has given back a message has given back all before it
-            number = max(number, self._sides.awaited())
+            number = max(number, self._sides.awaited_message())
         return 0 if flags.laggard(number) is None else number
 
     def wait_taken(self, number: int, patience: Patience) -> None:
@@ -152,12 +152,13 @@ class SharedWriter:
             os.sched_yield()
         while (reader := flags.laggard(number)) is not None:
             name = self.names[reader]
-            if self.door.gone(name):
+            if self.door.is_gone(name):
                 self._lose(name, "its process has ended")
                 continue
             left = patience.end - time.monotonic()
             if left <= 0:
-                raise patience.stuck(self._queue, tuple(self.names[each] for each in flags.behind(number)), number)
+                raise patience.reader_stuck(self._queue,
+                                            tuple(self.names[each] for each in flags.lagging_readers(number)), number)
             word, value = flags.await_reader(reader, number)
             if value != number & MASK:
                 self._futex.wait(word, value, min(SLICE_S, left))
@@ -179,7 +180,7 @@ class SharedWriter:
         return message.places(lengths, head).end <= self.layout.chunk_bytes
 
     def write(self, parts: Sequence[bytes | memoryview], lengths: tuple[int, ...], aside: bool) -> None:
-        """Write and publish the next message, when there is room (``awaited``).
+        """Write and publish the next message, when there is room (``awaited_message``).
 
         Raises:
             OSError: no memory or descriptor for a side segment; nothing was published.
@@ -215,7 +216,7 @@ class SharedWriter:
     def check(self) -> None:
         """Drop readers whose process has ended."""
         for name in self.live():
-            if self.door.gone(name):
+            if self.door.is_gone(name):
                 self._lose(name, "its process has ended")
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ class QueueRefuse(msgspec.Struct, frozen=True, tag="refuse", tag_field="t"):
     reason: str
 
 
-class Mapped(msgspec.Struct, frozen=True, tag="mapped", tag_field="t"):
+class RingMapped(msgspec.Struct, frozen=True, tag="mapped", tag_field="t"):
     """The reader has mapped the ring (a remote one: has heard the welcome), so it will see every message."""
 
 
@@ -89,7 +89,7 @@ class Bye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
     last: int
 
 
-Control = QueueHello | QueueWelcome | QueueRefuse | Mapped | SideSegment | QueueTaken | Bye
+Control = QueueHello | QueueWelcome | QueueRefuse | RingMapped | SideSegment | QueueTaken | Bye
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
@@ -104,7 +104,7 @@ _versions = msgspec.msgpack.Decoder(_Version)
 
 
 def pack(message: Control | Handle) -> bytes:
-    """As bytes."""
+    """A message of the handshake as bytes."""
     return _encoder.encode(message)
 
 

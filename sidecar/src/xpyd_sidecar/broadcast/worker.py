@@ -9,7 +9,7 @@ from typing import Any
 
 from xpyd_sidecar.broadcast import calls, wire
 from xpyd_sidecar.broadcast.calls import Answer, Call, Failure
-from xpyd_sidecar.broadcast.errors import Cancelled, Closed, ReaderStuck
+from xpyd_sidecar.broadcast.errors import QueueClosed, ReadCancelled, ReaderStuck
 from xpyd_sidecar.broadcast.queue import Buffer, Writer
 from xpyd_sidecar.broadcast.reader import join
 from xpyd_sidecar.broadcast.rpc import CALLER
@@ -58,7 +58,7 @@ class Worker:
         while True:
             try:
                 self.serve_one(methods, None)
-            except (Closed, Cancelled):
+            except (QueueClosed, ReadCancelled):
                 return
 
     def serve_one(self, methods: Mapping[str, Callable[..., Any]], timeout_s: float | None) -> None:

@@ -18,7 +18,7 @@ from xpyd_sidecar.errors import ProtocolError
 
 
 class Coordinator(NamedTuple):
-    """State; ``hear`` gives the next one."""
+    """The coordinator's state; ``receive`` returns the next one."""
 
     epoch: int
     votes: tuple[int, ...]
@@ -29,8 +29,8 @@ class Coordinator(NamedTuple):
     at: int = 0
 
     @classmethod
-    def of(cls, epoch: int, size: int) -> Coordinator:
-        """Before anybody has said anything."""
+    def initial(cls, epoch: int, size: int) -> Coordinator:
+        """The state of ``size`` ranks before any of them has sent a frame."""
         return cls(epoch, (0,) * size, (False,) * size)
 
     @property
@@ -38,8 +38,8 @@ class Coordinator(NamedTuple):
         """What the ranks should know; the heartbeat."""
         return Grant(VERSION, self.epoch, self.step, self.frozen, self.at, all(self.leaving))
 
-    def hear(self, want: Want) -> Coordinator:
-        """The state with a rank's frame in it. Ranks must be told when ``grant`` has changed.
+    def receive(self, want: Want) -> Coordinator:
+        """Return the state after a rank's frame. Where ``grant`` differs then, all ranks must be sent it.
 
         Raises:
             ProtocolError: there is no such rank.
@@ -57,7 +57,10 @@ class Coordinator(NamedTuple):
 
 
 def join(epoch: int, votes: Sequence[int], steps: Sequence[int], leaving: Sequence[bool]) -> Grant:
-    """The same from all lines in shared memory. ``votes`` MUST have been read before ``steps``."""
+    """The grant that follows from all ranks' lines in shared memory, by rank.
+
+    ``votes`` MUST have been read before ``steps``.
+    """
     step = max(steps)
     return Grant(VERSION, epoch, step, min(votes), step, all(leaving))
 

@@ -24,7 +24,7 @@ _Frame = TypeVar("_Frame", "Want", "Grant")
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A rank's state."""
+    """A rank's state, as it is sent to the coordinator."""
 
     v: Count
     epoch: Count

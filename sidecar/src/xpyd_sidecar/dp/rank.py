@@ -32,7 +32,7 @@ class Dummy(NamedTuple):
     """A dummy forward begins."""
 
 
-class Heard(NamedTuple):
+class GrantReceived(NamedTuple):
     """A frame of the coordinator, or the join of all lines in shared memory."""
 
     grant: Grant
@@ -50,7 +50,7 @@ class LeaveAsked(NamedTuple):
     """The engine ends and has nothing left to run."""
 
 
-Event = Forward | Dummy | Heard | Idle | PauseAsked | LeaveAsked
+Event = Forward | Dummy | GrantReceived | Idle | PauseAsked | LeaveAsked
 
 
 class Rank(NamedTuple):
@@ -77,7 +77,7 @@ class Rank(NamedTuple):
     """All ranks leave: this one may end."""
 
     @property
-    def behind(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether another rank's forward may be waiting for this one."""
         return self.local < self.granted
 
@@ -101,10 +101,10 @@ class Rank(NamedTuple):
             case Forward(budget=budget):
                 return self._forward(budget)
             case Dummy():
-                if not self.behind:
+                if not self.is_behind:
                     raise OurFault(f"rank {self.rank}: a dummy forward after step {self.local}, granted {self.granted}")
                 return self._replace(local=self.local + 1), None
-            case Heard(grant=grant):
+            case GrantReceived(grant=grant):
                 return self._heard(grant), None
             case Idle():
                 return self._idle()
@@ -130,7 +130,7 @@ class Rank(NamedTuple):
                              at=grant.at if frozen else self.at, leave=self.leave or grant.leave)
 
     def _idle(self) -> tuple[Rank, Want | None]:
-        if self.behind:
+        if self.is_behind:
             raise OurFault(f"rank {self.rank}: idle at step {self.local}, granted {self.granted}")
         if self.vote == self.pauses:
             return self._replace(woke=self.local), None

@@ -1,4 +1,4 @@
-"""Whose silence has lasted too long."""
+"""Finds the peer that has been silent for too long."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class PeerWatch:
         self._heard = dict.fromkeys(peers, now)
         self._looked = now
 
-    def heard(self, peer: int, now: float) -> None:
-        """A peer has spoken."""
+    def on_frame(self, peer: int, now: float) -> None:
+        """A frame of ``peer`` has come at ``now``."""
         self._heard[peer] = now
 
     def silent(self, now: float) -> tuple[int, float] | None:

@@ -57,7 +57,7 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
                                                         blocks=kv_cache_config.num_blocks, beside=outer is not None,
                                                         groups=compat.cache_groups(kv_cache_config),
                                                         states=compat.states(kv_cache_config),
-                                                        speculation=drafting.told(vllm_config, kv_cache_config),
+                                                        speculation=drafting.speculation_of(vllm_config, kv_cache_config),
                                                         weights=compat.weight_version())
             compat.rest_while(scheduler.rests)
 
@@ -90,7 +90,7 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _load(self) -> StepLoad:
         config = self._vllm_config
-        room = max(0, compat_room.left() - device_room.beside(self._settings.options))
+        room = max(0, compat_room.device_bytes_left() - device_room.extra_bytes(self._settings.options))
         return StepLoad(compat.step_tokens(config), compat.ranks_here(config), memory_bytes(), room)
 
     @classmethod
@@ -171,11 +171,11 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many prompt tokens come from a prefill engine."""
-        return self.scheduler.matched(request, num_computed_tokens)
+        return self.scheduler.match_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Blocks have been allocated."""
-        self.scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        self.scheduler.on_allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """Groups whose blocks a load fills: all that are moved, so that vLLM clears none of them meanwhile."""
@@ -187,7 +187,7 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Reports of the workers."""
-        self.scheduler.heard(connector_output)
+        self.scheduler.on_worker_output(connector_output)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """The same where vLLM knows of one group."""
@@ -197,7 +197,7 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
                                     ) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended. Sends are copies, so its blocks may go once they are made."""
         told = self.scheduler.answer(request)
-        return self.scheduler.ended(request), told
+        return self.scheduler.on_request_ended(request), told
 
     def has_pending_push_work(self) -> bool:
         """Whether the engine must keep stepping."""

@@ -85,7 +85,7 @@ class ControlHandler:
                 self._carrying.post(peer, Pong(message.seq, ours.incarnation))
                 self._carrying.pair(self._pairing.on_progress(peer, message.work))
             elif isinstance(message, Asked):
-                told = self._carrying.ring.told(message.transfers)
+                told = self._carrying.ring.notes_of(message.transfers)
                 self._carrying.post(peer, TracedAnswer(ours.instance, time.monotonic(), clock(), told))
             elif known is None:
                 self._carrying.post(peer, Reject(Outcome.INCARNATION, "no HELLO on this connection"))
@@ -137,13 +137,13 @@ class ControlHandler:
         assert self.ours is not None
         return self.ours.hello(peer.incarnation)
 
-    def refused(self, rank: RefusedRank) -> None:
+    def on_rank_refused(self, rank: RefusedRank) -> None:
         """A rank here cannot take KV from one of prefill's. With the lock held."""
         if (whose := self._ranks.get(rank.incarnation)) is not None:
             self._pairs.refuse(*whose, rank.reason, time.monotonic())
 
     def tick(self, now: float) -> None:
-        """Time passes."""
+        """Do what is due on the control channel."""
         with self._lock:
             self._carrying.pair(self._pairing.tick(now))
             notes = self._pairs.due(now)

@@ -20,7 +20,7 @@ from xpyd_sidecar.engine import nixl_setup
 from xpyd_sidecar.engine.device_landing import THROUGH_BYTES, DeviceLanding
 from xpyd_sidecar.engine.kv_cache import KvCache
 from xpyd_sidecar.engine.links_setup import check_encryption, fetcher, shared_server
-from xpyd_sidecar.engine.memory_sizes import StepLoad, memory_sizes, told
+from xpyd_sidecar.engine.memory_sizes import StepLoad, describe, memory_sizes
 from xpyd_sidecar.engine.nccl_setup import nccl_links
 from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.shm_setup import StoreMemory
@@ -87,7 +87,7 @@ def plane_sizes(options: KvOptions, memory: KvCache, num_blocks: int, load: Step
     store = max(sizes.keep + pool + (buffer if options.mode == "get" else 0),
                 LEAST_BLOCKS * sum(round_up(size, UNIT) for size in memory.block_bytes))
     if pinned:
-        logger.info("%s", told(sizes._replace(keep=store), rank))
+        logger.info("%s", describe(sizes._replace(keep=store), rank))
     if memory.at_once:
         return PlaneSizes(store, buffer, pool, 0, 0, 0, PIECE_BYTES)
     least = 2 * memory.total_block_bytes
@@ -97,7 +97,7 @@ def plane_sizes(options: KvOptions, memory: KvCache, num_blocks: int, load: Step
 
 
 class DataPlane:
-    """Of one rank."""
+    """Saving, loading and their threads, of one rank."""
 
     def __init__(self, settings: ConnectorSettings, memory: KvCache, sizes: PlaneSizes, me: OwnRank,
                  heads: Mapping[str, int], *, binding: NodeBinding = UNBOUND) -> None:
@@ -115,13 +115,13 @@ class DataPlane:
         memory_of = partial(host_memory, pinned=pinned, binding=binding)
         order = max(sizes.piece, *memory.block_bytes)
         nixl = nixl_setup.prepare(options, nixl_setup.NixlMemorySizes(sizes.store, order, sizes.ring), shown.make,
-                                  held=lambda: self.store.used > 0)
+                                  held=lambda: self.store.used_bytes > 0)
         self.lacks = (nixl.lacks,) if nixl.lacks else ()
         """What this rank's links could have and have not, in words."""
         self._nccl = nccl_links(options, memory.device, memory.layouts(heads))
         self._taking = None if memory.at_once else CallThread("xpyd-memory")
         later = self._taking.tell if self._taking is not None else at_once
-        self.store = CopyStore(nixl.store, sizes.store, emptied=shown.emptied if nixl.hub is None else lambda: None,
+        self.store = CopyStore(nixl.store, sizes.store, emptied=shown.release if nixl.hub is None else lambda: None,
                                later=later)
         """Copies of blocks, for decode to take."""
         if self._taking is not None:
@@ -144,13 +144,13 @@ class DataPlane:
         if memory.copies is None:
             host = HostLanding(memory.caches(heads), ahead, cover=cover)
             self.receiver = Receiver(me, made(Ring(0)), host, peer_timeout_s=options.peer_timeout_s)
-            others = nixl.others(None)
+            others = nixl.link_sides(None)
         else:
             registrar = Registrar(memory.copies)
             host_ring = Allocation(memory_of, sizes.ring, later)
             device = DeviceLanding(memory, registrar, host_ring, ahead, through=(sizes.ring, sizes.through), cover=cover)
             self.receiver = Receiver(me, made(Ring(sizes.ring, device.free)), device, peer_timeout_s=options.peer_timeout_s)
-            others, threads = nixl.others(host_ring), [device.completions, registrar]
+            others, threads = nixl.link_sides(host_ring), [device.completions, registrar]
             reader = device.reader
             if self._nccl is not None:
                 gpu, others["nccl"] = self._nccl.gpu, self._nccl.fetching(device, self.receiver.over_tcp)
@@ -171,12 +171,12 @@ class DataPlane:
             self.store.ready()
         self.receiver.spare(spare=role is Role.PREFILL)
         buffer, pool = self.receiver.buffered_bytes
-        return {"kept": self.store.used, "buffer": buffer, "pool": pool}
+        return {"kept": self.store.used_bytes, "buffer": buffer, "pool": pool}
 
     def levels(self) -> dict[str, int]:
-        """Gauges."""
+        """Gauges by metric name."""
         buffer, pool = self.receiver.buffered_bytes
-        found = {metrics.KEPT_BYTES: self.store.used, metrics.BUFFER_USED: buffer, metrics.POOL_USED: pool}
+        found = {metrics.KEPT_BYTES: self.store.used_bytes, metrics.BUFFER_USED: buffer, metrics.POOL_USED: pool}
         if self._nccl is not None:
             usage = self._nccl.hub.usage
             found |= {metrics.NCCL_GROUPS: usage.groups, metrics.NCCL_BYTES: usage.memory}

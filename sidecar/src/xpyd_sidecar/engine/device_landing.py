@@ -65,7 +65,7 @@ class ComingRange:
 
 
 class DeviceLanding:
-    """Of one rank whose cache is on a device."""
+    """Where fetched pieces go on a rank whose cache is on a device."""
 
     def __init__(self, memory: KvCache, registrar: Registrar, host_ring: Allocation, buffers: BufferMemory, *,
                  through: tuple[int, int], cover: bool) -> None:
@@ -96,7 +96,7 @@ class DeviceLanding:
         self._waiting: deque[WaitingPlace] = deque()
 
     def start(self, post: Callable[[Callable[[], None]], None]) -> None:
-        """As of ``Landing``."""
+        """Start the landing, as ``Landing`` has it."""
         self._post = post
         self.registrar.start()
 
@@ -107,18 +107,18 @@ class DeviceLanding:
         raise NotImplementedError("blocks of a device")
 
     def host_places(self, batch: Sequence[Piece], at: int | BufferPlace) -> list[Scatter]:
-        """As of ``Landing``."""
+        """Places in host memory, as ``Landing`` has them."""
         starts = places(batch)
         if isinstance(at, BufferPlace):
-            view = self.buffers.at(at.tier, at.offset, at.size).view
+            view = self.buffers.chunk_at(at.tier, at.offset, at.size).view
         else:
             self._coming.pop(at, None)
-            view = self._host_ring.at(at, starts[-1]).view
+            view = self._host_ring.chunk_at(at, starts[-1]).view
         return [rows_in(view[start:start + piece.size], len(piece.stretches))
                 for piece, start in zip(batch, starts, strict=False)]
 
     def device(self, at: int, size: int) -> torch.Tensor:
-        """As of ``RingMemory``."""
+        """A range of the ring on the device, as ``RingMemory`` has it."""
         return self._copies.ring_range(at, size)
 
     def reader(self, view: memoryview) -> MappedReader:
@@ -126,7 +126,7 @@ class DeviceLanding:
         return MappedReader(self, MappedStore(view, self.registrar))
 
     def expect(self, target: LoadTarget, batch: Sequence[Piece], at: int) -> None:
-        """As of ``Landing``."""
+        """Expect pieces, as ``Landing`` has it."""
         self._coming[at] = ComingRange(target, batch)
 
     def free(self, at: int) -> None:
@@ -170,7 +170,7 @@ class DeviceLanding:
             placed(coming.sums)
         elif target.gate.enter():
             size = places(batch)[-1]
-            source = self._host_ring.at(at, size).tensor if coming is None else None
+            source = self._host_ring.chunk_at(at, size).tensor if coming is None else None
             self._scatter(target, batch, at, source, placed)
         else:
             placed(None)
@@ -188,7 +188,7 @@ class DeviceLanding:
                 self._through.give(at, size)
                 one.placed(None)
                 continue
-            source = self.buffers.at(*one.at).tensor
+            source = self.buffers.chunk_at(*one.at).tensor
             self._scatter(one.target, one.batch, self._begin + at, source, partial(self._passed, at, size, one.placed))
 
     def _passed(self, at: int, size: int, placed: Placed, sums: NDArray[np.uint64] | None) -> None:
@@ -242,11 +242,11 @@ class MappedReader:
         self._store = store
 
     def read(self, at: int, spans: Sequence[PackedSpan], done: Callable[[], None]) -> None:
-        """As of ``StoreReader``."""
+        """Copy from the mapping, as ``StoreReader`` has it."""
         self._landing.read(self._store, at, spans, done)
 
     def close(self, closed: Callable[[], None]) -> None:
-        """As of ``StoreReader``."""
+        """Let go of the mapping, as ``StoreReader`` has it."""
         self._store.close(closed)
 
 

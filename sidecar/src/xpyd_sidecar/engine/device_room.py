@@ -13,17 +13,18 @@ from xpyd_sidecar.engine.memory_sizes import RING_MOST, SLAB_MOST, ring_bytes, s
 from xpyd_sidecar.engine.nccl_setup import most_bytes
 
 
-def beside(options: KvOptions) -> int:
-    """What is neither slab nor ring: what leaves the lookup buffer, and what NCCL takes where it is the link."""
+def extra_bytes(options: KvOptions) -> int:
+    """Bytes of the device beside slab and ring: for what leaves the lookup buffer, and for NCCL where it is the link."""
     return THROUGH_BYTES + (most_bytes(options) if options.transport == "nccl" else 0)
 
 
-def room(extra: Mapping[str, Any], step: int) -> int:
-    """Bytes of the device for a rank whose steps bring so many bytes of KV. Settings that are wrong need none: the
-    connector refuses them with better words.
+def device_bytes(extra: Mapping[str, Any], step: int) -> int:
+    """Bytes of the device that the connector needs on a rank whose steps bring ``step`` bytes of KV.
+
+    0 where the settings are wrong: the connector refuses them later, with better words.
     """
     try:
         options = msgspec.convert(extra.get("xpyd", {}), KvOptions)
     except msgspec.ValidationError:
         return 0
-    return slab_bytes(step, SLAB_MOST) + ring_bytes(step, RING_MOST) + beside(options)
+    return slab_bytes(step, SLAB_MOST) + ring_bytes(step, RING_MOST) + extra_bytes(options)

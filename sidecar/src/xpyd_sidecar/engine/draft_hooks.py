@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class DraftHooks:
-    """Of one rank."""
+    """Notes which layers' hooks are called in a step, to find a draft model that writes no KV."""
 
     def __init__(self, layers: frozenset[str]) -> None:
         """``layers``: the draft's."""
@@ -26,8 +26,8 @@ class DraftHooks:
         """A step begins."""
         self._called.clear()
 
-    def called(self, layer: str) -> None:
-        """A layer is written."""
+    def on_layer(self, layer: str) -> None:
+        """The hook of ``layer`` is called: its KV has been written."""
         if not self._told:
             self._called.add(layer in self._layers)
 

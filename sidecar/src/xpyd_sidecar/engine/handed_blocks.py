@@ -15,7 +15,7 @@ from xpyd_sidecar.kv.reach import CacheGroup, TableSpan, handed_tokens
 
 
 class HandedBlocks:
-    """Of one engine."""
+    """Says of each request of one engine which tokens and blocks are handed over."""
 
     def __init__(self, groups: Mapping[int, CacheGroup], backoff: int) -> None:
         """``groups``: by vLLM's number, those that are moved. ``backoff``: tokens at the end of a prompt that are not."""
@@ -42,22 +42,25 @@ class HandedBlocks:
         if self.cuts:
             compat.cut_prompt(request, tokens)
 
-    def moved(self, tables: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-        """Those of vLLM's tables that are moved, in the order of ``groups``."""
+    def moved_tables(self, tables: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """The tables among vLLM's block tables whose groups are handed over, in the order of ``groups``."""
         return [tables[at] for at in self._tables]
 
-    def wanted(self, tokens: int, computed: int) -> list[range]:
-        """By group, which blocks of so many tokens are loaded beyond what is computed."""
+    def wanted_blocks(self, tokens: int, computed: int) -> list[range]:
+        """By group, indices of the blocks of ``tokens`` tokens that are loaded, where ``computed`` tokens are here
+        already.
+        """
         return [one.reach.wanted_blocks(tokens, computed) for one in self.groups]
 
-    def count(self, tokens: int, computed: int) -> int:
-        """How many those are."""
-        return sum(map(len, self.wanted(tokens, computed)))
+    def count_wanted(self, tokens: int, computed: int) -> int:
+        """Number of the blocks that ``wanted_blocks`` names, of all groups."""
+        return sum(map(len, self.wanted_blocks(tokens, computed)))
 
-    def placed(self, tables: Sequence[Sequence[int]], tokens: int, computed: int) -> tuple[TableSpan, ...] | None:
-        """Where they belong; None: there is not a block for each."""
+    def destinations(self, tables: Sequence[Sequence[int]], tokens: int, computed: int) -> tuple[TableSpan, ...] | None:
+        """By group, the block ids that a load fills; None: ``tables`` does not have a block for each."""
         spans = []
-        for table, group, wanted in zip(self.moved(tables), self.groups, self.wanted(tokens, computed), strict=True):
+        for table, group, wanted in zip(self.moved_tables(tables), self.groups, self.wanted_blocks(tokens, computed),
+                                        strict=True):
             ids = group.ids(table, wanted, tokens)
             if ids is None:
                 return None

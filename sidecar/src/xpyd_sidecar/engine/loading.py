@@ -29,7 +29,7 @@ UNHEARD_STEPS: Final = 2
 
 
 class Loading:
-    """Of one rank."""
+    """Loads KV blocks of one rank: has them fetched, and says when they are in their places."""
 
     def __init__(self, rank: int, memory: KvCache, receiver: Receiver, loads: Receiving, *, ahead: bool,
                  forwards: Forwards) -> None:

@@ -113,8 +113,8 @@ def ring_bytes(step: int, room: int) -> int:
     return _within(step, RING_LEAST, min(RING_MOST, room))
 
 
-def told(sizes: MemorySizes, rank: int) -> str:
-    """What was chosen, for the log."""
+def describe(sizes: MemorySizes, rank: int) -> str:
+    """The chosen sizes of a rank in words, for the log."""
     return (f"xpyd: rank {rank} keeps {_mib(sizes.keep)} of KV to send in pinned memory; copies pass through "
             f"{_mib(sizes.slab)} of the device on their way out and {_mib(sizes.ring)} on their way in: {sizes.why}")
 

@@ -34,7 +34,7 @@ HOST_ID: Final = "NCCL_HOSTID"
 
 
 class NcclLinks(NamedTuple):
-    """Of one rank."""
+    """The NCCL links of one rank."""
 
     hub: NcclThread
     gpu: Gpu

@@ -73,17 +73,17 @@ class NixlSetup(NamedTuple):
 
     @property
     def version(self) -> str:
-        """Of NIXL; empty: there is none."""
+        """The version of NIXL; empty: there is none."""
         return self.hub.version if self.hub is not None else ""
 
-    def others(self, ring: Allocation | None) -> dict[LinkName, OtherLink]:
+    def link_sides(self, ring: Allocation | None) -> dict[LinkName, OtherLink]:
         """Decode's side of the link. ``ring``: memory that orders name ranges of; made now, as agents have to know it."""
         if self.hub is None:
             return {}
         landing = None
         if ring is not None:
             ring.prepare()
-            memory = ring.at(0, ring.size).view
+            memory = ring.chunk_at(0, ring.size).view
             landing = LandingMemory(address_of(memory), len(memory))
         return {"nixl": NixlFetcher(self.hub, insists=self.insists, ring=landing)}
 
@@ -122,7 +122,7 @@ def _host(locked: int, environ: Mapping[str, str], folder: Path, *, insists: boo
     if missing:
         more = f"; give the engine one (resources: rdma/…), or choose what to take instead in {nixl_driver.CHOICE}"
         return "" if chosen else missing + (more if insists else "")
-    return unlocked(locked)
+    return lock_refusal(locked)
 
 
 def _start(options: KvOptions, sizes: NixlMemorySizes, store: Make,
@@ -144,7 +144,7 @@ def no_device(folder: Path = DEVICES) -> str:
     return "" if any(folder.glob("uverbs*")) else f"{NO_RDMA} (no {folder}/uverbs*)"
 
 
-def unlocked(needed: int, status: Path = STATUS, limit: int | None = None) -> str:
+def lock_refusal(needed: int, status: Path = STATUS, limit: int | None = None) -> str:
     """Why ``needed`` bytes cannot be locked, which an RDMA device wants of memory that it reads; empty: they can.
 
     ``limit``: of memory that may be locked, in bytes; None: this process's own.

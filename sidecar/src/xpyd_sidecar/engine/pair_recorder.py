@@ -35,7 +35,7 @@ MOST_S: Final = 960.0
 
 
 class Refusal(NamedTuple):
-    """Of one peer."""
+    """Why one peer was refused."""
 
     reason: str
     until: float
@@ -44,7 +44,7 @@ class Refusal(NamedTuple):
 
 
 class PairRecorder:
-    """Of one engine (one DP rank of it)."""
+    """Records what one engine (one DP rank of it) finds of its peers."""
 
     def __init__(self, run_dir: Path | None, dp_rank: int, incarnation: Incarnation) -> None:
         """``run_dir``: where the agent reads; None: there is no agent."""

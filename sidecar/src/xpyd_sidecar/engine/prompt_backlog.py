@@ -48,14 +48,17 @@ class PromptBacklog:
                 self._computed += min(left, tokens)
                 self._set(name, left, left - min(left, tokens))
 
-    def ended(self, name: str) -> int:
-        """It has ended. Tokens of its prompt that were there when it first ran; -1: it never did, or was not counted."""
+    def remove(self, name: str) -> int:
+        """Forget a request that has ended. Returns the tokens of its prompt that were there when it first ran.
+
+        -1: it never ran, or was not counted.
+        """
         self._queued -= self._left.pop(name, 0)
         return self._cached.pop(name, -1)
 
     @property
-    def told(self) -> PromptWork:
-        """As it is now."""
+    def prompt_work(self) -> PromptWork:
+        """The prompt tokens that wait and run now."""
         return PromptWork(self._queued, self._computed)
 
     def _set(self, name: str, before: int, left: int) -> None:

@@ -34,16 +34,16 @@ class PulseThread:
         self._thread.start()
 
     def begins(self) -> None:
-        """A step begins."""
+        """A step of this worker begins."""
         self._inside = True
 
     def ends(self) -> None:
-        """It has ended."""
+        """A step of this worker has ended."""
         self._steps += 1
         self._inside = False
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the pulse thread."""
         self._stop.set()
         self._thread.join(EVERY_S * 2)
 

@@ -27,13 +27,13 @@ class Tally:
         self._count = 0
         self._changed = threading.Condition()
 
-    def up(self) -> None:
-        """One more."""
+    def increment(self) -> None:
+        """Count one more copy."""
         with self._changed:
             self._count += 1
 
-    def down(self) -> None:
-        """One was freed."""
+    def decrement(self) -> None:
+        """Count one copy less: it was freed."""
         with self._changed:
             self._count -= 1
             if not self._count:
@@ -59,15 +59,15 @@ class PutMode:
     def tally(self, key: Key) -> Callable[[], None]:
         """One copy of a transfer more, in this step. What to call when it is freed."""
         tally = self._tallies.setdefault(key, Tally())
-        tally.up()
-        return tally.down
+        tally.increment()
+        return tally.decrement
 
-    def enqueued(self, mark: CopyMark) -> None:
+    def on_copies_enqueued(self, mark: CopyMark) -> None:
         """The copies of this step are complete when it passes: a device may not have begun the step yet."""
         self._mark = mark
 
     def wait_left(self, pushes: Sequence[Push]) -> dict[str, float]:
-        """Wait for the copies of this step. Metrics and what to add to them."""
+        """Wait for the copies of this step. Returns by metric name what to add to its counter."""
         tallies, self._tallies = self._tallies, {}
         mark, self._mark = self._mark, NOW
         began = time.monotonic()

@@ -47,7 +47,7 @@ class RecentTransfers:
         entry.tokens = tokens or entry.tokens
         entry.outcome = outcome or entry.outcome
 
-    def loaded(self, key: Key) -> None:
+    def on_loaded(self, key: Key) -> None:
         """All ranks of decode have the KV of this try."""
         entry = self._entries.get((key.transfer, False))
         if entry is not None:
@@ -66,8 +66,8 @@ class RecentTransfers:
         if entry is not None:
             entry.first = noted
 
-    def told(self, transfers: Iterable[TransferId]) -> tuple[Notes, ...]:
-        """What there is of these transfers."""
+    def notes_of(self, transfers: Iterable[TransferId]) -> tuple[Notes, ...]:
+        """The notes of these transfers, as far as they are remembered."""
         names = [(transfer, sends) for transfer in transfers for sends in (True, False)]
         return tuple(Notes(*name, one.attempt, one.tokens, one.outcome, dict(one.marks), tuple(one.ranks), one.first)
                      for name in names if (one := self._entries.get(name)) is not None)

@@ -100,7 +100,7 @@ class Leaving(NamedTuple):
 
 
 class Saving:
-    """Of one rank."""
+    """Copies final KV blocks of one rank out of the cache, and hands them to the publisher."""
 
     def __init__(self, memory: KvCache, layouts: Sequence[ArrayLayout], store: CopyStore, publisher: Publisher, *,
                  completions: Completions, wait_s: float, put: PutMode | None, layers: Mapping[str, Sequence[int]]) -> None:
@@ -117,7 +117,7 @@ class Saving:
         self._layers = [tuple(regions) for regions in layers.values()]
         self._nth = {name: at for at, name in enumerate(layers)}
         self._least = HOST_GROUP_BYTES if memory.at_once else GROUP_BYTES
-        self._each = {group: sum(store.rounded(memory.block_bytes[one]) for one in memory.of_group(group))
+        self._each = {group: sum(store.round_up(memory.block_bytes[one]) for one in memory.of_group(group))
                       for group in set(memory.groups)}
         """Of the store, that one block over all arrays of a group takes at most, by group."""
         self._most = {group: self._most_blocks(group) for group in self._each}
@@ -147,7 +147,7 @@ class Saving:
         most = self._memory.most_bytes
         if most is None:
             return summed
-        return min(summed, most // max(self._store.rounded(self._memory.block_bytes[one]) for one in arrays))
+        return min(summed, most // max(self._store.round_up(self._memory.block_bytes[one]) for one in arrays))
 
     @property
     def waiting(self) -> int:
@@ -283,7 +283,7 @@ class Saving:
             at += one.size
         mark, sums = self._memory.copies.gather(PackedRows(self._memory.rows(parts), arrays, at), spans)
         if self._put is not None:
-            self._put.enqueued(mark)
+            self._put.on_copies_enqueued(mark)
         self._completions.add(mark, partial(self._complete, leaving, sums, self._hold))
 
     def _complete(self, leaving: Sequence[Leaving], sums: MadeSums, hold: int) -> None:

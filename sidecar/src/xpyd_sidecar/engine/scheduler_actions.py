@@ -38,7 +38,7 @@ class SchedulerActions:
         """By request: what workers have said of loads that vLLM waits for."""
         self.stats = Stats()
         self.ring = RecentTransfers()
-        self.greeted: Recent[bytes, peers.Met] = Recent()
+        self.greeted: Recent[bytes, peers.PeerTerms] = Recent()
         """Prefill engines that have said HELLO, by connection."""
         self.data: tuple[messages.ListeningRank, ...] = ()
         self.crew: WorkerRpc | None = None
@@ -94,7 +94,7 @@ class SchedulerActions:
         self.orders.loads.append(order)
 
     def _ended(self, step: pairing.DecodeLegEnded | offers.PrefillLegEnded, what: str, *, sends: bool) -> None:
-        self.stats.ended("send" if sends else "receive", step.outcome)
+        self.stats.count_transfer("send" if sends else "receive", step.outcome)
         self.ring.mark(step.key, "ended", sends=sends, outcome=step.outcome)
         level = logging.INFO if step.outcome is Outcome.OK else logging.WARNING
         logger.log(level, "xpyd: %s: %s %s", what, step.outcome, step.reason)
@@ -134,7 +134,7 @@ class SchedulerActions:
         self.orders.forget = True
         return not self.expected
 
-    def reported(self, loads: Sequence[LoadReport]) -> None:
+    def on_loads_reported(self, loads: Sequence[LoadReport]) -> None:
         """Ranks say how loads have ended."""
         for load in loads:
             if load.request in self.expected:

@@ -148,7 +148,7 @@ class SchedulerSide:
                     ", ".join(one.address for one in self._carrying.data), self._incarnation, fingerprints.digest(fields))
 
     def stop(self) -> None:
-        """End the threads."""
+        """End the threads of the scheduler side."""
         if self._carrying.crew is not None:
             self._carrying.crew.stop()
         self._control.stop()
@@ -192,8 +192,8 @@ class SchedulerSide:
             ends=Lease.start(time.monotonic(), math.inf if leg.limit_s is None else leg.limit_s),
             withdrawn=withdrawn))
 
-    def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
-        """How many tokens beyond ``computed`` come from a prefill engine; None: ask again later."""
+    def match_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        """(tokens beyond ``computed`` that come from a prefill engine, whether they come later); None: ask again later."""
         with self._lock:
             self._carrying.look_at_weights()
             if not self._offers.may_begin(request.request_id):
@@ -203,7 +203,7 @@ class SchedulerSide:
             more = leg.handed - computed if leg is not None else 0
             if more <= 0 and verdict in {LoadVerdict.LOAD, LoadVerdict.WAIT}:
                 return 0, False  # all that prefill hands over is in this engine's own cache
-            blocks = self._blocks.count(leg.handed, computed) if leg is not None else 0
+            blocks = self._blocks.count_wanted(leg.handed, computed) if leg is not None else 0
             if verdict is LoadVerdict.LOAD and not self._room.may_begin(request.request_id, blocks):
                 verdict = LoadVerdict.WAIT
         if verdict is LoadVerdict.WAIT:
@@ -213,8 +213,10 @@ class SchedulerSide:
         # The smallest load there is, only so that it can be reported as failed: vLLM has no other way to fail a request.
         return (1, True) if verdict is LoadVerdict.FAIL else (0, False)
 
-    def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
-        """Blocks have been allocated for a request, by vLLM's groups."""
+    def on_allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
+        """Blocks have been allocated for a request: ``tables`` by vLLM's groups, of which ``external`` tokens are
+        loaded.
+        """
         name = request.request_id
         with self._lock:
             self._carrying.offer(self._offers.on_allocated(name, compat.cached_tokens(request)))
@@ -222,13 +224,13 @@ class SchedulerSide:
                 self._loading[name] = request
                 leg = self._pairing.leg(name)
                 if leg is not None and leg.source is not None and leg.asked is LoadVerdict.LOAD:
-                    spans = self._blocks.placed(tables, leg.handed, leg.handed - external)
+                    spans = self._blocks.destinations(tables, leg.handed, leg.handed - external)
                     if spans is None:
                         self._pairing.unplaceable(name, f"decode has no blocks for {external} tokens of {leg.handed}")
                     else:
                         self._carrying.loading[name] = LoadOrder(name, leg.source, spans, external,
                                                                  limit_s=leg.ends.seconds_left(time.monotonic()))
-                    self._room.on_load_begun(name, self._blocks.count(leg.handed, leg.handed - external))
+                    self._room.on_load_begun(name, self._blocks.count_wanted(leg.handed, leg.handed - external))
                     self._carrying.ring.mark(leg.source.key, "allocated", sends=False)
             else:
                 self._room.on_request_left(name)
@@ -280,9 +282,9 @@ class SchedulerSide:
     def _computes(self, output: Any, name: str, computed: int) -> None:
         """A request runs in this step. Its tables are asked of vLLM: blocks that have left a window are gone from them."""
         if (key := self._offers.tracks(name)) is not None:
-            tables = self._blocks.moved(output.kv_connector_block_state.get_block_ids(name))
+            tables = self._blocks.moved_tables(output.kv_connector_block_state.get_block_ids(name))
             if self._siblings is not None:
-                self._siblings.ran(key, tables)
+                self._siblings.on_transfer_ran(key, tables)
             self._carrying.offer(self._offers.step(name, tables, computed=computed + output.num_scheduled_tokens[name]))
 
     def _tell_of_work(self, tokens: Mapping[str, int]) -> None:
@@ -311,10 +313,10 @@ class SchedulerSide:
             met = self._carrying.greeted.get(peer)
             if source.key not in self._invited and met is not None and not met.refused and met.ranks == len(source.data):
                 self._invited.put(source.key, None)
-                blocks = tuple(map(len, self._blocks.wanted(source.handed, 0)))
+                blocks = tuple(map(len, self._blocks.wanted_blocks(source.handed, 0)))
                 self._carrying.orders.expects.append(ExpectOrder(source, blocks, met.plan))
 
-    def heard(self, output: Any) -> None:
+    def on_worker_output(self, output: Any) -> None:
         """Workers report. Ids that vLLM does not wait for are taken out: it would end over them."""
         report = output.kv_connector_worker_meta
         loads = report.loads if isinstance(report, StepReport) else ()
@@ -328,12 +330,12 @@ class SchedulerSide:
                     self._carrying.stats.add(name, amount)
                 self._levels |= report.levels
                 for rank in report.refused:
-                    self._hearing.refused(rank)
+                    self._hearing.on_rank_refused(rank)
                 if report.links:
                     self._links |= report.links
                     self._pairs.links(self._links)
                 self._carrying.remember(report)
-            self._carrying.reported(loads)
+            self._carrying.on_loads_reported(loads)
             known = {name for name in output.finished_recving or () if name in self._carrying.expected}
             for name in known:
                 self._loaded(name, self._carrying.expected.pop(name))
@@ -342,9 +344,9 @@ class SchedulerSide:
                 output.finished_recving = known or None
                 output.finished_sending = self._offers.take_copied() or None
             else:
-                for key in self._siblings.heard(report, output.invalid_block_ids):
+                for key in self._siblings.on_step_output(report, output.invalid_block_ids):
                     self._carrying.offer(self._offers.on_spoiled(key, "a store beside could not load blocks of its prompt"))
-                output.finished_recving = self._siblings.left(output.finished_recving or (), loads, known) or None
+                output.finished_recving = self._siblings.finished_names(output.finished_recving or (), loads, known) or None
                 self._carrying.orders.copied += self._offers.take_copied()
 
     def _loaded(self, name: str, reports: list[LoadReport]) -> None:
@@ -364,20 +366,22 @@ class SchedulerSide:
                 self._carrying.stats.add(metrics.WAIT_SECONDS, time.monotonic() - since)
             tries = {one.key for one in reports}
             loaded = tries.pop() if len(tries) == 1 else order.source.key  # ranks that took it from several: the newest
-            self._carrying.ring.loaded(loaded)
+            self._carrying.ring.on_loaded(loaded)
             self._loaded_now[name] = loaded
         self._carrying.pair(self._pairing.on_load_finished(
             name, bad.outcome if bad else Outcome.OK, bad.reason if bad else "", [one.key for one in reports]))
 
     def answer(self, request: Any) -> dict[str, Any] | None:
-        """What the answer of a request that has ended says to the router, where that is prefill's. Before ``ended``."""
-        cached, params = self._prompts.ended(request.request_id), request.kv_transfer_params
+        """What the answer of a request that has ended says to the router, where that is prefill's. Before
+        ``on_request_ended``.
+        """
+        cached, params = self._prompts.remove(request.request_id), request.kv_transfer_params
         # vLLM takes such words of one connector alone; a store beside may have its own.
         tells = self._siblings is None and isinstance(params, dict) and params.get("role") == Role.PREFILL.value
         return {legs.CACHED: cached} if tells and cached >= 0 else None
 
-    def ended(self, request: Any) -> bool:
-        """A request has ended. Whether its blocks are still needed: ``heard`` says when they are not."""
+    def on_request_ended(self, request: Any) -> bool:
+        """A request has ended. Returns whether its blocks are still needed, until ``on_worker_output`` releases them."""
         with self._lock:
             self._loaded_now.pop(request.request_id, None)
             self._loading.pop(request.request_id, None)

@@ -75,7 +75,7 @@ class StoreMemory:
         view = shared[:size]
         return Chunk(torch.frombuffer(view, dtype=torch.uint8), view)
 
-    def emptied(self) -> None:
+    def release(self) -> None:
         """Nothing in the memory is needed: it is given up, and its pages go back to the system with the last session."""
         shared = self._shared
         if shared is None:

@@ -40,8 +40,8 @@ class Siblings:
         self._reported: dict[str, set[int]] = {}
         """Loads that some ranks have reported, and others have not yet."""
 
-    def left(self, names: Iterable[str], loads: Iterable[LoadReport], awaited: Iterable[str]) -> set[str]:
-        """Which of ``names``, whose loads are over, vLLM is to hear of.
+    def finished_names(self, names: Iterable[str], loads: Iterable[LoadReport], awaited: Iterable[str]) -> set[str]:
+        """The requests among ``names``, whose loads have ended, that vLLM is to be told of.
 
         ``loads``: what our ranks report together with them. ``awaited``: those of our loads that vLLM waits for.
         """
@@ -63,13 +63,13 @@ class Siblings:
         orders.proved = self._proved if self._news else 0
         self._news = False
 
-    def ran(self, key: Key, tables: Iterable[Sequence[int]]) -> None:
-        """A transfer whose blocks are not pushed whole runs in that step, with these."""
+    def on_transfer_ran(self, key: Key, tables: Iterable[Sequence[int]]) -> None:
+        """A transfer whose blocks are not all pushed runs in the step that was begun last, with these tables of blocks."""
         if self._begun > self._proved:
             self._ran.append((self._begun, key, frozenset(chain.from_iterable(tables))))
 
-    def heard(self, report: StepReport | None, failed: set[int]) -> list[Key]:
-        """The output of a step, with the blocks that could not be filled. Transfers that ran with some of them."""
+    def on_step_output(self, report: StepReport | None, failed: set[int]) -> list[Key]:
+        """Take the output of a step and the blocks that could not be filled. Returns the transfers that ran with some."""
         spoiled = [key for _, key, blocks in self._ran if not blocks.isdisjoint(failed)] if failed else []
         if report is not None and report.proves > self._proved:
             self._proved, self._news = report.proves, True

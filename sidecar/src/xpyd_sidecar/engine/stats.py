@@ -56,15 +56,15 @@ class Stats(KVConnectorStats):
     """
 
     def reset(self) -> None:
-        """Clear."""
+        """Set all counters to zero."""
         self.data.clear()
 
     def add(self, name: str, amount: float) -> None:
         """Increase a counter."""
         self.data[name] = self.data.get(name, 0) + amount
 
-    def ended(self, side: str, outcome: str) -> None:
-        """A transfer has ended."""
+    def count_transfer(self, side: str, outcome: str) -> None:
+        """Count a transfer that has ended with ``outcome``, on ``side``."""
         self.add(f"{side}/{outcome}", 1)
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:

@@ -24,7 +24,7 @@ EVERY_S: Final = 1.0
 
 
 class StepRecorder:
-    """Of one engine (one DP rank of it)."""
+    """Records the steps of one engine (one DP rank of it)."""
 
     def __init__(self, run_dir: Path | None, dp_rank: int, incarnation: Incarnation,
                  prompts: PromptBacklog | None = None) -> None:
@@ -36,7 +36,7 @@ class StepRecorder:
         self._thread = threading.Thread(target=self._run, name="xpyd-steps", daemon=True)
 
     def start(self) -> None:
-        """Begin to tell."""
+        """Begin to write steps for the agent."""
         if self._run_dir is not None:
             self._thread.start()
 
@@ -45,11 +45,11 @@ class StepRecorder:
         self._times.begins(time.monotonic(), tokens)
 
     def ends(self) -> None:
-        """It has ended."""
+        """A step of the engine has ended."""
         self._times.ends(time.monotonic())
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the recorder's thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(2 * EVERY_S)
@@ -60,7 +60,7 @@ class StepRecorder:
         told: WrittenSteps | None = None
         while True:
             steps = CoreSteps(self._times.turns, round(self._times.patience_s, 1))
-            written = WrittenSteps(self._incarnation, steps, self._prompts.told)
+            written = WrittenSteps(self._incarnation, steps, self._prompts.prompt_work)
             try:
                 if written != told:
                     core_steps.write(self._run_dir, self._dp_rank, written)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from xpyd_sidecar.broadcast.errors import Closed, ReaderStuck
+from xpyd_sidecar.broadcast.errors import QueueClosed, ReaderStuck
 from xpyd_sidecar.broadcast.rpc import CallFailed, NoAnswer, WorkerGroup
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract import duty
@@ -39,7 +39,7 @@ from xpyd_sidecar.errors import PeerError, PeerGone
 from xpyd_sidecar.host_identity import place
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Release
-from xpyd_sidecar.threads.watched import Watched
+from xpyd_sidecar.threads.watched import WatchedThread
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ THREAD_S: Final = 5.0
 
 
 def name_of(rank: int) -> str:
-    """Of a worker."""
+    """The name of a worker."""
     return f"rank {rank}"
 
 
@@ -93,7 +93,7 @@ class WorkerRpc:
         self._problems: dict[str, str] = {}
         """By call: how it has last failed, so that what fails again and again is said once."""
         self._gone_s = GONE_S if abandon is None else MEMBER_GONE_S
-        self.thread = Watched("xpyd-crew", self._run, abandon)
+        self.thread = WatchedThread("xpyd-crew", self._run, abandon)
 
     def handle(self) -> bytes:
         """For the orders of the first step: what workers join with; empty ever after."""
@@ -113,7 +113,7 @@ class WorkerRpc:
         return self._ready  # where the thread has ended meanwhile it may be said twice, which does no harm
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread of the calls."""
         self._stop.set()
         if self.thread.ident is None:
             self._group.close(0.0)
@@ -234,11 +234,11 @@ class WorkerRpcServer:
         self._arguments = handle, name_of(rank), host, key
         self._stop = threading.Event()
         self._alone = abandon is None
-        self.thread = Watched("xpyd-hand", self._run, abandon)
+        self.thread = WatchedThread("xpyd-hand", self._run, abandon)
         self.thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread that answers calls."""
         self._stop.set()
         self.thread.end(THREAD_S)
 
@@ -253,7 +253,7 @@ class WorkerRpcServer:
                     worker.serve_one(methods, LOOK_S)
                 except TimeoutError:
                     continue
-        except Closed:
+        except QueueClosed:
             logger.debug("xpyd: %s is called no more", name)
             if not self._alone and not self._stop.wait(MEMBER_GONE_S):
                 raise PeerGone("scheduler side", "it has ended, and its workers with it") from None

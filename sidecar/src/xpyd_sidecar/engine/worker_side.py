@@ -49,7 +49,7 @@ RETRY_GRACE_S: Final = 1.0
 """How long a load whose source was lost waits for another try before decode computes the prompt itself."""
 
 class WorkerSide:
-    """One rank."""
+    """The connector on one worker: one rank's saving, loading and threads."""
 
     def __init__(self, settings: ConnectorSettings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
                  heads: Mapping[str, int] = MappingProxyType({}), *, by_layer: bool = True,
@@ -147,7 +147,7 @@ class WorkerSide:
 
     def save_layer(self, layer: str) -> None:
         """A layer's KV of this step is written, or enqueued."""
-        self._drafts.called(layer)
+        self._drafts.on_layer(layer)
         self._saving.layer(layer)
 
     def finish_saves(self) -> None:
@@ -218,7 +218,7 @@ class WorkerSide:
         return levels
 
     def stop(self) -> None:
-        """End the threads."""
+        """End the threads of the worker side."""
         if self._pulse is not None:
             self._pulse.stop()
         for one in self._parts:

@@ -8,7 +8,7 @@ from xpyd_sidecar.kv.ring import Ring
 
 
 class Flights(dict[int, Flight]):
-    """Those of one rank, by number. No number is used twice."""
+    """The fetches of one rank that are under way, by number. No number is used twice."""
 
     def __init__(self, ring: Ring, buffer: Buffer[BufferedPiece], window: int) -> None:
         """None. ``window``: bytes in flight beside the ring, by session."""

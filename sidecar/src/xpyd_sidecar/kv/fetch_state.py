@@ -95,5 +95,5 @@ def cut_of(piece: Piece) -> BufferedCut:
 
 
 def batch_sums(batch: tuple[Piece, ...], every: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Those of a fetch, piece by piece, among those of its manifest."""
+    """The sums of a fetch's pieces, taken from those of its manifest, piece by piece."""
     return np.concatenate([piece.sums_in(every) for piece in batch])

@@ -63,7 +63,7 @@ class Way(Enum):
 
 
 class GroupState(Enum):
-    """Of a group."""
+    """Where one NCCL group stands."""
 
     WAITING = "waiting"
     OPENING = "opening"
@@ -124,7 +124,7 @@ Step = MakeGroup | LaunchPiece[P] | EndGroup | GroupOpened | PieceMoved[P] | Gro
 
 @dataclass
 class NcclGroup(Generic[P]):
-    """One group."""
+    """One NCCL group: its direction, its state and its pieces."""
 
     way: Way
     since: float
@@ -140,7 +140,7 @@ class NcclGroup(Generic[P]):
 
     @property
     def flying(self) -> int:
-        """Pieces under way."""
+        """Number of pieces under way."""
         return len(self.began)
 
     @property
@@ -207,7 +207,7 @@ class Groups(Generic[P]):
                 if one.launching is not None and one.state is GroupState.OPEN)
 
     def running(self) -> Iterator[tuple[int, P]]:
-        """Of each group the oldest piece that runs."""
+        """The oldest piece that runs, of each group."""
         return ((number, one.running[0]) for number, one in self._groups.items()
                 if one.running and one.state is GroupState.OPEN)
 
@@ -229,7 +229,7 @@ class Groups(Generic[P]):
         return self._end(min(idle)[1], "another group needs its place")
 
     def on_opened(self, number: int, now: float) -> list[Step[P]]:
-        """Its communicator is ready."""
+        """The communicator of group ``number`` is ready."""
         group = self._groups.get(number)
         if group is None or group.state is not GroupState.OPENING:
             return []
@@ -245,7 +245,7 @@ class Groups(Generic[P]):
         return self._launch(now)
 
     def on_launched(self, number: int, now: float) -> list[Step[P]]:
-        """The launch is no longer in progress."""
+        """The launch of the group's piece is no longer in progress."""
         group = self._groups.get(number)
         if group is None or group.launching is None:
             return []
@@ -254,7 +254,7 @@ class Groups(Generic[P]):
         return self._go_on(now)
 
     def on_piece_done(self, number: int, now: float) -> list[Step[P]]:
-        """The oldest piece that runs is done."""
+        """The oldest piece of the group that runs is done."""
         group = self._groups.get(number)
         if group is None or not group.running or group.state is not GroupState.OPEN:
             return []
@@ -265,15 +265,15 @@ class Groups(Generic[P]):
         return [PieceMoved(number, group.running.popleft()), *self._go_on(now)]
 
     def on_broken(self, number: int, reason: str) -> list[Step[P]]:
-        """NCCL says that it cannot go on."""
+        """NCCL says that the group cannot go on."""
         return self._end(number, reason)
 
     def close(self, number: int, reason: str) -> list[Step[P]]:
-        """Its owner, or the peer, does not want it any more."""
+        """The owner of the group, or the peer, does not want it any more."""
         return self._end(number, reason)
 
     def on_ended(self, number: int, now: float) -> list[Step[P]]:
-        """Its communicator is gone: nothing of it runs on the GPU."""
+        """The communicator of the group is gone: nothing of it runs on the GPU."""
         group = self._groups.get(number)
         if group is None or group.state is not GroupState.ENDING:
             return []
@@ -281,7 +281,7 @@ class Groups(Generic[P]):
         return [GroupOver(number, group.take_all()), *self._go_on(now)]
 
     def tick(self, now: float) -> list[Step[P]]:
-        """Time passes."""
+        """Do what is due at ``now``, in monotonic seconds."""
         out: list[Step[P]] = []
         for number, group in list(self._groups.items()):
             if group.state in {GroupState.WAITING, GroupState.OPENING} and now - group.since > self._open_s:

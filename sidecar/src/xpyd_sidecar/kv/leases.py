@@ -28,7 +28,7 @@ class Lease(NamedTuple):
         return max(0.0, self.until - now)
 
     def shorten(self, now: float, seconds: float) -> Lease:
-        """The same lease, ending at most ``seconds`` from now."""
+        """Return a lease that ends when this one does, but at most ``seconds`` from ``now``."""
         return Lease(min(self.until, now + seconds))
 
 

@@ -108,7 +108,7 @@ class Try(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """Its name."""
+        """The name of the try, as other modules have it."""
         return Key(self.transfer, self.attempt, self.generation)
 
 

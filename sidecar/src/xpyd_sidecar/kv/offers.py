@@ -38,7 +38,7 @@ from xpyd_sidecar.kv.reach import CacheGroup
 
 
 class PrefillLegState(StrEnum):
-    """Of one prefill leg."""
+    """Where one prefill leg stands."""
 
     QUEUED = "queued"
     OPEN = "open"
@@ -123,7 +123,7 @@ NO_EFFORT: Final = Effort(0, 0)
 
 @dataclass
 class PrefillLeg:
-    """One prefill leg."""
+    """One request on prefill, and what of it is announced and copied."""
 
     request: str
     key: Key

@@ -71,7 +71,7 @@ class PackedArray(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        """Of all heads."""
+        """Bytes of one block, all heads included."""
         return self.heads * self.head_bytes
 
     @property

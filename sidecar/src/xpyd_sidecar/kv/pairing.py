@@ -39,7 +39,7 @@ LEFT_MAX: Final = 32
 
 
 class DecodeLegState(StrEnum):
-    """Of one decode leg."""
+    """Where one decode leg stands."""
 
     PARKED = "parked"
     LOADING = "loading"

@@ -55,8 +55,8 @@ class Self(msgspec.Struct, frozen=True):
                      self.speculation)
 
 
-class Met(NamedTuple):
-    """What a prefill engine is to a decode engine."""
+class PeerTerms(NamedTuple):
+    """On what terms a decode engine takes KV from a prefill engine, or why it does not."""
 
     refused: tuple[Outcome, str] | None
     """Why its KV cannot be taken, with the fields that differ."""
@@ -67,7 +67,7 @@ class Met(NamedTuple):
     """What is lost although its KV is taken."""
 
 
-def meet(ours: Self, theirs: Hello) -> Met:
+def meet(ours: Self, theirs: Hello) -> PeerTerms:
     """Whether KV of ``theirs`` is right for ``ours``, and how it is laid out."""
     refused = _refusal(ours, theirs)
     if refused is None:
@@ -78,10 +78,10 @@ def meet(ours: Self, theirs: Hello) -> Met:
         left_out = drafts.left_out - mine
         try:
             made = plan(theirs.geometry, ours.geometry, left_out)
-            return Met(None, theirs.geometry.ranks, made, drafts.warning)
+            return PeerTerms(None, theirs.geometry.ranks, made, drafts.warning)
         except Unmappable as error:
             refused = Outcome.INCOMPATIBLE, str(error)
-    return Met(refused, theirs.geometry.ranks)
+    return PeerTerms(refused, theirs.geometry.ranks)
 
 
 def _refusal(ours: Self, theirs: Hello) -> tuple[Outcome, str] | None:

@@ -127,7 +127,7 @@ class LeavingTry(Generic[C]):
 
 @dataclass
 class OpenTry(Generic[C]):
-    """One open try."""
+    """One try that is being published: its manifests and takers."""
 
     lease: Lease
     """Until when it may wait for news: by the clock until all have asked, then by the time in which this side listens."""

@@ -129,7 +129,7 @@ class OrderedRead:
 
 @dataclass
 class ReadSession:
-    """A session."""
+    """One session that reads: its ticket and its orders."""
 
     moved_at: float
     queue: deque[tuple[int, int, bool]] = field(default_factory=deque)
@@ -183,7 +183,7 @@ class Reads:
     # --- sessions and their orders ---
 
     def join(self, session: int, now: float) -> list[Step]:
-        """A session begins."""
+        """A session begins: its ticket is read first."""
         self._sessions[session] = ReadSession(now)
         return [Prove(session)]
 
@@ -260,7 +260,7 @@ class Reads:
     # --- time, and the end of the agent ---
 
     def tick(self, now: float) -> list[Step]:
-        """Time passes."""
+        """Do what is due at ``now``, in seconds."""
         out: list[Step] = []
         for session, one in list(self._sessions.items()):
             if one.left_at is None and not one.lost:

@@ -160,7 +160,7 @@ class Receiving:
 
     @property
     def open(self) -> int:
-        """Loads in progress."""
+        """Number of loads in progress."""
         return len(self._loads)
 
     def load(self, order: Order, now: float) -> list[Instruction]:

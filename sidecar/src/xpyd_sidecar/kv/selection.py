@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of the piece, all its blocks together."""
         return self.packed.size
 
     def sums_in(self, every: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -51,7 +51,7 @@ class Transcript:
         self._hash.update(said)
 
     def digest(self) -> bytes:
-        """Of all that was said so far."""
+        """The hash of all that was said so far, in bytes."""
         return self._hash.digest()
 
 

@@ -194,7 +194,7 @@ class Launcher:
             logger.error("cannot start %s: %s", self._command[0], error)  # noqa: TRY400  # its words say all
             self._say(running=False, why=str(error)[:MOST_WORDS])
             return self._goes_on()
-        session, start = remains.begun(self._child.pid)
+        session, start = remains.session_and_start(self._child.pid)
         self._say(group=self._child.pid, session=session, start=start)
         return True
 

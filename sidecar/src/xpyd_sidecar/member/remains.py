@@ -30,7 +30,7 @@ class ProcessStat(NamedTuple):
     """In ticks since the boot."""
 
 
-def begun(pid: int) -> tuple[int, int]:
+def session_and_start(pid: int) -> tuple[int, int]:
     """Session and start of an engine's first process, as ``MemberState`` has them; zeros where it has ended already."""
     found = stat_of(pid)
     return (found.session, found.start) if found is not None else (0, 0)
@@ -62,7 +62,7 @@ def kill(left: list[int]) -> None:
 
 
 def pids() -> list[int]:
-    """All processes."""
+    """The ids of all processes of the host."""
     return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
 
 

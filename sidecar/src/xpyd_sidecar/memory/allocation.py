@@ -31,7 +31,7 @@ def at_once(call: Callable[[], None]) -> None:
 
 
 class Allocation:
-    """Of so many bytes. Safe across threads."""
+    """Memory of a fixed number of bytes. Safe across threads."""
 
     def __init__(self, make: Callable[[int], Chunk], size: int, later: Later = at_once) -> None:
         """``make``: memory of a size. ``later``: where it is made and given back."""
@@ -80,7 +80,7 @@ class Allocation:
         if held != [None]:
             self._later(held.clear)
 
-    def at(self, offset: int, size: int) -> Chunk:
+    def chunk_at(self, offset: int, size: int) -> Chunk:
         """``size`` bytes from ``offset`` on, of memory that is there."""
         assert self._whole is not None
         return self._whole.part(offset, size)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from xpyd_sidecar.memory.marks import CopyMark
-from xpyd_sidecar.threads.watched import Watched
+from xpyd_sidecar.threads.watched import WatchedThread
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Completions:
         self._running = False
         """A mark is waited for, or its call is being made."""
         self._stop = False
-        self.thread = Watched(name, self._run)
+        self.thread = WatchedThread(name, self._run)
 
     def add(self, mark: CopyMark, call: Callable[[], None]) -> None:
         """Have ``call`` made once the mark has passed: now, or on the thread. It must not wait."""

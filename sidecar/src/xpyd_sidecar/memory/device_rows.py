@@ -38,7 +38,7 @@ class RowShape(NamedTuple):
 
     @property
     def words(self) -> int:
-        """Of a row."""
+        """Number of words of a row."""
         return math.prod(self.sizes) * self.together
 
 

@@ -58,7 +58,7 @@ class LaunchSlot:
 
 
 class LaunchArrays(NamedTuple):
-    """Of one launch: tables and sums, on the host and on the device."""
+    """The arrays of one launch: tables and sums, on the host and on the device."""
 
     slot: LaunchSlot
     tables: torch.Tensor
@@ -66,7 +66,7 @@ class LaunchArrays(NamedTuple):
 
 
 class LaunchMemory:
-    """Of one stream; used on one thread."""
+    """Memory for the launches of one stream; used on one thread."""
 
     def __init__(self, device: torch.device, *, table_bytes: int, sums: int, slots: int) -> None:
         """Take it: so many slots for tables of so many bytes, and so many sums."""

@@ -60,7 +60,7 @@ class MappedStore:
         registrar.tell(self._register)
 
     @property
-    def registered(self) -> int:
+    def registered_bytes(self) -> int:
         """Bytes from the begin on that the copy engine reads by itself."""
         return self._registered
 

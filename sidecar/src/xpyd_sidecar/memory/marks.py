@@ -15,16 +15,16 @@ class CopyMark(Protocol):
         """Wait until they are, about that long at most (a device's own may take longer). Whether they are."""
 
 
-class Now:
+class PassedMark:
     """A mark that has passed."""
 
     def done(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Always."""
+        """Returns at once."""
         return True
 
 
-NOW: Final = Now()
+NOW: Final = PassedMark()

@@ -20,13 +20,13 @@ from xpyd_sidecar.memory.addresses import address_of
 from xpyd_sidecar.memory.numa_nodes import BoundNode
 from xpyd_sidecar.memory.numa_policy import prefer_node
 from xpyd_sidecar.threads.processors import restrict
-from xpyd_sidecar.threads.watched import Watched
+from xpyd_sidecar.threads.watched import WatchedThread
 
 logger = logging.getLogger(__name__)
 
 
 class NodeBinding:
-    """Of one rank. Safe across threads."""
+    """Binds memory and threads of one rank to a NUMA node. Safe across threads."""
 
     def __init__(self, node: BoundNode | None, prefer: Callable[[int, int, int], None] = prefer_node) -> None:
         """``node``: None where there is nothing to choose; ``prefer``: as ``numa_policy.prefer_node``."""
@@ -57,7 +57,7 @@ class NodeBinding:
             if moved:
                 restrict(0, before)
 
-    def thread(self, thread: Watched) -> None:
+    def thread(self, thread: WatchedThread) -> None:
         """Have a thread of the rank run on the node's processors."""
         if self.node is not None and self.node.processors:
             thread.bind(self.node.processors)

@@ -56,7 +56,7 @@ class CopyStore:
         """Bytes."""
 
     @property
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes that are leased, rounding included."""
         return self._extents.used
 
@@ -65,7 +65,7 @@ class CopyStore:
         """Whether there is memory now."""
         return self._arena.made
 
-    def rounded(self, size: int) -> int:
+    def round_up(self, size: int) -> int:
         """What ``size`` bytes take: parts of a lease begin at such sums."""
         return self._extents.round_up(size)
 
@@ -110,7 +110,7 @@ class CopyStore:
                 return None
             if holder:
                 self._of[holder] = mine
-            return StoreLease(self._arena.at(offset, size), offset, holder)
+            return StoreLease(self._arena.chunk_at(offset, size), offset, holder)
 
     def give(self, lease: StoreLease) -> None:
         """Take back a lease, or a part of one."""
@@ -138,5 +138,5 @@ def offsets(store: CopyStore, sizes: Sequence[int]) -> list[int]:
     """Where parts of such sizes begin in one lease, one behind the other; the last number is what all of them take."""
     out = [0]
     for size in sizes:
-        out.append(out[-1] + store.rounded(size))
+        out.append(out[-1] + store.round_up(size))
     return out

@@ -28,7 +28,7 @@ from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.leases import ListeningClock
 from xpyd_sidecar.kv.messages import MESSAGE_MAX, Control, Pong, Prefix, Reject, ToDecode, ToPrefill, Welcome
-from xpyd_sidecar.threads.watched import Faults, Watched
+from xpyd_sidecar.threads.watched import Faults, WatchedThread
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class ControlEvents(Protocol):
         """The first message to a decode engine."""
 
     def tick(self, now: float) -> None:
-        """Time passes."""
+        """Do what is due; called again and again on the control thread."""
 
 
 class Decode:
@@ -129,10 +129,10 @@ class ControlThread:
             self._poller.register(sock, zmq.POLLIN)
         self._stop = threading.Event()
         self._polls, self._ticks = Faults("to wait for its sockets"), Faults("its look at deadlines")
-        self.thread = Watched("xpyd-control", self._run)
+        self.thread = WatchedThread("xpyd-control", self._run)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the control thread."""
         self.thread.start()
 
     def post(self, to: Peer | bytes, message: Control) -> bool:
@@ -165,7 +165,7 @@ class ControlThread:
     def _run(self) -> None:
         tick_at = 0.0
         while not self._stop.is_set():
-            found = self._polls.tried(partial(self._poller.poll, POLL_MS))
+            found = self._polls.try_once(partial(self._poller.poll, POLL_MS))
             if found is None:
                 continue
             ready = dict(found)
@@ -188,7 +188,7 @@ class ControlThread:
             now = time.monotonic()
             if now >= tick_at:
                 tick_at = now + POLL_MS / 1000
-                self._ticks.tried(partial(self._tick, now))
+                self._ticks.try_once(partial(self._tick, now))
 
     def _tick(self, now: float) -> None:
         self._watch(now)

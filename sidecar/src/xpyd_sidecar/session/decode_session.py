@@ -78,12 +78,12 @@ class DecodeSession:
 
     @property
     def number(self) -> int:
-        """Its number, which no other session has."""
+        """The session's number, which no other session of this process has."""
         return self.link.number
 
     @property
     def keys(self) -> SessionKeys | None:
-        """Of the session, once prefill has challenged."""
+        """The keys of the session; None until prefill has challenged."""
         return self._greeting.keys
 
     def send(self, kind: FrameKind, body: msgspec.Struct | None = None, key: Key = NO_TRY) -> None:
@@ -94,7 +94,7 @@ class DecodeSession:
             self._later.append((kind, body, key))
 
     def frame(self, frame: Frame) -> None:
-        """Prefill's next word."""
+        """Take the next frame of prefill's."""
         if frame.kind is FrameKind.REJECT and self._greeting.keys is not None:
             raise rejection_of(self.link.peer, frame.body)
         if self._greeting.keys is None:

@@ -23,7 +23,7 @@ from xpyd_sidecar.session.control_connection import ControlConnection
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """Body of CHALLENGE."""
+    """Body of a CHALLENGE frame."""
 
     incarnation: Incarnation
     """Of prefill's rank."""
@@ -50,7 +50,7 @@ class SessionHello(msgspec.Struct, frozen=True):
 
 
 class Rejection(msgspec.Struct, frozen=True):
-    """Body of REJECT."""
+    """Body of a REJECT frame."""
 
     outcome: Outcome
     reason: str

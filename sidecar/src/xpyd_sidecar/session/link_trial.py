@@ -67,7 +67,7 @@ class Fetcher:
         self.others = others
 
     def begin(self, session: Session, chosen: Callable[[FetchLink, str], None]) -> Trial:
-        """As of ``LinkFetcher``."""
+        """Begin to fetch over the link, as ``LinkFetcher`` has it."""
         return Trial(self, session, chosen)
 
 
@@ -98,7 +98,7 @@ class Trial:
                                 settings.nixl, settings.sums, settings.encrypts)
 
     def on_frame(self, frame: Frame) -> None:
-        """As of ``LinkTrial``."""
+        """Take WELCOME or SHARED, as ``LinkTrial`` has it."""
         if frame.kind is FrameKind.WELCOME and self._welcome is None:
             self._welcome = bodies.read_body(frame.body, bodies.LinkWelcome)
             self._begin(self._welcome)
@@ -109,7 +109,7 @@ class Trial:
             raise ProtocolError(self._session.peer, f"sent {frame.kind.name} out of turn")
 
     def close(self) -> None:
-        """As of ``LinkTrial``."""
+        """End the trial, as ``LinkTrial`` has it."""
         self._over = True
         if self._mailbox is not None:
             self._mailbox.close()

@@ -82,12 +82,12 @@ class PrefillSession:
 
     @property
     def number(self) -> int:
-        """Its number, which no other session has."""
+        """The session's number, which no other session of this process has."""
         return self.link.number
 
     @property
     def keys(self) -> SessionKeys | None:
-        """Of the session, once decode has shown that it holds the key."""
+        """The keys of the session; None until decode has shown that it holds the service key."""
         return self._greeting.keys
 
     def may_use(self, link: str) -> bool:
@@ -95,7 +95,7 @@ class PrefillSession:
         return link in self._may or (self.serves is not None and self.serves.name == link)
 
     def frame(self, frame: Frame) -> None:
-        """Decode's next word."""
+        """Take the next frame of decode's."""
         if self._greeting.terms is None and frame.kind is FrameKind.NAME:
             self._named(self, frame.body)
         elif self._greeting.terms is None:

@@ -33,7 +33,7 @@ from xpyd_sidecar.session.stored_copy import StoredCopy
 from xpyd_sidecar.session.transfer_trace import TransferNote, TransferTrace
 from xpyd_sidecar.threads.increments import Increments
 from xpyd_sidecar.threads.loop import Loop
-from xpyd_sidecar.threads.watched import Watched
+from xpyd_sidecar.threads.watched import WatchedThread
 from xpyd_sidecar.transport.links import LinkServer
 from xpyd_sidecar.transport.tcp.serve import TcpServer
 
@@ -128,7 +128,7 @@ class Publisher:
         self._lack = resources.Complaint("decode ranks are not accepted for a second")
         self.address: HostPort = join_host_port(settings.host, self._listener.getsockname()[1])
         self._loop = Loop("xpyd-sender", self._tick)
-        self.thread: Watched = self._loop.thread
+        self.thread: WatchedThread = self._loop.thread
         self._loop.at_end(self._close_all)
         self.tcp = TcpServer(self._loop, settings.peer_timeout_s, self.copy_of)
         """Sends bytes of copies over TCP, also for links that cannot always move them by themselves."""
@@ -230,7 +230,7 @@ class Publisher:
 
     def _relieve(self) -> None:
         """A store that is more than half full has decode take what it was told of."""
-        over = self.store.used - self.store.bound // 2 - self._machine.pressed_bytes
+        over = self.store.used_bytes - self.store.bound // 2 - self._machine.pressed_bytes
         if over > 0:
             self._carry_out(self._machine.press(over, time.monotonic()))
 

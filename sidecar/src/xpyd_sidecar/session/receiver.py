@@ -38,7 +38,7 @@ from xpyd_sidecar.session.worse_links import WorseLinks
 from xpyd_sidecar.threads.idle_polling import Inbox
 from xpyd_sidecar.threads.increments import Increments
 from xpyd_sidecar.threads.loop import Loop
-from xpyd_sidecar.threads.watched import Watched
+from xpyd_sidecar.threads.watched import WatchedThread
 from xpyd_sidecar.transport import gates
 from xpyd_sidecar.transport.gates import Gate
 from xpyd_sidecar.transport.landing import Landing, LoadTarget
@@ -125,7 +125,7 @@ class Receiver:
         self._stopping = False
         self._told_at = 0.0
         self._loop = Loop("xpyd-receiver", self._tick)
-        self.thread: Watched = self._loop.thread
+        self.thread: WatchedThread = self._loop.thread
         self._loop.at_end(self._close_all)
         self._stripes = StripePool(self._loop, peer_timeout_s) if gates.COMPILED else None
 
@@ -364,11 +364,11 @@ class Receiver:
     # --- fetches (``FetchOwner``) ---
 
     def on_fetched(self, number: int, sums: NDArray[np.uint64]) -> None:
-        """As of ``FetchOwner``."""
+        """A fetch is complete, as ``FetchOwner`` has it."""
         self._carry_out(self._machine.on_fetched(number, sums))
 
     def on_fetch_failed(self, number: int) -> None:
-        """As of ``FetchOwner``."""
+        """A fetch has failed, as ``FetchOwner`` has it."""
         self._carry_out(self._machine.on_fetch_failed(number))
 
     def _carry_out(self, steps: Sequence[fetch_steps.Step]) -> None:

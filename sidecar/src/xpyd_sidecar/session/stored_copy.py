@@ -68,7 +68,7 @@ class StoredCopy:
         self.sums = bytes(made)
 
     def hold(self) -> None:
-        """Its bytes are being sent."""
+        """Keep the bytes of the copy while they are being sent."""
         self._held += 1
 
     def let_go(self) -> None:

@@ -32,14 +32,14 @@ class Pieces:
         return len(self._spans)
 
     def add(self, at: float, until: float, size: int, link: str = "") -> None:
-        """One more piece."""
+        """Add the piece that took from ``at`` until ``until`` (monotonic seconds) and had ``size`` bytes."""
         if len(self._spans) == MOST:
             spans = self._spans
             self._spans = [_joined(one, other) for one, other in zip(spans[::2], spans[1::2], strict=True)]
         self._spans.append(Span(at, until, size, 1, link))
 
     def take(self) -> list[Span]:
-        """All of them."""
+        """The spans, in the order in which they ended."""
         return self._spans
 
 
@@ -49,7 +49,7 @@ def _joined(one: Span, other: Span) -> Span:
 
 
 class TransferNote(NamedTuple):
-    """Of a transfer that has ended on a rank: marks and pieces."""
+    """What a rank has noted of a transfer that has ended: its marks and pieces."""
 
     key: Key
     marks: dict[str, float]
@@ -67,17 +67,17 @@ class TransferTrace:
         self._open.get_or_make(key, _nothing)[0].setdefault(name, time.monotonic())
 
     def piece(self, key: Key, at: float, until: float, size: int, link: str) -> None:
-        """Bytes have moved."""
+        """Note a piece of ``size`` bytes that moved from ``at`` until ``until``, in monotonic seconds."""
         self._open.get_or_make(key, _nothing)[1].add(at, until, size, link)
 
     def end(self, key: Key) -> TransferNote | None:
-        """What was noted; None where nothing was."""
+        """Forget a transfer. Returns what was noted of it; None where nothing was."""
         found = self._open.pop(key)
         return None if found is None else TransferNote(key, found[0], found[1].take())
 
 
 class Forwards:
-    """The engine's thread: when forwards ran, and for whom."""
+    """When forwards ran, and for which transfers; used on the engine's thread alone."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -85,11 +85,11 @@ class Forwards:
         self._pushed: Recent[Key, Pieces] = Recent(OPEN_MOST)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Note that a step begins now."""
         self._began = time.monotonic()
 
     def end(self, tokens: int, pushes: Iterable[Key]) -> Span:
-        """Its forward is over."""
+        """The forward of the step has ended. Returns its span; ``pushes``: transfers that push what it has made."""
         span = Span(self._began, time.monotonic(), tokens)
         self._last.append(span)
         for key in pushes:
@@ -97,12 +97,12 @@ class Forwards:
         return span
 
     def take_pushing_spans(self, key: Key) -> list[Span]:
-        """Those that made what a transfer has pushed."""
+        """Forget a transfer. Returns the forwards that made the blocks which it has pushed."""
         found = self._pushed.pop(key)
         return found.take() if found is not None else []
 
     def spans_since(self, at: float) -> list[Span]:
-        """The last ones that ended after ``at``."""
+        """The last forwards that ended after ``at``, in monotonic seconds."""
         return [span for span in self._last if span.until > at]
 
 
@@ -111,12 +111,12 @@ def _nothing() -> tuple[dict[str, float], Pieces]:
 
 
 def pack_note(rank: int, noted: TransferNote, forwards: list[Span]) -> bytes:
-    """As it goes to the scheduler side."""
+    """A note as msgpack, as it goes to the scheduler side. ``forwards``: those that made what was pushed."""
     return msgspec.msgpack.encode(TransferSide(rank, noted.marks, noted.pieces, forwards, clock()))
 
 
 def pack_first(forward: Span) -> bytes:
-    """Likewise, of a request's first forward."""
+    """The first forward of a request as msgpack, as it goes to the scheduler side."""
     return msgspec.msgpack.encode(First(forward, clock()))
 
 

@@ -9,7 +9,10 @@ from xpyd_sidecar.session.decode_session import DecodeSession
 
 
 class WorseLinks:
-    """Of all sessions of one rank; used on the receiver's I/O thread, but for ``words``."""
+    """Counts the sessions of one rank whose link is worse than it could be.
+
+    Used on the receiver's I/O thread, but for ``words``.
+    """
 
     def __init__(self) -> None:
         self.words: tuple[str, ...] = ()
@@ -18,11 +21,11 @@ class WorseLinks:
         """By words: how many sessions they are said of."""
 
     def on_session_open(self, session: DecodeSession) -> None:
-        """A session has a link."""
+        """Count a session whose link is chosen."""
         self._count(session, 1)
 
     def on_session_ended(self, session: DecodeSession) -> None:
-        """A session has ended, with a link or without."""
+        """Take a session that has ended out of the count; it may never have had a link."""
         self._count(session, -1)
 
     def _count(self, session: DecodeSession, change: int) -> None:

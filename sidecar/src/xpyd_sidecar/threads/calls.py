@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable
 from typing import Final
 
-from xpyd_sidecar.threads.watched import Watched
+from xpyd_sidecar.threads.watched import WatchedThread
 
 END_S: Final = 5.0
 
@@ -15,11 +15,11 @@ class CallThread:
     """The thread. A call that raises ends it, and with it the engine (``watched``)."""
 
     def __init__(self, name: str) -> None:
-        self.thread = Watched(name, self._run)
+        self.thread = WatchedThread(name, self._run)
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self.thread.start()
 
     def tell(self, call: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from xpyd_sidecar.threads.watched import Faults, Watched
+from xpyd_sidecar.threads.watched import Faults, WatchedThread
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class CommandThread:
 
     def __init__(self, name: str, looks: str) -> None:
         """``looks``: what it looks at, for its words where that fails."""
-        self.thread = Watched(name, self._run)
+        self.thread = WatchedThread(name, self._run)
         self._looks = Faults(looks)
         self._commands: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
@@ -44,10 +44,10 @@ class CommandThread:
     # --- on the thread ---
 
     def enter(self) -> None:
-        """Before the first call."""
+        """Called on the thread before the first call."""
 
     def poll_once(self) -> bool:
-        """See how far things are; whether anything has moved, so that it is worth looking again at once."""
+        """Poll once. Returns whether anything has moved, so that it is worth polling again at once."""
         raise NotImplementedError
 
     def rest(self) -> float:
@@ -55,7 +55,7 @@ class CommandThread:
         raise NotImplementedError
 
     def end(self) -> None:
-        """After the last look."""
+        """Called on the thread after the last poll."""
 
     def make_calls(self, seconds: float) -> None:
         """Make the calls that were told; wait for one so long at most."""
@@ -79,7 +79,7 @@ class CommandThread:
         moved = False
         while not self._ending:
             self.make_calls(0.0 if moved else self.rest())
-            moved = bool(self._looks.tried(self.poll_once))
+            moved = bool(self._looks.try_once(self.poll_once))
         self.end()
 
     def _last(self) -> None:

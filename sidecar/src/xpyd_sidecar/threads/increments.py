@@ -13,7 +13,7 @@ class Increments:
         self._counts: dict[str, float] = {}
 
     def add(self, name: str, amount: float) -> None:
-        """Increase one."""
+        """Increase one counter."""
         with self._lock:
             self._counts[name] = self._counts.get(name, 0) + amount
 

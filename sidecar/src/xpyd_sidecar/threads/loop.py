@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from xpyd_sidecar.threads.watched import Faults, Watched
+from xpyd_sidecar.threads.watched import Faults, WatchedThread
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class HasFileno(Protocol):
     """A socket, or what else the kernel can wait for."""
 
     def fileno(self) -> int:
-        """Its file."""
+        """The number of the file."""
 
 
 class Loop:
@@ -54,7 +54,7 @@ class Loop:
         self._stop = threading.Event()
         self._closers: list[Callable[[], None]] = []
         self._selects, self._ticks = Faults("to wait for its sockets"), Faults("its look at deadlines")
-        self.thread = Watched(name, self._run)
+        self.thread = WatchedThread(name, self._run)
 
     def start(self) -> None:
         """Start the thread. Sets the switch interval of the whole process."""
@@ -111,7 +111,7 @@ class Loop:
     def _serve(self) -> None:
         tick_at = time.monotonic() + TICK_S
         while not self._stop.is_set():
-            ready = self._selects.tried(partial(self._selector.select, max(0.0, tick_at - time.monotonic())))
+            ready = self._selects.try_once(partial(self._selector.select, max(0.0, tick_at - time.monotonic())))
             if ready is None:
                 continue
             for key, events in ready:
@@ -126,7 +126,7 @@ class Loop:
             now = time.monotonic()
             if now >= tick_at:
                 tick_at = now + TICK_S
-                self._ticks.tried(partial(self._on_tick, now))
+                self._ticks.try_once(partial(self._on_tick, now))
 
     def _guard(self, call: Callable[..., None], *args: object) -> None:
         try:

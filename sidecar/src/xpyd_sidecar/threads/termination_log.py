@@ -34,7 +34,7 @@ class TerminationLog(logging.Handler):
         self._phrases = phrases
 
     def emit(self, record: logging.LogRecord) -> None:
-        """As logging calls it."""
+        """Write a record, as logging calls it."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and record.getMessage().startswith(self._phrases):
             leave(self._path, innermost(error))

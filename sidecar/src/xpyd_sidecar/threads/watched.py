@@ -1,6 +1,6 @@
 """Threads whose death ends the engine, with the words that they have left.
 
-    thread = Watched("xpyd-sender", self._run)             every thread of the connector is one
+    thread = WatchedThread("xpyd-sender", self._run)       every thread of the connector is one
     thread.start()
     check(publisher.thread, receiver.thread)                by the engine's thread, in each step: raises ThreadEnded
 
@@ -42,7 +42,7 @@ class ThreadEnded(OurFault):
     """A thread of the connector has died. The message names it, and has its words."""
 
 
-class Watched(threading.Thread):
+class WatchedThread(threading.Thread):
     """A thread that leaves its words when it dies."""
 
     def __init__(self, name: str, body: Callable[[], None], abandon: Callable[[], None] | None = None) -> None:
@@ -61,7 +61,7 @@ class Watched(threading.Thread):
             restrict(self.native_id, processors)
 
     def run(self) -> None:
-        """As threading calls it."""
+        """Run the body, as threading calls it."""
         try:
             if self._processors:
                 restrict(0, self._processors)
@@ -91,7 +91,7 @@ def end_process() -> None:
     os._exit(1)
 
 
-def check(*threads: Watched | None) -> None:
+def check(*threads: WatchedThread | None) -> None:
     """Look whether all of them live; None: there is no such thread.
 
     Raises:
@@ -109,8 +109,8 @@ class Faults:
         self._what = what
         self._count = 0
 
-    def tried(self, call: Callable[[], T]) -> T | None:
-        """Do it once. None where it has failed; then this rests for a moment.
+    def try_once(self, call: Callable[[], T]) -> T | None:
+        """Make the call once and return its result; None where it has failed, after a pause of ``PAUSE_S``.
 
         Raises:
             Exception: the call's own, where it has failed too often.

@@ -77,7 +77,7 @@ class Landing(Protocol):
 
 
 class HostLanding:
-    """Of one rank whose cache is in host memory."""
+    """Where fetched pieces go on a rank whose cache is in host memory."""
 
     def __init__(self, caches: Sequence[CacheArray], buffers: BufferMemory, *, cover: bool) -> None:
         """``caches``: by array; ``buffers``: of the lookup buffer; ``cover``: sums are wanted."""
@@ -129,7 +129,7 @@ class HostLanding:
 
     def _memory(self, at: int | BufferPlace) -> memoryview:
         assert isinstance(at, BufferPlace), "only a device has a ring"
-        return self.buffers.at(at.tier, at.offset, at.size).view
+        return self.buffers.chunk_at(at.tier, at.offset, at.size).view
 
     def _rows(self, target: LoadTarget, piece: Piece, first: int, count: int) -> Scatter:
         """The places of so many blocks of a piece."""

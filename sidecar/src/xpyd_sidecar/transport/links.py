@@ -41,7 +41,7 @@ class Session(Protocol):
         """Have a call made on its I/O thread; what it raises ends the session."""
 
     def close(self, error: PeerError) -> None:
-        """End it, once."""
+        """End the session, once."""
 
 
 class StoreReader(Protocol):

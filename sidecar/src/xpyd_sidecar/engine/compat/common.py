@@ -210,7 +210,7 @@ def ranks_here(config: Any) -> int:
 
 
 def max_model_len(config: Any) -> int:
-    """Tokens."""
+    """The longest sequence of the model, in tokens."""
     return int(config.model_config.max_model_len)
 
 

@@ -22,8 +22,8 @@ _left: list[int] = []
 """In this process, which has one worker."""
 
 
-def left() -> int:
-    """Bytes of the device that vLLM has left in this process."""
+def device_bytes_left() -> int:
+    """Bytes of the device that vLLM has left to the connector in this process."""
     return _left[-1] if _left else 0
 
 

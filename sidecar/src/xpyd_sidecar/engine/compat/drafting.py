@@ -39,8 +39,8 @@ def check(config: Any) -> None:
                           "speculative_config num_speculative_tokens 1")
 
 
-def told(config: Any, kv_cache: Any) -> Speculation:
-    """What other engines must know of it."""
+def speculation_of(config: Any, kv_cache: Any) -> Speculation:
+    """What other engines must know of an engine's speculative decoding."""
     given, states = config.speculative_config, any(isinstance(spec, MambaSpec) for spec in _layers(kv_cache).values())
     if given is None:
         return Speculation(states=states)

@@ -64,4 +64,4 @@ def _leave_room() -> None:
         from xpyd_sidecar.engine import device_room  # noqa: PLC0415 (imports torch)
         from xpyd_sidecar.engine.compat.device_room import leave  # noqa: PLC0415 (likewise)
 
-        leave(device_room.room)
+        leave(device_room.device_bytes)

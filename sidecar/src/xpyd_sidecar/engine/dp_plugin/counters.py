@@ -10,14 +10,14 @@ from xpyd_sidecar.dp.rank import Rank
 
 
 class Counters:
-    """Counts since the last ``take``, of one rank: its core's thread alone calls, but for ``granted``."""
+    """Counts since the last ``take``, of one rank: its core's thread alone calls, but for ``count_granted``."""
 
     def __init__(self) -> None:
         self._counts: dict[str, float] = {}
         self._gauges: dict[str, float] = {}
         self._granted_at: float | None = None
 
-    def granted(self) -> None:
+    def count_granted(self) -> None:
         """An idle rank was granted a step."""
         if self._granted_at is None:
             self._granted_at = time.monotonic()

@@ -26,8 +26,8 @@ JOIN_S: Final = 2.0
 class Rules(Protocol):
     """What a link tells (``steps.Steps``)."""
 
-    def hear(self, grant: Grant) -> None:
-        """Others have said something. From any thread."""
+    def on_grant(self, grant: Grant) -> None:
+        """Other ranks have said something, joined into ``grant``. Called from any thread."""
 
     def want(self) -> Want:
         """What the others should know."""
@@ -39,11 +39,11 @@ class Rules(Protocol):
 class StepLink(Protocol):
     """A rank's way to the others."""
 
-    def say(self, want: Want) -> None:
-        """Tell the others at once; from the engine core's thread. Never blocks."""
+    def send(self, want: Want) -> None:
+        """Send this rank's state to the others at once; from the engine core's thread. Never blocks."""
 
-    def look(self) -> Grant | None:
-        """What the others say now, where that can be read without waiting."""
+    def read_grant(self) -> Grant | None:
+        """What the other ranks say now, where that can be read without waiting; else None."""
 
     def park(self, *, parked: bool) -> None:
         """The engine core is about to sleep, or is awake."""
@@ -73,7 +73,7 @@ class Listener(threading.Thread):
             self.join(JOIN_S)
 
     def run(self) -> None:
-        """The thread."""
+        """Listen until told to end; the body of the thread."""
         beat_at = 0.0
         try:
             while not self._stop_asked.is_set():
@@ -90,7 +90,7 @@ class Listener(threading.Thread):
         except Exception as error:  # noqa: BLE001 (whatever it is, this engine must end rather than hang)
             self.rules.fail(error)
         finally:
-            self.ended()
+            self.close_sockets()
 
     def beat(self) -> None:
         """Say the last frame again."""
@@ -100,5 +100,5 @@ class Listener(threading.Thread):
         """Listen for at most ``seconds``."""
         raise NotImplementedError
 
-    def ended(self) -> None:
-        """Give up sockets."""
+    def close_sockets(self) -> None:
+        """Close the sockets, when the thread has ended."""

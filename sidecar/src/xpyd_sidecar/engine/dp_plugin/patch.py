@@ -120,7 +120,7 @@ def budget(running: Any) -> int:
 
 
 def install(settings: StepSyncSettings) -> None:
-    """Replace the methods."""
+    """Replace the methods of vLLM's engine core."""
     stock_queue = DPEngineCoreProc._process_input_queue
     stock_idle = EngineCoreProc._notify_idle_state_callbacks
     stock_shutdown = EngineCoreProc._handle_shutdown
@@ -142,7 +142,7 @@ def install(settings: StepSyncSettings) -> None:
                 self._maybe_publish_request_counts()
                 executed = self._process_engine_step()
                 self._maybe_publish_request_counts()
-                if not executed and steps.state.behind:
+                if not executed and steps.state.is_behind:
                     if self.model_executor.is_sleeping:
                         time.sleep(ASLEEP_S)  # the others wait until this rank is woken
                     else:

@@ -65,7 +65,7 @@ class CoordinatorThread(Listener):
             OSError: ``host`` is no address of this machine.
         """
         super().__init__("xpyd-dp-coordinator", rules, PeerWatch(range(size), time.monotonic(), timeout_s), "DP rank")
-        self._state = Coordinator.of(epoch, size)
+        self._state = Coordinator.initial(epoch, size)
         self._ranks = [b"r%d" % rank for rank in range(size)]
         self._complained: set[str] = set()
         self._context = zmq.Context()
@@ -76,12 +76,12 @@ class CoordinatorThread(Listener):
         try:
             port = self._socket.bind_to_random_port(f"tcp://{join_host_port(host, 0).removesuffix(':0')}")
         except zmq.ZMQError as error:
-            self.ended()
+            self.close_sockets()
             raise OSError(error.errno, f"{host}: {error}") from None
         self.address = join_host_port(host, port)
 
     def beat(self) -> None:
-        """Tell all ranks."""
+        """Send the grant to all ranks."""
         data = frames.encode(self._state.grant)
         for rank in self._ranks:
             _send(self._socket, [rank, data])
@@ -104,22 +104,22 @@ class CoordinatorThread(Listener):
         peer = parts[0].decode("ascii", "replace")
         try:
             want = frames.decode(b"".join(parts[1:]), Want, peer)
-            self._state = self._state.hear(want)
+            self._state = self._state.receive(want)
             if want.epoch == self._state.epoch:
-                self.watch.heard(want.rank, time.monotonic())
+                self.watch.on_frame(want.rank, time.monotonic())
         except ProtocolError as error:
             if len(self._complained) < 16 and peer not in self._complained:
                 self._complained.add(peer)
                 logger.warning("xpyd: step frame refused: %s", error)
 
-    def ended(self) -> None:
+    def close_sockets(self) -> None:
         """Close the socket; what is on the way may still go."""
         self._socket.close()
         self._context.term()
 
 
 class RpcLink(Listener):
-    """A rank's side. ``steps`` uses ``say`` from the core's thread; the rest is the listener's."""
+    """A rank's side. ``steps`` uses ``send`` from the core's thread; the rest is the listener's."""
 
     def __init__(self, rules: Rules, rank: int, address: HostPort, coordinator: CoordinatorThread | None, *,
                  timeout_s: float, key: ServiceKey | None = None) -> None:
@@ -140,33 +140,33 @@ class RpcLink(Listener):
         return socket
 
     def start(self) -> None:
-        """Both threads."""
+        """Start both threads."""
         if self._coordinator is not None:
             self._coordinator.start()
         super().start()
 
-    def say(self, want: Want) -> None:
-        """To the coordinator."""
+    def send(self, want: Want) -> None:
+        """Send this rank's state to the coordinator."""
         _send(self._wants, [frames.encode(want)])
 
-    def look(self) -> Grant | None:
-        """Nothing: the listener tells the rules."""
+    def read_grant(self) -> Grant | None:
+        """Nothing, always: the listener tells the rules of grants."""
         return None
 
     def park(self, *, parked: bool) -> None:
         """Nothing: the listener wakes the core."""
 
     def beat(self) -> None:
-        """Say it again."""
+        """Send this rank's state again."""
         _send(self._socket, [frames.encode(self.rules.want())])
 
     def round(self, seconds: float) -> None:
-        """Hear the coordinator."""
+        """Receive what the coordinator has sent."""
         if not self._socket.poll(round(1000 * seconds)):
             return
         grant = frames.decode(self._socket.recv(), Grant, "coordinator")
-        self.watch.heard(0, time.monotonic())
-        self.rules.hear(grant)
+        self.watch.on_frame(0, time.monotonic())
+        self.rules.on_grant(grant)
 
     def close(self) -> None:
         """The listener first; then the coordinator, after it has said the last word."""
@@ -177,6 +177,6 @@ class RpcLink(Listener):
         if not self.is_alive():
             self._context.term()
 
-    def ended(self) -> None:
+    def close_sockets(self) -> None:
         """Close the listener's socket."""
         self._socket.close()

@@ -90,8 +90,8 @@ class ShmLink(Listener):
     def _store(self, word: int, value: int) -> None:
         self._words[self._rank * WORDS + word] = value
 
-    def say(self, want: Want) -> None:
-        """Store the line, wake who sleeps."""
+    def send(self, want: Want) -> None:
+        """Store this rank's line, and wake the ranks that sleep."""
         self._write(want)
         parked = self._column(PARKED)
         self._wake(rank for rank in self._others if parked[rank])
@@ -108,8 +108,8 @@ class ShmLink(Listener):
             with contextlib.suppress(BlockingIOError, ConnectionRefusedError, FileNotFoundError):
                 self._caller.sendto(b"w", self._address(rank))
 
-    def look(self) -> Grant | None:
-        """The join of all lines."""
+    def read_grant(self) -> Grant | None:
+        """The join of all ranks' lines."""
         votes, leaving = self._column(VOTE), self._column(LEAVING)
         return join(self._epoch, votes, self._column(STEP), [bool(one) for one in leaving])
 
@@ -118,7 +118,7 @@ class ShmLink(Listener):
         self._store(PARKED, int(parked))
 
     def beat(self) -> None:
-        """Show life."""
+        """Count this rank's beat up in its line, as a sign of life."""
         self._store(BEAT, self._words[self._rank * WORDS + BEAT] + 1)
 
     def round(self, seconds: float) -> None:
@@ -131,16 +131,16 @@ class ShmLink(Listener):
         for rank in self._others:
             if beats[rank] != self._beats[rank]:
                 self._beats[rank] = beats[rank]
-                self.watch.heard(rank, now)
-        grant = self.look()
+                self.watch.on_frame(rank, now)
+        grant = self.read_grant()
         assert grant is not None
-        self.rules.hear(grant)
+        self.rules.on_grant(grant)
 
     def close(self) -> None:
         """End the thread. Others may still read this line."""
         self.stop()
 
-    def ended(self) -> None:
+    def close_sockets(self) -> None:
         """Close the sockets."""
         self._socket.close()
         self._caller.close()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from xpyd_sidecar.broadcast.errors import Closed, NothingCame, ReaderStuck
+from xpyd_sidecar.broadcast.errors import NothingCame, QueueClosed, ReaderStuck
 from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import LocalReader, RemoteReader, join
 from xpyd_sidecar.contract.ids import HostPort
@@ -54,7 +54,7 @@ class SpreadCoordinator(rpc.CoordinatorThread):
                                   remote=[name_of(rank) for rank, same in enumerate(near) if not same], chunks=CHUNKS,
                                   chunk_bytes=CHUNK_BYTES, listen=host, key=key, spin_s=0.0, on_drop=self._dropped)
         except BaseException:
-            super().ended()
+            super().close_sockets()
             raise
         self.handle = self._writer.handle
         self._joined = False
@@ -69,13 +69,13 @@ class SpreadCoordinator(rpc.CoordinatorThread):
         except ReaderStuck as error:
             logger.debug("xpyd: %s; the next heartbeat says the same", error)
 
-    def ended(self) -> None:
+    def close_sockets(self) -> None:
         """Close the queue when the last word was read, and the socket."""
         try:
             self._writer.close(LAST_S)
         except ReaderStuck as error:
             logger.info("xpyd: %s", error)
-        super().ended()
+        super().close_sockets()
 
     def _dropped(self, name: str, reason: str) -> None:
         self.rules.fail(PeerGone(f"DP {name}", reason))
@@ -93,26 +93,26 @@ class SpreadLink(rpc.RpcLink):
         self._reader: LocalReader | RemoteReader | None = None
 
     def round(self, seconds: float) -> None:
-        """Hear the coordinator."""
+        """Receive what the coordinator has sent."""
         if self._reader is None:
             self._reader = self._join()
         try:
             data = self._reader.recv(seconds)
         except NothingCame:
             return
-        except Closed as error:
+        except QueueClosed as error:
             raise PeerGone(f"{rpc.COORDINATOR} 0", f"it has ended ({error})") from None
         grant = frames.decode(b"".join(data), Grant, "coordinator")
-        self.watch.heard(0, time.monotonic())
-        self.rules.hear(grant)
+        self.watch.on_frame(0, time.monotonic())
+        self.rules.on_grant(grant)
 
-    def ended(self) -> None:
+    def close_sockets(self) -> None:
         """Leave the queue, close the listener's socket."""
         if self._reader is not None:
             self._reader.close()
-        super().ended()
+        super().close_sockets()
 
 
 def name_of(rank: int) -> str:
-    """Of a reader."""
+    """The name of a rank's reader in the queue."""
     return f"rank {rank}"

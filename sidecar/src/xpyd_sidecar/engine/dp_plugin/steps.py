@@ -1,6 +1,6 @@
 """One rank in an engine core: the rules (``dp.rank``), a link, and the core that must be woken or ended.
 
-``begin``, ``dummy``, ``idle``, ``pause`` and ``may_leave`` are called by the core's thread, ``hear`` and ``fail`` by
+``begin``, ``dummy``, ``idle``, ``pause`` and ``may_leave`` are called by the core's thread, ``on_grant`` and ``fail`` by
 threads of the link. A lock keeps the state whole; what must be said is said by the core's thread before the forward begins.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from xpyd_sidecar.dp.frames import Grant, Want
-from xpyd_sidecar.dp.rank import Dummy, Event, Forward, Heard, Idle, LeaveAsked, PauseAsked, Rank
+from xpyd_sidecar.dp.rank import Dummy, Event, Forward, GrantReceived, Idle, LeaveAsked, PauseAsked, Rank
 from xpyd_sidecar.engine.dp_plugin.counters import COUNTERS, Counters
 from xpyd_sidecar.engine.dp_plugin.links import StepLink
 from xpyd_sidecar.errors import OurFault
@@ -26,7 +26,7 @@ GRACE_S: Final = 3.0
 
 
 class Steps:
-    """A rank."""
+    """Counts the steps of one rank, and says when it must run a dummy one."""
 
     def __init__(self, rank: Rank, wake: Callable[[], None], abandon: Callable[[Exception], None],
                  timeout_s: float, counters: Counters = COUNTERS) -> None:
@@ -58,11 +58,11 @@ class Steps:
 
     @property
     def state(self) -> Rank:
-        """As it is now."""
+        """The state of the rank, as it is now."""
         return self._rank
 
     def want(self) -> Want:
-        """The heartbeat."""
+        """What this rank tells the others: the heartbeat."""
         return self._rank.want
 
     # --- the core's thread ---
@@ -81,7 +81,7 @@ class Steps:
     def busy(self) -> bool:
         """Whether the core must not wait for input: a step is granted, or the ranks cannot go on."""
         self._look()
-        return self._rank.behind or self._fault is not None
+        return self._rank.is_behind or self._fault is not None
 
     def begin(self, budget: int) -> None:
         """A forward with tokens is handed to the executor now."""
@@ -99,13 +99,13 @@ class Steps:
         """
         self._look()
         with self._lock:
-            behind, want = self._rank.behind, None
+            behind, want = self._rank.is_behind, None
             if not behind:
                 self._rank, want = self._rank.handle(Idle())
         if want is not None:
-            self.link.say(want)
+            self.link.send(want)
             self._look()
-        if self._rank.behind:
+        if self._rank.is_behind:
             self._wake()
         return not behind and not self._rank.pausing
 
@@ -140,15 +140,15 @@ class Steps:
 
     # --- any thread ---
 
-    def hear(self, grant: Grant) -> None:
+    def on_grant(self, grant: Grant) -> None:
         """Join what others say; wake the core if it changes anything."""
         with self._lock:
             before = self._rank
-            self._rank, _ = before.handle(Heard(grant))
+            self._rank, _ = before.handle(GrantReceived(grant))
             changed = self._rank != before
-            woken = self._rank.behind and not before.behind
+            woken = self._rank.is_behind and not before.is_behind
         if woken:
-            self._counters.granted()
+            self._counters.count_granted()
         if changed:
             self._wake()
 
@@ -167,19 +167,19 @@ class Steps:
             self._abandon(error)
 
     def _look(self) -> None:
-        grant = self.link.look()
+        grant = self.link.read_grant()
         if grant is not None:
             with self._lock:
                 before = self._rank
-                self._rank, _ = before.handle(Heard(grant))
-                woken = self._rank.behind and not before.behind
+                self._rank, _ = before.handle(GrantReceived(grant))
+                woken = self._rank.is_behind and not before.is_behind
             if woken:
-                self._counters.granted()
+                self._counters.count_granted()
 
     def _do(self, event: Event) -> Rank:
         with self._lock:
             self._rank, want = self._rank.handle(event)
             after = self._rank
         if want is not None:
-            self.link.say(want)
+            self.link.send(want)
         return after

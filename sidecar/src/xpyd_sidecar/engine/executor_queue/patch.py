@@ -37,12 +37,12 @@ def _init_executor(self: Any) -> None:
     queue = self.rpc_broadcast_mq
     if isinstance(queue, ExecutorWriter):
         this = weakref.ref(self)
-        queue.watch(lambda name, reason: failed(this(), name, reason))
+        queue.watch(lambda name, reason: end_engine(this(), name, reason))
         logger.info("xpyd: calls to %d workers go through the broadcast queue, %d of them on this host", self.world_size,
                     self.local_world_size)
 
 
-def failed(executor: Any, name: str, reason: str) -> None:
+def end_engine(executor: Any, name: str, reason: str) -> None:
     """End the engine, as vLLM's own thread does when a worker of this host has died; that one is told of no others."""
     if executor is None or executor.is_failed or getattr(executor, "shutting_down", False):
         return

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from xpyd_sidecar.broadcast import wire
-from xpyd_sidecar.broadcast.errors import Cancelled, Closed, NothingCame
+from xpyd_sidecar.broadcast.errors import NothingCame, QueueClosed, ReadCancelled
 from xpyd_sidecar.broadcast.queue import Writer
 from xpyd_sidecar.broadcast.reader import LocalReader, RemoteReader, join
 from xpyd_sidecar.engine.compat import log_like_vllm
@@ -86,7 +86,7 @@ class ExecutorWriter:
         _writers.add(self._writer)
 
     def export_handle(self) -> QueueHandle:
-        """For the readers."""
+        """The handle by which readers join."""
         return self.handle
 
     def wait_until_ready(self) -> None:
@@ -136,8 +136,8 @@ class ExecutorWriter:
         """Look after the readers from now on; ``lost`` is called once, with a name and the reason, on another thread."""
         self._watch = ReaderWatch(self, lost)
 
-    def look(self) -> dict[str, str] | None:
-        """Readers that are lost, and why; None: somebody sends, and looks by himself."""
+    def lost_readers(self) -> dict[str, str] | None:
+        """Readers that are lost, and why; None where a sender looks for them itself just now."""
         if self._over or not self._lock.acquire(blocking=False):
             return None
         try:
@@ -203,7 +203,7 @@ class ExecutorWriter:
 
 
 class ExecutorReader:
-    """A reader's end."""
+    """A worker's end of the executor's queue."""
 
     def __init__(self, handle: QueueHandle, rank: int, settings: QueueSettings) -> None:
         """Not joined yet (``wait_until_ready``).
@@ -253,7 +253,7 @@ class ExecutorReader:
             try:
                 with reader.take(SAY_S if timeout is None else timeout) as parts:
                     return loads(parts)
-            except (Cancelled, Closed):
+            except (ReadCancelled, QueueClosed):
                 break
             except NothingCame:
                 if timeout is not None:
@@ -274,7 +274,7 @@ class ExecutorReader:
 
 
 def name_of(rank: int) -> str:
-    """Of a reader."""
+    """The name of a worker's reader in the queue."""
     return f"rank {rank}"
 
 
@@ -286,7 +286,7 @@ def _closed(close: Callable[[], None], pid: int) -> None:
 
 def _forked(writers: Sequence[Writer]) -> None:
     for writer in writers:
-        writer.forked()
+        writer.after_fork()
 
 
 _writers: weakref.WeakSet[Writer] = weakref.WeakSet()

@@ -18,12 +18,12 @@ LOOK_S: Final = 0.5
 class WatchedReaders(Protocol):
     """Whose readers are looked after."""
 
-    def look(self) -> dict[str, str] | None:
-        """Readers that are lost, and why; None: not now."""
+    def lost_readers(self) -> dict[str, str] | None:
+        """Readers that are lost, and why; None: they cannot be looked at now."""
 
 
 class ReaderWatch:
-    """The thread."""
+    """The thread that finds lost readers."""
 
     def __init__(self, queue: WatchedReaders, lost: Callable[[str, str], None]) -> None:
         """Begin at once. ``lost``: called once, with a name and the reason; then the thread ends."""
@@ -39,7 +39,7 @@ class ReaderWatch:
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_S):
-            for name, reason in (self._queue.look() or {}).items():
+            for name, reason in (self._queue.lost_readers() or {}).items():
                 if not self._stop.is_set():
                     self._lost(name, reason)
                 return

@@ -81,7 +81,7 @@ class GroupFetch:
 
 
 class NcclFetchLink(FetchLink):
-    """Of one session."""
+    """Decode's side of the NCCL link, of one session."""
 
     at_hand = True
     reads_into_device = True
@@ -113,7 +113,7 @@ class NcclFetchLink(FetchLink):
         self._closed = False
 
     def fetch(self, order: FetchOrder) -> None:
-        """As of ``FetchLink``."""
+        """Fetch pieces, as ``FetchLink`` has it."""
         if self._closed:
             self._session.post(partial(self._owner.on_fetch_failed, order.number))
         elif order.at is None or places(order.batch)[-1] > self._most:
@@ -160,12 +160,12 @@ class NcclFetchLink(FetchLink):
             self._over_tcp(order)
 
     def tick(self, now: float, timeout: float) -> None:
-        """As of ``FetchLink``."""
+        """Do what is due, as ``FetchLink`` has it."""
         if self._tcp is not None:
             self._tcp.tick(now, timeout)
 
     def on_frame(self, frame: Frame) -> bool:
-        """As of ``FetchLink``."""
+        """Take a frame of prefill's, as ``FetchLink`` has it."""
         if frame.kind is FrameKind.GROUP:
             self._join(bodies.read_body(frame.body, bodies.Group))
         elif frame.kind is FrameKind.UNGROUP:
@@ -245,7 +245,7 @@ class NcclFetchLink(FetchLink):
         """Prefill has minted the id."""
 
     def on_group_open(self, number: int) -> None:
-        """Both have joined."""
+        """Both sides have joined the group."""
         if number == self._number and not self._closed:
             self._open = True
             waiting, self._waiting = self._waiting, []

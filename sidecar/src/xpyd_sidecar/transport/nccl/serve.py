@@ -61,7 +61,7 @@ class NcclServer:
 
 
 class NcclServeLink(ServeLink):
-    """Of one session."""
+    """Prefill's side of the NCCL link, of one session."""
 
     name = "nccl"
 
@@ -82,7 +82,7 @@ class NcclServeLink(ServeLink):
 
     @property
     def busy(self) -> bool:
-        """As of ``ServeLink``."""
+        """Whether copies are being sent, as ``ServeLink`` has it."""
         return bool(self._sends)
 
     def attach(self, sock: socket.socket, number: int, answer: bytes, keys: bytes) -> None:
@@ -90,7 +90,7 @@ class NcclServeLink(ServeLink):
         self._tcp.attach(sock, number, answer, keys)
 
     def on_frame(self, frame: Frame) -> bool:
-        """As of ``ServeLink``."""
+        """Take a frame of decode's, as ``ServeLink`` has it."""
         if frame.kind is FrameKind.GROUP:
             if self._number:
                 raise ProtocolError(self._session.peer, f"asks for a group beside group {self._number}")
@@ -152,7 +152,7 @@ class NcclServeLink(ServeLink):
         """Decode has joined; its fetches say so."""
 
     def on_posted(self, message: Message) -> None:
-        """Of receivers alone."""
+        """Never called here: only receivers post messages."""
 
     def on_moved(self, message: Message) -> None:
         """A message is out."""

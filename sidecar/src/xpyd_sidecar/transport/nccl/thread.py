@@ -85,7 +85,7 @@ class GroupMember(Protocol):
 
 @dataclass
 class JoinedGroup:
-    """A group here."""
+    """A group that this process has joined, or is joining."""
 
     member: GroupMember
     way: Way
@@ -127,7 +127,7 @@ class NcclThread(CommandThread):
         self.tell(partial(self._move, number, message, member))
 
     def leave(self, number: int, reason: str) -> None:
-        """End a group."""
+        """Have a group ended."""
         self.tell(lambda: self._carry_out(self._machine.close(number, reason)))
 
     # --- on the thread ---

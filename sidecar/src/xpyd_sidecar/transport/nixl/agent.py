@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReadAgent:
-    """Of one process. Used on the thread that owns the agents."""
+    """The NIXL agent of one process that reads. Used on the thread that owns the agents."""
 
     def __init__(self, driver: NixlDriver, slot_bytes: int) -> None:
         """``slot_bytes``: memory for orders that have none."""

@@ -205,7 +205,7 @@ def load(environ: Mapping[str, str] = os.environ) -> tuple[NixlDriver | None, st
 
 
 def version() -> str:
-    """Of the package, whatever it is built for."""
+    """The version of the NIXL package, whatever it is built for."""
     metadata = importlib.import_module("importlib.metadata")
     for name in ("nixl", "nixl-cu13", "nixl-cu12"):
         try:

@@ -51,7 +51,7 @@ class NixlFetcher:
 
 
 class NixlFetchLink(FetchLink):
-    """Of one session (``reading.ReadMember``)."""
+    """Decode's side of the NIXL link, of one session (``reading.ReadMember``)."""
 
     name: LinkName = "nixl"
 
@@ -71,7 +71,7 @@ class NixlFetchLink(FetchLink):
         self._number = self._hub.join(self, memory)
 
     def fetch(self, order: FetchOrder) -> None:
-        """As of ``FetchLink``."""
+        """Fetch pieces, as ``FetchLink`` has it."""
         spans = packed_spans(order.batch)
         if self._closed or not self._holds(spans):
             self.post(partial(self._refuse, order.number))

@@ -69,7 +69,7 @@ class NixlServer:
 
 
 class NixlServeLink(ServeLink):
-    """Of one session."""
+    """Prefill's side of the NIXL link, of one session."""
 
     name = "nixl"
 

@@ -114,7 +114,7 @@ class NixlThread(CommandThread):
         self.tell(partial(self._reading.release_order, session, number))
 
     def leave(self, session: int) -> None:
-        """End a session."""
+        """Have a session's reads ended."""
         self.tell(partial(self._reading.leave, session))
 
     # --- prefill's sessions, from any thread ---
@@ -128,7 +128,7 @@ class NixlThread(CommandThread):
         self.tell(partial(self._linger_for, seconds))
 
     def serve_no_more(self, session: int) -> None:
-        """That session has ended."""
+        """Take note that the session has ended."""
         self.tell(partial(self._sessions.discard, session))
 
     # --- on the thread ---

@@ -49,7 +49,7 @@ class Mapping:
 
     @property
     def view(self) -> memoryview:
-        """All of it."""
+        """All bytes of the mapping."""
         return memoryview(self._memory)
 
     def holds(self, at: int, ticket: bytes) -> bool:
@@ -101,7 +101,7 @@ class ShmFetchLink(FetchLink):
         self._closed = False
 
     def fetch(self, order: FetchOrder) -> None:
-        """As of ``FetchLink``."""
+        """Fetch pieces, as ``FetchLink`` has it."""
         into_device = self.reads_into_device and order.at is not None
         self._session.post(partial(self._begin if into_device else self._bring, order))
 

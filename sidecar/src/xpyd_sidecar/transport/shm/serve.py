@@ -109,7 +109,7 @@ class ShmServer:
 
 
 class ShmServeLink(ServeLink):
-    """Of one session."""
+    """Prefill's side of the shared-memory link, of one session."""
 
     name = "shm"
 
@@ -145,7 +145,7 @@ class ShmServeLink(ServeLink):
         self._session.send(FrameKind.SHARED, LinkChoice("shm", reason))
 
     def close(self) -> None:
-        """Wipe the ticket."""
+        """End the link: wipe the ticket of the session."""
         if not self._closed:
             self._closed = True
             self._sender.close()

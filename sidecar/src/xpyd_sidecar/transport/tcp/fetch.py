@@ -77,7 +77,7 @@ class TcpFetchLink(FetchLink):
             raise
 
     def fetch(self, order: FetchOrder) -> None:
-        """As of ``FetchLink``."""
+        """Fetch pieces, as ``FetchLink`` has it."""
         if self._closed:
             self._session.post(partial(self._owner.on_fetch_failed, order.number))
         elif self._greeted:
@@ -129,7 +129,7 @@ class TcpFetchLink(FetchLink):
             raise
 
     def on_order_ended(self, number: int, *, here: bool) -> None:
-        """As of ``StripeOwner``."""
+        """An order has an end, as ``StripeOwner`` has it."""
         order = self._orders.pop(number)
         if here:
             self._owner.on_fetched(number, sums_of(order.rows))
@@ -137,7 +137,7 @@ class TcpFetchLink(FetchLink):
             self._owner.on_fetch_failed(number)
 
     def stripe_ended(self, error: PeerError) -> None:
-        """As of ``StripeOwner``."""
+        """A stripe has ended, as ``StripeOwner`` has it."""
         if not isinstance(error, PeerGone):
             self._fault = error
         self._session.close(error)

@@ -41,7 +41,7 @@ class StripeGreeting:
         loop.watch(sock, selectors.EVENT_WRITE, self._ready)
 
     def close(self) -> None:
-        """It is not wanted any more."""
+        """End the greeting: the connection is not wanted any more."""
         if self._open:
             self._leave()
             self._sock.close()

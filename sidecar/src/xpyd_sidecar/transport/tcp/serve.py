@@ -76,7 +76,7 @@ class TcpServer:
 
 
 class TcpServeLink(ServeLink):
-    """Of one session."""
+    """Prefill's side of the TCP link, of one session."""
 
     name = "tcp"
 
@@ -113,7 +113,7 @@ class TcpServeLink(ServeLink):
         raise ProtocolError(self.peer, f"order {number} of nobody")
 
     def stripe_ended(self, error: PeerError) -> None:
-        """As of ``StripeOwner``."""
+        """A stripe has ended, as ``StripeOwner`` has it."""
         self._session.close(error)
 
     def close(self) -> None:
