@@ -24,7 +24,7 @@ from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine.data_plane import PIECE_BYTES, DataPlane, PlaneSizes
 from xpyd_sidecar.engine.kv_cache import KvCache
 from xpyd_sidecar.engine.numa_setup import node_binding
-from xpyd_sidecar.engine.saving import Saving
+from xpyd_sidecar.engine.saving import BlockSaver
 from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.kv.array_layout import ArrayPart
 from xpyd_sidecar.kv.fetch_steps import FetchPlan
@@ -85,7 +85,8 @@ class Prefill(Rank):
 
     def __init__(self, device: torch.device, block: int, transport: TransportName) -> None:
         super().__init__(device, block, transport, 2 * LAYERS * COUNT * block)
-        self.saving = Saving(self.memory, self.layouts, self.plane.store, self.plane.publisher, completions=Completions(),
+        self.saving = BlockSaver(self.memory, self.layouts, self.plane.store, self.plane.publisher,
+                                 completions=Completions(),
                              wait_s=LOAD_S, put=None, layers={})
 
     def push(self, turn: int) -> None:

@@ -20,8 +20,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.connector import XpydConnector
+from xpyd_sidecar.engine.multi_connector import MultiConnectorReports
 from xpyd_sidecar.engine.reports import LoadReport, StepReport
-from xpyd_sidecar.engine.siblings import Siblings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.kv.keys import Key, Outcome
 
@@ -169,7 +169,7 @@ def test_a_siblings_reports_stay_and_ours_that_nobody_waits_for_go() -> None:
     def report(name: str, rank: int) -> LoadReport:
         return LoadReport(rank, name, Key("t", 1, 1), Outcome.OK, "", 0)  # type: ignore[arg-type]
 
-    two = Siblings(2)
+    two = MultiConnectorReports(2)
     assert two.finished_names(["theirs"], [report("mine", 0)], []) == {"theirs"}
     assert two.finished_names(["mine", "theirs"], [report("mine", 1)], ["mine"]) == {"mine", "theirs"}
     assert two.finished_names(["mine", "other"], [report("mine", 1), report("mine", 0)], []) == {"other"}

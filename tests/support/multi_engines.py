@@ -20,8 +20,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 from vllm.v1.outputs import KVConnectorOutput
 
 from xpyd_sidecar.engine.connector import XpydConnector
+from xpyd_sidecar.engine.multi_connector import MultiConnectorReports
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
-from xpyd_sidecar.engine.siblings import Siblings
 from xpyd_sidecar.engine.worker_side import WorkerSide
 
 Order = Literal["ours first", "store first"]
@@ -54,7 +54,7 @@ class MultiEngine(Engine):
                  late: bool = False, tensor: int = 1, **options: Any) -> None:
         """``late``: see ``host_store``."""
         super().__init__(name, folder, clock, tensor=tensor, runner="v1", **options)
-        self.scheduler._siblings = Siblings(tensor)
+        self.scheduler._siblings = MultiConnectorReports(tensor)
         self.store = _store(late=late)
         ours = _ours(self.scheduler, None)
         self.multi = _multi(*((ours, self.store) if order == "ours first" else (self.store, ours)))

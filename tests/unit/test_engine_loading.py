@@ -9,7 +9,7 @@ import torch
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
 from xpyd_sidecar.engine.kv_cache import KvCache
-from xpyd_sidecar.engine.loading import UNHEARD_STEPS, Loading
+from xpyd_sidecar.engine.loading import UNHEARD_STEPS, BlockLoader
 from xpyd_sidecar.engine.reports import ExpectOrder, FailOrder, LoadOrder, LoadReport, Orders
 from xpyd_sidecar.engine.stats import LINK
 from xpyd_sidecar.kv.keys import Key, Outcome
@@ -63,7 +63,7 @@ class Rank:
         shape = geometry(1, [memory.arrays({})])
         self.plan = plan(shape, shape)
         self.receiver = ListedReceiver()
-        self.loading = Loading(0, memory, self.receiver, Receiving(load_s=30.0, grace_s=0.0), ahead=ahead,  # type: ignore[arg-type]
+        self.loading = BlockLoader(0, memory, self.receiver, Receiving(load_s=30.0, grace_s=0.0), ahead=ahead,  # type: ignore[arg-type]
                                forwards=Forwards())
 
     def start(self, moment: CopyMark | None = None, *, request: str = "r", source: Announce = SOURCE) -> None:

@@ -1,6 +1,6 @@
 """Prefill's half of a step under load: a link that is slower than the forward slows prefill down, and nothing is lost.
 
-Saving, store and offers as they are; a device, a link and a scheduler on a virtual clock, and no bytes move.
+The saver, store and offers as they are; a device, a link and a scheduler on a virtual clock, and no bytes move.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.engine.kv_cache import KvCache
 from xpyd_sidecar.engine.layer_groups import GROUPS_MOST
 from xpyd_sidecar.engine.memory_sizes import ROUNDS, MemorySizes
-from xpyd_sidecar.engine.saving import SPANS_MOST, Saving
+from xpyd_sidecar.engine.saving import SPANS_MOST, BlockSaver
 from xpyd_sidecar.kv import manifests
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Offers, Push
@@ -98,7 +98,8 @@ class Prefill:
         self.link = Link(self.clock, self.store)
         completions: Any = SimpleNamespace(add=lambda mark, call: self.clock.at(mark.when, call))
         link: Any = self.link
-        self.saving = Saving(self.device, self.device.layouts({}), self.store, link, completions=completions, wait_s=30.0,
+        self.saving = BlockSaver(self.device, self.device.layouts({}), self.store, link, completions=completions,
+                                 wait_s=30.0,
                              put=None, layers=self.device.of_layer)
         self.offers = Offers(groups=(CacheGroup(Reach("all", 16), 16),), ranks=1, blocks=CACHE_BLOCKS)
         self.peers = [Peer(InstanceName(f"d{n}"), Incarnation(str(n) * 32), HostPort("127.0.0.1:1"))
@@ -248,7 +249,7 @@ def test_a_step_of_a_host_leaves_in_copies_whose_sums_can_be_told(monkeypatch: p
     store = CopyStore(lambda size: Chunk(whole, memoryview(whole.numpy())), len(whole))
     copies: list[StoredCopy] = []
     publisher: Any = SimpleNamespace(push=lambda key, made, hold: copies.extend(made))
-    saving = Saving(memory, memory.layouts(heads), store, publisher, completions=Completions(), wait_s=60.0, put=None,
+    saving = BlockSaver(memory, memory.layouts(heads), store, publisher, completions=Completions(), wait_s=60.0, put=None,
                     layers={})
     saving.begin([Push(Key(TransferId("a" * 32), Attempt(1), 1), 0, tuple(range(10)))])
     saving.finish()

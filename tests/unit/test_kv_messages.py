@@ -127,7 +127,8 @@ def test_an_announcement_outside_its_bounds_is_refused_with_the_field(changes: d
     {"generation": 1 << 32}, {"generation": (1 << 63) - 1}])
 @pytest.mark.parametrize("message", [ANNOUNCE, Drop(*ANNOUNCE.key, Outcome.UNUSED, ""),
                                      Gone(*ANNOUNCE.key, Outcome.ABORTED, "", retry=False)])
-def test_a_name_of_a_try_that_no_answer_could_bear_is_refused(message: messages.Try, changes: dict[str, object]) -> None:
+def test_a_name_of_a_try_that_no_answer_could_bear_is_refused(message: messages.TransferAttempt,
+                                                              changes: dict[str, object]) -> None:
     """Its answer would be written by the control thread, later, and would end it."""
     raw = msgspec.msgpack.encode(msgspec.structs.replace(message, **changes))
     with pytest.raises(MessageError, match="cannot be the name of a try"):

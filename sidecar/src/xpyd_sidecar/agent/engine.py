@@ -92,7 +92,7 @@ def parse_load(text: bytes) -> Load:
 
 
 def load_of(texts: Sequence[bytes]) -> Load:
-    """The same of several servers, each of which must have said its own. Raises as ``parse_load`` does."""
+    """The load of an engine of several servers, each of which must have said its own. Raises as ``parse_load`` does."""
     loads = [parse_load(text) for text in texts]
     return loads[0] if len(loads) == 1 else parse_load(b"\n".join(texts))
 

@@ -32,7 +32,7 @@ LOOK_MOST_S: Final = 5.0
 
 
 class Liveness:
-    """Of one engine. ``on_probe`` is the one method that changes it."""
+    """Whether one engine lives. ``on_probe`` is the one method that changes it."""
 
     def __init__(self, startup_s: float, fresh_s: float, *, server: bool = True) -> None:
         """``startup_s``: the engine's time to start. ``fresh_s``: a router that has not answered for so long is not heard.

@@ -76,7 +76,7 @@ class Remote:
         self._acceptor = acceptor_of(self._runner, sockets, self._crowded)
 
     async def close(self) -> None:
-        """Stop serving."""
+        """Stop serving calls."""
         if self._acceptor is not None:
             self._acceptor.close(at_once=True)
         if self._runner.server is not None:

@@ -190,7 +190,7 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
         self.scheduler.on_worker_output(connector_output)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """The same where vLLM knows of one group."""
+        """``request_finished_all_groups`` where vLLM knows of one group."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...],

@@ -103,7 +103,7 @@ class DeviceLanding:
     # --- what a link fetches into ---
 
     def blocks(self, target: LoadTarget, batch: Sequence[Piece]) -> list[Scatter]:
-        """As of ``Landing``: nobody but a kernel writes into blocks here."""
+        """Never called here: nobody but a kernel writes into blocks of a device (``Landing``)."""
         raise NotImplementedError("blocks of a device")
 
     def host_places(self, batch: Sequence[Piece], at: int | BufferPlace) -> list[Scatter]:
@@ -162,7 +162,7 @@ class DeviceLanding:
     # --- what goes into blocks ---
 
     def place(self, target: LoadTarget, batch: Sequence[Piece], at: int | BufferPlace, placed: Placed) -> None:
-        """As of ``Landing``; later."""
+        """Have pieces copied into their blocks later, as ``Landing`` has it."""
         if isinstance(at, BufferPlace):
             self._waiting.append(WaitingPlace(target, batch, at, placed))
             self._place_waiting()

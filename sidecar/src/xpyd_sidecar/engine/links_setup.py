@@ -32,7 +32,7 @@ def check_encryption(options: KvOptions) -> None:
 
 
 def shared_server(options: KvOptions) -> ShmServer | None:
-    """Of the link ``shm``, prefill's side; None: it is not wanted, or a host cannot be told from another."""
+    """Prefill's side of the link ``shm``; None: it is not wanted, or a host cannot be told from another."""
     name = host() if options.transport in {"auto", "shm"} else ""
     return ShmServer(name, _folder(options), insists=options.transport == "shm") if name else None
 

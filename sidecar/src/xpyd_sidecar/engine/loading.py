@@ -28,7 +28,7 @@ UNHEARD_STEPS: Final = 2
 """Steps that may be under way when a load is over: the scheduler hears of a step when it has planned another one."""
 
 
-class Loading:
+class BlockLoader:
     """Loads KV blocks of one rank: has them fetched, and says when they are in their places."""
 
     def __init__(self, rank: int, memory: KvCache, receiver: Receiver, loads: Receiving, *, ahead: bool,

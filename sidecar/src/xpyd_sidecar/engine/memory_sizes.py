@@ -104,12 +104,12 @@ def keep_bytes(step: int) -> int:
 
 
 def slab_bytes(step: int, room: int) -> int:
-    """Of device memory, for steps that bring so many bytes, where there is room for so many."""
+    """Bytes of the slab on the device, for steps that bring ``step`` bytes; ``room``: bytes that are free there."""
     return min(max(-(-step // ROUNDS), SLAB_LEAST), SLAB_MOST, max(SLAB_LEAST, room))
 
 
 def ring_bytes(step: int, room: int) -> int:
-    """The same of the ring."""
+    """Bytes of the ring on the device, for steps that bring ``step`` bytes; ``room``: bytes that are free there."""
     return _within(step, RING_LEAST, min(RING_MOST, room))
 
 

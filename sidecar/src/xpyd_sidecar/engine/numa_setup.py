@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 
 def node_binding(device: torch.device, rank: int, system: Path = numa_nodes.SYSTEM) -> NodeBinding:
-    """Of a rank whose cache is on that device. What is chosen, or lacking, is said in the log; nothing where there is one
-    node.
+    """Choose a NUMA node for the rank whose cache is on a device. The choice, or what is lacking for one, is logged,
+    but not where there is one node alone.
     """
     found = numa_nodes.read_nodes(system)
     usable = frozenset(os.sched_getaffinity(0))
@@ -38,7 +38,7 @@ def node_binding(device: torch.device, rank: int, system: Path = numa_nodes.SYST
 
 
 def pci_address(properties: Any) -> str:
-    """Of a device, as sysfs writes it, from torch's properties of it; empty where torch does not know it."""
+    """The PCI address of a device, as sysfs writes it, from torch's properties of it; empty where torch has none."""
     try:
         return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     except AttributeError:

@@ -17,7 +17,7 @@ from xpyd_sidecar.contract.core_steps import PromptWork
 
 
 class PromptBacklog:
-    """Of one engine. One thread changes it; what others read are plain values."""
+    """Prompt tokens of one engine that wait and run. One thread changes it; what others read are plain values."""
 
     def __init__(self) -> None:
         self._left: dict[str, int] = {}
@@ -32,7 +32,7 @@ class PromptBacklog:
         self._left[name] = tokens
 
     def begins(self, name: str, there: int) -> None:
-        """It runs for the first time, and so many tokens are there. Before ``runs``."""
+        """A request runs for the first time, with so many tokens there already. Called before ``runs``."""
         left = self._left.get(name)
         if left is not None:
             self._cached[name] = there

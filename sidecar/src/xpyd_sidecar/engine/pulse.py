@@ -21,7 +21,7 @@ EVERY_S: Final = 1.0
 
 
 class PulseThread:
-    """Of one worker. ``begins`` and ``ends`` are called by the worker's own thread."""
+    """The pulse of one worker. ``begins`` and ``ends`` are called by the worker's own thread."""
 
     def __init__(self, run_dir: Path, life: str) -> None:
         """Begin at once."""

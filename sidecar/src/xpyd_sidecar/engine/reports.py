@@ -85,9 +85,9 @@ class Orders(KVConnectorMetadata):
     firsts: list[Key] = field(default_factory=list)
     """Transfers whose requests run for the first time since their KV came."""
     copied: list[str] = field(default_factory=list)
-    """Requests that have ended and whose blocks are not needed any more: each worker says so (``siblings``)."""
+    """Requests that have ended and whose blocks are not needed any more: each worker says so (``multi_connector``)."""
     hold: int = 0
-    """Copies that are made now leave when the step of this number is proved (``siblings``); 0: at once."""
+    """Copies that are made now leave when the step of this number is proved (``multi_connector``); 0: at once."""
     proved: int = 0
     """Copies that are held for steps up to this one may leave; 0: no news."""
     calm: bool = False

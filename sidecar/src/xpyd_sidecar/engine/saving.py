@@ -99,7 +99,7 @@ class Leaving(NamedTuple):
         return self.part.starts[self.regions.stop - self.part.arrays.start] - self.begin
 
 
-class Saving:
+class BlockSaver:
     """Copies final KV blocks of one rank out of the cache, and hands them to the publisher."""
 
     def __init__(self, memory: KvCache, layouts: Sequence[ArrayLayout], store: CopyStore, publisher: Publisher, *,
@@ -336,7 +336,7 @@ class Saving:
 
 
 def neighbours(regions: Sequence[int], arrays: range) -> Iterator[range]:
-    """Those of ``regions`` that are among ``arrays``, in runs."""
+    """Cut those ``regions`` that are among ``arrays`` into runs of consecutive numbers."""
     start = end = -1
     for region in sorted({one for one in regions if one in arrays}):
         if region != end:

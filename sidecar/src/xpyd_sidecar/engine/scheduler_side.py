@@ -25,12 +25,12 @@ from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.control_handler import ControlHandler
 from xpyd_sidecar.engine.handed_blocks import HandedBlocks, prompt_identity
+from xpyd_sidecar.engine.multi_connector import MultiConnectorReports
 from xpyd_sidecar.engine.pair_recorder import PairRecorder
 from xpyd_sidecar.engine.prompt_backlog import PromptBacklog
 from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
 from xpyd_sidecar.engine.settings import ConnectorSettings
-from xpyd_sidecar.engine.siblings import Siblings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.step_recorder import StepRecorder
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc
@@ -84,7 +84,7 @@ class SchedulerSide:
         self._pairing = Pairing(recompute=recompute, unclaimed_s=options.claim_s)
         self._offers = Offers(groups=self._blocks.groups, ranks=self._ranks, blocks=blocks)
         self._room = LoadAdmission(blocks)
-        self._siblings = Siblings(self._ranks) if beside else None
+        self._siblings = MultiConnectorReports(self._ranks) if beside else None
         self._tell_s = min(options.peer_timeout_s / 4, options.load_timeout_s / 8)
         """Between two words of work for transfers, each said in a step."""
         self._told_at = -math.inf
@@ -407,7 +407,7 @@ class SchedulerSide:
         return any(levels.get(name) for levels in self._levels.values() for name in HELD)
 
     def reset(self) -> bool:
-        """As ``SchedulerActions.reset``."""
+        """Reset what is carried of requests. Returns as ``SchedulerActions.reset`` does."""
         with self._lock:
             return self._carrying.reset()
 

@@ -24,7 +24,7 @@ MOST_OPEN: Final = 8
 
 
 class StepTimes:
-    """Of one core. ``begins`` and ``ends`` are called by its thread; what others read are plain values."""
+    """Times of one core's steps. ``begins`` and ``ends`` are called by its thread; what others read are plain values."""
 
     def __init__(self) -> None:
         self.turns = 0

@@ -22,13 +22,13 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation, join_host_port, spl
 from xpyd_sidecar.engine.data_plane import DataPlane, PlaneThread, plane_sizes
 from xpyd_sidecar.engine.draft_hooks import DraftHooks
 from xpyd_sidecar.engine.kv_cache import KvCache
-from xpyd_sidecar.engine.loading import Loading
+from xpyd_sidecar.engine.loading import BlockLoader
 from xpyd_sidecar.engine.memory_sizes import StepLoad
 from xpyd_sidecar.engine.numa_setup import node_binding
 from xpyd_sidecar.engine.pulse import PulseThread
 from xpyd_sidecar.engine.put_mode import PutMode
 from xpyd_sidecar.engine.reports import CopiedReport, Orders, RankAddress, StepReport
-from xpyd_sidecar.engine.saving import Saving
+from xpyd_sidecar.engine.saving import BlockSaver
 from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.worker_rpc import WorkerRpcServer
 from xpyd_sidecar.errors import ConfigError
@@ -82,7 +82,7 @@ class WorkerSide:
         self._put = PutMode(options.put_wait_s, options.peer_timeout_s) if options.mode == "put" else None
         self._completions = Completions()
         self._binding.thread(self._completions.thread)
-        self._saving = Saving(self._memory, self._memory.layouts(heads), self.store, self._publisher,
+        self._saving = BlockSaver(self._memory, self._memory.layouts(heads), self.store, self._publisher,
                               completions=self._completions, wait_s=options.keep_ttl_s, put=self._put,
                               layers=self._memory.of_layer if by_layer else {})
         self._levels: dict[str, int] = {}
@@ -99,7 +99,7 @@ class WorkerSide:
         self.calm = False
         """The engine takes naps."""
         self._forwards = Forwards()
-        self._loading = Loading(rank, self._memory, self._receiver, loads, ahead=options.mode != "get",
+        self._loading = BlockLoader(rank, self._memory, self._receiver, loads, ahead=options.mode != "get",
                                 forwards=self._forwards)
         self._pulse: PulseThread | None = None
         if settings.life and settings.run_dir is not None:

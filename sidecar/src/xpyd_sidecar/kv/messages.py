@@ -99,8 +99,8 @@ class ListeningRank(msgspec.Struct, frozen=True):
     incarnation: Incarnation
 
 
-class Try(msgspec.Struct, frozen=True):
-    """One try of a transfer, of which a message speaks."""
+class TransferAttempt(msgspec.Struct, frozen=True):
+    """Identifies one attempt at a transfer: transfer, attempt of the request, generation within it."""
 
     transfer: TransferId
     attempt: Attempt
@@ -112,7 +112,7 @@ class Try(msgspec.Struct, frozen=True):
         return Key(self.transfer, self.attempt, self.generation)
 
 
-class Announce(Try, frozen=True, tag="announce", tag_field="t"):
+class Announce(TransferAttempt, frozen=True, tag="announce", tag_field="t"):
     """Prefill has scheduled a transfer: its KV will come when asked for."""
 
     identity: bytes
@@ -134,7 +134,7 @@ class Announce(Try, frozen=True, tag="announce", tag_field="t"):
         return self.identity + self.weights.encode()
 
 
-class Gone(Try, frozen=True, tag="gone", tag_field="t"):
+class Gone(TransferAttempt, frozen=True, tag="gone", tag_field="t"):
     """Prefill will not deliver this try. With ``retry`` another try may follow (its leg was aborted): decode waits on."""
 
     outcome: Outcome
@@ -142,14 +142,14 @@ class Gone(Try, frozen=True, tag="gone", tag_field="t"):
     retry: bool
 
 
-class Drop(Try, frozen=True, tag="drop", tag_field="t"):
+class Drop(TransferAttempt, frozen=True, tag="drop", tag_field="t"):
     """Decode does not want this try: prefill lets go of its copies."""
 
     outcome: Outcome
     reason: str
 
 
-class WorkDone(Try, frozen=True, array_like=True):
+class WorkDone(TransferAttempt, frozen=True, array_like=True):
     """What prefill has done for a try until now; both numbers only grow."""
 
     tokens: int
@@ -209,7 +209,7 @@ def unpack(raw: bytes) -> Control:
         message: Control = _control_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MessageError(f"control message: {error}") from None
-    if isinstance(message, Try) and not (TRANSFER_ID.fullmatch(message.transfer) and message.attempt in _TRIES
+    if isinstance(message, TransferAttempt) and not (TRANSFER_ID.fullmatch(message.transfer) and message.attempt in _TRIES
                                          and message.generation in _TRIES):
         raise MessageError(f"transfer, attempt, generation: {message.key} cannot be the name of a try")
     if isinstance(message, Announce):

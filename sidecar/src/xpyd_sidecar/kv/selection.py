@@ -44,7 +44,7 @@ class Piece(NamedTuple):
         return self.packed.size
 
     def sums_in(self, every: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Its own among those of the manifest, in the order of its ``packed``."""
+        """The sums of this piece among those of its manifest, in the order of its ``packed``."""
         first, each, step = self.sums
         runs = self.packed.sums // self.packed.heads
         return np.concatenate([every[first + run * step:first + run * step + each] for run in range(runs)])

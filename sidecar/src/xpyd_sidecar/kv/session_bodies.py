@@ -162,7 +162,9 @@ class Reason(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_words(cls, outcome: Outcome, reason: str, retry: bool = False) -> Reason:
-        """Of words as long as they may be: each side puts its peer's name before those that it passes on."""
+        """A reason whose words are cut to what a body may have: each side puts its peer's name before those that it
+        passes on.
+        """
         return cls(outcome, reason[:REASON_MAX], retry)
 
 
@@ -196,7 +198,7 @@ def encryption_differs(prefill: bool, decode: bool) -> str:
 
 
 def refused_links(reason: str) -> tuple[str, ...]:
-    """Of the reasons of a choice, each of which begins with a link's name: those of links that could be expected."""
+    """Among the reasons of a choice, each of which begins with a link's name, those of links that could be expected."""
     parts: list[str] = []
     for part in reason.split("; "):
         if part.partition(":")[0] in LINK_NAMES:

@@ -91,7 +91,7 @@ def fill_marks(args: Sequence[str], told: GroupRound) -> list[str]:
 
 
 class Launcher:
-    """See the module. ``run`` it; ``stop`` from a signal's handler."""
+    """Launches the engine of one member. ``run`` it; ``stop`` from a signal's handler."""
 
     def __init__(self, run_dir: Path, command: Sequence[str], grace_s: float) -> None:
         self._run_dir = run_dir

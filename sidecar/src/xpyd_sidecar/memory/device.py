@@ -101,7 +101,7 @@ class DeviceCopies:
         self._ring = torch.empty(ring_bytes, dtype=torch.uint8, device=self._device)
 
     def ring_range(self, at: int, size: int) -> torch.Tensor:
-        """Of the ring, for who fills it otherwise than by ``bring``."""
+        """A range of the ring, for who fills it otherwise than by ``bring``."""
         return self._ring[at:at + size]
 
     @property

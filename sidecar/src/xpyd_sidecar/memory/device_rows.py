@@ -84,7 +84,7 @@ class SumTable(NamedTuple):
 
 
 def view_of(blocks: torch.Tensor) -> RowView:
-    """Of an array ``[blocks, …]``, strided as it may be.
+    """The rows of an array ``[blocks, …]``, strided as it may be.
 
     Raises:
         ConfigError: the words of a block lie in more than ``OUTER`` strided dimensions.

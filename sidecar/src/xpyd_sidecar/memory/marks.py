@@ -19,7 +19,7 @@ class PassedMark:
     """A mark that has passed."""
 
     def done(self) -> bool:
-        """Always true."""
+        """Whether it has passed: always."""
         return True
 
     def wait(self, seconds: float) -> bool:

@@ -70,8 +70,8 @@ class ControlEvents(Protocol):
         """Do what is due; called again and again on the control thread."""
 
 
-class Decode:
-    """One decode engine, as seen from here."""
+class DecodePeer:
+    """One decode engine, as prefill's control thread sees it."""
 
     def __init__(self, sock: zmq.Socket[Any], monitor: zmq.Socket[Any], now: float, listened: float) -> None:
         self.sock = sock
@@ -118,7 +118,7 @@ class ControlThread:
             raise ConfigError(f"control_port: cannot listen on {host} port {port}: {error}") from None
         endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address: HostPort = join_host_port(host, int(endpoint.rpartition(":")[2]))
-        self._decodes: dict[Peer, Decode] = {}
+        self._decodes: dict[Peer, DecodePeer] = {}
         self._posts: deque[tuple[Peer | bytes, Control]] = deque()
         """Messages to send: to a decode engine, or (bytes) back over a prefill engine's connection."""
         self._wake_in, self._wake_out = socket.socketpair()
@@ -210,7 +210,7 @@ class ControlThread:
                 decode.used = time.monotonic()
                 self._send(to, decode, parts)
 
-    def _connect(self, peer: Peer) -> Decode | None:
+    def _connect(self, peer: Peer) -> DecodePeer | None:
         try:
             sock = self._context.socket(zmq.DEALER)
             monitor = sock.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
@@ -229,11 +229,11 @@ class ControlThread:
             return None
         for each in (sock, monitor):
             self._poller.register(each, zmq.POLLIN)
-        decode = self._decodes[peer] = Decode(sock, monitor, time.monotonic(), self._listened)
+        decode = self._decodes[peer] = DecodePeer(sock, monitor, time.monotonic(), self._listened)
         self._send(peer, decode, messages.pack(self._handler.greeting(peer)))
         return decode
 
-    def _send(self, peer: Peer, decode: Decode, parts: tuple[bytes, bytes]) -> None:
+    def _send(self, peer: Peer, decode: DecodePeer, parts: tuple[bytes, bytes]) -> None:
         try:
             decode.sock.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
@@ -260,7 +260,7 @@ class ControlThread:
         logger.warning("xpyd: refused a control connection to %s: the peer does not hold the service key, or speaks "
                        "something else", event["endpoint"].decode(errors="replace"))
 
-    def _hear_decode(self, peer: Peer, decode: Decode) -> None:
+    def _hear_decode(self, peer: Peer, decode: DecodePeer) -> None:
         for _ in range(256):
             try:
                 parts = decode.sock.recv_multipart(zmq.NOBLOCK)
@@ -291,7 +291,7 @@ class ControlThread:
             else:
                 self._handler.decode_lost(peer, Outcome.PROTOCOL, f"sent {type(message).__name__} to a prefill engine")
 
-    def _hear_connection(self, peer: Peer, decode: Decode) -> None:
+    def _hear_connection(self, peer: Peer, decode: DecodePeer) -> None:
         """A connection is there, or is no more: then what was on its way is lost, in both directions."""
         if self._decodes.get(peer) is not decode:
             return  # given up for what it has said last

@@ -95,7 +95,7 @@ class BrokenSource(NamedTuple):
 
 
 class Receiver:
-    """The thread."""
+    """The receiver's I/O thread: decode's sessions with the ranks of prefill."""
 
     def __init__(self, me: OwnRank, machine: Fetching, landing: Landing, *, peer_timeout_s: float) -> None:
         """``landing``: the memory that bytes come into. ``connect`` says over what, before the first want."""

@@ -100,10 +100,10 @@ class HostLanding:
                 for piece, start in zip(batch, places(batch), strict=False)]
 
     def expect(self, target: LoadTarget, batch: Sequence[Piece], at: int) -> None:
-        """As of ``Landing``: only a device has a ring."""
+        """Nothing is expected: only a device has a ring (``Landing``)."""
 
     def place(self, target: LoadTarget, batch: Sequence[Piece], at: int | BufferPlace, placed: Placed) -> None:
-        """As of ``Landing``; now."""
+        """Copy pieces into their blocks at once, as ``Landing`` has it."""
         view = self._memory(at)
         if not target.gate.enter():
             placed(None)

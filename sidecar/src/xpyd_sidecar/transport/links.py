@@ -58,11 +58,11 @@ class RingMemory(Protocol):
     """Both memories of ranges of decode's ring, for links that read into the device; used on the I/O thread."""
 
     def device(self, at: int, size: int) -> Any:
-        """Of the device, as a tensor of bytes; pieces lie in it as ``kv.selection.places`` says."""
+        """A range of the ring on the device, as a tensor of bytes; pieces lie in it as ``kv.selection.places`` says."""
 
     def host_places(self, batch: Sequence[Piece], at: int) -> Sequence[Scatter]:
-        """Of the host, where bytes of that range are looked for once this was asked for: a row is what lies together in
-        prefill's store.
+        """Places of pieces in host memory, where bytes of that range are looked for once this was asked for; a row is
+        what lies together in prefill's store.
         """
 
 

@@ -58,7 +58,7 @@ class Scatter:
         self._bring(address, self.row)
 
     def sums(self) -> bytes:
-        """Of the parts, row by row, 8 bytes each; empty: nothing has come yet, or they are not summed up."""
+        """Sums of the parts, row by row, 8 bytes each; empty: nothing has come yet, or they are not summed up."""
         return self._sums
 
     def _bring(self, address: int, step: int) -> None:

@@ -23,7 +23,7 @@ NOTHING: Final = bytes(TICKET_BYTES)
 
 
 class Tickets:
-    """Of all sessions of one kind, in memory that decode can read. Used on the publisher's I/O thread."""
+    """The tickets of all sessions of one kind, in memory that decode can read. Used on the publisher's I/O thread."""
 
     def __init__(self, memory: memoryview) -> None:
         """``memory``: of ``SESSIONS`` tickets."""

@@ -166,7 +166,7 @@ def show_cached(request: Any, cached: int) -> None:
 
 
 def show_own_cached(request: Any) -> None:
-    """The same with what the engine itself had: nothing came from elsewhere."""
+    """Have vLLM report only the tokens that the engine itself had cached: nothing came from elsewhere."""
     if request.prefill_stats is not None:
         show_cached(request, int(request.prefill_stats.num_local_cached_tokens))
 

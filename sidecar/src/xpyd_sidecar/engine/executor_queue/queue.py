@@ -194,7 +194,9 @@ class ExecutorWriter:
     @staticmethod
     def create_from_process_group(pg: Any, max_chunk_bytes: int, max_chunks: int, writer_rank: int = 0,
                                   **more: Any) -> Any:
-        """As vLLM's, which makes it of the methods here."""
+        """Make vLLM's own queue for a group of processes, of the methods here. Raises OurFault for another writer
+        than rank 0.
+        """
         if writer_rank != 0:
             raise OurFault(f"a queue of a group of processes whose writer is rank {writer_rank}, not 0")
         return MessageQueue.create_from_process_group(pg, max_chunk_bytes, max_chunks, writer_rank, **more)

@@ -86,7 +86,7 @@ class NcclServeLink(ServeLink):
         return bool(self._sends)
 
     def attach(self, sock: socket.socket, number: int, answer: bytes, keys: bytes) -> None:
-        """As of ``ServeLink``."""
+        """Take over a connection, as ``ServeLink`` has it."""
         self._tcp.attach(sock, number, answer, keys)
 
     def on_frame(self, frame: Frame) -> bool:
@@ -128,7 +128,7 @@ class NcclServeLink(ServeLink):
         self._hub.move(self._number, message, self)
 
     def close(self) -> None:
-        """As of ``ServeLink``: copies that the GPU reads are held until the group has ended."""
+        """End the link, as ``ServeLink`` has it: copies that the GPU reads are held until the group has ended."""
         if self._closed:
             return
         self._closed = True

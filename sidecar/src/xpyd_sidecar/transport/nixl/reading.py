@@ -141,7 +141,7 @@ class Reading:
     # --- time ---
 
     def poll_once(self, now: float) -> bool:
-        """See how far reads are; ``now``: in seconds in which this thread has looked. Whether something was done."""
+        """Poll the reads once. Returns whether something was done; ``now``: in seconds in which this thread has polled."""
         self._now = now
         out: list[reads.Step] = []
         moved = False

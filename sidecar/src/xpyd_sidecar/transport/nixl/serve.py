@@ -87,7 +87,7 @@ class NixlServeLink(ServeLink):
         self._server.hub.linger(self._server.timeout_s)
 
     def on_frame(self, frame: Frame) -> bool:
-        """As of ``ServeLink``: no frame is for it, and each says that decode may go on reading."""
+        """No frame is for this link, and each says that decode may go on reading (``ServeLink``)."""
         self._server.hub.linger(self._server.timeout_s)
         return False
 

@@ -82,7 +82,7 @@ def _mapped(fd: int | None, shown: SharedStore) -> mmap.mmap:
 
 
 class ShmFetchLink(FetchLink):
-    """Of one session. A fetch is one copy, begun when the loop comes to it, so that sessions take turns."""
+    """Decode's side of the shared-memory link, of one session. A fetch is one copy, begun when the loop comes to it."""
 
     name: LinkName = "shm"
     at_hand = True

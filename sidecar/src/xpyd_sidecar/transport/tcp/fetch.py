@@ -19,7 +19,7 @@ from xpyd_sidecar.transport.tcp.sockets import complain
 
 
 class TcpFetchLink(FetchLink):
-    """Of one session. Orders wait until a stripe is there; from then on they are the threads'."""
+    """Decode's side of the TCP link, of one session. Orders wait until a stripe is there; then they are the threads'."""
 
     name: LinkName = "tcp"
 
@@ -91,7 +91,7 @@ class TcpFetchLink(FetchLink):
         self._orders[order.number] = order
 
     def tick(self, now: float, timeout: float) -> None:
-        """As of ``FetchLink``: stripes that prefill does not answer in time end the session."""
+        """End the session where prefill does not answer stripes in time, as ``FetchLink`` has it."""
         if self._closed or 0 < self._greeted == self._promised:
             return
         self._strange = self._strange or ListeningClock(timeout)
@@ -143,13 +143,15 @@ class TcpFetchLink(FetchLink):
         self._session.close(error)
 
     def fault(self) -> PeerError | None:
-        """As of ``FetchLink``: what threads have told of and nobody has heard is heard now."""
+        """The fault of the link, as ``FetchLink`` has it; what its threads have told of is taken in first."""
         if not self._closed:
             self._pool.collect()
         return self._fault
 
     def close(self) -> None:
-        """As of ``FetchLink``: what the threads have is answered as soon as they have let go of it."""
+        """End the link, as ``FetchLink`` has it: orders that threads have are answered as soon as those have let go
+        of them.
+        """
         if self._closed:
             return
         self._closed = True

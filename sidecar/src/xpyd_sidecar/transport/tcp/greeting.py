@@ -15,7 +15,7 @@ from xpyd_sidecar.transport.tcp.sockets import tune
 
 
 class StripeGreeting:
-    """Of one connection; on a loop's thread."""
+    """The greeting of one connection; used on a loop's thread."""
 
     def __init__(self, loop: Loop, sock: socket.socket, peer: str, words: tuple[bytes, bytes],
                  over: Callable[[socket.socket | PeerError], None]) -> None:

@@ -10,7 +10,7 @@ _PLACE: Final = struct.Struct("<QQQII")
 
 
 def place_of(stretches: Sequence[tuple[int, int]]) -> bytes:
-    """Of a piece (``kv.selection.Piece``): offset, size, step u64, count, 0 u32, little endian.
+    """A piece (``kv.selection.Piece``) as bytes: offset, size, step u64, count, 0 u32, little endian.
 
     Raises:
         ValueError: they are of different lengths, or not equally far apart.

@@ -144,7 +144,7 @@ class StripePool:
         self._pool.add(_named(key, manifest), view, offset)
 
     def take(self, key: Key, manifest: int, freed: Callable[[], None]) -> None:
-        """It may not be asked for any more. ``freed``: called when nobody sends of it, perhaps now."""
+        """Serve a copy no more. ``freed``: called when nobody sends of it, perhaps now."""
         name = _named(key, manifest)
         if self._pool.take(name):
             freed()

@@ -24,7 +24,7 @@ class CopyBytes(Protocol):
     view: memoryview
 
     def hold(self) -> None:
-        """They are being sent: not to be freed before ``let_go``."""
+        """Count a sender of these bytes, which are not freed before ``let_go``."""
 
     def let_go(self) -> None:
         """One who holds them needs them no more."""
@@ -50,7 +50,7 @@ class TcpServer:
             self._pool.add(key, number, copy.view, copy.offset)
 
     def take(self, key: Key, number: int, copy: CopyBytes) -> None:
-        """It may not be any more; who is being sent of it holds it until that has ended."""
+        """Serve a copy no more; a stripe that sends of it holds it until that has ended."""
         if self._pool is not None:
             copy.hold()
             self._pool.take(key, number, copy.let_go)
@@ -91,7 +91,9 @@ class TcpServeLink(ServeLink):
         self._closed = False
 
     def attach(self, sock: socket.socket, number: int, answer: bytes, keys: bytes) -> None:
-        """As of ``ServeLink``. A second one of a number ends alone: whoever has seen the name may say it again."""
+        """Take over a connection, as ``ServeLink`` has it. A second one of a number ends alone: its name may be said
+        again.
+        """
         if self._closed or number in self._attached or number >= self.stripes:
             sock.close()
             return
@@ -109,7 +111,7 @@ class TcpServeLink(ServeLink):
             raise PeerGone(self.peer, f"a stripe: {error}") from None
 
     def on_order_ended(self, number: int, *, here: bool) -> None:
-        """As of ``StripeOwner``: there are no orders here."""
+        """Never called here: prefill has no orders (``StripeOwner``)."""
         raise ProtocolError(self.peer, f"order {number} of nobody")
 
     def stripe_ended(self, error: PeerError) -> None:

@@ -26,7 +26,7 @@ from xpyd_sidecar.engine.reports import LoadReport, Orders, StepReport
 from xpyd_sidecar.kv.keys import Key
 
 
-class Siblings:
+class MultiConnectorReports:
     """Tells our reports from those of others, and what others have failed at from what is ours to hand over."""
 
     def __init__(self, ranks: int) -> None:
