@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from beats import Beater, beat
 from recorded import load
 from replay import Replay
 from router_fleet import KEY, Answer, RouterFleet, fleet
 from scripted_engine import Play
 
 from xpyd_sidecar.contract import tenants
+from xpyd_sidecar.contract.demand import RouterDemand, TenantDemand
 
 SECRETS = {name: tenants.new_key() for name in ("a", "b", "c")}
 A, B, C = ({"Authorization": f"Bearer {SECRETS[name]}"} for name in ("a", "b", "c"))
@@ -85,6 +87,7 @@ async def test_a_tenant_uses_its_own_models_alone(tmp_path: Path) -> None:
 
 async def test_tokens_of_a_minute_are_taken_settled_and_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, a={"tokensPerMinute": 60}, b={}) as f:
+        account(f, "a")._level = 30.0
         first = await complete(f, A)
         assert first.status == 200
         assert first.headers["x-ratelimit-limit-tokens"] == "60"
@@ -279,6 +282,35 @@ async def test_a_heavier_tenant_waits_for_less(tmp_path: Path) -> None:
         assert {(await task).status for task in tasks} == {200}
         order = "".join(seen.body.get("user", "") for seen in f.d[0].seen)
         assert (len(order), order[-4:]) == (16, "bbbb"), order
+
+
+async def test_routers_tell_what_their_tenants_want_and_share_by_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, a={"tokensPerMinute": 6000, "tokensPerDay": 10**6}) as f:
+        assert (await complete(f, A)).status == 200
+        await f.wait_quiet()
+        f.context.sweep()
+        agent = Beater(f.router.members_port, KEY)
+        try:
+            said = (await agent.say(beat("d0"))).demand
+            assert said is not None
+            assert (said.router, [each.tenant for each in said.tenants]) == ("r0", ["a"])
+            assert said.tenants[0].wanted > 0
+            assert said.tenants[0].today == account(f, "a").today > 0
+            theirs = RouterDemand("r1", 1, (TenantDemand("a", 10**7, 999_999),))
+            await agent.say(beat("d0", seq=2, demands=(said, theirs)))
+        finally:
+            agent.close()
+        f.context.sweep()
+        assert account(f, "a").share < 0.01
+        refused = await complete(f, A)
+        assert (refused.status, refused.json["error"]["message"]) == (429, "tenant 'a' has its 1000000 tokens a day")
+    async with fleet(1, 1) as f:
+        agent = Beater(f.router.members_port, KEY)
+        try:
+            assert (await agent.say(beat("d0"))).demand is None
+            assert not (await agent.say(beat("d0", seq=2, demands=(theirs,)))).refused
+        finally:
+            agent.close()
 
 
 async def test_keys_in_the_clear_are_nowhere(tmp_path: Path) -> None:

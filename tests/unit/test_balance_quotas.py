@@ -22,7 +22,8 @@ def tenant(name: str = "a", **fields: Any) -> Tenant:
 
 
 def account(**fields: Any) -> TenantAccount:
-    return TenantAccount(tenant(**fields), 0.0)
+    """One that has filled its bucket."""
+    return TenantAccount(tenant(**fields), -BURST_S)
 
 
 def take(one: TenantAccount, tokens: int, now: float, unix: float = NOON) -> TokenReservation | None:
@@ -46,6 +47,11 @@ def test_a_bucket_holds_half_a_minute_and_fills_at_the_limit() -> None:
     assert (refusal.bound, refusal.limit, refusal.after_s) == ("minute", 600, 0.0)
     assert take(one, 1, 0.2) is not None
     assert one.standing(1000.0, NOON) == (600, 300, 0.0), "a pause earns no second half"
+
+
+def test_a_tenant_begins_with_two_seconds_of_its_tokens() -> None:
+    """Routers that start at once do not know of each other: each would give out a whole bucket."""
+    assert TenantAccount(tenant(tokens_per_minute=600), 5.0).standing(5.0, NOON) == (600, 20, 28.0)
 
 
 def test_a_request_that_is_larger_than_the_bucket_goes_and_is_paid_for_before_the_next() -> None:
@@ -116,7 +122,7 @@ def test_an_answer_is_expected_to_be_as_long_as_the_ones_before() -> None:
 
 def test_other_limits_forget_neither_a_debt_nor_what_is_in_flight() -> None:
     quotas = Quotas()
-    quotas.take_over([tenant(tokens_per_minute=60), tenant("b")], 0.0)
+    quotas.take_over([tenant(tokens_per_minute=60), tenant("b")], -BURST_S)
     one = quotas.of("a")
     assert one is not None
     taken = take(one, 1030, 0.0)
@@ -134,6 +140,7 @@ def test_other_limits_forget_neither_a_debt_nor_what_is_in_flight() -> None:
     assert one.standing(200.0, NOON) == (6000, 300, 27.0), "more room is not at once full"
     quotas.take_over([tenant()], 200.0)
     quotas.take_over([tenant(tokens_per_minute=60)], 200.0)
+    assert quotas.of("a") is one
     assert one.standing(200.0, NOON) == (60, 30, 0.0)
 
 

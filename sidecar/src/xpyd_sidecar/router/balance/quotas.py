@@ -33,6 +33,9 @@ from xpyd_sidecar.contract.tenants import Tenant
 
 BURST_S: Final = 30.0
 """An hour has 60.5 minutes of tokens at most."""
+BEGIN_S: Final = 2.0
+"""A tenant begins with so many seconds of its tokens: routers that start do not know of each other yet, and each would give
+out a bucket."""
 DAY_S: Final = 86_400
 USUAL: Final = 256.0
 """Tokens of a tenant's answers, while nothing is known."""
@@ -90,7 +93,7 @@ class TenantAccount:
         self._day = -1
         self._at = now
         self._limit()
-        self._level = self._room
+        self._level = math.inf if tenant.tokens_per_minute is None else self._rate * BEGIN_S
 
     def _limit(self) -> None:
         limit = self.tenant.tokens_per_minute
@@ -106,7 +109,7 @@ class TenantAccount:
         self._level = self._room if unbounded else min(self._level, self._room)
 
     def give_share(self, share: float, elsewhere: int, now: float) -> None:
-        """Of its limits, and what others have given out today."""
+        """Of its limits, and what others have given out today; told again after midnight."""
         self.elsewhere = elsewhere
         if share != self.share:
             self._fill(now)
@@ -181,7 +184,7 @@ class TenantAccount:
         """A clock that is set back begins no day again."""
         day = int(unix // DAY_S)
         if day > self._day:
-            self._day, self.today, self.elsewhere = day, 0, 0
+            self._day, self.today = day, 0
 
 
 class Quotas:
@@ -189,6 +192,7 @@ class Quotas:
 
     def __init__(self) -> None:
         self._accounts: dict[str, TenantAccount] = {}
+        self._wanting: dict[str, TenantAccount] = {}
 
     def __len__(self) -> int:
         """Tenants."""
@@ -208,6 +212,16 @@ class Quotas:
             elif account.tenant != tenant:
                 account.become(tenant, now)
             self._accounts[tenant.name] = account
+
+    def want(self, account: TenantAccount, tokens: int) -> None:
+        """A request of a tenant is to take so many tokens, whether it may or not."""
+        account.wanted += tokens
+        self._wanting[account.tenant.name] = account
+
+    def wanting(self) -> list[TenantAccount]:
+        """Those of which requests have come since the last call."""
+        found, self._wanting = list(self._wanting.values()), {}
+        return found
 
     def of(self, name: str) -> TenantAccount | None:
         """The account of a tenant; None: it is none any more."""

@@ -22,7 +22,7 @@ from xpyd_sidecar.router.api import paths
 from xpyd_sidecar.router.api.faults import HttpFault, names_untold, not_served, unknown_model
 from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
 from xpyd_sidecar.router.endpoints.probes import Probes
-from xpyd_sidecar.router.http.auth import ClientKeys, Keys, TenantKeys, bearer, shown, unknown
+from xpyd_sidecar.router.http.auth import ClientKeys, Keys, TenantKeys, shown, unknown
 from xpyd_sidecar.router.http.heads import CorsRules, Hosts, Media, allow_methods, is_preflight, nothing_at
 from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.serving.admission import admit
@@ -54,7 +54,7 @@ class Paths:
         keys, header, (of, latest) = self._client_keys.keys, shown(headers), self._knew
         if of is keys and hmac.compare_digest(header, latest):
             return True  # as the client before
-        if keys and bearer(headers) not in keys:
+        if keys and not keys.shown_by(headers):
             return False
         self._knew = keys, header
         return True

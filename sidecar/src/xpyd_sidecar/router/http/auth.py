@@ -54,6 +54,10 @@ class Keys:
         digest = _digest(token)
         return hmac.compare_digest(digest, self._digests.get(digest[:_BEGINNING], _NOBODYS))
 
+    def shown_by(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a request shows one of them."""
+        return bearer(headers) in self
+
 
 class TenantKeys:
     """Keys of tenants, any of which opens to its own."""
@@ -94,8 +98,12 @@ class TenantKeys:
                 found = whose
         return found
 
+    def shown_by(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a request shows one of them."""
+        return self.whose(headers) is not None
+
     def whose(self, headers: Mapping[bytes, bytes]) -> Tenant | None:
-        """The tenant whose key a request shows that was let in."""
+        """The tenant whose key a request shows; None: nobody's."""
         header = shown(headers)
         one = self._known.get(header)
         if one is None and (one := self.find(bearer(headers))) is not None:

@@ -205,7 +205,7 @@ def _tenancy(context: RequestContext, request: HttpRequest, reply: Reply) -> Ten
     account = None if tenant is None else context.quotas.of(tenant.name)
     if tenant is None or account is None:
         raise auth.unknown(request.headers)
-    tenancy = TenantRequest(tenant, account)
+    tenancy = TenantRequest(tenant, account, context.quotas)
     fault = tenancy.begin(context.loop.time(), context.lengths.tokens(request.body))
     if fault is not None:
         reply.added += tenancy.limits(context.loop.time())

@@ -10,9 +10,12 @@ import math
 import random
 import secrets
 from collections.abc import Callable
+from time import time
 
+from xpyd_sidecar.contract.demand import RouterDemand
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.membership import Heartbeat, Up
 from xpyd_sidecar.contract.tenants import Tenant
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
@@ -20,6 +23,7 @@ from xpyd_sidecar.router.api.priority import OWN, SHARED, PriorityBand
 from xpyd_sidecar.router.api.prompt import PromptLengths
 from xpyd_sidecar.router.api.spending import AnswerLengths
 from xpyd_sidecar.router.balance import policies
+from xpyd_sidecar.router.balance.demand import SharedDemand
 from xpyd_sidecar.router.balance.limits import ConcurrencyLimits, RetryBudget
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.balance.quotas import Quotas
@@ -63,6 +67,7 @@ class RequestContext:
         self.clients = ClientKeys(None)
         """Who may ask."""
         self.quotas = Quotas()
+        self.demand = SharedDemand(config.instance, self.quotas)
         self.salt_key = b""
         """Of the service: what keeps prefixes of tenants apart is made with it."""
         self.draining = False
@@ -141,6 +146,17 @@ class RequestContext:
     def room(self, *, alone: bool) -> bool:
         """Whether one more request could be served now, with prefill or without."""
         return len(self.servings) < self.config.max_in_flight and self.picker.room(alone=alone)
+
+    def on_message(self, message: Up) -> int | None:
+        """A heartbeat or a goodbye: as ``FleetWatch``'s, and what it says of other routers' tenants."""
+        in_flight = self.watch.on_message(message)
+        if isinstance(message, Heartbeat) and message.demands and len(self.quotas):
+            self.demand.hear(message.demands, self.loop.time(), time())
+        return in_flight
+
+    def wanted(self) -> RouterDemand | None:
+        """What other routers are told of tenants; None: there are none."""
+        return self.demand.told(time()) if len(self.quotas) else None
 
     def band(self, tenant: Tenant | None = None) -> PriorityBand:
         """The priorities that clients may have; a tenant's own, where there are tenants."""
@@ -229,6 +245,8 @@ class RequestContext:
         self.poison.tick()
         if self.audits is not None:
             self.audits.tick()
+        if len(self.quotas):
+            self.demand.turn(now, time())
         self.observer.turn()
         for member in self.roster.members():
             member.work_since = math.inf

@@ -15,7 +15,7 @@ from time import time
 from xpyd_sidecar.contract.tenants import Tenant
 from xpyd_sidecar.router.api.faults import HttpFault, too_many
 from xpyd_sidecar.router.api.spending import ExpectedTokens
-from xpyd_sidecar.router.balance.quotas import QuotaRefusal, TenantAccount, TokenReservation
+from xpyd_sidecar.router.balance.quotas import QuotaRefusal, Quotas, TenantAccount, TokenReservation
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.stream import answers
 
@@ -28,10 +28,11 @@ _WORDS = {"minute": "tokens a minute", "day": "tokens a day", "in_flight": "requ
 class TenantRequest:
     """One request of one tenant."""
 
-    __slots__ = ("_expected", "_prompt", "_taken", "account", "tenant")
+    __slots__ = ("_expected", "_prompt", "_quotas", "_taken", "account", "tenant")
 
-    def __init__(self, tenant: Tenant, account: TenantAccount) -> None:
+    def __init__(self, tenant: Tenant, account: TenantAccount, quotas: Quotas) -> None:
         self.tenant = tenant
+        self._quotas = quotas
         self.account = account
         self._expected = ExpectedTokens()
         self._taken: TokenReservation | None = None
@@ -43,7 +44,7 @@ class TenantRequest:
         refusal = self.account.refusal(now, time())
         if refusal is None:
             return None
-        self.account.wanted += wanted
+        self._quotas.want(self.account, wanted)
         return spent_fault(self.tenant.name, refusal)
 
     def require_model(self, model: str | None) -> None:
@@ -62,7 +63,7 @@ class TenantRequest:
         account = self.account
         self._expected = expected
         tokens = account.expected(expected.prompt, expected.answer)
-        account.wanted += tokens
+        self._quotas.want(account, tokens)
         self._taken = account.take(tokens, now, time())
 
     def limits(self, now: float) -> bytes:
