@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from beats import Beater, beat
+from beats import Beater, beat, bye
 from recorded import load
 from replay import Replay
 from router_fleet import KEY, Answer, RouterFleet, fleet
@@ -83,6 +83,17 @@ async def test_a_tenant_uses_its_own_models_alone(tmp_path: Path) -> None:
         assert (await f.get("/v1/models/tiny", headers=B)).status == 404
         assert len(f.d[0].seen) == 1
         assert account(f, "b").in_flight == 0
+
+
+async def test_an_engine_never_reads_another_model_than_was_judged(tmp_path: Path) -> None:
+    """A field that stands there twice may be read either way."""
+    async with serving(tmp_path, a={"models": ["tiny"]}) as f:
+        twice = b'{"model": "large", "input": "x", "mod\\u0065l": "tiny"}'
+        sent = await f.post("/v1/embeddings", twice, headers={**A, "Content-Type": "application/json"})
+        assert sent.status == 200
+        assert int(f.d[0].seen[-1].headers["content-length"]) < len(twice) - len(b'"model": "large"')
+        other = b'{"model": "tiny", "input": "x", "model": "large"}'
+        assert (await f.post("/v1/embeddings", other, headers={**A, "Content-Type": "application/json"})).status == 403
 
 
 async def test_tokens_of_a_minute_are_taken_settled_and_refused(tmp_path: Path) -> None:
@@ -187,6 +198,25 @@ async def test_who_goes_while_its_request_waits_pays_nothing(tmp_path: Path) -> 
         assert account(f, "a").today == 0
         go.set()
         assert (await held).status == 200
+
+
+async def test_a_request_that_is_held_after_its_instance_went_is_taken_and_charged_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, prefills=0, settings={"hold_s": 60.0}, a={"tokensPerDay": 10**6, "inFlight": 1}) as f:
+        records = f.records()
+        f.d[0].refuse()
+        waiting = asyncio.create_task(complete(f, A))
+        await f.wait(lambda: len(f.context.hold) == 1, "the one that is held")
+        assert [record.outcome for record in records] == ["held"]
+        assert account(f, "a").in_flight == 1
+        taken = account(f, "a").today
+        assert taken > 0
+        assert (await complete(f, A)).status == 429
+        f.context.watch.on_message(bye("d0"))
+        await f.d[0].start()
+        f.beat(f.d[0], interval_s=60.0, incarnation="again")
+        assert (await waiting).status == 200
+        await f.wait(lambda: account(f, "a").in_flight == 0, "its end")
+        assert account(f, "a").today == records[-1].charged > 0
 
 
 async def test_a_tenants_priority_is_clamped_to_its_own_band(tmp_path: Path) -> None:

@@ -125,9 +125,11 @@ class PassedBody(msgspec.Struct, frozen=True):
     """What an engine gets: the client's, or the same with each field once where one might be read that was not checked."""
 
 
-def passed(path: str, body: bytes, band: PriorityBand = OWN, salt: CacheSalt | None = None) -> PassedBody:
+def passed(path: str, body: bytes, band: PriorityBand = OWN, salt: CacheSalt | None = None, *,
+           anew: bool = False) -> PassedBody:
     """Split a JSON body into its fields, which are not decoded, and check those that are the router's. ``band``: of its
-    priority. ``salt``: what keeps its prefixes apart.
+    priority. ``salt``: what keeps its prefixes apart. ``anew``: its client may not ask for everything, so engines get each
+    field once, as it was judged.
 
     Raises HttpFault: 400; see ``split``, or it holds a field that a client must not send, or a priority that is no whole
     number (``param`` names it).
@@ -143,7 +145,7 @@ def passed(path: str, body: bytes, band: PriorityBand = OWN, salt: CacheSalt | N
             if given is not None and (is_true(given) if name == "background" else not is_null(given)):
                 raise bad_request(f"{name!r} cannot be served: {_KEPT}", param=name, code="refused_field")
     model = _read(_model, "model", fields["model"]) if "model" in fields else None
-    return PassedBody(model, fields, _encode(fields) if clamped or salt is not None or may_hold(body) else body)
+    return PassedBody(model, fields, _encode(fields) if anew or clamped or salt is not None or may_hold(body) else body)
 
 
 def in_dialect(api: Api, asked: PassedBody) -> GenerationRequest:

@@ -219,11 +219,11 @@ def _asked(context: RequestContext, route: Route, request: HttpRequest, tenant: 
     if tenant is not None and tenant.isolated and require_salted(route, tenant.name):
         salt = CacheSalt(context.salt_key, tenant.name)
     if route.way is RouteKind.PASSED or route.api is None:
-        return _passed(route, request, band, salt)
+        return _passed(route, request, band, salt, anew=tenant is not None and bool(tenant.models))
     return Generation(*context.profiles.parse(route.api, request.body, band, salt), context.terms)
 
 
-def _passed(route: Route, request: HttpRequest, band: PriorityBand, salt: CacheSalt | None) -> Passthrough:
+def _passed(route: Route, request: HttpRequest, band: PriorityBand, salt: CacheSalt | None, *, anew: bool) -> Passthrough:
     asked = PassedBody(None, {}, request.body)
     if route.body is BodyKind.FORM:
         refuse_form_type(request.headers.get(b"content-type", b""))
@@ -231,7 +231,7 @@ def _passed(route: Route, request: HttpRequest, band: PriorityBand, salt: CacheS
         if request.upload is not None and request.upload.fault is not None:
             raise request.upload.fault
     elif route.body is BodyKind.JSON:
-        asked = passed(route.path, request.body, band, salt)
+        asked = passed(route.path, request.body, band, salt, anew=anew)
     return Passthrough(route, request, asked)
 
 
