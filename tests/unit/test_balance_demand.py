@@ -111,8 +111,15 @@ def test_what_is_old_or_twice_changes_nothing_and_the_silent_are_forgotten() -> 
     one.shared.turn(FORGET_S + 1, NOON)
     assert one.account("t0").share == 1.0
     assert one.account("t0").elsewhere == 7, "what it gave out stays counted"
-    one.shared.hear((RouterDemand("r0", 9000, (TenantDemand("t0", 600, 7), )),), 30.0, NOON)
-    one.shared.turn(30.0, NOON)
+    one.shared.hear((new,), FORGET_S + 1, NOON)
+    one.shared.turn(FORGET_S + 1, NOON)
+    assert one.account("t0").share == 1.0, "the same words again"
+    one.shared.hear((old,), FORGET_S + 2, NOON)
+    one.shared.turn(FORGET_S + 2, NOON)
+    assert one.account("t0").share == 0.5, "its clock was set back"
+    one.shared.turn(29.0 + FORGET_S, NOON)
+    one.shared.hear((RouterDemand("r0", 9000, (TenantDemand("t0", 600, 7),)),), 50.0, NOON)
+    one.shared.turn(50.0, NOON)
     assert one.account("t0").share == 1.0, "its own words that come back"
 
 

@@ -123,6 +123,27 @@ def test_a_document_gives_each_tenant_its_keys(tmp_path: Path) -> None:
     assert b"letmein" not in ClientKeys(str(file), b"another pepper").keys
 
 
+def test_a_tenants_key_is_compared_by_digests_that_nobody_can_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is brought: two comparisons of 32 bytes, of digests under a secret of the process."""
+    made, pepper, seen, right = tenants.new_key(), tenants.pepper(SERVICE), [], hmac.compare_digest
+
+    def spy(one: bytes, other: bytes) -> bool:
+        seen.append((one, other))
+        return right(one, other)
+
+    file = tmp_path / "keys"
+    file.write_text(document({"name": "a", "digests": [tenants.digest_of(made), tenants.digest_of("letmein", SERVICE)]}))
+    keys = ClientKeys(str(file), pepper).keys
+    monkeypatch.setattr(hmac, "compare_digest", spy)
+    for key in (made, "letmein", made[:-1] + "_", "letmei", "", "x" * 1000):
+        seen.clear()
+        assert (key.encode() in keys) is (key in {made, "letmein"})
+        assert len(seen) == 2
+        assert {len(each) for pair in seen for each in pair} == {32}
+        known = {tenants.plain(key.encode()), tenants.peppered(pepper, key.encode())}
+        assert not known & {each for pair in seen for each in pair}
+
+
 def test_a_plain_digest_of_a_key_that_could_be_guessed_opens_nothing(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(document({"name": "a", "digests": ["sha256:" + sha256(b"letmein").hexdigest()]}))

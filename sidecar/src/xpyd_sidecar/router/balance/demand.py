@@ -51,6 +51,11 @@ class _OtherRouter(msgspec.Struct):
     tenants: dict[str, _ToldTenant] = {}
 
 
+def _news(known: _OtherRouter, said: RouterDemand, now: float) -> bool:
+    """Whether it says something new. A router whose clock was set back is believed again once it counted as silent."""
+    return said.at > known.at or (said.at < known.at and now - known.heard >= FORGET_S)
+
+
 class SharedDemand:
     """What one router knows of the demand at all of them."""
 
@@ -78,7 +83,7 @@ class SharedDemand:
         """What routers say, as an instance tells it."""
         for one in said:
             known = self._others.get(one.router)
-            if one.router == self._name or (known is not None and one.at <= known.at):
+            if one.router == self._name or (known is not None and not _news(known, one, now)):
                 continue
             if known is None:
                 self._make_room(now)
