@@ -237,6 +237,8 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.count("probes", "healthy")
         metrics.count("roster_changes", "joined")
         metrics.count("canaries", "answered")
+        metrics.count("tenant_requests", "a", "ok")
+        metrics.count("tenant_tokens", "a", "prompt")
         metrics.audited(P1.instance, D1.instance, "equal", 0.0)
         metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
         f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))

@@ -27,6 +27,7 @@ from xpyd_sidecar.agent.beat import (
 )
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.core_steps import CoreSteps
+from xpyd_sidecar.contract.demand import MAX_CARRIED, MAX_TOLD, RouterDemand, TenantDemand
 from xpyd_sidecar.contract.fingerprint import digest
 from xpyd_sidecar.contract.ids import AgentId, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.launch import GroupConfig
@@ -310,6 +311,21 @@ def test_routers_that_have_ejected_the_instance_are_told_to_all_of_them_and_at_o
     assert machine.handle(with_routers(up(), ejects), 2.0) == ()
     machine.handle(with_routers(up(), ejects), 60.0)
     assert machine.heartbeat().ejected_by == (), "it has been silent for too long to be believed"
+
+
+def test_what_routers_say_of_tenants_is_told_to_all_of_them_with_the_next_beat() -> None:
+    machine, words = ready(), tuple(TenantDemand(f"t{number}", number, 0) for number in range(MAX_TOLD))
+    assert machine.heartbeat().demands == ()
+    routers = [KnownRouter(f"10.0.0.{number}:1", f"r{number}", acked=1, heard=1.0,
+                           demand=RouterDemand(f"r{number}", 5, words)) for number in range(8)]
+    without = KnownRouter("10.0.1.1:1", "r9", acked=1, heard=1.0)
+    assert machine.handle(with_routers(up(), *routers[:4], without), 1.0) == (), "a beat each time would be many"
+    assert machine.heartbeat().demands == tuple(one.demand for one in routers[:4])
+    machine.handle(with_routers(up(), *routers), 1.0)
+    assert [len(one.tenants) for one in machine.heartbeat().demands] == [MAX_CARRIED // 8] * 8
+    assert machine.heartbeat().demands[0].tenants == words[:MAX_CARRIED // 8]
+    machine.handle(with_routers(up(), *routers), 60.0)
+    assert machine.heartbeat().demands == (), "they have been silent for too long to be believed"
 
 
 def test_what_routers_refuse_is_told_to_all_of_them_and_at_once() -> None:

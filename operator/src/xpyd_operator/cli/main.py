@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "join": "add an engine of this host to a service on another one",
     "bench": "drive an OpenAI endpoint and measure it",
     "simulate": "replay a trace: what planner, HPA and fixed counts would make of it",
+    "keys": "make client keys for tenants, and check their document",
     "check": "say what is wrong with documents, without a cluster",
     "render": "print what is made of a document, the CRDs or the reference",
 }

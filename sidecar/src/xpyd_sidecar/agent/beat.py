@@ -30,6 +30,7 @@ import msgspec
 from xpyd_sidecar.contract import fingerprint, speculation
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.core_steps import CoreSteps
+from xpyd_sidecar.contract.demand import RouterDemand, carried
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.liveness import RestartWish
@@ -89,6 +90,8 @@ class KnownRouter(msgspec.Struct, frozen=True):
     """It said in its last ack that it does not pick the instance, for how that fails."""
     poisons: tuple[str, ...] = ()
     """What it said in its last ack that it refuses, since engines died of it."""
+    demand: RouterDemand | None = None
+    """What it said in its last ack that its tenants want; None: it has none."""
     stalled: bool = False
     """It said in its last ack that the core does not step though it has requests of that router."""
     hold: bool = False
@@ -165,6 +168,7 @@ class Machine:
         self._core: CoreSteps | None = None
         self._ejected_by: tuple[str, ...] = ()
         self._poisons: tuple[str, ...] = ()
+        self._demands: tuple[RouterDemand, ...] = ()
         self.problem = "the engine has not been looked at yet"
         """Why the instance is not ready; empty when it is."""
 
@@ -215,6 +219,7 @@ class Machine:
                 heard = [one for one in routers if now - one.heard < SILENT_BEATS * self._agent.heartbeat_s]
                 self._ejected_by = tuple(sorted({one.name for one in heard if one.ejected and one.name}))[:MAX_ROUTERS]
                 self._poisons = tuple(sorted({each for one in heard for each in one.poisons}))[:MAX_POISONS]
+                self._demands = carried(tuple(one.demand for one in heard if one.demand is not None))
                 if self._drain_since is not None and not self._drained:
                     reason = self._drain_progress(look, routers, now)
                     if self._drained:
@@ -268,6 +273,7 @@ class Machine:
             links=self._pairs.links,
             ejected_by=self._ejected_by,
             poisons=self._poisons,
+            demands=self._demands,
             core=self._core,
             restart=restart,
         )

@@ -285,6 +285,6 @@ class _Link:
                            extra={"router": self.view.address, "router_name": ack.router})
         self.view = msgspec.structs.replace(self.view, name=ack.router, acked=max(self.view.acked, ack.seq),
                                             heard=self._loop.time(), refused=ack.refused, in_flight=ack.in_flight,
-                                            ejected=ack.ejected, poisons=ack.poisons, stalled=ack.stalled,
-                                             hold=ack.hold)
+                                            ejected=ack.ejected, poisons=ack.poisons, demand=ack.demand,
+                                            stalled=ack.stalled, hold=ack.hold)
         self._on_ack()

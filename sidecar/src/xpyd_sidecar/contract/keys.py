@@ -11,6 +11,8 @@ HMAC-SHA256 over a fixed label, so that a leaked admin token opens no KV port:
     admin        bearer token of the router's admin paths (/fleet), for people
     admin call   calls of the operator to routers, and
     agent call   to agents, signed (``contract.signing``)
+    client keys  pepper of the digests that stand for clients' keys, and
+    cache salt   what keeps a tenant's prefixes apart (``contract.tenants``)
 
 CURVE: agents and peers derive the server's *public* key from the service key. It is never shown, so whoever completes
 the handshake holds the service key; no ZAP handler is needed.
@@ -30,7 +32,8 @@ from pathlib import Path
 from typing import Literal, NewType
 
 ServiceKey = NewType("ServiceKey", bytes)
-Purpose = Literal["membership", "control", "data", "broadcast", "admin", "admin call", "agent call"]
+Purpose = Literal["membership", "control", "data", "broadcast", "admin", "admin call", "agent call",
+                  "client keys", "cache salt"]
 _NAMED = re.compile(r"([0-9a-f]{32})\.key")
 
 

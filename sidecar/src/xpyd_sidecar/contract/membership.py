@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 
 from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
+from xpyd_sidecar.contract.demand import MAX_DEMANDING, RouterDemand
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.intake import Intake
 from xpyd_sidecar.contract.liveness import RestartWish
@@ -35,6 +36,7 @@ Speaker = Annotated[AgentId, msgspec.Meta(min_length=1)]
 RouterName = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 Poisons = Annotated[tuple[Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16}|[0-9a-f]{32})$")], ...],
                     msgspec.Meta(max_length=MAX_POISONS)]
+Demands = Annotated[tuple[RouterDemand, ...], msgspec.Meta(max_length=MAX_DEMANDING)]
 ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=MAX_ALSO)]
 
@@ -134,6 +136,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """How far its cores have got; None: not known."""
     poisons: Poisons = ()
     """What routers say in their acknowledgements that they refuse, sorted."""
+    demands: Demands = ()
+    """What routers say in their acknowledgements of their tenants."""
     restart: RestartWish = RestartWish.NONE
     """Whether its engine is to be restarted because it stands still, so that no two of a role are at once."""
 
@@ -166,6 +170,8 @@ class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
     alike (8 bytes), in hexadecimal digits, sorted."""
     stalled: bool = False
     """Its core does not step, as far as beats tell, though this router has sent it requests that have not ended."""
+    demand: RouterDemand | None = None
+    """What this router's tenants want of it; None: it has none."""
     hold: bool = False
     """It is not to be restarted now: another of its role is, or most of its role stands still."""
 

@@ -14,6 +14,7 @@ import msgspec
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.beside import Draining
+from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.waking import CALL_MAX
@@ -68,15 +69,16 @@ class RouterProcess:
         assert config.router is not None
         self._config = config.router
         self._key = key
-        self._client_keys = ClientKeys(self._config.api_key_file)
+        self._client_keys = ClientKeys(self._config.api_key_file, keys.derive(key, "client keys"))
         self.context = RequestContext(config)
+        self.context.serve_clients(self._client_keys, keys.derive(key, "cache salt"))
         self.probes = Probes(self.context)
         self.tracer = Tracer(self.context, key)
         bounds = RequestBounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(Paths(self.context, self._client_keys, self.probes), bounds, STREAMED,
                              connect=ClientConnection, body_budget=self._config.budget_bytes,
                              places=ConnectionPlaces(room.connections, self._config.trusted_proxies))
-        self.server.bodies.shares.several = self.context.several = lambda: len(self._client_keys.keys) > 1
+        self.server.bodies.shares.several = self.context.several
         self.wakes = WakeEndpoint(self.context, key)
         admin_paths = AdminPaths(self.context, self.probes, Admin(key, config.instance), self.tracer, self.wakes)
         small = RequestBounds(self._config.max_header_bytes, CALL_MAX, ADMIN_RECEIVE_S)
@@ -84,9 +86,10 @@ class RouterProcess:
                             setting="admin_port")
         """What clients do to their server is nothing to this one's connections."""
         self.context.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
-        take, count = self.context.watch.on_message, partial(self.context.observer.metrics.count, "membership_messages")
+        take, count = self.context.on_message, partial(self.context.observer.metrics.count, "membership_messages")
         self.members = HeartbeatListener(config.instance, take, count, self.context.watch.verdict,
                                         self.context.poison.refusals)
+        self.members.demand = self.context.wanted
         cert, key_file = self._config.tls_cert_file, self._config.tls_key_file
         self._certificate = Certificate(cert, key_file) if cert is not None and key_file is not None else None
         self.port = self.members_port = self.admin_port = 0

@@ -23,6 +23,7 @@ from xpyd_sidecar.router.api.faults import bad_request
 from xpyd_sidecar.router.api.fields import DIALECTS, FORCED, TABLE, Api, OnPrefill, is_null, is_true, truth, unmarked
 from xpyd_sidecar.router.api.hidden import may_hold, outline_fault, refuse
 from xpyd_sidecar.router.api.priority import OWN, PriorityBand, clamp_field
+from xpyd_sidecar.router.api.salts import CacheSalt
 from xpyd_sidecar.router.api.surrogates import lone_surrogate
 
 EMPTY = Raw(b"")
@@ -124,9 +125,11 @@ class PassedBody(msgspec.Struct, frozen=True):
     """What an engine gets: the client's, or the same with each field once where one might be read that was not checked."""
 
 
-def passed(path: str, body: bytes, band: PriorityBand = OWN) -> PassedBody:
+def passed(path: str, body: bytes, band: PriorityBand = OWN, salt: CacheSalt | None = None, *,
+           anew: bool = False) -> PassedBody:
     """Split a JSON body into its fields, which are not decoded, and check those that are the router's. ``band``: of its
-    priority.
+    priority. ``salt``: what keeps its prefixes apart. ``anew``: its client may not ask for everything, so engines get each
+    field once, as it was judged.
 
     Raises HttpFault: 400; see ``split``, or it holds a field that a client must not send, or a priority that is no whole
     number (``param`` names it).
@@ -134,13 +137,15 @@ def passed(path: str, body: bytes, band: PriorityBand = OWN) -> PassedBody:
     fields = split(body)
     refuse(fields)
     clamped = clamp_field(fields, band)
+    if salt is not None:
+        salt.write(fields)
     if path == "/v1/responses":
         for name in ("previous_response_id", "conversation", "background"):
             given = fields.get(name)
             if given is not None and (is_true(given) if name == "background" else not is_null(given)):
                 raise bad_request(f"{name!r} cannot be served: {_KEPT}", param=name, code="refused_field")
     model = _read(_model, "model", fields["model"]) if "model" in fields else None
-    return PassedBody(model, fields, _encode(fields) if clamped or may_hold(body) else body)
+    return PassedBody(model, fields, _encode(fields) if anew or clamped or salt is not None or may_hold(body) else body)
 
 
 def in_dialect(api: Api, asked: PassedBody) -> GenerationRequest:

@@ -4,7 +4,8 @@
     what else vLLM serves                         passed to a decode instance, or refused (``api.paths``)
     GET  /v1/models  /v1/models/{id}              served models
     GET  /health  /ping  /ready                   as on the admin port, for whoever balances load
-    GET  /metrics                                 the same, for who has a client key, where there are keys
+    GET  /metrics                                 the same, for who has a client key, where there are keys; for nobody
+                                                  where these are tenants
 
 What else a router tells of itself is on the admin port (``endpoints.admin``).
 """
@@ -21,7 +22,7 @@ from xpyd_sidecar.router.api import paths
 from xpyd_sidecar.router.api.faults import HttpFault, names_untold, not_served, unknown_model
 from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
 from xpyd_sidecar.router.endpoints.probes import Probes
-from xpyd_sidecar.router.http.auth import ClientKeys, Keys, bearer, shown, unknown
+from xpyd_sidecar.router.http.auth import ClientKeys, Keys, TenantKeys, shown, unknown
 from xpyd_sidecar.router.http.heads import CorsRules, Hosts, Media, allow_methods, is_preflight, nothing_at
 from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.serving.admission import admit
@@ -41,7 +42,7 @@ class Paths:
         self._hosts, self._media = Hosts(config.host, config.hosts), Media()
         self._cors = CorsRules(config.cors_origins) if config.cors_origins else None
         self._created = int(time.time())
-        self._knew: tuple[Keys, bytes] = (Keys(), b"")
+        self._knew: tuple[Keys | TenantKeys, bytes] = (Keys(), b"")
         """Keys, and a header that brought one of them."""
         self._get: dict[str, Callable[[HttpRequest, Reply], RequestHandler | None]] = {
             "/health": probes.health, "/ping": probes.health, "/ready": probes.ready, "/metrics": self._metrics,
@@ -53,7 +54,7 @@ class Paths:
         keys, header, (of, latest) = self._client_keys.keys, shown(headers), self._knew
         if of is keys and hmac.compare_digest(header, latest):
             return True  # as the client before
-        if keys and bearer(headers) not in keys:
+        if keys and not keys.shown_by(headers):
             return False
         self._knew = keys, header
         return True
@@ -65,7 +66,7 @@ class Paths:
         keys = self._client_keys.keys
         if keys and not self.still(headers):
             return None
-        return bearer(headers).decode("latin-1") if len(keys) > 1 else ""
+        return self._client_keys.name(headers) if len(keys) > 1 else ""
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Judge a request by its head: whether its body is wanted. Raises HttpFault."""
@@ -114,7 +115,9 @@ class Paths:
             if request.upload is not None and not request.upload.done:
                 reply.close = True  # the rest of its body will not be read
             if route is not None:
-                self._context.observer.unserved(route, request.request_id, fault.outcome, fault.status, fault.message)
+                tenant = self._client_keys.tenant(request.headers)
+                self._context.observer.unserved(route, request.request_id, fault.outcome, fault.status, fault.message,
+                                                tenant="" if tenant is None else tenant.name)
             raise
         return self._get.get(request.path, self._model)(request, reply)
 
@@ -124,19 +127,27 @@ class Paths:
 
     def _metrics(self, request: HttpRequest, reply: Reply) -> None:
         self._check_client(request.headers)
+        if self._client_keys.tenants:
+            raise HttpFault(403, "metrics name all tenants: they are on the admin port", kind="permission_error",
+                            code="admin_port")
         self._probes.metrics(request, reply)
 
     def _models(self, request: HttpRequest, reply: Reply) -> None:
         self._check_client(request.headers)
-        data = [self._card(model) for model in self._context.models()]
+        data = [self._card(model) for model in self._shown(request)]
         reply.whole(200, _JSON, msgspec.json.encode({"object": "list", "data": data}))
 
     def _model(self, request: HttpRequest, reply: Reply) -> None:
         self._check_client(request.headers)
-        model, served = request.path.removeprefix("/v1/models/"), self._context.models()
+        model, served = request.path.removeprefix("/v1/models/"), self._shown(request)
         if model not in served:
             raise unknown_model(model, served) if self._context.names_told else names_untold()
         reply.whole(200, _JSON, msgspec.json.encode(self._card(model)))
+
+    def _shown(self, request: HttpRequest) -> list[str]:
+        """The served models that a client may use."""
+        tenant, served = self._client_keys.tenant(request.headers), self._context.models()
+        return served if tenant is None else [model for model in served if tenant.may_use(model)]
 
     def _card(self, model: str) -> dict[str, object]:
         members = self._context.roster.members()

@@ -23,6 +23,7 @@ import msgspec
 import zmq
 
 from xpyd_sidecar import curve, listening, sockets
+from xpyd_sidecar.contract.demand import RouterDemand
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, Heartbeat, Up
@@ -68,6 +69,8 @@ class HeartbeatListener:
         self._count = count
         self._verdict = verdict
         self._refusals = refusals
+        self.demand: Callable[[], RouterDemand | None] = lambda: None
+        """Whom to ask what other routers are told of tenants; None: there are none."""
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
@@ -93,7 +96,7 @@ class HeartbeatListener:
         seq = message.seq if isinstance(message, Heartbeat) else -1
         return _encode(Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight,
                            ejected=verdict.ejected, poisons=self._refusals(), stalled=verdict.stalled,
-                           hold=verdict.hold))
+                           demand=self.demand(), hold=verdict.hold))
 
     def _say(self, frame: zmq.Frame, reason: str) -> None:
         try:

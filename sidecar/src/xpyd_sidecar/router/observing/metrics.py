@@ -130,6 +130,9 @@ _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
     "xpyd_router_continued": ("Streams that went on with another decode instance", ()),
     "xpyd_router_tokens": ("Generated tokens relayed to clients, counted by their ids", ()),
     "xpyd_router_relayed_bytes": ("Bytes of answers to generation requests", ()),
+    "xpyd_router_tenant_requests": ("Requests of tenants by outcome", ("tenant", "outcome")),
+    "xpyd_router_tenant_tokens": (("Tokens of tenants' requests: of prompts, those of them that were cached, generated "
+                                   "ones, and what was charged for"), ("tenant", "kind")),
     "xpyd_router_audits": (("Answers with KV from prefill that were chosen to be computed again without it, by what was "
                             "found, or why nothing was"), ("result",))}
 """Counters, by name (without ``_total``): words and labels."""

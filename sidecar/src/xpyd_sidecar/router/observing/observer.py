@@ -28,7 +28,8 @@ from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
 from xpyd_sidecar.router.observing.intake_window import IntakeWindow
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
-from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.record import HELD, Record
+from xpyd_sidecar.router.observing.tenant_usage import TenantUsage
 from xpyd_sidecar.router.observing.traffic_sample import TrafficSample
 
 if TYPE_CHECKING:
@@ -49,14 +50,24 @@ def line_of(record: Record) -> dict[str, object]:
     if not record.api:
         return {"request": record.request_id, "path": record.path, "status": record.status,
                 "decode": record.went(Role.DECODE), "attempt": len(record.legs),
-                "seconds": round(record.last_at - record.arrived, 4), "detail": record.detail}
+                "seconds": round(record.last_at - record.arrived, 4), "detail": record.detail, **_bill(record)}
     passed = {"path": record.path} if record.path else {}
     return {"request": record.request_id, "transfer": record.transfer, "api": record.api, "stream": record.stream,
             "status": record.status, "prefill": record.went(Role.PREFILL), "decode": record.went(Role.DECODE),
             "attempt": record.attempt, "skips": record.skips, "continued": record.continued,
             "seconds": round(record.last_at - record.arrived, 4),
             "first_byte_s": None if math.isnan(record.first_at) else round(record.first_at - record.arrived, 4),
-            "detail": record.detail, **passed}
+            "detail": record.detail, **passed, **_bill(record)}
+
+
+def _bill(record: Record) -> dict[str, object]:
+    """What a bill is made of; empty where there are no tenants. None: not known."""
+    if not record.tenant:
+        return {}
+    told = {"prompt_tokens": record.prompt_tokens, "cached_tokens": record.cached_tokens,
+            "completion_tokens": record.tokens}
+    return {"tenant": record.tenant, "model": record.model,
+            **{name: None if tokens < 0 else tokens for name, tokens in told.items()}, "charged_tokens": record.charged}
 
 
 def passed_outcome(outcome: str, ended_as: str) -> str:
@@ -89,7 +100,7 @@ class AccessLine:
     @staticmethod
     def json(record: Record) -> str:
         """The fields as JSON, without braces. No request id has what JSON escapes (``incoming.request_id_of``)."""
-        if not record.api or record.path or record.detail:
+        if not record.api or record.path or record.detail or record.tenant:
             return _encode(line_of(record)).decode()[1:-1]
         arrived, first = record.arrived, record.first_at
         between = _between(record.api, record.went(Role.PREFILL), record.went(Role.DECODE), (
@@ -137,6 +148,7 @@ class RouterObserver:
         self.history = hi.History(time())
         self.counting = batch.Counting(time())
         self.sample = TrafficSample(time())
+        self._tenants = TenantUsage(self.metrics.count)
         self.metrics.disaggregation = lambda: self.intakes.told
 
     # ---- requests
@@ -148,8 +160,10 @@ class RouterObserver:
         if skips:
             self._skipped[skips] += tokens
 
-    def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str) -> None:
-        """A request ended before it was served: count it, and log it."""
+    def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str, *, tenant: str = "") -> None:
+        """A request ended before it was served: count it, and log it. ``tenant``: whose it was."""
+        if tenant:
+            self._tenants.unserved(tenant, outcome)
         api, passed = route.api or "", passed_outcome(outcome, "")
         if route.way is RouteKind.PASSED:
             self.passed(route.path, passed)
@@ -157,6 +171,7 @@ class RouterObserver:
             self.refused(api, request_id, outcome, status, detail)
         if self._access_log:
             which = {"api": api} if api else {"path": route.path}
+            which |= {"tenant": tenant} if tenant else {}
             access.info("%s", outcome if api else passed,
                         extra={"request": request_id, **which, "status": status, "detail": detail[:500]})
 
@@ -188,6 +203,8 @@ class RouterObserver:
                 generated.append(record)
             if record.path:
                 self.passed(record.path, passed_outcome(record.outcome, record.ended_as))
+            if record.tenant and record.outcome != HELD:
+                self._tenants.over(record)
         self._unsettled += generated
         self._recent += generated
         if len(self._unsettled) >= MAX_UNSETTLED:

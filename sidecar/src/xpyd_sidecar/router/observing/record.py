@@ -84,6 +84,13 @@ class Record(msgspec.Struct):
     continued: int = 0
     """How often its stream went on elsewhere."""
     legs: list[LegRecord] = []
+    tenant: str = ""
+    """Whose it is; empty where there are no tenants. What follows is known of tenants' requests alone."""
+    model: str = ""
+    cached_tokens: int = -1
+    """Of its prompt, that prefill had, or decode where that served alone; -1: not known."""
+    charged: int = 0
+    """Tokens that its tenant has paid for it."""
 
     @property
     def ended_as(self) -> str:

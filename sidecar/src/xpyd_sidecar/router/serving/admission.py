@@ -7,20 +7,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple, cast
 
 from xpyd_sidecar.contract.ids import TransferId
-from xpyd_sidecar.contract.launch import RouterConfig
+from xpyd_sidecar.contract.tenants import Tenant
 from xpyd_sidecar.router.api.bodies import PassedBody, passed
 from xpyd_sidecar.router.api.faults import FailureKind, HttpFault, came_back, unavailable, unknown_model
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.paths import BodyKind, Route, RouteKind
-from xpyd_sidecar.router.api.priority import PRIORITY, priority_of
+from xpyd_sidecar.router.api.priority import PRIORITY, PriorityBand, priority_of
 from xpyd_sidecar.router.api.prompt import PromptPrefix, prefix_of
 from xpyd_sidecar.router.api.prompt_fields import has_prompt
+from xpyd_sidecar.router.api.salts import CacheSalt, require_salted
 from xpyd_sidecar.router.api.spending import ExpectedTokens, may_generate, of_form
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.http import auth, heads
@@ -31,6 +31,7 @@ from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.generation import Generation, Passthrough
 from xpyd_sidecar.router.serving.hold import HeldRequest
 from xpyd_sidecar.router.serving.request import Serving
+from xpyd_sidecar.router.serving.tenancy import TenantRequest
 from xpyd_sidecar.router.serving.waiting import QueuedRequest
 
 SESSION = b"x-session-id"
@@ -44,12 +45,14 @@ SHORT, CACHED = "short", "cached"
 
 def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Reply) -> RequestHandler:
     """Serve a request, at once or when there is room. Raises HttpFault: it is refused, before anything was sent."""
-    asks: Asks
-    if route.way is RouteKind.PASSED or route.api is None:
-        asks = _passed(context, route, request)
-    else:
-        asks = Generation(*context.profiles.parse(route.api, request.body, context.band), context.terms)
-    asks.priority = priority_of(request.headers, asks.fields if route.body is not BodyKind.FORM else {}, context.band)
+    tenancy = _tenancy(context, request, reply)
+    tenant = None if tenancy is None else tenancy.tenant
+    asks, band = _asked(context, route, request, tenant), context.band(tenant)
+    asks.tenancy = tenancy
+    asks.priority = priority_of(request.headers, asks.fields if route.body is not BodyKind.FORM else {}, band)
+    if tenancy is not None and (route.api is not None or route.body is not BodyKind.NONE):
+        own = "" if route.body is BodyKind.FORM else context.config.model  # which one a form names is not read
+        tenancy.require_model(asks.model or own or None)
     if asks.model is not None and asks.model != context.config.model and not context.serves(asks.model):
         raise unknown_model(asks.model, context.models())
     if (via := request.headers.get(b"via")) is not None and context.via in via:
@@ -66,8 +69,17 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
     if below and asks.api and not asks.skips and asks.tokens.prompt < below:
         asks.skips = SHORT
     size = len(request.body)
-    reply.connection.holding.reserve(key_of(request.headers, context.config), size, asks.reserves(size))
-    return _go_on(Accepted(context, route, request, reply, asks))
+    one = Accepted(context, route, request, reply, asks)
+    reply.connection.holding.reserve(one.key, size, asks.reserves(size))
+    if tenancy is None:
+        return _go_on(one)
+    tenancy.take(asks.tokens, context.loop.time())
+    reply.added += tenancy.limits(context.loop.time())
+    try:
+        return _go_on(one)
+    except Exception:
+        tenancy.end(context.loop.time())
+        raise
 
 
 class Accepted(NamedTuple):
@@ -91,12 +103,17 @@ class Accepted(NamedTuple):
         if self.asks.generating:
             self.context.used = self.context.loop.time()  # it was waited for until now
         ended = ("client_gone", 0, LEFT) if fault is None else (fault.outcome, fault.status, fault.message)
-        self.context.observer.unserved(self.route, self.request.request_id, *ended)
+        tenancy = self.asks.tenancy
+        if tenancy is not None:
+            tenancy.end(self.context.loop.time())
+        self.context.observer.unserved(self.route, self.request.request_id, *ended,
+                                       tenant="" if tenancy is None else tenancy.tenant.name)
 
     @property
     def key(self) -> str:
         """Whose share it takes of what is shared."""
-        return key_of(self.request.headers, self.context.config)
+        tenancy = self.asks.tenancy
+        return self.context.clients.name(self.request.headers) if tenancy is None else tenancy.tenant.name
 
     def again(self, serving: Serving, fault: HttpFault) -> bool:
         """Hold it in place of an answer that says that nobody could be asked, if somebody is expected and no engine has
@@ -129,8 +146,8 @@ def _go_on(one: Accepted, waited_s: float = 0.0) -> RequestHandler:
     if passes and context.room(alone=alone):
         return _begin(one)
     handler = line.enter(QueuedRequest(
-        line, one.reply, key, asks.priority, asks.tokens.total, alone=alone, room=lambda: context.room(alone=alone),
-        serve=partial(_turn, one), unserved=one.unserved))
+        line, one.reply, key, asks.priority, asks.weighed(asks.tokens.total), alone=alone,
+        room=lambda: context.room(alone=alone), serve=partial(_turn, one), unserved=one.unserved))
     if alone:
         line.moved()  # those before it may wait for prefill
     return handler
@@ -141,7 +158,7 @@ def _hold(one: Accepted) -> RequestHandler:
     context, asks, body = one.context, one.asks, len(one.request.body)
     asks.held = True
     return context.hold.enter(HeldRequest(
-        context.hold, one.reply, one.key, asks.priority, asks.tokens.total, alone=asks.alone,
+        context.hold, one.reply, one.key, asks.priority, asks.weighed(asks.tokens.total), alone=asks.alone,
         size=body + asks.reserves(body), streams=asks.stream and not asks.opaque, wakes=asks.wakes,
         serve=partial(_go_on, one), unserved=one.unserved))
 
@@ -165,7 +182,9 @@ def serve(one: Accepted, *, picks: Selection, waited: bool = False) -> Serving:
         record.arrived_unix -= asks.waited_s
     context.generating += asks.generating
     context.servings.add(serving)
-    context.line.begun(key, asks.tokens.total, waited=waited)
+    context.line.begun(key, asks.weighed(asks.tokens.total), waited=waited)
+    if asks.tenancy is not None:
+        record.tenant, record.model = asks.tenancy.tenant.name, asks.model or context.config.model
     if record.api:
         if context.tracing is not None:
             trace = context.tracing.begin(headers, record, asks.model or context.config.model)
@@ -176,7 +195,35 @@ def serve(one: Accepted, *, picks: Selection, waited: bool = False) -> Serving:
     return serving
 
 
-def _passed(context: RequestContext, route: Route, request: HttpRequest) -> Passthrough:
+def _tenancy(context: RequestContext, request: HttpRequest, reply: Reply) -> TenantRequest | None:
+    """Of which tenant a request is; None: keys have no tenants. Raises HttpFault: 429, nothing is left to it; 401, its key
+    was taken out meanwhile.
+    """
+    if not context.clients.tenants:
+        return None
+    tenant = context.clients.tenant(request.headers)
+    account = None if tenant is None else context.quotas.of(tenant.name)
+    if tenant is None or account is None:
+        raise auth.unknown(request.headers)
+    tenancy = TenantRequest(tenant, account, context.quotas)
+    fault = tenancy.begin(context.loop.time(), context.lengths.tokens(request.body))
+    if fault is not None:
+        reply.added += tenancy.limits(context.loop.time())
+        raise fault
+    return tenancy
+
+
+def _asked(context: RequestContext, route: Route, request: HttpRequest, tenant: Tenant | None) -> Asks:
+    """What a request asks, its fields as its client may have them."""
+    band, salt = context.band(tenant), None
+    if tenant is not None and tenant.isolated and require_salted(route, tenant.name):
+        salt = CacheSalt(context.salt_key, tenant.name)
+    if route.way is RouteKind.PASSED or route.api is None:
+        return _passed(route, request, band, salt, anew=tenant is not None and bool(tenant.models))
+    return Generation(*context.profiles.parse(route.api, request.body, band, salt), context.terms)
+
+
+def _passed(route: Route, request: HttpRequest, band: PriorityBand, salt: CacheSalt | None, *, anew: bool) -> Passthrough:
     asked = PassedBody(None, {}, request.body)
     if route.body is BodyKind.FORM:
         refuse_form_type(request.headers.get(b"content-type", b""))
@@ -184,7 +231,7 @@ def _passed(context: RequestContext, route: Route, request: HttpRequest) -> Pass
         if request.upload is not None and request.upload.fault is not None:
             raise request.upload.fault
     elif route.body is BodyKind.JSON:
-        asked = passed(route.path, request.body, context.band)
+        asked = passed(route.path, request.body, band, salt, anew=anew)
     return Passthrough(route, request, asked)
 
 
@@ -219,12 +266,3 @@ def _begin(one: Accepted, *, waited: bool = False) -> Serving:
         asks.skips = CACHED
     return serve(one, picks=picks, waited=waited)
 
-
-def key_of(headers: Mapping[bytes, bytes], config: RouterConfig) -> str:
-    """Whose share of the queue a request belongs to: its client key's, or everybody's where none is asked for."""
-    return _key(auth.shown(headers)) if config.api_key_file is not None else ""
-
-
-@lru_cache(maxsize=1024)
-def _key(header: bytes) -> str:  # remembered: it brought a known key, and those are few
-    return auth.bearer({b"authorization": header}).decode("latin-1")

@@ -26,11 +26,12 @@ from xpyd_sidecar.router.fleet import first_bytes
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.http.reply import ReplyConnection
 from xpyd_sidecar.router.http.wire import lines_of
-from xpyd_sidecar.router.observing.record import SILENT, LegRecord, Record
+from xpyd_sidecar.router.observing.record import HELD, SILENT, LegRecord, Record
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving import waiting
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.outlier_watch import Blamed
+from xpyd_sidecar.router.serving.tenancy import TenantRequest
 from xpyd_sidecar.router.stream import answers
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
@@ -91,6 +92,8 @@ class Asks(ABC):
     """Within its key's band."""
     tokens: ExpectedTokens = ExpectedTokens()
     """What it counts for in its key's share."""
+    tenancy: TenantRequest | None = None
+    """Whose it is, where keys are those of tenants."""
     _hash: RequestHash | None = None
     _labels: Labels | None = None
 
@@ -111,6 +114,10 @@ class Asks(ABC):
     def alone(self) -> bool:
         """Whether decode does all of it."""
         return bool(self.skips)
+
+    def weighed(self, tokens: int) -> int:
+        """What so many tokens count for where requests wait: less where its tenant has a larger weight."""
+        return tokens if self.tenancy is None else -(-tokens // self.tenancy.tenant.weight)
 
     @property
     def unread(self) -> bool:
@@ -270,6 +277,9 @@ class OpenAttempts(dict[int, OpenAttempt]):
             self._prefilled_at = member.heard_at
             if self._context.picker.holdings is not None and (actual := answers.cached_tokens(body)) >= 0:
                 self._context.observer.metrics.cached(leg.cached, actual)
+        if self._asks.tenancy is not None and (leg.send.role is Role.PREFILL or leg.send.params is None):
+            self._record.cached_tokens = answers.cached_tokens(body)
+            self._asks.tenancy.prefilled(body)
         _computed(leg)
 
     def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
@@ -302,7 +312,9 @@ class OpenAttempts(dict[int, OpenAttempt]):
         """The request is over. ``connection``: of its client."""
         record, asks, context = self._record, self._asks, self._context
         used = spent(asks.tokens, record.prompt_tokens, record.tokens, whole=record.outcome == "ok", sent=bool(record.legs))
-        context.line.over(self._key, asks.tokens.total, used)
+        context.line.over(self._key, asks.weighed(asks.tokens.total), asks.weighed(used))
+        if asks.tenancy is not None and record.outcome != HELD:
+            asks.tenancy.end(context.loop.time(), record)
         if record.api and record.tokens >= 0 and record.outcome == "ok":
             context.answers.learn(record.tokens)
         context.lengths.learn(asks.prompt, record.prompt_tokens)

@@ -10,22 +10,29 @@ import math
 import random
 import secrets
 from collections.abc import Callable
+from time import time
 
+from xpyd_sidecar.contract.demand import RouterDemand
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.membership import Heartbeat, Up
+from xpyd_sidecar.contract.tenants import Tenant
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.priority import OWN, SHARED, PriorityBand
 from xpyd_sidecar.router.api.prompt import PromptLengths
 from xpyd_sidecar.router.api.spending import AnswerLengths
 from xpyd_sidecar.router.balance import policies
+from xpyd_sidecar.router.balance.demand import SharedDemand
 from xpyd_sidecar.router.balance.limits import ConcurrencyLimits, RetryBudget
 from xpyd_sidecar.router.balance.picker import Picker
+from xpyd_sidecar.router.balance.quotas import Quotas
 from xpyd_sidecar.router.fleet.expected import ExpectedInstances
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.fleet.standby import Standby
 from xpyd_sidecar.router.fleet.watch import FleetWatch
+from xpyd_sidecar.router.http.auth import ClientKeys
 from xpyd_sidecar.router.observing.observer import RouterObserver, tracing_of
 from xpyd_sidecar.router.serving.audits import Audits
 from xpyd_sidecar.router.serving.hold import Hold
@@ -57,6 +64,12 @@ class RequestContext:
         self._awake = -math.inf
         self.several: Callable[[], bool] = lambda: False
         """Whether there are several client keys."""
+        self.clients = ClientKeys(None)
+        """Who may ask."""
+        self.quotas = Quotas()
+        self.demand = SharedDemand(config.instance, self.quotas)
+        self.salt_key = b""
+        """Of the service: what keeps prefixes of tenants apart is made with it."""
         self.draining = False
         """The router stops, or sends clients elsewhere."""
         self.servings = InFlight()
@@ -134,10 +147,29 @@ class RequestContext:
         """Whether one more request could be served now, with prefill or without."""
         return len(self.servings) < self.config.max_in_flight and self.picker.room(alone=alone)
 
-    @property
-    def band(self) -> PriorityBand:
-        """The priorities that clients may have."""
+    def on_message(self, message: Up) -> int | None:
+        """A heartbeat or a goodbye: as ``FleetWatch``'s, and what it says of other routers' tenants."""
+        in_flight = self.watch.on_message(message)
+        if isinstance(message, Heartbeat) and message.demands and len(self.quotas):
+            self.demand.hear(message.demands, self.loop.time(), time())
+        return in_flight
+
+    def wanted(self) -> RouterDemand | None:
+        """What other routers are told of tenants; None: there are none."""
+        return self.demand.told(time()) if len(self.quotas) else None
+
+    def band(self, tenant: Tenant | None = None) -> PriorityBand:
+        """The priorities that clients may have; a tenant's own, where there are tenants."""
+        if tenant is not None:
+            return PriorityBand(tenant.priority.least, tenant.priority.most)
         return SHARED if self.several() else OWN
+
+    def serve_clients(self, clients: ClientKeys, salt_key: bytes) -> None:
+        """Whose requests are taken from now on. ``salt_key``: of the service."""
+        self.clients, self.salt_key = clients, salt_key
+        self.several = lambda: len(clients.keys) > 1
+        clients.changed = lambda: self.quotas.take_over(clients.tenants, self.loop.time())
+        clients.changed()
 
     def _missing(self, alone: bool) -> Role | None:
         """The role of which nobody can be picked for a request; None: it can be served."""
@@ -213,6 +245,8 @@ class RequestContext:
         self.poison.tick()
         if self.audits is not None:
             self.audits.tick()
+        if len(self.quotas):
+            self.demand.turn(now, time())
         self.observer.turn()
         for member in self.roster.members():
             member.work_since = math.inf

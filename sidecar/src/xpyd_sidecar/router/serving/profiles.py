@@ -21,6 +21,7 @@ from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.failover_modes import EXACT_ALONE, SamplingTerms, has_parts
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.priority import OWN, PriorityBand, clamp_field
+from xpyd_sidecar.router.api.salts import CacheSalt
 from xpyd_sidecar.router.stream import continuation
 
 MAX_PROFILES = 256
@@ -96,14 +97,17 @@ class Profiles:
         """The terms may be others now."""
         self._known: dict[Key, RequestProfile] = {}
 
-    def parse(self, api: Api, body: bytes, band: PriorityBand = OWN) -> tuple[bodies.GenerationRequest, RequestProfile]:
-        """A request and its profile. ``band``: of its priority. Raises HttpFault, as ``bodies.parse``; 400, the priority is
-        no whole number.
+    def parse(self, api: Api, body: bytes, band: PriorityBand = OWN,
+              salt: CacheSalt | None = None) -> tuple[bodies.GenerationRequest, RequestProfile]:
+        """A request and its profile. ``band``: of its priority. ``salt``: what keeps its prefixes apart. Raises HttpFault,
+        as ``bodies.parse``; 400, the priority is no whole number, or a salt no text.
         """
         if self._doubted:
             self._judge()
         fields = bodies.split(body)
         clamp_field(fields, band)
+        if salt is not None:
+            salt.write(fields)
         key = _key(api, fields, len(body))
         profile = None if key is None else self._known.get(key)
         if profile is not None:
