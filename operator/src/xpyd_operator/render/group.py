@@ -43,29 +43,16 @@ def named(service: DisaggService, member: Member) -> dict[str, str]:
 
 
 def placed(service: DisaggService, role: Role, member: Member) -> dict[str, Any]:
-    """Where the scheduler may put a member: with the others, and away from those of other instances.
+    """Where the scheduler may put a member: with the others.
 
-    The first pod of an instance finds none of its kind, and the scheduler then takes its own labels for one. Instances of
-    other namespaces may have this one's name, so that they are told apart by theirs.
+    The first pod of an instance finds none of its kind, and the scheduler then takes its own labels for one.
     """
     place = service.spec.role(role).placement
     if place.topology is None:
         return {}
     mine = {"key": labels.INSTANCE_OF, "operator": "In", "values": [member.instance]}
-    some, other = {"key": labels.INSTANCE_OF, "operator": "Exists"}, mine | {"operator": "NotIn"}
-    made = {"podAffinity": _near(place.topology, ([mine], {}))}
-    if place.exclusive:
-        here = service.metadata.namespace or "default"
-        away = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [here]}
-        elsewhere = {"namespaceSelector": {"matchExpressions": [away]}}
-        made["podAntiAffinity"] = _near(place.topology, ([some, other], {}), ([some], elsewhere))
-    return {"affinity": made}
-
-
-def _near(topology: str, *terms: tuple[list[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-    """Terms that must hold; each: what labels of pods must be, and in which namespaces."""
-    return {"requiredDuringSchedulingIgnoredDuringExecution": [
-        {"labelSelector": {"matchExpressions": marks}, "topologyKey": topology} | where for marks, where in terms]}
+    term = {"labelSelector": {"matchExpressions": [mine]}, "topologyKey": place.topology}
+    return {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
 
 
 def group_config(
