@@ -314,12 +314,12 @@ MALFORMED: dict[str, Bad] = {
         "spec.decode.parallelism.device", "write the key of a resource", {"spec.decode.parallelism": {"device": "gpu"}}
     ),
     "a topology that is no label": bad(
-        "spec.decode.placement.topology",
+        "spec.engine.topology",
         "write the key of a label",
-        {"spec.decode": {"parallelism": {"tensor": 2, "pods": 2}, "placement": {"topology": "a b"}}},
+        {"spec.decode": {"parallelism": {"tensor": 2, "pods": 2}}, "spec.engine.topology": "a b"},
     ),
     "a topology of one pod": bad(
-        "spec.decode.placement.topology", "parallelism.pods above 1", {"spec.decode.placement": {"topology": "zone"}}
+        "spec.engine.topology", "parallelism.pods above 1", {"spec.engine.topology": "zone"}
     ),
     "no device and one that is named": bad(
         "spec.decode.parallelism.device",

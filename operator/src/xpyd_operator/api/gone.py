@@ -11,8 +11,8 @@ from typing import Any, Final
 
 _ROLES: Final = ("spec.prefill", "spec.decode")
 _EXECUTOR: Final = "leave it out; an instance runs its workers in processes of its pods"
-_EXCLUSIVE: Final = ("write template.spec.affinity.podAntiAffinity: the topology as topologyKey, a labelSelector that "
-                     "xpyd.dev/instance exists, and mismatchLabelKeys: [xpyd.dev/instance]")
+_PLACEMENT: Final = ("write spec.engine.topology, for both roles; for nodes alone template.spec.affinity.podAntiAffinity "
+                     "with a labelSelector that xpyd.dev/instance exists, and mismatchLabelKeys: [xpyd.dev/instance]")
 _RATIO: Final = "leave it out; scaling.min and scaling.max of each role say how few and how many there may be"
 SETTINGS: Final[Mapping[str, str]] = {
     "spec.model.cache.size": "write resources.limits with ephemeral-storage, which bounds all that a pod writes",
@@ -60,7 +60,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spec.router.workers": "leave it out; a router is one process, and who needs more writes more routers: "
                            "spec.router.replicas",
     **{f"{role}.parallelism.executor": _EXECUTOR for role in _ROLES},
-    **{f"{role}.placement.exclusive": _EXCLUSIVE for role in _ROLES},
+    **{f"{role}.placement": _PLACEMENT for role in _ROLES},
 }
 """Path of the field → what to write instead, or that nothing is needed."""
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from xpyd_operator.api.base import Arguments, Duration, ObjectName, Part, Preserved, SecretKeyRef, Text
+from xpyd_operator.api.base import Arguments, Duration, LabelKey, ObjectName, Part, Preserved, SecretKeyRef, Text
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.source import SOURCE_PATTERN, Source, parse
 
@@ -86,6 +86,11 @@ class Engine(Part, frozen=True):
     """How long an engine may take from its start until it is ready, download of weights included. Set it where weights
     take longer to come.
     """
+    topology: LabelKey | None = None
+    """Key of a label of nodes, e.g. `nvidia.com/gpu.clique`: all pods of one instance of several (`parallelism.pods`) are
+    on nodes with one value of it. Set it where only some nodes share a fast network. Not used by `xpyd up`.
+    """
+
     @property
     def startup_timeout_s(self) -> float:
         """Seconds."""

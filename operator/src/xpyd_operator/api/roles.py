@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from xpyd_operator.api.base import Arguments, Count, DeviceKey, LabelKey, ObjectName, Part, Positive, Preserved, Quantities
+from xpyd_operator.api.base import Arguments, Count, DeviceKey, ObjectName, Part, Positive, Preserved, Quantities
 
 ParallelSize = Annotated[int, Meta(ge=1, le=1024)]
 GPU = "nvidia.com/gpu"
@@ -84,15 +84,6 @@ class Resources(Part, frozen=True):
     """Devices by dynamic resource allocation: claims of `template.spec.resourceClaims`."""
 
 
-class Placement(Part, frozen=True):
-    """Where the pods of one instance of several are (`parallelism.pods`). Not used by `xpyd up`."""
-
-    topology: LabelKey | None = None
-    """Key of a label of nodes, e.g. `nvidia.com/gpu.clique`: all pods of one instance are on nodes with one value of
-    it. Set it where only some nodes share a fast network.
-    """
-
-
 class RoleSpec(Part, frozen=True):
     """One role."""
 
@@ -104,8 +95,6 @@ class RoleSpec(Part, frozen=True):
     """Bounds of a count that is set from outside. Not with `replicas`."""
     parallelism: Parallelism = Parallelism()
     """How one instance is spread over devices."""
-    placement: Placement = Placement()
-    """Where the pods of one instance are."""
     resources: Annotated[Resources, Meta(extra={"preserve": True})] | None = None
     """Resources of one instance, or of one pod of several, as in a container: `limits`, `requests` (default: the
     limits), `claims` of `template.spec.resourceClaims`. Where they name no device, `nvidia.com/gpu` is added, one per

@@ -87,14 +87,6 @@ def _pods(role: RoleSpec) -> Iterator[Finding]:
         yield "parallelism.pods", f"{parallel.pods} does not divide {words}; write {right}"
 
 
-def _placement(role: RoleSpec) -> Iterator[Finding]:
-    place = role.placement
-    if place.topology is None:
-        return
-    if role.parallelism.pods == 1:
-        yield "placement.topology", "only for parallelism.pods above 1; one pod is placed by template.spec.affinity"
-
-
 def _main_container(role: RoleSpec) -> Iterator[Finding]:
     spec = (role.template or {}).get("spec")
     containers = spec.get("containers") if isinstance(spec, dict) else None
@@ -184,13 +176,6 @@ RULES: tuple[Rule, ...] = (
         cel="""(self.parallelism.data > 1 ? self.parallelism.data :
             self.parallelism.tensor * self.parallelism.pipeline) % self.parallelism.pods == 0""",
         wrong=_pods,
-    ),
-    Rule(
-        at=_ROLES,
-        reads=("placement.topology", "parallelism.pods"),
-        says="placement.topology is for parallelism.pods above 1",
-        cel="!has(self.placement.topology) || self.parallelism.pods > 1",
-        wrong=_placement,
     ),
     Rule(
         at=_ROLES,

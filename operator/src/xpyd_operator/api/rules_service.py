@@ -34,6 +34,12 @@ def _tensor(spec: ServiceSpec) -> list[Finding]:
     )
 
 
+def _topology(spec: ServiceSpec) -> list[Finding]:
+    unused = spec.engine.topology is not None and spec.prefill.parallelism.pods == spec.decode.parallelism.pods == 1
+    right = "one pod is placed by template.spec.affinity"
+    return when(unused, "engine.topology", f"only for instances of several pods (parallelism.pods above 1); {right}")
+
+
 def _planner_counts(spec: ServiceSpec) -> list[Finding]:
     idle = spec.planner.mode == "auto" and spec.prefill.scaling is None and spec.decode.scaling is None
     return when(idle, "planner.mode", "auto sets the counts of roles with scaling; write prefill.scaling or decode.scaling")
@@ -106,6 +112,13 @@ RULES: tuple[Rule, ...] = (
         cel="""self.prefill.parallelism.tensor % self.decode.parallelism.tensor == 0 ||
             self.decode.parallelism.tensor % self.prefill.parallelism.tensor == 0""",
         wrong=_tensor,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("engine.topology", "prefill.parallelism.pods", "decode.parallelism.pods"),
+        says="engine.topology is for parallelism.pods above 1",
+        cel="!has(self.engine.topology) || self.prefill.parallelism.pods > 1 || self.decode.parallelism.pods > 1",
+        wrong=_topology,
     ),
     Rule(
         at=("spec",),

@@ -20,7 +20,7 @@ from xpyd_operator.render.layout import Member, digest
 from xpyd_operator.render.process import LAUNCHER
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.group import READY_PATH
-from xpyd_sidecar.contract.ids import HostPort, Role, join_host_port
+from xpyd_sidecar.contract.ids import HostPort, join_host_port
 from xpyd_sidecar.contract.launch import GroupConfig
 
 COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
@@ -42,16 +42,16 @@ def named(service: DisaggService, member: Member) -> dict[str, str]:
     return {"hostname": member.name, "subdomain": labels.engines_name(service.name)}
 
 
-def placed(service: DisaggService, role: Role, member: Member) -> dict[str, Any]:
+def placed(service: DisaggService, member: Member) -> dict[str, Any]:
     """Where the scheduler may put a member: with the others.
 
     The first pod of an instance finds none of its kind, and the scheduler then takes its own labels for one.
     """
-    place = service.spec.role(role).placement
-    if place.topology is None:
+    topology = service.spec.engine.topology
+    if topology is None:
         return {}
     mine = {"key": labels.INSTANCE_OF, "operator": "In", "values": [member.instance]}
-    term = {"labelSelector": {"matchExpressions": [mine]}, "topologyKey": place.topology}
+    term = {"labelSelector": {"matchExpressions": [mine]}, "topologyKey": topology}
     return {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
 
 

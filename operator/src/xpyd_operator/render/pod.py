@@ -73,7 +73,7 @@ def _pod(
             "Pod", service, member.name, labels.engine(service, role, revision) | (group.marks(member) if several else {})
         ) | {"annotations": {"kubectl.kubernetes.io/default-container": labels.MAIN}
              | (group.notes(members, settings) if several else {})},
-        "spec": (group.named(service, member) | group.placed(service, role, member) if several else {}) | {
+        "spec": (group.named(service, member) | group.placed(service, member) if several else {}) | {
             "restartPolicy": "Always",
             "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT to a URL, on which vLLM ends
             "automountServiceAccountToken": False,
@@ -103,9 +103,10 @@ def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
         router |= {"audit": spec.kv.audit} if spec.kv.audit else {}
     else:  # what agents know of routers that are elsewhere
         router = {"members": spec.router.ports.members, "heartbeat": HEARTBEAT_S}
+    several = spec.role(role).parallelism.pods > 1
     parts = {
         "model": without_defaults(spec.model),
-        "engine": _without(without_defaults(spec.engine), ("startupTimeout",)),
+        "engine": _without(without_defaults(spec.engine), ("startupTimeout", *(() if several else ("topology",)))),
         "role": _without(without_defaults(spec.role(role)), ("replicas", "scaling", "parallelism")),
         "kv": _without(without_defaults(spec.kv), ("audit", *(("encryption",) if spec.kv.sealed == "disabled" else ()))),
         "router": router,
