@@ -24,7 +24,8 @@ def document(**router: Any) -> dict[str, Any]:
         "apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "metadata": {"name": NAME, "namespace": NAMESPACE},
         "spec": {
             "model": {"source": "org/tiny"},
-            "engine": {"image": NO_IMAGE, "imagePullPolicy": "Never"},
+            "engine": {"image": NO_IMAGE},
+            "template": {"spec": {"containers": [{"name": "main", "imagePullPolicy": "Never"}]}},
             "prefill": {"replicas": 0}, "decode": {"replicas": 1, "resources": {}},
             "router": {"placement": "deployment", "replicas": 1, **router},
         },

@@ -112,15 +112,10 @@ def test_on_one_host_another_vllm_keeps_its_own_queue_with_a_warning(monkeypatch
 
 
 @pytest.mark.usefixtures("stock", "other_sources", "member")
-def test_a_member_of_several_does_not_start_with_another_vllm_unless_its_pods_may_be_open(
-        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ConfigError, match=r"differ; over several pods .* allowOpenPods: true"):
-        register()
-    monkeypatch.setenv(launch.ENV_OPEN_PODS, "1")
-    with caplog.at_level(logging.WARNING):
+def test_a_member_of_several_does_not_start_with_another_vllm() -> None:
+    with pytest.raises(ConfigError, match=r"differ; over several pods .* use an engine.image that xpyd knows"):
         register()
     assert in_place() == [False] * 3
-    assert "vLLM's own queue is under its executor" in caplog.text
 
 
 @pytest.mark.usefixtures("stock", "member")

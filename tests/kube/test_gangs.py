@@ -54,11 +54,16 @@ def told_of(cluster: LightCluster, version: str) -> bool:
         raise
 
 
-async def begin(team: Team, monkeypatch: pytest.MonkeyPatch, gang: str, **decode: object) -> None:
+async def begin(
+    team: Team, monkeypatch: pytest.MonkeyPatch, gang: str, topology: str | None = None, **decode: object
+) -> None:
     """An operator that is told so, and a service."""
     monkeypatch.setenv("XPYD_GANG", gang)
     await team.operator.start()
-    await team.apply(team.document("qwen", PREFILL, WIDE | decode))
+    document = team.document("qwen", PREFILL, WIDE | decode)
+    if topology is not None:
+        document["spec"].setdefault("engine", {})["topology"] = topology
+    await team.apply(document)
 
 
 async def groups(team: Team, kind: str) -> dict[str, Object]:
@@ -138,6 +143,6 @@ async def test_what_was_asked_for_and_is_not_served_is_a_condition_and_the_servi
 async def test_a_label_that_no_node_has_is_said_before_any_pod_is_late(
     quiet_team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await begin(quiet_team, monkeypatch, "none", placement={"topology": "example.com/rack"})
+    await begin(quiet_team, monkeypatch, "none", topology="example.com/rack")
     said = await quiet_team.wait_condition("Degraded", words=("TopologyUnknown",), deadline_s=120)
-    assert said["message"].startswith("spec.decode.placement.topology: no node has the label example.com/rack")
+    assert said["message"].startswith("spec.engine.topology: no node has the label example.com/rack")

@@ -361,9 +361,8 @@ async def test_instances_of_several_pods_need_some_more(installed: LightCluster,
             taken = {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": {"name": "qwen-e1"},
                      "spec": {"minMember": 3}}
             await team.kube.request("POST", path, taken)
-            wide = {"replicas": 1, "parallelism": {"tensor": 2, "pods": 2, "device": "none"},
-                    "placement": {"topology": "kubernetes.io/hostname"}}
-            await team.apply(team.document(decode=wide))
+            wide = {"replicas": 1, "parallelism": {"tensor": 2, "pods": 2, "device": "none"}}
+            await team.apply(team.document(decode=wide, engine={"image": "engine:1", "topology": "kubernetes.io/hostname"}))
             await team.wait_condition("Degraded", words=("NameTaken", "PodGroup qwen-e1"))
             await team.kube.request("DELETE", f"{path}/qwen-e1")
             await team.wait(lambda: team.shape() == "1P2D" and len(team.ready()) == 3, "it serves, whatever nodes say")

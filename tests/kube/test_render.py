@@ -44,7 +44,7 @@ CORNERS: dict[str, dict[str, Any]] = {
         },
     },
     "cache": {
-        "model": {"source": "a/b", "cache": {"size": "40Gi"}, "tokenSecret": SECRET},
+        "model": {"source": "a/b", "cache": {"claim": "hub"}, "tokenSecret": SECRET},
         "engine": {"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k", "optional": True}}}]},
         "router": {"apiKeySecret": SECRET},
         "decode": {"resources": {"limits": {"cpu": "1500m", "memory": "4Gi"}, "requests": {"cpu": 1}}},

@@ -255,7 +255,7 @@ def test_what_a_document_says_of_an_instance_is_simulated_or_refused(tmp_path: P
         of(SERVICE.replace("Qwen/Qwen3-8B", "acme/one-7b"))
     assert of(SERVICE, link="100Gb").pools.decode.link == 12.5e9
     path = tmp_path / "r.yaml"
-    router = "{queue: {size: 7, timeout: 5s}, onNoPrefill: reject, skipPrefill: {belowTokens: 100}}"
+    router = "{maxInFlight: 28, hold: 5s, onNoPrefill: reject, skipPrefill: {belowTokens: 100}}"
     path.write_text(f"{SERVICE}  router: {router}\n")
     rules = rules_of(load_service(str(path), Target.KUBERNETES))
     assert (rules.queue_size, rules.queue_timeout_s, rules.skip_below, rules.onto_decode) == (7, 5.0, 100, False)

@@ -79,12 +79,6 @@ async def test_data_is_the_fleet_and_the_seconds_that_are_new() -> None:
             assert (answer.status, answer.json["error"]["code"]) == (400, "bad_since")
 
 
-async def test_it_can_be_turned_off() -> None:
-    async with fleet(dashboard=False) as f:
-        for path in ("/dashboard", "/dashboard/data", "/dashboard/main.js"):
-            assert (await f.ask(path, headers=ADMIN)).status == 404
-
-
 async def test_only_its_files_are_served() -> None:
     async with fleet() as f:
         for path in ("/dashboard/", "/dashboard/page.html", "/dashboard/../admin.py", "/dashboard/%2e%2e/x",

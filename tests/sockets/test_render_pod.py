@@ -22,7 +22,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.render.engine import CPU_ENV, RAY_ENV
+from xpyd_operator.render.engine import CPU_ENV
 from xpyd_operator.render.objects import children
 from xpyd_operator.render.paths import ENGINE_PORT, OFFLOAD
 from xpyd_operator.render.pod import engine_pods, pod_revision
@@ -92,7 +92,7 @@ EVERYTHING: list[dict[str, Any]] = [
     {"model": {"source": "pvc://models/qwen"}, "router": {"placement": "deployment", "apiKeySecret": SECRET}},
     {"model": {"source": "/models/qwen"}, "router": {"apiKeySecret": SECRET}, "decode": {"resources": {}}},
     {"model": {"source": "a/b", "cache": {"claim": "hub"}, "tokenSecret": SECRET}},
-    {"model": {"source": "a/b", "cache": {"size": "40Gi"}}, "decode": {"parallelism": {"tensor": 2, "executor": "ray"}}},
+    {"model": {"source": "a/b"}, "decode": {"parallelism": {"tensor": 2, "data": 2}}},
 ]
 
 
@@ -255,10 +255,10 @@ def test_a_model_beside_the_document_is_refused() -> None:
 
 def test_cache_and_token() -> None:
     claim = pod_of(make(model={"source": "a/b", "cache": {"claim": "hub"}, "tokenSecret": SECRET}))
-    size = pod_of(make(model={"source": "a/b", "cache": {"size": "40Gi"}}))
-    cache = [next(one for one in pod["spec"]["volumes"] if one["name"] == "cache") for pod in (claim, size)]
+    plain = pod_of(make(model={"source": "a/b"}))
+    cache = [next(one for one in pod["spec"]["volumes"] if one["name"] == "cache") for pod in (claim, plain)]
     assert cache[0]["persistentVolumeClaim"] == {"claimName": "hub"}
-    assert cache[1]["emptyDir"] == {"sizeLimit": "40Gi"}
+    assert cache[1]["emptyDir"] == {}
     assert env_of(main_of(claim))["HF_TOKEN"] == {"secretKeyRef": {"name": "s", "key": "k"}}
 
 
@@ -272,6 +272,7 @@ def test_pods_of_a_node_share_a_folder_where_the_document_names_one() -> None:
                 config["kv_connector_extra_config"]["xpyd"]["shared_folder"])
 
     assert folders() == ([], [], "")
+    assert folders(transport="tcp", sharedMemory={"hostPath": "/dev/shm"}) == ([], [], ""), "tcp does not go through memory"
     there = {"path": "/dev/shm", "type": "Directory"}
     assert folders(transport="shm", sharedMemory={"hostPath": "/dev/shm"}) == ([there], ["/run/xpyd-kv"], "/run/xpyd-kv")
 
@@ -379,13 +380,6 @@ def test_environment_of_the_connector_and_of_the_user() -> None:
     assert env["C"] == {"secretKeyRef": SECRET}
 
 
-def test_an_engine_with_ray_has_one_of_its_own() -> None:
-    env = env_of(main_of(pod_of(make(decode={"parallelism": {"executor": "ray"}}))))
-    assert RAY_ENV.items() <= env.items()
-    assert env["RAY_TMPDIR"] == "/tmp"
-    assert not RAY_ENV.keys() & env_of(main_of(pod_of(make()))).keys()
-
-
 def test_what_the_user_writes_arrives_as_written() -> None:
     text = "$(XPYD_HOST) $$(X) $(NO $X $"
     one = make(model={"source": "a/b", "servedName": text}, engine={"args": [text], "env": [{"name": "A", "value": text}]})
@@ -431,11 +425,11 @@ def revision(role: Role = Role.DECODE, key: str = "k", **spec: Any) -> str:
     "spec",
     [
         {"model": {"source": "Qwen/Qwen3-8B", "revision": "v2"}},
-        {"model": {"source": "Qwen/Qwen3-8B", "cache": {"size": "1Gi"}}},
+        {"model": {"source": "Qwen/Qwen3-8B", "cache": {"claim": "c"}}},
         {"engine": {"image": "other:1"}},
         {"engine": {"args": ["--enforce-eager"]}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": SECRET}}]}},
-        {"kv": {"checksum": "disabled"}},
+        {"kv": {"memory": "2Gi"}},
         {"kv": {"encryption": "enabled"}},
         {"decode": {"args": ["--max-num-seqs", "8"]}},
         {"decode": {"resources": {}}},
@@ -460,14 +454,14 @@ def test_what_a_pod_is_made_of_changes_its_revision(spec: dict[str, Any]) -> Non
         {"decode": {"replicas": 3}},
         {"decode": {"scaling": {"min": 1, "max": 3}}},
         {"prefill": {"args": ["--max-num-seqs", "8"]}},
-        {"engine": {"startupTimeout": "1h", "imagePullPolicy": "Always"}},
+        {"engine": {"startupTimeout": "1h"}},
         {"drain": {"timeout": "1m"}},
         {"rollout": {"maxSurge": 2}},
         {"limits": {"maxInstances": 9}},
         {"networkPolicy": {"enabled": False}},
-        {"router": {"maxSidecars": 3}},
+        {"router": {"replicas": 3}},
         {"router": {"gateway": {"parentRefs": [{"name": "public"}], "hostnames": ["chat.example.com"]}}},
-        {"kv": {"network": "trusted", "encryption": "disabled"}},
+        {"kv": {"encryption": "network"}},
         {"decode": {"parallelism": {"device": "nvidia.com/gpu"}}},
         {"router": {"policy": "cost", "ports": {"http": 10001}, "maxBodySize": "32Mi"}},
         {"engine": {"image": "vllm/vllm-openai:v0.32.0", "args": []}, "decode": {"parallelism": {"tensor": 1}}},

@@ -13,7 +13,6 @@ from xpyd_operator.api.durations import seconds
 _TEXT = {
     "duration": ["1s", "90s", "5m", "1h30m", "1.5s", "500ms", "10ms", "59m"],
     "size": ["0", "1", "500M", "2Gi", "1.5Gi"],
-    "share": ["0", "10%", "2Gi", "0%"],
     "count": ["0%", "10%", "250%"],
     "part": ["0%", "25%", "100%"],
     "quantity": ["2", "500m", "16Gi", "1e3", "0.5"],
@@ -32,8 +31,7 @@ _TEXT = {
     "prefix": ["/", "/qwen", "/v1", "/v1/x", "/v1x", "/a/b"],
     "network": ["10.0.0.0/8", "192.168.1.7/32", "fd00::/8", "2001:db8:1::/48"],
     "url": ["http://collector:4318"],
-    "class": ["LMCacheMPConnector", "Mine", "NixlConnector"],
-    "module": ["mine.store"],
+    "class": ["LMCacheMPConnector", "mine.store.Mine", "NixlConnector"],
 }
 JUNK = st.sampled_from(
     [

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 HOW_MANY = 220
 
 EVERYWHERE: dict[str, dict[str, Any]] = {
-    "executor": {"prefill": {"parallelism": {"tensor": 2, "executor": "uni"}}},
+    "pods": {"prefill": {"parallelism": {"tensor": 2, "pods": 3}}},
     "gone": {"router": {"compat": "none", "workers": 2}},
     "words that are gone": {"planner": {"mode": "Off"}, "router": {"placement": "Sidecar"}},
     "owned": {"engine": {"args": ["--port", "1", "--tensor-parallel-size=2"]}},
@@ -23,8 +23,8 @@ EVERYWHERE: dict[str, dict[str, Any]] = {
     "no decode": {"decode": {"replicas": 0}},
     "store": {"kv": {"offload": {"store": {"connector": "NixlConnector"}}}},
     "offloading": {"engine": {"args": ["--kv-offloading-size=64"]}},
-    "policy": {"router": {"policy": "round_robin", "policyOptions": {"choices": 3}}},
-    "timeouts": {"router": {"pairTimeout": "2h", "requestTimeout": "1h"}},
+    "policy": {"router": {"policy": "round_robbin", "failover": "never"}},
+    "time": {"router": {"requestTimeout": "1 h"}},
     "stuck": {"rollout": {"maxSurge": 0, "maxUnavailable": 0}},
     "typo": {"decode": {"replica": 3}},
     "type": {"prefill": {"replicas": "one"}},
@@ -37,7 +37,7 @@ KUBE: dict[str, dict[str, Any]] = {
     "memory": {"decode": {"resources": {"limits": {"memory": "319Mi"}}}},
     "no GPUs to offload": {"kv": {"offload": {"memory": "64Gi"}}, "decode": {"parallelism": {"device": "none"}}},
     "memory to offload": {"kv": {"offload": {"memory": "64Gi"}}, "prefill": {"resources": {"limits": {"memory": "64Gi"}}}},
-    "ray": {"decode": {"parallelism": {"executor": "ray", "device": "none"}}},
+    "shared memory": {"kv": {"transport": "shm"}, "decode": {"parallelism": {"tensor": 2, "pods": 2}}},
     "stages": {"decode": {"parallelism": {"pipeline": 2, "device": "none"}, "args": ["--enforce-eager"]}},
     "host network": {"prefill": {"template": {"spec": {"hostNetwork": True, "restartPolicy": "Never"}}}},
     "name": {"prefill": {"template": {"metadata": {"name": "x", "labels": {"xpyd.dev/role": "decode"}}}}},
@@ -47,7 +47,7 @@ KUBE: dict[str, dict[str, Any]] = {
 }
 LOCAL: dict[str, dict[str, Any]] = {
     "claim": {"model": {"source": "pvc://weights/a"}},
-    "cache": {"model": {"source": "a/b", "cache": {"size": "1Gi"}}},
+    "cache": {"model": {"source": "a/b", "cache": {"claim": "c"}}},
     "token": {"model": {"source": "a/b", "tokenSecret": {"name": "s", "key": "k"}}},
     "disk": {"kv": {"offload": {"disk": "500Gi"}}},
     "keys": {"router": {"apiKeySecret": {"name": "s", "key": "k"}}},
@@ -79,7 +79,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "same dtype": {"prefill": {"args": ["--dtype", "half"]}, "decode": {"args": ["--dtype=float16"]}},
     "drain": {"drain": {"timeout": "90s"}},
     "drafts on both": {"engine": {"args": ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']}},
-    "waits": {"router": {"queue": {"size": 9}}},
+    "waits": {"router": {"maxInFlight": 9}},
     "offload": {"kv": {"offload": {"memory": "64Gi", "store": {"connector": "LMCacheMPConnector"}}, "audit": 0.01}},
 }
 CHANGES = EVERYWHERE | KUBE | LOCAL | WARNED | GOOD

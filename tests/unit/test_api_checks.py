@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from api_strategies import objects
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xpyd_operator.api import rules_devices
 from xpyd_operator.api.checks import RULES, sections
 from xpyd_operator.api.crds import service_crd
 from xpyd_operator.api.decode import decode_service
@@ -33,7 +31,6 @@ FOR_ONE_TARGET = [
     document({"spec.model.source": "pvc://claim/x"}),
     document(kv={"transport": "shm"}),
     document({"spec.engine.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]}),
-    document({"spec.prefill.parallelism": {"tensor": 2, "pods": 2}, "spec.engine.queue": "vllm"}),
     document(decode={"parallelism": {"tensor": 2, "pods": 2}}, networkPolicy={"enabled": False}),
 ]
 
@@ -75,25 +72,6 @@ def test_twins_agree_on_any_well_formed_document(spec: dict[str, Any], data: st.
     spec["engine"] = spec.get("engine", {}) | {"args": data.draw(st.lists(ARGUMENTS, max_size=2))}
     for rule, python, cel in verdicts(document() | {"spec": spec}):
         assert python == cel, rule
-
-
-def test_twins_agree_on_devices_wherever_they_are_named() -> None:
-    named: list[dict[str, Any]] = [{}, {"cpu": 1}, {"nvidia.com/gpu": 2}, {"amd.com/gpu": 1}, {"nvidia.com/mig-1g.5gb": 1}]
-    more = {"limits": [*named, {"rdma/ib": 1}, {"example.com/npu": 2}], "requests": named[:4],
-            "claims": [[], [{"name": "g"}]],
-            "device": [{}, {"device": "none"}, {"device": "nvidia.com/gpu"}, {"device": "amd.com/gpu"}],
-            "template": [{}, {"template": {}}]}
-    rules = [rule for rule in rules_devices.RULES if rule.cel]
-    for limits, requests, claims, device, template in itertools.product(*more.values()):
-        resources = {"limits": limits, "requests": requests, "claims": claims}
-        decode = {"resources": resources, "parallelism": device, **template}
-        obj = document({"spec.decode": decode}, kv={"transport": "nccl"})
-        service = well_formed(obj)
-        assert service is not None
-        role = section_of(obj, "spec.decode")
-        for rule in rules:
-            section, wire = (service.spec, section_of(obj, "spec")) if rule.at == ("spec",) else (service.spec.decode, role)
-            assert (not list(rule.wrong(section))) == holds(rule.cel, wire), (rule.says, obj["spec"]["decode"])
 
 
 def test_the_api_server_refuses_what_we_refuse() -> None:
@@ -138,6 +116,8 @@ def test_what_a_rule_reads_are_fields() -> None:
             for path in (at, *(f"{at}.{field}" for field in rule.reads)):
                 node = SCHEMA
                 for name in path.split("."):
+                    if node.get("x-kubernetes-preserve-unknown-fields"):
+                        break  # what is in an object of Kubernetes' own only Python knows
                     assert name in node["properties"], f"{rule.wrong.__name__}: {path}"
                     node = node["properties"][name]
 

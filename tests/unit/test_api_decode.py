@@ -63,9 +63,9 @@ def test_a_rule_is_not_asked_about_a_faulty_field() -> None:
 
 
 def test_lenient_decoding_warns_about_unknown_fields_and_goes_on() -> None:
-    newer = document({"spec.kv": {"rdma": True, "mode": "put"}, "spec.future": {"a": 1}})
+    newer = document({"spec.kv": {"rdma": True, "encryption": "network"}, "spec.future": {"a": 1}})
     decoded = decode_service(newer, strict=False)
-    assert decoded.service.spec.kv.mode == "put"
+    assert decoded.service.spec.kv.encryption == "network"
     assert [str(warning.path) for warning in decoded.warnings] == ["spec.kv.rdma", "spec.future"]
     assert "ignored" in decoded.warnings[0].message
 
@@ -99,7 +99,7 @@ def test_metadata_of_a_live_object_is_accepted() -> None:
 ONLY_LOCAL = document({"spec.model.source": "../weights"})
 ONLY_KUBERNETES = document({"spec.model.source": "pvc://claim/x"})
 SHM = document(kv={"transport": "shm"})
-OPEN_QUEUE = document({"spec.prefill.parallelism": {"tensor": 2, "pods": 2}, "spec.engine.queue": "vllm"})
+OPEN_PODS = document({"spec.prefill.parallelism": {"tensor": 2, "pods": 2}}, networkPolicy={"enabled": False})
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ OPEN_QUEUE = document({"spec.prefill.parallelism": {"tensor": 2, "pods": 2}, "sp
     [
         (ONLY_LOCAL, Target.LOCAL, "spec.model.source"),
         (SHM, Target.LOCAL, "spec.kv.sharedMemory"),
-        (OPEN_QUEUE, Target.LOCAL, "spec.engine.queue"),
+        (OPEN_PODS, Target.LOCAL, "spec.networkPolicy.enabled"),
         (ONLY_KUBERNETES, Target.KUBERNETES, "spec.model.source"),
         (
             document({"spec.engine.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]}),

@@ -19,18 +19,32 @@ from xpyd_operator.errors import SpecError
 from xpyd_operator.kube.blueprint import judge_body
 
 FIRST = "xpyd.dev/v1alpha1"
-ALL: dict[str, Any] = {"router": {"placement": "Deployment", "compat": "p2p", "workers": 4, "policy": "prefix_aware",
-                                  "affinity": {"header": "x-session"}, "skipPrefill": {"cachedShare": 0.7},
-                                  "policyOptions": {"blocks": 16, "bound": 1.5}},
-                       "planner": {"mode": "Off", "scaleDownDelay": "10m"},
-                       "engine": {"dpStepSync": "off"}, "kv": {"checksum": "none"}}
+WORDS: dict[str, Any] = {"spec.router.placement": "Deployment", "spec.router.policy": "prefix_aware",
+                         "spec.planner.mode": "Off"}
+
+
+def sections(values: dict[str, Any]) -> dict[str, Any]:
+    """Sections of a spec with values at paths from the root of a document."""
+    made: dict[str, Any] = {}
+    for path, value in values.items():
+        _, *parents, last = path.split(".")
+        section = made
+        for name in parents:
+            section = section.setdefault(name, {})
+        section[last] = value
+    return made
+
+
+REQUIRED: dict[str, Any] = {"spec.model.source": "Qwen/Qwen3-8B", "spec.kv.offload.store.connector": "Mine",
+                            "spec.router.gateway.pool.picker": "epp",
+                            "spec.router.gateway.parentRefs": [{"name": "public"}]}
+"""Fields without which what is gone cannot be written."""
+ALL = sections(WORDS | REQUIRED | dict.fromkeys(gone.SETTINGS, 1))
 LINES = {
     "apiVersion": "xpyd.dev/v1alpha1 is gone; write apiVersion: xpyd.dev/v1beta1",
     "spec.router.placement": "Deployment is gone; write placement: deployment",
     "spec.router.policy": "prefix_aware is gone; write policy: cost",
     "spec.planner.mode": "Off is gone; write mode: disabled",
-    "spec.engine.dpStepSync": "off is gone; write dpStepSync: disabled",
-    "spec.kv.checksum": "none is gone; write checksum: disabled",
 }
 """What is said of ``ALL`` in the first version, beside the settings."""
 
@@ -87,7 +101,7 @@ def test_the_advice_is_followed_by_a_document_that_is_right() -> None:
     for path, words in gone.WORDS.items():
         for word, instead in words.items():
             *sections, name = path.split(".")
-            obj = document({path: word, "spec.engine.dpStepSync": "auto"} if "dpStep" not in path else {path: word})
+            obj = document({path: word})
             with pytest.raises(SpecError, match=f"{name}: {instead}"):
                 decode_service(obj)
             section = obj

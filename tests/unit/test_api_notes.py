@@ -82,17 +82,17 @@ def test_who_has_told_ucx_what_to_take_is_told_what_that_means() -> None:
 
 
 @pytest.mark.parametrize(("transport", "network", "told"), [
-    ("rdma", {}, True), ("rdma", {"network": "untrusted"}, True), ("rdma", {"network": "trusted"}, False),
-    ("nccl", {}, True), ("nccl", {"network": "trusted"}, False), ("tcp", {}, False), ("shm", {}, False),
+    ("rdma", {}, True), ("rdma", {"encryption": "disabled"}, True), ("rdma", {"encryption": "network"}, False),
+    ("nccl", {}, True), ("nccl", {"encryption": "network"}, False), ("tcp", {}, False), ("shm", {}, False),
     ("auto", {"encryption": "enabled"}, False)])
 def test_who_moves_kv_in_clear_past_the_network_of_pods_says_that_it_is_trusted(transport: str, network: dict[str, str], *,
                                                                                 told: bool) -> None:
     role = {"resources": {"limits": {"rdma/ib": 1, "nvidia.com/gpu": 1}}}
     value = document(kv={"transport": transport} | network, prefill=role, decode=role)
     for target, wanted in ((Target.KUBERNETES, told), (None, told), (Target.LOCAL, False)):
-        notes = [note for note in judge(value, target).notes if note.path == "spec.kv.network"]
+        notes = [note for note in judge(value, target).notes if note.path == "spec.kv.encryption"]
         assert bool(notes) is wanted
-        assert all("write network: trusted" in note.message for note in notes)
+        assert all("write encryption: network" in note.message for note in notes)
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "shm", "nccl"])

@@ -7,8 +7,8 @@ from decimal import Decimal
 
 import pytest
 
-from xpyd_operator.api.base import QUANTITY_PATTERN, SHARE_PATTERN, SIZE_PATTERN
-from xpyd_operator.api.quantity import size, size_of_share, value
+from xpyd_operator.api.base import QUANTITY_PATTERN, SIZE_PATTERN
+from xpyd_operator.api.quantity import size, value
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,6 @@ def test_size_is_whole_bytes_rounded_up() -> None:
     assert size("1500m") == 2
 
 
-@pytest.mark.parametrize(("text", "expected"), [("10%", 100), ("0%", 0), ("99%", 990), ("2k", 2000), (7, 7), ("0.5k", 500)])
-def test_share_of_a_device(text: str | int, expected: int) -> None:
-    assert size_of_share(text, 1000) == expected
-    assert re.fullmatch(SHARE_PATTERN, str(text))
-
-
 @pytest.mark.parametrize("text", ["10%", "500m", "1e3", "1E"])
-def test_a_size_in_bytes_knows_no_share_and_no_milli(text: str) -> None:
+def test_a_size_in_bytes_knows_no_percent_and_no_milli(text: str) -> None:
     assert not re.fullmatch(SIZE_PATTERN, text)

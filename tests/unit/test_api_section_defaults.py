@@ -24,5 +24,5 @@ def test_the_default_of_a_section_spells_out_every_default_inside() -> None:
 
 def test_a_default_that_is_zero_or_empty_keeps_its_type() -> None:
     spec = schema_of(DisaggService)["properties"]["spec"]["properties"]
-    assert spec["router"]["properties"]["queue"]["default"] == {"size": 1024, "timeout": "30s", "perInstance": 0}
+    assert spec["router"]["properties"]["skipPrefill"]["default"] == {"belowTokens": 0}
     assert spec["engine"]["properties"]["args"]["default"] == []

@@ -9,7 +9,7 @@ from api_documents import document
 from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.kv import Kv
 from xpyd_operator.api.roles import Parallelism, RoleSpec, Scaling
-from xpyd_operator.api.router import Router
+from xpyd_operator.api.router import HEARTBEAT_S, Router
 from xpyd_operator.api.service import DisaggService
 from xpyd_sidecar.contract.ids import Role
 
@@ -56,31 +56,24 @@ def test_devices() -> None:
     assert Parallelism(tensor=2, pipeline=3, data=4).devices == 24
 
 
-@pytest.mark.parametrize(
-    ("kv", "size", "share"),
-    [
-        (Kv(), None, None),
-        (Kv(buffer_size="20%"), None, 0.2),
-        (Kv(buffer_size="0%"), None, 0.0),
-        (Kv(buffer_size=7), 7, None),
-        (Kv(buffer_size="1Ki"), 1024, None),
-    ],
-)
-def test_buffer(kv: Kv, size: int | None, share: float | None) -> None:
-    assert (kv.buffer_bytes, kv.buffer_share) == (size, share)
+@pytest.mark.parametrize(("memory", "keep", "buffer"), [
+    (None, None, None), ("2Gi", 1 << 30, 1 << 30), (7, 4, 3), (1, 1, 0), ("1Ki", 512, 512)])
+def test_half_of_the_memory_is_for_what_leaves_and_half_for_what_comes(
+    memory: str | int | None, keep: int | None, buffer: int | None
+) -> None:
+    kv = Kv(memory=memory)
+    assert (kv.keep_bytes, kv.buffer_bytes) == (keep, buffer)
 
 
 def test_times_are_seconds_and_sizes_bytes() -> None:
-    changes = {"spec.drain": {"timeout": "1h30m"}, "spec.rollout": {"switchWindow": "0s"}, "spec.kv": {"hostPool": "1Gi"}}
+    changes = {"spec.drain": {"timeout": "1h30m"}, "spec.rollout": {"switchWindow": "0s"}}
     made = service(changes, planner={"interval": "45s"})
     assert made.spec.drain.timeout_s == 5400
     assert made.spec.planner.interval_s == 45
     assert made.spec.rollout.switch_window_s == 0
     assert made.spec.engine.startup_timeout_s == 1800
-    assert made.spec.kv.host_pool_bytes == 1 << 30
-    assert made.spec.kv.load_limit_s == 600
     router = Router()
-    assert (router.heartbeat_s, router.request_timeout_s, router.pair_timeout_s) == (3, 3600, 60)
+    assert (HEARTBEAT_S, router.request_timeout_s, router.pair_timeout_s) == (3, 3600, 60)
     assert (router.max_body_bytes, router.replicas) == (32 << 20, None)
 
 
@@ -91,24 +84,22 @@ def test_defaults_are_those_of_the_contract() -> None:
     router, spec = Router(), service().spec
     ours = {
         "port": router.ports.http, "members_port": router.ports.members, "policy": router.policy,
-        "on_no_prefill": router.on_no_prefill, "failover": router.failover, "heartbeat_s": router.heartbeat_s,
-        "missed_beats": router.heartbeat.missed, "max_body_bytes": router.max_body_bytes,
-        "max_in_flight": router.max_in_flight, "queue_size": router.queue.size, "queue_timeout_s": router.queue_timeout_s,
-        "hold_s": router.hold_s, "max_per_instance": router.queue.per_instance,
-        "skip_prefill_below": router.skip_prefill.below_tokens, "skip_prefill_rest": router.skip_prefill.rest_tokens,
-        "retry_budget": router.retry_budget, "first_token": router.first_token,
+        "on_no_prefill": router.on_no_prefill, "failover": router.failover, "heartbeat_s": HEARTBEAT_S,
+        "max_body_bytes": router.max_body_bytes,
+        "max_in_flight": router.max_in_flight, "queue_size": router.queue_size, "queue_timeout_s": router.queue_timeout_s,
+        "hold_s": router.hold_s,
+        "skip_prefill_below": router.skip_prefill.below_tokens, "skip_prefill_rest": router.skip_prefill.below_tokens,
+        "first_token": router.first_token,
         "tls_cert_file": router.tls.secret, "tls_key_file": router.tls.secret,
-        "otlp_endpoint": router.tracing.endpoint or "", "dashboard": router.dashboard,
+        "otlp_endpoint": router.tracing.endpoint or "",
         "body_budget_bytes": router.body_budget_bytes, "hosts": router.hosts, "cors_origins": router.cors.origins,
         "request_timeout_s": router.request_timeout_s, "pair_timeout_s": router.pair_timeout_s,
-        "load_limit_s": spec.kv.load_limit_s,
     }  # fmt: skip
     theirs = RouterConfig()
     assert ours == {name: getattr(theirs, name) for name in ours}
     options = KvOptions()
-    assert (spec.kv.transport, spec.kv.mode, spec.kv.checksum) == (options.transport, options.mode, options.checksum)
-    assert spec.kv.encryption == options.encryption
-    assert spec.kv.load_limit_s == options.load_limit_s
+    assert (spec.kv.transport, spec.kv.encryption) == (options.transport, options.encryption)
+    assert theirs.load_limit_s == options.load_limit_s
     agent = {field.name: field.default for field in msgspec.structs.fields(AgentConfig)}
     assert (spec.drain.timeout_s, spec.engine.startup_timeout_s) == (agent["drain_timeout_s"], agent["startup_timeout_s"])
 

@@ -18,6 +18,9 @@ from xpyd_operator.api.service import DisaggService, ServiceSpec
 from xpyd_operator.api.walk import Walk, join
 
 SCHEMA = schema_of(DisaggService)["properties"]["spec"]
+UNSEEN = re.compile(r"spec\.(model\.tokenSecret|engine\.env\[\d+\]|(prefill|decode|router)\.resources|"
+                    r"router\.gateway\.parentRefs\[\d+\])[.\[]")
+"""What is wrong in objects of Kubernetes' own, which the schema takes as they are."""
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
@@ -54,7 +57,8 @@ def test_damage_is_found_by_the_walk_as_by_the_schema_and_never_escapes_as_anoth
     msgspec.convert(wire, ServiceSpec)
     assert all(fault.startswith("spec") for fault in faults)
     if not any(re.search(r"from [0-9]+m?s to [0-9]+h, not", fault) for fault in faults):  # CEL in the schema
-        assert bool(faults) == bool(structure(SCHEMA, defaulted(SCHEMA, pruned(SCHEMA, obj)))), (obj, faults)
+        seen = [fault for fault in faults if not UNSEEN.match(fault)]
+        assert bool(seen) == bool(structure(SCHEMA, defaulted(SCHEMA, pruned(SCHEMA, obj)))), (obj, faults)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +76,6 @@ def test_paths(path: str, name: str, joined: str) -> None:
 def test_a_near_name_is_suggested(written: str, meant: str) -> None:
     _, faults = walked(document({f"spec.decode.{written}": 1})["spec"])
     assert faults == [f"spec.decode.{written}: unknown field; did you mean {meant}?"]
-
-
-def test_a_choice_that_people_look_for_is_refused_with_the_reason() -> None:
-    _, (fault,) = walked(document({"spec.decode.parallelism": {"executor": "external_launcher"}})["spec"])
-    assert fault.startswith("spec.decode.parallelism.executor: must be one of mp, ray, uni, not 'external_launcher'; with")
-    assert fault.endswith("a server cannot do that")
 
 
 def test_a_far_name_gets_the_list() -> None:

@@ -79,7 +79,7 @@ def test_what_was_stated_holds_but_for_the_least_of_a_device_and_is_told_with_wh
 
 
 def test_more_than_the_machine_has_is_refused_with_the_field() -> None:
-    with pytest.raises(ConfigError, match=r"hostPool\): 9216 MiB and 0 MiB for each of 2 ranks are more than the 163"):
+    with pytest.raises(ConfigError, match=r"host_pool_bytes: 9216 MiB and 0 MiB for each of 2 ranks are more than the 163"):
         memory_sizes(9 * GIB, EIGHT_B, StepLoad(16384, 2, 16 * GIB), device=True)
     with pytest.raises(ConfigError, match=r"1024 MiB and 7680 MiB for each of 2 ranks"):
         memory_sizes(GIB, EIGHT_B, StepLoad(16384, 2, 16 * GIB), device=False, pool=15 * GIB // 2)

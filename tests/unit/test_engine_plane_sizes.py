@@ -52,8 +52,8 @@ def test_a_buffer_that_nobody_has_stated_is_a_tenth_of_the_cache_and_a_gibibyte_
 
 @pytest.mark.parametrize("device", [True, False])
 @pytest.mark.parametrize("kv", [
-    {}, {"transport": "shm"}, {"transport": "rdma"}, {"keep": "2Gi", "hostPool": "3Gi"}, {"bufferSize": "1Gi"},
-    {"bufferSize": "1Gi", "mode": "get", "hostPool": "1Gi"}], ids=str)
+    {}, {"transport": "shm"}, {"transport": "rdma"}, {"memory": "4Gi"}, {"memory": "512Mi"},
+    {"memory": "6Gi", "transport": "rdma"}], ids=str)
 def test_the_operator_counts_what_an_engine_takes_at_least(kv: dict[str, Any], device: bool) -> None:
     def refused(most: int) -> bool:
         role = {"parallelism": {} if device else {"device": "none"}, "resources": {"limits": {"memory": most}}}

@@ -36,9 +36,9 @@ def test_an_engine_without_members_uses_the_key_of_the_service(key_file: str) ->
 
 
 def test_members_use_a_key_of_their_life(key_file: str) -> None:
-    one, other = (read(ASKED | {launch.ENV_KEY_FILE: key_file, ENV_LIFE: life, launch.ENV_OPEN_PODS: "1"})
+    one, other = (read(ASKED | {launch.ENV_KEY_FILE: key_file, ENV_LIFE: life})
                   for life in ("ab" * 16, "cd" * 16))
-    assert one == QueueSettings(keys.of_life(KEY, "ab" * 16), "", "ab" * 16, open_pods=True)
+    assert one == QueueSettings(keys.of_life(KEY, "ab" * 16), "", "ab" * 16)
     assert one is not None
     assert other is not None
     assert len({KEY, one.key, other.key}) == 3
@@ -46,7 +46,6 @@ def test_members_use_a_key_of_their_life(key_file: str) -> None:
 
 @pytest.mark.parametrize(("environ", "tells"), [
     ({launch.ENV_QUEUE: "auto"}, "'auto' is none of vllm, xpyd"),
-    (ASKED | {launch.ENV_OPEN_PODS: "true"}, "'true' is neither 0 nor 1"),
     (ASKED | {ENV_LIFE: "ab" * 16}, "XPYD_KEY_FILE is not set"),
     (ASKED | {launch.ENV_KEY_FILE: "/nowhere/key"}, "XPYD_KEY_FILE: "),
 ])

@@ -275,9 +275,9 @@ def test_a_topology_that_no_node_has_is_named_where_the_scheduler_speaks_of_affi
     found = absent(body, NOW)
     assert found is not None
     assert found.reason == "Unschedulable"
-    assert ("placement.topology is example.com/rack: kubectl get nodes -L example.com/rack" in found.message) == told
+    assert ("engine.topology is example.com/rack: kubectl get nodes -L example.com/rack" in found.message) == told
     body["spec"]["affinity"] = {"podAffinity": {}}
-    assert "placement" not in getattr(absent(body, NOW), "message", "")
+    assert "topology" not in getattr(absent(body, NOW), "message", "")
 
 
 STATES: dict[str, Body] = {

@@ -230,12 +230,11 @@ async def test_kueue_is_told_one_name_for_the_pods_of_one_life(world: MemoryWorl
 
 
 async def test_a_label_that_no_node_has_is_said_with_its_field_at_once(world: MemoryWorld) -> None:
-    placed = WIDE["decode"] | {"placement": {"topology": "example.com/rack"}}
-    world.write(**WIDE | {"decode": placed})
+    world.write(**WIDE, engine={"topology": "example.com/rack"})
     await world.round()
     said = world.condition("Degraded")
     assert (said["status"], said["reason"]) == ("True", "TopologyUnknown")
-    assert said["message"].startswith("spec.decode.placement.topology: no node has the label example.com/rack")
+    assert said["message"].startswith("spec.engine.topology: no node has the label example.com/rack")
     world.api.put("Node", {"metadata": {"name": "n1", "labels": {"example.com/rack": "r1"}}})
     await world.round()
     assert world.condition("Degraded")["status"] == "True", "it is not asked in each round"
@@ -246,7 +245,7 @@ async def test_a_label_that_no_node_has_is_said_with_its_field_at_once(world: Me
 
 async def test_who_may_not_look_at_nodes_says_nothing_of_them(world: MemoryWorld) -> None:
     world.api.fault = lambda verb, kind, name: ApiError(403, "Forbidden", "nodes is forbidden") if kind == "Node" else None
-    world.write(**WIDE | {"decode": WIDE["decode"] | {"placement": {"topology": "example.com/rack"}}})
+    world.write(**WIDE, engine={"topology": "example.com/rack"})
     await settle(world)
     assert world.condition("Degraded")["status"] == "False"
     assert len(members(world)) == 4

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xpyd_operator.api.operation import Limits, Ratio
+from xpyd_operator.api.operation import Limits
 from xpyd_operator.api.roles import RoleSpec, Scaling
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.counts import Counts, counts
@@ -59,31 +59,11 @@ def test_the_total_takes_from_who_is_further_above_its_least() -> None:
     assert of(made, 9, 2) == Counts(6, 2, "limits.maxInstances 8 makes 9P2D 6P2D")
 
 
-def test_ratios_hold_back_the_role_that_is_too_many() -> None:
-    made = service(scaled(0, 9), scaled(1, 9), min_ratio=Ratio(1, 4), max_ratio=Ratio(1, 1))
-    assert of(made, 1, 9) == Counts(1, 4, "limits.minRatio 1:4 makes 1P9D 1P4D")
-    assert of(made, 5, 2) == Counts(2, 2, "limits.maxRatio 1:1 makes 5P2D 2P2D")
-    assert of(made, 0, 3) == Counts(1, 3, "limits.minRatio 1:4 makes 0P3D 1P3D")
-
-
-def test_what_cannot_be_kept_is_said() -> None:
-    made = service(RoleSpec(replicas=1), scaled(4, 9), min_ratio=Ratio(1, 2))
-    assert of(made, None, 9) == Counts(
-        1,
-        4,
-        "limits.minRatio 1:2 makes 1P9D 1P4D; "
-        "limits.minRatio cannot be kept with 1P4D: the bounds of the roles leave no room",
-    )
-
-
-ratios = st.none() | st.builds(Ratio, st.integers(1, 5), st.integers(1, 5))
-
-
 @given(st.data())
 def test_bounds_of_the_roles_always_hold_and_limits_unless_it_says_so(data: st.DataObject) -> None:
     low = [data.draw(st.integers(0, 6)), data.draw(st.integers(1, 6))]
     high = [max(1, least + data.draw(st.integers(0, 8))) for least in low]
-    limits = Limits(data.draw(st.none() | st.integers(sum(low), 20)), data.draw(ratios), data.draw(ratios))
+    limits = Limits(data.draw(st.none() | st.integers(1, 20)))
     made = service(scaled(low[0], high[0]), scaled(low[1], high[1]))
     made = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, limits=limits))
     asked = [data.draw(st.none() | st.integers(0, 20)) for _ in range(2)]
@@ -93,10 +73,6 @@ def test_bounds_of_the_roles_always_hold_and_limits_unless_it_says_so(data: st.D
     assert max(1, low[1]) <= out.decode <= high[1]
     kept = limits.max_instances is None or out.prefill + out.decode <= limits.max_instances
     assert kept or "maxInstances cannot be kept" in out.held
-    if limits.min_ratio is not None and out.prefill * limits.min_ratio.decode < out.decode * limits.min_ratio.prefill:
-        assert "minRatio cannot be kept" in out.held
-    if limits.max_ratio is not None and out.prefill * limits.max_ratio.decode > out.decode * limits.max_ratio.prefill:
-        assert "maxRatio cannot be kept" in out.held
     changed = any(want is not None and want != got for want, got in zip(asked, (out.prefill, out.decode), strict=True))
     assert not changed or out.held or asked[1] == 0
 
@@ -110,20 +86,9 @@ def test_what_is_said_belongs_to_the_role_that_it_holds_back() -> None:
     def limited(made: DisaggService, prefill: int, decode: int) -> tuple[str, str]:
         return counts(made, {Role.PREFILL: prefill, Role.DECODE: decode}).limited
 
-    made = service(scaled(1, 4), scaled(1, 9), max_instances=6, min_ratio=Ratio(1, 3))
+    made = service(scaled(1, 4), scaled(1, 9), max_instances=6)
     assert limited(made, 2, 3) == ("", "")
     assert limited(made, 6, 2) == ("prefill.scaling.max 4 makes 6 4", "")
-    assert limited(made, 1, 7) == ("", "limits.maxInstances 6 makes 1P7D 1P5D; limits.minRatio 1:3 makes 1P5D 1P3D")
-    high = service(scaled(2, 4), scaled(2, 9), max_ratio=Ratio(1, 1))
-    assert limited(high, 4, 2) == ("limits.maxRatio 1:1 makes 4P2D 2P2D", "")
-    broken = limited(service(scaled(1, 1), scaled(4, 9), min_ratio=Ratio(1, 2)), 1, 4)
-    assert broken[0] == broken[1] == "limits.minRatio cannot be kept with 1P4D: the bounds of the roles leave no room"
-
-
-def test_the_two_ratios_are_mirror_images() -> None:
-    """Roles and ratio exchanged, the counts are exchanged."""
-    for prefill in range(8):
-        for decode in range(1, 8):
-            low = of(service(scaled(1, 6), scaled(1, 6), min_ratio=Ratio(2, 3)), prefill, decode)
-            high = of(service(scaled(1, 6), scaled(1, 6), max_ratio=Ratio(3, 2)), decode, prefill)
-            assert (low.prefill, low.decode) == (high.decode, high.prefill)
+    assert limited(made, 1, 7) == ("", "limits.maxInstances 6 makes 1P7D 1P5D")
+    broken = limited(service(scaled(2, 4), scaled(4, 9), max_instances=5), 2, 4)
+    assert broken[0] == broken[1] == "limits.maxInstances cannot be kept with 2P4D: the bounds of the roles leave no room"

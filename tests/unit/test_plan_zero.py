@@ -126,7 +126,6 @@ def test_back_is_one_of_each_within_the_limits() -> None:
     assert first() == (1, 1)
     assert first(prefill={"replicas": 0}) == (0, 1)
     assert first(limits={"maxInstances": 1}) == (0, 1), "decode alone serves"
-    assert first(limits={"minRatio": {"prefill": 2, "decode": 1}}) == (2, 1)
 
 
 def test_without_decode_there_is_no_prefill_whoever_wrote_it() -> None:

@@ -14,7 +14,7 @@ from xpyd_operator.render.defaults import without_defaults
     ("spec", "expected"),
     [
         ({}, {"model": {"source": "Qwen/Qwen3-8B"}}),
-        ({"router": {"ports": {"http": 10001}, "heartbeat": {"interval": "3s"}}}, {"model": {"source": "Qwen/Qwen3-8B"}}),
+        ({"router": {"ports": {"http": 10001}, "hold": "30s"}}, {"model": {"source": "Qwen/Qwen3-8B"}}),
         (
             {"router": {"ports": {"http": 9001, "members": 30001}}, "engine": {"env": [{"name": "A", "value": "1"}]}},
             {

@@ -20,14 +20,14 @@ def value(args: tuple[str, ...], option: str) -> str:
 def test_own_arguments_first_then_the_users_for_both_roles_then_the_roles() -> None:
     one = service(
         engine={"args": ["--enforce-eager"]},
-        decode={"args": ["--max-num-seqs", "8"], "parallelism": {"tensor": 2, "pipeline": 2, "executor": "mp"}},
+        decode={"args": ["--max-num-seqs", "8"], "parallelism": {"tensor": 2, "pipeline": 2}},
     )
     args = engine_args(one, Role.DECODE, "/models/qwen")
     assert args[:4] == ("--model", "/models/qwen", "--served-model-name", "Qwen/Qwen3-8B")
     assert args[-3:] == ("--enforce-eager", "--max-num-seqs", "8")
     assert value(args, "--tensor-parallel-size") == "2"
     assert value(args, "--pipeline-parallel-size") == "2"
-    assert value(args, "--distributed-executor-backend") == "mp"
+    assert "--distributed-executor-backend" not in args, "vLLM runs workers in processes of the pod by itself"
     assert "--max-num-seqs" not in engine_args(one, Role.PREFILL, "m")
     assert "--pipeline-parallel-size" not in engine_args(one, Role.PREFILL, "m")
 
@@ -42,13 +42,13 @@ def test_what_roles_speculate_with_is_passed_as_it_is_written() -> None:
 
 
 def test_the_connector_gets_the_kv_section() -> None:
-    one = service(kv={"transport": "tcp", "checksum": "disabled", "encryption": "enabled", "onLoadFailure": "fail"})
+    one = service(kv={"transport": "tcp", "encryption": "enabled"})
     config = json.loads(value(engine_args(one, Role.PREFILL, "m"), "--kv-transfer-config"))
     assert config["kv_connector"] == CONNECTOR_CLASS
     assert config["kv_role"] == "kv_both"
-    assert config["kv_load_failure_policy"] == "fail"
+    assert config["kv_load_failure_policy"] == "recompute"
     assert config["kv_connector_extra_config"]["xpyd"]["transport"] == "tcp"
-    assert config["kv_connector_extra_config"]["xpyd"]["checksum"] == "disabled"
+    assert config["kv_connector_extra_config"]["xpyd"]["checksum"] == "enabled"
     assert config["kv_connector_extra_config"]["xpyd"]["encryption"] == "enabled"
 
 
@@ -72,9 +72,8 @@ def test_environment_of_the_user() -> None:
     [
         {"engine": {"args": ["--enforce-eager"]}},
         {"engine": {"env": [{"name": "A", "value": "1"}]}},
-        {"kv": {"checksum": "disabled"}},
         {"kv": {"encryption": "enabled"}},
-        {"kv": {"loadLimit": "20m"}},
+        {"kv": {"memory": "2Gi"}},
         {"model": {"source": "Qwen/Qwen3-8B", "revision": "v2"}},
         {"decode": {"args": ["--max-num-seqs", "8"]}},
     ],
@@ -88,7 +87,6 @@ def test_what_an_engine_is_made_of_changes_its_revision(spec: dict[str, Any]) ->
     "spec",
     [
         {"decode": {"replicas": 3}},
-        {"kv": {"loadLimit": "10m"}},
         {"drain": {"timeout": "1m"}},
         {"router": {"policy": "least_loaded"}},
         {"prefill": {"args": ["--max-num-seqs", "8"]}},
@@ -103,15 +101,9 @@ def test_equal_roles_have_equal_revisions() -> None:
     assert engine_revision(service(), Role.DECODE, "m") == engine_revision(service(), Role.PREFILL, "m")
 
 
-def test_the_bound_of_a_load_is_what_is_written_or_ten_minutes() -> None:
-    for kv, written in (({}, 600.0), ({"loadLimit": "20m"}, 1200.0)):
-        config = json.loads(value(engine_args(service(kv=kv), Role.DECODE, "m"), "--kv-transfer-config"))
-        assert config["kv_connector_extra_config"]["xpyd"]["load_limit_s"] == written
-
-
 def test_a_size_of_copies_that_nobody_has_chosen_is_the_engines_to_find() -> None:
-    for kv, written in (({}, None), ({"keep": "1Gi"}, 1 << 30), ({"keep": "256Mi"}, 256 << 20)):
+    for kv, written in (({}, None), ({"memory": "2Gi"}, 1 << 30), ({"memory": "512Mi"}, 256 << 20)):
         config = json.loads(value(engine_args(service(kv=kv), Role.DECODE, "m"), "--kv-transfer-config"))
         assert config["kv_connector_extra_config"]["xpyd"]["keep_bytes"] == written
-    revisions = {engine_revision(service(kv=kv), Role.DECODE, "m") for kv in ({}, {"keep": "256Mi"}, {"keep": "1Gi"})}
+    revisions = {engine_revision(service(kv=kv), Role.DECODE, "m") for kv in ({}, {"memory": "512Mi"}, {"memory": "2Gi"})}
     assert len(revisions) == 3, "on devices each means something else"

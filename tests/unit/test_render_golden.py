@@ -18,7 +18,7 @@ GOLDEN = ROOT / "tests/golden"
 CASES = [
     *((ROOT / "examples/kubernetes" / name, Target.KUBERNETES) for name in ("1p1d.yaml",)),
     *((GOLDEN / name, Target.KUBERNETES) for name in ("everything.yaml", "without-devices.yaml")),
-    *((GOLDEN / name, Target.LOCAL) for name in ("local.yaml", "local-ray.yaml")),
+    *((GOLDEN / name, Target.LOCAL) for name in ("local.yaml",)),
 ]
 
 

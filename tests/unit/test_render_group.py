@@ -196,26 +196,25 @@ def test_members_reach_each_other_and_nobody_else_does() -> None:
     assert {each["port"] for each in operator["ports"]} == {8009, 10001, 10002}
 
 
-def test_members_are_placed_together_and_away_from_other_instances() -> None:
+def test_members_are_placed_together() -> None:
     assert "affinity" not in pods()[0]["spec"]
     key = "nvidia.com/gpu.clique"
     near = {"labelSelector": {"matchExpressions": [
         {"key": "xpyd.dev/instance", "operator": "In", "values": ["qwen-e3"]}]}, "topologyKey": key}
-    for pod in pods(decode=WIDE["decode"] | {"placement": {"topology": key}}):
+    for pod in pods(**WIDE, engine={"topology": key}):
         assert pod["spec"]["affinity"] == {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [near]}}
-    (pod, _) = pods(decode=WIDE["decode"] | {"placement": {"topology": key, "exclusive": True}})
-    here, elsewhere = pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    exists = {"key": "xpyd.dev/instance", "operator": "Exists"}
-    other = {"key": "xpyd.dev/instance", "operator": "NotIn", "values": ["qwen-e3"]}
-    assert here == {"labelSelector": {"matchExpressions": [exists, other]}, "topologyKey": key}
-    away = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["models"]}
-    assert elsewhere == {"labelSelector": {"matchExpressions": [exists]}, "topologyKey": key,
-                         "namespaceSelector": {"matchExpressions": [away]}}
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": key, "labelSelector": {"matchExpressions": [{"key": "xpyd.dev/instance", "operator": "Exists"}]},
+         "mismatchLabelKeys": ["xpyd.dev/instance"]}]}}
+    for pod in pods(decode=WIDE["decode"] | {"template": {"spec": {"affinity": apart}}}, engine={"topology": key}):
+        assert pod["spec"]["affinity"] == apart | {
+            "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [near]}}, "a template may keep others away"
 
 
-def test_placement_is_part_of_the_revision() -> None:
-    placed = make(decode=WIDE["decode"] | {"placement": {"topology": "zone"}})
+def test_topology_is_part_of_the_revision_of_roles_that_have_several_pods() -> None:
+    placed = make(**WIDE, engine={"topology": "zone"})
     assert pod_revision(placed, Role.DECODE, "key") != pod_revision(make(**WIDE), Role.DECODE, "key")
+    assert pod_revision(placed, Role.PREFILL, "key") == pod_revision(make(**WIDE), Role.PREFILL, "key")
 
 
 def test_pods_are_part_of_the_revision_and_one_pod_is_none() -> None:
@@ -239,13 +238,10 @@ def test_manifests_have_the_pods_of_all_instances() -> None:
 
 
 @pytest.mark.parametrize(("spec", "path", "words"), [
-    (WIDE | {"networkPolicy": {"enabled": False}}, "spec.networkPolicy.enabled", "networkPolicy.allowOpenPods: true"),
+    (WIDE | {"networkPolicy": {"enabled": False}}, "spec.networkPolicy.enabled", "policies of your own add to it"),
     ({"decode": {"parallelism": {"tensor": 4, "pods": 3}}}, "spec.decode.parallelism.pods", "write 1 or 2 or 4"),
-    ({"decode": {"parallelism": {"tensor": 4, "pods": 2, "executor": "ray"}}}, "spec.decode.parallelism.executor",
-     "write mp"),
-    ({"decode": {"placement": {"topology": "zone"}}}, "spec.decode.placement.topology", "parallelism.pods above 1"),
-    ({"decode": WIDE["decode"] | {"placement": {"exclusive": True}}}, "spec.decode.placement.exclusive", "needs topology"),
-    ({"decode": WIDE["decode"] | {"placement": {"topology": "a b"}}}, "spec.decode.placement.topology", "key of a label"),
+    ({"engine": {"topology": "zone"}}, "spec.engine.topology", "parallelism.pods above 1"),
+    (WIDE | {"engine": {"topology": "a b"}}, "spec.engine.topology", "key of a label"),
 ])
 def test_what_cannot_be_is_refused_with_its_field_and_the_right_value(spec: Body, path: str, words: str) -> None:
     with pytest.raises(SpecError) as error:
@@ -256,11 +252,9 @@ def test_what_cannot_be_is_refused_with_its_field_and_the_right_value(spec: Body
 
 @pytest.mark.parametrize(("spec", "paths"), [
     (WIDE, []),
-    (WIDE | {"networkPolicy": {"enabled": False, "allowOpenPods": True}}, []),
     (WIDE | {"kv": {"transport": "shm", "sharedMemory": {"hostPath": "/dev/shm"}}}, ["spec.kv.transport"]),
     (WIDE | {"kv": {"offload": {"memory": "1Gi"}}}, ["spec.kv.offload"]),
     ({"decode": {"parallelism": {"data": 4, "pods": 2}}}, []),
-    ({"decode": {"parallelism": {"data": 4, "pods": 2}}, "engine": {"dpStepSync": "shm"}}, ["spec.engine.dpStepSync"]),
 ], ids=str)
 def test_what_a_cluster_cannot_do_yet_is_refused_with_its_field(spec: Body, paths: list[str]) -> None:
     assert [path for path, _ in kube_refusals(make(**spec))] == paths

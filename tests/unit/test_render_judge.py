@@ -11,8 +11,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.errors import SpecError
 from xpyd_operator.render.judge import judge
 
-RAY = {"parallelism": {"executor": "ray", "device": "none"}}
-SHM = {"dpStepSync": "shm"}
+OFFLOAD = {"offload": {"store": {"connector": "LMCacheMPConnector"}}}
 """Supported by no target for instances that are spread."""
 
 
@@ -26,8 +25,8 @@ def paths(found: object) -> list[str]:
 
 def test_rules_and_what_is_unsupported_are_said_at_once() -> None:
     stuck = {"maxSurge": 0, "maxUnavailable": 0}
-    found = judge(document(rollout=stuck, engine=SHM, decode=spread()), Target.KUBERNETES)
-    assert paths(found.unsupported) == ["spec.engine.dpStepSync"]
+    found = judge(document(rollout=stuck, kv=OFFLOAD, decode=spread()), Target.KUBERNETES)
+    assert paths(found.unsupported) == ["spec.kv.offload"]
     assert paths(found.faults) == ["spec.rollout.maxUnavailable"]
     assert found.refusals == (*found.faults, *found.unsupported)
     with pytest.raises(SpecError) as caught:
@@ -36,15 +35,15 @@ def test_rules_and_what_is_unsupported_are_said_at_once() -> None:
 
 
 def test_without_its_form_nothing_else_is_looked_for() -> None:
-    found = judge(document({"spec.decode.replicas": "three"}, engine=SHM, decode=spread()), Target.KUBERNETES)
+    found = judge(document({"spec.decode.replicas": "three"}, kv=OFFLOAD, decode=spread()), Target.KUBERNETES)
     assert (found.service, paths(found.refusals)) == (None, ["spec.decode.replicas"])
 
 
 def test_an_unknown_field_hides_nothing_and_is_no_fault_where_a_newer_version_may_have_it() -> None:
-    given = document({"spec.decode.replica": 3}, engine=SHM, decode=spread())
+    given = document({"spec.decode.replica": 3}, kv=OFFLOAD, decode=spread())
     strict, lenient = judge(given, Target.KUBERNETES), judge(given, Target.KUBERNETES, strict=False)
-    assert paths(strict.refusals) == ["spec.decode.replica", "spec.engine.dpStepSync"]
-    assert (paths(lenient.ignored), paths(lenient.refusals)) == (["spec.decode.replica"], ["spec.engine.dpStepSync"])
+    assert paths(strict.refusals) == ["spec.decode.replica", "spec.kv.offload"]
+    assert (paths(lenient.ignored), paths(lenient.refusals)) == (["spec.decode.replica"], ["spec.kv.offload"])
 
 
 def test_what_a_rule_found_is_not_said_twice() -> None:
@@ -59,24 +58,24 @@ def test_without_a_target_what_one_of_them_refuses_is_a_note() -> None:
     (note,) = found.notes
     assert (note.path, note.message.startswith("not for kubernetes: 8000 is the engine's own port")) == (
         "spec.router.ports.http", True)
-    assert paths(judge(document(engine=SHM, decode=spread()), None).refusals) == ["spec.engine.dpStepSync"]
+    assert paths(judge(document(kv=OFFLOAD, decode=spread()), None).refusals) == ["spec.kv.offload"]
 
 
 def test_what_only_hosts_without_gpus_refuse() -> None:
-    given = document(decode={"replicas": 1, "parallelism": {"executor": "ray"}})
+    given = document(kv={"transport": "nccl"})
     with_gpus, without = (judge(given, Target.LOCAL, gpus=gpus) for gpus in (1, 0))
     assert [(note.path, note.message.split(":")[0]) for note in with_gpus.notes] == [
-        ("spec.decode.parallelism.executor", "not for a host without GPUs")]
+        ("spec.kv.transport", "not for a host without GPUs")]
     assert with_gpus.refusals == ()
-    assert paths(without.refusals) == ["spec.decode.parallelism.executor"]
+    assert paths(without.refusals) == ["spec.kv.transport"]
     assert not any("host without" in note.message for note in without.notes)
 
 
 def test_warnings_are_there_with_refusals_and_without() -> None:
     args = {"args": ["--tokens-only"]}
     assert paths(judge(document(engine=args), None).warnings) == ["spec.engine.args[0]"]
-    both = judge(document(engine=args | SHM, decode=spread()), Target.KUBERNETES)
-    assert (paths(both.warnings), paths(both.refusals)) == (["spec.engine.args[0]"], ["spec.engine.dpStepSync"])
+    both = judge(document(engine=args, kv=OFFLOAD, decode=spread()), Target.KUBERNETES)
+    assert (paths(both.warnings), paths(both.refusals)) == (["spec.engine.args[0]"], ["spec.kv.offload"])
     assert judge(document(engine=args), None).accepted().spec.engine.args == ("--tokens-only",)
 
 

@@ -112,10 +112,8 @@ def test_the_pod_of_a_dry_run_is_the_deployments() -> None:
 
 RESOURCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}),
-    "a larger budget": ({"bodyBudget": "2Gi"},
-                        {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "2560Mi"}}),
-    "bodies beyond the budget": ({"maxBodySize": "1Gi"},
-                                 {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "6656Mi"}}),
+    "large bodies": ({"maxBodySize": "1Gi"},
+                     {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "6656Mi"}}),
     "none": ({"resources": {}}, {}),
     "a limit": ({"resources": {"limits": {"cpu": 2, "memory": "3Gi"}}},
                 {"requests": {"cpu": 2, "memory": "3Gi"}, "limits": {"cpu": 2, "memory": "3Gi"}}),

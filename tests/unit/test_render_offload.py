@@ -30,9 +30,9 @@ def transfer(role: Role = Role.DECODE, **spec: Any) -> dict[str, Any]:
 def test_ours_comes_first_in_both_roles_and_every_child_has_the_outer_policy(role: Role) -> None:
     store = {"connector": "LMCacheMPConnector", "options": {"lmcache.mp.port": 7}}
     offload = {"memory": "64Gi", "disk": "500Gi", "store": store}
-    outer = transfer(role, kv={"offload": offload, "onLoadFailure": "fail"})
-    alone = transfer(role, kv={"onLoadFailure": "fail"})
-    both = {"kv_role": "kv_both", "kv_load_failure_policy": "fail"}
+    outer = transfer(role, kv={"offload": offload})
+    alone = transfer(role)
+    both = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
     assert {"kv_connector": "MultiConnector", **both}.items() <= outer.items()
     disk = {"kv_offload_backend": "disk", "disk_path": f"{at.OFFLOAD}/kv", "disk_capacity_bytes": int((500 << 30) * 0.99)}
     assert outer["kv_connector_extra_config"]["connectors"] == [
@@ -54,7 +54,7 @@ def test_sizes_are_of_an_instance_whatever_ranks_it_has() -> None:
 
 
 def test_a_store_of_the_users_own_comes_by_its_module() -> None:
-    found = transfer(kv={"offload": {"store": {"connector": "Mine", "module": "mine.store"}}})
+    found = transfer(kv={"offload": {"store": {"connector": "mine.store.Mine"}}})
     assert found["kv_connector_extra_config"]["connectors"][1] == {
         "kv_connector": "Mine", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
         "kv_connector_module_path": "mine.store",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from render_service import service
 
+from xpyd_operator.api.router import HEARTBEAT_S
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import process as processes
-from xpyd_operator.render.engine import CPU_ENV, RAY_ENV, RAY_FOLDER_MAX, RAY_OWNED
+from xpyd_operator.render.engine import CPU_ENV
 from xpyd_operator.render.process import EngineBinding, ProcessPlace
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
@@ -54,28 +55,6 @@ def test_with_gpus_the_engine_sees_its_own_and_no_cpu_defaults() -> None:
     assert "VLLM_CPU_KVCACHE_SPACE" not in env
 
 
-def test_ray_is_the_engines_own_whatever_the_user_or_the_host_has() -> None:
-    ray = service(decode={"parallelism": {"executor": "ray"}}, engine={"env": [{"name": "RAY_ADDRESS", "value": "auto"}]})
-    env = processes.engine_process(ray, PLACE, BINDING).env
-    assert RAY_ENV.items() <= env.items()
-    assert env["RAY_TMPDIR"] == PLACE.run_dir
-    assert {name for name in env if "RAY" in name} == RAY_OWNED
-    prefill = EngineBinding(InstanceName("qwen-e1"), Role.PREFILL)
-    assert not RAY_ENV.keys() & processes.engine_process(service(), PLACE, BINDING).env.keys()
-    assert "RAY_COLOR_PREFIX" not in processes.engine_process(ray, PLACE, prefill).env
-
-
-def test_a_run_folder_too_deep_for_rays_sockets_is_refused() -> None:
-    def place(length: int) -> ProcessPlace:
-        return ProcessPlace("/usr/bin/python", "/state/key", "/".ljust(length, "x"), "127.0.0.1")
-
-    ray = service(decode={"parallelism": {"executor": "ray"}})
-    processes.engine_process(ray, place(RAY_FOLDER_MAX), BINDING)
-    with pytest.raises(Unsupported, match=r"spec\.decode\.parallelism\.executor: .* folder of at most 39 bytes"):
-        processes.engine_process(ray, place(RAY_FOLDER_MAX + 1), BINDING)
-    processes.engine_process(service(), place(RAY_FOLDER_MAX + 1), BINDING)
-
-
 @pytest.mark.parametrize(("source", "offline"), [("Qwen/Qwen3-8B", False), ("/models/qwen", True), ("s3://b/qwen", True)])
 def test_the_hub_is_asked_only_for_models_of_the_hub(source: str, offline: bool) -> None:
     process = processes.engine_process(service(model={"source": source}), PLACE, BINDING)
@@ -90,15 +69,13 @@ def test_a_cluster_volume_is_no_local_model(source: str) -> None:
 
 
 def test_agent_and_router_agree() -> None:
-    one = service(
-        router={"ports": {"http": 12001, "members": 12002}, "heartbeat": {"interval": "500ms"}, "policy": "least_loaded"}
-    )
+    one = service(router={"ports": {"http": 12001, "members": 12002}, "policy": "least_loaded"})
     agent = processes.agent_config(one, PLACE, BINDING, 8000, (HostPort("127.0.0.1:12002"),))
     router = processes.router_config(one, PLACE, "0.0.0.0")
     assert agent.agent is not None
     assert router.router is not None
     assert agent.agent.engine == agent.agent.advertised == "127.0.0.1:8000"
-    assert agent.agent.heartbeat_s == router.router.heartbeat_s == 0.5
+    assert agent.agent.heartbeat_s == router.router.heartbeat_s == HEARTBEAT_S
     assert agent.agent.model == router.router.model == "Qwen/Qwen3-8B"
     assert agent.service == router.service == "qwen"
     assert (router.router.host, router.router.port, router.router.members_port) == ("0.0.0.0", 12001, 12002)

@@ -12,23 +12,20 @@ from xpyd_operator.render.sections import router_section
 from xpyd_sidecar.contract.launch import RouterConfig
 
 WRITTEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"policy": "least_loaded", "policyOptions": {"choices": 4}},
-     {"policy": "least_loaded", "policy_options": {"choices": 4}}),
-    ({"skipPrefill": {"belowTokens": 64, "restTokens": 512}}, {"skip_prefill_below": 64, "skip_prefill_rest": 512}),
-    ({"queue": {"size": 8, "timeout": "5s", "perInstance": 3}},
-     {"queue_size": 8, "queue_timeout_s": 5.0, "max_per_instance": 3}),
+    ({"policy": "least_loaded"}, {"policy": "least_loaded"}),
+    ({"skipPrefill": {"belowTokens": 64}}, {"skip_prefill_below": 64, "skip_prefill_rest": 64}),
     ({"hold": "2m"}, {"hold_s": 120.0}),
-    ({"retryBudget": 0.5, "firstToken": "prefill", "dashboard": False},
-     {"retry_budget": 0.5, "first_token": "prefill", "dashboard": False}),
+    ({"hold": "2s"}, {"hold_s": 2.0, "queue_timeout_s": 2.0}),
+    ({"firstToken": "prefill"}, {"first_token": "prefill"}),
+    ({"resources": {"limits": {"memory": "3Gi"}}}, {"body_budget_bytes": 5 << 29}),
+    ({"resources": {"limits": {"memory": "256Mi"}}}, {"body_budget_bytes": 1}),
     ({"hosts": ["models.home"], "cors": {"origins": ["https://app.example"]}},
      {"hosts": ("models.home",), "cors_origins": ("https://app.example",)}),
     ({"tracing": {"endpoint": "http://collector:4318"}}, {"otlp_endpoint": "http://collector:4318"}),
-    ({"heartbeat": {"interval": "1s", "missed": 5}, "maxInFlight": 9, "maxBodySize": "1Mi", "bodyBudget": "1Gi",
-      "onNoPrefill": "reject",
-      "failover": "error", "requestTimeout": "2m", "pairTimeout": "20s", "ports": {"http": 9001, "members": 9002}},
-     {"heartbeat_s": 1.0, "missed_beats": 5, "max_in_flight": 9, "max_body_bytes": 1 << 20, "body_budget_bytes": 1 << 30,
-      "on_no_prefill": "reject",
-      "failover": "error", "request_timeout_s": 120.0, "pair_timeout_s": 20.0, "port": 9001, "members_port": 9002}),
+    ({"maxInFlight": 9, "maxBodySize": "1Mi", "onNoPrefill": "reject", "failover": "error", "requestTimeout": "20s",
+      "ports": {"http": 9001, "members": 9002}},
+     {"max_in_flight": 9, "queue_size": 2, "max_body_bytes": 1 << 20, "on_no_prefill": "reject", "failover": "error",
+      "request_timeout_s": 20.0, "pair_timeout_s": 20.0, "queue_timeout_s": 20.0, "port": 9001, "members_port": 9002}),
 ]  # fmt: skip
 
 
@@ -42,8 +39,3 @@ def test_what_is_written_reaches_the_router_and_nothing_else(spec: dict[str, Any
 def test_nothing_but_the_model_differs_from_a_routers_own_defaults() -> None:
     made = router_section(service(), "::")
     assert made == RouterConfig(model=made.model)
-
-
-def test_how_long_a_load_may_take_reaches_the_router() -> None:
-    assert router_section(service(), "::").load_limit_s == 600.0
-    assert router_section(service(kv={"loadLimit": "90s"}), "::").load_limit_s == 90.0

@@ -18,11 +18,10 @@ def limit(memory: str) -> dict[str, Any]:
 
 
 CASES: list[tuple[dict[str, Any], str]] = [
-    ({"kv": {"bufferSize": "1Gi"}, "decode": limit("1Gi")}, "spec.decode.resources.limits.memory"),
-    ({"kv": {"hostPool": "1Gi"}, "decode": limit("2Gi")}, "spec.decode.resources.limits.memory"),
+    ({"kv": {"memory": "2Gi"}, "decode": limit("1Gi")}, "spec.decode.resources.limits.memory"),
+    ({"kv": {"memory": "3Gi"}, "decode": limit("3Gi")}, "spec.decode.resources.limits.memory"),
     ({"decode": {"parallelism": {"pipeline": 2}, "args": ["--enforce-eager"], "resources": {}}},
      "spec.decode.parallelism.pipeline"),
-    ({"decode": {"parallelism": {"executor": "ray"}, "resources": {}}}, "spec.decode.parallelism.executor"),
     ({"decode": {"resources": {"limits": {"memory": "319Mi"}}}}, "spec.decode.resources.limits.memory"),
     ({"prefill": {"template": {"spec": {"hostNetwork": True}}}}, "spec.prefill.template.spec.hostNetwork"),
     ({"kv": {"offload": {"memory": "1Gi"}}, "decode": limit("2047Mi")}, "spec.decode.resources.limits.memory"),
@@ -45,19 +44,19 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
     [
         {},
         {"model": {"source": "a/b", "tokenSecret": SECRET, "cache": {"claim": "c"}}, "router": {"apiKeySecret": SECRET}},
-        {"prefill": {"parallelism": {"tensor": 2, "executor": "ray"}}, "decode": {"parallelism": {"tensor": 2}}},
+        {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"tensor": 2}}},
         {"prefill": {"parallelism": {"tensor": 4}}, "decode": {"parallelism": {"tensor": 2}}},
         {"prefill": {"parallelism": {"data": 2}}, "decode": {"parallelism": {"data": 4}}},
         {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"pipeline": 2}}},
         {"decode": {"resources": {"limits": {"memory": "1Gi"}}}},
         {"decode": {"parallelism": {"device": "none"}, "resources": {"limits": {"memory": "320Mi"}}}},
         {"router": {"placement": "deployment", "ports": {"http": 8000}}},
-        {"router": {"policy": "least_loaded", "policyOptions": {"choices": 3}, "queue": {"perInstance": 64}}},
+        {"router": {"policy": "least_loaded", "replicas": 3, "maxInFlight": 64}},
         {"decode": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}},
         {"kv": {"offload": {"memory": "1Gi", "disk": "9Gi"}}, "decode": limit("2049Mi")},
         {"kv": {"offload": {"memory": "1Gi"}}, "decode": {"parallelism": {"data": 2}}},
         {"kv": {"offload": {"memory": "1Gi"}}, "prefill": {"replicas": 0, "resources": {}}},
-        {"kv": {"offload": {"store": {"connector": "Mine", "module": "mine.store"}}}, "decode": {"resources": {}}},
+        {"kv": {"offload": {"store": {"connector": "mine.store.Mine"}}}, "decode": {"resources": {}}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": SECRET}}]}},
     ],
     ids=str,
@@ -71,22 +70,21 @@ def test_memory_is_counted_per_rank_and_the_figures_are_given() -> None:
     ((path, reason),) = kube_refusals(service(None, prefill={"parallelism": {"tensor": 2}}, decode=two))
     assert path == "spec.decode.resources.limits.memory"
     assert reason.startswith("must be above 2048Mi, not 2000Mi: each of 2 ranks keeps at least 512Mi of KV to send and ")
-    more = service(None, decode={"resources": {"limits": {"memory": "1Gi"}}}, kv={"keep": "1Gi"})
-    assert "must be above 1536Mi, not 1Gi: each of 1 ranks keeps up to 1024Mi" in next(iter(kube_refusals(more)))[1]
-    odd = service(None, decode={"resources": {"limits": {"memory": "3Gi"}}}, kv={"keep": "3Gi"})
-    assert "must be above 3584Mi, not 3Gi: each of 1 ranks keeps up to 3072Mi" in next(iter(kube_refusals(odd)))[1]
+    more = service(None, decode={"resources": {"limits": {"memory": "1Gi"}}}, kv={"memory": "2Gi"})
+    assert "must be above 2560Mi, not 1Gi: each of 1 ranks keeps up to 1024Mi" in next(iter(kube_refusals(more)))[1]
+    odd = service(None, decode={"resources": {"limits": {"memory": "3Gi"}}}, kv={"memory": "3Gi"})
+    assert "must be above 3584Mi, not 3Gi: each of 1 ranks keeps up to 1536Mi" in next(iter(kube_refusals(odd)))[1]
     read = service(None, decode={"resources": {"limits": {"memory": "1279Mi"}}}, kv={"transport": "rdma"})
     assert "of KV to send and 768Mi to receive" in next(iter(kube_refusals(read)))[1]
-    less = service(None, decode={"resources": {"limits": {"memory": "1023Mi"}}}, kv={"keep": "1Mi"})
-    assert "must be above 1024Mi, not 1023Mi: each of 1 ranks keeps up to 512Mi" in next(iter(kube_refusals(less)))[1]
+    less = service(None, decode={"resources": {"limits": {"memory": "1023Mi"}}}, kv={"memory": "2Mi"})
+    assert "must be above 1025Mi, not 1023Mi: each of 1 ranks keeps up to 512Mi" in next(iter(kube_refusals(less)))[1]
 
 
 @pytest.mark.parametrize(("kv", "device", "needed"), [
     ({}, True, 1024), ({"transport": "tcp"}, True, 1024), ({"transport": "shm"}, True, 512), ({}, False, 256),
     ({"transport": "rdma"}, True, 1280), ({"transport": "rdma"}, False, 512),
-    ({"keep": "2Gi", "hostPool": "64Gi"}, True, 2048 + 2 * (64 << 10) + 512),
-    ({"bufferSize": "1Gi"}, True, 1024 + 1024), ({"bufferSize": "1Gi", "mode": "get"}, True, 1024 + 2048),
-    ({"bufferSize": "10%", "mode": "get"}, True, 1024),
+    ({"memory": "4Gi"}, True, 2048 + 2048 + 512), ({"memory": "512Mi"}, True, 1024 + 256),
+    ({"memory": "512Mi"}, False, 512),
 ], ids=str)
 def test_all_that_a_rank_takes_is_counted_and_no_more(kv: dict[str, Any], device: bool, needed: int) -> None:
     """As docs/operations.md has it, and an engine takes it (``test_engine_plane_sizes``)."""
@@ -113,7 +111,8 @@ def test_memory_that_is_offloaded_to_is_in_the_limit_once_and_both_roles_without
 
 def test_every_refusal_is_found_not_only_the_first() -> None:
     template = {"spec": {"hostNetwork": True, "restartPolicy": "Never"}}
-    one = service(None, prefill={"parallelism": {"executor": "ray"}, "resources": {}}, decode={"template": template})
+    one = service(None, kv={"memory": "2Gi"}, prefill={"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "1Gi"}}},
+                  decode={"template": template})
     found = [path for path, _ in kube_refusals(one)]
     pod = "spec.decode.template.spec"
-    assert found == ["spec.prefill.parallelism.executor", f"{pod}.restartPolicy", f"{pod}.hostNetwork"]
+    assert found == ["spec.prefill.resources.limits.memory", f"{pod}.restartPolicy", f"{pod}.hostNetwork"]

@@ -84,7 +84,7 @@ def document(play: Play, name: str, ports: tuple[int, int, int], routers: int) -
             "rollout": {"switchWindow": "0s"},
             "router": {"placement": "deployment", "replicas": routers,
                        "ports": {"http": http, "members": members, "admin": admin},
-                       "queue": {"timeout": f"{QUEUE_S / play.faster:g}s"}},
+                       "hold": f"{QUEUE_S / play.faster:g}s"},
             "planner": {"mode": "auto", "interval": f"{INTERVAL_S / play.faster:g}s",
                         "slo": {"ttftP95": _milliseconds(play.ttft_s), "tpotP95": _milliseconds(play.tpot_s)}}}}
 
@@ -92,7 +92,7 @@ def document(play: Play, name: str, ports: tuple[int, int, int], routers: int) -
 def simulated(play: Play, routers: int) -> Run:
     """The same by the simulation: the planner of the same document, from the same counts."""
     service = decode_service(document(play, "drill", (10001, 30001, 10002), routers)).service
-    rules = RouterRules(queue_timeout_s=service.spec.router.queue_timeout_s, queue_size=service.spec.router.queue.size,
+    rules = RouterRules(queue_timeout_s=service.spec.router.queue_timeout_s, queue_size=service.spec.router.queue_size,
                         routers=routers)
     goals = goals_of(service, play.engine.cold_start)
     run, _ = planned(play.trace, play.engine, goals, bounds_of(service), START, rules=rules, seed=play.seed)

@@ -6,7 +6,8 @@ constraints become OpenAPI, and ``extra`` says
 
     kind        which kind of text this is, for errors that say what would be right
     min, max    bounds of a duration, as text
-    preserve    a part of Kubernetes' own schema: unknown fields are kept, and the API server checks them
+    preserve    an object of Kubernetes' own: one setting to users, which the API server takes as it is. A struct that has
+                it is decoded and judged by its fields here
     max_items, max_properties   bounds of lists and maps, which keep the cost of CEL rules bounded
     why_not     of a choice: values that people may look for and that are left out, each with the reason
     merge_key   the field by which server-side apply merges a list's items
@@ -29,7 +30,6 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 DURATION_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(h|m|s|ms))+$"
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]{1,2})?$"
 SIZE_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
-SHARE_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?|[0-9]{1,2}%)$"
 PERCENT_PATTERN: Final = r"^(0|[1-9][0-9]{0,2})%$"
 TO_HUNDRED_PATTERN: Final = r"^(0|[1-9][0-9]?|100)%$"
 OBJECT_NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
@@ -93,10 +93,6 @@ Size = Annotated[
     Annotated[int, Meta(ge=0)] | Annotated[str, Meta(max_length=32, pattern=SIZE_PATTERN)], Meta(extra={"kind": "size"})
 ]
 """Bytes: ``2Gi``, ``500M``, or a plain number."""
-SizeOrShare = Annotated[
-    Annotated[int, Meta(ge=0)] | Annotated[str, Meta(max_length=32, pattern=SHARE_PATTERN)], Meta(extra={"kind": "share"})
-]
-"""Bytes, or a share of the device's memory: ``10%``."""
 CountOrShare = Annotated[
     Annotated[int, Meta(ge=0, le=1000)] | Annotated[str, Meta(max_length=4, pattern=PERCENT_PATTERN)],
     Meta(extra={"kind": "count"}),
@@ -122,7 +118,6 @@ Preserved = Annotated[dict[str, Any], Meta(extra={"preserve": True})]
 
 RIGHT: Final = {
     "size": "write bytes as a number and a unit, e.g. 2Gi or 500M",
-    "share": "write bytes (2Gi, 500M) or a share of the device's memory (10%)",
     "count": "write a number of instances, or a share of those wanted, from 0% to 999%",
     "part": "write a number of instances, or a share of those wanted, from 0% to 100%",
     "quantity": "write a Kubernetes quantity, e.g. 2, 500m or 16Gi",
@@ -136,8 +131,7 @@ RIGHT: Final = {
     "host": "the name or address of a host, without a port",
     "device": "write the key of a resource, e.g. nvidia.com/gpu or amd.com/gpu, or none",
     "label": "write the key of a label, e.g. topology.kubernetes.io/zone",
-    "class": "write the name of the class alone; its Python module goes into module",
-    "module": "write the name of a Python module, e.g. mine.store",
+    "class": "write the name that vLLM has for it, or a class with its Python module, e.g. mine.store.Mine",
     "network": "write a network with its prefix, e.g. 10.0.0.0/8 or fd00::/8",
     "certificate host": "write the one name in lower case that the certificate has, such as chat.example.com",
     "route host": "write a name of a host in lower case, such as chat.example.com or *.example.com",

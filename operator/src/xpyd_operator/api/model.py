@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
-from xpyd_operator.api.base import Arguments, Duration, ObjectName, Part, Preserved, SecretKeyRef, Size, Text
+from xpyd_operator.api.base import Arguments, Duration, LabelKey, ObjectName, Part, Preserved, SecretKeyRef, Text
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.source import SOURCE_PATTERN, Source, parse
 
@@ -14,12 +14,13 @@ DEFAULT_IMAGE = "vllm/vllm-openai:v0.32.0"
 
 
 class Cache(Part, frozen=True):
-    """Where downloaded weights are kept. Neither field: a folder that lives as long as its pod, without a limit."""
+    """Where downloaded weights are kept."""
 
     claim: ObjectName | None = None
-    """PersistentVolumeClaim shared by the instances (ReadWriteMany when they run on several nodes). Not with `size`."""
-    size: Size | None = None
-    """Limit of a folder that lives as long as its pod, such as `40Gi`. Not with `claim`."""
+    """PersistentVolumeClaim shared by the instances (ReadWriteMany when they run on several nodes). Default: a folder
+    that lives as long as its pod, bounded by its limit of `ephemeral-storage` alone. Set it where weights are large, or
+    instances start often.
+    """
 
 
 class Model(Part, frozen=True):
@@ -31,13 +32,19 @@ class Model(Part, frozen=True):
     after the tag), bucket from which vLLM streams (`s3://bucket/path`, `gs://`, `az://`), or, with `xpyd up` only, a path
     beside the document (`./weights`)."""
     served_name: Text | None = None
-    """Name that clients ask for. Default: the hub id; for the other sources the name of the service."""
+    """Name that clients ask for. Default: the hub id; for the other sources the name of the service. Set it where
+    clients know the model by another name.
+    """
     revision: Text | None = None
-    """Hub revision (branch, tag or commit). Only with a hub id."""
+    """Hub revision (branch, tag or commit). Only with a hub id. Set it so that a new commit on the hub changes nothing
+    by itself.
+    """
     cache: Cache = Cache()
     """Where downloaded weights are kept."""
-    token_secret: SecretKeyRef | None = None
-    """Hub token for gated models."""
+    token_secret: Annotated[SecretKeyRef, Meta(extra={"preserve": True})] | None = None
+    """Hub token for gated models: `name` of a Secret in the namespace of the service, and `key` in it. Set it where the
+    hub asks for one.
+    """
 
     @property
     def origin(self) -> Source:
@@ -56,26 +63,33 @@ class EnvVar(Part, frozen=True):
     """Where its value comes from (`secretKeyRef`, `configMapKeyRef` …), as in a container; in Kubernetes only."""
 
 
+Variable = Annotated[EnvVar, Meta(extra={"preserve": True})]
+
+
 class Engine(Part, frozen=True):
     """vLLM itself, the same for both roles."""
 
     image: Annotated[str, Meta(min_length=1, max_length=512)] = DEFAULT_IMAGE
-    """Any image with vLLM 0.32 or 0.33; xpyd adds its own part when a pod starts. Not used by `xpyd up`."""
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    """When the node pulls the image."""
+    """Any image with vLLM 0.32 or 0.33; xpyd adds its own part when a pod starts. Not used by `xpyd up`. Set it for
+    another vLLM, or for a copy in your registry.
+    """
     args: Arguments = ()
-    """Arguments of the vLLM server, one per item, for both roles. Those that xpyd sets itself are refused."""
-    env: Annotated[tuple[EnvVar, ...], Meta(extra={"max_items": 64, "merge_key": "name"})] = ()
-    """Environment of the vLLM server."""
+    """Arguments of the vLLM server, one per item, for both roles. Those that xpyd sets itself are refused. Set it for
+    what vLLM itself can do, such as `--max-model-len`.
+    """
+    env: Annotated[tuple[Variable, ...], Meta(extra={"max_items": 64, "merge_key": "name"})] = ()
+    """Environment of the vLLM server, as in a container: `name` with `value` (as written, no `$(…)` is replaced), or in
+    Kubernetes with `valueFrom`. `XPYD_…`, `PYTHONPATH`, `VLLM_API_KEY` and vLLM's data-parallel addresses belong to
+    xpyd. Set it for vLLM's own variables, proxies and certificates.
+    """
     startup_timeout: Duration = "30m"
-    """How long an engine may take from its start until it is ready, download of weights included."""
-    dp_step_sync: Literal["auto", "rpc", "shm", "disabled"] = "auto"
-    """How data-parallel ranks agree on the next step: by RPC, through shared memory, or as vLLM does it
-    (`disabled`)."""
-    queue: Literal["auto", "vllm", "xpyd"] = "auto"
-    """What carries an engine's calls to its workers, where it has several devices: vLLM's own queue, or that of xpyd, which
-    notices workers that are lost and, between pods, asks for the service's key. `auto`: xpyd's where `parallelism.pods` is
-    above 1, else vLLM's."""
+    """How long an engine may take from its start until it is ready, download of weights included. Set it where weights
+    take longer to come.
+    """
+    topology: LabelKey | None = None
+    """Key of a label of nodes, e.g. `nvidia.com/gpu.clique`: all pods of one instance of several (`parallelism.pods`) are
+    on nodes with one value of it. Set it where only some nodes share a fast network. Not used by `xpyd up`.
+    """
 
     @property
     def startup_timeout_s(self) -> float:

@@ -112,13 +112,13 @@ def wakes(service: DisaggService) -> Iterator[Fault]:
 def exposed(service: DisaggService) -> Iterator[Fault]:
     """KV that others may read or change, for all that the document says."""
     kv = service.spec.kv
-    if kv.transport in ("rdma", "nccl") and kv.network != "trusted":
+    if kv.transport in ("rdma", "nccl") and kv.encryption == "disabled":
         words = (
             f"transport {kv.transport} does not encrypt: who reaches that network may read or change KV. Keep others out "
-            "(partition keys, IPsec or MACsec in the NIC) and write network: trusted, or write transport: tcp and "
+            "(partition keys, IPsec or MACsec in the NIC) and write encryption: network, or write transport: tcp and "
             "encryption: enabled"
         )
-        yield Fault("spec.kv.network", words)
+        yield Fault("spec.kv.encryption", words)
 
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, tuple[int, tuple[str, ...]]]]:

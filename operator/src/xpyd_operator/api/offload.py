@@ -29,21 +29,30 @@ NO_STORES: Final = {
 """Connectors that may be looked for as a store, and what is right instead."""
 
 
-ClassName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", extra={"kind": "class"})]
-ModuleName = Annotated[
-    str, Meta(min_length=1, max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", extra={"kind": "module"})
-]
+CLASS_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$"
+ClassName = Annotated[str, Meta(min_length=1, max_length=384, pattern=CLASS_PATTERN, extra={"kind": "class"})]
 
 
 class Store(Part, frozen=True):
     """A store of KV by its connector, such as LMCache or Mooncake; its package must be in `engine.image`."""
 
     connector: ClassName
-    """Name of the connector in vLLM (`LMCacheMPConnector`, `MooncakeStoreConnector` …), or of a class in `module`."""
-    module: ModuleName | None = None
-    """Python module of the class, where vLLM does not know the name."""
+    """Name of the connector in vLLM (`LMCacheMPConnector`, `MooncakeStoreConnector` …), or a class that vLLM does not know,
+    with its Python module before it (`mine.store.Mine`)."""
     options: Preserved = msgspec.field(default_factory=dict)
-    """Handed on unchanged (`kv_connector_extra_config`), e.g. `lmcache.mp.host: tcp://lmcache`."""
+    """Handed on unchanged (`kv_connector_extra_config`), e.g. `lmcache.mp.host: tcp://lmcache`. Set it to say where the
+    store is.
+    """
+
+    @property
+    def class_name(self) -> str:
+        """The connector's name, without a module before it."""
+        return self.connector.rpartition(".")[2]
+
+    @property
+    def module(self) -> str | None:
+        """The module that it is in, where vLLM does not know the name by itself."""
+        return self.connector.rpartition(".")[0] or None
 
 
 class Offload(Part, frozen=True):
@@ -52,11 +61,14 @@ class Offload(Part, frozen=True):
     """
 
     memory: Size | None = None
-    """Host memory of one instance, all ranks together, e.g. `64Gi`: vLLM's offloading. It is part of the pod's memory, and
-    needs GPUs."""
+    """Host memory of one instance, all ranks together, e.g. `64Gi`: vLLM's offloading. It is part of the pod's memory,
+    and needs GPUs. Set it where prompts come again after the cache has lost them.
+    """
     disk: Size | None = None
     """Disk of one instance, all ranks together, e.g. `500Gi`: a volume of the pod (`emptyDir` named `offload`, which
-    `template` may replace), in which the oldest prefixes make room. It needs GPUs. Not with `xpyd up`."""
+    `template` may replace), in which the oldest prefixes make room. It needs GPUs. Not with `xpyd up`. Set it where the
+    host's memory is too small for that.
+    """
     store: Store | None = None
     """A store that instances share."""
 

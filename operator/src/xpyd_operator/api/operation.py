@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from xpyd_operator.api.base import CountOrPart, CountOrShare, Duration, Latency, Part, Positive, Preserved, Window
+from xpyd_operator.api.base import CountOrPart, CountOrShare, Duration, Latency, Part, Preserved, Window
 from xpyd_operator.api.durations import seconds
 
 
@@ -14,7 +14,9 @@ class DrainOptions(Part, frozen=True):
     """How an instance leaves."""
 
     timeout: Duration = "10m"
-    """How long running requests may go on before the instance ends all the same."""
+    """How long running requests may go on before the instance ends all the same. Set it above the longest answers that
+    must not be cut.
+    """
 
     @property
     def timeout_s(self) -> float:
@@ -27,13 +29,17 @@ class Rollout(Part, frozen=True):
 
     max_surge: CountOrShare = 1
     """Instances above the wanted count while rolling, as a number or a share, which is rounded up. 0 where no device is
-    spare; not together with `maxUnavailable` 0."""
+    spare; not together with `maxUnavailable` 0. Set it higher for a faster rollout.
+    """
     max_unavailable: CountOrPart = 0
-    """Instances below the wanted count while rolling, as a number or a share, which is rounded down. So many pods may be
-    evicted at a time, too (one, where this is 0). Where both shares come to no instance, one may be missing."""
+    """Instances below the wanted count while rolling, as a number or a share, which is rounded down. So many pods may
+    be evicted at a time, too (one, where this is 0). Where both shares come to no instance, one may be missing. Set it
+    where so much less capacity does for a while.
+    """
     switch_window: Window = "30s"
-    """How long a surplus of one role waits for a deficit of the other, so that an instance switches its role
-    instead of being replaced. 0s: never switch."""
+    """How long a surplus of one role waits for a deficit of the other, so that an instance switches its role instead of
+    being replaced. 0s: never switch. Set it where instances should keep their role, or counts of both change far apart.
+    """
 
     @property
     def switch_window_s(self) -> float:
@@ -61,50 +67,40 @@ def _number(given: int | str, wanted: int, *, up: bool) -> int:
     return -(-hundredths // 100) if up else hundredths // 100
 
 
-class Ratio(Part, frozen=True):
-    """A ratio of prefill to decode instances."""
-
-    prefill: Positive
-    """Prefill instances."""
-    decode: Positive
-    """Decode instances."""
-
-
 class Limits(Part, frozen=True):
     """Bounds on the counts, whoever sets them."""
 
     max_instances: Annotated[int, Meta(ge=1, le=2000)] | None = None
-    """Most instances, both roles together."""
-    min_ratio: Ratio | None = None
-    """Fewest prefill instances per decode instance."""
-    max_ratio: Ratio | None = None
-    """Most prefill instances per decode instance."""
+    """Most instances, both roles together. Set it to the devices that the service may have."""
 
 
 class Slo(Part, frozen=True):
     """Service level that the planner works for."""
 
     ttft_p95: Latency | None = None
-    """Time to the first token, 95th percentile."""
+    """Time to the first token, 95th percentile. Set it to what your users wait for an answer to begin."""
     tpot_p95: Latency | None = None
-    """Time per output token, 95th percentile."""
+    """Time per output token, 95th percentile. Set it to the pace at which they read."""
 
 
 class Planner(Part, frozen=True):
     """Sets the counts of roles that have `scaling`."""
 
     idle_timeout: Duration = "10m"
-    """With `decode.scaling.min` 0, in every mode: both roles go to no instances when no router had a request that generates
-    for so long, and for three starts at least; the next request starts them."""
+    """With `decode.scaling.min` 0, in every mode: both roles go to no instances when no router had a request that
+    generates for so long, and for three starts at least; the next request starts them. Set it where starts are dear, or
+    devices are.
+    """
     mode: Literal["disabled", "observe", "auto"] = "disabled"
-    """`observe` writes what it would do into the status; `auto` does it."""
+    """`observe` writes what it would do into the status; `auto` does it. Set it to `observe` first."""
     slo: Slo = Slo()
     """Service level that the planner works for."""
     interval: Duration = "30s"
-    """Time between two decisions."""
+    """Time between two decisions. Set it longer for loads that change slowly."""
     late_cost: Annotated[int, Meta(ge=1, le=100)] = 10
-    """What a late request costs, in requests: to have one more in time, the planner pays at most for the instance time in
-    which so many are answered. More keeps spare instances longer."""
+    """What a late request costs, in requests: to have one more in time, the planner pays at most for the instance time
+    in which so many are answered. More keeps spare instances longer. Set it by what a late answer is worth to you.
+    """
 
     @property
     def idle_timeout_s(self) -> float:
@@ -121,11 +117,14 @@ class NetworkPolicy(Part, frozen=True):
     """Who may reach the pods of a service."""
 
     enabled: bool = True
-    """Make a NetworkPolicy: all ports among the pods of the service, clients to the router's port only."""
-    allow_open_pods: bool = False
-    """Instances of several pods (`parallelism.pods`) also without that policy. vLLM authenticates nothing of what the pods
-    of one instance say to each other: whoever reaches them runs code in them."""
+    """Make a NetworkPolicy: all ports among the pods of the service, clients to the router's port only. Others of yours
+    add to it. Always with instances of several pods (`parallelism.pods`), since vLLM authenticates nothing of what
+    these say to each other: whoever reaches them runs code in them. Set it to false where something else keeps
+    strangers away, or nothing may make policies.
+    """
     clients: Annotated[tuple[Preserved, ...], Meta(extra={"max_items": 32})] = ()
-    """Who may reach the router, as `from` of a NetworkPolicy. Default: everybody."""
+    """Who may reach the router, as `from` of a NetworkPolicy. Default: everybody. Set it so that not everybody may ask."""
     egress: Annotated[tuple[Preserved, ...], Meta(extra={"max_items": 32})] = ()
-    """Further egress rules, as in a NetworkPolicy. Name resolution and HTTPS (model hub) are always allowed."""
+    """Further egress rules, as in a NetworkPolicy. Name resolution and HTTPS (model hub) are always allowed. Set it for
+    collectors, stores and proxies.
+    """

@@ -33,7 +33,7 @@ INSTEAD: Final = {
     "--max-seq-len-to-capture": "write --max-cudagraph-capture-size",
     "--speculative-model": "write --speculative-config",
     "--num-speculative-tokens": "write --speculative-config",
-    "--worker-use-ray": "write parallelism.executor",
+    "--worker-use-ray": "leave it out: workers are processes of their pod",
     "--preemption-mode": "leave it out",
     "--disable-async-output-proc": "leave it out",
     "--num-lookahead-slots": "leave it out",

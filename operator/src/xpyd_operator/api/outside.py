@@ -215,8 +215,7 @@ def _options(path: str, options: Mapping[str, Any]) -> Iterator[Address]:
 def _stated(spec: ServiceSpec) -> dict[str, str]:
     """Variables that a field has set, each with that field."""
     found = dict.fromkeys(TOKENS, "model.tokenSecret") if spec.model.token_secret is not None else {}
-    cache = spec.model.cache.claim or spec.model.cache.size
-    return found | (dict.fromkeys(CACHES, "model.cache") if cache is not None else {})
+    return found | (dict.fromkeys(CACHES, "model.cache") if spec.model.cache.claim is not None else {})
 
 
 def _twice(spec: ServiceSpec) -> Iterator[Finding]:
@@ -224,14 +223,10 @@ def _twice(spec: ServiceSpec) -> Iterator[Finding]:
     for index, variable in enumerate(spec.engine.env):
         if variable.name in stated:
             yield f"engine.env[{index}].name", _one_of(variable.name, stated[variable.name])
-
-
-def _twice_in_templates(spec: ServiceSpec) -> Iterator[Finding]:
-    stated = _stated(spec)
     for path, template in spec.templates():
-        for where, variable in templates.variables(template, path.removeprefix("spec."), only="main"):
-            if variable["name"] in stated:
-                yield f"{where}.name", _one_of(variable["name"], stated[variable["name"]])
+        for where, variable_of in templates.variables(template, path.removeprefix("spec."), only="main"):
+            if variable_of["name"] in stated:
+                yield f"{where}.name", _one_of(variable_of["name"], stated[variable_of["name"]])
 
 
 def _one_of(name: str, field: str) -> str:
@@ -241,18 +236,9 @@ def _one_of(name: str, field: str) -> str:
 RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec",),
-        reads=("model", "engine.env"),
-        says="engine.env: HF_TOKEN would take the place of model.tokenSecret, HF_HOME or another cache that of model.cache",
-        cel=f"""(!has(self.model.tokenSecret) || !self.engine.env.exists(e, e.name in {list(TOKENS)})) &&
-            ((!has(self.model.cache.claim) && !has(self.model.cache.size)) ||
-            !self.engine.env.exists(e, e.name in {list(CACHES)}))""",
-        wrong=_twice,
-    ),
-    Rule(
-        at=("spec",),
-        reads=("model", "template", "prefill.template", "decode.template", "router.template"),
+        reads=("model", "engine.env", "template", "prefill.template", "decode.template", "router.template"),
         says="",
-        wrong=_twice_in_templates,
-        no_twin="CEL does not see fields that the schema only preserves",
+        wrong=_twice,
+        no_twin="CEL does not see what objects of Kubernetes name",
     ),
 )

@@ -46,7 +46,7 @@ _TABLE: dict[str, str] = {
     "--no-da|ta-parallel-hybrid-lb": _PARALLEL,
     "--dec|ode-context-parallel-size": _CONTEXT,
     "--prefill-c|ontext-parallel-size": _CONTEXT,
-    "--distributed-e|xecutor-backend": "write parallelism.executor of spec.prefill or spec.decode",
+    "--distributed-e|xecutor-backend": "leave it out: workers are processes of their pod",
     "--nn|odes": _PARALLEL,
     "--nod|e-rank": _PARALLEL,
     "--mas|ter-addr": _PARALLEL,
@@ -141,17 +141,6 @@ def message() -> str:
         if row in shorts:
             find = f"{find} || a in {shorts[row]}"
         words = f"self.exists(a, {find}) ? '{_quoted(f'{option} is set by xpyd; {instead}')}' : {words}"
-    return words
-
-
-def env_message() -> str:
-    """CEL that names the first owned variable of a list (``self``) and says what to write instead."""
-    words = "'one of these is set by xpyd; see the reference of engine.env'"
-    for pattern, instead in reversed(_ENV.items()):
-        head = pattern.removesuffix(".*")
-        find = f"e.name.startsWith('{head}')" if head != pattern else f"e.name == '{head}'"
-        name = head if head == pattern else f"{head}*"
-        words = f"self.exists(e, {find}) ? '{_quoted(f'{name} is set by xpyd; {instead}')}' : {words}"
     return words
 
 

@@ -33,13 +33,3 @@ def size(quantity: int | str) -> int:
         ValueError: as ``value``.
     """
     return int(value(quantity).to_integral_value(ROUND_CEILING))
-
-
-def size_of_share(quantity: int | str, total: int) -> int:
-    """Bytes of a size or of a share (``10%``) of ``total`` bytes; a share is rounded down.
-
-    Raises:
-        ValueError: as ``value``.
-    """
-    text = str(quantity)
-    return total * int(text[:-1]) // 100 if re.fullmatch(r"[0-9]{1,2}%", text) else size(quantity)

@@ -105,7 +105,7 @@ def _scalar(schema: Schema) -> str:
         pattern = schema["pattern"]
         if "maximum" in schema:
             return f"whole number, {schema['minimum']} to {schema['maximum']}, or share of the wanted count (`10%`)"
-        return "size or share" if "%" in pattern else "quantity" if "Ei" in pattern else "size"
+        return "quantity" if "Ei" in pattern else "size"
     least, most = schema.get("minimum"), schema.get("maximum")
     if schema["type"] == "string":
         return "text" if schema.get("format") is None else "time"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from xpyd_operator.api.base import Arguments, Count, DeviceKey, LabelKey, ObjectName, Part, Positive, Preserved, Quantities
+from xpyd_operator.api.base import Arguments, Count, DeviceKey, ObjectName, Part, Positive, Preserved, Quantities
 
 ParallelSize = Annotated[int, Meta(ge=1, le=1024)]
 GPU = "nvidia.com/gpu"
 NO_DEVICE = "none"
-NO_EXECUTOR = {
-    "external_launcher": "with it every rank is an engine of its own, and a program of the user's gives all of them the "
-    "same requests; a server cannot do that"
-}
 
 
 class Scaling(Part, frozen=True):
@@ -32,22 +28,27 @@ class Parallelism(Part, frozen=True):
     """How one instance is spread over devices."""
 
     tensor: ParallelSize = 1
-    """Tensor-parallel size. Of the sizes of prefill and decode one must divide the other."""
+    """Tensor-parallel size. Of the sizes of prefill and decode one must divide the other. Set it where one device does
+    not hold the model, or is too slow for it.
+    """
     pipeline: ParallelSize = 1
-    """Pipeline-parallel size."""
+    """Pipeline-parallel size. Set it where the links between devices are slow."""
     data: ParallelSize = 1
-    """Data-parallel size: ranks of one instance, each with its own KV cache."""
+    """Data-parallel size: ranks of one instance, each with its own KV cache. Set it for a mixture of experts whose
+    ranks share the experts.
+    """
     pods: Annotated[int, Meta(ge=1, le=16)] = 1
-    """Pods of one instance, each with an equal share of its devices, and of its ranks where there are several; with `xpyd
-    up` as many process sets on the host. They begin and end together. `resources` are those of one pod."""
-    executor: Annotated[Literal["uni", "mp", "ray"], Meta(extra={"why_not": NO_EXECUTOR})] | None = None
-    """How vLLM runs its workers: in one process (`uni`, one device only), in processes of one host (`mp`), or with Ray.
-    Default: `uni` for one device, otherwise `mp`."""
+    """Pods of one instance, each with an equal share of its devices, and of its ranks where there are several; with
+    `xpyd up` as many process sets on the host. They begin and end together. `resources` are those of one pod. Set it
+    where an instance needs more devices than a node has.
+    """
     device: DeviceKey | None = None
-    """What a device is: the key of a resource, e.g. `amd.com/gpu` or `nvidia.com/mig-3g.40gb`; `none`: there are none, as
-    on CPUs. Default: the devices that `resources` or `template` name, or a claim; without any `nvidia.com/gpu`. Where they
-    name a key alone that xpyd knows neither as a device nor as a network, it must stand here, or what the device is. A key
-    that nothing names is added, `tensor` x `pipeline` x `data` of it."""
+    """What a device is: the key of a resource, e.g. `amd.com/gpu` or `nvidia.com/mig-3g.40gb`; `none`: there are none,
+    as on CPUs. Default: the devices that `resources` or `template` name, or a claim; without any `nvidia.com/gpu`.
+    Where they name a key alone that xpyd knows neither as a device nor as a network, it must stand here, or what the
+    device is. A key that nothing names is added, `tensor` x `pipeline` x `data` of it. Set it for other devices than
+    NVIDIA's whole GPUs, and on CPUs.
+    """
 
     @property
     def devices(self) -> int:
@@ -83,36 +84,33 @@ class Resources(Part, frozen=True):
     """Devices by dynamic resource allocation: claims of `template.spec.resourceClaims`."""
 
 
-class Placement(Part, frozen=True):
-    """Where the pods of one instance of several are (`parallelism.pods`). Not used by `xpyd up`."""
-
-    topology: LabelKey | None = None
-    """Key of a label of nodes, e.g. `nvidia.com/gpu.clique`: all pods of one instance are on nodes with one value of it."""
-    exclusive: bool = False
-    """No other instance of several pods, of whichever service, is on nodes with that value. Needs `topology`."""
-
-
 class RoleSpec(Part, frozen=True):
     """One role."""
 
     replicas: Count | None = None
-    """Number of instances; 1 when neither this nor `scaling` is given. Decode needs at least one (see `scaling`); with 0
-    prefill instances decode does the prefill itself."""
+    """Number of instances; 1 when neither this nor `scaling` is given. Decode needs at least one (see `scaling`); with
+    0 prefill instances decode does the prefill itself. Set it to what you have devices for.
+    """
     scaling: Scaling | None = None
     """Bounds of a count that is set from outside. Not with `replicas`."""
     parallelism: Parallelism = Parallelism()
     """How one instance is spread over devices."""
-    placement: Placement = Placement()
-    """Where the pods of one instance are."""
-    resources: Resources | None = None
-    """Resources of one instance. Where they name no device, `nvidia.com/gpu` is added, one per device
-    (`parallelism.device`); `{}`: no resources at all."""
+    resources: Annotated[Resources, Meta(extra={"preserve": True})] | None = None
+    """Resources of one instance, or of one pod of several, as in a container: `limits`, `requests` (default: the
+    limits), `claims` of `template.spec.resourceClaims`. Where they name no device, `nvidia.com/gpu` is added, one per
+    device (`parallelism.device`); `{}`: no resources at all. Set it for memory and processors of the pod, and to name
+    other devices.
+    """
     args: Arguments = ()
-    """Arguments of the vLLM server for this role, after those of `engine.args`."""
+    """Arguments of the vLLM server for this role, after those of `engine.args`. Set it where prefill and decode should
+    differ, as in `--max-num-seqs`.
+    """
     template: Preserved | None = None
     """Pod template laid over `spec.template` and the pod that xpyd makes; the engine's container is `main`. Maps are
-    merged, `null` takes a field away; containers, volumes, variables and ports are merged by name, mounts by path, other
-    lists replaced. What xpyd needs is refused here: `xpyd render pods` shows the outcome. Not used by `xpyd up`."""
+    merged, `null` takes a field away; containers, volumes, variables and ports are merged by name, mounts by path,
+    other lists replaced. What xpyd needs is refused here: `xpyd render pods` shows the outcome. Not used by `xpyd up`.
+    Set it for the nodes, tolerations, volumes and further containers of one role.
+    """
 
     @property
     def least(self) -> int:

@@ -11,7 +11,7 @@ from xpyd_operator.api.rule import Finding, Rule, Target, when
 from xpyd_operator.api.source import Beside, Claim, Hub, Image
 
 _ROLES = ("spec.prefill", "spec.decode")
-_PODS = tuple(f"parallelism.{name}" for name in ("pods", "tensor", "pipeline", "data", "executor"))
+_PODS = tuple(f"parallelism.{name}" for name in ("pods", "tensor", "pipeline", "data"))
 _ARGUMENTS = ("spec.engine", *_ROLES)
 
 
@@ -20,15 +20,10 @@ def _source_fits(model: Model) -> Iterator[Finding]:
         for name, value in (
             ("revision", model.revision),
             ("tokenSecret", model.token_secret),
-            ("cache", model.cache.claim or model.cache.size),
+            ("cache", model.cache.claim),
         ):
             if value is not None:
                 yield name, f"only for a hub id; {model.source} is read without it"
-
-
-def _cache(model: Model) -> list[Finding]:
-    both = model.cache.claim is not None and model.cache.size is not None
-    return when(both, "cache", "claim and size exclude each other; keep one of them")
 
 
 def _relative(model: Model) -> list[Finding]:
@@ -57,14 +52,10 @@ def _spaced_arguments(section: Engine | RoleSpec) -> Iterator[Finding]:
             yield f"args[{index}]", f"an option and its value are two items, or {option}=VALUE"
 
 
-def _owned_env(engine: Engine) -> Iterator[Finding]:
+def _env(engine: Engine) -> Iterator[Finding]:
     for index, variable in enumerate(engine.env):
         if instead := owned.env(variable.name):
             yield f"env[{index}].name", f"{variable.name} is set by xpyd; {instead}"
-
-
-def _env_value(engine: Engine) -> Iterator[Finding]:
-    for index, variable in enumerate(engine.env):
         if variable.value is not None and variable.value_from is not None:
             yield f"env[{index}]", "value and valueFrom exclude each other; keep one of them"
 
@@ -84,16 +75,6 @@ def _scaling(scaling: Scaling) -> list[Finding]:
     return when(scaling.min > scaling.max, "min", f"must be at most max ({scaling.max}), not {scaling.min}")
 
 
-def _executor(role: RoleSpec) -> list[Finding]:
-    parallel = role.parallelism
-    world = parallel.tensor * parallel.pipeline
-    return when(
-        parallel.executor == "uni" and world > 1,
-        "parallelism.executor",
-        f"uni runs on one device, but tensor {parallel.tensor} x pipeline {parallel.pipeline} is {world}; write mp or ray",
-    )
-
-
 def _pods(role: RoleSpec) -> Iterator[Finding]:
     parallel = role.parallelism
     if parallel.pods == 1:
@@ -104,17 +85,6 @@ def _pods(role: RoleSpec) -> Iterator[Finding]:
     if shared % parallel.pods:
         right = " or ".join(str(pods) for pods in range(1, 17) if shared % pods == 0)
         yield "parallelism.pods", f"{parallel.pods} does not divide {words}; write {right}"
-    if parallel.executor not in (None, "mp"):
-        yield "parallelism.executor", f"{parallel.executor} does not run over several pods; write mp or leave it out"
-
-
-def _placement(role: RoleSpec) -> Iterator[Finding]:
-    place = role.placement
-    if place.topology is None:
-        if place.exclusive:
-            yield "placement.exclusive", "needs topology: the label of nodes whose values are the places"
-    elif role.parallelism.pods == 1:
-        yield "placement.topology", "only for parallelism.pods above 1; one pod is placed by template.spec.affinity"
 
 
 def _main_container(role: RoleSpec) -> Iterator[Finding]:
@@ -134,15 +104,8 @@ RULES: tuple[Rule, ...] = (
         reads=("source", "revision", "tokenSecret", "cache"),
         says="revision, tokenSecret and cache are only for a hub id",
         cel=r"""self.source.matches('^([.]|/|(pvc|oci|s3|gs|az):)') ?
-            !has(self.revision) && !has(self.tokenSecret) && !has(self.cache.claim) && !has(self.cache.size) : true""",
+            !has(self.revision) && !has(self.tokenSecret) && !has(self.cache.claim) : true""",
         wrong=_source_fits,
-    ),
-    Rule(
-        at=("spec.model",),
-        reads=("cache",),
-        says="cache: claim and size exclude each other",
-        cel="!(has(self.cache.claim) && has(self.cache.size))",
-        wrong=_cache,
     ),
     Rule(
         at=("spec.model",),
@@ -180,19 +143,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec.engine",),
         reads=(),
-        says="env: one of these names is set by xpyd; see the reference of engine.env",
-        tells=owned.env_message(),
-        cel=f"!self.exists(e, e.name.matches('{owned.ENV_PATTERN}'))",
-        cel_at="env",
-        wrong=_owned_env,
-    ),
-    Rule(
-        at=("spec.engine",),
-        reads=(),
-        says="env: value and valueFrom exclude each other",
-        cel="!self.exists(e, has(e.value) && has(e.valueFrom))",
-        cel_at="env",
-        wrong=_env_value,
+        says="",
+        wrong=_env,
+        no_twin="CEL does not see what objects of Kubernetes name",
     ),
     Rule(
         at=("spec.engine",),
@@ -218,27 +171,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         at=_ROLES,
-        reads=("parallelism.tensor", "parallelism.pipeline", "parallelism.executor"),
-        says="parallelism: executor uni runs on one device; write mp or ray",
-        cel="""!has(self.parallelism.executor) || self.parallelism.executor != 'uni' ||
-            self.parallelism.tensor * self.parallelism.pipeline == 1""",
-        wrong=_executor,
-    ),
-    Rule(
-        at=_ROLES,
         reads=_PODS,
-        says="parallelism.pods must divide data, or, where that is 1, tensor x pipeline; only executor mp runs over pods",
-        cel="""self.parallelism.pods == 1 || ((self.parallelism.data > 1 ? self.parallelism.data :
-            self.parallelism.tensor * self.parallelism.pipeline) % self.parallelism.pods == 0 &&
-            (!has(self.parallelism.executor) || self.parallelism.executor == 'mp'))""",
+        says="parallelism.pods must divide data, or, where that is 1, tensor x pipeline",
+        cel="""(self.parallelism.data > 1 ? self.parallelism.data :
+            self.parallelism.tensor * self.parallelism.pipeline) % self.parallelism.pods == 0""",
         wrong=_pods,
-    ),
-    Rule(
-        at=_ROLES,
-        reads=("placement.topology", "placement.exclusive", "parallelism.pods"),
-        says="placement.topology is for parallelism.pods above 1, and placement.exclusive needs topology",
-        cel="""has(self.placement.topology) ? self.parallelism.pods > 1 : !self.placement.exclusive""",
-        wrong=_placement,
     ),
     Rule(
         at=_ROLES,

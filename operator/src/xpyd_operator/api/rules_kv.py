@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from xpyd_operator.api.kv import Kv, SharedMemory
 from xpyd_operator.api.offload import NO_STORES, Offload, Store
-from xpyd_operator.api.quantity import size_of_share
 from xpyd_operator.api.rule import Finding, Rule, Target, when
 
 _NODES_OWN = re.compile(r"/+((etc|usr|var|proc|sys|root|home|boot|lib|lib64|bin|sbin|opt)(/.*)?)?")
@@ -20,13 +19,8 @@ def _above_0(name: str) -> str:
     return f"!has(self.{name}) || string(self.{name}).matches('^[0-9.]*[1-9]')"
 
 
-def _get_buffer(kv: Kv) -> list[Finding]:
-    none = kv.mode == "get" and kv.buffer_size is not None and size_of_share(kv.buffer_size, 100) == 0
-    return when(none, "bufferSize", "mode get keeps KV on prefill until decode pulls it; give a size, e.g. 10%")
-
-
-def _keeps_none(kv: Kv) -> list[Finding]:
-    return when(kv.keep_bytes == 0, "keep", "must be above 0; leave it out for what the model needs")
+def _no_memory(kv: Kv) -> list[Finding]:
+    return when(kv.keep_bytes == 0, "memory", "must be above 0; leave it out for what the model needs")
 
 
 def _shm_pods(kv: Kv) -> list[Finding]:
@@ -35,11 +29,6 @@ def _shm_pods(kv: Kv) -> list[Finding]:
         "sharedMemory",
         "transport shm needs sharedMemory.hostPath in Kubernetes; or write transport: tcp",
     )
-
-
-def _shm_used(kv: Kv) -> list[Finding]:
-    unused = kv.shared_memory is not None and kv.transport not in ("shm", "auto")
-    return when(unused, "sharedMemory", f"transport {kv.transport} does not use it; write transport: shm or leave it out")
 
 
 def _encrypts(kv: Kv) -> list[Finding]:
@@ -65,24 +54,17 @@ def _sizes(offload: Offload) -> Iterator[Finding]:
 
 
 def _no_store(store: Store) -> list[Finding]:
-    instead = NO_STORES.get(store.connector, "") if store.module is None else ""
+    instead = NO_STORES.get(store.connector, "")
     return when(bool(instead), "connector", f"{store.connector} {instead}")
 
 
 RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec.kv",),
-        reads=("mode", "bufferSize"),
-        says="mode get needs a bufferSize above 0",
-        cel=f"self.mode != 'get' || {_above_0('bufferSize')}",
-        wrong=_get_buffer,
-    ),
-    Rule(
-        at=("spec.kv",),
-        reads=("keep",),
-        says="keep must be above 0",
-        cel=_above_0("keep"),
-        wrong=_keeps_none,
+        reads=("memory",),
+        says="memory must be above 0",
+        cel=_above_0("memory"),
+        wrong=_no_memory,
     ),
     Rule(
         at=("spec.kv",),
@@ -91,13 +73,6 @@ RULES: tuple[Rule, ...] = (
         cel="self.transport != 'shm' || has(self.sharedMemory)",
         wrong=_shm_pods,
         target=Target.KUBERNETES,
-    ),
-    Rule(
-        at=("spec.kv",),
-        reads=("transport", "sharedMemory"),
-        says="sharedMemory is only for the transports shm and auto",
-        cel="!has(self.sharedMemory) || self.transport in ['shm', 'auto']",
-        wrong=_shm_used,
     ),
     Rule(
         at=("spec.kv",),
@@ -130,9 +105,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         at=("spec.kv.offload.store",),
-        reads=("connector", "module"),
+        reads=("connector",),
         says="this connector is no store beside xpyd's own",
-        cel=f"has(self.module) || !(self.connector in {list(NO_STORES)})",
+        cel=f"!(self.connector in {list(NO_STORES)})",
         wrong=_no_store,
     ),
 )

@@ -21,6 +21,7 @@ from xpyd_operator.api.checks import RULES
 from xpyd_operator.api.rule import Rule, Target
 
 Schema = dict[str, Any]
+_PRESERVED: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _BOUNDS = {"ge": "minimum", "le": "maximum", "min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
 
 
@@ -118,7 +119,7 @@ def _type(kind: mi.Type, extra: dict[str, Any] | None = None) -> Schema:
         case mi.UnionType():
             return _union(kind, extra)
         case mi.StructType():
-            return _struct(kind)
+            return dict(_PRESERVED) if extra.get("preserve") else _struct(kind)
         case mi.VarTupleType():
             return _list(kind, extra)
         case mi.DictType():
@@ -173,7 +174,7 @@ def _list(kind: mi.VarTupleType, extra: dict[str, Any]) -> Schema:
     schema: Schema = {"type": "array", "items": _type(kind.item_type)}
     if "max_items" in extra:
         schema["maxItems"] = extra["max_items"]
-    if key := extra.get("merge_key"):
+    if (key := extra.get("merge_key")) and "properties" in schema["items"]:
         schema |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
     else:
         schema["x-kubernetes-list-type"] = "atomic"
@@ -182,7 +183,7 @@ def _list(kind: mi.VarTupleType, extra: dict[str, Any]) -> Schema:
 
 def _dict(kind: mi.DictType, extra: dict[str, Any]) -> Schema:
     if extra.get("preserve"):
-        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        return dict(_PRESERVED)
     return {"type": "object", "additionalProperties": _type(kind.value_type), "maxProperties": extra["max_properties"]}
 
 

@@ -85,13 +85,16 @@ class ServiceSpec(Part, frozen=True):
     network_policy: NetworkPolicy = NetworkPolicy()
     """Who may reach the pods of the service."""
     suspend: bool = False
-    """Nothing of the service runs while this is true: instances and routers are drained and deleted. Services, policies,
-    Secrets and pools stay, so that it has the same addresses and counts when it is resumed. Not with `xpyd up`."""
+    """Nothing of the service runs while this is true: instances and routers are drained and deleted. Services,
+    policies, Secrets and pools stay, so that it has the same addresses and counts when it is resumed. Not with `xpyd
+    up`. Set it to give the devices back for a while.
+    """
     template: Preserved | None = None
     """Pod template of all pods, below those of roles and routers, which are laid over it: `tolerations`,
     `imagePullSecrets`, `serviceAccountName`, variables, volumes. What it says of the containers `main`, `sidecar` and
-    `xpyd-install` and of `resourceClaims` is for engines, what it says of `router` for routers in pods of their own. Not
-    used by `xpyd up`."""
+    `xpyd-install` and of `resourceClaims` is for engines, what it says of `router` for routers in pods of their own.
+    Not used by `xpyd up`. Set it for what all pods have in common.
+    """
 
     def role(self, role: Role) -> RoleSpec:
         """The section of a role, its template laid over that of all pods."""

@@ -153,6 +153,6 @@ def rules_of(service: DisaggService | None) -> RouterRules:
         return RouterRules()
     router = service.spec.router
     return RouterRules(
-        queue_timeout_s=router.queue_timeout_s, queue_size=router.queue.size, routers=router.max_sidecars,
+        queue_timeout_s=router.queue_timeout_s, queue_size=router.queue_size, routers=router.most_sidecars,
         skip_below=router.skip_prefill.below_tokens, onto_decode=router.on_no_prefill == "decode",
     )

@@ -41,7 +41,7 @@ def host_findings(host: HostReading) -> Iterator[Ailment]:
         short.append(f"{host.shm_free / GB:.2f} of {host.shm / GB:.2f} GB of /dev/shm are free")
     if short:
         yield Ailment("memory", "this host is nearly out of memory", tuple(short),
-                      "end what takes it; of /dev/shm: remove what dead processes left, or lower kv.hostPool")
+                      "end what takes it; of /dev/shm: remove what dead processes left, or lower kv.memory")
 
 
 def clock_finding(host: HostReading, hosts: int) -> Ailment | None:

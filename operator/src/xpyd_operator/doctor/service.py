@@ -20,7 +20,7 @@ WHY: Final = {
     "checksum": "bytes change on their way: memory or network cards of the hosts; the audit says whether answers differ",
     "peer_lost": "connections between the engines break: the network, a NetworkPolicy, or a prefill that ends",
     "deadline": "KV comes too late: a link or a prefill that cannot keep up (see the other findings)",
-    "overflow": "no room for KV: raise kv.bufferSize or kv.hostPool, or add decode instances",
+    "overflow": "no room for KV: raise kv.memory, or add decode instances",
     "incompatible": "the two roles are not of one version or layout: end the rollout",
     "identity": "the two legs are not the same prompt: the image of one role has another tokenizer or template",
     "auth": "the two roles have different keys: restart the older pods",

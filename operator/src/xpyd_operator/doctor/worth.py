@@ -183,7 +183,7 @@ def _cache(prefills: tuple[FleetInstance, ...], decodes: tuple[FleetInstance, ..
     yield Ailment("cache-elsewhere", "decode has the beginnings of prompts that prefill computes again",
                   (f"{theirs:.0%} of the prompts' tokens are in decode's prefix cache, {ours:.0%} in prefill's",
                    f"{len(prefills)} prefill instances, {len(decodes)} decode instances"),
-                  "router.skipPrefill.restTokens: 1024 lets decode go on with what it has; router.policy: cost leads a "
+                  "router.skipPrefill.belowTokens: 1024 lets decode go on with what it has; router.policy: cost leads a "
                   "conversation to who has it")
 
 

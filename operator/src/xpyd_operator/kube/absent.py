@@ -81,7 +81,7 @@ def _not_placed(name: str, placing: Body, pod: Body, now: float, limit_s: float)
     if _MISSING.search(words):
         return Broken("VolumeMissing", f"no node can take pod {name}: {words}", "create it, or correct its name")
     if "affinity" in words and (key := _topology(pod)):
-        words += f"; placement.topology is {key}: kubectl get nodes -L {key} shows which nodes have that label"
+        words += f"; engine.topology is {key}: kubectl get nodes -L {key} shows which nodes have that label"
     message = f"no node takes pod {name}: {words}; {words_of(pod).room}"
     return waits(UNPLACED, message, now, since=since, limit_s=limit_s, place=True)
 

@@ -132,7 +132,7 @@ class KubeBackend:
             [each for each in learners if each.usable],
             self._key_of,
             now,
-            limit=service.spec.router.max_sidecars + 1,
+            limit=service.spec.router.most_sidecars + 1,
             tls=service.spec.router.tls.secret is not None,
             picture=picture(seen, now),
             prefill=prefill,

@@ -154,7 +154,7 @@ class KubeBlueprint:
             router=None,
             drain_timeout_s=spec.drain.timeout_s,
             startup_timeout_s=seconds(spec.engine.startup_timeout),
-            max_sidecars=spec.router.max_sidecars if spec.router.placement == "sidecar" else 0,
+            max_sidecars=spec.router.most_sidecars if spec.router.placement == "sidecar" else 0,
             keep_terminating=False,
             switches=not self._no_switch,
             same_places=self._same_places,

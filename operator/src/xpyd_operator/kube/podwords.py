@@ -25,7 +25,7 @@ class PodWords(msgspec.Struct, frozen=True):
     """What gives it more time to start."""
 
 
-_ROUTER_MEMORY = "give it more memory (spec.router.resources.limits.memory), or a smaller spec.router.bodyBudget"
+_ROUTER_MEMORY = "give it more memory (spec.router.resources.limits.memory), or a smaller spec.router.maxBodySize"
 _AGENT_MEMORY = "give it more memory (template.spec.initContainers, sidecar: resources.limits.memory)"
 ENGINE = PodWords(
     what="engine",

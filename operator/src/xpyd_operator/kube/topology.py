@@ -25,14 +25,13 @@ class Topology:
         """Label → whether a node has it, or nothing can be said; and when it was asked."""
 
     async def absent(self, service: DisaggService, now: float) -> tuple[Broken, ...]:
-        """What is wrong with the placements of a service."""
+        """What is wrong with the topology of a service, by role."""
         found = []
         for role in Role:
             spec = service.spec.role(role)
-            key = spec.placement.topology
+            key = service.spec.engine.topology if spec.parallelism.pods > 1 else None
             if key is not None and spec.most and not await self._there(key, now):
-                words = (f"spec.{role}.placement.topology: no node has the label {key}, so that no pod of {role} finds a "
-                         f"place")
+                words = f"spec.engine.topology: no node has the label {key}, so that no pod of {role} finds a place"
                 do = "kubectl get nodes --show-labels has those that there are"
                 found.append(Broken("TopologyUnknown", words, do))
         return tuple(found)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from xpyd_operator.api.gateway import GatewayOptions, GatewayRef
+from xpyd_operator.api.gateway import PICKER_PORT, GatewayOptions, GatewayRef
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import labels
 from xpyd_operator.render.labels import metadata
@@ -108,7 +108,7 @@ def _pool(service: DisaggService, gateway: GatewayOptions) -> Body | None:
     """Every router is as good as another, so a gateway goes on without its picker (``FailOpen``)."""
     if gateway.pool is None:
         return None
-    picker = {"group": "", "kind": "Service", "name": gateway.pool.picker, "port": {"number": gateway.pool.port},
+    picker = {"group": "", "kind": "Service", "name": gateway.pool.picker, "port": {"number": PICKER_PORT},
               "failureMode": "FailOpen"}
     spec = {
         "selector": {"matchLabels": labels.selector(service, router=labels.YES)},

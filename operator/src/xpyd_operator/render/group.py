@@ -20,7 +20,7 @@ from xpyd_operator.render.layout import Member, digest
 from xpyd_operator.render.process import LAUNCHER
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.group import READY_PATH
-from xpyd_sidecar.contract.ids import HostPort, Role, join_host_port
+from xpyd_sidecar.contract.ids import HostPort, join_host_port
 from xpyd_sidecar.contract.launch import GroupConfig
 
 COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
@@ -42,30 +42,17 @@ def named(service: DisaggService, member: Member) -> dict[str, str]:
     return {"hostname": member.name, "subdomain": labels.engines_name(service.name)}
 
 
-def placed(service: DisaggService, role: Role, member: Member) -> dict[str, Any]:
-    """Where the scheduler may put a member: with the others, and away from those of other instances.
+def placed(service: DisaggService, member: Member) -> dict[str, Any]:
+    """Where the scheduler may put a member: with the others.
 
-    The first pod of an instance finds none of its kind, and the scheduler then takes its own labels for one. Instances of
-    other namespaces may have this one's name, so that they are told apart by theirs.
+    The first pod of an instance finds none of its kind, and the scheduler then takes its own labels for one.
     """
-    place = service.spec.role(role).placement
-    if place.topology is None:
+    topology = service.spec.engine.topology
+    if topology is None:
         return {}
     mine = {"key": labels.INSTANCE_OF, "operator": "In", "values": [member.instance]}
-    some, other = {"key": labels.INSTANCE_OF, "operator": "Exists"}, mine | {"operator": "NotIn"}
-    made = {"podAffinity": _near(place.topology, ([mine], {}))}
-    if place.exclusive:
-        here = service.metadata.namespace or "default"
-        away = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [here]}
-        elsewhere = {"namespaceSelector": {"matchExpressions": [away]}}
-        made["podAntiAffinity"] = _near(place.topology, ([some, other], {}), ([some], elsewhere))
-    return {"affinity": made}
-
-
-def _near(topology: str, *terms: tuple[list[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-    """Terms that must hold; each: what labels of pods must be, and in which namespaces."""
-    return {"requiredDuringSchedulingIgnoredDuringExecution": [
-        {"labelSelector": {"matchExpressions": marks}, "topologyKey": topology} | where for marks, where in terms]}
+    term = {"labelSelector": {"matchExpressions": [mine]}, "topologyKey": topology}
+    return {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
 
 
 def group_config(

@@ -19,7 +19,7 @@ import msgspec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import revision_of
 from xpyd_operator.plan.names import member_name
-from xpyd_operator.render.engine import MODULE, dp_env, engine_args, open_env, queue_env, shutdown_args
+from xpyd_operator.render.engine import MODULE, dp_env, engine_args, queue_env, shutdown_args
 from xpyd_sidecar.contract.group import LEADER_HERE, LIFE_HERE, PORT_HERE
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -67,7 +67,7 @@ def layout(
     pods = parallel.pods
     life = "" if pods == 1 else LIFE_HERE
     args = (*engine_args(service, role, model, shared, life), *shutdown_args(service))
-    env = dp_env(service, role) | queue_env(service, role) | open_env(service, role)
+    env = dp_env(service, role) | queue_env(service, role)
     if pods == 1:
         return (Member(instance, 0, instance, parallel.devices, MODULE, args, env),)
     return tuple(

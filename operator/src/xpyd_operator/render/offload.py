@@ -40,7 +40,7 @@ def beside(service: DisaggService, role: Role) -> tuple[dict[str, Any], ...]:
         found.append(_child("SimpleCPUOffloadConnector", options))
     if (store := offload.store) is not None:
         module = {"kv_connector_module_path": store.module} if store.module is not None else {}
-        found.append(_child(store.connector, dict(store.options)) | module)
+        found.append(_child(store.class_name, dict(store.options)) | module)
     return tuple(found)
 
 

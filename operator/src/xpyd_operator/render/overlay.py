@@ -60,7 +60,6 @@ ENGINE_POD: Final = PodNeeds(
     },
     container={
         "image": "write spec.engine.image",
-        "imagePullPolicy": "write spec.engine.imagePullPolicy",
         "command": "xpyd starts the engine; write spec.engine.args or the role's args",
         "args": "write spec.engine.args or the role's args",
         "lifecycle": "xpyd drains the engine before it stops; leave it out",

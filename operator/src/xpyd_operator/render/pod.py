@@ -15,6 +15,7 @@ import msgspec
 from xpyd_operator.api import outside
 from xpyd_operator.api.devices import devices, limits
 from xpyd_operator.api.roles import GPU, NO_DEVICE, RoleSpec
+from xpyd_operator.api.router import HEARTBEAT_S
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside, Bucket, Claim, Folder, Hub, Image
 from xpyd_operator.errors import Unsupported
@@ -22,7 +23,7 @@ from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render import group, keys, labels
 from xpyd_operator.render import paths as at
 from xpyd_operator.render.defaults import without_defaults
-from xpyd_operator.render.engine import CPU_ENV, executor_env
+from xpyd_operator.render.engine import CPU_ENV
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import metadata
 from xpyd_operator.render.layout import Member, layout
@@ -54,7 +55,7 @@ def engine_pods(
 
 
 def _members(service: DisaggService, role: Role, name: InstanceName) -> tuple[Member, ...]:
-    shared = at.KV_SHARED if service.spec.kv.shared_memory is not None else ""
+    shared = at.KV_SHARED if service.spec.kv.shared_folder is not None else ""
     return layout(service, role, name, model_path(service), shared)
 
 
@@ -72,7 +73,7 @@ def _pod(
             "Pod", service, member.name, labels.engine(service, role, revision) | (group.marks(member) if several else {})
         ) | {"annotations": {"kubectl.kubernetes.io/default-container": labels.MAIN}
              | (group.notes(members, settings) if several else {})},
-        "spec": (group.named(service, member) | group.placed(service, role, member) if several else {}) | {
+        "spec": (group.named(service, member) | group.placed(service, member) if several else {}) | {
             "restartPolicy": "Always",
             "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT to a URL, on which vLLM ends
             "automountServiceAccountToken": False,
@@ -98,15 +99,16 @@ def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
     """
     spec = service.spec
     if spec.router.placement == "sidecar":
-        router = _without(without_defaults(spec.router), ("maxSidecars", "gateway"))
+        router = _without(without_defaults(spec.router), ("replicas", "gateway"))
         router |= {"audit": spec.kv.audit} if spec.kv.audit else {}
     else:  # what agents know of routers that are elsewhere
-        router = {"members": spec.router.ports.members, "heartbeat": spec.router.heartbeat_s}
+        router = {"members": spec.router.ports.members, "heartbeat": HEARTBEAT_S}
+    several = spec.role(role).parallelism.pods > 1
     parts = {
         "model": without_defaults(spec.model),
-        "engine": _without(without_defaults(spec.engine), ("startupTimeout", "imagePullPolicy")),
+        "engine": _without(without_defaults(spec.engine), ("startupTimeout", *(() if several else ("topology",)))),
         "role": _without(without_defaults(spec.role(role)), ("replicas", "scaling", "parallelism")),
-        "kv": _without(without_defaults(spec.kv), ("audit", "network")),
+        "kv": _without(without_defaults(spec.kv), ("audit", *(("encryption",) if spec.kv.sealed == "disabled" else ()))),
         "router": router,
         "key": key_id,
     }
@@ -135,8 +137,6 @@ def _volumes(service: DisaggService, key: PodKey, *, leads: bool) -> list[dict[s
     cache: dict[str, Any] = {"emptyDir": {}}
     if model.cache.claim is not None:
         cache = {"persistentVolumeClaim": {"claimName": model.cache.claim}}
-    elif model.cache.size is not None:
-        cache = {"emptyDir": {"sizeLimit": model.cache.size}}
     volumes: list[dict[str, Any]] = [
         {"name": "xpyd", "emptyDir": {}},
         {"name": "run", "emptyDir": {}},
@@ -154,9 +154,9 @@ def _volumes(service: DisaggService, key: PodKey, *, leads: bool) -> list[dict[s
             volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
         case Image(reference=reference):
             volumes.append({"name": "model", "image": {"reference": reference}})
-    shared = service.spec.kv.shared_memory
+    shared = service.spec.kv.shared_folder
     if shared is not None:
-        volumes.append({"name": "kv", "hostPath": {"path": shared.host_path, "type": "Directory"}})
+        volumes.append({"name": "kv", "hostPath": {"path": shared, "type": "Directory"}})
     if disk := _disk(service):
         volumes.append({"name": "offload", "emptyDir": {"sizeLimit": disk}})
     return volumes
@@ -195,7 +195,7 @@ def engine_container(service: DisaggService, role: Role, member: Member, key: Po
     return {
         "name": labels.MAIN,
         "image": engine.image,
-        "imagePullPolicy": engine.image_pull_policy,
+        "imagePullPolicy": "IfNotPresent",
         "command": group.command(service, member) if several else [*at.LISTENING, member.module],
         "args": [literal(argument) for argument in (*member.args, *group.port_args(member))],
         "env": engine_variables(service, role, member, key),
@@ -244,7 +244,7 @@ def engine_variables(service: DisaggService, role: Role, member: Member, key: Po
         "PYTHONPATH": at.PACKAGE,
         "VLLM_HOST_IP": at.HOST_VAR,
     }
-    everything = address | defaults | users | fixed | executor_env(service, role, at.TMP) | member.env
+    everything = address | defaults | users | fixed | member.env
     return [{"name": key, **(one if isinstance(one, dict) else {"value": one})} for key, one in everything.items()]
 
 
@@ -281,7 +281,7 @@ def _mounts(service: DisaggService) -> list[dict[str, Any]]:
     ]
     if isinstance(service.spec.model.origin, Claim | Image):
         mounts.append(at.mount("model", at.CLAIM, read_only=True))
-    if service.spec.kv.shared_memory is not None:
+    if service.spec.kv.shared_folder is not None:
         mounts.append(at.mount("kv", at.KV_SHARED))
     if _disk(service):
         mounts.append(at.mount("offload", at.OFFLOAD))

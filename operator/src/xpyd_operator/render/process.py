@@ -14,7 +14,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside, Bucket, Claim, Folder, Hub, Image
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
-from xpyd_operator.render.engine import CPU_ENV, engine_env, executor_env
+from xpyd_operator.render.engine import CPU_ENV, engine_env
 from xpyd_operator.render.layout import digest, layout
 from xpyd_operator.render.sections import agent_section, router_section
 from xpyd_sidecar.contract import launch
@@ -79,7 +79,7 @@ def engine_process(service: DisaggService, place: ProcessPlace, binding: EngineB
     several, the process is the member's launcher, which starts it.
 
     Raises:
-        Unsupported: as ``model_of`` and ``executor_env``.
+        Unsupported: as ``model_of``.
     """
     member = layout(service, binding.role, binding.instance, model_of(service))[binding.index]
     argv = (place.python, "-m", member.module, *member.args, *(("--host", place.host) if member.serves else ()))
@@ -95,7 +95,6 @@ def engine_process(service: DisaggService, place: ProcessPlace, binding: EngineB
         env |= CPU_ENV
     env |= engine_env(service)
     env |= connector_env(place, binding.instance)
-    env |= executor_env(service, binding.role, place.run_dir)
     env |= member.env
     if member.size > 1:
         env["VLLM_HOST_IP"] = _loopback(place.host)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.service import DisaggService
 from xpyd_sidecar.contract.ids import HostPort, Role
@@ -19,31 +17,24 @@ def router_section(service: DisaggService, listen: str) -> RouterConfig:
         members_port=spec.ports.members,
         admin_port=spec.ports.admin_or_default,
         policy=spec.policy,
-        policy_options=msgspec.to_builtins(spec.policy_options),
         on_no_prefill=spec.on_no_prefill,
         failover=spec.failover,
         model=service.served_name,
-        heartbeat_s=spec.heartbeat_s,
-        missed_beats=spec.heartbeat.missed,
         max_body_bytes=spec.max_body_bytes,
         body_budget_bytes=spec.body_budget_bytes,
         max_in_flight=spec.max_in_flight,
-        queue_size=spec.queue.size,
+        queue_size=spec.queue_size,
         queue_timeout_s=spec.queue_timeout_s,
         hold_s=spec.hold_s,
-        max_per_instance=spec.queue.per_instance,
         skip_prefill_below=spec.skip_prefill.below_tokens,
-        skip_prefill_rest=spec.skip_prefill.rest_tokens,
-        retry_budget=spec.retry_budget,
+        skip_prefill_rest=spec.skip_prefill.below_tokens,
         first_token=spec.first_token,
         otlp_endpoint=spec.tracing.endpoint or "",
-        dashboard=spec.dashboard,
         hosts=spec.hosts,
         trusted_proxies=spec.trusted_proxies,
         cors_origins=spec.cors.origins,
         request_timeout_s=spec.request_timeout_s,
         pair_timeout_s=spec.pair_timeout_s,
-        load_limit_s=service.spec.kv.load_limit_s,
         audit=service.spec.kv.audit,
     )
 
@@ -62,7 +53,6 @@ def agent_section(
         routers=routers,
         model=service.served_name,
         data_parallel=service.spec.role(role).parallelism.data,
-        heartbeat_s=service.spec.router.heartbeat_s,
         drain_timeout_s=service.spec.drain.timeout_s,
         startup_timeout_s=seconds(service.spec.engine.startup_timeout),
     )

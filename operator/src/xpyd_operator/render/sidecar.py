@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from xpyd_operator.api.quantity import value
-from xpyd_operator.api.router import Router, RouterResources
+from xpyd_operator.api.router import PROCESS_BYTES, Router, RouterResources
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import group, labels
 from xpyd_operator.render import paths as at
@@ -24,7 +24,6 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 COMMAND: Final = ["python3", "-m", "xpyd_sidecar"]
 _INSTANCE_VAR: Final = f"$({launch.ENV_INSTANCE})"
 _AGENT_RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
-_ROUTER_MIB: Final = 512
 _ROUTER_REQUESTS: Final = {"cpu": "250m", "memory": "256Mi"}
 _INSTALL_RESOURCES: Final = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
 
@@ -91,7 +90,7 @@ def router_resources(router: Router) -> dict[str, Any]:
     given = router.resources
     if given == RouterResources():
         return {}
-    limits: dict[str, int | str] = {"memory": _size(_ROUTER_MIB, router.held_bodies_bytes)}
+    limits: dict[str, int | str] = {"memory": _size(PROCESS_BYTES + router.held_bodies_bytes)}
     requests: dict[str, int | str] = dict(_ROUTER_REQUESTS)
     if given is not None:
         requests |= {**given.limits, **given.requests}
@@ -101,9 +100,9 @@ def router_resources(router: Router) -> dict[str, Any]:
     return {"requests": requests, "limits": limits}
 
 
-def _size(mib: int, more_bytes: int) -> str:
-    """A quantity of memory, in whole GiB where it is."""
-    mib += -(-more_bytes // (1 << 20))
+def _size(memory: int) -> str:
+    """A quantity of so many bytes, in whole GiB where it is."""
+    mib = -(-memory // (1 << 20))
     return f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"
 
 

@@ -17,7 +17,7 @@ from xpyd_operator.api.devices import devices, limits
 from xpyd_operator.api.quantity import size
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import offload, overlay
-from xpyd_operator.render.engine import RAY_OWNED, kv_options
+from xpyd_operator.render.engine import kv_options
 from xpyd_operator.render.paths import AGENT_PORT, ENGINE_PORT
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_RING_BYTES, KEEP_BYTES, NIXL_SLOT_BYTES
@@ -27,7 +27,6 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     """Every field that is refused, and why."""
     for role in Role:
         yield from _role(service, role)
-        yield from _executor(service, role, devices=bool(devices(service.spec.role(role))))
         yield from _pipeline(service, role, devices=bool(devices(service.spec.role(role))))
         yield from _memory(service, role)
         template = service.spec.written(role).template
@@ -52,19 +51,18 @@ def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
     on_device = bool(devices(service.spec.role(role)))
     stated = kv_options(service).keep_bytes
     keep = max(stated or 0, DEVICE_KEEP_BYTES) if on_device else stated or KEEP_BYTES
-    pool, buffer = service.spec.kv.host_pool_bytes, service.spec.kv.buffer_bytes or 0
-    keep += pool + (buffer if service.spec.kv.mode == "get" else 0)
-    buffers = buffer + pool
+    buffer = service.spec.kv.buffer_bytes or 0
     transport = service.spec.kv.transport
     slots = NIXL_SLOT_BYTES if transport == "rdma" else 0
     ring = slots + (DEVICE_RING_BYTES if on_device and transport != "shm" else 0)  # shared memory is read into the device
     beside = offload.memory_bytes(service)
-    needed = ranks * (keep + ring + buffers) + beside
+    needed = ranks * (keep + ring + buffer) + beside
     if limit is not None and size(limit) < needed:
         reason = (
             f"must be above {needed >> 20}Mi, not {limit}: each of {ranks} ranks keeps "
             f"{'at least' if on_device and stated is None else 'up to'} {keep >> 20}Mi of KV to send "
-            f"{f'and {ring >> 20}Mi to receive' if ring else ''}{', and its buffers, ' if buffers else ', '}"
+            f"{f'and {ring >> 20}Mi to receive' if ring else ''}"
+            f"{f', {buffer >> 20}Mi for what comes early, ' if buffer else ', '}"
             f"{f'{beside >> 20}Mi are those of kv.offload, ' if beside else ''}"
             f"beside what vLLM itself takes"
         )
@@ -89,14 +87,13 @@ def local_refusals(service: DisaggService, gpus: int) -> Iterator[tuple[str, str
     yield from offload.refusals(service, () if gpus else tuple(Role))
     for role in Role:
         yield from _role(service, role)
-        yield from _executor(service, role, devices=gpus > 0)
         yield from _pipeline(service, role, devices=gpus > 0)
     yield from _local_router(service)
 
 
 def _model(service: DisaggService) -> Iterator[tuple[str, str]]:
     model = service.spec.model
-    if model.cache.claim is not None or model.cache.size is not None:
+    if model.cache.claim is not None:
         yield "spec.model.cache", "local engines use the hub cache of their user (HF_HOME); leave it out"
     if model.token_secret is not None:
         yield "spec.model.tokenSecret", "there are no Secrets on a single host; set HF_TOKEN where you call xpyd"
@@ -125,9 +122,6 @@ def _role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
 
 def _members(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
     """What an instance of several members cannot do yet, or never."""
-    if service.spec.role(which).parallelism.data > 1 and service.spec.engine.dp_step_sync == "shm":
-        reason = f"shm does not reach the ranks in other pods of {which}'s instances; write auto or rpc"
-        yield "spec.engine.dpStepSync", reason
     if service.spec.kv.transport == "shm":
         yield "spec.kv.transport", f"shm does not reach the other pods of {which}'s instances; write auto or tcp"
     if service.spec.kv.offload is not None:
@@ -141,14 +135,3 @@ def _pipeline(service: DisaggService, which: Role, *, devices: bool) -> Iterator
         reason = "vLLM for CPUs ends at the first request of several stages with --enforce-eager; leave that out or write 1"
         yield f"spec.{which}.parallelism.pipeline", reason
 
-
-def _executor(service: DisaggService, which: Role, *, devices: bool) -> Iterator[tuple[str, str]]:
-    """How a role with or without devices runs its workers."""
-    if service.spec.role(which).parallelism.executor != "ray":
-        return
-    if not devices:
-        reason = "vLLM has no ray for CPUs (current platform cpu does not support ray); write mp or leave it out"
-        yield f"spec.{which}.parallelism.executor", reason
-    for index, variable in enumerate(service.spec.engine.env):
-        if variable.name in RAY_OWNED:
-            yield f"spec.engine.env[{index}].name", f"{variable.name} is set by xpyd if the executor is ray; leave it out"

@@ -27,8 +27,6 @@ ENV_DP_TIMEOUT_S = "XPYD_DP_TIMEOUT_S"
 """Silence after which a data-parallel rank counts as dead."""
 ENV_QUEUE = "XPYD_QUEUE"
 """Which queue is under vLLM's executor of several processes: vllm (its own), or xpyd."""
-ENV_OPEN_PODS = "XPYD_OPEN_PODS"
-"""1: where members of a group cannot have the queue of xpyd, they may have vLLM's, which anybody can join."""
 ENV_API_KEY = "VLLM_API_KEY"
 """vLLM's own: an engine that has it answers nobody without that key, and routers send none."""
 
@@ -235,8 +233,6 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its private key, PEM, without a passphrase."""
     otlp_endpoint: str = ""
     """Where spans go (OTLP over HTTP, ``http://host:4318``); empty: nowhere."""
-    dashboard: bool = True
-    """Whether ``/dashboard`` is served."""
     request_timeout_s: float = 3600.0
     pair_timeout_s: float = 60.0
     """How long decode may wait for prefill's announcement."""

@@ -68,13 +68,13 @@ def memory_sizes(stated: int | None, token_bytes: int, load: StepLoad, *, device
         token_bytes: of KV.
         load: what decides.
         device: the cache is on one.
-        pool: bytes of ``kv.hostPool``, which are taken besides.
+        pool: bytes of ``host_pool_bytes``, which are taken besides.
 
     Raises:
         ConfigError: what was stated cannot be, on a machine with so little memory.
     """
     if load.memory and ((stated or 0) + pool) * load.ranks > load.memory:
-        raise ConfigError(f"{FIELD}.keep_bytes (kv.keep) and host_pool_bytes (kv.hostPool): {_mib(stated or 0)} and "
+        raise ConfigError(f"{FIELD}.keep_bytes (half of kv.memory) and host_pool_bytes: {_mib(stated or 0)} and "
                           f"{_mib(pool)} for each of {load.ranks} ranks are more than the {_mib(load.memory)} of memory "
                           "here; write less, or leave them out")
     if not device:

@@ -97,7 +97,7 @@ def check_sources() -> None:
     if differ:
         raise ConfigError(f"XPYD_DP_SYNC: vLLM {compat.version()} is not the one that step sync was written for: "
                           f"{', '.join(differ)} of vllm/v1/engine/core.py differ; "
-                          "set spec.engine.dpStepSync to auto or disabled")
+                          "with auto or disabled vLLM keeps the ranks in step")
 
 
 def sources() -> dict[str, str]:

@@ -28,7 +28,7 @@ def register() -> None:
     """Take the place of vLLM's queue where ``XPYD_QUEUE`` says so.
 
     With a vLLM that this was not written for, an engine on one host keeps vLLM's queue, and the log says why. An engine of
-    several members does not start, unless its service says that its pods may be open.
+    several members does not start.
 
     Raises:
         ConfigError: a setting is wrong, or this vLLM's queue would be open to others.
@@ -43,7 +43,7 @@ def register() -> None:
 
         patch.install(wanted)
     except ConfigError as error:
-        if wanted.life and not wanted.open_pods:
+        if wanted.life:
             raise ConfigError(f"{error}; over several pods vLLM's own queue is open to everybody who reaches it: use an "
-                              "engine.image that xpyd knows, or say allowOpenPods: true") from None
+                              "engine.image that xpyd knows") from None
         logger.warning("xpyd: vLLM's own queue is under its executor: %s", error)

@@ -13,7 +13,6 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import ConfigError
 
 WORDS: Final = ("vllm", "xpyd")
-OPEN: Final = ("", "0", "1")
 
 
 class QueueSettings(NamedTuple):
@@ -25,8 +24,6 @@ class QueueSettings(NamedTuple):
     """Where workers elsewhere reach this process; empty: where vLLM says."""
     life: str = ""
     """Of a group's engines; empty where the engine is no member of one."""
-    open_pods: bool = False
-    """The service has said that its pods may talk unauthenticated."""
 
 
 def read(environ: Mapping[str, str] = os.environ) -> QueueSettings | None:
@@ -40,11 +37,8 @@ def read(environ: Mapping[str, str] = os.environ) -> QueueSettings | None:
         raise ConfigError(f"{launch.ENV_QUEUE}: {word!r} is none of {', '.join(WORDS)}")
     if word == "vllm":
         return None
-    opened = environ.get(launch.ENV_OPEN_PODS, "")
-    if opened not in OPEN:
-        raise ConfigError(f"{launch.ENV_OPEN_PODS}: {opened!r} is neither 0 nor 1")
     life = environ.get(ENV_LIFE, "")
-    return QueueSettings(_key(environ, life), environ.get(launch.ENV_HOST, ""), life, opened == "1")
+    return QueueSettings(_key(environ, life), environ.get(launch.ENV_HOST, ""), life)
 
 
 def _key(environ: Mapping[str, str], life: str) -> ServiceKey | None:

@@ -90,8 +90,7 @@ class AdminPaths:
             "/health": probes.health, "/ping": probes.health, "/ready": probes.ready, "/metrics": probes.metrics,
             "/fleet": self._fleet, sample.PATH: self._sample, timeline.PATH: self._trace,
         }
-        if context.config.dashboard:
-            self._get |= {"/dashboard/data": self._data, **dict(_files_of_the_dashboard())}
+        self._get |= {"/dashboard/data": self._data, **dict(_files_of_the_dashboard())}
 
     def whose(self, headers: dict[bytes, bytes]) -> str | None:  # noqa: ARG002 (of an interface)
         """Nobody's in particular: there are no keys here."""
