@@ -42,7 +42,7 @@ def test_what_roles_speculate_with_is_passed_as_it_is_written() -> None:
 
 
 def test_the_connector_gets_the_kv_section() -> None:
-    one = service(kv={"transport": "tcp", "encryption": "enabled"})
+    one = service(kv={"transport": "tcp", "mode": "get", "encryption": "enabled"})
     config = json.loads(value(engine_args(one, Role.PREFILL, "m"), "--kv-transfer-config"))
     assert config["kv_connector"] == CONNECTOR_CLASS
     assert config["kv_role"] == "kv_both"
@@ -50,6 +50,7 @@ def test_the_connector_gets_the_kv_section() -> None:
     assert config["kv_connector_extra_config"]["xpyd"]["transport"] == "tcp"
     assert config["kv_connector_extra_config"]["xpyd"]["checksum"] == "enabled"
     assert config["kv_connector_extra_config"]["xpyd"]["encryption"] == "enabled"
+    assert config["kv_connector_extra_config"]["xpyd"]["mode"] == "get"
 
 
 def test_model_revision_and_served_name() -> None:
@@ -73,6 +74,7 @@ def test_environment_of_the_user() -> None:
         {"engine": {"args": ["--enforce-eager"]}},
         {"engine": {"env": [{"name": "A", "value": "1"}]}},
         {"kv": {"encryption": "enabled"}},
+        {"kv": {"mode": "put"}},
         {"kv": {"memory": "2Gi"}},
         {"model": {"source": "Qwen/Qwen3-8B", "revision": "v2"}},
         {"decode": {"args": ["--max-num-seqs", "8"]}},

@@ -20,6 +20,7 @@ def limit(memory: str) -> dict[str, Any]:
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"memory": "2Gi"}, "decode": limit("1Gi")}, "spec.decode.resources.limits.memory"),
     ({"kv": {"memory": "3Gi"}, "decode": limit("3Gi")}, "spec.decode.resources.limits.memory"),
+    ({"kv": {"memory": "2Gi", "mode": "get"}, "decode": limit("3Gi")}, "spec.decode.resources.limits.memory"),
     ({"decode": {"parallelism": {"pipeline": 2}, "args": ["--enforce-eager"], "resources": {}}},
      "spec.decode.parallelism.pipeline"),
     ({"decode": {"resources": {"limits": {"memory": "319Mi"}}}}, "spec.decode.resources.limits.memory"),

@@ -20,7 +20,6 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spec.engine.dpStepSync": "leave it out; data-parallel ranks agree through shared memory on one host, else by RPC",
     "spec.engine.queue": "leave it out; calls between pods go by xpyd's queue, which asks for the service's key, others "
                          "by vLLM's",
-    "spec.kv.mode": "leave it out; decode fetches at once, beside prefill's next steps, which was the default",
     "spec.kv.keep": "write spec.kv.memory, of which half is for copies that prefill keeps",
     "spec.kv.bufferSize": "write spec.kv.memory, of which half is for KV that decode has no place for yet",
     "spec.kv.hostPool": "write spec.kv.memory, which is all the host memory of a rank for KV on its way",

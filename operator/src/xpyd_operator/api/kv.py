@@ -31,6 +31,11 @@ class Kv(Part, frozen=True):
     `engine.image`). `auto` takes `shm` where a pair shares memory, else `rdma` where both sides have it, else `tcp`;
     never `nccl`. Set it to be refused instead of getting a slower link, or to rule one out.
     """
+    mode: Literal["put_async", "put", "get"] = "put_async"
+    """When decode fetches, and who waits: at once, beside prefill's next steps (`put_async`); at once, and prefill's step
+    waits for it, a quarter of a second at most (`put`); or when it has blocks (`get`). Set it to `get` where decode's host
+    has no memory for what comes early, and prefill's has: prefill keeps half of `memory` more.
+    """
     memory: Size | None = None
     """Host memory of each rank for KV on its way: half for copies that prefill holds until decode takes them (on
     devices 512Mi at least; what finds no room waits in prefill's cache and slows it down), half for KV that comes

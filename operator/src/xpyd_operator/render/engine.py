@@ -75,8 +75,8 @@ def engine_env(service: DisaggService) -> dict[str, str]:
 def kv_options(service: DisaggService, shared: str = "") -> KvOptions:
     """The connector's settings."""
     kv = service.spec.kv
-    return KvOptions(transport=kv.transport, shared_folder=shared, encryption=kv.sealed, keep_bytes=kv.keep_bytes,
-                     buffer_bytes=kv.buffer_bytes)
+    return KvOptions(transport=kv.transport, shared_folder=shared, mode=kv.mode, encryption=kv.sealed,
+                     keep_bytes=kv.keep_bytes, buffer_bytes=kv.buffer_bytes)
 
 
 def engine_revision(service: DisaggService, role: Role, model: str) -> Revision:

@@ -52,6 +52,7 @@ def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
     stated = kv_options(service).keep_bytes
     keep = max(stated or 0, DEVICE_KEEP_BYTES) if on_device else stated or KEEP_BYTES
     buffer = service.spec.kv.buffer_bytes or 0
+    keep += buffer if service.spec.kv.mode == "get" else 0
     transport = service.spec.kv.transport
     slots = NIXL_SLOT_BYTES if transport == "rdma" else 0
     ring = slots + (DEVICE_RING_BYTES if on_device and transport != "shm" else 0)  # shared memory is read into the device
