@@ -51,7 +51,7 @@ async def recorded_stream(f: RouterFleet, headers: dict[str, str]) -> int:
 
 
 def account(f: RouterFleet, name: str) -> Any:
-    found = f.context.quotas.of(name)
+    found = f.context.quotas.account(name)
     assert found is not None
     return found
 

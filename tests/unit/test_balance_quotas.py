@@ -112,23 +112,23 @@ def test_the_least_that_is_left_is_shown() -> None:
 
 def test_an_answer_is_expected_to_be_as_long_as_the_ones_before() -> None:
     one = account()
-    assert one.expected(10, 16) == 26
-    assert one.expected(10, 4096) == 266
+    assert one.expected_tokens(10, 16) == 26
+    assert one.expected_tokens(10, 4096) == 266
     for _ in range(200):
         one.settle(one.take(1, 0.0, NOON), 1, 50, 0.0, NOON)
-    assert 10 + 50 <= one.expected(10, 4096) <= 10 + 52
-    assert one.expected(0, 0) == 1
+    assert 10 + 50 <= one.expected_tokens(10, 4096) <= 10 + 52
+    assert one.expected_tokens(0, 0) == 1
 
 
 def test_other_limits_forget_neither_a_debt_nor_what_is_in_flight() -> None:
     quotas = Quotas()
     quotas.take_over([tenant(tokens_per_minute=60), tenant("b")], -BURST_S)
-    one = quotas.of("a")
+    one = quotas.account("a")
     assert one is not None
     taken = take(one, 1030, 0.0)
     assert taken is not None
     quotas.take_over([tenant(tokens_per_minute=600, in_flight=1)], 0.0)
-    assert (quotas.of("a"), quotas.of("b"), len(quotas)) == (one, None, 1)
+    assert (quotas.account("a"), quotas.account("b"), len(quotas)) == (one, None, 1)
     refusal = one.refusal(0.0, NOON)
     assert refusal is not None
     assert refusal.bound == "in_flight"
@@ -140,7 +140,7 @@ def test_other_limits_forget_neither_a_debt_nor_what_is_in_flight() -> None:
     assert one.standing(200.0, NOON) == (6000, 300, 27.0), "more room is not at once full"
     quotas.take_over([tenant()], 200.0)
     quotas.take_over([tenant(tokens_per_minute=60)], 200.0)
-    assert quotas.of("a") is one
+    assert quotas.account("a") is one
     assert one.standing(200.0, NOON) == (60, 30, 0.0)
 
 
@@ -207,7 +207,7 @@ def test_an_hour_of_a_flood_takes_its_limit_within_one_percent(seed: int) -> Non
             spent += ended[2] + max(0, ended[3])
         prompt = rng.randrange(10, 2000)
         if one.refusal(now, NOON) is None:
-            taken = one.take(one.expected(prompt, 4096), now, NOON)
+            taken = one.take(one.expected_tokens(prompt, 4096), now, NOON)
             running.append((now + rng.uniform(0.1, 20.0), taken, prompt, rng.randrange(1, 600)))
     assert abs(spent / (60_000 * 60) - 1) < 0.01, spent
 
@@ -216,7 +216,7 @@ def test_ten_thousand_tenants_are_kept_apart() -> None:
     quotas = Quotas()
     quotas.take_over([tenant(f"t{number}", tokens_per_minute=number + 1) for number in range(10_000)], 0.0)
     for number in random.Random(1).sample(range(10_000), 500):
-        one = quotas.of(f"t{number}")
+        one = quotas.account(f"t{number}")
         assert one is not None
         assert take(one, 10**6, 0.0) is not None
         assert take(one, 1, 0.0) is None

@@ -140,7 +140,7 @@ def test_a_tenants_key_is_compared_by_digests_that_nobody_can_make(tmp_path: Pat
         assert (key.encode() in keys) is (key in {made, "letmein"})
         assert len(seen) == 2
         assert {len(each) for pair in seen for each in pair} == {32}
-        known = {tenants.plain(key.encode()), tenants.peppered(pepper, key.encode())}
+        known = {tenants.plain(key.encode()), tenants.digest_with_pepper(pepper, key.encode())}
         assert not known & {each for pair in seen for each in pair}
 
 

@@ -88,7 +88,7 @@ def measured() -> dict[str, float]:
         one.end(now)
 
     out = {"key_us": best_us(lambda: keys.find(next(tokens)), TENANTS),
-           "key_of_before_us": best_us(lambda: keys.whose(next(headers)), TENANTS),
+           "key_of_before_us": best_us(lambda: keys.tenant_of(next(headers)), TENANTS),
            "request_us": best_us(request, TENANTS)}
     out["second_of_1000_busy_ms"] = best_us(turn_of(those, BUSY), 10) / 1000
     out["second_of_10000_busy_ms"] = best_us(turn_of(those, TENANTS), 10) / 1000

@@ -68,7 +68,7 @@ class Kv(Part, frozen=True):
         return None if self.shared_memory is None or self.transport not in ("auto", "shm") else self.shared_memory.host_path
 
     @property
-    def sealed(self) -> Literal["disabled", "enabled"]:
+    def engines_encrypt(self) -> Literal["disabled", "enabled"]:
         """What engines are told: whether they encrypt."""
         return "enabled" if self.encryption == "enabled" else "disabled"
 

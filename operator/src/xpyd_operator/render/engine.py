@@ -75,7 +75,7 @@ def engine_env(service: DisaggService) -> dict[str, str]:
 def kv_options(service: DisaggService, shared: str = "") -> KvOptions:
     """The connector's settings."""
     kv = service.spec.kv
-    return KvOptions(transport=kv.transport, shared_folder=shared, mode=kv.mode, encryption=kv.sealed,
+    return KvOptions(transport=kv.transport, shared_folder=shared, mode=kv.mode, encryption=kv.engines_encrypt,
                      keep_bytes=kv.keep_bytes, buffer_bytes=kv.buffer_bytes)
 
 

@@ -108,7 +108,8 @@ def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
         "model": without_defaults(spec.model),
         "engine": _without(without_defaults(spec.engine), ("startupTimeout", *(() if several else ("topology",)))),
         "role": _without(without_defaults(spec.role(role)), ("replicas", "scaling", "parallelism")),
-        "kv": _without(without_defaults(spec.kv), ("audit", *(("encryption",) if spec.kv.sealed == "disabled" else ()))),
+        "kv": _without(without_defaults(spec.kv),
+                       ("audit", *(("encryption",) if spec.kv.engines_encrypt == "disabled" else ()))),
         "router": router,
         "key": key_id,
     }

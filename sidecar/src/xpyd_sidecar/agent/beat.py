@@ -30,7 +30,7 @@ import msgspec
 from xpyd_sidecar.contract import fingerprint, speculation
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.core_steps import CoreSteps
-from xpyd_sidecar.contract.demand import RouterDemand, carried
+from xpyd_sidecar.contract.demand import RouterDemand, newest_demands
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.liveness import RestartWish
@@ -219,7 +219,7 @@ class Machine:
                 heard = [one for one in routers if now - one.heard < SILENT_BEATS * self._agent.heartbeat_s]
                 self._ejected_by = tuple(sorted({one.name for one in heard if one.ejected and one.name}))[:MAX_ROUTERS]
                 self._poisons = tuple(sorted({each for one in heard for each in one.poisons}))[:MAX_POISONS]
-                self._demands = carried(tuple(one.demand for one in heard if one.demand is not None))
+                self._demands = newest_demands(tuple(one.demand for one in heard if one.demand is not None))
                 if self._drain_since is not None and not self._drained:
                     reason = self._drain_progress(look, routers, now)
                     if self._drained:

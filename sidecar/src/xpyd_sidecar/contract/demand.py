@@ -38,7 +38,7 @@ class RouterDemand(msgspec.Struct, frozen=True, array_like=True):
     tenants: Annotated[tuple[TenantDemand, ...], msgspec.Meta(max_length=MAX_TOLD)] = ()
 
 
-def carried(said: tuple[RouterDemand, ...]) -> tuple[RouterDemand, ...]:
+def newest_demands(said: tuple[RouterDemand, ...]) -> tuple[RouterDemand, ...]:
     """What a beat tells of that which routers said: each has the same room, its first words go first."""
     some = tuple(sorted(said, key=lambda one: one.router))[:MAX_DEMANDING]
     most = MAX_CARRIED // max(1, len(some))

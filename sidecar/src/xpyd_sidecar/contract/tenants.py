@@ -140,7 +140,7 @@ def plain(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def peppered(pepper: bytes, key: bytes) -> bytes:
+def digest_with_pepper(pepper: bytes, key: bytes) -> bytes:
     """What ``hmac-sha256:`` is of."""
     return hmac.digest(pepper, key, "sha256")
 
@@ -160,7 +160,7 @@ def digest_of(key: str, service: ServiceKey | None = None) -> str:
     if service is None:
         raise ValueError("this key was not made by `xpyd keys new`, so its digest needs the service's key: somebody who "
                          "reads a plain one could find the key by trying")
-    return PEPPERED + peppered(pepper(service), raw).hex()
+    return PEPPERED + digest_with_pepper(pepper(service), raw).hex()
 
 
 def digest_bytes(said: str) -> tuple[bool, bytes]:

@@ -89,7 +89,7 @@ class RouterProcess:
         take, count = self.context.on_message, partial(self.context.observer.metrics.count, "membership_messages")
         self.members = HeartbeatListener(config.instance, take, count, self.context.watch.verdict,
                                         self.context.poison.refusals)
-        self.members.demand = self.context.wanted
+        self.members.demand = self.context.demand_words
         cert, key_file = self._config.tls_cert_file, self._config.tls_key_file
         self._certificate = Certificate(cert, key_file) if cert is not None and key_file is not None else None
         self.port = self.members_port = self.admin_port = 0

@@ -79,7 +79,7 @@ class SharedDemand:
         self._said: RouterDemand | None = None
         """What is told until the next turn."""
 
-    def hear(self, said: tuple[RouterDemand, ...], now: float, unix: float) -> None:
+    def take_words(self, said: tuple[RouterDemand, ...], now: float, unix: float) -> None:
         """What routers say, as an instance tells it."""
         for one in said:
             known = self._others.get(one.router)
@@ -98,7 +98,7 @@ class SharedDemand:
             del self._others[max(self._others, key=lambda name: now - self._others[name].heard)]
 
     def _note(self, known: dict[str, _ToldTenant], said: TenantDemand, day: int, now: float) -> None:
-        if self._quotas.of(said.tenant) is None:
+        if self._quotas.account(said.tenant) is None:
             return
         one = known.setdefault(said.tenant, _ToldTenant())
         if one.day != day:
@@ -108,7 +108,7 @@ class SharedDemand:
         one.wanted, one.heard, one.today = said.wanted, now, said.today
         self._touched.add(said.tenant)
 
-    def turn(self, now: float, unix: float) -> None:
+    def share(self, now: float, unix: float) -> None:
         """Called every second: work out demands and shares."""
         gap = max(0.001, now - self._turned) if self._turned else 1.0
         self._turned, self._said = now, None
@@ -134,11 +134,11 @@ class SharedDemand:
             found[name] = found.get(name, 0.0) + (1 - keep) * account.wanted * 60 / gap
             account.wanted = 0
         self._wanted = {name: wanted for name, wanted in found.items()
-                        if wanted >= LEAST and self._quotas.of(name) is not None}
+                        if wanted >= LEAST and self._quotas.account(name) is not None}
 
     def _give(self, name: str, here: list[_OtherRouter], now: float, day: int) -> bool:
         """Give a tenant its share here; whether anybody wants something of it, or has given out some of it today."""
-        account = self._quotas.of(name)
+        account = self._quotas.account(name)
         if account is None:
             return False
         elsewhere, mine, theirs = 0, self._wanted.get(name, 0.0), 0.0
@@ -160,7 +160,7 @@ class SharedDemand:
             if now - router.heard >= FORGET_S:
                 del self._others[name]
 
-    def told(self, unix: float) -> RouterDemand:
+    def own_words(self, unix: float) -> RouterDemand:
         """What this router tells the others: the same until its next turn."""
         if self._said is None:
             self._said = RouterDemand(self._name, int(unix * 1000), self._words())
@@ -176,4 +176,4 @@ class SharedDemand:
             names += (rest[at:] + rest[:at])[:room]
             self._told += room
         return tuple([TenantDemand(name, round(self._wanted[name]), account.today) for name in names
-                      if (account := self._quotas.of(name)) is not None])
+                      if (account := self._quotas.account(name)) is not None])

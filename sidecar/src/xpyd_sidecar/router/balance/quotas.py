@@ -119,7 +119,7 @@ class TenantAccount:
 
     # ---- requests
 
-    def expected(self, prompt: int, answer: int) -> int:
+    def expected_tokens(self, prompt: int, answer: int) -> int:
         """Tokens that a request is expected to take. ``answer``: of the longest answer that it may have."""
         return max(1, prompt + min(answer, math.ceil(self.usual)))
 
@@ -223,6 +223,6 @@ class Quotas:
         found, self._wanting = list(self._wanting.values()), {}
         return found
 
-    def of(self, name: str) -> TenantAccount | None:
+    def account(self, name: str) -> TenantAccount | None:
         """The account of a tenant; None: it is none any more."""
         return self._accounts.get(name)

@@ -91,7 +91,8 @@ class TenantKeys:
     def find(self, token: bytes) -> Tenant | None:
         """Whose key it is; None: nobody's. A plain digest is of no use to a key that could have been guessed from it."""
         made, found = tenants.was_made(token), None
-        for known, raw in ((self._plain, tenants.plain(token)), (self._peppered, tenants.peppered(self._pepper, token))):
+        for known, raw in ((self._plain, tenants.plain(token)),
+                           (self._peppered, tenants.digest_with_pepper(self._pepper, token))):
             digest = _digest(raw)
             right, whose = known.get(digest[:_BEGINNING], (_NOBODYS, None))
             if hmac.compare_digest(digest, right) and (made or known is self._peppered):
@@ -100,9 +101,9 @@ class TenantKeys:
 
     def shown_by(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a request shows one of them."""
-        return self.whose(headers) is not None
+        return self.tenant_of(headers) is not None
 
-    def whose(self, headers: Mapping[bytes, bytes]) -> Tenant | None:
+    def tenant_of(self, headers: Mapping[bytes, bytes]) -> Tenant | None:
         """The tenant whose key a request shows; None: nobody's."""
         header = shown(headers)
         one = self._known.get(header)
@@ -187,7 +188,7 @@ class ClientKeys:
 
     def tenant(self, headers: Mapping[bytes, bytes]) -> Tenant | None:
         """Whose key a request shows that was let in; None where keys have no tenants, or none has it any more."""
-        return self.keys.whose(headers) if isinstance(self.keys, TenantKeys) else None
+        return self.keys.tenant_of(headers) if isinstance(self.keys, TenantKeys) else None
 
     def name(self, headers: Mapping[bytes, bytes]) -> str:
         """What the client of a request that was let in is known by: its tenant's name, else its key; empty: no key is
@@ -196,7 +197,7 @@ class ClientKeys:
         if self._path is None:
             return ""
         if isinstance(self.keys, TenantKeys):
-            one = self.keys.whose(headers)
+            one = self.keys.tenant_of(headers)
             return "" if one is None else one.name
         return _token(shown(headers))
 

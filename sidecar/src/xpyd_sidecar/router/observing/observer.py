@@ -163,7 +163,7 @@ class RouterObserver:
     def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str, *, tenant: str = "") -> None:
         """A request ended before it was served: count it, and log it. ``tenant``: whose it was."""
         if tenant:
-            self._tenants.unserved(tenant, outcome)
+            self._tenants.count_unserved(tenant, outcome)
         api, passed = route.api or "", passed_outcome(outcome, "")
         if route.way is RouteKind.PASSED:
             self.passed(route.path, passed)
@@ -204,7 +204,7 @@ class RouterObserver:
             if record.path:
                 self.passed(record.path, passed_outcome(record.outcome, record.ended_as))
             if record.tenant and record.outcome != HELD:
-                self._tenants.over(record)
+                self._tenants.count_served(record)
         self._unsettled += generated
         self._recent += generated
         if len(self._unsettled) >= MAX_UNSETTLED:

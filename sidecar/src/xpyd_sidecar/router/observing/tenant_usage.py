@@ -37,7 +37,7 @@ class TenantUsage:
         self._names.add(tenant)
         return tenant
 
-    def over(self, record: Record) -> None:
+    def count_served(self, record: Record) -> None:
         """A request of a tenant that was served is over."""
         tenant, count = self._label(record.tenant), self._count
         count("tenant_requests", tenant, record.outcome)
@@ -46,6 +46,6 @@ class TenantUsage:
             if tokens > 0:
                 count("tenant_tokens", tenant, kind, by=tokens)
 
-    def unserved(self, tenant: str, outcome: str) -> None:
+    def count_unserved(self, tenant: str, outcome: str) -> None:
         """One was refused before, or went."""
         self._count("tenant_requests", self._label(tenant), outcome)

@@ -146,7 +146,7 @@ def _go_on(one: Accepted, waited_s: float = 0.0) -> RequestHandler:
     if passes and context.room(alone=alone):
         return _begin(one)
     handler = line.enter(QueuedRequest(
-        line, one.reply, key, asks.priority, asks.weighed(asks.tokens.total), alone=alone,
+        line, one.reply, key, asks.priority, asks.weighed_tokens(asks.tokens.total), alone=alone,
         room=lambda: context.room(alone=alone), serve=partial(_turn, one), unserved=one.unserved))
     if alone:
         line.moved()  # those before it may wait for prefill
@@ -158,7 +158,7 @@ def _hold(one: Accepted) -> RequestHandler:
     context, asks, body = one.context, one.asks, len(one.request.body)
     asks.held = True
     return context.hold.enter(HeldRequest(
-        context.hold, one.reply, one.key, asks.priority, asks.weighed(asks.tokens.total), alone=asks.alone,
+        context.hold, one.reply, one.key, asks.priority, asks.weighed_tokens(asks.tokens.total), alone=asks.alone,
         size=body + asks.reserves(body), streams=asks.stream and not asks.opaque, wakes=asks.wakes,
         serve=partial(_go_on, one), unserved=one.unserved))
 
@@ -182,7 +182,7 @@ def serve(one: Accepted, *, picks: Selection, waited: bool = False) -> Serving:
         record.arrived_unix -= asks.waited_s
     context.generating += asks.generating
     context.servings.add(serving)
-    context.line.begun(key, asks.weighed(asks.tokens.total), waited=waited)
+    context.line.begun(key, asks.weighed_tokens(asks.tokens.total), waited=waited)
     if asks.tenancy is not None:
         record.tenant, record.model = asks.tenancy.tenant.name, asks.model or context.config.model
     if record.api:
@@ -202,7 +202,7 @@ def _tenancy(context: RequestContext, request: HttpRequest, reply: Reply) -> Ten
     if not context.clients.tenants:
         return None
     tenant = context.clients.tenant(request.headers)
-    account = None if tenant is None else context.quotas.of(tenant.name)
+    account = None if tenant is None else context.quotas.account(tenant.name)
     if tenant is None or account is None:
         raise auth.unknown(request.headers)
     tenancy = TenantRequest(tenant, account, context.quotas)

@@ -115,7 +115,7 @@ class Asks(ABC):
         """Whether decode does all of it."""
         return bool(self.skips)
 
-    def weighed(self, tokens: int) -> int:
+    def weighed_tokens(self, tokens: int) -> int:
         """What so many tokens count for where requests wait: less where its tenant has a larger weight."""
         return tokens if self.tenancy is None else -(-tokens // self.tenancy.tenant.weight)
 
@@ -279,7 +279,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
                 self._context.observer.metrics.cached(leg.cached, actual)
         if self._asks.tenancy is not None and (leg.send.role is Role.PREFILL or leg.send.params is None):
             self._record.cached_tokens = answers.cached_tokens(body)
-            self._asks.tenancy.prefilled(body)
+            self._asks.tenancy.note_prefill_usage(body)
         _computed(leg)
 
     def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
@@ -312,7 +312,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
         """The request is over. ``connection``: of its client."""
         record, asks, context = self._record, self._asks, self._context
         used = spent(asks.tokens, record.prompt_tokens, record.tokens, whole=record.outcome == "ok", sent=bool(record.legs))
-        context.line.over(self._key, asks.weighed(asks.tokens.total), asks.weighed(used))
+        context.line.over(self._key, asks.weighed_tokens(asks.tokens.total), asks.weighed_tokens(used))
         if asks.tenancy is not None and record.outcome != HELD:
             asks.tenancy.end(context.loop.time(), record)
         if record.api and record.tokens >= 0 and record.outcome == "ok":

@@ -151,12 +151,12 @@ class RequestContext:
         """A heartbeat or a goodbye: as ``FleetWatch``'s, and what it says of other routers' tenants."""
         in_flight = self.watch.on_message(message)
         if isinstance(message, Heartbeat) and message.demands and len(self.quotas):
-            self.demand.hear(message.demands, self.loop.time(), time())
+            self.demand.take_words(message.demands, self.loop.time(), time())
         return in_flight
 
-    def wanted(self) -> RouterDemand | None:
+    def demand_words(self) -> RouterDemand | None:
         """What other routers are told of tenants; None: there are none."""
-        return self.demand.told(time()) if len(self.quotas) else None
+        return self.demand.own_words(time()) if len(self.quotas) else None
 
     def band(self, tenant: Tenant | None = None) -> PriorityBand:
         """The priorities that clients may have; a tenant's own, where there are tenants."""
@@ -246,7 +246,7 @@ class RequestContext:
         if self.audits is not None:
             self.audits.tick()
         if len(self.quotas):
-            self.demand.turn(now, time())
+            self.demand.share(now, time())
         self.observer.turn()
         for member in self.roster.members():
             member.work_since = math.inf

@@ -62,7 +62,7 @@ class TenantRequest:
         """Take what it is expected to take."""
         account = self.account
         self._expected = expected
-        tokens = account.expected(expected.prompt, expected.answer)
+        tokens = account.expected_tokens(expected.prompt, expected.answer)
         self._quotas.want(account, tokens)
         self._taken = account.take(tokens, now, time())
 
@@ -74,7 +74,7 @@ class TenantRequest:
         return (b"x-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d\r\nx-ratelimit-reset-tokens: %.3fs\r\n"
                 % (left.limit, left.remaining, left.reset_s))
 
-    def prefilled(self, body: bytes) -> None:
+    def note_prefill_usage(self, body: bytes) -> None:
         """Prefill has answered: how long the prompt is."""
         self._prompt = max(self._prompt, answers.lengths(body)[0])
 
