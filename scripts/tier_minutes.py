@@ -76,7 +76,7 @@ def sentence(records: list[dict[str, Any]]) -> str:
     said = []
     for speed in SPEEDS:
         for building in (False, True):
-            of_kind = [one for one in records if one["speed"] == speed and builds(one) == building]
+            of_kind = [one for one in records if one["speed"] == speed and tier_budget.has_built(one) == building]
             if of_kind:
                 wall_s = statistics.median(one["wall_s"] for one in of_kind)
                 building_too = " with a Kubernetes to build" if building else ""
@@ -84,11 +84,6 @@ def sentence(records: list[dict[str, Any]]) -> str:
     if not said:
         return "No whole run is recorded yet."
     return f"Recorded on {records[-1]['processors']} processors: {', '.join(said)}."
-
-
-def builds(run: dict[str, Any]) -> bool:
-    """Whether a run had to build a Kubernetes."""
-    return tier_budget.limit_s(run) == tier_budget.LIMIT_BUILDING_S
 
 
 def help_lines(records: list[dict[str, Any]]) -> list[str]:
@@ -112,7 +107,7 @@ def over(records: list[dict[str, Any]]) -> list[str]:
     """Recorded runs of ``make test`` that together exceed the budget of the whole, by whether they had to build."""
     said = []
     for building, most in ((False, tier_budget.LIMIT_S), (True, tier_budget.LIMIT_BUILDING_S)):
-        walls = [one["wall_s"] for one in records if one["speed"] == "test" and builds(one) == building]
+        walls = [one["wall_s"] for one in records if one["speed"] == "test" and tier_budget.has_built(one) == building]
         if walls and statistics.median(walls) > most:
             said.append(f"make test takes {statistics.median(walls) / 60:.1f} minutes in the median of {len(walls)} "
                         f"recorded runs, and may take {most / 60:.0f}")

@@ -30,6 +30,7 @@ def uids(team: Team) -> set[str]:
     return {pod["metadata"]["uid"] for pod in team.pods()}
 
 
+@pytest.mark.test_all
 async def test_the_api_server_is_away_for_a_while(team: Team) -> None:
     await team.apply(team.document(decode=2))
     await team.wait_settled("1P2D")

@@ -138,6 +138,7 @@ async def test_on_a_node_that_is_lost_a_group_that_serves_stays_and_one_that_doe
     await team.wait_settled("1P4D")
 
 
+@pytest.mark.test_all
 async def test_an_eviction_makes_the_others_of_its_group_free_to_go_and_no_other_group(team: Team) -> None:
     team.agent.script = lambda _: Script(drain_s=15.0)
     await team.apply(document(team))

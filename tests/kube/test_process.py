@@ -116,6 +116,7 @@ async def test_the_shipped_deployment_passes_pod_security(installed: LightCluste
     await asyncio.to_thread(wait_until, made, 120, "both pods of the Deployment are admitted")
 
 
+@pytest.mark.test_all
 async def test_one_leads_and_the_other_takes_over(installed: LightCluster, operators: Operators) -> None:
     one, other = await leader_of(operators), operators.make()
     await other.start()
@@ -145,6 +146,7 @@ async def test_one_leads_and_the_other_takes_over(installed: LightCluster, opera
         print(f"lease failover: {took_s:.1f} s after kill -9, {handed_s:.1f} s after SIGTERM")
 
 
+@pytest.mark.test_all
 async def test_an_upgrade_and_its_rollback_restart_no_engine(installed: LightCluster, operators: Operators) -> None:
     """As the Deployment rolls: a new process follows, the old one ends and hands the Lease on, while the count changes."""
     leader = await leader_of(operators)
@@ -192,6 +194,7 @@ async def test_a_leader_that_slept_through_its_lease_works_no_more(operators: Op
     assert await leads(other)
 
 
+@pytest.mark.test_all
 async def test_crds_come_after_the_operator_go_and_come_back(installed: LightCluster, operators: Operators) -> None:
     crds = str(ROOT / "crds")
     await asyncio.to_thread(installed.kubectl, "delete", "-f", crds, "--wait=true")
