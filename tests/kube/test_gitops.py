@@ -175,7 +175,7 @@ async def test_while_nodes_are_on_their_way_for_six_minutes_both_say_that_it_is_
     document = team.document()
     document["metadata"]["namespace"] = team.namespace
     await team.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(document))
-    await team.wait(lambda: bool(team.pods()), "pods are made")
+    await team.wait(lambda: bool(team.pods()) and team.current(), "pods are made, and the document was seen")
     end, looks = time.monotonic() + NODES_S, 0
     while time.monotonic() < end:
         verdict = judge.of(team.of("DisaggService")["qwen"], document)
