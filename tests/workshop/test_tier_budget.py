@@ -71,8 +71,8 @@ def test_ten_minutes_of_sleep_more_in_a_tier_are_told(tier: str) -> None:
 def test_a_slower_machine_exceeds_nothing_and_what_grows_on_it_is_told() -> None:
     slower = {tier: (1.6 * wall, 1.6 * processor) for tier, (wall, processor) in USUAL.items()}
     assert over(run(1790.0, **slower)) == []
-    assert over(run(1.4 * 1790.0, **slower)) == []
-    assert over(run(1.4 * 1810.0, **slower)) == ["OVER BUDGET: the whole takes too long"], "however slow it is"
+    assert over(run(budget.MOST_PACE * 1790.0, **slower)) == []
+    assert over(run(budget.MOST_PACE * 1810.0, **slower)) == ["OVER BUDGET: the whole takes too long"], "however slow it is"
     grown = slower | {"nixl": (slower["nixl"][0], slower["nixl"][1] + 600.0)}
     assert [line.split()[2] for line in over(run(1790.0, **grown))] == ["nixl"]
 
