@@ -232,11 +232,5 @@ def test_requests_go_on_without_the_api_server(service: ServiceInCluster) -> Non
 
 def test_nothing_is_left_of_a_deleted_service(service: ServiceInCluster) -> None:
     service.kubectl("delete", "dsvc", service.name, "--timeout=150s", timeout_s=160)
-    kinds = "pods,services,secrets,networkpolicies,poddisruptionbudgets,disaggpools,deployments,endpointslices,configmaps"
-
-    def left() -> list[str]:
-        names = [f"{item['kind']} {item['metadata']['name']}" for item in service.get(kinds)["items"]]
-        return [name for name in names if name != "ConfigMap kube-root-ca.crt"]
-
-    wait_until(lambda: not left(), 300, "nothing is left")
-    assert left() == []
+    wait_until(lambda: not service.left(), 300, "nothing is left")
+    assert service.left() == []

@@ -20,6 +20,8 @@ from xpyd_sidecar.contract.ids import join_host_port
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOAD = ROOT / "e2e" / "inside" / "load.py"
 MODEL = ROOT / "examples" / "model" / "weights"
+CHILDREN = "pods,services,secrets,networkpolicies,poddisruptionbudgets,disaggpools,deployments,endpointslices,configmaps"
+"""Kinds of what a service may leave in its namespace."""
 ENV = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Of engines. By default vLLM would pin those of all pods to the same core."""
 LEAST = 10
@@ -180,6 +182,20 @@ class ServiceInCluster:
             operator = ("-n", "xpyd-system", "-l", "app.kubernetes.io/name=xpyd-operator")
             parts.append(self.cluster.kubectl("logs", *operator, "--tail=30", "--prefix")[-6000:])
         return "\n".join(parts)
+
+    def status(self) -> Any:
+        """Of the DisaggService; empty while nobody has written one."""
+        return self.get(f"dsvc/{self.name}").get("status") or {}
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """One of its conditions; with empty values where there is none of that kind."""
+        found = (each for each in self.status().get("conditions", ()) if each["type"] == kind)
+        return next(found, {"status": "", "reason": "", "message": ""})
+
+    def left(self) -> list[str]:
+        """What is there in the namespace, but for what every namespace has."""
+        names = [f"{item['kind']} {item['metadata']['name']}" for item in self.get(CHILDREN)["items"]]
+        return [name for name in names if name != "ConfigMap kube-root-ca.crt"]
 
     def pods(self, role: str | None = None) -> list[str]:
         """Names of the engine pods that are not ending, by name."""

@@ -80,15 +80,6 @@ class Upgraded(ServiceInCluster):
         selector = f"xpyd.dev/service={self.name},app.kubernetes.io/component=engine"
         return {pod["metadata"]["name"]: package_of(pod) for pod in self.get("pods", "-l", selector)["items"]}
 
-    def status(self) -> Any:
-        """Of the DisaggService."""
-        return self.get(f"dsvc/{self.name}").get("status") or {}
-
-    def condition(self, kind: str) -> dict[str, Any]:
-        """One of its conditions."""
-        found = (each for each in self.status().get("conditions", ()) if each["type"] == kind)
-        return next(found, {"message": "", "reason": ""})
-
 
 def package_of(pod: Any) -> str:
     """Image of the init container that brings the package."""

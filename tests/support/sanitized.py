@@ -13,6 +13,7 @@ sanitizers; every fault ends the process. Each extension counts which ways its c
 from __future__ import annotations
 
 import ast
+import math
 import os
 import shlex
 import shutil
@@ -123,17 +124,22 @@ def library(name: str) -> str:
 
 def tests_of_c(*folders: Path) -> list[Path]:
     """Test files whose imports reach an extension, over however many modules."""
-    files = (path for folder in folders or FOLDERS for path in sorted(folder.glob("test_*.py")))
-    return [path for path in files if _steps_to_c(path) is not None]
+    return _tests_within(math.inf, folders)
 
 
 def near_tests_of_c(*folders: Path) -> list[Path]:
     """Those of ``tests_of_c`` that import an extension, or a module that imports one."""
-    return [path for path in tests_of_c(*folders) if (_steps_to_c(path) or 0) <= NEAR]
+    return _tests_within(NEAR, folders)
 
 
-def _steps_to_c(path: Path) -> int | None:
-    """How many imports lead from a file to the nearest extension; None where none does."""
+def _tests_within(steps: float, folders: tuple[Path, ...]) -> list[Path]:
+    files = (path for folder in folders or FOLDERS for path in sorted(folder.glob("test_*.py")))
+    return [path for path in files if _steps_to_c(path) <= steps]
+
+
+@cache
+def _steps_to_c(path: Path) -> float:
+    """How many imports lead from a file to the nearest extension; NaN, which is below nothing, where none does."""
     seen, left, steps = {path}, {path}, 0
     while left:
         if any(one.suffix == ".c" for one in left):
@@ -141,7 +147,7 @@ def _steps_to_c(path: Path) -> int | None:
         left = {found for one in left for found in _imports(one)} - seen
         seen |= left
         steps += 1
-    return None
+    return math.nan
 
 
 @cache

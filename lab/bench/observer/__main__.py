@@ -5,15 +5,13 @@ Everything runs in one thread, as in the router; figures are processor time, the
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from beats import SERVICE, beat
+from lab.bench.processor_time import ROUNDS, best_us, run_command
 from records import leg, record
 
 from xpyd_sidecar.contract.ids import Role
@@ -24,7 +22,6 @@ from xpyd_sidecar.router.observing.observer import RouterObserver
 from xpyd_sidecar.router.observing.record import Record
 
 RESULTS = Path(__file__).resolve().parents[3] / "bench/results" / "observer.json"
-ROUNDS = 7
 REQUESTS = 20_000
 PREFILLS, DECODES = 16, 16
 
@@ -35,6 +32,10 @@ class NoTimers(asyncio.AbstractEventLoop):
     def call_later(self, *_: object, **__: object) -> None:  # type: ignore[override]
         """Nothing comes of it."""
 
+    def time(self) -> float:
+        """As an event loop's."""
+        return time.monotonic()
+
 
 def made(number: int) -> Record:
     """A stream of 128 tokens through one of 256 pairs; times differ from request to request."""
@@ -43,17 +44,6 @@ def made(number: int) -> Record:
     return record(leg(Role.PREFILL, f"p{number % PREFILLS}", 1, 10.0, 10.04, 10.04),
                   leg(Role.DECODE, f"d{number // PREFILLS % DECODES}", 1, 10.0, first, end),
                   first_at=first, last_at=end, tokens=128, bytes=33_000, arrived_unix=time.time())
-
-
-def best_us(work: Callable[[], object], times: int) -> float:
-    """Processor time of one turn, microseconds, the best of several rounds."""
-    found = []
-    for _ in range(ROUNDS):
-        began = time.process_time()
-        for _ in range(times):
-            work()
-        found.append((time.process_time() - began) / times * 1e6)
-    return min(found)
 
 
 def measured() -> dict[str, float]:
@@ -68,7 +58,7 @@ def measured() -> dict[str, float]:
     each = iter(records * (2 * ROUNDS))
 
     def one() -> None:
-        observer.opened(1000)
+        observer.opened(1000, "")
         observer.over(next(each))
 
     out = {"request_us": best_us(one, REQUESTS)}
@@ -88,19 +78,7 @@ def measured() -> dict[str, float]:
     out["fleet_ms"] = best_us(fleet, 20) / 1000
     out["fleet_kib"] = len(fleet()) / 1024
     out["dashboard_first_ms"] = best_us(lambda: msgspec.json.encode(observer.history.since(0)), 20) / 1000
-    return {name: round(value, 3) for name, value in out.items()}
+    return out
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description="What metrics, history and the dashboard cost the router.")
-    parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name}")
-    args = parser.parse_args()
-    figures = measured()
-    for name, value in figures.items():
-        print(f"{name:24} {value:10.3f}")
-    if args.write:
-        RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
-
-
-main()
+run_command("What metrics, history and the dashboard cost the router.", RESULTS, measured)

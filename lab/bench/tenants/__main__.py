@@ -6,12 +6,12 @@ Everything runs in one thread, as in the router; figures are processor time, the
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from lab.bench.processor_time import best_us, run_command
 
 from xpyd_sidecar.contract import tenants
 from xpyd_sidecar.contract.demand import MAX_TOLD, RouterDemand, TenantDemand
@@ -24,21 +24,9 @@ from xpyd_sidecar.router.http.auth import TenantKeys
 from xpyd_sidecar.router.serving.tenancy import TenantRequest
 
 RESULTS = Path(__file__).resolve().parents[3] / "bench/results" / "tenants.json"
-ROUNDS = 7
 TENANTS = tenants.MAX_TENANTS
 BUSY = 1_000
 """Tenants that ask within a second."""
-
-
-def best_us(work: Callable[[], object], times: int) -> float:
-    """Processor time of one turn, microseconds, the best of several rounds."""
-    found = []
-    for _ in range(ROUNDS):
-        began = time.process_time()
-        for _ in range(times):
-            work()
-        found.append((time.process_time() - began) / times * 1e6)
-    return min(found)
 
 
 def turn_of(those: Sequence[Tenant], busy: int) -> Callable[[], None]:
@@ -50,13 +38,13 @@ def turn_of(those: Sequence[Tenant], busy: int) -> Callable[[], None]:
     def turn() -> None:
         at = next(second)
         for tenant in those[:busy]:
-            account = quotas.of(tenant.name)
+            account = quotas.account(tenant.name)
             assert account is not None
             quotas.want(account, 100)
         words = tuple(TenantDemand(tenant.name, 100, at) for tenant in those[:MAX_TOLD])
-        shared.hear(tuple(RouterDemand(f"r{number}", at, words) for number in (1, 2, 3)), float(at), float(at))
-        shared.turn(float(at), float(at))
-        shared.told(float(at))
+        shared.take_words(tuple(RouterDemand(f"r{number}", at, words) for number in (1, 2, 3)), float(at), float(at))
+        shared.share(float(at), float(at))
+        shared.own_words(float(at))
 
     return turn
 
@@ -78,7 +66,7 @@ def measured() -> dict[str, float]:
 
     def request() -> None:
         tenant, now = next(names), next(clock)
-        account = quotas.of(tenant.name)
+        account = quotas.account(tenant.name)
         assert account is not None
         one = TenantRequest(tenant, account, quotas)
         assert one.begin(now, 0) is None
@@ -94,19 +82,7 @@ def measured() -> dict[str, float]:
     out["second_of_10000_busy_ms"] = best_us(turn_of(those, TENANTS), 10) / 1000
     out["document_ms"] = best_us(lambda: TenantKeys(tenants.decode(document), b""), 1) / 1000
     out["document_kib"] = len(document) / 1024
-    return {name: round(value, 3) for name, value in out.items()}
+    return out
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description="What 10,000 tenants cost a router.")
-    parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name}")
-    args = parser.parse_args()
-    figures = measured()
-    for name, value in figures.items():
-        print(f"{name:24} {value:10.3f}")
-    if args.write:
-        RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
-
-
-main()
+run_command("What 10,000 tenants cost a router.", RESULTS, measured)

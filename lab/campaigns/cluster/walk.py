@@ -30,7 +30,6 @@ SEEN_S = 300.0
 """For what the operator says of a change; engines have ``START_S`` of their own."""
 CORE_S = 600.0
 """Until an engine whose core stands still is restarted and serves: it must be silent for two minutes first."""
-LEFT = "pods,services,secrets,networkpolicies,poddisruptionbudgets,disaggpools,deployments,configmaps"
 STOP_CORE = """
 import os, signal
 found = []
@@ -63,21 +62,10 @@ class WalkedService(ServiceInCluster):
         """As ``spec`` is now."""
         return {**super().document(), "spec": self.spec}
 
-    def condition(self, kind: str) -> dict[str, str]:
-        """Of the DisaggService; with empty values where there is none of that kind."""
-        status = self.get(f"dsvc/{self.name}").get("status") or {}
-        found = (one for one in status.get("conditions", ()) if one["type"] == kind)
-        return next(found, {"status": "", "reason": "", "message": ""})
-
     def restarts(self, pod: str) -> int:
         """Of the engine's container."""
         states = self.get(f"pod/{pod}")["status"]["containerStatuses"]
         return int(next(one["restartCount"] for one in states if one["name"] == "main"))
-
-    def left(self) -> list[str]:
-        """What is there in the namespace, but for what every namespace has."""
-        names = [f"{item['kind']} {item['metadata']['name']}" for item in self.get(LEFT)["items"]]
-        return [name for name in names if name != "ConfigMap kube-root-ca.crt"]
 
 
 @pytest.fixture
@@ -138,7 +126,7 @@ def test_the_life_of_a_service(walk: WalkedService, operator: FullCluster, image
         image = walk.spec["engine"]["image"]
         walk.spec["engine"]["image"] = "registry.invalid/nothing:1"
         walk.apply()
-        wait_until(lambda: "registry.invalid/nothing:1" in json.dumps(walk.get(f"dsvc/{walk.name}")["status"]), SEEN_S,
+        wait_until(lambda: "registry.invalid/nothing:1" in json.dumps(walk.status()), SEEN_S,
                    "the status names the image")
         assert walk.condition("Ready")["status"] == "True", "the pods of before go on"
         walk.spec["engine"]["image"] = image

@@ -197,7 +197,7 @@ class ClientKeys:
         if self._path is None:
             return ""
         if isinstance(self.keys, TenantKeys):
-            one = self.keys.tenant_of(headers)
+            one = self.tenant(headers)
             return "" if one is None else one.name
         return _token(shown(headers))
 
